@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is reported about one layer's loss scale in one iteration."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional
+
+from .statistics import ArrayStatistics
+
+
+class LayerRecord(NamedTuple):
+    """One decision about one layer, handed to `AdaLossConfig.recorder`.
+
+    Attributes:
+        iteration: iteration the scale is applied in.
+        layer: name of the layer.
+        alpha: the scale applied to the layer's input gradient.
+        unbounded: what the method gave, before bounds, overflow guard and power of two.
+        previous_scale: S, the accumulated scale of the arriving output gradient.
+        accumulated_scale: S * alpha, the scale that the input gradient carries.
+        fan_in: K, number of products summed into one element of the input gradient.
+        g: statistics of the output gradient, S included; None when the method did not ask for them.
+        weight: statistics of the weight; None where there is no weight or the method did not ask.
+    """
+
+    iteration: int
+    layer: str
+    alpha: float
+    unbounded: float
+    previous_scale: float
+    accumulated_scale: float
+    fan_in: float
+    g: Optional[ArrayStatistics]
+    weight: Optional[ArrayStatistics]

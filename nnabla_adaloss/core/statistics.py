@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the loss scale methods need to know about an array, gathered in one pass."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class ArrayStatistics(NamedTuple):
+    """Sums and extremes of an array's finite elements, as Python numbers.
+
+    Infinities and NaNs are counted in `nonfinite` and left out of everything else, so that one NaN does not
+    hide the rest of a report. Code that decides anything looks at `nonfinite` first.
+
+    Attributes:
+        count: number of elements, non-finite ones included.
+        sum: sum of the finite elements (float64).
+        sum_of_squares: sum of the squares of the finite elements (float64).
+        abs_max: largest finite magnitude; 0.0 when there is none.
+        abs_min: smallest non-zero finite magnitude; 0.0 when there is none.
+        zeros: number of elements equal to zero, -0.0 included.
+        nonfinite: number of infinities and NaNs.
+
+    Example:
+        >>> statistics_of(np.array([1.0, -2.0, 0.0, np.nan]))
+        ArrayStatistics(count=4, sum=-1.0, sum_of_squares=5.0, abs_max=2.0, abs_min=1.0, zeros=1, nonfinite=1)
+    """
+
+    count: int
+    sum: float
+    sum_of_squares: float
+    abs_max: float
+    abs_min: float
+    zeros: int
+    nonfinite: int
+
+    @property
+    def finite(self) -> bool:
+        """True when no element is an infinity or a NaN."""
+        return not self.nonfinite
+
+    @property
+    def mean(self) -> float:
+        """Mean of the finite elements; 0.0 when there is none."""
+        finite = self.count - self.nonfinite
+        return self.sum / finite if finite else 0.0
+
+    @property
+    def mean_square(self) -> float:
+        """M(X) = std(X)^2 + mean(X)^2, the mean of the squares of the finite elements."""
+        finite = self.count - self.nonfinite
+        return self.sum_of_squares / finite if finite else 0.0
+
+    @property
+    def std(self) -> float:
+        """Population standard deviation of the finite elements.
+
+        It is the difference of two sums, so it keeps no digits when it is below 1e-8 of the mean.
+        """
+        return math.sqrt(max(self.mean_square - self.mean**2, 0.0))
+
+    def scaled(self, factor: float) -> ArrayStatistics:
+        """Statistics of the array multiplied by `factor` (exact for powers of two)."""
+        magnitude = abs(factor)
+        return self._replace(
+            sum=self.sum * factor,
+            sum_of_squares=self.sum_of_squares * factor * factor,
+            abs_max=self.abs_max * magnitude,
+            abs_min=self.abs_min * magnitude,
+        )
+
+
+def statistics_of(x: NDArray[Any]) -> ArrayStatistics:
+    """Statistics of a NumPy array of any shape and floating dtype, accumulated in float64.
+
+    This is the plain version that compiled kernels are tested against.
+    """
+    values = np.asarray(x, dtype=np.float64).ravel()
+    magnitudes = np.abs(values)
+    finite = np.isfinite(values)
+    nonfinite = values.size - int(np.count_nonzero(finite))
+    if nonfinite:
+        values, magnitudes = values[finite], magnitudes[finite]
+    nonzero = magnitudes[magnitudes > 0]
+    return ArrayStatistics(
+        count=values.size + nonfinite,
+        sum=float(values.sum()),
+        sum_of_squares=float(np.dot(values, values)),
+        abs_max=float(nonzero.max()) if nonzero.size else 0.0,
+        abs_min=float(nonzero.min()) if nonzero.size else 0.0,
+        zeros=values.size - nonzero.size,
+        nonfinite=nonfinite,
+    )
