@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+# `make demo` and `make test` each do all the set-up they need, on a machine with nothing but make and a Python 3.
+
+# Python versions that nnabla has wheels for, preferred one first.
+PYTHON_VERSIONS ?= 3.10 3.9
+VENV ?= .venv
+PYTHON = $(VENV)/bin/python
+READY = $(VENV)/.ready
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types unit bench clean
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(READY) ## train on handwritten digits with every kind of loss scaling, and compare
+	$(PYTHON) samples/compare.py
+
+test: lint types unit ## everything that must pass: lint, types, unit tests
+
+lint: $(READY) ## ruff: rules and format
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+
+types: $(READY) ## mypy --strict
+	$(PYTHON) -m mypy
+
+unit: $(READY) ## unit tests, in parallel
+	$(PYTHON) -m pytest -n logical --dist worksteal $(PYTEST_ARGS)
+
+bench: $(READY) ## CPU benchmarks
+	for benchmark in benchmarks/cpu_*.py; do $(PYTHON) $$benchmark || exit 1; done
+
+clean: ## remove the virtual environments and what tools left behind
+	rm -rf .venv .venv39 build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One pip command for everything: a second one could bring in numpy 2, which nnabla cannot work with.
+$(READY): setup.py pyproject.toml tools/make_venv.sh tools/find_python.sh
+	@tools/make_venv.sh $(VENV) $(PYTHON_VERSIONS)
+	@echo "Installing into $(VENV): about 760 MB, half a minute on a fast line, several minutes on a slow one."
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[samples,mpi,test]'
+	@$(PYTHON) -m pip check
+	@touch $@
