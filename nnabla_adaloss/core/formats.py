@@ -62,7 +62,6 @@ FLOAT8_E4M3 = Format(
 FORMATS: Dict[str, Format] = {f.name: f for f in (FLOAT16, BFLOAT16, FLOAT32, FLOAT8_E5M2, FLOAT8_E4M3)}
 
 
-
 def get_format(name_or_format: Union[str, Format], argument: str = "storage") -> Format:
     """The format of a name; a `Format` is handed back as it is.
 

@@ -30,7 +30,7 @@ class ArrayStatistics(NamedTuple):
         ArrayStatistics(count=4, sum=-1.0, sum_of_squares=5.0, abs_max=2.0, abs_min=1.0, zeros=1, nonfinite=1)
     """
 
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody asks of statistics
     sum: float
     sum_of_squares: float
     abs_max: float

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user can choose about adaptive loss scaling."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Any, Callable, Optional, Sequence, Tuple, Union
+
+from scipy.special import erfinv
+
+from .formats import get_format
+from .layer_record import LayerRecord
+from .methods import resolve_method
+from .validation import boolean, integer, number, positive_number
+
+# u_min where it is not the format's smallest subnormal. float16: 6e-8 as published, 0.7 % above 2**-24.
+# float32: far above 2**-149, so that squares of what is kept do not underflow either.
+_U_MIN = {"float16": 6e-8, "float32": 1e-23}
+
+
+@dataclass(frozen=True)
+class AdaLossConfig:
+    """Configuration of adaptive loss scaling (Zhao et al. 2019, arXiv 1910.12385).
+
+    Immutable and validated when made; `dataclasses.replace(config, ...)` makes a changed copy.
+
+    Attributes:
+        loss_scale_method: how a layer's scale is computed. A built-in name (`"approx_range"`, `"abs_range"`,
+            `"element_wise_range"`, `"fixed"`), or `"package.module:function"`, or a callable. A function has
+            the signature `f(g, W, *, config, fan_in) -> float` and gets NumPy arrays (`W` may be None).
+            `"approx_range"` assumes normal distributions (section 3.3 of the paper) and is the cheapest
+            adaptive one.
+        fixed_loss_scale: the scale of every layer when the method is `"fixed"`.
+        init_scale: factor the loss gradient is multiplied by, on top of the global loss scale.
+        n_uf_threshold: p, accepted share of input gradient elements that underflow; between 0 and 1. The
+            published experiments use 1e-3.
+        u_min: smallest magnitude to keep from underflow. None: taken from `dtype` (6e-8 for float16).
+        u_max: largest magnitude to keep from overflow. None: largest finite number of `dtype` (65504 for
+            float16).
+        dtype: name of the format that gradients are stored in; a key of `nnabla_adaloss.core.FORMATS`.
+        update_per_n_iteration: a layer's scale is recomputed every so many iterations.
+        scale_upper_bound: largest scale of one layer.
+        accum_upper_bound: largest accumulated scale, i.e. product of the scales from the loss to a layer.
+        use_bound: whether the two upper bounds apply. The overflow guard applies in any case.
+        power_of_two: round scales down to powers of two, so that scaling never rounds a gradient.
+        max_rescue_ratio: for `"element_wise_range"`: share of the products, largest first, that is to be kept
+            from underflow; in (0, 1]. None: all of them, which lets one tiny product decide.
+        recorder: called with a `LayerRecord` each time a layer is scaled. What it returns is ignored.
+        debug_level: 0 logs nothing, 1 one line per iteration, 2 also one per layer; to
+            `logging.getLogger("nnabla_adaloss")` at level INFO.
+        include: names of the layers to scale, as `fnmatch` patterns.
+        exclude: names of layers not to scale; wins over `include`.
+        delay: 0 computes scales from the statistics of the same iteration, 1 from those of the one before,
+            which needs no synchronization with a device. None lets the engine choose.
+
+    Raises:
+        TypeError: an argument is of the wrong type; a boolean is not taken for a number.
+        ValueError: an argument is out of range, or the method or dtype is unknown.
+
+    Example:
+        >>> AdaLossConfig(n_uf_threshold=1e-4, scale_upper_bound=128.0).range
+        (6e-08, 65504.0)
+    """
+
+    loss_scale_method: Union[str, Callable[..., float]] = "approx_range"
+    fixed_loss_scale: float = 1.0
+    init_scale: float = 1.0
+    n_uf_threshold: float = 1e-3
+    u_min: Optional[float] = None
+    u_max: Optional[float] = None
+    dtype: str = "float16"
+    update_per_n_iteration: int = 1
+    scale_upper_bound: float = 16.0
+    accum_upper_bound: float = 1024.0
+    use_bound: bool = True
+    power_of_two: bool = True
+    max_rescue_ratio: Optional[float] = None
+    recorder: Optional[Callable[[LayerRecord], Any]] = None
+    debug_level: int = 0
+    include: Sequence[str] = ("*",)
+    exclude: Sequence[str] = ()
+    delay: Optional[int] = None
+
+    def __post_init__(self) -> None:
+        resolve_method(self.loss_scale_method)
+        get_format(self.dtype, argument="dtype")
+        for name in ("fixed_loss_scale", "init_scale", "scale_upper_bound", "accum_upper_bound"):
+            self._set(name, positive_number(name, getattr(self, name)))
+        for name in ("u_min", "u_max"):
+            if getattr(self, name) is not None:
+                self._set(name, positive_number(name, getattr(self, name)))
+        self._check_thresholds()
+        for name in ("use_bound", "power_of_two"):
+            boolean(name, getattr(self, name))
+        if self.recorder is not None and not callable(self.recorder):
+            raise TypeError(f"recorder={self.recorder!r} must be None or a callable that takes a LayerRecord")
+        if integer("update_per_n_iteration", self.update_per_n_iteration) < 1:
+            raise ValueError(f"update_per_n_iteration={self.update_per_n_iteration!r} must be 1 or more")
+        if integer("debug_level", self.debug_level) not in (0, 1, 2):
+            raise ValueError(f"debug_level={self.debug_level!r} must be 0, 1 or 2")
+        if self.delay is not None and integer("delay", self.delay) not in (0, 1):
+            raise ValueError(f"delay={self.delay!r} must be 0, 1 or None")
+        for name in ("include", "exclude"):
+            self._set(name, _patterns(name, getattr(self, name)))
+
+    def _check_thresholds(self) -> None:
+        self._set("n_uf_threshold", number("n_uf_threshold", self.n_uf_threshold))
+        if not 0.0 < self.n_uf_threshold < 1.0:
+            raise ValueError(
+                f"n_uf_threshold={self.n_uf_threshold!r} is a share of elements and must lie strictly "
+                "between 0 and 1; 1e-3 is usual"
+            )
+        if self.max_rescue_ratio is not None:
+            self._set("max_rescue_ratio", number("max_rescue_ratio", self.max_rescue_ratio))
+            if not 0.0 < self.max_rescue_ratio <= 1.0:
+                raise ValueError(
+                    f"max_rescue_ratio={self.max_rescue_ratio!r} must lie in (0, 1]; None keeps every product"
+                )
+        u_min, u_max = self.range
+        if u_min >= u_max:
+            raise ValueError(
+                f"u_min={u_min!r} must be smaller than u_max={u_max!r} (None takes either from dtype)"
+            )
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    @cached_property
+    def range(self) -> Tuple[float, float]:
+        """(u_min, u_max), what was left None filled in from `dtype`."""
+        stored = get_format(self.dtype)
+        u_min = _U_MIN.get(stored.name, stored.smallest_subnormal) if self.u_min is None else self.u_min
+        return u_min, stored.max if self.u_max is None else self.u_max
+
+    @cached_property
+    def sigma_min(self) -> float:
+        """Standard deviation at which a share p of a centred normal distribution lies below u_min.
+
+        u_min / (sqrt(2) * erfinv(p)): what `approx_range` raises a smaller standard deviation to.
+        """
+        return self.range[0] / (math.sqrt(2.0) * float(erfinv(self.n_uf_threshold)))
+
+    def selects(self, layer: str) -> bool:
+        """True when the layer of this name is to be scaled, by `include` and `exclude`."""
+
+        def matches(patterns: Sequence[str]) -> bool:
+            return any(fnmatchcase(layer, pattern) for pattern in patterns)
+
+        return matches(self.include) and not matches(self.exclude)
+
+
+def _patterns(name: str, value: Sequence[str]) -> Tuple[str, ...]:
+    if isinstance(value, str):
+        raise TypeError(f"{name}={value!r} must be a sequence of patterns; write ({value!r},)")
+    try:
+        patterns = tuple(value)
+    except TypeError:
+        raise TypeError(f"{name}={value!r} must be a sequence of patterns of layer names") from None
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise TypeError(f"{name} holds {pattern!r}; patterns of layer names are strings")
+    return patterns

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loss scale from every product of a gradient element with a weight element, without forming the products."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, List, Optional, Tuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .power_of_two import clamp_scale
+from .validation import positive_number
+
+if TYPE_CHECKING:
+    from .config import AdaLossConfig
+
+Magnitudes = NDArray[np.float64]
+
+
+def element_wise_range(
+    g: NDArray[Any], W: Optional[NDArray[Any]], *, config: AdaLossConfig, fan_in: float
+) -> float:
+    """`get_loss_scale_by_element_wise_range` as a float."""
+    if not (np.isfinite(g).all() and (W is None or np.isfinite(W).all())):
+        return 1.0
+    pairs = _pairs(g, W)
+    if not pairs:
+        return 1.0
+    u_min, u_max = config.range
+    if W is None:
+        fan_in = 1.0
+    # Rounded multiplication is monotonic, so the extreme products are products of extremes, exactly.
+    largest = max(a[-1] * b[-1] for a, b in pairs)
+    if config.max_rescue_ratio is None:
+        smallest = min(a[0] * b[0] for a, b in pairs)
+    else:
+        rescued = int(config.max_rescue_ratio * sum(a.size * b.size for a, b in pairs))
+        smallest = _nth_largest_product(pairs, rescued) if rescued else largest
+    with np.errstate(all="ignore"):
+        lower, upper = u_min / smallest, u_max / largest / fan_in
+    return clamp_scale(float(min(max(lower, 1.0), upper)))
+
+
+def get_loss_scale_by_element_wise_range(
+    g: NDArray[Any],
+    W: Optional[NDArray[Any]] = None,
+    *,
+    config: AdaLossConfig,
+    fan_in: Optional[float] = None,
+) -> NDArray[np.float64]:
+    """The scale that lifts every product of the backward pass to u_min, within overflow.
+
+    With p_i the non-zero products |g[n, c] W[c, m]|: min(max_i max(u_min / p_i, 1), min_i (u_max / p_i) / K).
+    `config.max_rescue_ratio` q keeps only the int(n q) smallest of the n lower values u_min / p_i. The N C M
+    products are never formed: the inputs are sorted per channel, in memory proportional to the inputs.
+
+    Args:
+        g: gradient of the layer's output, (N, C) or (N, C, ...), float16, float32 or float64.
+        W: the layer's weight, (C, M) or (C, ...); None for a function without weight: p_i = |g_i|, and K is
+            1.
+        config: gives u_min, u_max and `max_rescue_ratio`.
+        fan_in: K, number of products summed into one element of the input gradient; None takes 1.
+
+    Returns:
+        0-dim float64 array, positive and finite; 1 when no product is non-zero, or when `g` or `W` holds an
+        infinity or a NaN.
+
+    Raises:
+        ValueError: `g` and `W` do not share their channels, or `fan_in` is not positive and finite.
+
+    Example:
+        >>> import numpy as np
+        >>> from nnabla_adaloss.core import AdaLossConfig
+        >>> g, W = np.array([[1e-7, 1e-3]]), np.array([[0.1, 0.5], [0.2, 0.3]])
+        >>> round(float(get_loss_scale_by_element_wise_range(g, W, config=AdaLossConfig(), fan_in=2)), 3)
+        6.0
+    """
+    terms = 1.0 if fan_in is None else positive_number("fan_in", fan_in)
+    return np.array(element_wise_range(g, W, config=config, fan_in=terms))
+
+
+def _pairs(g: NDArray[Any], W: Optional[NDArray[Any]]) -> List[Tuple[Magnitudes, Magnitudes]]:
+    """Per channel, the sorted non-zero magnitudes of the gradient and of the weight that meet in products."""
+    if W is None:
+        magnitudes = _sorted_nonzero(g)
+        return [(magnitudes, np.ones(1))] if magnitudes.size else []
+    if g.ndim < 2 or W.ndim < 2 or g.shape[1] != W.shape[0]:
+        raise ValueError(
+            f"g of shape {g.shape} and W of shape {W.shape} do not meet: "
+            "axis 1 of g (N, C, ...) and axis 0 of W (C, ...) are the same channels"
+        )
+    pairs = ((_sorted_nonzero(g[:, c]), _sorted_nonzero(W[c])) for c in range(W.shape[0]))
+    return [(a, b) for a, b in pairs if a.size and b.size]
+
+
+def _sorted_nonzero(x: NDArray[Any]) -> Magnitudes:
+    magnitudes = np.abs(x.astype(np.float64)).ravel()
+    return np.sort(magnitudes[magnitudes > 0])
+
+
+def _nth_largest_product(pairs: List[Tuple[Magnitudes, Magnitudes]], n: int) -> float:
+    """The n-th largest of all products, by bisection over the floats between the smallest and the largest.
+
+    The bit patterns of positive floats are ordered as the floats are, so 64 halvings reach a single one.
+    """
+    low, high = (
+        int(np.float64(value).view(np.int64))
+        for value in (min(a[0] * b[0] for a, b in pairs), max(a[-1] * b[-1] for a, b in pairs))
+    )
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _count_at_least(pairs, float(np.int64(middle).view(np.float64))) >= n:
+            low = middle
+        else:
+            high = middle - 1
+    return float(np.int64(low).view(np.float64))
+
+
+def _count_at_least(pairs: List[Tuple[Magnitudes, Magnitudes]], threshold: float) -> int:
+    count = 0
+    for a, b in pairs:
+        few, many = (a, b) if a.size < b.size else (b, a)
+        count += few.size * many.size - int(np.searchsorted(many, threshold / few).sum())
+    return count

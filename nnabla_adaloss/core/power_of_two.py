@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exact arithmetic on powers of two.
+
+Multiplying by a power of two changes no significand bit, so a scaled gradient that stays in range is the same
+gradient. Everything here works on the exponent field (`frexp`, `ldexp`); a logarithm would round.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any, Union
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def floor_power_of_two(value: float) -> float:
+    """Largest power of two that is not larger than `value`, which is positive and finite."""
+    return math.ldexp(0.5, math.frexp(value)[1])
+
+
+def exponent_to_reach(value: float, bound: float) -> int:
+    """Smallest k with value * 2**k >= bound; both are positive and finite."""
+    mantissa, exponent = math.frexp(value)
+    bound_mantissa, bound_exponent = math.frexp(bound)
+    return bound_exponent - exponent + (mantissa < bound_mantissa)
+
+
+def clamp_scale(scale: float) -> float:
+    """`scale`, or the nearest positive normal finite number where arithmetic under- or overflowed."""
+    return min(max(scale, sys.float_info.min), sys.float_info.max)
+
+
+def get_power_of_two_scale(scale: Union[float, NDArray[Any]]) -> NDArray[np.float64]:
+    """A scale rounded down to a power of two.
+
+    Args:
+        scale: a positive finite number, or a NumPy scalar or 0-dim array of any dtype.
+
+    Returns:
+        0-dim float64 array; never 0 and never infinite.
+
+    Raises:
+        ValueError: `scale` is not positive and finite.
+
+    Example:
+        >>> float(get_power_of_two_scale(100.0))
+        64.0
+    """
+    value = float(scale)
+    if not (math.isfinite(value) and value > 0.0):
+        raise ValueError(f"scale={scale!r} must be positive and finite to be rounded to a power of two")
+    return np.array(floor_power_of_two(value))
