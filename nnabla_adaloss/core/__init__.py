@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from .abs_range import get_loss_scale_by_abs_range
+from .ada_loss import AdaLoss
 from .approx_range import get_loss_scale_by_approx_range
 from .bounds import bound_loss_scale_by_heuristics, overflow_limit
+from .branches import common_scale
 from .config import AdaLossConfig
 from .element_wise_range import get_loss_scale_by_element_wise_range
 from .formats import (
@@ -19,8 +21,11 @@ from .formats import (
     get_format,
 )
 from .layer_record import LayerRecord
+from .loss_scale import get_loss_scale
+from .loss_section import loss_section_factor
 from .methods import METHODS, Method, resolve_method
 from .power_of_two import get_power_of_two_scale
+from .scale_policy import ScalePolicy, ScaleState
 from .statistics import ArrayStatistics, statistics_of
 
 __all__ = [
@@ -31,17 +36,23 @@ __all__ = [
     "FLOAT32",
     "FORMATS",
     "METHODS",
+    "AdaLoss",
     "AdaLossConfig",
     "ArrayStatistics",
     "Format",
     "LayerRecord",
     "Method",
+    "ScalePolicy",
+    "ScaleState",
     "bound_loss_scale_by_heuristics",
+    "common_scale",
     "get_format",
+    "get_loss_scale",
     "get_loss_scale_by_abs_range",
     "get_loss_scale_by_approx_range",
     "get_loss_scale_by_element_wise_range",
     "get_power_of_two_scale",
+    "loss_section_factor",
     "overflow_limit",
     "resolve_method",
     "statistics_of",

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erfinv
 
-from .bounds import overflow_limit
+from .bounds import layer_overflow_limit
 from .power_of_two import clamp_scale
 from .statistics import ArrayStatistics, statistics_of
 from .validation import positive_number
@@ -25,22 +25,22 @@ def approx_range(
     """`get_loss_scale_by_approx_range` from statistics alone; without `W`, `fan_in` is not looked at."""
     if g.nonfinite or (W is not None and W.nonfinite):
         return 1.0
-    u_max = config.range[1]
-    if W is None:
-        return _scale(g.std, overflow_limit(g.abs_max, 1.0, 1.0, u_max), config)
-    sigma = product_sigma(g, W, fan_in)
-    return _scale(sigma, overflow_limit(g.abs_max, W.abs_max, fan_in, u_max), config)
+    sigma = g.std if W is None else product_sigma(g, W, fan_in)
+    return _scale(sigma, layer_overflow_limit(g, W, fan_in, config.range[1]), config)
 
 
 def product_sigma(g: ArrayStatistics, W: ArrayStatistics, fan_in: float) -> float:
     """sqrt(M(g) * M(W)) * sqrt(K / 2), the modelled deviation of an element of the input gradient."""
-    return math.sqrt(g.mean_square) * math.sqrt(W.mean_square) * math.sqrt(0.5 * fan_in)
+    return math.sqrt(g.mean_square) * math.sqrt(W.mean_square * 0.5 * fan_in)
 
 
 def _scale(sigma: float, limit: float, config: AdaLossConfig) -> float:
     if sigma == 0.0:
         return 1.0
-    return clamp_scale(min(max(config.sigma_min / sigma, 1.0), limit))
+    scale = config.sigma_min / sigma
+    if scale < 1.0:
+        scale = 1.0
+    return clamp_scale(scale if scale < limit else limit)
 
 
 def get_loss_scale_by_approx_range(
@@ -90,7 +90,7 @@ def get_loss_scale_by_approx_range(
     if W is None:
         if statistics.nonfinite:
             return np.array(1.0)
-        limit = overflow_limit(statistics.abs_max, 1.0, 1.0, u_max)
+        limit = layer_overflow_limit(statistics, None, 1.0, u_max)
         if lognormal:
             return np.array(_lognormal_scale(g, limit, config))
         # The two-pass deviation, which keeps its digits when the mean is large.
@@ -103,16 +103,18 @@ def get_loss_scale_by_approx_range(
     if statistics.nonfinite or weight.nonfinite:
         return np.array(1.0)
     products = W.shape[0] * math.prod(W.shape[2:]) if W.ndim else 1
-    limit = overflow_limit(statistics.abs_max, weight.abs_max, 1.0, u_max)
+    limit = layer_overflow_limit(statistics, weight, 1.0, u_max)
     return np.array(_scale(product_sigma(statistics, weight, products), limit, config))
 
 
 def _lognormal_scale(g: NDArray[Any], limit: float, config: AdaLossConfig) -> float:
-    magnitudes = np.abs(np.asarray(g, dtype=np.float64))
+    # float32 moments, as published.
+    magnitudes = np.abs(np.asarray(g, dtype=np.float32))
     logarithms = np.log(magnitudes[magnitudes > 0])
-    if not logarithms.size:
+    deviation = float(logarithms.std()) if logarithms.size else 0.0
+    if deviation == 0.0:
         return 1.0
     quantile = math.sqrt(2.0) * float(erfinv(2.0 * config.n_uf_threshold - 1.0))
-    exponent = math.log(config.range[0]) - float(logarithms.mean()) - float(logarithms.std()) * quantile
+    exponent = math.log(config.range[0]) - float(logarithms.mean()) - deviation * quantile
     # exp overflows beyond 709; the limit decides long before.
     return clamp_scale(min(max(math.exp(min(exponent, 709.0)), 1.0), limit))

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Union
+import math
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .statistics import ArrayStatistics
 from .validation import positive_number
 
 if TYPE_CHECKING:
@@ -18,7 +20,13 @@ def bound_scale(scale: float, config: AdaLossConfig, prev_scale: float) -> float
     """`bound_loss_scale_by_heuristics` on plain floats, unchecked."""
     if scale <= 1.0:
         return scale
-    return max(min(scale, config.scale_upper_bound, config.accum_upper_bound / prev_scale), 1.0)
+    # Comparisons instead of min and max, which are several times slower: this runs per layer and iteration.
+    upper = config.accum_upper_bound / prev_scale
+    if upper > config.scale_upper_bound:
+        upper = config.scale_upper_bound
+    if upper < 1.0:
+        upper = 1.0
+    return scale if scale < upper else upper
 
 
 def bound_loss_scale_by_heuristics(
@@ -55,10 +63,19 @@ def overflow_limit(g_abs_max: float, weight_abs_max: float, fan_in: float, u_max
     """Largest scale under which no element of the input gradient can exceed `u_max`.
 
     (u_max / K) / (max|g| * max|W|): K products, none larger than the product of the two maxima. Infinite when
-    either maximum is 0. Pass 1 for `weight_abs_max` and `fan_in` where there is no weight.
+    either maximum is 0.
     """
     if g_abs_max == 0.0 or weight_abs_max == 0.0:
-        return float("inf")
+        return math.inf
     # Divided one by one: the product of the maxima may leave the range of float64 where the quotient does
     # not.
     return u_max / fan_in / g_abs_max / weight_abs_max
+
+
+def layer_overflow_limit(
+    g: ArrayStatistics, W: Optional[ArrayStatistics], fan_in: float, u_max: float
+) -> float:
+    """`overflow_limit` of a layer; without a weight, `fan_in` is not looked at."""
+    if W is None:
+        return overflow_limit(g.abs_max, 1.0, 1.0, u_max)
+    return overflow_limit(g.abs_max, W.abs_max, fan_in, u_max)

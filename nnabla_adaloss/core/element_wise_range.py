@@ -35,7 +35,7 @@ def element_wise_range(
         smallest = min(a[0] * b[0] for a, b in pairs)
     else:
         rescued = int(config.max_rescue_ratio * sum(a.size * b.size for a, b in pairs))
-        smallest = _nth_largest_product(pairs, rescued) if rescued else largest
+        smallest = _nth_largest_product(pairs, max(rescued, 1))
     with np.errstate(all="ignore"):
         lower, upper = u_min / smallest, u_max / largest / fan_in
     return clamp_scale(float(min(max(lower, 1.0), upper)))
@@ -51,8 +51,9 @@ def get_loss_scale_by_element_wise_range(
     """The scale that lifts every product of the backward pass to u_min, within overflow.
 
     With p_i the non-zero products |g[n, c] W[c, m]|: min(max_i max(u_min / p_i, 1), min_i (u_max / p_i) / K).
-    `config.max_rescue_ratio` q keeps only the int(n q) smallest of the n lower values u_min / p_i. The N C M
-    products are never formed: the inputs are sorted per channel, in memory proportional to the inputs.
+    `config.max_rescue_ratio` q keeps only the int(n q) smallest, but at least one, of the n lower values
+    u_min / p_i. The N C M products are never formed: the inputs are sorted per channel, in memory
+    proportional to the inputs.
 
     Args:
         g: gradient of the layer's output, (N, C) or (N, C, ...), float16, float32 or float64.

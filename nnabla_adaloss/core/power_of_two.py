@@ -14,6 +14,8 @@ from typing import Any, Union
 import numpy as np
 from numpy.typing import NDArray
 
+_SMALLEST, _LARGEST = sys.float_info.min, sys.float_info.max
+
 
 def floor_power_of_two(value: float) -> float:
     """Largest power of two that is not larger than `value`, which is positive and finite."""
@@ -29,7 +31,9 @@ def exponent_to_reach(value: float, bound: float) -> int:
 
 def clamp_scale(scale: float) -> float:
     """`scale`, or the nearest positive normal finite number where arithmetic under- or overflowed."""
-    return min(max(scale, sys.float_info.min), sys.float_info.max)
+    if _SMALLEST <= scale <= _LARGEST:
+        return scale
+    return _SMALLEST if scale < _SMALLEST else _LARGEST
 
 
 def get_power_of_two_scale(scale: Union[float, NDArray[Any]]) -> NDArray[np.float64]:

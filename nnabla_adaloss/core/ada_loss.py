@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adaptive loss scaling of a whole network's layers, with the framework's part left abstract.
+
+for each layer, from the loss backwards:
+    alpha = ada_loss.loss_scale(layer, g, W, fan_in=K, previous_scale=S, iteration=i)
+    input gradient  = backward(alpha * W, g)      carries S * alpha
+    weight gradient = backward(g) / S             in float32
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any, Dict, Generic, Optional, TypeVar
+
+from numpy.typing import NDArray
+
+from .bounds import layer_overflow_limit
+from .config import AdaLossConfig
+from .layer_record import LayerRecord
+from .loss_scale import applied_scale, checked_scale
+from .methods import resolve_method
+from .observation import LayerObserver
+from .statistics import ArrayStatistics
+
+Array = TypeVar("Array")
+
+
+class _LayerState:
+    """What is remembered of a layer between iterations.
+
+    Attributes:
+        computed_at: iteration in which the method was last asked.
+        unbounded: what it gave.
+        accumulated_limit: overflow limit of S * alpha; unlike that of alpha, it outlives a change of S.
+        alpha: the scale that was last applied.
+    """
+
+    __slots__ = ("accumulated_limit", "alpha", "computed_at", "unbounded")
+
+    def __init__(self) -> None:
+        self.computed_at = -math.inf
+        self.unbounded = 1.0
+        self.accumulated_limit = math.inf
+        self.alpha = 1.0
+
+
+class AdaLoss(ABC, Generic[Array]):
+    """The loss scale of every layer, computed every `update_per_n_iteration` iterations and kept in between.
+
+    A subclass says how the framework's arrays are reduced to statistics and brought to NumPy.
+
+    Args:
+        config: method, range, bounds, recorder. None: the defaults.
+
+    Example:
+        >>> import numpy as np
+        >>> from nnabla_adaloss.core import AdaLoss, AdaLossConfig, statistics_of
+        >>> class NumpyAdaLoss(AdaLoss[np.ndarray]):
+        ...     def statistics(self, array):
+        ...         return statistics_of(array)
+        ...     def to_numpy(self, array):
+        ...         return array
+        >>> g, W = np.array([[1e-7, -1e-7]]), np.array([[0.1, -0.1], [0.1, 0.1]])
+        >>> ada_loss = NumpyAdaLoss(AdaLossConfig())
+        >>> ada_loss.loss_scale("fc", g, W, fan_in=2, previous_scale=128.0, iteration=0)
+        8.0
+    """
+
+    def __init__(self, config: Optional[AdaLossConfig] = None) -> None:
+        self.config = AdaLossConfig() if config is None else config
+        self._method = resolve_method(self.config.loss_scale_method)
+        self._adaptive = self.config.loss_scale_method != "fixed"
+        self._u_max = self.config.range[1]
+        self._layers: Dict[str, _LayerState] = {}
+        self._observer = LayerObserver(self.config)
+
+    @abstractmethod
+    def statistics(self, array: Array) -> ArrayStatistics:
+        """Statistics of one of the framework's arrays."""
+
+    @abstractmethod
+    def to_numpy(self, array: Array) -> NDArray[Any]:
+        """One of the framework's arrays as a NumPy array; it is only read."""
+
+    @property
+    def adaptive(self) -> bool:
+        """False for the method `"fixed"`, which asks for no statistics."""
+        return self._adaptive
+
+    @property
+    def layer_scales(self) -> Dict[str, float]:
+        """Per layer name the scale that was last applied."""
+        return {layer: state.alpha for layer, state in self._layers.items()}
+
+    def loss_scale(
+        self,
+        layer: str,
+        g: Array,
+        W: Optional[Array],
+        *,
+        fan_in: float,
+        fan_in_bound: Optional[float] = None,
+        previous_scale: float,
+        iteration: int,
+        g_statistics: Optional[ArrayStatistics] = None,
+        weight_statistics: Optional[ArrayStatistics] = None,
+    ) -> float:
+        """The scale to multiply a layer's input gradient by.
+
+        The method is asked anew when the layer's scale is `update_per_n_iteration` iterations old. The bounds
+        and the overflow guard apply each time; the guard takes the statistics that are given, and without any
+        the last ones it saw. Statistics that are not given are computed when an adaptive method is asked.
+
+        Args:
+            layer: name of the layer; its state is kept under this name.
+            g: gradient of the layer's output, carrying `previous_scale`.
+            W: the layer's weight; None for a function without weight.
+            fan_in: K, number of products summed into one element of the input gradient, on average.
+            fan_in_bound: the largest such number, for the overflow guard. None: `fan_in`.
+            previous_scale: S, the accumulated scale of `g`.
+            iteration: number of the iteration; calls with the same number use the same scale of the method.
+            g_statistics: statistics of `g`, if known.
+            weight_statistics: statistics of `W`, if known.
+
+        Returns:
+            A positive finite float, a power of two if `config.power_of_two`; 1 when `g` or `W` holds an
+            infinity or a NaN.
+
+        Raises:
+            ValueError: a method of the user's own returned a scale that is not positive and finite.
+        """
+        config = self.config
+        state = self._layers.get(layer)
+        if state is None:
+            state = self._layers[layer] = _LayerState()
+        age = iteration - state.computed_at
+        outdated = not 0 <= age < config.update_per_n_iteration
+        if outdated and self._adaptive:
+            if g_statistics is None:
+                g_statistics = self.statistics(g)
+            if weight_statistics is None and W is not None:
+                weight_statistics = self.statistics(W)
+        if (g_statistics is not None and g_statistics.nonfinite) or (
+            weight_statistics is not None and weight_statistics.nonfinite
+        ):
+            # Not kept: the layer's scale is computed from the next gradient that is finite.
+            unbounded = alpha = 1.0
+        else:
+            if outdated:
+                state.unbounded = self._unbounded(g, W, g_statistics, weight_statistics, fan_in)
+                state.computed_at = iteration
+            if g_statistics is not None and (W is None) == (weight_statistics is None):
+                terms = fan_in if fan_in_bound is None else fan_in_bound
+                state.accumulated_limit = previous_scale * layer_overflow_limit(
+                    g_statistics, weight_statistics, terms, self._u_max
+                )
+            unbounded = state.unbounded
+            limit = state.accumulated_limit / previous_scale
+            alpha = applied_scale(unbounded, limit, config, previous_scale)
+        state.alpha = alpha
+        if self._observer.needed:
+            self._observer(
+                LayerRecord(
+                    iteration=iteration,
+                    layer=layer,
+                    alpha=alpha,
+                    unbounded=unbounded,
+                    previous_scale=previous_scale,
+                    accumulated_scale=previous_scale * alpha,
+                    fan_in=fan_in,
+                    g=g_statistics,
+                    weight=weight_statistics,
+                )
+            )
+        return alpha
+
+    def _unbounded(
+        self,
+        g: Array,
+        W: Optional[Array],
+        g_statistics: Optional[ArrayStatistics],
+        weight_statistics: Optional[ArrayStatistics],
+        fan_in: float,
+    ) -> float:
+        function, config = self._method.function, self.config
+        if self._method.takes_statistics:
+            return function(g_statistics, weight_statistics, config=config, fan_in=fan_in)
+        weight = None if W is None else self.to_numpy(W)
+        scale = function(self.to_numpy(g), weight, config=config, fan_in=fan_in)
+        return checked_scale(scale, config.loss_scale_method)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the global loss scale S0 reacts to overflows and to good updates.
+
+    after an overflow:  scale = scale / scaling_factor;  counter = 0;  try again
+    after an update:    if counter > N:  scale = scale * scaling_factor;  counter = 0
+                        counter = counter + 1
+
+With the defaults these are the transitions of nnabla's `DynamicLossScalingUpdater`. The state is apart from
+the policy, so that it can be saved, compared between processes, and tested.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .validation import integer, number, positive_number
+
+
+class ScaleState(NamedTuple):
+    """State of the global loss scale.
+
+    Attributes:
+        scale: the global loss scale S0.
+        counter: good updates since the scale last changed, as nnabla counts them.
+        hysteresis_left: the how-manieth overflow from now on lowers the scale.
+    """
+
+    scale: float
+    counter: int
+    hysteresis_left: int
+
+
+@dataclass(frozen=True)
+class ScalePolicy:
+    """Transitions of the global loss scale.
+
+    Attributes:
+        scaling_factor: what the scale is multiplied or divided by; 1 keeps it constant.
+        N: the scale grows when more than so many updates succeeded in a row; `math.inf` never.
+        min_scale: the scale is not divided below this. 2**-24 is the smallest positive float16: below, the
+            loss gradient itself is lost.
+        max_scale: the scale is not multiplied above this. 2**64 is far beyond use, and far from float32's
+            limit.
+        hysteresis: the how-manieth overflow without a good update between lowers the scale; 1 the first. More
+            than 1 tolerates overflows that come alone.
+
+    A scale that starts outside of [min_scale, max_scale] is not moved inside; it only goes no further.
+
+    Raises:
+        TypeError: an argument is not a number.
+        ValueError: an argument is out of range.
+
+    Example:
+        >>> policy = ScalePolicy(N=1)
+        >>> state = policy.after_overflow(policy.initial(8.0))
+        >>> state.scale
+        4.0
+        >>> for _ in range(3):
+        ...     state = policy.after_update(state)
+        >>> state
+        ScaleState(scale=8.0, counter=1, hysteresis_left=1)
+    """
+
+    scaling_factor: float = 2.0
+    N: float = 2000
+    min_scale: float = 2.0**-24
+    max_scale: float = 2.0**64
+    hysteresis: int = 1
+
+    def __post_init__(self) -> None:
+        if positive_number("scaling_factor", self.scaling_factor) < 1.0:
+            raise ValueError(f"scaling_factor={self.scaling_factor!r} must be 1 or more")
+        if not number("N", self.N) >= 0:
+            raise ValueError(f"N={self.N!r} must be 0 or more; math.inf never grows the scale")
+        if positive_number("min_scale", self.min_scale) > positive_number("max_scale", self.max_scale):
+            raise ValueError(
+                f"min_scale={self.min_scale!r} must not be larger than max_scale={self.max_scale!r}"
+            )
+        if integer("hysteresis", self.hysteresis) < 1:
+            raise ValueError(f"hysteresis={self.hysteresis!r} must be 1 or more")
+
+    def initial(self, scale: float) -> ScaleState:
+        """The state to start with; ValueError unless `scale` is positive and finite."""
+        return ScaleState(positive_number("scale", scale), 0, self.hysteresis)
+
+    def after_overflow(self, state: ScaleState) -> ScaleState:
+        """The state after gradients with an infinity or a NaN."""
+        if state.hysteresis_left > 1:
+            return ScaleState(state.scale, 0, state.hysteresis_left - 1)
+        floor = min(self.min_scale, state.scale)
+        return ScaleState(max(state.scale / self.scaling_factor, floor), 0, state.hysteresis_left)
+
+    def after_update(self, state: ScaleState) -> ScaleState:
+        """The state after a good update."""
+        if state.counter > self.N:
+            ceiling = max(self.max_scale, state.scale)
+            return ScaleState(min(state.scale * self.scaling_factor, ceiling), 1, self.hysteresis)
+        return ScaleState(state.scale, state.counter + 1, self.hysteresis)
+
+    def at_floor(self, state: ScaleState) -> bool:
+        """True when a further overflow will not lower the scale: the cause is not the scale."""
+        return state.scale <= self.min_scale or self.scaling_factor == 1.0
