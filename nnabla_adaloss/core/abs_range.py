@@ -27,14 +27,14 @@ def abs_range(
     if g.nonfinite or g.abs_max == 0.0:
         return 1.0
     if W is None:
-        weight_min = weight_max = fan_in = 1.0
+        weight_min = fan_in = 1.0
     elif W.nonfinite or W.abs_max == 0.0:
         return 1.0
     else:
-        weight_min, weight_max = W.abs_min, W.abs_max
+        weight_min = W.abs_min
     u_min, u_max = config.range
     lower = u_min / fan_in / max(g.abs_min * weight_min, _SMALLEST_PRODUCT)
-    return clamp_scale(min(max(lower, 1.0), overflow_limit(g.abs_max, weight_max, fan_in, u_max)))
+    return clamp_scale(min(max(lower, 1.0), overflow_limit(g, W, fan_in, u_max)))
 
 
 def get_loss_scale_by_abs_range(

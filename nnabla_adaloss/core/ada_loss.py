@@ -15,7 +15,7 @@ from typing import Any, Dict, Generic, Optional, TypeVar
 
 from numpy.typing import NDArray
 
-from .bounds import layer_overflow_limit
+from .bounds import overflow_limit
 from .config import AdaLossConfig
 from .layer_record import LayerRecord
 from .loss_scale import applied_scale, checked_scale
@@ -152,7 +152,7 @@ class AdaLoss(ABC, Generic[Array]):
                 state.computed_at = iteration
             if g_statistics is not None and (W is None) == (weight_statistics is None):
                 terms = fan_in if fan_in_bound is None else fan_in_bound
-                state.accumulated_limit = previous_scale * layer_overflow_limit(
+                state.accumulated_limit = previous_scale * overflow_limit(
                     g_statistics, weight_statistics, terms, self._u_max
                 )
             unbounded = state.unbounded

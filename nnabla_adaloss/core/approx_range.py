@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erfinv
 
-from .bounds import layer_overflow_limit
+from .bounds import overflow_limit
 from .power_of_two import clamp_scale
 from .statistics import ArrayStatistics, statistics_of
 from .validation import positive_number
@@ -26,12 +26,17 @@ def approx_range(
     if g.nonfinite or (W is not None and W.nonfinite):
         return 1.0
     sigma = g.std if W is None else product_sigma(g, W, fan_in)
-    return _scale(sigma, layer_overflow_limit(g, W, fan_in, config.range[1]), config)
+    return _scale(sigma, overflow_limit(g, W, fan_in, config.range[1]), config)
 
 
 def product_sigma(g: ArrayStatistics, W: ArrayStatistics, fan_in: float) -> float:
-    """sqrt(M(g) * M(W)) * sqrt(K / 2), the modelled deviation of an element of the input gradient."""
-    return math.sqrt(g.mean_square) * math.sqrt(W.mean_square * 0.5 * fan_in)
+    """sqrt(M(g) * M(W)) * sqrt(K / 2), the modelled deviation of an element of the input gradient.
+
+    For finite arrays, where M(X), `mean_square`, is sum_of_squares / count.
+    """
+    if not (g.count and W.count):
+        return 0.0
+    return math.sqrt(g.sum_of_squares / g.count) * math.sqrt(W.sum_of_squares / W.count * fan_in * 0.5)
 
 
 def _scale(sigma: float, limit: float, config: AdaLossConfig) -> float:
@@ -90,7 +95,7 @@ def get_loss_scale_by_approx_range(
     if W is None:
         if statistics.nonfinite:
             return np.array(1.0)
-        limit = layer_overflow_limit(statistics, None, 1.0, u_max)
+        limit = overflow_limit(statistics, None, 1.0, u_max)
         if lognormal:
             return np.array(_lognormal_scale(g, limit, config))
         # The two-pass deviation, which keeps its digits when the mean is large.
@@ -103,7 +108,7 @@ def get_loss_scale_by_approx_range(
     if statistics.nonfinite or weight.nonfinite:
         return np.array(1.0)
     products = W.shape[0] * math.prod(W.shape[2:]) if W.ndim else 1
-    limit = layer_overflow_limit(statistics, weight, 1.0, u_max)
+    limit = overflow_limit(statistics, weight, 1.0, u_max)
     return np.array(_scale(product_sigma(statistics, weight, products), limit, config))
 
 

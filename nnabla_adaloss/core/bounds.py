@@ -59,23 +59,12 @@ def bound_loss_scale_by_heuristics(
     return np.array(bound_scale(checked, config, positive_number("prev_scale", prev_scale)))
 
 
-def overflow_limit(g_abs_max: float, weight_abs_max: float, fan_in: float, u_max: float) -> float:
+def overflow_limit(g: ArrayStatistics, W: Optional[ArrayStatistics], fan_in: float, u_max: float) -> float:
     """Largest scale under which no element of the input gradient can exceed `u_max`.
 
     (u_max / K) / (max|g| * max|W|): K products, none larger than the product of the two maxima. Infinite when
-    either maximum is 0.
+    the gradient or the weight is all zero. Without a weight it is u_max / max|g|, and `fan_in` is not looked
+    at.
     """
-    if g_abs_max == 0.0 or weight_abs_max == 0.0:
-        return math.inf
-    # Divided one by one: the product of the maxima may leave the range of float64 where the quotient does
-    # not.
-    return u_max / fan_in / g_abs_max / weight_abs_max
-
-
-def layer_overflow_limit(
-    g: ArrayStatistics, W: Optional[ArrayStatistics], fan_in: float, u_max: float
-) -> float:
-    """`overflow_limit` of a layer; without a weight, `fan_in` is not looked at."""
-    if W is None:
-        return overflow_limit(g.abs_max, 1.0, 1.0, u_max)
-    return overflow_limit(g.abs_max, W.abs_max, fan_in, u_max)
+    largest = g.abs_max if W is None else g.abs_max * W.abs_max * fan_in
+    return u_max / largest if largest else math.inf

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 from numpy.typing import NDArray
 
-from .bounds import bound_scale, layer_overflow_limit
+from .bounds import bound_scale, overflow_limit
 from .methods import resolve_method
 from .power_of_two import clamp_scale, floor_power_of_two
 from .statistics import statistics_of
@@ -81,5 +81,5 @@ def get_loss_scale(
     method = resolve_method(config.loss_scale_method)
     inputs = (statistics, weight) if method.takes_statistics else (g, W)
     scale = checked_scale(method.function(*inputs, config=config, fan_in=fan_in), config.loss_scale_method)
-    limit = layer_overflow_limit(statistics, weight, fan_in, config.range[1])
+    limit = overflow_limit(statistics, weight, fan_in, config.range[1])
     return np.array(applied_scale(scale, limit, config, prev_scale))
