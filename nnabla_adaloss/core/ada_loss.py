@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, Dict, Generic, Optional, TypeVar
+from typing import Any, Dict, Optional
 
 from numpy.typing import NDArray
 
@@ -22,8 +22,6 @@ from .loss_scale import applied_scale, checked_scale
 from .methods import resolve_method
 from .observation import LayerObserver
 from .statistics import ArrayStatistics
-
-Array = TypeVar("Array")
 
 
 class _LayerState:
@@ -45,7 +43,7 @@ class _LayerState:
         self.alpha = 1.0
 
 
-class AdaLoss(ABC, Generic[Array]):
+class AdaLoss(ABC):
     """The loss scale of every layer, computed every `update_per_n_iteration` iterations and kept in between.
 
     A subclass says how the framework's arrays are reduced to statistics and brought to NumPy.
@@ -56,7 +54,7 @@ class AdaLoss(ABC, Generic[Array]):
     Example:
         >>> import numpy as np
         >>> from nnabla_adaloss.core import AdaLoss, AdaLossConfig, statistics_of
-        >>> class NumpyAdaLoss(AdaLoss[np.ndarray]):
+        >>> class NumpyAdaLoss(AdaLoss):
         ...     def statistics(self, array):
         ...         return statistics_of(array)
         ...     def to_numpy(self, array):
@@ -76,11 +74,11 @@ class AdaLoss(ABC, Generic[Array]):
         self._observer = LayerObserver(self.config)
 
     @abstractmethod
-    def statistics(self, array: Array) -> ArrayStatistics:
+    def statistics(self, array: Any) -> ArrayStatistics:
         """Statistics of one of the framework's arrays."""
 
     @abstractmethod
-    def to_numpy(self, array: Array) -> NDArray[Any]:
+    def to_numpy(self, array: Any) -> NDArray[Any]:
         """One of the framework's arrays as a NumPy array; it is only read."""
 
     @property
@@ -96,8 +94,8 @@ class AdaLoss(ABC, Generic[Array]):
     def loss_scale(
         self,
         layer: str,
-        g: Array,
-        W: Optional[Array],
+        g: Any,
+        W: Optional[Any],
         *,
         fan_in: float,
         fan_in_bound: Optional[float] = None,
@@ -177,8 +175,8 @@ class AdaLoss(ABC, Generic[Array]):
 
     def _unbounded(
         self,
-        g: Array,
-        W: Optional[Array],
+        g: Any,
+        W: Optional[Any],
         g_statistics: Optional[ArrayStatistics],
         weight_statistics: Optional[ArrayStatistics],
         fan_in: float,

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading and dividing gradients, be they NumPy arrays, NdArrays or Variables."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, List, Optional, Union
+
+import nnabla as nn
+import numpy as np
+from numpy.typing import NDArray
+
+# The gradient of a Variable is its `.grad`.
+Gradient = Union[NDArray[Any], "nn.NdArray", "nn.Variable"]
+_KINDS = (np.ndarray, np.generic, nn.NdArray, nn.Variable)
+
+
+def as_list(gradients: Union[Gradient, Iterable[Gradient]]) -> List[Gradient]:
+    """One gradient or an iterable of gradients as a list that is checked item by item.
+
+    Raises:
+        TypeError: an item is not a gradient, or not of a floating dtype.
+        ValueError: there is none, or nothing was ever written to one.
+    """
+    if isinstance(gradients, _KINDS):
+        items: List[Gradient] = [gradients]
+    elif isinstance(gradients, Iterable):
+        items = list(gradients)
+    else:
+        raise TypeError(
+            f"gradients={gradients!r} must be a NumPy array, an NdArray, a Variable or a list of these"
+        )
+    if not items:
+        raise ValueError("gradients is empty; pass one gradient or more")
+    for i, item in enumerate(items):
+        _check(item, f"gradients[{i}]")
+    return items
+
+
+def has_nonfinite(gradient: Gradient) -> bool:
+    """True when the gradient holds an infinity or a NaN."""
+    stored = _stored(gradient)
+    if stored is None:
+        return not np.isfinite(gradient).all()
+    return not (stored.zeroing or np.isfinite(stored.data).all())
+
+
+def unscaled(gradient: Gradient, scale: float) -> Gradient:
+    """The gradient divided by `scale` in float32 (float64 stays float64).
+
+    NdArrays and Variables are divided in place and handed back; one that stores float16 becomes float32,
+    since float16 would lose what the scale had saved. Of a NumPy array a new one is made.
+    """
+    stored = _stored(gradient)
+    if stored is None:
+        values = np.asarray(gradient)
+        return np.asarray(np.divide(values, scale, dtype=_wide(values.dtype)))
+    # One that is lazily zero must stay so: solvers skip the parameters that have such a gradient.
+    if not stored.zeroing:
+        values = stored.cast(_wide(stored.dtype))
+        np.divide(values, scale, out=values)
+    return gradient
+
+
+def divisible_in_place(gradient: Gradient) -> bool:
+    """True when the gradient itself can hold what `unscaled` gives."""
+    if isinstance(gradient, np.ndarray):
+        return bool(gradient.flags.writeable) and gradient.dtype == _wide(gradient.dtype)
+    return _stored(gradient) is not None
+
+
+def _stored(gradient: Gradient) -> Optional[nn.NdArray]:
+    """The NdArray that holds the gradient; None for a NumPy array."""
+    if isinstance(gradient, nn.Variable):
+        return gradient.grad
+    return gradient if isinstance(gradient, nn.NdArray) else None
+
+
+def _wide(dtype: Any) -> Any:
+    """The dtype to unscale in."""
+    return np.float64 if dtype == np.float64 else np.float32
+
+
+def _check(item: Any, name: str) -> None:
+    if not isinstance(item, _KINDS):
+        raise TypeError(
+            f"{name} is of type {type(item).__name__}; a gradient is a NumPy array, an NdArray or a Variable"
+        )
+    stored = _stored(item)
+    try:
+        dtype = np.dtype(item.dtype if stored is None else stored.dtype)
+    except RuntimeError:
+        raise ValueError(
+            f"{name} holds nothing yet: run backward first (for a Variable, its .grad is the gradient)"
+        ) from None
+    if not np.issubdtype(dtype, np.floating):
+        raise TypeError(f"{name} is of dtype {dtype}; gradients are of a floating dtype")

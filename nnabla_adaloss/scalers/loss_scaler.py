@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One loss scale for a whole network, for training loops of one's own.
+
+loss = scaler.scale_loss(loss);  backward
+if scaler.unscale_gradients_and_check(gradients):
+    update the parameters
+
+after an overflow:         scale = max(scale * backoff_factor, min_scale)
+after growth_interval
+good updates in a row:     scale = min(scale * growth_factor, max_scale)
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Callable, Dict, Iterable, List, Optional, Union
+
+import nnabla as nn
+import numpy as np
+
+from ..core.validation import boolean, integer, number, positive_number
+from ..errors import LossScaleWarning
+from .gradients import Gradient, as_list, divisible_in_place, has_nonfinite, unscaled
+
+Gradients = Union[Gradient, Iterable[Gradient]]
+
+
+def _growth_factor(name: str, value: object) -> float:
+    if positive_number(name, value) < 1.0:
+        raise ValueError(f"{name}={value!r} must be 1 or more")
+    return number(name, value)
+
+
+def _backoff_factor(name: str, value: object) -> float:
+    if positive_number(name, value) > 1.0:
+        raise ValueError(f"{name}={value!r} must not be larger than 1")
+    return number(name, value)
+
+
+def _growth_interval(name: str, value: object) -> int:
+    if integer(name, value) < 1:
+        raise ValueError(f"{name}={value!r} must be 1 or more")
+    return integer(name, value)
+
+
+_CHECKS: Dict[str, Callable[[str, object], Any]] = {
+    "scale": positive_number,
+    "initial_scale": positive_number,
+    "dynamic_scaling": boolean,
+    "growth_interval": _growth_interval,
+    "growth_factor": _growth_factor,
+    "backoff_factor": _backoff_factor,
+    "min_scale": positive_number,
+    "max_scale": positive_number,
+}
+
+
+class LossScaler:
+    """Keeps a global loss scale, applies it and takes it back, and adjusts it to overflows.
+
+    Gradients are NumPy arrays, NdArrays or Variables, one or a list; the gradient of a Variable is its
+    `.grad`. They are divided in float32, or in float64 where they are float64. Arguments are attributes that
+    may be set at any time, and are checked then.
+
+    Args:
+        initial_scale: the scale to start with.
+        dynamic_scaling: adjust the scale; False keeps it.
+        growth_interval: the scale grows after so many good updates in a row.
+        growth_factor: what it is multiplied by then.
+        backoff_factor: what it is multiplied by after an overflow.
+        min_scale: the scale goes no lower. An overflow there is reported once, as a warning.
+        max_scale: the scale goes no higher.
+
+    Attributes:
+        scale: the current scale.
+        total_updates: number of `unscale_gradients_and_check` since the start or the last `reset`.
+        skipped_updates: how many of them found an overflow.
+
+    Raises:
+        TypeError: an argument is of the wrong type; a boolean is not taken for a number.
+        ValueError: an argument is out of range.
+
+    Example:
+        >>> import numpy as np
+        >>> scaler = LossScaler(initial_scale=1024.0)
+        >>> gradient = np.array([512.0, 2048.0], np.float32)
+        >>> scaler.unscale_gradients_and_check(gradient)
+        True
+        >>> gradient
+        array([0.5, 2. ], dtype=float32)
+        >>> scaler.unscale_gradients_and_check(np.array([np.inf], np.float32)), scaler.scale
+        (False, 512.0)
+    """
+
+    scale: float
+    initial_scale: float
+    dynamic_scaling: bool
+    growth_interval: int
+    growth_factor: float
+    backoff_factor: float
+    min_scale: float
+    max_scale: float
+
+    def __init__(
+        self,
+        initial_scale: float = 65536.0,
+        dynamic_scaling: bool = True,
+        growth_interval: int = 2000,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        min_scale: float = 1.0,
+        max_scale: float = 16777216.0,
+    ) -> None:
+        self.initial_scale = initial_scale
+        self.dynamic_scaling = dynamic_scaling
+        self.growth_interval = growth_interval
+        self.growth_factor = growth_factor
+        self.backoff_factor = backoff_factor
+        self.min_scale = min_scale
+        self.max_scale = max_scale
+        if not self.min_scale <= self.initial_scale <= self.max_scale:
+            raise ValueError(
+                f"initial_scale={initial_scale!r} must lie between min_scale={min_scale!r} "
+                f"and max_scale={max_scale!r}"
+            )
+        self.reset()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        check = _CHECKS.get(name)
+        super().__setattr__(name, value if check is None else check(name, value))
+
+    @property
+    def overflow_rate(self) -> float:
+        """Share of the updates that were skipped; 0.0 before the first."""
+        return self.skipped_updates / self.total_updates if self.total_updates else 0.0
+
+    def scale_loss(self, loss: Any) -> Any:
+        """The loss (Variable, NdArray, NumPy array or float) times the scale; of NumPy's float16, float32 comes."""
+        if isinstance(loss, (np.ndarray, np.generic)):
+            return loss * np.asarray(self.scale, dtype=np.result_type(loss, np.float32))
+        if isinstance(loss, (nn.Variable, nn.NdArray)):
+            return loss * self.scale
+        return number("loss", loss) * self.scale
+
+    def unscale_gradient(self, gradient: Gradient) -> Gradient:
+        """One gradient divided by the scale.
+
+        An NdArray or Variable is divided where it stands, ready for the solver, and handed back; one of
+        float16 becomes float32. A NumPy array is left as it is, and a new one of float32 (or float64) is
+        returned.
+
+        Raises:
+            TypeError: not a gradient, or not of a floating dtype.
+            ValueError: nothing was ever written to the gradient.
+        """
+        return self.unscale_gradients([gradient])[0]
+
+    def unscale_gradients(self, gradients: Gradients) -> List[Gradient]:
+        """`unscale_gradient` of each; nothing is touched when one of them is refused."""
+        return [unscaled(gradient, self.scale) for gradient in as_list(gradients)]
+
+    def has_overflow(self, x: Gradients) -> bool:
+        """True when `x` (for a Variable: its gradient) holds an infinity or a NaN; one or a list."""
+        return any(has_nonfinite(item) for item in as_list(x))
+
+    def detect_overflow(self, gradients: Gradients) -> bool:
+        """True when any of the gradients holds an infinity or a NaN."""
+        return self.has_overflow(gradients)
+
+    def unscale_gradients_and_check(self, gradients: Gradients) -> bool:
+        """Unscale the gradients where they stand, look for an overflow, and adjust the scale.
+
+        A NumPy array that cannot hold the result, one of float16 or one that is read-only, is replaced in the
+        list by a float32 array.
+
+        Returns:
+            True when the gradients are good for an update; False when the update is to be skipped, because
+            one of them is an infinity or a NaN. What they then hold is of no use.
+
+        Raises:
+            TypeError: a NumPy array needs to be replaced, but `gradients` is not a list.
+            TypeError, ValueError: as `unscale_gradient`. In every case nothing has been touched.
+        """
+        items = as_list(gradients)
+        if not isinstance(gradients, list) and not all(map(divisible_in_place, items)):
+            raise TypeError(
+                "gradients holds a float16 or read-only NumPy array, which cannot be unscaled in place; "
+                "put the gradients in a list, where it is replaced by a float32 array"
+            )
+        for i, gradient in enumerate(items):
+            result = unscaled(gradient, self.scale)
+            if isinstance(gradient, np.ndarray) and divisible_in_place(gradient):
+                gradient[...] = result
+            elif isinstance(gradients, list):
+                gradients[i] = items[i] = result
+        usable = not any(has_nonfinite(gradient) for gradient in items)
+        self._adjust(usable)
+        return usable
+
+    def reset(self, new_initial_scale: Optional[float] = None) -> None:
+        """Start again: counts at 0, the scale at `initial_scale`, which `new_initial_scale` replaces."""
+        if new_initial_scale is not None:
+            self.initial_scale = new_initial_scale
+        self.scale = self.initial_scale
+        self.total_updates = 0
+        self.skipped_updates = 0
+        self._good_updates = 0
+        self._warned = False
+
+    def __str__(self) -> str:
+        kind = "dynamic" if self.dynamic_scaling else "constant"
+        return (
+            f"LossScaler: {kind} scale {self.scale:g}, {self.total_updates} updates, "
+            f"{self.skipped_updates} skipped ({self.overflow_rate:.1%})"
+        )
+
+    def _adjust(self, usable: bool) -> None:
+        self.total_updates += 1
+        if usable:
+            self._good_updates += 1
+            if self.dynamic_scaling and self._good_updates >= self.growth_interval:
+                self._good_updates = 0
+                self.scale = min(self.scale * self.growth_factor, max(self.max_scale, self.scale))
+            return
+        self.skipped_updates += 1
+        self._good_updates = 0
+        if not self.dynamic_scaling:
+            return
+        if self.scale <= self.min_scale and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"gradients overflow at min_scale={self.min_scale:g}: the scale is not the cause; "
+                "look at the loss, the data and the learning rate",
+                LossScaleWarning,
+                stacklevel=3,
+            )
+        self.scale = max(self.scale * self.backoff_factor, min(self.min_scale, self.scale))
