@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks that every kernel backend makes of what it is given."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from nnabla import NdArray
+
+_IS_HALF = {np.dtype(np.float32): False, np.dtype(np.float16): True}
+
+
+def is_half(x: NdArray, argument: str = "x") -> bool:
+    """Whether `x` holds float16 rather than float32.
+
+    Raises:
+        TypeError: it holds something else.
+    """
+    try:
+        return _IS_HALF[x.dtype]
+    except KeyError:
+        raise TypeError(f"{argument} is {x.dtype}; the kernels work on float32 and float16 arrays") from None
+
+
+def require_float32(x: NdArray, argument: str) -> None:
+    """Raise TypeError unless `x` is float32."""
+    if is_half(x, argument):
+        raise TypeError(f"{argument} is float16; a float32 array is needed here")
+
+
+def require_same_size(source: NdArray, target: NdArray) -> int:
+    """The size that both arrays have.
+
+    Raises:
+        ValueError: they have different sizes.
+    """
+    size: int = source.size
+    if target.size != size:
+        raise ValueError(f"arrays of different sizes: {source.shape} and {target.shape}")
+    return size
+
+
+def unscaling_factor(scale: float) -> float:
+    """1 / scale.
+
+    Raises:
+        ValueError: `scale` is not a positive finite number.
+    """
+    scale = float(scale)
+    if not 0.0 < scale < math.inf:
+        raise ValueError(f"scale={scale} must be a positive finite number")
+    return 1.0 / scale

@@ -1,0 +1,428 @@
+# SPDX-License-Identifier: Apache-2.0
+# mypy: ignore-errors
+"""The CPU kernels' loops, compiled by numba: they take addresses and hand back numbers.
+
+Every loop walks its arrays in blocks that stay in the first-level cache. A block goes through a vectorized
+fast path that assumes ordinary numbers; the largest magnitude found in it tells whether that was true, and a
+block where it was not goes through a careful one. Float16 blocks are widened into a float32 buffer first.
+Numbers are handled as bit patterns, whose unsigned order is the order of magnitudes: an integer maximum sees
+infinities and NaNs, a floating point one may not.
+
+The types are numba's to infer. All compiled code lives in this one file because numba's cache on disk notices
+changes in a function's own file only.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import numba
+import numpy as np
+from numba import carray, types
+from numba.extending import intrinsic
+
+# Elements. Two blocks fill half of a small first-level cache; a float32 sum of one loses less than 4e-6.
+BLOCK = 2048
+
+# Sums may be taken in any order; NaNs and infinities stay real. `exact` says so aloud: a function that says
+# nothing inherits the freedom of whichever caller happens to be compiled first, and (x + c) - c becomes x.
+summing = numba.njit(fastmath={"reassoc", "nsz", "contract"})
+exact = numba.njit(fastmath=False)
+
+PEEK = 64  # how many elements of a block are looked at beforehand
+
+SIGN = np.uint32(0x80000000)
+MAGNITUDE = np.uint32(0x7FFFFFFF)
+EXPONENT = np.uint32(0x7F800000)  # also the bit pattern of infinity
+QUIET_NAN = np.uint32(0x7FC00000)
+ZERO = np.uint32(0)
+ONE = np.uint32(1)
+NO_ELEMENT = np.uint32(0xFFFFFFFF)  # the minimum of magnitude - 1 when there is no non-zero element
+
+# Between these a block's largest square and its sum of squares are far from float32's limits, so squares that
+# underflow are too small to count beside it.
+SAFE_TO_SQUARE_FROM = np.uint32((127 - 50) << 23)
+SAFE_TO_SQUARE_TO = np.uint32((127 + 50) << 23)
+
+HALF_INFINITY = np.uint32(0x7C00)
+HALF_SMALLEST_NORMAL = np.uint32(0x0400)
+HALF_QUIET_NAN = np.uint32(0x7E00)
+HALF_REBIAS = np.uint32((127 - 15) << 23)
+HALF_SUBNORMAL = np.float32(2.0**-24)
+FLOAT32_HALF_NORMAL = np.uint32((127 - 14) << 23)  # 2^-14
+FLOAT32_HALF_OVERFLOW = np.uint32(
+    0x477FF000
+)  # 65520, halfway between the largest float16 and the next power of two
+HALF_ULP_BELOW_ONE = np.float32(
+    0.5
+)  # numbers in [0.5, 1) are multiples of 2^-24, float16's smallest subnormal
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile at the first call, and keep the machine code on disk where there is a place for it."""
+    try:
+        return numba.njit(nogil=True, cache=True)(function)
+    except RuntimeError:  # neither the package's directory nor a user cache directory can be written
+        return numba.njit(nogil=True)(function)
+
+
+@intrinsic
+def _pointer(typing_context, address):
+    def generate(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
+
+    return types.voidptr(types.int64), generate
+
+
+@intrinsic
+def _as_float(typing_context, bits):
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], context.get_value_type(types.float32))
+
+    return types.float32(types.uint32), generate
+
+
+@intrinsic
+def _as_bits(typing_context, value):
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], context.get_value_type(types.uint32))
+
+    return types.uint32(types.float32), generate
+
+
+# ---- float16 <-> float32, exact up and half to even down
+
+
+@exact
+def _widen(halves, bits):
+    for i in range(halves.size):
+        half = np.uint32(halves[i])
+        magnitude = np.uint32(half & np.uint32(0x7FFF))
+        shifted = np.uint32(np.uint32(magnitude << np.uint32(13)) + HALF_REBIAS)
+        if magnitude >= HALF_INFINITY:
+            shifted = np.uint32(shifted + HALF_REBIAS)
+        if magnitude < HALF_SMALLEST_NORMAL:
+            shifted = _as_bits(np.float32(np.float32(np.int32(magnitude)) * HALF_SUBNORMAL))
+        bits[i] = np.uint32(shifted | np.uint32(np.uint32(half << np.uint32(16)) & SIGN))
+
+
+@exact
+def _narrow(bits, halves):
+    for i in range(bits.size):
+        magnitude = np.uint32(bits[i] & MAGNITUDE)
+        odd = np.uint32(np.uint32(magnitude >> np.uint32(13)) & ONE)
+        rounded = np.uint32(np.uint32(magnitude - HALF_REBIAS) + np.uint32(np.uint32(0xFFF) + odd))
+        half = np.uint32(rounded >> np.uint32(13))
+        if magnitude < FLOAT32_HALF_NORMAL:
+            subnormal = np.float32(_as_float(magnitude) + HALF_ULP_BELOW_ONE)
+            half = np.uint32(_as_bits(subnormal) - _as_bits(HALF_ULP_BELOW_ONE))
+        if magnitude >= FLOAT32_HALF_OVERFLOW:
+            half = HALF_INFINITY
+        if magnitude > EXPONENT:
+            half = HALF_QUIET_NAN
+        sign = np.uint32(np.uint32(bits[i] & SIGN) >> np.uint32(16))
+        halves[i] = np.uint16(half | sign)
+
+
+# ---- statistics: (sum, sum of squares, largest magnitude, smallest non-zero magnitude - 1, zeros, nonfinite)
+
+
+@summing
+def _statistics_of_ordinary(bits):
+    total, squares = np.float32(0), np.float32(0)
+    largest, smallest_less_one, zeros = ZERO, NO_ELEMENT, ZERO
+    for i in range(bits.size):
+        value = _as_float(bits[i])
+        magnitude = np.uint32(bits[i] & MAGNITUDE)
+        largest = np.uint32(max(largest, magnitude))
+        smallest_less_one = np.uint32(
+            min(smallest_less_one, np.uint32(magnitude - ONE))
+        )  # 0 - 1 wraps to the top
+        zeros = np.uint32(zeros + np.uint32(magnitude == ZERO))
+        total += value
+        squares += value * value
+    return total, squares, largest, smallest_less_one, zeros
+
+
+@summing
+def _statistics_of_any(bits):
+    total, squares = 0.0, 0.0
+    largest, smallest_less_one, zeros, nonfinite = ZERO, NO_ELEMENT, 0, 0
+    for i in range(bits.size):
+        magnitude = np.uint32(bits[i] & MAGNITUDE)
+        is_finite = magnitude < EXPONENT
+        finite_magnitude = magnitude if is_finite else ZERO
+        value = np.float64(_as_float(bits[i] if is_finite else ZERO))
+        total += value
+        squares += value * value
+        largest = np.uint32(max(largest, finite_magnitude))
+        smallest_less_one = np.uint32(min(smallest_less_one, np.uint32(finite_magnitude - ONE)))
+        zeros += magnitude == ZERO
+        nonfinite += not is_finite
+    return total, squares, largest, smallest_less_one, zeros, nonfinite
+
+
+@exact
+def _largest(bits):
+    largest = ZERO
+    for i in range(bits.size):
+        largest = np.uint32(max(largest, np.uint32(bits[i] & MAGNITUDE)))
+    return largest
+
+
+@exact
+def _can_square(largest):
+    return largest == ZERO or (SAFE_TO_SQUARE_FROM <= largest <= SAFE_TO_SQUARE_TO)
+
+
+@exact
+def _block_statistics(bits):
+    if not _can_square(
+        _largest(bits[:PEEK])
+    ):  # squares that are subnormal cost a hundred times an ordinary one
+        return _statistics_of_any(bits)
+    total, squares, largest, smallest_less_one, zeros = _statistics_of_ordinary(bits)
+    if _can_square(largest):
+        return np.float64(total), np.float64(squares), largest, smallest_less_one, np.int64(zeros), 0
+    return _statistics_of_any(bits)
+
+
+@exact
+def _magnitudes(largest, smallest_less_one):
+    smallest = np.uint32(smallest_less_one + ONE)  # wraps back to zero when there was no non-zero element
+    return np.float64(_as_float(largest)), np.float64(_as_float(smallest))
+
+
+@exact
+def _count_exponents(bits, counts):
+    for i in range(bits.size):
+        counts[np.uint32(np.uint32(bits[i] & EXPONENT) >> np.uint32(23))] += 1
+
+
+@compiled
+def statistics(address, size, is_half, counts_address):
+    """(sum, sum of squares, abs_max, abs_min, zeros, nonfinite).
+
+    counts_address: 256 int64 to which the binary exponents are added, or 0.
+    """
+    halves = carray(_pointer(address), (size,), np.uint16)
+    bits = carray(_pointer(address), (size,), np.uint32)
+    counts = carray(_pointer(counts_address), (256,), np.int64)
+    buffer = np.empty(BLOCK if is_half else 0, np.uint32)
+    total, squares = 0.0, 0.0
+    largest, smallest_less_one, zeros, nonfinite = ZERO, NO_ELEMENT, 0, 0
+    for start in range(0, size, BLOCK):
+        stop = min(start + BLOCK, size)
+        if is_half:
+            block = buffer[: stop - start]
+            _widen(halves[start:stop], block)
+        else:
+            block = bits[start:stop]
+        block_statistics = _block_statistics(block)
+        total += block_statistics[0]
+        squares += block_statistics[1]
+        largest = max(largest, block_statistics[2])
+        smallest_less_one = min(smallest_less_one, block_statistics[3])
+        zeros += block_statistics[4]
+        nonfinite += block_statistics[5]
+        if counts_address != 0:
+            _count_exponents(block, counts)
+    abs_max, abs_min = _magnitudes(largest, smallest_less_one)
+    return total, squares, abs_max, abs_min, zeros, nonfinite
+
+
+# ---- scaling: each returns the largest magnitude of what it wrote, which shows infinities and NaNs
+
+
+@exact
+def _scale(bits, factor):
+    largest = ZERO
+    for i in range(bits.size):
+        result = _as_bits(np.float32(_as_float(bits[i]) * factor))
+        bits[i] = result
+        largest = np.uint32(max(largest, np.uint32(result & MAGNITUDE)))
+    return largest
+
+
+@exact
+def _scale_into(source, target, factor):
+    largest = ZERO
+    for i in range(source.size):
+        result = _as_bits(np.float32(_as_float(source[i]) * factor))
+        target[i] = result
+        largest = np.uint32(max(largest, np.uint32(result & MAGNITUDE)))
+    return largest
+
+
+@exact
+def _scale_add(source, target, factor):
+    largest = ZERO
+    for i in range(source.size):
+        product = np.float32(_as_float(source[i]) * factor)
+        result = _as_bits(np.float32(_as_float(target[i]) + product))
+        target[i] = result
+        largest = np.uint32(max(largest, np.uint32(result & MAGNITUDE)))
+    return largest
+
+
+@compiled
+def scaled_copy(source, target, size, is_half, factor):
+    """Write factor * source to target; both addresses may be the same."""
+    factor = np.float32(factor)
+    source_halves = carray(_pointer(source), (size,), np.uint16)
+    target_halves = carray(_pointer(target), (size,), np.uint16)
+    source_bits = carray(_pointer(source), (size,), np.uint32)
+    target_bits = carray(_pointer(target), (size,), np.uint32)
+    if is_half:
+        buffer = np.empty(BLOCK, np.uint32)
+        for start in range(0, size, BLOCK):
+            stop = min(start + BLOCK, size)
+            block = buffer[: stop - start]
+            _widen(source_halves[start:stop], block)
+            _scale(block, factor)
+            _narrow(block, target_halves[start:stop])
+    elif source == target:  # one array, or the compiler must assume that a store changes the next load
+        _scale(target_bits, factor)
+    else:
+        _scale_into(source_bits, target_bits, factor)
+
+
+@compiled
+def unscale_add(source, master, size, is_half, factor, accumulate):
+    """Write or add factor * source to master, in float32; whether a result is not finite."""
+    factor = np.float32(factor)
+    source_halves = carray(_pointer(source), (size,), np.uint16)
+    source_bits = carray(_pointer(source), (size,), np.uint32)
+    master_bits = carray(_pointer(master), (size,), np.uint32)
+    buffer = np.empty(BLOCK if is_half else 0, np.uint32)
+    largest = ZERO
+    for start in range(0, size, BLOCK):
+        stop = min(start + BLOCK, size)
+        target = master_bits[start:stop]
+        if is_half:
+            block = buffer[: stop - start]
+            _widen(source_halves[start:stop], block)
+        else:
+            block = source_bits[start:stop]
+        if accumulate:
+            largest = max(largest, _scale_add(block, target, factor))
+        elif source == master:
+            largest = max(largest, _scale(target, factor))
+        else:
+            largest = max(largest, _scale_into(block, target, factor))
+    return largest >= EXPONENT
+
+
+# ---- rounding to a storage format
+
+
+@exact
+def _round_to_multiple(magnitude, smallest_normal, dropped):
+    # Adding 2^(e + dropped), e the exponent of the number or of the smallest normal one if that is larger,
+    # leaves just the bits that the format keeps; the addition itself rounds half to even.
+    exponent = np.uint32(max(np.uint32(magnitude & EXPONENT), smallest_normal))
+    shifter = _as_float(np.uint32(exponent + np.uint32(dropped << np.uint32(23))))
+    return _as_bits(np.float32(np.float32(_as_float(magnitude) + shifter) - shifter))
+
+
+@exact
+def _round_any(magnitude, smallest_normal, dropped, largest_kept, overflow):
+    if magnitude > EXPONENT:
+        return magnitude
+    if magnitude > largest_kept:
+        return overflow
+    if magnitude < smallest_normal:
+        return _round_to_multiple(magnitude, smallest_normal, dropped)
+    unit = np.uint32(ONE << dropped)
+    odd = np.uint32(np.uint32(magnitude >> dropped) & ONE)
+    rounded = np.uint32(np.uint32(magnitude + odd) + np.uint32(np.uint32(unit >> ONE) - ONE))
+    return np.uint32(rounded & ~np.uint32(unit - ONE))
+
+
+@summing
+def _round_ordinary(bits, smallest_normal, dropped):
+    total, squares = np.float32(0), np.float32(0)
+    smallest_less_one, zeros, zeros_before = NO_ELEMENT, ZERO, ZERO
+    for i in range(bits.size):
+        magnitude = np.uint32(bits[i] & MAGNITUDE)
+        rounded = _round_to_multiple(magnitude, smallest_normal, dropped)
+        result = np.uint32(rounded | np.uint32(bits[i] & SIGN))
+        bits[i] = result
+        smallest_less_one = np.uint32(min(smallest_less_one, np.uint32(rounded - ONE)))
+        zeros = np.uint32(zeros + np.uint32(rounded == ZERO))
+        zeros_before = np.uint32(zeros_before + np.uint32(magnitude == ZERO))
+        value = _as_float(result)
+        total += value
+        squares += value * value
+    return total, squares, smallest_less_one, zeros, zeros_before
+
+
+@exact
+def _round_any_block(bits, smallest_normal, dropped, largest_kept, overflow):
+    underflowed, overflowed = 0, 0
+    for i in range(bits.size):
+        magnitude = np.uint32(bits[i] & MAGNITUDE)
+        rounded = _round_any(magnitude, smallest_normal, dropped, largest_kept, overflow)
+        bits[i] = np.uint32(rounded | np.uint32(bits[i] & SIGN))
+        underflowed += rounded == ZERO and magnitude != ZERO
+        overflowed += rounded >= EXPONENT and magnitude < EXPONENT
+    return underflowed, overflowed
+
+
+@exact
+def _copy_and_largest(source, target):
+    largest = ZERO
+    for i in range(source.size):
+        target[i] = source[i]
+        largest = np.uint32(max(largest, np.uint32(source[i] & MAGNITUDE)))
+    return largest
+
+
+@compiled
+def round_to_format(source, target, size, mantissa_bits, smallest_normal, largest, has_infinity):
+    """As `statistics` of the rounded values, then the counts of underflows and overflows; see `Format`."""
+    smallest_normal, max_bits = _as_bits(np.float32(smallest_normal)), _as_bits(np.float32(largest))
+    dropped = np.uint32(23 - mantissa_bits)  # at least 1
+    halfway_to_overflow = np.uint32(max_bits + np.uint32(ONE << np.uint32(dropped - ONE)))
+    # A tie goes to the even neighbour: to `largest` itself if its last bit is 0, else beyond it.
+    largest_kept = np.uint32(halfway_to_overflow - np.uint32(np.uint32(max_bits >> dropped) & ONE))
+    overflow = EXPONENT if has_infinity else QUIET_NAN
+    largest_shiftable = np.uint32(np.uint32(np.uint32(254) - dropped) << np.uint32(23))
+    source_bits = carray(_pointer(source), (size,), np.uint32)
+    target_bits = carray(_pointer(target), (size,), np.uint32)
+    total, squares = 0.0, 0.0
+    abs_largest, smallest_less_one, zeros, nonfinite = ZERO, NO_ELEMENT, 0, 0
+    underflowed, overflowed = 0, 0
+    for start in range(0, size, BLOCK):
+        stop = min(start + BLOCK, size)
+        block = target_bits[start:stop]
+        if source == target:
+            largest_before = _largest(block)
+        else:
+            largest_before = _copy_and_largest(source_bits[start:stop], block)
+        rounded_largest = ZERO
+        ordinary = largest_before <= largest_kept and largest_before <= largest_shiftable
+        if ordinary:
+            rounded_largest = _round_to_multiple(largest_before, smallest_normal, dropped)
+            ordinary = _can_square(rounded_largest)
+        if ordinary:
+            ordinary_block = _round_ordinary(block, smallest_normal, dropped)
+            total += np.float64(ordinary_block[0])
+            squares += np.float64(ordinary_block[1])
+            abs_largest = max(abs_largest, rounded_largest)  # rounding is monotonic
+            smallest_less_one = min(smallest_less_one, ordinary_block[2])
+            zeros += np.int64(ordinary_block[3])
+            underflowed += np.int64(ordinary_block[3]) - np.int64(ordinary_block[4])
+        else:
+            flushed, lost = _round_any_block(block, smallest_normal, dropped, largest_kept, overflow)
+            underflowed += flushed
+            overflowed += lost
+            block_statistics = _statistics_of_any(block)
+            total += block_statistics[0]
+            squares += block_statistics[1]
+            abs_largest = max(abs_largest, block_statistics[2])
+            smallest_less_one = min(smallest_less_one, block_statistics[3])
+            zeros += block_statistics[4]
+            nonfinite += block_statistics[5]
+    abs_max, abs_min = _magnitudes(abs_largest, smallest_less_one)
+    return total, squares, abs_max, abs_min, zeros, nonfinite, underflowed, overflowed

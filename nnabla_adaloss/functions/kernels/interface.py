@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every kernel backend can do with the memory of an nnabla array."""
+
+from __future__ import annotations
+
+from typing import Iterable, NamedTuple, Protocol, Tuple
+
+import numpy as np
+from nnabla import NdArray
+from numpy.typing import NDArray
+
+from nnabla_adaloss.core.formats import Format
+from nnabla_adaloss.core.statistics import ArrayStatistics
+
+EXPONENT_BINS = 256
+"""Length of an exponent histogram: one bin per value of float32's exponent field."""
+
+ExponentHistogram = NDArray[np.int64]
+"""Counts by binary exponent, shape (256,): bin e counts the x with 2^(e-127) <= |x| < 2^(e-126).
+
+Bin 0 holds the zeros and whatever is below 2^-126, bin 255 the infinities and NaNs.
+"""
+
+
+class RoundingStatistics(NamedTuple):
+    """What rounding an array to a storage format did.
+
+    Attributes:
+        statistics: statistics of the rounded values.
+        underflowed: how many non-zero elements became zero.
+        overflowed: how many finite elements became an infinity (or NaN, in a format without infinities).
+    """
+
+    statistics: ArrayStatistics
+    underflowed: int
+    overflowed: int
+
+
+class GradientToUnscale(NamedTuple):
+    """One entry of `Kernels.unscale_add_all`; the fields are the arguments of `Kernels.unscale_add`."""
+
+    source: NdArray
+    master: NdArray
+    scale: float
+    accumulate: bool
+
+
+class Kernels(Protocol):
+    """Elementwise passes over float32 and float16 nnabla arrays, each reading its input once.
+
+    An array's own dtype is used and never changed: asking nnabla for a float16 view of a float32 parameter
+    would turn the master weights into float16 for good. Shapes do not matter, only sizes do; empty arrays are
+    allowed. Arithmetic is float32 whatever the storage. Sums are good to 4e-6 of the sum of magnitudes at
+    worst (1e-7 ordinarily), everything else is exact.
+
+    nnabla marks an array on which `zero()` was called as lazily zero (`NdArray.zeroing`), and a solver passes
+    over parameters whose gradient still bears that mark. Reaching an array's memory removes it, so callers
+    that care look at `zeroing` first.
+
+    Raises:
+        TypeError: an array is neither float32 nor float16 (any method).
+    """
+
+    def statistics(self, x: NdArray) -> ArrayStatistics:
+        """Sums, extremes and counts of `x`."""
+
+    def exponent_histogram(self, x: NdArray) -> Tuple[ArrayStatistics, ExponentHistogram]:
+        """The statistics of `x` and, from the same pass, how many elements have each binary exponent."""
+
+    def scaled_copy(self, source: NdArray, target: NdArray, alpha: float) -> None:
+        """Write alpha * source to `target`, another array of that size, which takes the source's dtype."""
+
+    def scale_(self, x: NdArray, alpha: float) -> None:
+        """Multiply `x` by alpha in place."""
+
+    def unscale_add(self, source: NdArray, master: NdArray, scale: float, *, accumulate: bool) -> bool:
+        """Write source / scale to `master`, or add it, in float32.
+
+        Args:
+            source: the scaled gradient, float32 or float16. Without `accumulate` it may be `master` itself.
+            master: the unscaled gradient, float32, of the same size. Without `accumulate` its old content is
+                not read, so it need not be initialized.
+            scale: the divisor. The source is multiplied by ``float32(1 / scale)``: exact for powers of two.
+            accumulate: add to `master` in place of overwriting it.
+
+        Returns:
+            found_inf: whether an infinity or NaN is in `source` or in the result.
+
+        Raises:
+            ValueError: `scale` is not a positive finite number, or the sizes differ.
+        """
+
+    def unscale_add_all(self, gradients: Iterable[GradientToUnscale]) -> bool:
+        """`unscale_add` for many gradients, with one found_inf over all of them."""
+
+    def round_to_format(self, source: NdArray, target: NdArray, storage: Format) -> RoundingStatistics:
+        """Write source, rounded half to even to the numbers that `storage` can hold, to `target` as float32.
+
+        As IEEE 754 rounds: results below the normal range become subnormals or zero, results beyond the range
+        infinity (NaN in a format without infinities), NaN stays NaN and -0.0 stays -0.0.
+
+        Args:
+            source: float32.
+            target: float32 or uninitialized, same size; may be `source` itself.
+            storage: the format, see `nnabla_adaloss.core.formats`.
+        """

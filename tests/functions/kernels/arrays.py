@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays for the kernel tests, and what the kernels must make of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import nnabla as nn
+import numpy as np
+from numpy.typing import NDArray
+
+from nnabla_adaloss.core.formats import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16
+from nnabla_adaloss.core.statistics import ArrayStatistics, statistics_of
+
+Array = NDArray[Any]
+
+NARROW_DTYPES = {
+    FLOAT16: np.float16,
+    BFLOAT16: ml_dtypes.bfloat16,
+    FLOAT8_E5M2: ml_dtypes.float8_e5m2,
+    FLOAT8_E4M3: ml_dtypes.float8_e4m3fn,
+}
+SPECIAL_VALUES = [
+    *(0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -2.5, 65504.0, -65520.0, 6e-8, 3e-8, -1e-7),
+    *(1e-40, -1e-45, 3.4028235e38, -3.4028235e38, 2.0**-126, 448.0, 464.0, 465.0, 57344.0, 61440.0),
+]
+
+
+def nd_array(values: object, dtype: object = np.float32) -> nn.NdArray:
+    with np.errstate(over="ignore"):
+        return nn.NdArray.from_numpy_array(np.asarray(values).astype(dtype))
+
+
+def assert_statistics(actual: ArrayStatistics, values: Array) -> None:
+    """Everything exact but the sums, which are good to 4e-6 of the sum of magnitudes."""
+    expected = statistics_of(values)
+    wide = values.astype(np.float64)
+    magnitude = np.abs(wide[np.isfinite(wide)]).sum()
+    assert abs(actual.sum - expected.sum) <= 4e-6 * magnitude
+    assert abs(actual.sum_of_squares - expected.sum_of_squares) <= 4e-6 * expected.sum_of_squares
+    assert actual._replace(sum=0, sum_of_squares=0) == expected._replace(sum=0, sum_of_squares=0)
+
+
+def assert_same_floats(actual: Array, expected: Array) -> None:
+    """Equal bit for bit, the payloads of NaNs aside."""
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    np.testing.assert_array_equal(np.isnan(actual), np.isnan(expected))
+    numbers = ~np.isnan(expected)
+    bits = np.uint32 if expected.dtype == np.float32 else np.uint16
+    np.testing.assert_array_equal(actual[numbers].view(bits), expected[numbers].view(bits))
+
+
+def scaled(values: Array, alpha: float) -> Array:
+    """alpha * values in float32, rounded to the dtype of `values`."""
+    with np.errstate(all="ignore"):
+        product = values.astype(np.float32) * np.float32(alpha)
+        return np.asarray(product.astype(values.dtype))

@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `Kernels` promises, asked of every backend."""
+
+from __future__ import annotations
+
+import math
+
+import nnabla as nn
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from nnabla_adaloss.core.formats import FLOAT16, FLOAT32, FORMATS, Format
+from nnabla_adaloss.functions.kernels import EXPONENT_BINS, GradientToUnscale, Kernels
+from tests.functions.kernels.arrays import (
+    NARROW_DTYPES,
+    SPECIAL_VALUES,
+    assert_same_floats,
+    assert_statistics,
+    nd_array,
+    scaled,
+)
+
+DTYPES = [np.float32, np.float16]
+LENGTHS = [0, 1, 2, 31, 33, 1023, 5000]
+NARROW_FORMATS = list(NARROW_DTYPES)
+
+float32_bits = hnp.arrays(np.uint32, st.integers(0, 70), elements=st.integers(0, 2**32 - 1))
+float16_bits = hnp.arrays(np.uint16, st.integers(0, 70), elements=st.integers(0, 2**16 - 1))
+arrays = st.one_of(
+    float32_bits.map(lambda bits: bits.view(np.float32)), float16_bits.map(lambda bits: bits.view(np.float16))
+)
+powers_of_two = st.integers(-30, 30).map(lambda e: 2.0**e)
+# The session's kernels hold no state between examples.
+examples = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def normal(length: int, dtype: type, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(length).astype(dtype)
+
+
+def special_values(dtype: type) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return np.array(SPECIAL_VALUES).astype(dtype)
+
+
+# ---- statistics
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_statistics_of_normal_numbers(kernels: Kernels, length: int, dtype: type) -> None:
+    values = normal(length, dtype)
+    assert_statistics(kernels.statistics(nd_array(values, dtype)), values)
+
+
+@pytest.mark.parametrize("magnitude", [1e-45, 1e-38, 1e-22, 1e-15, 1e15, 1e22, 3e38])
+def test_statistics_when_float32_cannot_hold_the_squares(kernels: Kernels, magnitude: float) -> None:
+    values = (np.sign(normal(5000, np.float32)) * np.float32(magnitude)).astype(np.float32)
+    assert_statistics(kernels.statistics(nd_array(values)), values)
+
+
+def test_statistics_of_magnitudes_that_differ_between_blocks(kernels: Kernels) -> None:
+    values = normal(20000, np.float32)
+    values[:5000] *= np.float32(1e-25)
+    values[9000:9100] *= np.float32(1e25)
+    values[15000] = np.nan
+    assert_statistics(kernels.statistics(nd_array(values)), values)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_statistics_of_special_values(kernels: Kernels, dtype: type) -> None:
+    values = special_values(dtype)
+    assert_statistics(kernels.statistics(nd_array(values, dtype)), values)
+    for value in values:
+        assert_statistics(kernels.statistics(nd_array([value] * 3, dtype)), np.array([value] * 3))
+
+
+@examples
+@given(values=arrays)
+def test_statistics_of_any_bit_pattern(kernels: Kernels, values: np.ndarray) -> None:
+    assert_statistics(kernels.statistics(nd_array(values, values.dtype)), values)
+
+
+def test_statistics_of_every_float16(kernels: Kernels) -> None:
+    values = np.arange(65536, dtype=np.uint16).view(np.float16)
+    assert_statistics(kernels.statistics(nd_array(values, np.float16)), values)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_statistics_leave_the_array_as_it_was(kernels: Kernels, dtype: type) -> None:
+    values = normal(33, dtype)
+    x = nd_array(values, dtype)
+    kernels.statistics(x)
+    assert x.dtype == dtype
+    assert_same_floats(x.data, values)
+
+
+@examples
+@given(values=arrays)
+def test_exponent_histogram(kernels: Kernels, values: np.ndarray) -> None:
+    statistics, counts = kernels.exponent_histogram(nd_array(values, values.dtype))
+    assert_statistics(statistics, values)
+    wide = np.abs(values.astype(np.float32).astype(np.float64))
+    expected = np.zeros(EXPONENT_BINS, np.int64)
+    for value in wide:
+        if not math.isfinite(value):
+            expected[255] += 1
+        else:
+            expected[max(math.frexp(value)[1] - 1 + 127, 0) if value else 0] += 1
+    np.testing.assert_array_equal(counts, expected)
+
+
+# ---- scaling
+
+
+@pytest.mark.parametrize("alpha", [1.0, 2.0**-24, 2.0**20, 0.3, 0.0])
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scaling(kernels: Kernels, length: int, dtype: type, alpha: float) -> None:
+    values = normal(length, dtype)
+    values[:20] = special_values(dtype)[: min(length, 20)]
+    source, target = nd_array(values, dtype), nn.NdArray((length,))
+    kernels.scaled_copy(source, target, alpha)
+    assert_same_floats(target.data, scaled(values, alpha))
+    assert_same_floats(source.data, values)
+    kernels.scale_(source, alpha)
+    assert_same_floats(source.data, scaled(values, alpha))
+
+
+@examples
+@given(values=arrays, alpha=powers_of_two)
+def test_scaled_copy_of_any_bit_pattern(kernels: Kernels, values: np.ndarray, alpha: float) -> None:
+    target = nn.NdArray(values.shape)
+    kernels.scaled_copy(nd_array(values, values.dtype), target, alpha)
+    assert_same_floats(target.data, scaled(values, alpha))
+
+
+def test_scaled_copy_reuses_the_target(kernels: Kernels) -> None:
+    target = nn.NdArray((2, 3))
+    kernels.scaled_copy(nd_array(np.ones((2, 3))), target, 2.0)
+    kernels.scaled_copy(nd_array(np.ones((2, 3))), target, 4.0)
+    np.testing.assert_array_equal(target.data, np.full((2, 3), 4.0, np.float32))
+
+
+def test_sizes_must_agree(kernels: Kernels) -> None:
+    with pytest.raises(ValueError, match=r"different sizes: \(3,\) and \(4,\)"):
+        kernels.scaled_copy(nd_array([1, 2, 3]), nn.NdArray((4,)), 2.0)
+    with pytest.raises(ValueError, match="different sizes"):
+        kernels.unscale_add(nd_array([1, 2, 3]), nn.NdArray((4,)), 2.0, accumulate=False)
+    with pytest.raises(ValueError, match="different sizes"):
+        kernels.round_to_format(nd_array([1, 2, 3]), nn.NdArray((4,)), FLOAT16)
+
+
+def test_other_dtypes_are_refused(kernels: Kernels) -> None:
+    with pytest.raises(TypeError, match="int32"):
+        kernels.statistics(nd_array([1, 2], np.int32))
+    with pytest.raises(TypeError, match="source is float16"):
+        kernels.round_to_format(nd_array([1, 2], np.float16), nn.NdArray((2,)), FLOAT16)
+    with pytest.raises(TypeError, match="master is float16"):
+        kernels.unscale_add(nd_array([1, 2]), nd_array([1, 2], np.float16), 1.0, accumulate=True)
+
+
+# ---- unscaling
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**14, 2.0**-3, 3.0, 1000.1])
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_unscale_add(kernels: Kernels, length: int, dtype: type, scale: float) -> None:
+    values, old = normal(length, dtype), normal(length, np.float32, seed=1)
+    quotient = values.astype(np.float32) * np.float32(1.0 / scale)
+    source, master = nd_array(values, dtype), nn.NdArray((length,))
+    assert kernels.unscale_add(source, master, scale, accumulate=False) is False
+    assert_same_floats(master.data, quotient)
+    master = nd_array(old)
+    assert kernels.unscale_add(source, master, scale, accumulate=True) is False
+    assert_same_floats(master.data, old + quotient)
+    assert_same_floats(source.data, values)
+
+
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+def test_unscale_in_place(kernels: Kernels, scale: float) -> None:
+    values = normal(5000, np.float32)
+    x = nd_array(values)
+    assert kernels.unscale_add(x, x, scale, accumulate=False) is False
+    assert_same_floats(x.data, values / np.float32(scale))
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("position", [0, 17, 4999])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_found_inf_in_the_source(
+    kernels: Kernels, dtype: type, position: int, bad: float, accumulate: bool
+) -> None:
+    values = normal(5000, dtype)
+    values[position] = bad
+    assert kernels.unscale_add(nd_array(values, dtype), nd_array(np.ones(5000)), 2.0, accumulate=accumulate)
+
+
+def test_found_inf_in_place_with_scale_one(kernels: Kernels) -> None:
+    x = nd_array([1.0, np.inf])
+    assert kernels.unscale_add(x, x, 1.0, accumulate=False) is True
+
+
+def test_found_inf_in_the_result(kernels: Kernels) -> None:
+    large = nd_array([3e38, 1.0])
+    assert kernels.unscale_add(large, nn.NdArray((2,)), 0.25, accumulate=False) is True
+    assert kernels.unscale_add(large, nd_array([3e38, 1.0]), 1.0, accumulate=True) is True
+    assert kernels.unscale_add(large, nd_array([1.0, np.nan]), 1.0, accumulate=True) is True
+
+
+def test_the_master_is_not_read_without_accumulate(kernels: Kernels) -> None:
+    master = nd_array([np.nan, np.inf])
+    assert kernels.unscale_add(nd_array([2.0, 4.0]), master, 2.0, accumulate=False) is False
+    assert_same_floats(master.data, np.array([1.0, 2.0], np.float32))
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, np.inf, np.nan])
+def test_scale_must_be_positive_and_finite(kernels: Kernels, scale: float) -> None:
+    with pytest.raises(ValueError, match="scale="):
+        kernels.unscale_add(nd_array([1.0]), nn.NdArray((1,)), scale, accumulate=False)
+
+
+def test_unscale_add_all(kernels: Kernels) -> None:
+    gradients = [
+        GradientToUnscale(nd_array([2.0, 4.0], np.float16), nd_array([1.0, 1.0]), 2.0, True),
+        GradientToUnscale(nd_array([8.0]), nn.NdArray((1,)), 4.0, False),
+        GradientToUnscale(nd_array([]), nn.NdArray((0,)), 4.0, False),
+    ]
+    assert kernels.unscale_add_all(gradients) is False
+    assert_same_floats(gradients[0].master.data, np.array([2.0, 3.0], np.float32))
+    assert_same_floats(gradients[1].master.data, np.array([2.0], np.float32))
+    bad = GradientToUnscale(nd_array([np.inf]), nn.NdArray((1,)), 4.0, False)
+    assert kernels.unscale_add_all([bad, *gradients]) is True
+    assert kernels.unscale_add_all([]) is False
+
+
+# ---- rounding
+
+
+def check_rounding(kernels: Kernels, values: np.ndarray, storage: Format) -> None:
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = values.astype(NARROW_DTYPES[storage]).astype(np.float32)
+    source, target = nd_array(values), nn.NdArray(values.shape)
+    for result in (target, source):
+        statistics, underflowed, overflowed = kernels.round_to_format(source, result, storage)
+        assert_same_floats(result.data, expected)
+        assert_statistics(statistics, expected)
+        assert underflowed == np.count_nonzero((values != 0) & (expected == 0))
+        assert overflowed == np.count_nonzero(np.isfinite(values) & ~np.isfinite(expected))
+
+
+def neighbours(values: np.ndarray) -> np.ndarray:
+    """The values and the midpoints between them, each with the float32 numbers on either side."""
+    ordered = np.unique(values[np.isfinite(values)]).astype(np.float64)
+    points = np.concatenate([ordered, (ordered[1:] + ordered[:-1]) / 2]).astype(np.float32)
+    with np.errstate(over="ignore"):
+        return np.concatenate(
+            [points, np.nextafter(points, np.float32(np.inf)), np.nextafter(points, np.float32(-np.inf))]
+        )
+
+
+@pytest.mark.parametrize("storage", NARROW_FORMATS, ids=lambda storage: storage.name)
+def test_rounding_around_every_number_of_a_format(kernels: Kernels, storage: Format) -> None:
+    dtype = np.dtype(NARROW_DTYPES[storage])
+    patterns = np.arange(2 ** (8 * dtype.itemsize), dtype=np.uint16 if dtype.itemsize == 2 else np.uint8)
+    check_rounding(kernels, neighbours(patterns.view(dtype).astype(np.float32)), storage)
+
+
+@pytest.mark.parametrize("storage", NARROW_FORMATS, ids=lambda storage: storage.name)
+def test_rounding_at_the_edge_of_the_range(kernels: Kernels, storage: Format) -> None:
+    largest = np.float32(storage.max)
+    step = np.float32(storage.max * 2.0**-storage.mantissa_bits / 2)
+    beyond = np.linspace(
+        largest, np.minimum(largest + 4 * step, np.finfo(np.float32).max), 4001, dtype=np.float32
+    )
+    check_rounding(kernels, np.concatenate([beyond, -beyond, [np.inf, -np.inf, np.nan, -0.0, 0.0]]), storage)
+
+
+@pytest.mark.parametrize("storage", NARROW_FORMATS, ids=lambda storage: storage.name)
+@examples
+@given(bits=float32_bits)
+def test_rounding_of_any_bit_pattern(kernels: Kernels, storage: Format, bits: np.ndarray) -> None:
+    check_rounding(kernels, bits.view(np.float32), storage)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("storage", NARROW_FORMATS, ids=lambda storage: storage.name)
+def test_rounding_of_ordinary_numbers(kernels: Kernels, storage: Format, length: int) -> None:
+    values = normal(length, np.float32) * np.exp2(10 * normal(length, np.float32, seed=1) - 10)
+    values[: length // 3] = 0
+    check_rounding(kernels, values, storage)
+
+
+def test_rounding_to_float32_changes_nothing(kernels: Kernels) -> None:
+    values = np.array(SPECIAL_VALUES, np.float32)
+    target = nn.NdArray(values.shape)
+    statistics, underflowed, overflowed = kernels.round_to_format(nd_array(values), target, FLOAT32)
+    assert_same_floats(target.data, values)
+    assert_statistics(statistics, values)
+    assert (underflowed, overflowed) == (0, 0)
+
+
+def test_every_format_is_tested() -> None:
+    assert {*NARROW_DTYPES, FLOAT32} == set(FORMATS.values())
