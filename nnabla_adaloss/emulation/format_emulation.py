@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Half-precision storage on a float context: what a GPU would store as fp16 is rounded to fp16."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, NamedTuple, Optional, Union
+
+import nnabla as nn
+
+from ..core.formats import Format, get_format
+from ..engine.hooks import Hook, HookGuard
+from ..engine.loss_like import Seed, check_scale, run_backward, seed_gradient, variable_of
+from ..engine.plan import is_half
+from ..engine.scratch import ScratchPool
+from ..functions.kernels import select_kernels
+from .plan import EmulationPlan, rounding_of
+from .rounded_storage import RoundedStorage
+
+
+class GradientRounding(NamedTuple):
+    """What rounding did to one variable's gradient in the last backward.
+
+    Attributes:
+        elements: Number of elements.
+        nonzero: How many were not zero before rounding.
+        underflowed: How many of these became zero.
+        overflowed: How many finite ones became infinite.
+    """
+
+    elements: int
+    nonzero: int
+    underflowed: int
+    overflowed: int
+
+
+class FormatEmulation:
+    """A loss whose activations, gradients and weights are stored in a low-precision format.
+
+    nnabla computes in float, as tensor cores accumulate in fp32; what a half-precision GPU would store is
+    rounded half to even, with overflow to infinity and gradual underflow: outputs after each function's
+    forward, gradients after each function's backward, weights at use (the fp32 masters stay untouched).
+    Softmax, cross entropy, batch normalization's statistics, beta and gamma, labels and indices stay fp32.
+    What ``recompute`` computes again is not rounded. On a native half context there is nothing to emulate.
+
+    Args:
+        loss: The loss Variable.
+        storage: The format: ``"float16"`` (default), ``"bfloat16"``, ``"float8_e5m2"``, ``"float8_e4m3"``.
+
+    Raises:
+        TypeError: ``loss`` is not a Variable; wrap the Variable first, then scale the emulation.
+        ValueError: ``loss`` needs no gradient, the format is unknown, or the context is a half one.
+
+    Example:
+        >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
+        >>> x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
+        >>> loss = FormatEmulation(F.mean(PF.affine(x, 5) ** 2), "float16")
+        >>> loss.forward(clear_no_need_grad=True)
+        >>> loss.backward(8.0, clear_buffer=True)
+    """
+
+    def __init__(self, loss: nn.Variable, storage: Union[str, Format] = "float16") -> None:
+        if not isinstance(loss, nn.Variable):
+            raise TypeError(
+                f"loss must be an nnabla.Variable, got {type(loss).__name__}; emulate the Variable first and "
+                "wrap the emulation: AdaptiveLossScaling(FormatEmulation(loss))"
+            )
+        self._loss = variable_of(loss)
+        context = self._loss.parent.context
+        if is_half(context):
+            raise ValueError(
+                f"storage: loss is computed in {context.backend[0]}, which stores half precision already; "
+                "build the network in a float context, or leave storage out"
+            )
+        self._format = get_format(storage)
+        self._pool = ScratchPool()
+        self._plan = EmulationPlan(self._loss)
+        self._weights: Dict[int, nn.NdArray] = {}
+        self.emulated_storage = RoundedStorage(self._format, select_kernels(context))
+
+    @property
+    def variable(self) -> nn.Variable:
+        """The wrapped loss Variable."""
+        return self._loss
+
+    @property
+    def format(self) -> Format:
+        """The emulated format."""
+        return self._format
+
+    def gradient_rounding(self, variable: nn.Variable) -> Optional[GradientRounding]:
+        """Return what rounding did to the gradient of ``variable`` in the last backward, or None."""
+        found = self.emulated_storage.gradients.get(hash(variable))
+        if found is None:
+            return None
+        s = found.statistics
+        return GradientRounding(
+            s.count, s.count - s.zeros + found.underflowed, found.underflowed, found.overflowed
+        )
+
+    def forward(
+        self,
+        clear_buffer: bool = False,
+        clear_no_need_grad: bool = False,
+        function_pre_hook: Optional[Hook] = None,
+        function_post_hook: Optional[Hook] = None,
+    ) -> None:
+        """Run forward as ``Variable.forward`` does, in the emulated format."""
+        self._round_weights()
+        guard = HookGuard()
+        with self._weights_in_use():
+            guard.run(
+                lambda: self._loss.forward(
+                    clear_buffer=clear_buffer,
+                    clear_no_need_grad=clear_no_need_grad,
+                    function_pre_hook=guard.chain(function_pre_hook),
+                    function_post_hook=guard.chain(self._round_outputs, function_post_hook),
+                )
+            )
+
+    def backward(
+        self,
+        scale: float = 1.0,
+        clear_buffer: bool = False,
+        communicator_callbacks: Optional[Any] = None,
+        function_pre_hook: Optional[Hook] = None,
+        function_post_hook: Optional[Hook] = None,
+        *,
+        grad: Optional[Seed] = None,
+    ) -> None:
+        """Run backward as ``Variable.backward`` does, in the emulated format.
+
+        Args:
+            scale: What the loss gradient is multiplied by; the gradients come out scaled.
+            clear_buffer: Free what backward no longer needs.
+            communicator_callbacks: nnabla's.
+            function_pre_hook: Called before each function's backward.
+            function_post_hook: Called after each function's backward, when its gradients are rounded.
+            grad: Seed gradient of the loss's shape; None for one.
+
+        Raises:
+            ValueError: ``scale`` is not positive and finite, or a loss of several elements came without
+                ``grad``, or ``grad`` has another shape.
+        """
+        seed_gradient(self._loss, check_scale(scale), grad)
+        if not self._plan.is_current():
+            self._plan = EmulationPlan(self._loss)
+        if self._weights.keys() != {key for key, _ in self._plan.leaves}:
+            self._round_weights()
+        self.emulated_storage.gradients.clear()
+        guard = HookGuard()
+        pre = guard.chain(function_pre_hook)
+        post = guard.chain(self._round_gradients, function_post_hook)
+        with self._weights_in_use():
+            guard.run(
+                lambda: run_backward(
+                    self._loss, scale, grad, clear_buffer, communicator_callbacks, pre, post
+                )
+            )
+
+    def _round_weights(self) -> None:
+        self._weights = {
+            key: self.emulated_storage.round_data(key, leaf.data, self._pool.get(leaf.shape, "weight", index))
+            for index, (key, leaf) in enumerate(self._plan.leaves)
+        }
+
+    @contextmanager
+    def _weights_in_use(self) -> Iterator[None]:
+        swapped = [(leaf, leaf.data) for _, leaf in self._plan.leaves]
+        try:
+            for key, leaf in self._plan.leaves:
+                leaf.data = self._weights[key]
+            yield
+        finally:
+            for leaf, master in swapped:
+                leaf.data = master
+
+    def _round_outputs(self, f: Any) -> None:
+        rounding = self._plan.roundings.get(hash(f))
+        for key, variable in (rounding or self._add(f)).outputs:
+            array = variable.data
+            self.emulated_storage.round_data(key, array, array)
+
+    def _round_gradients(self, f: Any) -> None:
+        rounding = self._plan.roundings.get(hash(f))
+        for key, variable in (rounding or self._add(f)).gradients:
+            self.emulated_storage.round_gradient(key, variable.grad)
+
+    def _add(self, f: Any) -> Any:
+        rounding = self._plan.roundings[hash(f)] = rounding_of(f)
+        return rounding

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which arrays of a graph are rounded, and when."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple, Tuple
+
+import nnabla as nn
+
+from .rules import fp32_leaves, half_gradients, half_leaves, half_outputs
+
+Keyed = List[Tuple[int, nn.Variable]]
+
+
+class Rounding(NamedTuple):
+    """What is rounded when one function has run: its outputs, and in backward its input gradients."""
+
+    outputs: Keyed
+    gradients: Keyed
+
+
+class EmulationPlan:
+    """The roundings of every function of the graph behind ``loss``, by function key."""
+
+    def __init__(self, loss: nn.Variable) -> None:
+        functions: List[Any] = []
+        loss.visit(functions.append)
+        self.roundings: Dict[int, Rounding] = {hash(f): rounding_of(f) for f in functions}
+        in_fp32 = {hash(v) for f in functions for v in fp32_leaves(f)}
+        leaves = {hash(v): v for f in functions for v in half_leaves(f)}
+        # A leaf that is also read in fp32 stays as it is for both.
+        self.leaves: Keyed = [(key, v) for key, v in leaves.items() if key not in in_fp32]
+        self._watched = [(v, v.need_grad) for f in functions for v in f.inputs if v.parent is None]
+
+    def is_current(self) -> bool:
+        """Tell whether the leaves still need the same gradients as when the plan was made."""
+        for variable, need_grad in self._watched:
+            if variable.need_grad != need_grad:
+                return False
+        return True
+
+
+def rounding_of(f: Any) -> Rounding:
+    """Return what is rounded when ``f`` has run."""
+    return Rounding(_keyed(half_outputs(f)), _keyed(half_gradients(f)))
+
+
+def _keyed(variables: List[nn.Variable]) -> Keyed:
+    return [(hash(v), v) for v in variables]

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a half-precision GPU stores in half precision, and what it keeps in fp32."""
+
+from __future__ import annotations
+
+from typing import Any, FrozenSet, List, Sequence
+
+import nnabla as nn
+
+from ..engine.gemm import is_gemm
+
+# cudnn:half computes these in float: what they write stays fp32 until a half function reads it.
+_REDUCTIONS: FrozenSet[str] = frozenset({"Softmax", "LogSoftmax", "SoftmaxCrossEntropy", "CumSum", "CumProd"})
+
+# Numbers that stand for indices or truth values: rounding 2049 to 2048 would change their meaning.
+_INDICES: FrozenSet[str] = frozenset({"Arange", "OneHot", "Shape", "Sort", "TopKData", "TopKGrad", "Unique"})
+_COMPARISONS: FrozenSet[str] = frozenset(
+    name + suffix
+    for name in ("Equal", "NotEqual", "Greater", "GreaterEqual", "Less", "LessEqual")
+    for suffix in ("", "Scalar")
+)
+KEEPS_FP32: FrozenSet[str] = _REDUCTIONS | _INDICES | _COMPARISONS
+
+# Statistics, beta and gamma are fp32 in every half-precision batch normalization.
+_BATCH_NORMALIZATIONS: FrozenSet[str] = frozenset(
+    {"BatchNormalization", "FusedBatchNormalization", "SyncBatchNormalization"}
+)
+
+# They read weights through references of their own, which no swap reaches.
+_OWN_REFERENCES: FrozenSet[str] = frozenset({"LSTM", "GRU", "RNN", "SpectralNorm"})
+
+
+def half_outputs(f: Any) -> List[nn.Variable]:
+    """Return the outputs of ``f`` that are stored in half precision."""
+    type_name = f.info.type_name
+    if type_name in KEEPS_FP32 or any(f.inplace_data(i) == 1 for i in range(len(f.inputs))):
+        # An output that aliases its input was rounded with it, or is an fp32 master.
+        return []
+    outputs: List[nn.Variable] = f.outputs
+    return outputs[:1] if type_name in _BATCH_NORMALIZATIONS else outputs
+
+
+def half_leaves(f: Any) -> List[nn.Variable]:
+    """Return the leaves that ``f`` reads in half precision: weights, and the data of matrix products."""
+    type_name = f.info.type_name
+    if type_name in KEEPS_FP32 or type_name in _OWN_REFERENCES:
+        return []
+    inputs = _parameters_in_half(type_name, f.inputs)
+    # Other leaves without a gradient may be labels or indices, which a half GPU keeps as they are.
+    return [v for v in inputs if v.parent is None and (v.need_grad or is_gemm(type_name))]
+
+
+def fp32_leaves(f: Any) -> List[nn.Variable]:
+    """Return the leaves that ``f`` reads in fp32."""
+    half = {hash(v) for v in half_leaves(f)}
+    return [v for v in f.inputs if v.parent is None and hash(v) not in half]
+
+
+def half_gradients(f: Any) -> List[nn.Variable]:
+    """Return the inputs of ``f`` whose gradients are stored in half precision when ``f`` has run."""
+    type_name = f.info.type_name
+    keeps = type_name in KEEPS_FP32
+    found = []
+    for v in _parameters_in_half(type_name, f.inputs):
+        # A gradient is half when the function that writes it or the one that reads it is.
+        reader_keeps = v.parent is None or v.parent.info.type_name in KEEPS_FP32
+        if v.need_grad and not (keeps and reader_keeps):
+            found.append(v)
+    return list({hash(v): v for v in found}.values())
+
+
+def _parameters_in_half(type_name: str, inputs: Sequence[nn.Variable]) -> Sequence[nn.Variable]:
+    if type_name in _BATCH_NORMALIZATIONS:
+        # x, beta, gamma, mean, variance, and for the fused one a residual input.
+        return [inputs[0], *inputs[5:]]
+    if type_name == "FusedConvolution":
+        # x, weight, bias, then what batch normalization needs.
+        return inputs[:3]
+    return inputs

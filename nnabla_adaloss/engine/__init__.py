@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The backward engine: per-layer loss scales applied around nnabla's own functions."""
+
+from .adaptive_loss_scaling import AdaptiveLossScaling
+
+__all__ = ["AdaptiveLossScaling"]

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adaptive loss scaling around one loss: what the updater is made of."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Sequence
+
+import nnabla as nn
+
+from ..core.config import AdaLossConfig
+from ..functions.kernels import select_kernels
+from .backward_pass import BackwardPass, PassContext
+from .hooks import Hook, root_cause
+from .loss_like import LossLike, Seed, check_scale, run_backward, seed_gradient, variable_of
+from .nnabla_ada_loss import NNablaAdaLoss
+from .plan import GraphPlan
+from .scratch import ScratchPool
+from .storage import Storage
+
+
+class AdaptiveLossScaling:
+    """Runs backward with one loss scale per layer (Zhao et al. 2019, arXiv 1910.12385, algorithm 1).
+
+    The graph stays as it is: the scales are applied around each function's own backward. Afterwards every
+    parameter gradient is unscaled, in fp32, added to what it held before; gradients of inputs and of
+    variables that stay readable (persistent, or ``clear_buffer=False``) are unscaled too.
+
+    Args:
+        loss: The loss Variable, or a wrapper such as ``FormatEmulation``.
+        config: How scales are computed; None for ``AdaLossConfig()``.
+        non_homogeneous: Type names of functions whose input gradient is not proportional to their output
+            gradient, beyond nnabla's own. They see unscaled gradients.
+
+    Raises:
+        TypeError: ``loss`` is no loss, or ``config`` no ``AdaLossConfig``.
+        ValueError: ``loss`` needs no gradient.
+
+    Example:
+        >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
+        >>> x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
+        >>> loss = F.mean(PF.affine(F.tanh(PF.affine(x, 5, name="a")), 2, name="b") ** 2)
+        >>> scaling = AdaptiveLossScaling(loss)
+        >>> scaling.forward(clear_no_need_grad=True)
+        >>> scaling.backward(8.0, clear_buffer=True)
+        >>> sorted(scaling.layer_scales)
+        ['b/affine']
+    """
+
+    def __init__(
+        self,
+        loss: LossLike,
+        config: Optional[AdaLossConfig] = None,
+        *,
+        non_homogeneous: Sequence[str] = (),
+    ) -> None:
+        if config is not None and not isinstance(config, AdaLossConfig):
+            raise TypeError(f"config must be an AdaLossConfig or None, got {type(config).__name__}")
+        self.config = config if config is not None else AdaLossConfig()
+        self.iteration = 0
+        self._loss = loss
+        self._variable = variable_of(loss)
+        self._non_homogeneous = tuple(non_homogeneous)
+        self._kernels = select_kernels(self._variable.parent.context)
+        self._ada_loss = NNablaAdaLoss(self.config, self._kernels)
+        self._pool = ScratchPool()
+        self._storage: Optional[Storage] = getattr(loss, "emulated_storage", None)
+        self._plan = self._make_plan()
+        self._last: Optional[BackwardPass] = None
+
+    @property
+    def variable(self) -> nn.Variable:
+        """The wrapped loss Variable."""
+        return self._variable
+
+    @property
+    def plan(self) -> GraphPlan:
+        """Every function in backward order with its role; ``print`` it."""
+        return self._plan
+
+    @property
+    def layer_scales(self) -> Dict[str, float]:
+        """Alpha of each layer in the last backward, by layer name."""
+        return dict(self._last.layer_scales) if self._last else {}
+
+    @property
+    def accumulated_scales(self) -> Dict[str, float]:
+        """The scale S on each layer's input gradient in the last backward, by layer name."""
+        return dict(self._last.accumulated_scales) if self._last else {}
+
+    @property
+    def found_inf(self) -> List[str]:
+        """Layers where the last backward met infinities or NaNs, first in backward order first."""
+        return list(self._last.found_inf) if self._last else []
+
+    def scale_of(self, variable: nn.Variable) -> float:
+        """Return the scale S that the gradient of ``variable`` carried in the last backward.
+
+        Raises:
+            KeyError: The last backward did not reach ``variable``, or there was none.
+        """
+        scales = self._last.scales if self._last else {}
+        if hash(variable) not in scales:
+            raise KeyError(f"no gradient of {variable} was computed by the last backward")
+        return scales[hash(variable)]
+
+    def forward(
+        self,
+        clear_buffer: bool = False,
+        clear_no_need_grad: bool = False,
+        function_pre_hook: Optional[Hook] = None,
+        function_post_hook: Optional[Hook] = None,
+    ) -> None:
+        """Run forward as ``Variable.forward`` does."""
+        self._loss.forward(
+            clear_buffer=clear_buffer,
+            clear_no_need_grad=clear_no_need_grad,
+            function_pre_hook=function_pre_hook,
+            function_post_hook=function_post_hook,
+        )
+
+    def backward(
+        self,
+        scale: float = 1.0,
+        clear_buffer: bool = False,
+        communicator_callbacks: Optional[Any] = None,
+        function_pre_hook: Optional[Hook] = None,
+        function_post_hook: Optional[Hook] = None,
+        *,
+        grad: Optional[Seed] = None,
+    ) -> None:
+        """Run backward; every parameter gradient comes out unscaled, in fp32.
+
+        Args:
+            scale: S0, what the loss gradient is multiplied by.
+            clear_buffer: Free what backward no longer needs.
+            communicator_callbacks: nnabla's; called after each function, when its gradients are unscaled.
+            function_pre_hook: Called before each function's backward, after the engine's own hook.
+            function_post_hook: Called after each function's backward, after the engine's own hook.
+            grad: Seed gradient of the loss's shape; None for one.
+
+        Raises:
+            ValueError: ``scale`` is not positive and finite, or a loss of several elements came without
+                ``grad``, or ``grad`` has another shape.
+        """
+        start_scale = check_scale(scale) * self.config.init_scale
+        seed_gradient(self._variable, start_scale, grad)
+        if not self._plan.is_current():
+            self._plan = self._make_plan()
+        context = PassContext(self._plan, self._ada_loss, self._kernels, self._pool, self._storage)
+        running = BackwardPass(
+            context, start_scale, self.iteration, function_pre_hook, function_post_hook
+        )
+        try:
+            run_backward(
+                self._loss,
+                start_scale,
+                grad,
+                clear_buffer,
+                communicator_callbacks,
+                running.pre,
+                running.post,
+            )
+        except BaseException as error:
+            raise (running.error or root_cause(error)) from None
+        finally:
+            running.restore()
+        if running.error is not None:
+            raise running.error
+        self._unscale_visible(running, clear_buffer)
+        self._last = running
+        self.iteration += 1
+
+    def _unscale_visible(self, running: BackwardPass, clear_buffer: bool) -> None:
+        plan = self._plan
+        for variable, key in zip(plan.variables, plan.variable_keys):
+            if not clear_buffer or variable.persistent or key in plan.kept_keys:
+                running.unscale_visible(variable, key)
+
+    def _make_plan(self) -> GraphPlan:
+        return GraphPlan(
+            self._variable,
+            include=self.config.include,
+            exclude=self.config.exclude,
+            adaptive=self._ada_loss.adaptive,
+            non_homogeneous=self._non_homogeneous,
+        )

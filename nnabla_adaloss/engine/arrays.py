@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an nnabla array holds, and float32 views of dtypes that no kernel handles."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import nnabla as nn
+import numpy as np
+
+FLOAT32 = np.dtype(np.float32)
+FLOAT16 = np.dtype(np.float16)
+
+
+def stored_dtype(array: nn.NdArray) -> Optional[np.dtype]:
+    """Return the dtype of what is stored; None when nothing was written since ``zero()``."""
+    if array.zeroing:
+        return None
+    try:
+        return np.dtype(array.dtype)
+    except RuntimeError:
+        # A value set with fill() has no dtype before somebody asks for the memory.
+        array.cast(FLOAT32)
+        return FLOAT32
+
+
+def as_float32(array: nn.NdArray, copy: nn.NdArray) -> nn.NdArray:
+    """Return ``array`` when the kernels can read it, else ``copy`` filled with its values in float32.
+
+    ``variable.d = numpy_array`` may leave float64 or integers behind. The array itself keeps its dtype:
+    casting it in place would change what the user sees.
+    """
+    if stored_dtype(array) in (FLOAT32, FLOAT16):
+        return array
+    copy.data = array.data.astype(FLOAT32)
+    return copy
+
+
+def prepare_master(master: nn.NdArray) -> None:
+    """Make a gradient array ready to be added to: float32, unless it is lazily zero."""
+    if stored_dtype(master) not in (None, FLOAT32):
+        master.cast(FLOAT32)

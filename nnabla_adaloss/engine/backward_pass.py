@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One backward pass: what happens before and after each function's own backward.
+
+Every gradient carries an accumulated scale S. Before a function runs, its output gradients are brought to
+one S; a layer's input gradient gets alpha by handing the function ``alpha * weight`` in place of its
+weight; where branches of a fan-out meet, they are brought to a common scale before nnabla adds them. After
+it ran, weights are put back and parameter gradients are divided by S in fp32.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+import nnabla as nn
+
+from ..core.ada_loss import AdaLoss
+from ..core.branches import common_scale
+from ..core.loss_section import loss_section_factor
+from ..core.statistics import ArrayStatistics
+from ..functions.kernels.interface import Kernels
+from .arrays import as_float32, prepare_master, stored_dtype
+from .hooks import Hook
+from .plan import GraphPlan, Node, Scaling
+from .scratch import ScratchPool
+from .storage import Storage
+
+
+class PassContext(NamedTuple):
+    """What all passes of one engine share."""
+
+    plan: GraphPlan
+    ada_loss: AdaLoss
+    kernels: Kernels
+    pool: ScratchPool
+    storage: Optional[Storage]
+
+
+class BackwardPass:
+    """The state of one backward pass and its two hooks, ``pre`` and ``post``.
+
+    Args:
+        context: What the pass works with.
+        start_scale: The scale the loss gradient starts with.
+        iteration: Number of the iteration, for methods that do not recompute each time.
+        user_pre: The user's own pre hook, run after the engine's.
+        user_post: The user's own post hook, run after the engine's.
+    """
+
+    def __init__(
+        self,
+        context: PassContext,
+        start_scale: float,
+        iteration: int,
+        user_pre: Optional[Hook] = None,
+        user_post: Optional[Hook] = None,
+    ) -> None:
+        self.plan, self.ada_loss, self.kernels, self.pool, self.storage = context
+        self.nodes = self.plan.nodes
+        self.u_max = self.ada_loss.config.range[1]
+        self.start_scale = start_scale
+        self.iteration = iteration
+        self.user_pre = user_pre
+        self.user_post = user_post
+        self.scales: Dict[int, float] = {hash(v): start_scale for v in self.plan.roots}
+        self.layer_scales: Dict[str, float] = {}
+        self.accumulated_scales: Dict[str, float] = {}
+        # How far the loss section raised the gradient: the bounds on accumulated scales do not count it.
+        self.lift = 1.0
+        self.error: Optional[BaseException] = None
+        self.found_inf: Dict[str, None] = {}
+        self._node: Optional[Node] = None
+        self._scale = start_scale
+        self._targets: List[Tuple[int, float]] = []
+        self._data_swaps: List[Tuple[nn.Variable, nn.NdArray]] = []
+        self._grad_swaps: List[Tuple[nn.Variable, nn.NdArray, nn.NdArray, float]] = []
+        self._in_place: List[Tuple[nn.NdArray, Optional[nn.NdArray], float]] = []
+
+    # The two hooks. They run once per function: what most functions need is done here, without a call.
+
+    def pre(self, f: Any) -> None:
+        """Prepare the backward of ``f``."""
+        if self.error is not None:
+            return
+        try:
+            node = self.nodes.get(hash(f))
+            if node is not None and node.trivial:
+                scales = self.scales
+                scale = scales.get(node.single)  # type: ignore[arg-type]
+                if scale is not None:
+                    for key in node.input_keys:
+                        if scales.get(key, scale) != scale:
+                            scale = self._join(node, scale)
+                            break
+                    self._node = node
+                    self._scale = scale
+                    if self.user_pre is not None:
+                        self.user_pre(f)
+                    return
+            self._prepare(f, node)
+            if self.user_pre is not None:
+                self.user_pre(f)
+        except BaseException as error:
+            self.fail(error)
+
+    def post(self, f: Any) -> None:
+        """Put everything back after the backward of ``f`` and note the scales of its input gradients."""
+        if self.error is not None:
+            return
+        try:
+            node = self._node
+            assert node is not None
+            scale = self._scale
+            scales = self.scales
+            for key in node.input_keys:
+                scales[key] = scale
+            if not node.trivial:
+                self._finish(node)
+            if self.user_post is not None:
+                self.user_post(f)
+        except BaseException as error:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Remember the first exception and put every swapped array back."""
+        if self.error is None:
+            self.error = error
+        self.restore()
+
+    def restore(self) -> None:
+        """Put every swapped array back; harmless when none is swapped."""
+        while self._data_swaps:
+            variable, array = self._data_swaps.pop()
+            variable.data = array
+        for variable, array, _, _ in self._grad_swaps:
+            variable.grad = array
+        self._grad_swaps.clear()
+        for master, saved, _ in self._in_place:
+            if saved is not None:
+                self.kernels.scaled_copy(saved, master, 1.0)
+        self._in_place.clear()
+
+    def unscale_visible(self, variable: nn.Variable, key: int) -> None:
+        """Divide a gradient that stays readable after backward by its scale."""
+        scale = self.scales.get(key)
+        if scale is not None and scale != 1.0 and not variable.grad.clear_called:
+            self.kernels.scale_(variable.grad, 1.0 / scale)
+
+    # Before a function's backward.
+
+    def _prepare(self, f: Any, node: Optional[Node]) -> None:
+        if node is None or not any(key in self.scales for key in node.output_keys):
+            if node is None or [hash(v) for v in f.outputs] != node.output_keys:
+                node = self.plan.replace(f)
+        self._node = node
+        scale = self._unify_outputs(node)
+        if node.non_homogeneous:
+            scale = self._to_unit_scale(node, scale)
+        elif node.loss_section and node.single in self.scales:
+            scale = self._rescale_loss_section(node, scale)
+        scale = self._join(node, scale)
+        self._scale = scale
+        self._targets.clear()
+        for index, scaling in enumerate(node.scalings):
+            alpha = self._alpha(node, scaling, scale)
+            self._targets.append((scaling.target_key, scale * alpha))
+            self.layer_scales[scaling.layer] = alpha
+            self.accumulated_scales[scaling.layer] = scale * alpha
+            if alpha != 1.0:
+                self._swap_factor(scaling, alpha, index)
+        if node.leaves:
+            self._swap_leaf_gradients(node, scale)
+
+    def _unify_outputs(self, node: Node) -> float:
+        if node.single is not None:
+            return self.scales.get(node.single, self.start_scale)
+        seen = [(v, k, self.scales[k]) for v, k in zip(node.outputs, node.output_keys) if k in self.scales]
+        if not seen:
+            return self.start_scale
+        if len({scale for _, _, scale in seen}) == 1:
+            return seen[0][2]
+        target = common_scale([(s, self._abs_max(v, k)) for v, k, s in seen], u_max=self.u_max)
+        for v, k, _ in seen:
+            self._bring_to(v, k, target)
+        return target
+
+    def _to_unit_scale(self, node: Node, scale: float) -> float:
+        # Clipping compares the gradient with a threshold that the user means unscaled.
+        for v, k in zip(node.outputs, node.output_keys):
+            if k in self.scales:
+                self._bring_to(v, k, 1.0)
+        for v, k in zip(node.inputs, node.input_keys):
+            if k in self.scales:
+                self._bring_to(v, k, 1.0)
+        return 1.0
+
+    def _rescale_loss_section(self, node: Node, scale: float) -> float:
+        v, key = node.outputs[0], node.output_keys[0]
+        factor = loss_section_factor(
+            self._abs_max(v, key), v.size, scale, self.start_scale, expands=node.expands, u_max=self.u_max
+        )
+        if factor != 1.0:
+            self._bring_to(v, key, scale * factor)
+        self.lift = max(1.0, scale * factor / self.start_scale)
+        return scale * factor
+
+    def _join(self, node: Node, scale: float) -> float:
+        """Bring earlier branches of the unscaled inputs and the output gradient to one scale."""
+        scaled = {s.target_key for s in node.scalings}
+        stored = [
+            (v, k, self.scales[k])
+            for v, k in zip(node.inputs, node.input_keys)
+            if k in self.scales and k not in scaled
+        ]
+        if all(s == scale for _, _, s in stored):
+            return scale
+        branches = [(s, self._abs_max(v, k)) for v, k, s in stored]
+        outputs = list(zip(node.outputs, node.output_keys))
+        arriving = max((self._abs_max(v, k) for v, k in outputs if k in self.scales), default=0.0)
+        target = common_scale([(scale, arriving), *branches], u_max=self.u_max)
+        for v, k, _ in stored:
+            self._bring_to(v, k, target)
+        for v, k in outputs:
+            if k in self.scales:
+                self._bring_to(v, k, target)
+        return target
+
+    def _alpha(self, node: Node, scaling: Scaling, scale: float) -> float:
+        output = node.outputs[0].grad
+        g = self._gradient_statistics(node.outputs[0], node.output_keys[0])
+        w = self._data_statistics(scaling.factor, scaling.factor_key)
+        slot = scaling.slot
+        alpha = self.ada_loss.loss_scale(
+            scaling.layer,
+            output,
+            scaling.factor.data,
+            fan_in=slot.fan_in,
+            fan_in_bound=slot.fan_in_bound,
+            previous_scale=scale / self.lift,
+            iteration=self.iteration,
+            g_statistics=g,
+            weight_statistics=w,
+        )
+        if g.nonfinite:
+            self.found_inf.setdefault(scaling.layer)
+        # A leaf's gradient is kept unscaled, in an array of its own: there is nothing to meet.
+        stored = None if scaling.target.parent is None else self.scales.get(scaling.target_key)
+        if stored is None or stored == scale * alpha:
+            return alpha
+        # The largest the contribution can be, and the largest the scaled weight is.
+        largest = max(slot.fan_in_bound * g.abs_max, 1.0) * w.abs_max * alpha
+        earlier = (stored, self._abs_max(scaling.target, scaling.target_key))
+        target = common_scale([(scale * alpha, largest), earlier], u_max=self.u_max)
+        self._bring_to(scaling.target, scaling.target_key, target)
+        return target / scale
+
+    def _swap_factor(self, scaling: Scaling, alpha: float, index: int) -> None:
+        factor = scaling.factor
+        source = factor.data
+        scaled = self.pool.get(factor.shape, "factor", index)
+        self.kernels.scaled_copy(self._readable(factor), scaled, alpha)
+        if self.storage is not None and alpha < 1.0:
+            self.storage.store(scaled)
+        self._data_swaps.append((factor, source))
+        factor.data = scaled
+
+    def _swap_leaf_gradients(self, node: Node, scale: float) -> None:
+        targets = dict(self._targets)
+        for index, (leaf, key) in enumerate(zip(node.leaves, node.leaf_keys)):
+            carried = targets.get(key, scale)
+            master = leaf.grad
+            prepare_master(master)
+            if node.in_place:
+                saved = None
+                if not master.zeroing:
+                    saved = self.pool.get(leaf.shape, "saved", index)
+                    self.kernels.scaled_copy(master, saved, 1.0)
+                    master.zero()
+                self._in_place.append((master, saved, carried))
+            elif master.zeroing and not node.half:
+                # Nothing is there yet: nnabla may write into the master itself.
+                self._in_place.append((master, None, carried))
+            else:
+                scratch = self.pool.get(leaf.shape, "gradient", index)
+                scratch.zero()
+                self._grad_swaps.append((leaf, master, scratch, carried))
+                leaf.grad = scratch
+
+    # After a function's backward.
+
+    def _finish(self, node: Node) -> None:
+        while self._data_swaps:
+            variable, array = self._data_swaps.pop()
+            variable.data = array
+        if node.non_homogeneous:
+            self._from_unit_scale(node)
+        for key, scale in self._targets:
+            self.scales[key] = scale
+        self._targets.clear()
+        if node.leaves:
+            self._unscale_leaf_gradients(node)
+
+    def _from_unit_scale(self, node: Node) -> None:
+        for v, k in zip(node.inputs, node.input_keys):
+            self._bring_to(v, k, self.start_scale)
+
+    def _unscale_leaf_gradients(self, node: Node) -> None:
+        kernels = self.kernels
+        found = False
+        for leaf, master, _, _ in self._grad_swaps:
+            leaf.grad = master
+        # An array that is still zeroing was not written: its master keeps what it has.
+        for _, master, scratch, carried in self._grad_swaps:
+            if not scratch.zeroing:
+                found |= kernels.unscale_add(scratch, master, carried, accumulate=not master.zeroing)
+        self._grad_swaps.clear()
+        for master, saved, carried in self._in_place:
+            if not master.zeroing:
+                found |= kernels.unscale_add(master, master, carried, accumulate=False)
+                if saved is not None:
+                    kernels.unscale_add(saved, master, 1.0, accumulate=True)
+            elif saved is not None:
+                kernels.scaled_copy(saved, master, 1.0)
+        self._in_place.clear()
+        if found:
+            self.found_inf.setdefault(node.label)
+
+    # Gradients and what is known of them.
+
+    def _bring_to(self, variable: nn.Variable, key: int, target: float) -> None:
+        scale = self.scales[key]
+        if scale == target:
+            return
+        self.scales[key] = target
+        array = variable.grad
+        if array.zeroing:
+            return
+        self.kernels.scale_(array, target / scale)
+        if self.storage is not None:
+            self.storage.store_gradient(key, array)
+
+    def _abs_max(self, variable: nn.Variable, key: int) -> float:
+        return self._gradient_statistics(variable, key).abs_max
+
+    def _gradient_statistics(self, variable: nn.Variable, key: int) -> ArrayStatistics:
+        known = self.storage.gradient_statistics(key) if self.storage is not None else None
+        if known is not None:
+            return known
+        array = variable.grad
+        if stored_dtype(array) is None:
+            return ArrayStatistics(array.size, 0.0, 0.0, 0.0, 0.0, array.size, 0)
+        return self.kernels.statistics(array)
+
+    def _data_statistics(self, variable: nn.Variable, key: int) -> ArrayStatistics:
+        known = self.storage.data_statistics(key) if self.storage is not None else None
+        return known if known is not None else self.kernels.statistics(self._readable(variable))
+
+    def _readable(self, variable: nn.Variable) -> nn.NdArray:
+        return as_float32(variable.data, self.pool.get(variable.shape, "float32"))

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be wrapped: a Variable, or something that already wraps one and acts like it."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import Any, Optional, Protocol, Union, runtime_checkable
+
+import nnabla as nn
+import numpy as np
+
+from .hooks import Hook
+
+Seed = Union[np.ndarray, nn.NdArray]
+
+
+@runtime_checkable
+class LossWrapper(Protocol):
+    """A loss with the two methods of a Variable, around a Variable."""
+
+    @property
+    def variable(self) -> nn.Variable:
+        """Return the wrapped loss itself."""
+
+    def forward(
+        self,
+        clear_buffer: bool = False,
+        clear_no_need_grad: bool = False,
+        function_pre_hook: Optional[Hook] = None,
+        function_post_hook: Optional[Hook] = None,
+    ) -> None:
+        """Run forward as ``Variable.forward`` does."""
+
+    def backward(
+        self,
+        scale: float = 1.0,
+        clear_buffer: bool = False,
+        communicator_callbacks: Optional[Any] = None,
+        function_pre_hook: Optional[Hook] = None,
+        function_post_hook: Optional[Hook] = None,
+        *,
+        grad: Optional[Seed] = None,
+    ) -> None:
+        """Run backward with the seed gradient ``scale * grad``."""
+
+
+LossLike = Union[nn.Variable, LossWrapper]
+
+
+def variable_of(loss: LossLike) -> nn.Variable:
+    """Return the Variable behind ``loss``.
+
+    Raises:
+        TypeError: ``loss`` is neither a Variable nor a wrapper of one.
+        ValueError: No parameter or input behind ``loss`` needs a gradient.
+    """
+    if isinstance(loss, nn.Variable):
+        variable = loss
+    elif isinstance(loss, LossWrapper):
+        variable = loss.variable
+    else:
+        raise TypeError(f"loss must be an nnabla.Variable or a wrapper of one, got {type(loss).__name__}")
+    if variable.parent is None or not variable.need_grad:
+        raise ValueError(
+            "loss needs no gradient: it is not computed from any variable with need_grad=True; "
+            "pass the output of the network's loss function"
+        )
+    return variable
+
+
+def check_scale(scale: Any, name: str = "scale") -> float:
+    """Return ``scale`` as a Python float.
+
+    Raises:
+        TypeError: It is not a number.
+        ValueError: It is not positive and finite.
+    """
+    if isinstance(scale, bool) or not isinstance(scale, (Real, np.ndarray)) or np.ndim(scale) != 0:
+        raise TypeError(f"{name} must be a number, got {type(scale).__name__}")
+    value = float(scale)
+    if not (math.isfinite(value) and value > 0.0):
+        raise ValueError(f"{name} must be positive and finite, got {value}")
+    return value
+
+
+def run_backward(
+    loss: LossLike,
+    scale: float,
+    grad: Optional[Seed],
+    clear_buffer: bool,
+    communicator_callbacks: Optional[Any],
+    pre: Optional[Hook],
+    post: Optional[Hook],
+) -> None:
+    """Call ``loss.backward`` with the seed gradient ``scale * grad`` (ones when ``grad`` is None).
+
+    Raises:
+        ValueError: ``loss`` has several elements and ``grad`` is None, or their shapes differ.
+    """
+    if not isinstance(loss, nn.Variable):
+        loss.backward(scale, clear_buffer, communicator_callbacks, pre, post, grad=grad)
+        return
+    loss.backward(
+        seed_gradient(loss, scale, grad),
+        clear_buffer=clear_buffer,
+        communicator_callbacks=communicator_callbacks,
+        function_pre_hook=pre,
+        function_post_hook=post,
+    )
+
+
+def seed_gradient(loss: nn.Variable, scale: float, grad: Optional[Seed]) -> Union[float, np.ndarray]:
+    """Return the gradient that backward starts from.
+
+    Raises:
+        ValueError: ``loss`` has several elements and ``grad`` is None, or their shapes differ.
+    """
+    if grad is None:
+        if loss.size != 1:
+            raise ValueError(
+                f"loss has shape {loss.shape}, not one element: pass its gradient as grad=..., "
+                "or reduce it with nnabla.functions.mean"
+            )
+        return scale
+    array = np.asarray(grad.data if isinstance(grad, nn.NdArray) else grad, dtype=np.float32)
+    if array.size != loss.size or (array.ndim and array.shape != loss.shape):
+        raise ValueError(f"grad has shape {array.shape}, but loss has shape {loss.shape}")
+    return array.reshape(loss.shape) * np.float32(scale)

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the engine asks of the storage that holds gradients."""
+
+from __future__ import annotations
+
+from typing import Optional, Protocol
+
+import nnabla as nn
+
+from ..core.statistics import ArrayStatistics
+
+
+class Storage(Protocol):
+    """A low-precision storage that knows what it stored. Keys are hashes of variables."""
+
+    def gradient_statistics(self, key: int) -> Optional[ArrayStatistics]:
+        """Return the statistics of the gradient as last stored, or None when it was not seen."""
+
+    def data_statistics(self, key: int) -> Optional[ArrayStatistics]:
+        """Return the statistics of a weight or activation as last stored, or None."""
+
+    def store_gradient(self, key: int, array: nn.NdArray) -> None:
+        """Store a gradient again after the engine changed it in place."""
+
+    def store(self, array: nn.NdArray) -> None:
+        """Store a temporary array."""

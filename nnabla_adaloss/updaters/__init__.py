@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training loops with loss scaling: ``updater.update()`` trains on one batch."""
+
+from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
+
+from .adaptive import AdaptiveLossScalingUpdater
+from .fixed import FixedLossScalingUpdater
+from .result import UpdateResult
+
+__all__ = ["AdaptiveLossScalingUpdater", "DynamicLossScalingUpdater", "FixedLossScalingUpdater", "UpdateResult"]

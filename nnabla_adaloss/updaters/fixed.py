@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixed loss scaling: one scale that never changes."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional, Sequence, Union
+
+import nnabla as nn
+
+from ..core.formats import Format
+from ..engine.loss_like import LossLike, check_scale, variable_of
+from .arguments import check_arguments, keep_data
+from .exchange import GradientExchange
+from .result import UpdateResult
+from .storage import with_storage
+
+
+class FixedLossScalingUpdater:
+    """Trains with one constant loss scale; a batch whose gradients overflow is dropped.
+
+    Args:
+        solver: The solver, with its parameters set.
+        loss: The loss Variable of one element (or a wrapper of one, such as ``FormatEmulation``).
+        data_feeder: Called without arguments before each forward to fill the input variables.
+        scale: The loss scale. 128.0, the usual first try for fp16.
+        drop_overflow_update: Drop the update when a gradient is not finite. False does the update, NaN or not.
+        clear_buffer: Free activations and gradients that are no longer needed. True.
+        accum_grad: Batches whose gradients are summed per update. 1.
+        weight_decay: Decay constant; None for no decay.
+        comm: A communicator for data-parallel training; None for one process.
+        grads: Gradients to exchange; None (or empty) means those of all the solver's parameters.
+        storage: Emulate this storage format on a float context, for example ``"float16"``.
+
+    Raises:
+        TypeError, ValueError: An argument is not as described; the message names it. Nothing was changed.
+
+    Example:
+        >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
+        >>> import nnabla.solvers as S
+        >>> x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
+        >>> loss = F.mean(PF.affine(x, 2) ** 2)
+        >>> solver = S.Sgd(0.1)
+        >>> solver.set_parameters(nn.get_parameters())
+        >>> FixedLossScalingUpdater(solver, loss, scale=64.0).update().updated
+        True
+    """
+
+    def __init__(
+        self,
+        solver: Any,
+        loss: LossLike,
+        data_feeder: Callable[[], Any] = keep_data,
+        scale: float = 128.0,
+        drop_overflow_update: bool = True,
+        clear_buffer: bool = True,
+        accum_grad: int = 1,
+        weight_decay: Optional[float] = None,
+        comm: Optional[Any] = None,
+        grads: Optional[Sequence[nn.NdArray]] = None,
+        *,
+        storage: Optional[Union[str, Format]] = None,
+    ) -> None:
+        check_arguments(solver, data_feeder, accum_grad, weight_decay, comm, grads)
+        variable = variable_of(loss)
+        if variable.size != 1:
+            raise ValueError(f"loss has shape {variable.shape}, not one element; reduce it with nnabla.functions.mean")
+        self.scale = check_scale(scale)
+        self.solver = solver
+        self.loss = with_storage(loss, storage)
+        self.data_feeder = data_feeder
+        self.drop_overflow_update = drop_overflow_update
+        self.clear_buffer = clear_buffer
+        self.accum_grad = accum_grad
+        self.weight_decay = weight_decay
+        self.comm = comm
+        self._exchange = GradientExchange(comm, grads, solver)
+
+    def update(self) -> UpdateResult:
+        """Train on one batch, or on ``accum_grad`` of them; drop the update when gradients overflow.
+
+        Returns:
+            What happened; ``result.updated`` tells whether the parameters changed.
+        """
+        self.solver.zero_grad()
+        for _ in range(self.accum_grad):
+            self.data_feeder()
+            self.loss.forward(clear_no_need_grad=self.clear_buffer)
+            self.loss.backward(self.scale, clear_buffer=self.clear_buffer)
+        self._exchange.sum(average=False)
+        if self.drop_overflow_update and self.solver.check_inf_or_nan_grad():
+            return UpdateResult(False, self.scale, 0, "overflow")
+        self.solver.scale_grad(1.0 / self.scale)
+        if self.weight_decay is not None:
+            self.solver.weight_decay(self.weight_decay)
+        self.solver.update()
+        return UpdateResult(True, self.scale)
