@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ranks must agree on: the call they make, the arrays they hold, and how a disagreement is told.
+
+Everything here is a pure function of what one rank, or all ranks, hold; the messages are `mpi.py`'s.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from functools import lru_cache
+from typing import Any, Callable, Hashable, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
+
+import numpy as np
+import numpy.typing as npt
+
+
+class CollectiveMismatchError(RuntimeError):
+    """Ranks made different collective calls, or the same call with arrays of different shapes."""
+
+
+class RankDisagreementError(RuntimeError):
+    """Values that must be equal on all ranks are not."""
+
+
+class Call(NamedTuple):
+    """A collective call as every rank must make it: the operation, its options, and what it is given.
+
+    `entries` are the shapes of the arrays, or the names of the values.
+    """
+
+    operation: str
+    options: Tuple[Tuple[str, Hashable], ...] = ()
+    entries: Tuple[Hashable, ...] = ()
+
+    def __str__(self) -> str:
+        arguments = [f"{len(self.entries)} entries"] if self.entries else []
+        arguments += [f"{name}={value!r}" for name, value in self.options]
+        return f"{self.operation}({', '.join(arguments)})"
+
+
+@lru_cache(maxsize=64)
+def fingerprint(call: Call) -> int:
+    """A signed 64-bit number equal on all ranks that make the same call (unlike `hash`, which is salted)."""
+    return _int64_digest(repr(call).encode())
+
+
+def checksum(array: npt.NDArray[Any]) -> int:
+    """A signed 64-bit number of an array's bits, dtype and element count: -0 and +0 differ, NaNs compare."""
+    return _int64_digest(f"{array.dtype.str}{array.size}".encode(), np.ascontiguousarray(array).data)
+
+
+def _int64_digest(*parts: Any) -> int:
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(part)
+    return int.from_bytes(digest.digest(), "little", signed=True)
+
+
+def lower_and_upper(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Values whose MIN reduction gives both bounds of each: ``~x`` reverses the order and cannot overflow."""
+    return np.concatenate([values, ~values])
+
+
+def differing(reduced: npt.NDArray[np.int64]) -> List[int]:
+    """Positions at which ranks differ, from the MIN reduction of `lower_and_upper`."""
+    lower, complement_of_upper = np.split(reduced, 2)
+    return [int(position) for position in np.flatnonzero(lower != ~complement_of_upper)]
+
+
+_NAN = np.iinfo(np.int64).max
+_MAGNITUDE = np.int64(_NAN)
+
+
+def to_ordered_int(values: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """float64 values as integers in the same order, every NaN above +inf.
+
+    A MAX reduction of floats loses a NaN that is on one rank only (comparisons with NaN are false); of these
+    integers it keeps it.
+
+    Example:
+        >>> float(from_ordered_int(max(to_ordered_int([1.0, float("nan"), -2.0]))))
+        nan
+    """
+    floats = np.asarray(values, np.float64)
+    bits = np.ascontiguousarray(floats).view(np.int64)
+    ordered = bits ^ ((bits >> 63) & _MAGNITUDE)
+    return np.where(np.isnan(floats), _NAN, ordered)
+
+
+def from_ordered_int(ordered: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """The inverse of `to_ordered_int`."""
+    integers = np.asarray(ordered, np.int64)
+    bits = integers ^ ((integers >> 63) & _MAGNITUDE)
+    return np.ascontiguousarray(bits).view(np.float64)
+
+
+def ranks_by_value(values: Iterable[Tuple[int, Hashable]]) -> str:
+    """Who holds what: ``"16.0 on ranks 0, 2; 8.0 on rank 1"``."""
+    holders: Mapping[Hashable, List[int]] = defaultdict(list)
+    for rank, value in values:
+        holders[value].append(rank)
+    return "; ".join(
+        f"{value} on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+        for value, ranks in holders.items()
+    )
+
+
+def check_equal(
+    values: Mapping[str, npt.NDArray[Any]],
+    what: str,
+    reduce_min: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]],
+    all_gather: Callable[[Hashable], List[Hashable]],
+) -> None:
+    """Raise `RankDisagreementError` on every rank unless the values have the same bits on all.
+
+    Args:
+        values: This rank's arrays, by the same names in the same order on every rank.
+        what: What they are, for the error.
+        reduce_min: Gives the smallest of each integer over the ranks.
+        all_gather: Gives the objects of all ranks; called only to describe a disagreement.
+    """
+    checksums = np.array([checksum(value) for value in values.values()], np.int64)
+    different = differing(reduce_min(lower_and_upper(checksums)))
+    if not different:
+        return
+    name, value = list(values.items())[different[0]]
+    own = value.item() if value.size == 1 else f"checksum {int(checksums[different[0]]) & (2**64 - 1):#018x}"
+    raise RankDisagreementError(
+        f"{what} differ between ranks: {name!r} is {ranks_by_value(enumerate(all_gather(own)))}; "
+        f"{len(different)} of {len(values)} differ. The ranks no longer train the same model: look for what "
+        "changes them on one rank only, such as a step taken or skipped there, an initialization after the "
+        "broadcast, or gradients that were not exchanged."
+    )
+
+
+def describe_mismatch(ranks: Sequence[int], calls: Sequence[Call]) -> str:
+    """The first thing that differs between the calls of the ranks, who made which, and what to look for."""
+
+    def held(values: Iterable[Hashable]) -> str:
+        return ranks_by_value(zip(ranks, values))
+
+    if len({(call.operation, call.options) for call in calls}) > 1:
+        difference = held(map(str, calls))
+    else:
+        position = first_unequal_entry(calls)
+        entries = [call.entries[position] if position < len(call.entries) else "missing" for call in calls]
+        counts = held(len(call.entries) for call in calls)
+        difference = f"entry {position} given to {calls[0].operation} is {held(entries)}; entries: {counts}"
+    return (
+        f"ranks made different collective calls: {difference}. Every rank must make the same calls in the "
+        "same order with arrays of the same shapes: look for a network, a parameter scope or a branch that "
+        "depends on the rank."
+    )
+
+
+def first_unequal_entry(calls: Sequence[Call]) -> int:
+    """The first position at which the entries of different calls differ."""
+    lists = [call.entries for call in calls]
+    return next(i for i in range(max(map(len, lists))) if len({entries[i : i + 1] for entries in lists}) > 1)

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ending a job of many processes when one of them cannot go on.
+
+An MPI job whose rank raises, exits or stalls leaves the other ranks waiting for ever: each needs a way out.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import textwrap
+import threading
+import time
+import traceback
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Callable, Iterator, Optional, Tuple, Type
+
+
+class Watchdog:
+    """Calls `on_expiry(description, timeout_s)` from a thread when a block takes longer than `timeout_s`.
+
+    Watching costs about a microsecond: the block notes when it began and the thread looks at the note a few
+    times per timeout, so expiry is noticed at most a quarter of the timeout late.
+
+    Args:
+        timeout_s: Seconds a block may take.
+        on_expiry: Called once per expired block, in the watchdog's thread.
+
+    Example:
+        >>> watchdog = Watchdog(60.0, print)
+        >>> with watchdog.watch("all_reduce"):
+        ...     pass
+    """
+
+    def __init__(self, timeout_s: float, on_expiry: Callable[[str, float], None]) -> None:
+        if not timeout_s > 0:
+            raise ValueError(f"`timeout_s` must be positive, got {timeout_s}")
+        self.timeout_s = timeout_s
+        self._on_expiry = on_expiry
+        self._watched: Optional[Tuple[float, Callable[[], str]]] = None
+        self._thread: Optional[threading.Thread] = None
+
+    @contextmanager
+    def watch(self, describe: Callable[[], str]) -> Iterator[None]:
+        """Watch the block; `describe` is called only on expiry."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._patrol, name="collective watchdog", daemon=True)
+            self._thread.start()
+        self._watched = (time.monotonic(), describe)
+        try:
+            yield
+        finally:
+            self._watched = None
+
+    def _patrol(self) -> None:
+        reported = None
+        while True:
+            time.sleep(self.timeout_s / 4)
+            watched = self._watched
+            if watched is None or watched is reported:
+                continue
+            began, describe = watched
+            if time.monotonic() - began > self.timeout_s:
+                reported = watched
+                self._on_expiry(describe(), self.timeout_s)
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The status with which Python exits after an exception: 0 only after ``sys.exit()`` without error."""
+    if not isinstance(error, SystemExit):
+        return 1
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    return 1
+
+
+def report(rank: int, message: str) -> None:
+    """Write a message to stderr, in one piece and with the rank before every line: ranks share a terminal."""
+    sys.stdout.flush()
+    sys.stderr.write(textwrap.indent(message.rstrip("\n") + "\n", f"[rank {rank}] ", lambda line: True))
+    sys.stderr.flush()
+
+
+def report_exception(rank: int, error: BaseException) -> None:
+    """Write an exception's traceback as `report` does."""
+    report(rank, "".join(traceback.format_exception(type(error), error, error.__traceback__)))
+
+
+def on_uncaught_exception(function: Callable[[BaseException], None]) -> None:
+    """Call a function before the process ends with an uncaught exception, after any hook that is there."""
+    previous = sys.excepthook
+
+    def hook(kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
+        if previous is not sys.__excepthook__:
+            previous(kind, error, trace)
+        function(error)
+
+    sys.excepthook = hook
+
+
+def end_stalled_process(rank: int, exchange: str, timeout_s: float) -> None:
+    """Say what stalled, show where every thread is, and end this process; the launcher then ends the others.
+
+    The process ends at once, without MPI's orderly shutdown, which would wait for the stalled call.
+    """
+    report(
+        rank,
+        f"no answer for {timeout_s:g} s in {exchange}: another rank has stopped, or works longer than "
+        "`timeout_s` before its next exchange. Ending the job.",
+    )
+    faulthandler.dump_traceback(sys.__stderr__ or 2)
+    os._exit(1)

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks that take part in an exchange, and the check that all of them mean the same one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Tuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .agreement import (
+    Call,
+    CollectiveMismatchError,
+    describe_mismatch,
+    differing,
+    fingerprint,
+    lower_and_upper,
+)
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+@dataclass(frozen=True)
+class ProcessGroup:
+    """Named ranks and the MPI communicator between them.
+
+    Attributes:
+        name: What users call the group.
+        ranks: The members' ranks in the job, in the order of their numbers in the group.
+        comm: mpi4py communicator of the members; MPI's null communicator on all other ranks.
+        mpi: The module ``mpi4py.MPI``, which is imported only when a communicator is made.
+    """
+
+    name: str
+    ranks: Tuple[int, ...]
+    comm: MPI.Comm
+    mpi: Any
+
+    @property
+    def rank(self) -> int:
+        """This process's number in the group."""
+        return self.comm.Get_rank()
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.ranks)
+
+    def compare_calls(self, call: Call) -> None:
+        """Wait until all members make a call, and see that it is the same one.
+
+        Costs one message of 16 bytes.
+
+        Raises:
+            CollectiveMismatchError: On every member.
+        """
+        bounds = self.reduce_ints(lower_and_upper(np.array([fingerprint(call)], np.int64)), self.mpi.MIN)
+        if differing(bounds):
+            raise CollectiveMismatchError(describe_mismatch(self.ranks, self.comm.allgather(call)))
+
+    def reduce_ints(self, values: npt.NDArray[Any], operation: MPI.Op) -> npt.NDArray[Any]:
+        """Reduce integers over the members, in place; returns its argument."""
+        self.comm.Allreduce(self.mpi.IN_PLACE, values, operation)
+        return values

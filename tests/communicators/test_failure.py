@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from nnabla_adaloss.communicators.failure import Watchdog, exit_code_of, report, report_exception
+
+
+def test_watchdog_reports_a_block_that_takes_too_long_once():
+    reports = []
+    expired = threading.Event()
+
+    def on_expiry(description: str, timeout_s: float) -> None:
+        reports.append((description, timeout_s))
+        expired.set()
+
+    watchdog = Watchdog(0.05, on_expiry)
+    with watchdog.watch(lambda: "slow"):
+        assert expired.wait(10)
+        time.sleep(0.1)
+    assert reports == [("slow", 0.05)]
+
+
+def test_watchdog_leaves_quick_blocks_and_pauses_alone():
+    reports = []
+    watchdog = Watchdog(0.1, lambda *report: reports.append(report))
+    for _ in range(100):
+        with watchdog.watch(lambda: "quick"):
+            pass
+    time.sleep(0.25)
+    assert reports == []
+
+
+def test_watchdog_rests_after_an_exception_in_the_block():
+    reports = []
+    watchdog = Watchdog(0.05, lambda *report: reports.append(report))
+    with pytest.raises(KeyError), watchdog.watch(lambda: "failed"):
+        raise KeyError
+    time.sleep(0.15)
+    assert reports == []
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1.0, float("nan")])
+def test_watchdog_needs_a_positive_timeout(timeout_s):
+    with pytest.raises(ValueError, match="`timeout_s` must be positive"):
+        Watchdog(timeout_s, print)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ValueError(), 1),
+        (KeyboardInterrupt(), 1),
+        (SystemExit(), 0),
+        (SystemExit(0), 0),
+        (SystemExit(3), 3),
+        (SystemExit("no data"), 1),
+    ],
+)
+def test_exit_code_is_that_of_python(error, code):
+    assert exit_code_of(error) == code
+
+
+def test_every_line_of_a_report_names_the_rank(capsys):
+    report(3, "one\n\ntwo\n")
+    assert capsys.readouterr().err == "[rank 3] one\n[rank 3] \n[rank 3] two\n"
+    try:
+        raise ValueError("bad data")
+    except ValueError as error:
+        report_exception(2, error)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "[rank 2] Traceback (most recent call last):"
+    assert lines[-1] == "[rank 2] ValueError: bad data"
+
+
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+
+
+def test_uncaught_exceptions_reach_the_function_after_a_hook_that_was_there():
+    result = run(
+        "import sys; from nnabla_adaloss.communicators import failure\n"
+        "sys.excepthook = lambda *error: print('first', error[1])\n"
+        "failure.on_uncaught_exception(lambda error: print('second', error))\n"
+        "raise ValueError('bad data')"
+    )
+    assert result.stdout == "first bad data\nsecond bad data\n"
+    assert result.returncode == 1
+
+
+def test_stalled_process_says_where_and_ends():
+    result = run(
+        "import atexit; from nnabla_adaloss.communicators import failure\n"
+        "atexit.register(print, 'orderly')\n"
+        "def waiting(): failure.end_stalled_process(1, 'all_reduce', 30.0)\n"
+        "waiting()"
+    )
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert "[rank 1] no answer for 30 s in all_reduce: another rank has stopped" in result.stderr
+    assert "in waiting" in result.stderr

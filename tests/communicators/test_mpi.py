@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WORKERS = Path(__file__).parent / "workers"
+FAILURES = {
+    "raise": "[rank {last}] ValueError: the data are gone",
+    "interrupt": "[rank {last}] KeyboardInterrupt",
+    "kill": "",
+    "mismatch": "CollectiveMismatchError: ranks made different collective calls: entry 9",
+    "stall": "no answer for 1 s in all_reduce with ranks",
+}
+
+pytestmark = [pytest.mark.mpi, pytest.mark.slow]
+
+
+def printed_by(result: subprocess.CompletedProcess[str]) -> str:
+    return f"{result.args} returned {result.returncode}\n{result.stdout}\n{result.stderr}"
+
+
+@pytest.mark.parametrize("n", [0, 2, 3, 4])
+def test_collectives(mpirun, n):
+    """With n = 0, without a launcher."""
+    worker = WORKERS / "collectives.py"
+    result = mpirun(worker, n)
+    assert result.returncode == 0, printed_by(result)
+    checks = [
+        line.split()[1].split("(")[0] for line in worker.read_text().splitlines() if "def check_" in line
+    ]
+    assert result.stdout.split() == checks
+
+
+@pytest.mark.parametrize(
+    ("way", "n"), [("raise", 2), ("raise", 4), ("interrupt", 2), ("kill", 4), ("mismatch", 4), ("stall", 2)]
+)
+def test_failure_of_one_rank_ends_all_with_its_error(mpirun, way, n):
+    result = mpirun(WORKERS / "failing.py", n, way, "hook")
+    assert result.returncode != 0, printed_by(result)
+    assert FAILURES[way].format(last=n - 1) in result.stderr, printed_by(result)
+    if way == "stall":
+        assert "iteration 5" in result.stderr
+
+
+def test_exit_with_an_error_inside_the_context_ends_all_with_its_code(mpirun):
+    result = mpirun(WORKERS / "failing.py", 2, "exit", "context")
+    assert result.returncode == 3, printed_by(result)
+    assert "[rank 1] SystemExit: 3" in result.stderr
+
+
+def test_error_in_a_single_process_is_pythons_own(mpirun):
+    result = mpirun(WORKERS / "failing.py", 0, "raise", "context")
+    assert result.returncode == 1
+    assert result.stderr.endswith("\nValueError: the data are gone\n")
+    assert "[rank" not in result.stderr
+
+
+def test_misuse_is_told_before_anything_is_exchanged(mpirun, tmp_path):
+    script = tmp_path / "misuse.py"
+    script.write_text(
+        "import nnabla as nn, pytest\n"
+        "from nnabla_adaloss.communicators import MPICommunicator\n"
+        "with pytest.raises(TypeError, match='no nnabla context is needed'):\n"
+        "    MPICommunicator(nn.Context())\n"
+        "comm = MPICommunicator()\n"
+        "with pytest.raises(RuntimeError, match='call `init'):\n"
+        "    comm.barrier()\n"
+        "with pytest.raises(RuntimeError, match='call `init'):\n"
+        "    comm.local_rank\n"
+        "comm.init()\n"
+        "comm.init()\n"
+        "comm.barrier()\n"
+    )
+    result = mpirun(script, 0)
+    assert result.returncode == 0, printed_by(result)
+
+
+def test_missing_mpi4py_names_the_extra():
+    program = (
+        "import sys; sys.modules['mpi4py'] = None\n"
+        "from nnabla_adaloss.communicators import MPICommunicator\n"
+        "MPICommunicator()"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "ImportError: MPICommunicator needs mpi4py and an MPI library" in result.stderr
+    assert "pip install nnabla-adaloss[mpi]" in result.stderr

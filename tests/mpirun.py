@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a script on several MPI ranks of this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+# The first four let Open MPI run as root and on fewer cores than ranks. `self,sm` keeps it to shared memory:
+# looking for network interfaces would take a second at every start. Other MPIs ignore all of them.
+ENVIRONMENT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_btl": "self,sm",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(REPOSITORY),
+}
+
+
+def run_ranks(
+    script: str | Path, n: int, *args: object, timeout: float = 60.0
+) -> subprocess.CompletedProcess[str]:
+    """Run a Python script on `n` ranks and wait for all of them.
+
+    Args:
+        script: Path of the script.
+        n: Number of ranks; 0 runs the script by itself, without a launcher.
+        args: The script's arguments.
+        timeout: Seconds after which the job is killed and the test fails with what it has printed.
+    """
+    pytest.importorskip("mpi4py")
+    launcher: list[str] = []
+    if n > 0:
+        # The environment's own launcher first: that of another MPI would start n separate single-rank jobs.
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        mpirun = shutil.which("mpirun", path=path)
+        if mpirun is None:
+            pytest.skip("there is no mpirun")
+        launcher = [mpirun, "-n", str(n)]
+    process = subprocess.Popen(
+        [*launcher, sys.executable, str(script), *map(str, args)],
+        env={**os.environ, **ENVIRONMENT},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        stdout, stderr = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        stdout, stderr = process.communicate()
+        pytest.fail(f"{script} on {n} ranks did not end within {timeout} s\n{stdout}\n{stderr}")
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
