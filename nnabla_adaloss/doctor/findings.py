@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an examination found, and how it is told."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from enum import Enum
+from typing import List, NamedTuple, Sequence
+
+
+class Area(str, Enum):
+    """A way to use the package; each works or fails on its own."""
+
+    CPU = "CPU"
+    GPU = "GPU"
+    MPI = "MPI"
+
+
+class Status(str, Enum):
+    """How an examined part is."""
+
+    WORKS = "works"
+    MISSING = "missing"
+    BROKEN = "broken"
+    NOT_TRIED = "not tried"
+
+
+class Finding(NamedTuple):
+    """One examined part.
+
+    Attributes:
+        area: what the part is needed for.
+        status: how it is.
+        subject: the part, by the name its users know it by.
+        detail: version, place, or what is wrong, in plain words.
+        cure: what to do about it; empty where there is nothing to do.
+    """
+
+    area: Area
+    status: Status
+    subject: str
+    detail: str = ""
+    cure: str = ""
+
+
+def area_works(findings: Sequence[Finding], area: Area) -> bool:
+    """Whether every part that an area needs works."""
+    return all(finding.status is Status.WORKS for finding in findings if finding.area is area)
+
+
+def as_json(findings: Sequence[Finding]) -> str:
+    """For programs: a JSON object with `works`, a boolean per area, and `findings`, a list of objects."""
+    works = {area.value: area_works(findings, area) for area in Area}
+    return json.dumps({"works": works, "findings": [finding._asdict() for finding in findings]}, indent=2)
+
+
+def as_text(findings: Sequence[Finding]) -> str:
+    """For people: by area, a line per part, its cure below it, and a verdict."""
+    lines: List[str] = []
+    for area in Area:
+        verdict = "works" if area_works(findings, area) else "does not work"
+        lines += ["", f"{area.value}: {verdict}"]
+        for finding in findings:
+            if finding.area is area:
+                lines += _paragraph(finding)
+    return "\n".join(lines[1:])
+
+
+def _paragraph(finding: Finding) -> List[str]:
+    margin = max(len(status.value) for status in Status) + 4
+    head = f"  {finding.status.value:<{margin - 2}}"
+    statement = f"{finding.subject}: {finding.detail}" if finding.detail else finding.subject
+    lines = textwrap.wrap(
+        statement, 110, initial_indent=head, subsequent_indent=" " * margin, break_on_hyphens=False
+    )
+    # A cure may hold a command: not wrapped, so that it can be copied.
+    return [*lines, " " * margin + f"-> {finding.cure}"] if finding.cure else lines

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attempts to use what is installed; each tells what it found, and raises if it fails.
+
+They load native libraries that may crash or stay behind, so each is to run in a process of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, List, Optional, Tuple
+
+from nnabla_adaloss.cuda_libraries import (
+    CudaLibrary,
+    find_cuda_libraries,
+    find_extension_library,
+    namespace_folders,
+    preload_cuda_libraries,
+)
+
+# Largest accepted difference from nnabla's own gradients, relative to the largest of them. A float16 gradient
+# is a sum of a few numbers with 11 significant bits each.
+_TOLERANCE = {"float": 1e-5, "half": 1e-2}
+
+
+def package_versions() -> str:
+    """Import the packages that everything is built on."""
+    modules = map(importlib.import_module, ("nnabla", "numpy", "scipy", "numba"))
+    return ", ".join(f"{module.__name__} {module.__version__}" for module in modules)
+
+
+def adaptive_backward(extension: str, type_config: str) -> str:
+    """Compare a backward pass with per-layer scales to nnabla's own, in the context "cpu" or "cudnn"."""
+    import nnabla as nn
+    import nnabla.functions as F
+    import nnabla.parametric_functions as PF
+    import numpy as np
+    from nnabla.ext_utils import get_extension_context
+
+    from nnabla_adaloss import AdaptiveLossScaling
+
+    def gradients(differentiable: Any) -> Any:
+        for parameter in parameters:
+            parameter.grad.zero()
+        differentiable.forward()
+        differentiable.backward()
+        return np.concatenate([parameter.g.ravel() for parameter in parameters], dtype=np.float64)
+
+    with nn.context_scope(get_extension_context(extension, type_config=type_config)):
+        x = nn.Variable.from_numpy_array(np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8))
+        loss = F.mean(F.tanh(PF.affine(F.tanh(PF.affine(x, 16, name="first")), 16, name="second")))
+        parameters = list(nn.get_parameters().values())
+        native, adaptive = gradients(loss), gradients(AdaptiveLossScaling(loss))
+    difference = np.abs(adaptive - native).max() / np.abs(native).max()
+    if not difference <= _TOLERANCE[type_config]:
+        raise ArithmeticError(f"gradients differ from nnabla's by {difference:.1e} of the largest")
+    return "gradients agree with nnabla's"
+
+
+def driver(needed_by: str = "") -> str:
+    """Ask the NVIDIA driver for its GPUs; `needed_by` is the CUDA version of an extension, such as "120"."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+
+    def call(function: str, *arguments: Any) -> None:
+        status = getattr(cuda, function)(*arguments)
+        if status:
+            reason = "no CUDA-capable device" if status == 100 else f"CUDA error {status}"
+            raise RuntimeError(f"{function}: {reason}")
+
+    def integer(function: str, *arguments: int) -> int:
+        value = ctypes.c_int()
+        call(function, ctypes.byref(value), *arguments)
+        return value.value
+
+    def gpu(device: int) -> str:
+        name = ctypes.create_string_buffer(256)
+        call("cuDeviceGetName", name, len(name), device)
+        # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+        major, minor = (integer("cuDeviceGetAttribute", attribute, device) for attribute in (75, 76))
+        return f"{name.value.decode()} (sm_{major}{minor})"
+
+    call("cuInit", 0)
+    served = integer("cuDriverGetVersion")
+    told = f"serves CUDA {served // 1000}.{served % 1000 // 10}"
+    # Within a major version of CUDA, newer libraries run on older drivers.
+    if served // 1000 < int(needed_by[:2] or 0):
+        raise RuntimeError(f"driver version is insufficient: {told}")
+    return ", ".join([told, *map(gpu, range(integer("cuDeviceGetCount")))])
+
+
+def cuda_libraries(cuda_version: str) -> List[Tuple[str, Optional[str], Optional[str]]]:
+    """Load what the extension for a CUDA version needs, from wheels or from where the dynamic loader looks.
+
+    Returns:
+        For each library its soname, and either the file that was loaded or the loader's error.
+    """
+    return [
+        (library.soname, *_load(library))
+        for library in find_cuda_libraries(namespace_folders("nvidia"), cuda_version)
+    ]
+
+
+def _load(library: CudaLibrary) -> Tuple[Optional[str], Optional[str]]:
+    try:
+        ctypes.CDLL(str(library.path or library.soname))
+    except OSError as error:
+        return None, str(error)
+    mapped = (line.split(maxsplit=5)[-1].strip() for line in Path("/proc/self/maps").read_text().splitlines())
+    # A system's file names are longer than the sonames: libcublas.so.12.0.2.224.
+    return next(file for file in mapped if Path(file).name.startswith(library.soname)), None
+
+
+def cuda_extension() -> str:
+    """Import nnabla's CUDA extension and get its context."""
+    preload_cuda_libraries()
+    import nnabla
+    from nnabla.ext_utils import get_extension_context
+
+    # By itself first: the extension's own retries turn the loader's message into a RecursionError.
+    ctypes.CDLL(str(find_extension_library(namespace_folders("nnabla_ext"))))
+    context = get_extension_context("cudnn", type_config="half")
+    return f"version {nnabla.__version__}, context {context.backend[0]}"
+
+
+def cupy_version() -> str:
+    """Import CuPy and count the GPUs that it can use."""
+    preload_cuda_libraries()
+    import cupy
+
+    return f"version {cupy.__version__}, {cupy.cuda.runtime.getDeviceCount()} GPU(s)"
+
+
+def mpi_library() -> str:
+    """Load the MPI library by mpi4py, without starting MPI."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    from mpi4py import MPI
+
+    name, version = MPI.get_vendor()
+    return f"version {mpi4py.__version__} with {name} {'.'.join(map(str, version))}"
+
+
+def mpi_sum() -> str:
+    """Let two processes add up an array."""
+    beside_python = str(Path(sys.executable).parent)
+    mpirun = shutil.which("mpirun") or shutil.which("mpirun", path=beside_python)
+    if mpirun is None:
+        raise FileNotFoundError("mpirun: cannot load MPI library")
+    program = "from mpi4py import MPI; print(MPI.COMM_WORLD.allreduce(1), flush=True)"
+    # Open MPI refuses root and more processes than cores unless told otherwise; others ignore these.
+    permissions = {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    }
+    process = subprocess.run(
+        [mpirun, "-n", "2", sys.executable, "-c", program],
+        env={**os.environ, **permissions},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    if process.returncode:
+        raise RuntimeError(process.stderr.strip())
+    if process.stdout.split() != ["2", "2"]:
+        raise RuntimeError(f"{mpirun} starts processes that do not see each other")
+    place = mpirun if shutil.which("mpirun") else f"{mpirun}, which is not on the PATH"
+    return f"{place}: two processes exchanged numbers"
