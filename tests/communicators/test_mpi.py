@@ -35,6 +35,13 @@ def test_collectives(mpirun, n):
     assert result.stdout.split() == checks
 
 
+@pytest.mark.parametrize("n", [2, 4])
+def test_training_is_that_of_one_process_on_the_whole_batch(mpirun, n):
+    result = mpirun(WORKERS / "training.py", n)
+    assert result.returncode == 0, printed_by(result)
+    assert result.stdout == "equal\n"
+
+
 @pytest.mark.parametrize(
     ("way", "n"), [("raise", 2), ("raise", 4), ("interrupt", 2), ("kill", 4), ("mismatch", 4), ("stall", 2)]
 )
