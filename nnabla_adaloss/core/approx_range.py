@@ -99,7 +99,9 @@ def get_loss_scale_by_approx_range(
         if lognormal:
             return np.array(_lognormal_scale(g, limit, config))
         # The two-pass deviation, which keeps its digits when the mean is large.
-        return np.array(_scale(float(np.std(g, dtype=np.float64)) if g.size else 0.0, limit, config))
+        with np.errstate(over="ignore"):
+            sigma = float(np.std(g, dtype=np.float64)) if statistics.count else 0.0
+        return np.array(_scale(sigma, limit, config))
     if lognormal:
         raise ValueError("lognormal=True is defined without a weight only; pass W=None or lognormal=False")
     weight = statistics_of(W)
@@ -114,7 +116,8 @@ def get_loss_scale_by_approx_range(
 
 def _lognormal_scale(g: NDArray[Any], limit: float, config: AdaLossConfig) -> float:
     # float32 moments, as published.
-    magnitudes = np.abs(np.asarray(g, dtype=np.float32))
+    with np.errstate(over="ignore"):
+        magnitudes = np.abs(np.asarray(g, dtype=np.float32))
     logarithms = np.log(magnitudes[magnitudes > 0])
     deviation = float(logarithms.std()) if logarithms.size else 0.0
     if deviation == 0.0:

@@ -29,15 +29,16 @@ def element_wise_range(
     u_min, u_max = config.range
     if W is None:
         fan_in = 1.0
-    # Rounded multiplication is monotonic, so the extreme products are products of extremes, exactly.
-    largest = max(a[-1] * b[-1] for a, b in pairs)
-    if config.max_rescue_ratio is None:
-        smallest = min(a[0] * b[0] for a, b in pairs)
-    else:
-        rescued = int(config.max_rescue_ratio * sum(a.size * b.size for a, b in pairs))
-        smallest = _nth_largest_product(pairs, max(rescued, 1))
+    # Extreme float64 inputs leave the range of float64 on the way; the clamp brings the scale back.
     with np.errstate(all="ignore"):
-        lower, upper = u_min / smallest, u_max / largest / fan_in
+        # Rounded multiplication is monotonic, so the extreme products are products of extremes, exactly.
+        largest = max(a[-1] * b[-1] for a, b in pairs)
+        if config.max_rescue_ratio is None:
+            smallest = min(a[0] * b[0] for a, b in pairs)
+        else:
+            rescued = int(config.max_rescue_ratio * sum(a.size * b.size for a, b in pairs))
+            smallest = _nth_largest_product(pairs, max(rescued, 1))
+        lower, upper = u_min / np.float64(smallest), u_max / largest / fan_in
     return clamp_scale(float(min(max(lower, 1.0), upper)))
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scaling between the loss and the first layer with a weight.
 
-A small loss weight and a mean over the batch shrink the gradient before any layer could scale it. The functions of
-this section are linear in their output gradient, so a factor applied there rides on to the first layer.
+A small loss weight and a mean over the batch shrink the gradient before any layer could scale it. The
+functions of this section are linear in their output gradient, so a factor applied there rides on to the first
+layer.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import math
 
 from .power_of_two import exponent_to_reach, floor_power_of_two
 
-# Where a scalar is lifted to: far above any underflow, 16 times below the largest float16 where it is spread (a
-# mean divides by the number of elements), and in the middle of float16's range where it is yet to meet a weight.
+# Where a scalar is lifted to: far above any underflow, 16 times below the largest float16 where it is spread
+# (a mean divides by the number of elements), and in the middle of float16's range where it is yet to meet a
+# weight.
 _SPREAD_TARGET = 2.0**12
 _SCALAR_TARGET = 2.0**7
-# How far above start_scale these targets may lie: then backing start_scale off ends an overflow that they cause.
+# How far above start_scale these targets may lie: then backing start_scale off ends an overflow that they
+# cause.
 _SPREAD_LIFT = 2.0**9
 _SCALAR_LIFT = 2.0**4
 # What a target leaves free below u_max, for formats with little room.
@@ -30,9 +33,9 @@ def loss_section_factor(
     """The factor to multiply a gradient by on its way from the loss to the first layer.
 
     One element (the loss, a loss weight): there is nothing yet that could overflow beside it, so it is lifted
-    into [2**12, 2**13) when the function spreads it over many elements, and into [2**7, 2**8) when it does not;
-    but to no more than 2**9 or 2**4 times `start_scale`, and to no more than an eighth of `u_max` (each rounded
-    down to a power of two). It is never lowered.
+    into [2**12, 2**13) when the function spreads it over many elements, and into [2**7, 2**8) when it does
+    not; but to no more than 2**9 or 2**4 times `start_scale`, and to no more than an eighth of `u_max` (each
+    rounded down to a power of two). It is never lowered.
 
     More elements: below t = start_scale * 2**-10 they are raised into [t, 2t); above `start_scale`, when an
     earlier factor raised them, they are lowered into (start_scale / 2, start_scale], but not so far that they
@@ -67,7 +70,7 @@ def loss_section_factor(
     if abs_max > start_scale and scale > start_scale:
         # Two limits: max|g| ends in (start_scale / 2, start_scale], and start_scale is kept.
         exponent = max(_exponent_to_fall(abs_max, start_scale), exponent_to_reach(scale, start_scale))
-        return math.ldexp(1.0, exponent)
+        return math.ldexp(1.0, max(exponent, -1022))
     return _raising(abs_max, min(start_scale * _SHRUNK, highest), scale)
 
 

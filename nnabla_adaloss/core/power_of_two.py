@@ -22,6 +22,11 @@ def floor_power_of_two(value: float) -> float:
     return math.ldexp(0.5, math.frexp(value)[1])
 
 
+def is_power_of_two(value: float) -> bool:
+    """Whether multiplying by `value` is exact; False for 0, negative numbers, infinities and NaN."""
+    return math.frexp(value)[0] == 0.5
+
+
 def exponent_to_reach(value: float, bound: float) -> int:
     """Smallest k with value * 2**k >= bound; both are positive and finite."""
     mantissa, exponent = math.frexp(value)

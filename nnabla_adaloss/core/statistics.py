@@ -86,10 +86,13 @@ def statistics_of(x: NDArray[Any]) -> ArrayStatistics:
     if nonfinite:
         values, magnitudes = values[finite], magnitudes[finite]
     nonzero = magnitudes[magnitudes > 0]
+    # Only sums of float64 inputs can overflow: to infinity, which is what they are for whoever reads them.
+    with np.errstate(over="ignore"):
+        total, total_of_squares = float(values.sum()), float(np.dot(values, values))
     return ArrayStatistics(
         count=values.size + nonfinite,
-        sum=float(values.sum()),
-        sum_of_squares=float(np.dot(values, values)),
+        sum=total,
+        sum_of_squares=total_of_squares,
         abs_max=float(nonzero.max()) if nonzero.size else 0.0,
         abs_min=float(nonzero.min()) if nonzero.size else 0.0,
         zeros=values.size - nonzero.size,

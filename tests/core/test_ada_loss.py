@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nnabla_adaloss.core import METHODS, AdaLoss, AdaLossConfig, get_loss_scale, statistics_of
+
+
+class NumpyAdaLoss(AdaLoss):
+    """Counts how often arrays are read."""
+
+    def __init__(self, config=None):
+        super().__init__(config)
+        self.reads = 0
+
+    def statistics(self, array):
+        self.reads += 1
+        return statistics_of(array)
+
+    def to_numpy(self, array):
+        self.reads += 1
+        return array
+
+
+def arrays(seed, exponent=-26):
+    random = np.random.RandomState(seed)
+    return random.standard_normal((3, 4)) * 2.0**exponent, random.standard_normal((4, 5)) * 0.1
+
+
+G, W = arrays(0)
+
+
+def call(ada_loss, g=G, weight=W, *, iteration=0, previous_scale=1.0, layer="fc", **arguments):
+    return ada_loss.loss_scale(
+        layer, g, weight, fan_in=4.0, previous_scale=previous_scale, iteration=iteration, **arguments
+    )
+
+
+def test_the_framework_part_is_abstract():
+    with pytest.raises(TypeError, match="abstract"):
+        AdaLoss(AdaLossConfig())
+
+
+@given(
+    st.sampled_from(sorted(METHODS)),
+    st.integers(0, 1000),
+    st.integers(-40, 20),
+    st.integers(-3, 12).map(lambda k: 2.0**k),
+    st.booleans(),
+    st.booleans(),
+)
+def test_is_get_loss_scale(method, seed, exponent, previous_scale, power_of_two, with_weight):
+    config = AdaLossConfig(loss_scale_method=method, fixed_loss_scale=8.0, power_of_two=power_of_two)
+    g, weight = arrays(seed, exponent)
+    if not with_weight:
+        weight = None
+    alpha = call(
+        NumpyAdaLoss(config), g, weight, previous_scale=previous_scale, g_statistics=statistics_of(g),
+        weight_statistics=None if weight is None else statistics_of(weight),
+    )  # fmt: skip
+    assert type(alpha) is float
+    assert alpha == pytest.approx(
+        float(get_loss_scale(g, weight, config=config, fan_in=4.0, prev_scale=previous_scale)), rel=1e-6
+    )
+
+
+def test_given_statistics_spare_the_arrays():
+    ada_loss = NumpyAdaLoss()
+    given_both = call(ada_loss, g_statistics=statistics_of(G), weight_statistics=statistics_of(W))
+    assert ada_loss.reads == 0
+    assert call(NumpyAdaLoss()) == given_both > 1.0
+
+
+def test_fixed_reads_nothing_and_is_guarded_by_what_is_given():
+    ada_loss = NumpyAdaLoss(AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=8.0))
+    assert not ada_loss.adaptive
+    assert call(ada_loss) == 8.0
+    assert ada_loss.reads == 0
+    large = statistics_of(np.full((1, 4), 60000.0))
+    ones = statistics_of(np.ones((4, 1)))
+    assert call(ada_loss, g_statistics=large, weight_statistics=ones) == 0.25
+
+
+def test_is_recomputed_every_n_iterations_not_calls():
+    ada_loss = NumpyAdaLoss(AdaLossConfig(update_per_n_iteration=3, use_bound=False))
+    small, tiny = arrays(0, -26)[0], arrays(0, -30)[0]
+    first = call(ada_loss, small, iteration=5)
+    for iteration in (5, 5, 6, 7, 7):
+        assert call(ada_loss, tiny, iteration=iteration) == first
+    assert call(ada_loss, tiny, iteration=8) == 16 * first
+    assert ada_loss.reads == 4
+
+
+def test_layers_are_apart():
+    ada_loss = NumpyAdaLoss()
+    a = call(ada_loss, arrays(0, -26)[0], layer="a")
+    b = call(ada_loss, arrays(0, 10)[0], layer="b")
+    assert ada_loss.layer_scales == {"a": a, "b": b}
+    assert a > b == 1.0
+
+
+def test_an_iteration_number_that_starts_again_recomputes():
+    ada_loss = NumpyAdaLoss(AdaLossConfig(update_per_n_iteration=100))
+    call(ada_loss, arrays(0, -26)[0], iteration=50)
+    assert call(ada_loss, arrays(0, 10)[0], iteration=0) == 1.0
+
+
+def test_bounds_apply_between_updates():
+    ada_loss = NumpyAdaLoss(AdaLossConfig(update_per_n_iteration=10))
+    assert call(ada_loss, iteration=0) == 16.0
+    assert call(ada_loss, iteration=1, previous_scale=256.0) == 4.0
+    assert call(ada_loss, iteration=2, previous_scale=8192.0) == 1.0
+
+
+def test_the_guard_applies_between_updates():
+    ada_loss = NumpyAdaLoss(AdaLossConfig(update_per_n_iteration=10))
+    call(ada_loss, iteration=0)
+    large = statistics_of(np.full((1, 4), 60000.0))
+    guarded = call(
+        ada_loss, iteration=1, g_statistics=large, weight_statistics=statistics_of(np.ones((4, 1)))
+    )
+    assert guarded == 0.25
+    # Without statistics the last limit holds: it is one of S * alpha.
+    assert call(ada_loss, iteration=2, previous_scale=0.25) == 1.0
+    assert call(ada_loss, iteration=3, previous_scale=4.0) == 0.0625
+
+
+def test_the_guard_counts_fan_in_bound():
+    g, weight = np.full((1, 4), 8000.0), np.ones((4, 1))
+    assert call(NumpyAdaLoss(), g, weight) == 1.0
+    assert call(NumpyAdaLoss(), g, weight, fan_in_bound=9.0) == 0.5
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    "method", ["approx_range", "element_wise_range", lambda g, W, *, config, fan_in: 8.0]
+)
+def test_nonfinite_gives_one_and_is_not_kept(bad, method):
+    ada_loss = NumpyAdaLoss(AdaLossConfig(loss_scale_method=method, update_per_n_iteration=10))
+    assert call(ada_loss, np.full((3, 4), bad), iteration=0) == 1.0
+    assert call(ada_loss, G, iteration=1) > 1.0
+    assert call(ada_loss, G, iteration=2, g_statistics=statistics_of(np.array([bad]))) == 1.0
+
+
+def test_recorder_gets_every_decision():
+    records = []
+    ada_loss = NumpyAdaLoss(AdaLossConfig(recorder=records.append))
+    alpha = call(ada_loss, iteration=7, previous_scale=32.0)
+    (record,) = records
+    assert record.iteration == 7
+    assert record.layer == "fc"
+    assert (record.alpha, record.previous_scale, record.accumulated_scale) == (alpha, 32.0, 32.0 * alpha)
+    assert record.unbounded > alpha
+    assert record.fan_in == 4.0
+    assert (record.g, record.weight) == (statistics_of(G), statistics_of(W))
+
+
+def test_an_error_of_a_recorder_is_the_callers():
+    def recorder(record):
+        raise KeyError("full")
+
+    with pytest.raises(KeyError, match="full"):
+        call(NumpyAdaLoss(AdaLossConfig(recorder=recorder)))
+
+
+@pytest.mark.parametrize(("level", "lines"), [(0, 0), (1, 2), (2, 2 + 6)])
+def test_log(level, lines, caplog):
+    ada_loss = NumpyAdaLoss(AdaLossConfig(debug_level=level))
+    with caplog.at_level(logging.INFO, logger="nnabla_adaloss"):
+        for iteration in range(3):
+            call(ada_loss, iteration=iteration, layer="a")
+            call(ada_loss, arrays(0, 10)[0], iteration=iteration, layer="b")
+    assert len(caplog.records) == lines
+    if level:
+        summaries = [r.getMessage() for r in caplog.records if "layers" in r.getMessage()]
+        assert summaries[0] == "iteration 0: 2 layers, scales from 1 to 16, largest accumulated scale 16"
+
+
+def test_memory_does_not_grow_with_iterations():
+    ada_loss = NumpyAdaLoss(AdaLossConfig(debug_level=1))
+    for iteration in range(50):
+        call(ada_loss, iteration=iteration)
+    assert list(ada_loss.layer_scales) == ["fc"]
+
+
+def test_a_useless_scale_of_ones_own_method_is_refused():
+    config = AdaLossConfig(loss_scale_method=lambda g, W, *, config, fan_in: 0.0)
+    with pytest.raises(ValueError, match="must be positive and finite"):
+        call(NumpyAdaLoss(config))

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from nnabla_adaloss.core import AdaLossConfig, get_loss_scale_by_approx_range, statistics_of
+from nnabla_adaloss.core.approx_range import approx_range
+
+CONFIG = AdaLossConfig()
+
+
+def normal(seed, shape, sigma):
+    return np.random.RandomState(seed).standard_normal(shape) * sigma
+
+
+def test_formula_on_constants():
+    # sigma = 2**-20 * 2**-3 * sqrt(8 / 2)
+    scale = get_loss_scale_by_approx_range(
+        np.full((4, 8), 2.0**-20), np.full((8, 3), 2.0**-3), config=CONFIG, fan_in=8
+    )
+    assert scale.shape == ()
+    assert math.isclose(float(scale), CONFIG.sigma_min * 2.0**22, rel_tol=1e-15)
+
+
+@pytest.mark.parametrize("p", [1e-3, 1e-2, 0.1])
+def test_a_share_p_of_the_input_gradient_underflows(p):
+    # Products of independent normal variables, K / 2 of which survive a ReLU: the model holds for their sums.
+    config = AdaLossConfig(n_uf_threshold=p)
+    K = 512
+    g, W = normal(0, (400, K), 1e-7), normal(1, (K, 400), 1e-2)
+    half = np.random.RandomState(2).uniform(size=g.shape) < 0.5
+    scale = float(get_loss_scale_by_approx_range(g, W, config=config, fan_in=K))
+    assert scale > 1.0
+    share = np.mean(np.abs(scale * (g * half) @ W) < config.range[0])
+    assert 0.8 * p < share < 1.2 * p
+
+
+def test_statistics_and_arrays_agree():
+    g, W = normal(3, (5, 6), 1e-6), normal(4, (6, 7), 0.1)
+    plain = get_loss_scale_by_approx_range(g, W, config=CONFIG, fan_in=6)
+    assert approx_range(statistics_of(g), statistics_of(W), config=CONFIG, fan_in=6.0) == float(plain)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_never_zero_nor_infinite(dtype):
+    limits = np.finfo(dtype)
+    for g in (limits.max, limits.smallest_subnormal):
+        for W in (limits.max, limits.smallest_subnormal):
+            arrays = np.full((2, 2), g, dtype), np.full((2, 2), W, dtype)
+            for scale in (
+                get_loss_scale_by_approx_range(*arrays, config=CONFIG, fan_in=2),
+                get_loss_scale_by_approx_range(arrays[0], config=CONFIG),
+                get_loss_scale_by_approx_range(arrays[0], config=CONFIG, lognormal=True),
+            ):
+                assert 0.0 < float(scale) < math.inf
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_nonfinite_gives_one(bad):
+    good, poisoned = np.full((2, 2), 1e-7), np.array([[1e-7, bad], [1.0, 0.0]])
+    for g, W in ((good, poisoned), (poisoned, good), (poisoned, None)):
+        assert get_loss_scale_by_approx_range(g, W, config=CONFIG) == 1.0
+    assert get_loss_scale_by_approx_range(good, poisoned, config=CONFIG, fan_in=2) == 1.0
+    assert get_loss_scale_by_approx_range(poisoned, config=CONFIG, lognormal=True) == 1.0
+
+
+@pytest.mark.parametrize("g", [np.zeros((3, 2)), np.zeros((0, 2)), np.float32(0)])
+def test_zeros_and_nothing_give_one(g):
+    assert get_loss_scale_by_approx_range(g, np.ones((2, 2)), config=CONFIG, fan_in=2) == 1.0
+    assert get_loss_scale_by_approx_range(g, config=CONFIG) == 1.0
+    assert get_loss_scale_by_approx_range(g, config=CONFIG, lognormal=True) == 1.0
+
+
+def test_overflow_goes_below_one():
+    g, W = np.full((1, 4), 60000.0, np.float16), np.full((4, 1), 2.0, np.float16)
+    assert float(get_loss_scale_by_approx_range(g, W, config=CONFIG, fan_in=4)) == 65504.0 / 480000.0
+
+
+def test_a_deviation_under_a_large_mean_keeps_its_digits():
+    g = 1.0 + 1e-9 * np.array([-1.0, 1.0])
+    config = AdaLossConfig(u_min=1e-10)
+    scale = float(get_loss_scale_by_approx_range(g, config=config))
+    assert math.isclose(scale, config.sigma_min / 1e-9, rel_tol=1e-6)
+
+
+def test_without_fan_in_it_is_read_from_the_weight():
+    g, W = normal(5, (2, 6, 4, 4), 1e-6), normal(6, (6, 3, 5, 2), 0.1)
+    inferred = get_loss_scale_by_approx_range(g, W, config=CONFIG)
+    assert inferred == get_loss_scale_by_approx_range(g, W, config=CONFIG, fan_in=6 * 5 * 2)
+
+
+@pytest.mark.parametrize("fan_in", [0, -1.0, math.nan, math.inf])
+def test_fan_in_refused(fan_in):
+    with pytest.raises(ValueError, match="fan_in"):
+        get_loss_scale_by_approx_range(np.ones(2), np.ones((2, 2)), config=CONFIG, fan_in=fan_in)
+
+
+def test_lognormal_with_a_weight_is_refused():
+    with pytest.raises(ValueError, match="lognormal=True is defined without a weight only"):
+        get_loss_scale_by_approx_range(np.ones(2), np.ones((2, 2)), config=CONFIG, lognormal=True)

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import dataclasses
+import math
+import pickle
+
+import numpy as np
+import pytest
+
+from nnabla_adaloss.core import METHODS, AdaLossConfig
+
+
+def my_method(g, W, *, config, fan_in):
+    return 4.0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "u_min", "u_max"),
+    [
+        ("float16", 6e-8, 65504.0),
+        ("float32", 1e-23, float(np.finfo(np.float32).max)),
+        ("float8_e4m3", 2.0**-9, 448.0),
+        ("float8_e5m2", 2.0**-16, 57344.0),
+    ],
+)
+def test_range_comes_from_dtype(dtype, u_min, u_max):
+    assert AdaLossConfig(dtype=dtype).range == (u_min, u_max)
+
+
+def test_range_follows_a_changed_dtype():
+    config = AdaLossConfig(u_max=100.0)
+    assert config.range == (6e-8, 100.0)
+    assert dataclasses.replace(config, dtype="float32").range == (1e-23, 100.0)
+
+
+def test_sigma_min_leaves_the_share_p_below_u_min():
+    config = AdaLossConfig(n_uf_threshold=0.01)
+    share_below = math.erf(config.range[0] / (config.sigma_min * math.sqrt(2.0)))
+    assert math.isclose(share_below, 0.01)
+
+
+def test_is_immutable_comparable_and_saved_by_value():
+    config = AdaLossConfig(loss_scale_method="abs_range", include=["a", "b"])
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.init_scale = 2.0
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert config.include == ("a", "b")
+
+
+def test_numbers_become_python_floats():
+    config = AdaLossConfig(init_scale=np.float32(2), scale_upper_bound=8)
+    assert type(config.init_scale) is type(config.scale_upper_bound) is float
+
+
+@pytest.mark.parametrize("method", [*METHODS, "math:fsum", my_method])
+def test_known_methods(method):
+    assert AdaLossConfig(loss_scale_method=method).loss_scale_method is method
+
+
+@pytest.mark.parametrize(
+    ("layer", "selected"),
+    [("block1/conv", True), ("block1/fc", False), ("block2/conv", False), ("head", True)],
+)
+def test_selects(layer, selected):
+    config = AdaLossConfig(include=("block1/*", "head"), exclude=("*/fc",))
+    assert config.selects(layer) is selected
+
+
+def test_selects_every_layer_by_default():
+    assert AdaLossConfig().selects("any/thing")
+
+
+POSITIVE = ("fixed_loss_scale", "init_scale", "u_min", "u_max", "scale_upper_bound", "accum_upper_bound")
+
+
+@pytest.mark.parametrize("name", POSITIVE)
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+def test_positive_finite_numbers(name, value):
+    with pytest.raises(ValueError, match=f"{name}={value!r} must be a positive finite number"):
+        AdaLossConfig(**{name: value})
+
+
+@pytest.mark.parametrize("name", [*POSITIVE, "n_uf_threshold", "max_rescue_ratio"])
+@pytest.mark.parametrize("value", [True, "1", [1.0]])
+def test_numbers_of_another_type(name, value):
+    with pytest.raises(TypeError, match=f"{name}=.* must be a number, not {type(value).__name__}"):
+        AdaLossConfig(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (
+            {"loss_scale_method": "aprox"},
+            ValueError,
+            "'aprox' is unknown; choose one of approx_range, abs_range",
+        ),
+        ({"loss_scale_method": "no_such_module:f"}, ValueError, "cannot be imported: No module named"),
+        ({"loss_scale_method": "math:no_such"}, ValueError, "cannot be imported: .*no_such"),
+        ({"loss_scale_method": "math:pi"}, TypeError, "must be a name or a callable"),
+        ({"loss_scale_method": None}, TypeError, "must be a name or a callable"),
+        ({"n_uf_threshold": 0.0}, ValueError, "n_uf_threshold=0.0 .* strictly between 0 and 1"),
+        ({"n_uf_threshold": 1.0}, ValueError, "n_uf_threshold=1.0"),
+        ({"n_uf_threshold": math.nan}, ValueError, "n_uf_threshold=nan"),
+        ({"max_rescue_ratio": 0.0}, ValueError, r"max_rescue_ratio=0.0 must lie in \(0, 1\]"),
+        ({"max_rescue_ratio": 1.5}, ValueError, "max_rescue_ratio=1.5"),
+        ({"u_min": 1.0, "u_max": 1.0}, ValueError, "u_min=1.0 must be smaller than u_max=1.0"),
+        ({"u_min": 1e5}, ValueError, "u_min=100000.0 must be smaller than u_max=65504.0"),
+        ({"dtype": "half"}, ValueError, "dtype='half' is unknown; choose one of float16"),
+        ({"update_per_n_iteration": 0}, ValueError, "update_per_n_iteration=0 must be 1 or more"),
+        ({"update_per_n_iteration": 1.0}, TypeError, "update_per_n_iteration=1.0 must be an integer"),
+        ({"debug_level": 3}, ValueError, "debug_level=3 must be 0, 1 or 2"),
+        ({"debug_level": True}, TypeError, "debug_level=True must be an integer"),
+        ({"delay": 2}, ValueError, "delay=2 must be 0, 1 or None"),
+        ({"use_bound": 1}, TypeError, "use_bound=1 must be True or False"),
+        ({"power_of_two": None}, TypeError, "power_of_two=None must be True or False"),
+        ({"recorder": 3}, TypeError, "recorder=3 must be None or a callable"),
+        ({"include": "conv*"}, TypeError, r"include='conv\*' must be a sequence"),
+        ({"exclude": 1}, TypeError, "exclude=1 must be a sequence"),
+        ({"exclude": (1,)}, TypeError, "exclude holds 1"),
+    ],
+)
+def test_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        AdaLossConfig(**arguments)

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nnabla_adaloss.core import AdaLossConfig, get_loss_scale_by_element_wise_range
+
+
+def plain(g, W, config, fan_in):
+    """Every product, one array."""
+    products = np.abs(g.astype(np.float64)[:, :, None] * W.astype(np.float64)[None])
+    products = np.sort(products[products > 0])[::-1]
+    if not products.size:
+        return 1.0
+    u_min, u_max = config.range
+    lower = np.maximum(u_min / products, 1.0)
+    if config.max_rescue_ratio is not None:
+        lower = lower[: max(int(config.max_rescue_ratio * products.size), 1)]
+    return min(lower.max(), u_max / products[0] / fan_in)
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5)),
+    st.sampled_from([None, 0.01, 0.5, 0.9, 1.0]),
+    st.integers(-20, 20),
+    st.sampled_from([np.float16, np.float32]),
+)
+def test_agrees_with_all_products(seed, shape, ratio, exponent, dtype):
+    random = np.random.RandomState(seed)
+    N, C, M = shape
+    g = (random.standard_normal((N, C)) * random.randint(0, 2, (N, C)) * 2.0**exponent).astype(dtype)
+    W = (random.standard_normal((C, M)) * random.randint(0, 2, (C, M))).astype(dtype)
+    config = AdaLossConfig(max_rescue_ratio=ratio)
+    ours = get_loss_scale_by_element_wise_range(g, W, config=config, fan_in=C)
+    assert ours.shape == ()
+    assert math.isclose(float(ours), plain(g, W, config, C), rel_tol=1e-14)
+
+
+def test_equal_products_are_counted_each():
+    g, W = np.full((3, 2), 1e-8), np.array([[1.0, 1.0], [1e-3, 1e-3]])
+    config = AdaLossConfig(max_rescue_ratio=0.5)
+    assert math.isclose(get_loss_scale_by_element_wise_range(g, W, config=config, fan_in=2), 6.0)
+
+
+def test_convolution_pairs_channels():
+    random = np.random.RandomState(0)
+    g, W = random.standard_normal((2, 3, 4, 5)) * 1e-6, random.standard_normal((3, 2, 3, 3)) * 0.1
+    config = AdaLossConfig(max_rescue_ratio=0.9)
+    flat_g, flat_W = g.transpose(0, 2, 3, 1).reshape(-1, 3), W.reshape(3, -1)
+    ours = get_loss_scale_by_element_wise_range(g, W, config=config, fan_in=27)
+    assert math.isclose(float(ours), plain(flat_g, flat_W, config, 27), rel_tol=1e-14)
+
+
+def test_without_a_weight_the_products_are_the_elements():
+    g = np.array([1e-8, -1e-7, 0.0])
+    assert math.isclose(get_loss_scale_by_element_wise_range(g, config=AdaLossConfig()), 6.0)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_nonfinite_gives_one(bad):
+    good, poisoned = np.full((2, 2), 1e-8), np.array([[bad, 1e-8], [1.0, 0.0]])
+    for g, W in ((good, poisoned), (poisoned, good), (poisoned, None)):
+        assert get_loss_scale_by_element_wise_range(g, W, config=AdaLossConfig(), fan_in=2) == 1.0
+
+
+@pytest.mark.parametrize("g", [np.zeros((2, 3)), np.zeros((0, 3)), np.array([[1.0, 0.0, 0.0]])])
+def test_no_product_gives_one(g):
+    W = np.array([[0.0], [1.0], [1.0]])
+    assert get_loss_scale_by_element_wise_range(g, W, config=AdaLossConfig(), fan_in=3) == 1.0
+
+
+def test_extremes_of_float64_stay_finite_and_positive():
+    g = np.array([[5e-324, 1e308]])
+    for W in (g.T, g[:, ::-1].T):
+        scale = float(get_loss_scale_by_element_wise_range(g, W, config=AdaLossConfig(), fan_in=2))
+        assert 0.0 < scale < math.inf
+
+
+def test_memory_is_that_of_the_inputs():
+    g, W = np.full((200, 60), 1e-8, np.float32), np.ones((60, 300), np.float32)
+    config = AdaLossConfig(max_rescue_ratio=0.5)
+    tracemalloc.start()
+    get_loss_scale_by_element_wise_range(g, W, config=config, fan_in=60)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * (g.nbytes + W.nbytes) < 200 * 60 * 300 * 4
+
+
+@pytest.mark.parametrize("W", [np.ones((3, 2)), np.ones(2)])
+def test_shapes_that_do_not_meet(W):
+    with pytest.raises(ValueError, match=r"axis 1 of g .* are the same channels"):
+        get_loss_scale_by_element_wise_range(np.ones((4, 2)), W, config=AdaLossConfig(), fan_in=2)

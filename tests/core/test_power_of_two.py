@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nnabla_adaloss.core import get_power_of_two_scale
+from nnabla_adaloss.core.power_of_two import clamp_scale, exponent_to_reach
+
+positive = st.floats(min_value=5e-324, max_value=sys.float_info.max)
+
+
+@given(positive)
+def test_is_the_largest_power_of_two_below(x):
+    result = get_power_of_two_scale(x)
+    value = float(result)
+    assert result.shape == ()
+    assert result.dtype == np.float64
+    assert 0.0 < value <= x < math.inf
+    assert math.frexp(value)[0] == 0.5
+    assert x / 2 < value or value * 2 == math.inf or x - value < value
+
+
+@pytest.mark.parametrize("exponent", [-1074, -1022, -24, -1, 0, 1, 15, 127, 1023])
+def test_powers_of_two_stay(exponent):
+    assert float(get_power_of_two_scale(math.ldexp(1.0, exponent))) == math.ldexp(1.0, exponent)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_just_below_a_power_of_two(dtype):
+    below = np.nextafter(dtype(1024), dtype(0))
+    assert float(get_power_of_two_scale(below)) == 512.0
+    assert float(get_power_of_two_scale(np.array(below))) == 512.0
+
+
+@pytest.mark.parametrize("x", [0.0, -0.0, -1.0, math.nan, math.inf, -math.inf])
+def test_refused(x):
+    with pytest.raises(ValueError, match="must be positive and finite"):
+        get_power_of_two_scale(x)
+
+
+sensible = st.floats(min_value=1e-100, max_value=1e100)
+
+
+@given(sensible, sensible)
+def test_exponent_to_reach_is_the_smallest(value, bound):
+    k = exponent_to_reach(value, bound)
+    assert math.ldexp(value, k) >= bound
+    assert math.ldexp(value, k - 1) < bound
+
+
+@pytest.mark.parametrize(
+    ("scale", "clamped"),
+    [(0.0, sys.float_info.min), (math.inf, sys.float_info.max), (5e-324, sys.float_info.min), (3.5, 3.5)],
+)
+def test_clamp_scale(scale, clamped):
+    assert clamp_scale(scale) == clamped

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nnabla_adaloss.core import ScalePolicy, ScaleState
+
+
+def baseline(scale, factor, N, overflows):
+    """nnabla's own transitions, written as it runs them."""
+    counter, history = 0, []
+    for overflow in overflows:
+        if overflow:
+            scale /= factor
+            counter = 0
+        else:
+            if counter > N:
+                scale *= factor
+                counter = 0
+            counter += 1
+        history.append((scale, counter))
+    return history
+
+
+@given(
+    st.integers(0, 10).map(lambda k: 2.0**k),
+    st.sampled_from([2.0, 4.0, 1.5]),
+    st.integers(0, 5),
+    st.lists(st.booleans(), max_size=30).map(lambda b: b + [False] * 20),
+)
+def test_is_the_baseline(scale, factor, N, overflows):
+    # At most 30 backoffs: with the floor out of the way, nothing else differs.
+    policy = ScalePolicy(scaling_factor=factor, N=N, min_scale=1e-30)
+    state, history = policy.initial(scale), []
+    for overflow in overflows:
+        state = policy.after_overflow(state) if overflow else policy.after_update(state)
+        history.append((state.scale, state.counter))
+    assert history == baseline(scale, factor, N, overflows)
+
+
+@given(st.floats(1e-300, 1e300), st.lists(st.booleans(), max_size=50), st.floats(1.0, 1e20))
+def test_scale_stays_positive_and_finite(scale, overflows, factor):
+    policy = ScalePolicy(scaling_factor=factor, N=0)
+    state = policy.initial(scale)
+    for overflow in overflows:
+        state = policy.after_overflow(state) if overflow else policy.after_update(state)
+        assert min(scale, policy.min_scale) <= state.scale <= max(scale, policy.max_scale)
+
+
+def test_hysteresis_tolerates_single_overflows():
+    policy = ScalePolicy(hysteresis=2)
+    state = policy.initial(8.0)
+    for _ in range(5):
+        state = policy.after_update(policy.after_overflow(state))
+    assert state.scale == 8.0
+    state = policy.after_overflow(policy.after_overflow(state))
+    assert state == ScaleState(4.0, 0, 1)
+    assert policy.after_overflow(state).scale == 2.0
+    assert policy.after_update(state).hysteresis_left == 2
+
+
+def test_floor():
+    policy = ScalePolicy(min_scale=4.0)
+    state = policy.initial(8.0)
+    assert not policy.at_floor(state)
+    state = policy.after_overflow(state)
+    assert policy.at_floor(state)
+    assert policy.after_overflow(state).scale == 4.0
+
+
+def test_ceiling():
+    policy = ScalePolicy(N=0, max_scale=10.0)
+    assert policy.after_update(ScaleState(8.0, 1, 1)).scale == 10.0
+
+
+def test_a_start_outside_of_the_limits_is_kept():
+    policy = ScalePolicy(N=0, min_scale=1.0, max_scale=2.0)
+    assert policy.after_overflow(policy.initial(0.5)).scale == 0.5
+    assert policy.after_update(ScaleState(8.0, 1, 1)).scale == 8.0
+
+
+def test_a_factor_of_one_keeps_the_scale_and_says_so():
+    policy = ScalePolicy(scaling_factor=1.0)
+    state = policy.initial(8.0)
+    assert policy.after_overflow(state).scale == 8.0
+    assert policy.at_floor(state)
+
+
+def test_never_grows_with_infinite_N():
+    policy = ScalePolicy(N=math.inf)
+    assert policy.after_update(ScaleState(8.0, 10**9, 1)).scale == 8.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"scaling_factor": 0.5}, "scaling_factor=0.5 must be 1 or more"),
+        ({"scaling_factor": math.nan}, "scaling_factor=nan must be a positive finite number"),
+        ({"N": -1}, "N=-1 must be 0 or more"),
+        ({"N": math.nan}, "N=nan"),
+        ({"min_scale": 0.0}, "min_scale=0.0"),
+        ({"max_scale": math.inf}, "max_scale=inf"),
+        ({"min_scale": 2.0, "max_scale": 1.0}, "min_scale=2.0 must not be larger than max_scale=1.0"),
+        ({"hysteresis": 0}, "hysteresis=0 must be 1 or more"),
+    ],
+)
+def test_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ScalePolicy(**arguments)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf])
+def test_initial_scale_refused(scale):
+    with pytest.raises(ValueError, match=r"scale=.* must be a positive finite number"):
+        ScalePolicy().initial(scale)

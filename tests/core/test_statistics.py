@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from nnabla_adaloss.core import ArrayStatistics, statistics_of
+
+
+def test_of_specials():
+    x = np.array([[np.inf, np.nan, -np.inf], [-0.0, 0.0, -3.0], [2.0**-24, 1.0, 2.0]], np.float16)
+    assert statistics_of(x) == ArrayStatistics(9, 2.0**-24, 14.0 + 2.0**-48, 3.0, 2.0**-24, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("x", "expected"),
+    [
+        (np.zeros((0, 3), np.float32), ArrayStatistics(0, 0.0, 0.0, 0.0, 0.0, 0, 0)),
+        (np.float32(-2.0), ArrayStatistics(1, -2.0, 4.0, 2.0, 2.0, 0, 0)),
+        (np.full(2, np.nan), ArrayStatistics(2, 0.0, 0.0, 0.0, 0.0, 0, 2)),
+        (np.array([1e-45], np.float32), ArrayStatistics(1, 2.0**-149, 2.0**-298, 2.0**-149, 2.0**-149, 0, 0)),
+    ],
+)
+def test_of_few_elements(x, expected):
+    assert statistics_of(x) == expected
+
+
+def test_moments_are_of_the_finite_elements():
+    s = statistics_of(np.array([1.0, 3.0, np.nan, np.inf]))
+    assert (s.mean, s.mean_square, s.std, s.finite) == (2.0, 5.0, 1.0, False)
+
+
+def test_moments_without_finite_elements_are_zero():
+    s = statistics_of(np.array([np.nan]))
+    assert (s.mean, s.mean_square, s.std) == (0.0, 0.0, 0.0)
+
+
+def test_float16_squares_do_not_overflow():
+    assert statistics_of(np.full(10, 65504, np.float16)).sum_of_squares == 10 * 65504.0**2
+
+
+finite32 = arrays(np.float32, st.integers(0, 20), elements=st.floats(-1e4, 1e4, width=32))
+
+
+@given(finite32)
+def test_mean_square_is_std_squared_plus_mean_squared(x):
+    s = statistics_of(x)
+    assert math.isclose(s.mean_square, s.std**2 + s.mean**2, rel_tol=1e-9, abs_tol=1e-300)
+
+
+@given(finite32, st.integers(-40, 40), st.sampled_from([1.0, -1.0]))
+def test_scaled_by_a_power_of_two_is_exact(x, exponent, sign):
+    factor = sign * 2.0**exponent
+    assert statistics_of(x).scaled(factor) == statistics_of(x.astype(np.float64) * factor)
