@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import platform
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import distributions
+from itertools import chain
 from typing import Any, Callable, Iterable, List, NamedTuple, Set, Tuple
 
 from nnabla_adaloss.cuda_libraries import cuda_version_of, find_extension_library, namespace_folders
@@ -43,7 +45,9 @@ def examine() -> List[Finding]:
     Returns:
         Findings about the CPU, GPU and MPI parts, in that order.
     """
-    return [*examine_cpu(), *examine_gpu(), *examine_mpi()]
+    with ThreadPoolExecutor() as pool:  # they wait for processes
+        areas = pool.map(lambda examine_area: examine_area(), (examine_cpu, examine_gpu, examine_mpi))
+        return list(chain.from_iterable(areas))
 
 
 def examine_cpu() -> List[Finding]:

@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib import resources
 from pathlib import Path
 from typing import Any, List, Optional, Tuple
 
@@ -133,6 +134,20 @@ def cupy_version() -> str:
     import cupy
 
     return f"version {cupy.__version__}, {cupy.cuda.runtime.getDeviceCount()} GPU(s)"
+
+
+def compile_kernels() -> str:
+    """Compile the package's CUDA sources for the first GPU."""
+    preload_cuda_libraries()
+    import cupy
+
+    folder = resources.files("nnabla_adaloss.functions.kernels")
+    sources = [source for source in folder.iterdir() if source.name.endswith(".cu")]
+    if not sources:
+        raise FileNotFoundError(f"no .cu file in {folder}")
+    for source in sources:
+        cupy.RawModule(code=source.read_text(), options=("-std=c++17",)).compile()
+    return f"{', '.join(source.name for source in sources)} compiled for sm_{cupy.cuda.Device().compute_capability}"
 
 
 def mpi_library() -> str:

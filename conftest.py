@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What holds for every test and for every example in a docstring."""
+
+from __future__ import annotations
+
+import nnabla as nn
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _no_parameters() -> None:
+    """NNabla keeps parameters by name for the whole process; no test sees those of another."""
+    nn.clear_parameters()

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m nnabla_adaloss`, as a user runs it, in sound environments and in broken ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def run(*arguments: str, shadow: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command; packages in the folder `shadow` hide the installed ones of that name."""
+    return subprocess.run(
+        [sys.executable, "-m", "nnabla_adaloss", *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [shadow, *sys.path]))},
+        capture_output=True,
+        text=True,
+    )
+
+
+def findings_of(process: subprocess.CompletedProcess[str], area: str) -> Dict[str, Dict[str, Any]]:
+    report: List[Dict[str, Any]] = json.loads(process.stdout)["findings"]
+    return {finding["subject"]: finding for finding in report if finding["area"] == area}
+
+
+def test_without_a_command_usage_is_shown() -> None:
+    process = run()
+    assert process.returncode == 2
+    assert "usage: python -m nnabla_adaloss" in process.stderr
+
+
+def test_the_cpu_is_enough() -> None:
+    process = run("doctor")
+    assert process.stdout.startswith("CPU: works\n")
+    assert "adaptive loss scaling: gradients agree with nnabla's" in process.stdout
+    assert process.returncode == 0
+
+
+def test_what_is_asked_for_and_missing_makes_the_exit_code(tmp_path: Path) -> None:
+    for empty in ("nnabla_ext/cuda/libnnabla_cuda-116_8.so", "nvidia/__init__.py", "mpi4py/__init__.py"):
+        (tmp_path / empty).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / empty).touch()
+    (tmp_path / "mpi4py" / "__init__.py").write_text("raise ImportError('libmpi.so.40: cannot open')")
+
+    process = run("doctor", "--gpu", "--mpi", "--json", shadow=str(tmp_path))
+
+    gpu = findings_of(process, "GPU")
+    assert gpu["libcublas.so.11"]["status"] in {"works", "missing"}  # a system may have CUDA 11
+    assert gpu["adaptive loss scaling, half"]["status"] in {"broken", "not tried"}
+    mpi4py = findings_of(process, "MPI")["mpi4py"]
+    assert (mpi4py["status"], mpi4py["detail"]) == ("missing", "no MPI library is installed")
+    assert "nnabla-adaloss[mpi]" in mpi4py["cure"]
+    assert process.returncode == 1
