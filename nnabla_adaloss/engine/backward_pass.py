@@ -16,9 +16,10 @@ import nnabla as nn
 from ..core.ada_loss import AdaLoss
 from ..core.branches import common_scale
 from ..core.loss_section import loss_section_factor
+from ..core.power_of_two import is_power_of_two
 from ..core.statistics import ArrayStatistics
 from ..functions.kernels.interface import Kernels
-from .arrays import as_float32, prepare_master, stored_dtype
+from .arrays import FLOAT16, as_float32, prepare_master, stored_dtype
 from .hooks import Hook
 from .plan import GraphPlan, Node, Scaling
 from .scratch import ScratchPool
@@ -73,7 +74,7 @@ class BackwardPass:
         self._targets: List[Tuple[int, float]] = []
         self._data_swaps: List[Tuple[nn.Variable, nn.NdArray]] = []
         self._grad_swaps: List[Tuple[nn.Variable, nn.NdArray, nn.NdArray, float]] = []
-        self._in_place: List[Tuple[nn.NdArray, Optional[nn.NdArray], float]] = []
+        self._in_place: List[Tuple[nn.NdArray, float]] = []
 
     # The two hooks. They run once per function: what most functions need is done here, without a call.
 
@@ -134,16 +135,17 @@ class BackwardPass:
         for variable, array, _, _ in self._grad_swaps:
             variable.grad = array
         self._grad_swaps.clear()
-        for master, saved, _ in self._in_place:
-            if saved is not None:
-                self.kernels.scaled_copy(saved, master, 1.0)
+        for master, carried in self._in_place:
+            if not master.zeroing:
+                self.kernels.scale_(master, 1.0 / carried)
         self._in_place.clear()
 
     def unscale_visible(self, variable: nn.Variable, key: int) -> None:
         """Divide a gradient that stays readable after backward by its scale."""
         scale = self.scales.get(key)
-        if scale is not None and scale != 1.0 and not variable.grad.clear_called:
-            self.kernels.scale_(variable.grad, 1.0 / scale)
+        array = variable.grad
+        if scale is not None and scale != 1.0 and not array.clear_called and stored_dtype(array) is not None:
+            self.kernels.scale_(array, 1.0 / scale)
 
     # Before a function's backward.
 
@@ -269,16 +271,13 @@ class BackwardPass:
             carried = targets.get(key, scale)
             master = leaf.grad
             prepare_master(master)
-            if node.in_place:
-                saved = None
-                if not master.zeroing:
-                    saved = self.pool.get(leaf.shape, "saved", index)
-                    self.kernels.scaled_copy(master, saved, 1.0)
-                    master.zero()
-                self._in_place.append((master, saved, carried))
-            elif master.zeroing and not node.half:
+            if master.zeroing and not node.half:
                 # Nothing is there yet: nnabla may write into the master itself.
-                self._in_place.append((master, None, carried))
+                self._in_place.append((master, carried))
+            elif node.in_place or (not node.half and self.storage is None and is_power_of_two(carried)):
+                # Exact both ways, and nnabla adds as it does without the engine.
+                self.kernels.scale_(master, carried)
+                self._in_place.append((master, carried))
             else:
                 scratch = self.pool.get(leaf.shape, "gradient", index)
                 scratch.zero()
@@ -313,16 +312,19 @@ class BackwardPass:
             if not scratch.zeroing:
                 found |= kernels.unscale_add(scratch, master, carried, accumulate=not master.zeroing)
         self._grad_swaps.clear()
-        for master, saved, carried in self._in_place:
+        for master, carried in self._in_place:
             if not master.zeroing:
-                found |= kernels.unscale_add(master, master, carried, accumulate=False)
-                if saved is not None:
-                    kernels.unscale_add(saved, master, 1.0, accumulate=True)
-            elif saved is not None:
-                kernels.scaled_copy(saved, master, 1.0)
+                found |= self._unscale_in_place(master, carried)
         self._in_place.clear()
         if found:
             self.found_inf.setdefault(node.label)
+
+    def _unscale_in_place(self, master: nn.NdArray, carried: float) -> bool:
+        source = master
+        if stored_dtype(master) == FLOAT16:
+            source = self.pool.get(master.shape, "gradient")
+            self.kernels.scaled_copy(master, source, 1.0)
+        return self.kernels.unscale_add(source, master, carried, accumulate=False)
 
     # Gradients and what is known of them.
 

@@ -114,11 +114,8 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         choices = ("raise", "skip", "warn")
         self.on_nonfinite_loss = check_choice("on_nonfinite_loss", on_nonfinite_loss, choices)
         self.on_scale_floor = check_choice("on_scale_floor", on_scale_floor, choices)
-        self.scaling = AdaptiveLossScaling(with_storage(loss, storage), config)
-        if self.scaling.variable.size != 1:
-            raise ValueError(
-                f"loss has shape {self.scaling.variable.shape}, not one element; reduce it with nnabla.functions.mean"
-            )
+        self._config, self._storage = config, storage
+        self.loss = loss
         self._exchange = GradientExchange(comm, grads, solver)
         super().__init__(
             solver,
@@ -230,6 +227,22 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         if policy == "warn" and kind not in self._warned:
             self._warned.add(kind)
             warnings.warn(message, LossScaleWarning, stacklevel=4)
+
+    @property
+    def loss(self) -> LossLike:
+        """The loss that is trained on; assign another for a graph that changes between iterations."""
+        return self._loss
+
+    @loss.setter
+    def loss(self, loss: LossLike) -> None:
+        if loss is getattr(self, "_loss", None):
+            return
+        scaling = AdaptiveLossScaling(with_storage(loss, self._storage), self._config)
+        if scaling.variable.size != 1:
+            raise ValueError(
+                f"loss has shape {scaling.variable.shape}, not one element; reduce it with nnabla.functions.mean"
+            )
+        self._loss, self.scaling = loss, scaling
 
     @property
     def _state(self) -> ScaleState:
