@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import nnabla as nn
 
-from nnabla_adaloss.functions.kernels.cpu import CpuKernels
-from nnabla_adaloss.functions.kernels.interface import (
+from .cpu import CpuKernels
+from .interface import (
     EXPONENT_BINS,
     ExponentHistogram,
     GradientToUnscale,
     Kernels,
     RoundingStatistics,
 )
+from .plain import PlainKernels
 
 __all__ = [
     "EXPONENT_BINS",
@@ -20,11 +21,14 @@ __all__ = [
     "ExponentHistogram",
     "GradientToUnscale",
     "Kernels",
+    "PlainKernels",
     "RoundingStatistics",
     "select_kernels",
 ]
 
 
 def select_kernels(context: nn.Context) -> Kernels:
-    """The fastest kernels for arrays of `context`."""
-    return CpuKernels()
+    """The fastest kernels for the arrays of `context`: compiled ones on a CPU, plain ones elsewhere."""
+    if all(name.partition(":")[0] == "cpu" for name in context.backend):
+        return CpuKernels()
+    return PlainKernels(context)

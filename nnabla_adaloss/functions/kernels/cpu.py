@@ -9,16 +9,16 @@ import nnabla as nn
 import numpy as np
 from nnabla import NdArray
 
-from nnabla_adaloss.core.formats import Format
-from nnabla_adaloss.core.statistics import ArrayStatistics
-from nnabla_adaloss.functions.kernels import cpu_loops
-from nnabla_adaloss.functions.kernels.arguments import (
+from ...core.formats import Format
+from ...core.statistics import ArrayStatistics
+from . import cpu_loops
+from .arguments import (
     is_half,
     require_float32,
     require_same_size,
     unscaling_factor,
 )
-from nnabla_adaloss.functions.kernels.interface import (
+from .interface import (
     EXPONENT_BINS,
     ExponentHistogram,
     GradientToUnscale,
