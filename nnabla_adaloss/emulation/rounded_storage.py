@@ -22,15 +22,20 @@ class RoundedStorage:
     """
 
     def __init__(self, storage: Format, kernels: Kernels) -> None:
-        self.format = storage
+        self._format = storage
         self.kernels = kernels
         self.gradients: Dict[int, RoundingStatistics] = {}
         self.data: Dict[int, RoundingStatistics] = {}
 
+    @property
+    def format(self) -> Format:
+        """The format that is emulated."""
+        return self._format
+
     def round_gradient(self, key: int, array: nn.NdArray) -> None:
         """Round the gradient of the variable ``key``; unwritten and non-float32 arrays stay as they are."""
         if stored_dtype(array) == FLOAT32:
-            self.gradients[key] = self.kernels.round_to_format(array, array, self.format)
+            self.gradients[key] = self.kernels.round_to_format(array, array, self._format)
 
     def round_data(self, key: int, source: nn.NdArray, target: nn.NdArray) -> nn.NdArray:
         """Round the data of the variable ``key`` into ``target``, which may be ``source``.
@@ -40,7 +45,7 @@ class RoundedStorage:
         """
         if stored_dtype(source) is None:
             return source
-        self.data[key] = self.kernels.round_to_format(as_float32(source, target), target, self.format)
+        self.data[key] = self.kernels.round_to_format(as_float32(source, target), target, self._format)
         return target
 
     def gradient_statistics(self, key: int) -> Optional[ArrayStatistics]:
@@ -65,4 +70,4 @@ class RoundedStorage:
 
     def store(self, array: nn.NdArray) -> None:
         """Round a temporary array."""
-        self.kernels.round_to_format(array, array, self.format)
+        self.kernels.round_to_format(array, array, self._format)

@@ -27,7 +27,7 @@ class AdaptiveLossScaling:
 
     Args:
         loss: The loss Variable, or a wrapper such as ``FormatEmulation``.
-        config: How scales are computed; None for ``AdaLossConfig()``.
+        config: How scales are computed; None for ``AdaLossConfig()`` with the dtype of the emulated storage.
         non_homogeneous: Type names of functions whose input gradient is not proportional to their output
             gradient, beyond nnabla's own. They see unscaled gradients.
 
@@ -55,7 +55,10 @@ class AdaptiveLossScaling:
     ) -> None:
         if config is not None and not isinstance(config, AdaLossConfig):
             raise TypeError(f"config must be an AdaLossConfig or None, got {type(config).__name__}")
-        self.config = config if config is not None else AdaLossConfig()
+        self._storage: Optional[Storage] = getattr(loss, "emulated_storage", None)
+        if config is None:
+            config = AdaLossConfig(dtype=self._storage.format.name) if self._storage else AdaLossConfig()
+        self.config = config
         self.iteration = 0
         self._loss = loss
         self._variable = variable_of(loss)
@@ -63,7 +66,6 @@ class AdaptiveLossScaling:
         self._kernels = select_kernels(self._variable.parent.context)
         self._ada_loss = NNablaAdaLoss(self.config, self._kernels)
         self._pool = ScratchPool()
-        self._storage: Optional[Storage] = getattr(loss, "emulated_storage", None)
         self._plan = self._make_plan()
         self._last: Optional[BackwardPass] = None
 

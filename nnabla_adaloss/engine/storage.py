@@ -7,11 +7,16 @@ from typing import Optional, Protocol
 
 import nnabla as nn
 
+from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
 
 
 class Storage(Protocol):
     """A low-precision storage that knows what it stored. Keys are hashes of variables."""
+
+    @property
+    def format(self) -> Format:
+        """The format that is stored."""
 
     def gradient_statistics(self, key: int) -> Optional[ArrayStatistics]:
         """Return the statistics of the gradient as last stored, or None when it was not seen."""

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Emulated storage: what is rounded, what is kept, and that the user's arrays come back."""
+
+from __future__ import annotations
+
+from typing import Any, List
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import numpy as np
+import pytest
+
+from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
+
+
+def half(array: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return np.asarray(array, np.float32).astype(np.float16).astype(np.float32)
+
+
+def is_half(array: np.ndarray) -> bool:
+    return bool(np.array_equal(array, half(array), equal_nan=True))
+
+
+def all_halves() -> np.ndarray:
+    return np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float32)
+
+
+def midpoints() -> np.ndarray:
+    finite = np.unique(all_halves()[np.isfinite(all_halves())].astype(np.float64))
+    # Between the largest half and the first that does not exist lies the threshold of infinity.
+    upwards = np.append(finite, 65536.0)
+    middle = ((upwards[1:] + upwards[:-1]) / 2).astype(np.float32)
+    return np.concatenate([middle, -middle, np.nextafter(middle, np.inf), np.nextafter(middle, -np.inf)])
+
+
+def test_storage_rounds_as_ieee_half_does_at_every_boundary() -> None:
+    special = [np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-45, -1e38]
+    values = np.concatenate([all_halves(), midpoints(), np.array(special, np.float32)])
+    x = nn.Variable.from_numpy_array(values, need_grad=True)
+    y = F.mul_scalar(x, 1.0)
+    loss = FormatEmulation(F.sum(y))
+    y.persistent = True
+    loss.forward()
+    number = ~np.isnan(values)
+    np.testing.assert_array_equal(np.isnan(y.d), ~number)
+    np.testing.assert_array_equal(y.d[number].view(np.uint32), half(values)[number].view(np.uint32))
+
+
+def network(batch: int = 4) -> Any:
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+    x = nn.Variable.from_numpy_array(rng.randn(batch, 5).astype(np.float32) / 3)
+    t = nn.Variable.from_numpy_array(np.full((batch, 1), 1))
+    h = F.tanh(PF.affine(x, 6, name="a", rng=rng))
+    h = PF.batch_normalization(h, name="bn")
+    h = F.reshape(h, (batch, 6), inplace=True)
+    h = F.prelu(h, PF.get_parameter_or_create("slope", (1,), np.array([0.3])))
+    y = PF.affine(h, 3, name="b", rng=rng)
+    return x, t, F.mean(F.softmax_cross_entropy(y, t))
+
+
+def outputs(loss: nn.Variable) -> List[Any]:
+    found: List[Any] = []
+    loss.visit(lambda f: found.append((f.info.type_name, f.outputs[0])))
+    return found
+
+
+def test_outputs_and_gradients_are_halves_and_masters_are_not_touched() -> None:
+    _, _, variable = network()
+    masters = {name: v.d.copy() for name, v in nn.get_parameters().items()}
+    loss = FormatEmulation(variable)
+    loss.forward()
+    for v in nn.get_parameters().values():
+        v.grad.zero()
+    loss.backward(8.0)
+    assert not is_half(masters["a/affine/W"])
+    for name, v in nn.get_parameters().items():
+        np.testing.assert_array_equal(v.d, masters[name])
+        kept = name.startswith("bn/")
+        assert is_half(v.g) != kept, name
+    for type_name, v in outputs(variable):
+        if type_name == "SoftmaxCrossEntropy":
+            assert not is_half(v.d)
+        else:
+            assert is_half(v.d), type_name
+            assert is_half(v.g), type_name
+
+
+def test_weights_and_inputs_are_rounded_at_use() -> None:
+    nn.clear_parameters()
+    rng = np.random.RandomState(1)
+    x = nn.Variable.from_numpy_array(rng.randn(3, 4).astype(np.float32))
+    y = PF.affine(x, 2, name="a", rng=rng)
+    w = nn.get_parameters()["a/affine/W"].d.copy()
+    loss = FormatEmulation(F.sum(y))
+    loss.forward()
+    expected = half(half(x.d) @ half(w))
+    np.testing.assert_allclose(y.d, expected, rtol=2e-3)
+    unrounded = x.d @ w
+    assert np.abs(y.d - expected).max() <= np.abs(y.d - unrounded).max()
+
+
+def test_labels_are_not_rounded() -> None:
+    labels = np.array([[2049], [2051]])
+    t = nn.Variable.from_numpy_array(labels)
+    x = nn.Variable.from_numpy_array(np.zeros((2, 3000), np.float32), need_grad=True)
+    loss = FormatEmulation(F.sum(F.softmax_cross_entropy(x, t)))
+    loss.forward()
+    x.grad.zero()
+    loss.backward()
+    np.testing.assert_array_equal(t.d, labels)
+    np.testing.assert_array_equal(np.argmin(x.g, axis=1), labels[:, 0])
+
+
+def test_a_leaf_is_never_rounded_through_an_alias() -> None:
+    w = nn.Variable.from_numpy_array(np.array([0.1, 0.2], np.float32), need_grad=True)
+    y = F.reshape(w, (2, 1), inplace=True)
+    FormatEmulation(F.sum(y)).forward()
+    np.testing.assert_array_equal(w.d, np.array([0.1, 0.2], np.float32))
+
+
+def test_gradient_rounding_counts_what_was_flushed() -> None:
+    x = nn.Variable.from_numpy_array(np.array([1.0, 1.0, 1.0, 0.0], np.float32), need_grad=True)
+    factors = nn.Variable.from_numpy_array(np.array([1e-9, 1e9, 1.0, 0.0], np.float32))
+    with pytest.raises(ValueError, match="needs no gradient"):
+        FormatEmulation(F.sum(factors))
+    product = x * factors
+    loss = FormatEmulation(F.sum(product))
+    assert loss.gradient_rounding(x) is None
+    loss.forward()
+    x.grad.zero()
+    loss.backward(1.0)
+    assert loss.gradient_rounding(x) == (4, 3, 1, 1)
+
+
+def test_unknown_formats_wrong_losses_and_half_contexts_are_refused() -> None:
+    _, _, variable = network()
+    with pytest.raises(ValueError, match="storage.*float16"):
+        FormatEmulation(variable, "float12")
+    with pytest.raises(TypeError, match=r"AdaptiveLossScaling\(FormatEmulation\(loss\)\)"):
+        FormatEmulation(AdaptiveLossScaling(variable))  # type: ignore[arg-type]
+    with nn.context_scope(nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")):
+        x = nn.Variable((2, 2), need_grad=True)
+        loss = F.sum(x * x)
+    with pytest.raises(ValueError, match="cpu:half"):
+        FormatEmulation(loss)
+    with pytest.raises(ValueError, match="scale"):
+        FormatEmulation(variable).backward(float("nan"))
+    with pytest.raises(ValueError, match="grad"):
+        FormatEmulation(variable).backward(1.0, grad=np.ones(3))
+
+
+class Planned(Exception):
+    pass
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("which", ["function_pre_hook", "function_post_hook"])
+def test_what_a_user_hook_raises_comes_out_as_itself(direction: str, which: str) -> None:
+    _, _, variable = network()
+    loss = FormatEmulation(variable)
+    loss.forward()
+    arrays = {name: v.data for name, v in nn.get_parameters().items()}
+    seen: List[str] = []
+
+    def hook(f: Any) -> None:
+        seen.append(f.info.type_name)
+        if f.info.type_name == "Affine":
+            raise Planned
+
+    with pytest.raises(Planned):
+        getattr(loss, direction)(**{which: hook})
+    assert seen.count("Affine") == 1
+    assert {name: v.data for name, v in nn.get_parameters().items()} == arrays
+
+
+@pytest.mark.parametrize("storage", ["bfloat16", "float8_e5m2", "float8_e4m3"])
+def test_other_formats(storage: str) -> None:
+    _, _, variable = network()
+    loss = AdaptiveLossScaling(FormatEmulation(variable, storage))
+    loss.forward()
+    for v in nn.get_parameters().values():
+        v.grad.zero()
+    loss.backward(8.0)
+    assert all(np.isfinite(v.g).all() for v in nn.get_parameters().values())
+    distinct = len(np.unique(np.abs(outputs(variable)[0][1].d)))
+    assert distinct <= {"bfloat16": 24, "float8_e5m2": 24, "float8_e4m3": 24}[storage]
+
+
+def test_float64_inputs_are_used_and_kept() -> None:
+    x, _, variable = network()
+    x.d = np.linspace(0.0, 1.0, x.size).reshape(x.shape)
+    before = x.d.copy()
+    loss = FormatEmulation(variable)
+    loss.forward()
+    np.testing.assert_array_equal(x.d, before)
