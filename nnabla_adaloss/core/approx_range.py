@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from scipy.special import erfinv
 
 from .bounds import overflow_limit
+from .formats import FLOAT32
 from .power_of_two import clamp_scale
 from .statistics import ArrayStatistics, statistics_of
 from .validation import positive_number
@@ -99,7 +100,7 @@ def get_loss_scale_by_approx_range(
         if lognormal:
             return np.array(_lognormal_scale(g, limit, config))
         # The two-pass deviation, which keeps its digits when the mean is large.
-        with np.errstate(over="ignore"):
+        with np.errstate(all="ignore"):
             sigma = float(np.std(g, dtype=np.float64)) if statistics.count else 0.0
         return np.array(_scale(sigma, limit, config))
     if lognormal:
@@ -115,9 +116,8 @@ def get_loss_scale_by_approx_range(
 
 
 def _lognormal_scale(g: NDArray[Any], limit: float, config: AdaLossConfig) -> float:
-    # float32 moments, as published.
-    with np.errstate(over="ignore"):
-        magnitudes = np.abs(np.asarray(g, dtype=np.float32))
+    # float32 moments, as published; a float64 element beyond float32 counts as its largest number.
+    magnitudes = np.minimum(np.abs(np.asarray(g)), FLOAT32.max).astype(np.float32)
     logarithms = np.log(magnitudes[magnitudes > 0])
     deviation = float(logarithms.std()) if logarithms.size else 0.0
     if deviation == 0.0:

@@ -111,19 +111,13 @@ class LossScaler:
         min_scale: float = 1.0,
         max_scale: float = 16777216.0,
     ) -> None:
-        self.initial_scale = initial_scale
         self.dynamic_scaling = dynamic_scaling
         self.growth_interval = growth_interval
         self.growth_factor = growth_factor
         self.backoff_factor = backoff_factor
         self.min_scale = min_scale
         self.max_scale = max_scale
-        if not self.min_scale <= self.initial_scale <= self.max_scale:
-            raise ValueError(
-                f"initial_scale={initial_scale!r} must lie between min_scale={min_scale!r} "
-                f"and max_scale={max_scale!r}"
-            )
-        self.reset()
+        self.reset(initial_scale)
 
     def __setattr__(self, name: str, value: object) -> None:
         check = _CHECKS.get(name)
@@ -135,7 +129,7 @@ class LossScaler:
         return self.skipped_updates / self.total_updates if self.total_updates else 0.0
 
     def scale_loss(self, loss: Any) -> Any:
-        """The loss (Variable, NdArray, NumPy array or float) times the scale; of NumPy's float16, float32 comes."""
+        """The loss (Variable, NdArray, NumPy array or float) times the scale; float32 from float16."""
         if isinstance(loss, (np.ndarray, np.generic)):
             return loss * np.asarray(self.scale, dtype=np.result_type(loss, np.float32))
         if isinstance(loss, (nn.Variable, nn.NdArray)):
@@ -199,9 +193,13 @@ class LossScaler:
 
     def reset(self, new_initial_scale: Optional[float] = None) -> None:
         """Start again: counts at 0, the scale at `initial_scale`, which `new_initial_scale` replaces."""
-        if new_initial_scale is not None:
-            self.initial_scale = new_initial_scale
-        self.scale = self.initial_scale
+        initial = self.initial_scale if new_initial_scale is None else new_initial_scale
+        if not self.min_scale <= positive_number("initial_scale", initial) <= self.max_scale:
+            raise ValueError(
+                f"initial_scale={initial!r} must lie between min_scale={self.min_scale!r} "
+                f"and max_scale={self.max_scale!r}"
+            )
+        self.scale = self.initial_scale = initial
         self.total_updates = 0
         self.skipped_updates = 0
         self._good_updates = 0

@@ -29,7 +29,7 @@ def plain(g, W, config, fan_in):
     st.integers(0, 2**32 - 1),
     st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5)),
     st.sampled_from([None, 0.01, 0.5, 0.9, 1.0]),
-    st.integers(-20, 20),
+    st.integers(-20, 12),
     st.sampled_from([np.float16, np.float32]),
 )
 def test_agrees_with_all_products(seed, shape, ratio, exponent, dtype):

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+import warnings
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.solvers as S
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nnabla_adaloss.errors import LossScaleWarning
+from nnabla_adaloss.scalers import LossScaler
+
+GOOD, BAD = np.ones(2, np.float32), np.array([1.0, np.inf], np.float32)
+
+
+def feed(scaler, *gradients):
+    return [scaler.unscale_gradients_and_check(g.copy()) for g in gradients]
+
+
+def test_defaults():
+    scaler = LossScaler()
+    assert scaler.scale == scaler.initial_scale == 65536.0
+    assert scaler.dynamic_scaling is True
+    assert (scaler.growth_interval, scaler.growth_factor, scaler.backoff_factor) == (2000, 2.0, 0.5)
+    assert (scaler.min_scale, scaler.max_scale) == (1.0, 16777216.0)
+    assert (scaler.overflow_rate, scaler.skipped_updates, scaler.total_updates) == (0.0, 0, 0)
+
+
+def test_backs_off_and_grows():
+    scaler = LossScaler(initial_scale=8.0, growth_interval=2)
+    assert feed(scaler, BAD, GOOD, GOOD, GOOD, BAD, GOOD) == [False, True, True, True, False, True]
+    assert scaler.scale == 4.0
+    assert (scaler.total_updates, scaler.skipped_updates, scaler.overflow_rate) == (6, 2, 1 / 3)
+    feed(scaler, GOOD)
+    assert scaler.scale == 8.0
+
+
+def test_constant_scale():
+    scaler = LossScaler(initial_scale=8.0, dynamic_scaling=False, growth_interval=1)
+    feed(scaler, BAD, GOOD, GOOD)
+    assert (scaler.scale, scaler.skipped_updates) == (8.0, 1)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.booleans(), max_size=60),
+    st.floats(1.0, 10.0),
+    st.floats(0.01, 1.0),
+    st.integers(1, 4),
+)
+def test_scale_stays_within_its_limits(overflows, growth, backoff, interval):
+    scaler = LossScaler(64.0, True, interval, growth, backoff, min_scale=2.0, max_scale=100.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LossScaleWarning)
+        for overflow in overflows:
+            assert scaler.unscale_gradients_and_check((BAD if overflow else GOOD).copy()) is not overflow
+            assert 2.0 <= scaler.scale <= 100.0
+    assert scaler.skipped_updates == sum(overflows)
+
+
+def test_overflow_at_the_floor_is_told_once():
+    scaler = LossScaler(initial_scale=2.0)
+    with pytest.warns(LossScaleWarning, match="overflow at min_scale=1: the scale is not the cause") as told:
+        feed(scaler, BAD, BAD, BAD, BAD)
+    assert len(told) == 1
+    assert scaler.scale == 1.0
+
+
+def test_scale_loss():
+    scaler = LossScaler(initial_scale=1024.0)
+    assert scaler.scale_loss(2.0) == 2048.0
+    assert scaler.scale_loss(np.float32(2.0)) == 2048.0
+    half = scaler.scale_loss(np.array(65504.0, np.float16))
+    assert half.dtype == np.float32
+    assert half == 65504.0 * 1024
+    np.testing.assert_array_equal(scaler.scale_loss(nn.NdArray.from_numpy_array(GOOD)).data, GOOD * 1024)
+    variable = scaler.scale_loss(nn.Variable.from_numpy_array(GOOD))
+    variable.forward()
+    np.testing.assert_array_equal(variable.d, GOOD * 1024)
+    with pytest.raises(TypeError, match="loss='x' must be a number"):
+        scaler.scale_loss("x")
+
+
+def test_a_training_loop():
+    x = nn.Variable.from_numpy_array(np.array([[1.0, 2.0]], np.float32))
+    w = nn.Variable.from_numpy_array(np.array([[0.5], [0.25]], np.float32)).apply(need_grad=True)
+    loss = F.mean(F.affine(x, w) ** 2)
+    loss.forward()
+    w.grad.zero()
+    loss.backward()
+    expected = w.g.copy()
+
+    scaler = LossScaler()
+    solver = S.Sgd(lr=0.5)
+    solver.set_parameters({"w": w})
+    scaled = scaler.scale_loss(loss)
+    scaled.forward()
+    solver.zero_grad()
+    scaled.backward()
+    np.testing.assert_array_equal(w.g, expected * 65536)
+    assert scaler.unscale_gradients_and_check(list(solver.get_parameters().values()))
+    np.testing.assert_array_equal(w.g, expected)
+    before = w.d.copy()
+    solver.update()
+    np.testing.assert_array_equal(w.d, before - 0.5 * expected)
+
+
+def test_unscale_returns_what_was_given():
+    scaler = LossScaler(initial_scale=4.0)
+    half, array = np.full(2, 2.0**-24, np.float16), nn.NdArray.from_numpy_array(GOOD)
+    results = scaler.unscale_gradients([half, array])
+    np.testing.assert_array_equal(results[0], np.full(2, 2.0**-26, np.float32))
+    np.testing.assert_array_equal(half, np.full(2, 2.0**-24, np.float16))
+    assert results[1] is array
+    assert scaler.unscale_gradient(half).dtype == np.float32
+    assert scaler.total_updates == 0
+
+
+def test_check_unscales_numpy_arrays_where_they_stand():
+    scaler = LossScaler(initial_scale=4.0)
+    single = np.full(2, 8.0, np.float32)
+    assert scaler.unscale_gradients_and_check(single)
+    np.testing.assert_array_equal(single, [2.0, 2.0])
+
+
+def test_check_replaces_float16_in_the_list():
+    scaler = LossScaler(initial_scale=4.0)
+    wide, half = np.full(2, 8.0), np.full(2, 2.0**-24, np.float16)
+    gradients = [wide, half]
+    assert scaler.unscale_gradients_and_check(gradients)
+    assert gradients[0] is wide
+    assert wide[0] == 2.0
+    assert gradients[1].dtype == np.float32
+    assert gradients[1][0] == 2.0**-26
+
+
+@pytest.mark.parametrize("wrap", [tuple, lambda g: g[1]])
+def test_check_refuses_float16_that_it_cannot_replace(wrap):
+    scaler = LossScaler(initial_scale=4.0)
+    gradients = (np.full(2, 8.0), np.ones(2, np.float16))
+    with pytest.raises(TypeError, match="put the gradients in a list"):
+        scaler.unscale_gradients_and_check(wrap(gradients))
+    assert gradients[0][0] == 8.0
+    assert scaler.total_updates == 0
+
+
+def test_a_refused_gradient_leaves_everything_as_it_was():
+    scaler = LossScaler()
+    good = GOOD.copy()
+    for method in (scaler.unscale_gradients, scaler.unscale_gradients_and_check, scaler.detect_overflow):
+        with pytest.raises(ValueError, match=r"gradients\[1\] holds nothing yet"):
+            method([good, nn.Variable((1,), need_grad=True)])
+        with pytest.raises(ValueError, match="gradients is empty"):
+            method([])
+    np.testing.assert_array_equal(good, GOOD)
+    assert scaler.total_updates == 0
+
+
+def test_detects_overflow():
+    scaler = LossScaler()
+    assert scaler.has_overflow(BAD) is True
+    assert scaler.has_overflow(GOOD) is False
+    assert scaler.detect_overflow([GOOD, nn.NdArray.from_numpy_array(BAD)]) is True
+    assert scaler.detect_overflow(GOOD) is False
+
+
+def test_attributes_are_settable_and_checked():
+    scaler = LossScaler(growth_interval=3)
+    scaler.scale = 16
+    scaler.growth_interval = 1
+    scaler.growth_factor = 4
+    feed(scaler, GOOD)
+    assert scaler.scale == 64.0
+    with pytest.raises(ValueError, match="scale=0 must be a positive finite number"):
+        scaler.scale = 0
+    assert scaler.scale == 64.0
+
+
+def test_reset():
+    scaler = LossScaler(initial_scale=8.0, growth_interval=2)
+    feed(scaler, BAD, GOOD)
+    scaler.reset()
+    assert (scaler.scale, scaler.total_updates, scaler.skipped_updates) == (8.0, 0, 0)
+    feed(scaler, GOOD)
+    assert scaler.scale == 8.0
+    scaler.reset(32.0)
+    assert (scaler.scale, scaler.initial_scale) == (32.0, 32.0)
+    with pytest.raises(ValueError, match="initial_scale=-1"):
+        scaler.reset(-1.0)
+    with pytest.raises(ValueError, match="initial_scale=0.5 must lie between"):
+        scaler.reset(0.5)
+    assert scaler.scale == 32.0
+
+
+def test_str_summarizes():
+    scaler = LossScaler(initial_scale=8.0)
+    feed(scaler, BAD, GOOD, GOOD, GOOD)
+    assert str(scaler) == "LossScaler: dynamic scale 4, 4 updates, 1 skipped (25.0%)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"initial_scale": 0.0}, ValueError, "initial_scale=0.0"),
+        ({"initial_scale": math.nan}, ValueError, "initial_scale=nan"),
+        ({"initial_scale": True}, TypeError, "initial_scale=True must be a number"),
+        ({"initial_scale": 0.5}, ValueError, "initial_scale=0.5 must lie between min_scale=1.0"),
+        ({"initial_scale": 2.0**30}, ValueError, "and max_scale=16777216.0"),
+        ({"dynamic_scaling": 1}, TypeError, "dynamic_scaling=1 must be True or False"),
+        ({"growth_interval": 0}, ValueError, "growth_interval=0 must be 1 or more"),
+        ({"growth_interval": 2.5}, TypeError, "growth_interval=2.5 must be an integer"),
+        ({"growth_factor": 0.5}, ValueError, "growth_factor=0.5 must be 1 or more"),
+        ({"backoff_factor": 2.0}, ValueError, "backoff_factor=2.0 must not be larger than 1"),
+        ({"min_scale": math.inf}, ValueError, "min_scale=inf"),
+        ({"max_scale": -1.0}, ValueError, "max_scale=-1.0"),
+    ],
+)
+def test_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        LossScaler(**arguments)
