@@ -101,9 +101,13 @@ def _examine_cuda_libraries(cuda_version: str) -> Iterable[Finding]:
     if outcome.error:
         yield failure(Area.GPU, "CUDA libraries", outcome.error)
         return
+    if cuda_version == "110":
+        cure = "install CUDA 11.0 and cuDNN 8 from NVIDIA (there are no wheels), or use cuda116"
+    else:
+        cure = f"pip install 'nnabla-adaloss[cuda{cuda_version}]'"
     for soname, place, error in outcome.value:
         if error:
-            yield failure(Area.GPU, soname, error)
+            yield failure(Area.GPU, soname, error)._replace(cure=cure)
         else:
             yield Finding(Area.GPU, Status.WORKS, soname, place)
 

@@ -23,7 +23,7 @@ class Explanation(NamedTuple):
     status: Status = Status.BROKEN
 
 
-_INSTALL_GPU = "pip install 'nnabla-adaloss[cuda120]'   (or cuda116, as nnabla-ext-cuda's name says)"
+_INSTALL_GPU = "pip install 'nnabla-adaloss[cuda120]'   (or cuda116, as your nnabla-ext-cuda has it)"
 _MAKE_GPU_VISIBLE = (
     "see whether `nvidia-smi` lists a GPU; look at CUDA_VISIBLE_DEVICES; start containers with `--gpus all`"
 )
@@ -63,9 +63,9 @@ _EXPLANATIONS: Sequence[Tuple[str, Explanation]] = (
         ),
     ),
     (
-        r"cudaErrorInsufficientDriver|driver version is insufficient",
+        r"driver version is insufficient(: .*)?",
         Explanation(
-            "the NVIDIA driver is older than the CUDA libraries",
+            r"the NVIDIA driver is older than the CUDA libraries\1",
             "update the driver, or use an extra for an older CUDA, such as cuda116",
         ),
     ),

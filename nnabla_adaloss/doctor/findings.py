@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import textwrap
 from enum import Enum
+from itertools import groupby
+from operator import attrgetter
 from typing import List, NamedTuple, Sequence
 
 
@@ -56,23 +58,28 @@ def as_json(findings: Sequence[Finding]) -> str:
 
 
 def as_text(findings: Sequence[Finding]) -> str:
-    """For people: by area, a line per part, its cure below it, and a verdict."""
+    """For people: by area, a verdict, a line per part, and below it, or below all that share it, the cure."""
     lines: List[str] = []
     for area in Area:
         verdict = "works" if area_works(findings, area) else "does not work"
         lines += ["", f"{area.value}: {verdict}"]
-        for finding in findings:
-            if finding.area is area:
+        for cure, sharing_it in groupby((f for f in findings if f.area is area), key=attrgetter("cure")):
+            for finding in sharing_it:
                 lines += _paragraph(finding)
+            if cure:  # may hold a command: not wrapped, so that it can be copied
+                lines.append(f"{'':<{_MARGIN}}-> {cure}")
     return "\n".join(lines[1:])
 
 
+_MARGIN = max(len(status.value) for status in Status) + 4
+
+
 def _paragraph(finding: Finding) -> List[str]:
-    margin = max(len(status.value) for status in Status) + 4
-    head = f"  {finding.status.value:<{margin - 2}}"
     statement = f"{finding.subject}: {finding.detail}" if finding.detail else finding.subject
-    lines = textwrap.wrap(
-        statement, 110, initial_indent=head, subsequent_indent=" " * margin, break_on_hyphens=False
+    return textwrap.wrap(
+        statement,
+        110,
+        initial_indent=f"  {finding.status.value}".ljust(_MARGIN),
+        subsequent_indent=" " * _MARGIN,
+        break_on_hyphens=False,
     )
-    # A cure may hold a command: not wrapped, so that it can be copied.
-    return [*lines, " " * margin + f"-> {finding.cure}"] if finding.cure else lines

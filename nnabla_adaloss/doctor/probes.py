@@ -147,7 +147,8 @@ def compile_kernels() -> str:
         raise FileNotFoundError(f"no .cu file in {folder}")
     for source in sources:
         cupy.RawModule(code=source.read_text(), options=("-std=c++17",)).compile()
-    return f"{', '.join(source.name for source in sources)} compiled for sm_{cupy.cuda.Device().compute_capability}"
+    names = ", ".join(source.name for source in sources)
+    return f"{names} compiled for sm_{cupy.cuda.Device().compute_capability}"
 
 
 def mpi_library() -> str:

@@ -10,6 +10,7 @@ from nnabla_adaloss.doctor.findings import Area, Finding, Status, area_works, as
 FINDINGS = [
     Finding(Area.CPU, Status.WORKS, "Python 3.10", "with everything"),
     Finding(Area.GPU, Status.WORKS, "driver", "/usr/lib/libcuda.so.1"),
+    Finding(Area.GPU, Status.MISSING, "libcufft.so.11", "not installed", "pip install 'something'"),
     Finding(Area.GPU, Status.MISSING, "libcudnn.so.8", "not installed", "pip install 'something'"),
     Finding(Area.GPU, Status.NOT_TRIED, "CuPy"),
 ]
@@ -23,13 +24,14 @@ def test_an_area_works_when_all_of_it_does(status: Status) -> None:
     assert area_works([works, Finding(Area.MPI, status, "part of another area")], Area.GPU)
 
 
-def test_text_has_a_verdict_and_a_cure() -> None:
+def test_text_has_verdicts_and_each_cure_once() -> None:
     assert as_text(FINDINGS).splitlines() == [
         "CPU: works",
         "  works      Python 3.10: with everything",
         "",
         "GPU: does not work",
         "  works      driver: /usr/lib/libcuda.so.1",
+        "  missing    libcufft.so.11: not installed",
         "  missing    libcudnn.so.8: not installed",
         "             -> pip install 'something'",
         "  not tried  CuPy",
@@ -49,7 +51,7 @@ def test_long_details_are_wrapped_and_commands_are_not() -> None:
 def test_json_is_for_programs() -> None:
     report = json.loads(as_json(FINDINGS))
     assert report["works"] == {"CPU": True, "GPU": False, "MPI": True}
-    assert report["findings"][2] == {
+    assert report["findings"][3] == {
         "area": "GPU",
         "status": "missing",
         "subject": "libcudnn.so.8",
