@@ -192,7 +192,7 @@ def test_reset():
     assert (scaler.scale, scaler.initial_scale) == (32.0, 32.0)
     with pytest.raises(ValueError, match="initial_scale=-1"):
         scaler.reset(-1.0)
-    with pytest.raises(ValueError, match="initial_scale=0.5 must lie between"):
+    with pytest.raises(ValueError, match=r"initial_scale=0\.5 must lie between"):
         scaler.reset(0.5)
     assert scaler.scale == 32.0
 
