@@ -24,6 +24,7 @@ class Explanation(NamedTuple):
 
 
 _INSTALL_GPU = "pip install 'nnabla-adaloss[cuda120]'   (or cuda116, as your nnabla-ext-cuda has it)"
+_INSTALL_MPI = "pip install 'nnabla-adaloss[mpi]'   (it brings Open MPI along)"
 _MAKE_GPU_VISIBLE = (
     "see whether `nvidia-smi` lists a GPU; look at CUDA_VISIBLE_DEVICES; start containers with `--gpus all`"
 )
@@ -41,7 +42,7 @@ _EXPLANATIONS: Sequence[Tuple[str, Explanation]] = (
         r"libmpi\w*\.so|cannot load MPI library",
         Explanation(
             "no MPI library is installed",
-            "pip install 'nnabla-adaloss[mpi]'   (it brings Open MPI along)",
+            _INSTALL_MPI,
             Status.MISSING,
         ),
     ),
@@ -105,7 +106,7 @@ _EXPLANATIONS: Sequence[Tuple[str, Explanation]] = (
         r"No module named '?mpi4py",
         Explanation(
             "not installed, and only needed for distributed training",
-            "pip install 'nnabla-adaloss[mpi]'",
+            _INSTALL_MPI,
             Status.MISSING,
         ),
     ),

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What pyproject.toml, the Makefile and the code say about each other holds."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from nnabla_adaloss.cuda_libraries import LIBRARIES_BY_CUDA_VERSION
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def project() -> Dict[str, Any]:
+    declared: Dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return declared
+
+
+def test_the_makefile_offers_supported_pythons(project: Dict[str, Any]) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    (offered,) = re.findall(r"^PYTHON_VERSIONS \?= (.*)$", makefile, flags=re.MULTILINE)
+    supported = SpecifierSet(project["requires-python"])
+    assert offered
+    assert all(version in supported for version in offered.split())
+
+
+@pytest.mark.parametrize("cuda_version", ["116", "120"])
+def test_gpu_extras_bring_every_library_that_is_preloaded(project: Dict[str, Any], cuda_version: str) -> None:
+    extra = project["optional-dependencies"][f"cuda{cuda_version}"]
+    names = {Requirement(requirement).name for requirement in extra}
+    suffix = f"cu{cuda_version[:2]}"
+    libraries = LIBRARIES_BY_CUDA_VERSION[cuda_version]
+    assert {f"nvidia-{library.package.replace('_', '-')}-{suffix}" for library in libraries} <= names
+    assert f"nnabla-ext-cuda{cuda_version}" in names
+
+
+def test_gpu_extras_fit_the_nnabla_that_is_required(project: Dict[str, Any]) -> None:
+    requirements: List[str] = [
+        requirement
+        for extra in (project["dependencies"], *project["optional-dependencies"].values())
+        for requirement in extra
+        if requirement.startswith(("nnabla==", "nnabla-ext-cuda"))
+    ]
+    assert len(requirements) == 1 + len(LIBRARIES_BY_CUDA_VERSION)
+    assert len({str(Requirement(requirement).specifier) for requirement in requirements}) == 1
+
+
+@pytest.mark.parametrize("folder", ["nnabla_adaloss", "tests", "samples", "benchmarks", "tools"])
+def test_every_source_file_names_its_licence(folder: str) -> None:
+    sources = [path for path in (ROOT / folder).rglob("*.*") if path.suffix in {".py", ".cu", ".cuh", ".sh"}]
+    nameless = [
+        path for path in sources if "SPDX-License-Identifier: Apache-2.0" not in path.read_text()[:100]
+    ]
+    assert nameless == []
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_all_that_is_needed_at_run_time(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        str(tmp_path),
+        str(ROOT),
+    ]
+    subprocess.run(command, check=True)
+    (wheel,) = tmp_path.glob("nnabla_adaloss-*.whl")
+    packed = set(zipfile.ZipFile(wheel).namelist())
+    package = ROOT / "nnabla_adaloss"
+    needed = [path for path in package.rglob("*") if path.suffix in {".py", ".cu", ".cuh"}] + [
+        package / "py.typed"
+    ]
+    assert {path.relative_to(ROOT).as_posix() for path in needed} <= packed
+    assert not any(name.startswith(("tests/", "samples/", "benchmarks/")) for name in packed)
