@@ -67,7 +67,7 @@ class AdaLoss(ABC):
 
     def __init__(self, config: Optional[AdaLossConfig] = None) -> None:
         self.config = AdaLossConfig() if config is None else config
-        self._method = resolve_method(self.config.loss_scale_method)
+        self._function, self._takes_statistics = resolve_method(self.config.loss_scale_method)
         self._adaptive = self.config.loss_scale_method != "fixed"
         self._u_max = self.config.range[1]
         self._layers: Dict[str, _LayerState] = {}
@@ -146,7 +146,12 @@ class AdaLoss(ABC):
             unbounded = alpha = 1.0
         else:
             if outdated:
-                state.unbounded = self._unbounded(g, W, g_statistics, weight_statistics, fan_in)
+                if self._takes_statistics:
+                    state.unbounded = self._function(
+                        g_statistics, weight_statistics, config=config, fan_in=fan_in
+                    )
+                else:
+                    state.unbounded = self._from_arrays(g, W, fan_in)
                 state.computed_at = iteration
             if g_statistics is not None and (W is None) == (weight_statistics is None):
                 terms = fan_in if fan_in_bound is None else fan_in_bound
@@ -173,17 +178,7 @@ class AdaLoss(ABC):
             )
         return alpha
 
-    def _unbounded(
-        self,
-        g: Any,
-        W: Optional[Any],
-        g_statistics: Optional[ArrayStatistics],
-        weight_statistics: Optional[ArrayStatistics],
-        fan_in: float,
-    ) -> float:
-        function, config = self._method.function, self.config
-        if self._method.takes_statistics:
-            return function(g_statistics, weight_statistics, config=config, fan_in=fan_in)
+    def _from_arrays(self, g: Any, W: Optional[Any], fan_in: float) -> float:
         weight = None if W is None else self.to_numpy(W)
-        scale = function(self.to_numpy(g), weight, config=config, fan_in=fan_in)
-        return checked_scale(scale, config.loss_scale_method)
+        scale = self._function(self.to_numpy(g), weight, config=self.config, fan_in=fan_in)
+        return checked_scale(scale, self.config.loss_scale_method)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 def applied_scale(unbounded: float, limit: float, config: AdaLossConfig, prev_scale: float) -> float:
     """What is applied of a method's scale: under the bounds and the overflow limit, as a power of two."""
+    if unbounded == 1.0 <= limit:
+        return 1.0
     scale = bound_scale(unbounded, config, prev_scale) if config.use_bound else unbounded
     if scale > limit:
         scale = clamp_scale(limit)
