@@ -68,8 +68,7 @@ def differing(reduced: npt.NDArray[np.int64]) -> List[int]:
     return [int(position) for position in np.flatnonzero(lower != ~complement_of_upper)]
 
 
-_NAN = np.iinfo(np.int64).max
-_MAGNITUDE = np.int64(_NAN)
+_LARGEST = np.int64(np.iinfo(np.int64).max)  # also the mask of all bits but the sign
 
 
 def to_ordered_int(values: npt.ArrayLike) -> npt.NDArray[np.int64]:
@@ -82,17 +81,17 @@ def to_ordered_int(values: npt.ArrayLike) -> npt.NDArray[np.int64]:
         >>> float(from_ordered_int(max(to_ordered_int([1.0, float("nan"), -2.0]))))
         nan
     """
-    floats = np.asarray(values, np.float64)
-    bits = np.ascontiguousarray(floats).view(np.int64)
-    ordered = bits ^ ((bits >> 63) & _MAGNITUDE)
-    return np.where(np.isnan(floats), _NAN, ordered)
+    floats = np.array(values, np.float64, order="C")
+    bits = floats.view(np.int64)
+    ordered = bits ^ ((bits >> 63) & _LARGEST)
+    return np.where(np.isnan(floats), _LARGEST, ordered)
 
 
 def from_ordered_int(ordered: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """The inverse of `to_ordered_int`."""
-    integers = np.asarray(ordered, np.int64)
-    bits = integers ^ ((integers >> 63) & _MAGNITUDE)
-    return np.ascontiguousarray(bits).view(np.float64)
+    integers = np.array(ordered, np.int64, order="C")
+    bits = np.asarray(integers ^ ((integers >> 63) & _LARGEST))
+    return bits.view(np.float64)
 
 
 def ranks_by_value(values: Iterable[Tuple[int, Hashable]]) -> str:

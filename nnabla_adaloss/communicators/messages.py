@@ -90,16 +90,16 @@ class Packer:
             if len(views) == 1 and views[0].dtype == np.float32:
                 function(views[0])
                 continue
-            bounds = np.cumsum([0] + [view.size for view in views]).tolist()
-            buffer = self._of_size(bounds[-1])
-            parts = [buffer[begin:end] for begin, end in zip(bounds, bounds[1:])]
-            for part, view in zip(parts, views):
-                part[...] = view
+            buffer = self._of_size(sum(view.size for view in views))
+            np.concatenate(views, out=buffer)
             function(buffer)
-            if keep_result:
-                with np.errstate(over="ignore"):
-                    for part, view in zip(parts, views):
-                        view[...] = part
+            if not keep_result:
+                continue
+            begin = 0
+            with np.errstate(over="ignore"):
+                for view in views:
+                    view[...] = buffer[begin : begin + view.size]
+                    begin += view.size
 
     def _of_size(self, size: int) -> npt.NDArray[np.float32]:
         if self._buffer.size < size:

@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from typing import (
     TYPE_CHECKING,
     Any,
+    ContextManager,
     Dict,
     Hashable,
     Iterable,
@@ -96,8 +97,10 @@ class MPICommunicator:
         """
         if self._groups:
             return
-        self._groups["world"] = ProcessGroup("world", tuple(range(self.size)), self._comm.Dup(), self._mpi)
-        self._local = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
+        ranks = tuple(range(self.size))
+        with self._watched("init", ranks):
+            self._groups["world"] = ProcessGroup("world", ranks, self._comm.Dup(), self._mpi)
+            self._local = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
         if self.size > 1:
             failure.on_uncaught_exception(self._end_job)
 
@@ -422,14 +425,19 @@ class MPICommunicator:
         """A watched block that begins once all members of the group are known to make the same call."""
         members = self._group(group)
         self._exchanges += 1
+        with self._watched(operation, members.ranks):
+            members.compare_calls(Call(operation, tuple(options.items()), tuple(entries)))
+            yield members
+
+    def _watched(self, operation: str, ranks: Tuple[int, ...]) -> ContextManager[None]:
+        if self._watchdog is None:
+            return nullcontext()
 
         def describe() -> str:
             iteration = "" if self.iteration is None else f", iteration {self.iteration}"
-            return f"{operation} with ranks {list(members.ranks)} (exchange {self._exchanges}{iteration})"
+            return f"{operation} with ranks {list(ranks)} (exchange {self._exchanges}{iteration})"
 
-        with nullcontext() if self._watchdog is None else self._watchdog.watch(describe):
-            members.compare_calls(Call(operation, tuple(options.items()), tuple(entries)))
-            yield members
+        return self._watchdog.watch(describe)
 
 
 def _import_mpi() -> Any:

@@ -44,6 +44,13 @@ def test_ordered_integers_give_the_floats_back(values):
     assert (np.signbit(back) == np.signbit(values))[finite].all()
 
 
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
+def test_ordered_integers_have_the_shape_of_the_floats(shape):
+    ordered = to_ordered_int(np.ones(shape, order="F"))
+    assert ordered.shape == from_ordered_int(ordered).shape == shape
+    assert ordered.flags.c_contiguous
+
+
 def test_nan_of_either_sign_is_above_infinity():
     nan, negative_nan, inf = to_ordered_int([np.nan, -np.nan, np.inf])
     assert nan == negative_nan > inf

@@ -204,6 +204,10 @@ def check_maxima():
     np.testing.assert_array_equal(
         COMM.all_reduce_max_float(nan_on_one), [[SIZE - 1, np.nan], [-np.inf, -1.0]]
     )
+    assert COMM.all_reduce_max_float(float(RANK)) == SIZE - 1
+    columns_first = np.asfortranarray if RANK else np.ascontiguousarray
+    grid = columns_first(np.arange(6.0).reshape(2, 3))
+    np.testing.assert_array_equal(COMM.all_reduce_max_float(grid), np.arange(6.0).reshape(2, 3))
     assert COMM.any(RANK == SIZE - 1)
     assert not COMM.any(False)
 

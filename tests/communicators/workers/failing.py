@@ -44,7 +44,9 @@ def train(comm: MPICommunicator, way: str) -> None:
 
 
 def main(way: str, guard: str) -> None:
-    comm = MPICommunicator(timeout_s=1.0 if way == "stall" else None)
+    comm = MPICommunicator(timeout_s=1.0 if "stall" in way else None)
+    if way == "stall_before_init" and comm.rank == comm.size - 1:
+        fail("stall")
     comm.init()
     if guard == "context":
         with comm.abort_on_exception():
