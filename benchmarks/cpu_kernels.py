@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times the CPU kernels, as ratios that can be compared between machines.
+
+    python benchmarks/cpu_kernels.py
+
+Two tables: every kernel against the memory it has to touch (a sum that only reads, a copy that reads and
+writes), and all that adaptive scaling adds to one layer's backward against NumPy doing the same in float16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Callable, Tuple
+
+import nnabla as nn
+import numba
+import numpy as np
+
+from nnabla_adaloss.core.formats import FLOAT16
+from nnabla_adaloss.functions.kernels import CpuKernels
+
+LAYERS = {
+    "Affine, g 256x1024, W 1024x1024": ((256, 1024), (1024, 1024)),
+    "Convolution, g 64x64x32x32, W 64x64x3x3": ((64, 64, 32, 32), (64, 64, 3, 3)),
+}
+
+
+@numba.njit(fastmath=True)
+def read_pass(x: np.ndarray) -> float:
+    total = np.float32(0)
+    for i in range(x.size):
+        total += x[i]
+    return total
+
+
+def fastest(function: Callable[[], object], seconds: float) -> float:
+    """The shortest of many runs: the one that was disturbed the least."""
+    function()
+    best, stop = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < stop:
+        start = time.perf_counter()
+        function()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def nd_array(x: np.ndarray) -> nn.NdArray:
+    return nn.NdArray.from_numpy_array(x)
+
+
+def print_passes(megabytes: int, seconds: float) -> None:
+    kernels = CpuKernels()
+    values = np.random.default_rng(0).standard_normal(megabytes * 2**18).astype(np.float32)
+    copy = np.empty_like(values)
+    x, y = nd_array(values), nd_array(copy)
+    half, half_copy = nd_array(values.astype(np.float16)), nd_array(values.astype(np.float16))
+    read = fastest(lambda: read_pass(values), seconds)
+    write = fastest(lambda: np.copyto(copy, values), seconds)
+    rows = {
+        "statistics": (lambda: kernels.statistics(x), read),
+        "statistics, float16": (lambda: kernels.statistics(half), read / 2),
+        "exponent_histogram": (lambda: kernels.exponent_histogram(x), read),
+        "scaled_copy": (lambda: kernels.scaled_copy(x, y, 0.5), write),
+        "scaled_copy, float16": (lambda: kernels.scaled_copy(half, half_copy, 0.5), write / 2),
+        "scale_": (lambda: kernels.scale_(y, 1.0), read),
+        "unscale_add, accumulate": (lambda: kernels.unscale_add(x, y, 2.0, accumulate=True), write),
+        "unscale_add, in place": (lambda: kernels.unscale_add(y, y, 1.0, accumulate=False), read),
+        "round_to_format float16": (lambda: kernels.round_to_format(x, y, FLOAT16), write),
+        "round_to_format float16, in place": (lambda: kernels.round_to_format(y, y, FLOAT16), read),
+    }
+    print(f"\n{megabytes} MiB of float32: a read pass {read * 1e3:.3f} ms, a copy {write * 1e3:.3f} ms")
+    print(f"{'kernel':36}{'ms':>9}   {'of memory speed':>15}")
+    for name, (function, memory) in rows.items():
+        taken = fastest(function, seconds)
+        print(f"{name:36}{taken * 1e3:9.3f}   {memory / taken:15.0%}")
+
+
+def numpy_layer(g: np.ndarray, weight: np.ndarray, scaled: np.ndarray) -> None:
+    for x in (g, weight):
+        x.std(dtype=np.float32) ** 2 + x.mean(dtype=np.float32) ** 2
+        magnitudes = np.abs(x)
+        magnitudes.max()
+    np.multiply(weight, np.float16(4.0), out=scaled)
+
+
+def print_layer(name: str, shapes: Tuple[Tuple[int, ...], Tuple[int, ...]], seconds: float) -> None:
+    kernels = CpuKernels()
+    generator = np.random.default_rng(0)
+    g, weight = (generator.standard_normal(shape).astype(np.float16) * np.float16(0.01) for shape in shapes)
+    scaled = np.empty_like(weight)
+    taken = {"NumPy float16": fastest(lambda: numpy_layer(g, weight, scaled), seconds)}
+    for dtype in (np.float16, np.float32):
+        nd_g, nd_weight, nd_scaled = (nd_array(x.astype(dtype)) for x in (g, weight, scaled))
+
+        def kernel_layer(
+            g: nn.NdArray = nd_g, weight: nn.NdArray = nd_weight, to: nn.NdArray = nd_scaled
+        ) -> None:
+            kernels.statistics(g)
+            kernels.statistics(weight)
+            kernels.scaled_copy(weight, to, 4.0)
+
+        taken[f"kernels {np.dtype(dtype)}"] = fastest(kernel_layer, seconds)
+    columns = "".join(f"   {label} {t * 1e3:8.3f} ms" for label, t in taken.items())
+    ratio = taken["NumPy float16"] / taken["kernels float16"]
+    print(f"{name}{columns}   float16: {ratio:.0f} times faster")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=0.3, help="time to spend on every figure (default: 0.3)"
+    )
+    parser.add_argument(
+        "--megabytes", type=int, nargs="+", default=[4, 64], metavar="MB", help="array sizes (default: 4 64)"
+    )
+    arguments = parser.parse_args()
+    for megabytes in arguments.megabytes:
+        print_passes(megabytes, arguments.seconds)
+    print("\nStatistics of the gradient and the weight, and a scaled copy of the weight")
+    for name, shapes in LAYERS.items():
+        print_layer(name, shapes, arguments.seconds)
+
+
+if __name__ == "__main__":
+    main()
