@@ -64,8 +64,10 @@ def lower_and_upper(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 def differing(reduced: npt.NDArray[np.int64]) -> List[int]:
     """Positions at which ranks differ, from the MIN reduction of `lower_and_upper`."""
-    lower, complement_of_upper = np.split(reduced, 2)
-    return [int(position) for position in np.flatnonzero(lower != ~complement_of_upper)]
+    half = len(reduced) // 2
+    lower, complement_of_upper = reduced[:half], reduced[half:]
+    positions: List[int] = np.flatnonzero(lower != ~complement_of_upper).tolist()
+    return positions
 
 
 _LARGEST = np.int64(np.iinfo(np.int64).max)  # also the mask of all bits but the sign

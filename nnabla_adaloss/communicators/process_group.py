@@ -13,9 +13,7 @@ from .agreement import (
     Call,
     CollectiveMismatchError,
     describe_mismatch,
-    differing,
     fingerprint,
-    lower_and_upper,
 )
 
 if TYPE_CHECKING:
@@ -56,8 +54,10 @@ class ProcessGroup:
         Raises:
             CollectiveMismatchError: On every member.
         """
-        bounds = self.reduce_ints(lower_and_upper(np.array([fingerprint(call)], np.int64)), self.mpi.MIN)
-        if differing(bounds):
+        own = fingerprint(call)
+        # The smallest fingerprint and the complement of the largest: both are our own only if all are equal.
+        bounds = self.reduce_ints(np.array([own, ~own], np.int64), self.mpi.MIN)
+        if bounds.tolist() != [own, ~own]:
             raise CollectiveMismatchError(describe_mismatch(self.ranks, self.comm.allgather(call)))
 
     def reduce_ints(self, values: npt.NDArray[Any], operation: MPI.Op) -> npt.NDArray[Any]:
