@@ -153,9 +153,7 @@ class FormatEmulation:
         post = guard.chain(self._round_gradients, function_post_hook)
         with self._weights_in_use():
             guard.run(
-                lambda: run_backward(
-                    self._loss, scale, grad, clear_buffer, communicator_callbacks, pre, post
-                )
+                lambda: run_backward(self._loss, scale, grad, clear_buffer, communicator_callbacks, pre, post)
             )
 
     def _round_weights(self) -> None:

@@ -34,10 +34,7 @@ class EmulationPlan:
 
     def is_current(self) -> bool:
         """Tell whether the leaves still need the same gradients as when the plan was made."""
-        for variable, need_grad in self._watched:
-            if variable.need_grad != need_grad:
-                return False
-        return True
+        return all(variable.need_grad == need_grad for variable, need_grad in self._watched)
 
 
 def rounding_of(f: Any) -> Rounding:

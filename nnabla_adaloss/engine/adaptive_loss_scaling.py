@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Optional, Sequence
 import nnabla as nn
 
 from ..core.config import AdaLossConfig
+from ..errors import GraphChangedError
 from ..functions.kernels import select_kernels
 from .backward_pass import BackwardPass, PassContext
 from .hooks import Hook, root_cause
@@ -143,15 +144,14 @@ class AdaptiveLossScaling:
         Raises:
             ValueError: ``scale`` is not positive and finite, or a loss of several elements came without
                 ``grad``, or ``grad`` has another shape.
+            GraphChangedError: The graph was rewired since the last backward; run forward and backward again.
         """
         start_scale = check_scale(scale) * self.config.init_scale
         seed_gradient(self._variable, start_scale, grad)
         if not self._plan.is_current():
             self._plan = self._make_plan()
         context = PassContext(self._plan, self._ada_loss, self._kernels, self._pool, self._storage)
-        running = BackwardPass(
-            context, start_scale, self.iteration, function_pre_hook, function_post_hook
-        )
+        running = BackwardPass(context, start_scale, self.iteration, function_pre_hook, function_post_hook)
         try:
             run_backward(
                 self._loss,
@@ -167,6 +167,8 @@ class AdaptiveLossScaling:
         finally:
             running.restore()
         if running.error is not None:
+            if isinstance(running.error, GraphChangedError):
+                self._plan = self._make_plan()
             raise running.error
         self._unscale_visible(running, clear_buffer)
         self._last = running

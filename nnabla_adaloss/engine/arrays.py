@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Optional
 
 import nnabla as nn
 import numpy as np
@@ -12,7 +12,7 @@ FLOAT32 = np.dtype(np.float32)
 FLOAT16 = np.dtype(np.float16)
 
 
-def stored_dtype(array: nn.NdArray) -> Optional[np.dtype]:
+def stored_dtype(array: nn.NdArray) -> Optional[np.dtype[Any]]:
     """Return the dtype of what is stored; None when nothing was written since ``zero()``."""
     if array.zeroing:
         return None

@@ -18,6 +18,7 @@ from ..core.branches import common_scale
 from ..core.loss_section import loss_section_factor
 from ..core.power_of_two import is_power_of_two
 from ..core.statistics import ArrayStatistics
+from ..errors import GraphChangedError
 from ..functions.kernels.interface import Kernels
 from .arrays import FLOAT16, as_float32, prepare_master, stored_dtype
 from .hooks import Hook
@@ -151,8 +152,10 @@ class BackwardPass:
 
     def _prepare(self, f: Any, node: Optional[Node]) -> None:
         if node is None or not any(key in self.scales for key in node.output_keys):
-            if node is None or [hash(v) for v in f.outputs] != node.output_keys:
-                node = self.plan.replace(f)
+            raise GraphChangedError(
+                f"{f.info.type_name} is not where it was when the loss was wrapped: the graph was rewired. "
+                "These gradients are not valid; the next backward will be"
+            )
         self._node = node
         scale = self._unify_outputs(node)
         if node.non_homogeneous:
@@ -334,7 +337,7 @@ class BackwardPass:
             return
         self.scales[key] = target
         array = variable.grad
-        if array.zeroing:
+        if stored_dtype(array) is None:
             return
         self.kernels.scale_(array, target / scale)
         if self.storage is not None:

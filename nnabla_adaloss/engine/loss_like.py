@@ -9,10 +9,11 @@ from typing import Any, Optional, Protocol, Union, runtime_checkable
 
 import nnabla as nn
 import numpy as np
+from numpy.typing import NDArray
 
 from .hooks import Hook
 
-Seed = Union[np.ndarray, nn.NdArray]
+Seed = Union[NDArray[Any], nn.NdArray]
 
 
 @runtime_checkable
@@ -76,7 +77,8 @@ def check_scale(scale: Any, name: str = "scale") -> float:
         TypeError: It is not a number.
         ValueError: It is not positive and finite.
     """
-    if isinstance(scale, bool) or not isinstance(scale, (Real, np.ndarray)) or np.ndim(scale) != 0:
+    scalar_array = isinstance(scale, np.ndarray) and scale.ndim == 0
+    if isinstance(scale, bool) or not (isinstance(scale, Real) or scalar_array):
         raise TypeError(f"{name} must be a number, got {type(scale).__name__}")
     value = float(scale)
     if not (math.isfinite(value) and value > 0.0):
@@ -110,7 +112,7 @@ def run_backward(
     )
 
 
-def seed_gradient(loss: nn.Variable, scale: float, grad: Optional[Seed]) -> Union[float, np.ndarray]:
+def seed_gradient(loss: nn.Variable, scale: float, grad: Optional[Seed]) -> Union[float, NDArray[np.float32]]:
     """Return the gradient that backward starts from.
 
     Raises:

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import nnabla as nn
 import numpy as np
+from numpy.typing import NDArray
 
 from ..core.ada_loss import AdaLoss
 from ..core.config import AdaLossConfig
@@ -28,6 +31,6 @@ class NNablaAdaLoss(AdaLoss):
         """Return the statistics of ``array`` in one pass."""
         return self.kernels.statistics(array)
 
-    def to_numpy(self, array: nn.NdArray) -> np.ndarray:
+    def to_numpy(self, array: nn.NdArray) -> NDArray[Any]:
         """Return a copy of ``array`` for methods that look at single elements."""
         return np.array(array.data)

@@ -93,7 +93,7 @@ def _unique(variables: Iterable[nn.Variable]) -> List[nn.Variable]:
 def is_half(context: nn.Context) -> bool:
     """Tell whether nnabla computes in a native half-precision type under ``context``."""
     first = context.backend[0] if context.backend else ""
-    return first.endswith(":half") or first.endswith(":mixed_half")
+    return bool(first.endswith((":half", ":mixed_half")))
 
 
 def parameter_names() -> Dict[int, str]:
@@ -144,24 +144,16 @@ class GraphPlan:
 
     def is_current(self) -> bool:
         """Tell whether the leaves still need the same gradients as when the plan was made."""
-        for variable, need_grad in self._watched:
-            if variable.need_grad != need_grad:
-                return False
-        return True
+        return all(variable.need_grad == need_grad for variable, need_grad in self._watched)
 
     def fan_out(self, node: Node) -> bool:
         """Tell whether an output of the function feeds several functions."""
         return any(self._consumers.get(key, 0) > 1 for key in node.output_keys)
 
-    def replace(self, f: Any) -> Node:
-        """Look at a function again whose surroundings changed after the plan was made."""
-        return self._add(f, adaptive=False)
-
-    def _add(self, f: Any, adaptive: bool) -> Node:
+    def _add(self, f: Any, adaptive: bool) -> None:
         type_name = f.info.type_name
         inputs = f.inputs
-        old = self.nodes.get(hash(f))
-        label = old.label if old else self._label(inputs, type_name)
+        label = self._label(inputs, type_name)
         scalings = self._scalings(f, inputs, label)
         behind = bool(scalings) or any(hash(v) in self._behind_layer for v in f.outputs)
         if behind:
@@ -173,11 +165,9 @@ class GraphPlan:
             loss_section=adaptive and not behind and len(f.outputs) == 1,
             non_homogeneous=type_name in self._non_homogeneous,
         )
-        if old is None:
-            for key in set(node.input_keys):
-                self._consumers[key] = self._consumers.get(key, 0) + 1
+        for key in node.input_keys:
+            self._consumers[key] = self._consumers.get(key, 0) + 1
         self.nodes[node.function_key] = node
-        return node
 
     def _scalings(self, f: Any, inputs: Sequence[nn.Variable], label: str) -> List[Scaling]:
         if not self._included(label):
@@ -228,7 +218,7 @@ class GraphPlan:
 
 def _scope(v: nn.Variable, names: Mapping[int, str]) -> str:
     # A weight may be computed (weight normalization, a cast): name it after the parameter behind it.
-    while v.parent is not None:
+    while v.parent is not None and v.parent.inputs:
         v = v.parent.inputs[0]
     name = names.get(hash(v), "")
     return name.rsplit("/", 1)[0] if "/" in name else name

@@ -7,4 +7,9 @@ from .adaptive import AdaptiveLossScalingUpdater
 from .fixed import FixedLossScalingUpdater
 from .result import UpdateResult
 
-__all__ = ["AdaptiveLossScalingUpdater", "DynamicLossScalingUpdater", "FixedLossScalingUpdater", "UpdateResult"]
+__all__ = [
+    "AdaptiveLossScalingUpdater",
+    "DynamicLossScalingUpdater",
+    "FixedLossScalingUpdater",
+    "UpdateResult",
+]

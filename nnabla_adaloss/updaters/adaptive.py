@@ -63,7 +63,8 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         hysteresis: Overflows in a row it takes to lower S0. 1, as the baseline.
         on_gradients: Called with the solver when the gradients are complete and unscaled, before weight
             decay and update: the place for clipping.
-        average: Average gradients over micro-batches and ranks instead of adding them. False, as the baseline.
+        average: Average gradients over micro-batches and ranks instead of adding them. False, as the
+            baseline.
 
     Raises:
         TypeError, ValueError: An argument is not as described; the message names it. Nothing was changed.
@@ -110,7 +111,9 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         if max_retries < 0:
             raise ValueError(f"max_retries={max_retries!r} must be 0 or more")
         if on_gradients is not None and not callable(on_gradients):
-            raise TypeError(f"on_gradients must be callable with the solver, got {type(on_gradients).__name__}")
+            raise TypeError(
+                f"on_gradients must be callable with the solver, got {type(on_gradients).__name__}"
+            )
         choices = ("raise", "skip", "warn")
         self.on_nonfinite_loss = check_choice("on_nonfinite_loss", on_nonfinite_loss, choices)
         self.on_scale_floor = check_choice("on_scale_floor", on_scale_floor, choices)
@@ -206,8 +209,8 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
 
     def _skip_nonfinite_loss(self, window: _Window, retries: int) -> UpdateResult:
         message = (
-            f"the loss is not finite in iteration {self.iteration}; that is no overflow of gradients, and the loss "
-            f"scale stays at {self.scale:g}. Look at the data and the learning rate"
+            f"the loss is not finite in iteration {self.iteration}; that is no overflow of gradients, and "
+            f"the loss scale stays at {self.scale:g}. Look at the data and the learning rate"
         )
         self._tell(self.on_nonfinite_loss, "nonfinite_loss", message)
         return UpdateResult(False, self.scale, retries, "nonfinite_loss", window.overflow_layers)
@@ -215,8 +218,8 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
     def _skip_at_floor(self, window: _Window, retries: int) -> UpdateResult:
         layer = window.overflow_layers[0] if window.overflow_layers else "another rank's"
         message = (
-            f"gradients overflow in iteration {self.iteration} at the smallest loss scale, {self.scale:g}; first bad "
-            f"layer: {layer}; last good scale: {self._last_good_scale:g}"
+            f"gradients overflow in iteration {self.iteration} at the smallest loss scale, {self.scale:g}; "
+            f"first bad layer: {layer}; last good scale: {self._last_good_scale:g}"
         )
         self._tell(self.on_scale_floor, "scale_floor", message)
         return UpdateResult(False, self.scale, retries, "overflow", window.overflow_layers)
@@ -240,7 +243,8 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         scaling = AdaptiveLossScaling(with_storage(loss, self._storage), self._config)
         if scaling.variable.size != 1:
             raise ValueError(
-                f"loss has shape {scaling.variable.shape}, not one element; reduce it with nnabla.functions.mean"
+                f"loss has shape {scaling.variable.shape}, not one element; "
+                "reduce it with nnabla.functions.mean"
             )
         self._loss, self.scaling = loss, scaling
 

@@ -13,7 +13,12 @@ def keep_data() -> None:
 
 
 def check_arguments(
-    solver: Any, data_feeder: Any, accum_grad: Any, weight_decay: Any, comm: Any, grads: Optional[Sequence[Any]]
+    solver: Any,
+    data_feeder: Any,
+    accum_grad: Any,
+    weight_decay: Any,
+    comm: Any,
+    grads: Optional[Sequence[Any]],
 ) -> None:
     """Check what updaters have in common.
 
@@ -36,7 +41,9 @@ def check_arguments(
             f"{type(comm).__name__} has no all_reduce"
         )
     if grads and comm is None:
-        raise ValueError("grads are exchanged through comm, but comm is None; pass a communicator, or no grads")
+        raise ValueError(
+            "grads are exchanged through comm, but comm is None; pass a communicator, or no grads"
+        )
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:

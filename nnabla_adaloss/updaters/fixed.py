@@ -23,7 +23,7 @@ class FixedLossScalingUpdater:
         loss: The loss Variable of one element (or a wrapper of one, such as ``FormatEmulation``).
         data_feeder: Called without arguments before each forward to fill the input variables.
         scale: The loss scale. 128.0, the usual first try for fp16.
-        drop_overflow_update: Drop the update when a gradient is not finite. False does the update, NaN or not.
+        drop_overflow_update: Drop the update when a gradient is not finite; False does it all the same.
         clear_buffer: Free activations and gradients that are no longer needed. True.
         accum_grad: Batches whose gradients are summed per update. 1.
         weight_decay: Decay constant; None for no decay.
@@ -63,7 +63,9 @@ class FixedLossScalingUpdater:
         check_arguments(solver, data_feeder, accum_grad, weight_decay, comm, grads)
         variable = variable_of(loss)
         if variable.size != 1:
-            raise ValueError(f"loss has shape {variable.shape}, not one element; reduce it with nnabla.functions.mean")
+            raise ValueError(
+                f"loss has shape {variable.shape}, not one element; reduce it with nnabla.functions.mean"
+            )
         self.scale = check_scale(scale)
         self.solver = solver
         self.loss = with_storage(loss, storage)

@@ -18,7 +18,7 @@ u_maxima = st.sampled_from([f.max for f in FORMATS.values()])
 
 @given(any_positive, st.integers(1, 3), any_positive, any_positive, u_maxima, st.booleans())
 def test_is_always_a_positive_finite_power_of_two(abs_max, count, scale, start_scale, u_max, expands):
-    f = loss_section_factor(abs_max, count, scale, start_scale, u_max=u_max, expands=expands)
+    f = loss_section_factor(abs_max, count, scale, start_scale, expands=expands, u_max=u_max)
     assert 0.0 < f < math.inf
     assert math.frexp(f)[0] == 0.5
     assert 0.0 < f * scale < math.inf
@@ -26,28 +26,37 @@ def test_is_always_a_positive_finite_power_of_two(abs_max, count, scale, start_s
 
 @pytest.mark.parametrize("abs_max", [0.0, math.inf, math.nan])
 @pytest.mark.parametrize("count", [1, 8])
-def test_zero_and_nonfinite_are_left_alone(abs_max, count):
-    assert loss_section_factor(abs_max, count, 64.0, 8.0, u_max=FP16) == 1.0
+@pytest.mark.parametrize("expands", [True, False])
+def test_zero_and_nonfinite_are_left_alone(abs_max, count, expands):
+    assert loss_section_factor(abs_max, count, 64.0, 8.0, expands=expands, u_max=FP16) == 1.0
 
 
 @given(st.floats(1e-30, FP16), powers.filter(lambda s: s >= 8.0))
-def test_a_scalar_is_lifted_into_range_and_never_lowered(abs_max, start_scale):
-    f = loss_section_factor(abs_max, 1, start_scale, start_scale, u_max=FP16)
-    assert f >= 1.0
-    assert 2.0**12 <= abs_max * f < 2.0**13 or (f == 1.0 and abs_max >= 2.0**12)
-
-
-@given(st.floats(1e-30, FP16), powers.filter(lambda s: s >= 8.0))
-def test_a_scalar_that_stays_one_is_lifted_less(abs_max, start_scale):
-    f = loss_section_factor(abs_max, 1, start_scale, start_scale, u_max=FP16, expands=False)
+def test_a_scalar_is_lifted_before_a_weight_and_never_lowered(abs_max, start_scale):
+    f = loss_section_factor(abs_max, 1, start_scale, start_scale, expands=False, u_max=FP16)
     assert 2.0**7 <= abs_max * f < 2.0**8 or (f == 1.0 and abs_max >= 2.0**7)
 
 
 @given(st.floats(1e-30, 1e30), start_scales, u_maxima, st.booleans())
 def test_a_lifted_scalar_has_room(abs_max, start_scale, u_max, expands):
-    f = loss_section_factor(abs_max, 1, start_scale, start_scale, u_max=u_max, expands=expands)
+    f = loss_section_factor(abs_max, 1, start_scale, start_scale, expands=expands, u_max=u_max)
     if f > 1.0:
         assert abs_max * f <= u_max / 4
+
+
+@given(st.floats(1e-20, 1.0), powers.filter(lambda s: 2.0**-10 <= s <= 2.0**12))
+def test_a_loss_weight_leaves_no_trace_where_the_loss_is_spread(weight, start_scale):
+    lift = loss_section_factor(start_scale, 1, start_scale, start_scale, expands=False, u_max=FP16)
+    weighted, scale = start_scale * lift * weight, start_scale * lift
+    f = loss_section_factor(weighted, 1, scale, start_scale, expands=True, u_max=FP16)
+    assert start_scale / 2 < weighted * f <= start_scale
+
+
+@given(st.floats(1e-30, 1e30), st.integers(0, 60), powers)
+def test_a_spread_scalar_keeps_start_scale(abs_max, lift, start_scale):
+    scale = start_scale * 2.0**lift
+    f = loss_section_factor(abs_max, 1, scale, start_scale, expands=True, u_max=FP16)
+    assert scale * f >= start_scale
 
 
 @pytest.mark.parametrize("expands", [True, False])
@@ -56,7 +65,7 @@ def test_backing_off_ends_an_overflow_that_the_lift_causes(expands):
     policy = ScalePolicy()
     state = policy.initial(8.0)
     for _ in range(30):
-        f = loss_section_factor(state.scale, 1, state.scale, state.scale, u_max=FP16, expands=expands)
+        f = loss_section_factor(state.scale, 1, state.scale, state.scale, expands=expands, u_max=FP16)
         if state.scale * f * 1e6 <= FP16:
             return
         state = policy.after_overflow(state)
@@ -66,36 +75,13 @@ def test_backing_off_ends_an_overflow_that_the_lift_causes(expands):
 many = st.integers(2, 10**6)
 
 
-@given(st.floats(1e-30, FP16), many, powers, start_scales, u_maxima)
-def test_a_small_gradient_is_raised_to_the_target(abs_max, count, lift, start_scale, u_max):
-    target = min(start_scale * 2.0**-10, u_max / 8)
-    f = loss_section_factor(abs_max, count, start_scale, start_scale, u_max=u_max)
+@given(st.floats(1e-30, FP16), many, start_scales, u_maxima, st.booleans())
+def test_many_elements_are_raised_to_the_target_and_never_lowered(
+    abs_max, count, start_scale, u_max, expands
+):
+    target = min(start_scale * 2.0**-16, u_max / 8)
+    f = loss_section_factor(abs_max, count, start_scale, start_scale, expands=expands, u_max=u_max)
     if abs_max < target:
         assert target <= abs_max * f < 2 * target
     else:
         assert f == 1.0
-
-
-@given(st.floats(1e-30, 1e30), many, start_scales, st.integers(1, 80))
-def test_a_lifted_gradient_is_lowered_only_as_far_as_asked(abs_max, count, start_scale, lift):
-    scale = start_scale * 2.0**lift
-    f = loss_section_factor(abs_max, count, scale, start_scale, u_max=FP16)
-    if abs_max > start_scale:
-        assert f <= 1.0
-        assert scale * f >= start_scale
-        assert abs_max * f > start_scale / 2
-        # As low as one of the two limits allows.
-        assert abs_max * f <= start_scale or scale * f < 2 * start_scale
-    else:
-        assert f >= 1.0
-
-
-@given(st.floats(1e-30, 1e30), many, start_scales)
-def test_what_was_not_lifted_is_not_lowered(abs_max, count, start_scale):
-    assert loss_section_factor(abs_max, count, start_scale, start_scale, u_max=FP16) >= 1.0
-
-
-@given(st.floats(1e-20, FP16), many, start_scales)
-def test_a_second_time_changes_nothing(abs_max, count, start_scale):
-    f = loss_section_factor(abs_max, count, start_scale, start_scale, u_max=FP16)
-    assert loss_section_factor(abs_max * f, count, start_scale * f, start_scale, u_max=FP16) == 1.0

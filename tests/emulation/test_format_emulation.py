@@ -137,7 +137,7 @@ def test_gradient_rounding_counts_what_was_flushed() -> None:
 
 def test_unknown_formats_wrong_losses_and_half_contexts_are_refused() -> None:
     _, _, variable = network()
-    with pytest.raises(ValueError, match="storage.*float16"):
+    with pytest.raises(ValueError, match=r"storage.*float16"):
         FormatEmulation(variable, "float12")
     with pytest.raises(TypeError, match=r"AdaptiveLossScaling\(FormatEmulation\(loss\)\)"):
         FormatEmulation(AdaptiveLossScaling(variable))  # type: ignore[arg-type]

@@ -97,7 +97,9 @@ def _recompute(b: Builder, pool: List[nn.Variable]) -> List[nn.Variable]:
     return [F.affine(h, b.leaf("w", WIDTH, WIDTH))]
 
 
-def _image(b: Builder, pool: List[nn.Variable], step: Callable[[Builder, nn.Variable], nn.Variable]) -> nn.Variable:
+def _image(
+    b: Builder, pool: List[nn.Variable], step: Callable[[Builder, nn.Variable], nn.Variable]
+) -> nn.Variable:
     flat = F.affine(b.pick(pool), b.leaf("w", WIDTH, CHANNELS * SIZE * SIZE))
     image = step(b, F.tanh(F.reshape(flat, (BATCH, CHANNELS, SIZE, SIZE))))
     return F.affine(image, b.leaf("w", int(np.prod(image.shape[1:])), WIDTH))
@@ -105,7 +107,9 @@ def _image(b: Builder, pool: List[nn.Variable], step: Callable[[Builder, nn.Vari
 
 def _convolutions(b: Builder, pool: List[nn.Variable]) -> List[nn.Variable]:
     def step(b: Builder, x: nn.Variable) -> nn.Variable:
-        x = F.convolution(x, b.leaf("c", CHANNELS, CHANNELS, 3, 3), b.leaf("b", CHANNELS), pad=(1, 1), stride=(2, 2))
+        x = F.convolution(
+            x, b.leaf("c", CHANNELS, CHANNELS, 3, 3), b.leaf("b", CHANNELS), pad=(1, 1), stride=(2, 2)
+        )
         x = F.depthwise_convolution(x, b.leaf("c", CHANNELS, 1, 1))
         return F.deconvolution(x, b.leaf("c", CHANNELS, CHANNELS, 2, 2))
 
@@ -141,7 +145,9 @@ STEPS: Dict[str, Step] = {
 }
 
 
-def build(seed: int, steps: List[str], *, input_gradient: bool, batch: Tuple[int, ...] = (BATCH, WIDTH)) -> Network:
+def build(
+    seed: int, steps: List[str], *, input_gradient: bool, batch: Tuple[int, ...] = (BATCH, WIDTH)
+) -> Network:
     """Return the network that ``steps`` make; the same arguments give the same network."""
     b = Builder(seed)
     x = nn.Variable(batch)

@@ -191,7 +191,7 @@ def test_bad_arguments_are_named(options: Dict[str, Any], error: type, named: st
 
 
 def test_losses_that_cannot_be_trained_on() -> None:
-    solver, loss = scalar_loss()
+    solver, _ = scalar_loss()
     x = nn.Variable.from_numpy_array(np.ones((2, 3), np.float32))
     with pytest.raises(ValueError, match="needs no gradient"):
         AdaptiveLossScalingUpdater(solver, F.mean(x))
@@ -201,7 +201,7 @@ def test_losses_that_cannot_be_trained_on() -> None:
         AdaptiveLossScalingUpdater(solver, 3.0)  # type: ignore[arg-type]
     with nn.context_scope(nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")):
         half = F.mean(PF.affine(x, 2, name="half") ** 2)
-    with pytest.raises(ValueError, match="storage.*cpu:half"):
+    with pytest.raises(ValueError, match=r"storage.*cpu:half"):
         AdaptiveLossScalingUpdater(solver, half, storage="float16")
 
 

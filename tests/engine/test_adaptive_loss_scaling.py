@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine as people with a loop of their own use it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any, Dict, List
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import numpy as np
+import pytest
+
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
+from nnabla_adaloss.errors import GraphChangedError
+
+FIXED = {"loss_scale_method": "fixed", "use_bound": False}
+
+
+def mlp(batch: int = 4, weight: float = 1.0) -> nn.Variable:
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+    x = nn.Variable.from_numpy_array(rng.randn(batch, 5).astype(np.float32))
+    h = x
+    for name in ("a", "b", "c"):
+        h = F.tanh(PF.affine(h, 6, name=name, rng=rng))
+    return F.mean(h**2) * weight
+
+
+def zero_grads() -> None:
+    for v in nn.get_parameters().values():
+        v.grad.zero()
+
+
+def gradients() -> Dict[str, np.ndarray]:
+    return {name: v.g.copy() for name, v in nn.get_parameters().items()}
+
+
+def run(scaling: Any, scale: float = 8.0, **options: Any) -> Dict[str, np.ndarray]:
+    zero_grads()
+    scaling.forward()
+    scaling.backward(scale, **options)
+    return gradients()
+
+
+def native(loss: nn.Variable) -> Dict[str, np.ndarray]:
+    return run(loss, 1.0)
+
+
+def test_it_stands_in_for_backward_in_any_loop() -> None:
+    loss = mlp()
+    expected = native(loss)
+    for name, gradient in run(AdaptiveLossScaling(loss)).items():
+        np.testing.assert_array_equal(gradient, expected[name])
+
+
+def test_scales_are_reported_by_parameter_scope() -> None:
+    scaling = AdaptiveLossScaling(mlp(), AdaLossConfig(fixed_loss_scale=4.0, **FIXED))
+    assert scaling.layer_scales == {}
+    run(scaling, 8.0)
+    assert scaling.layer_scales == {"c/affine": 4.0, "b/affine": 4.0}
+    assert scaling.accumulated_scales == {"c/affine": 32.0, "b/affine": 128.0}
+    hidden = nn.get_parameters()["b/affine/W"]
+    with pytest.raises(KeyError):
+        scaling.scale_of(hidden)
+    assert scaling.scale_of(scaling.variable) == 8.0
+
+
+def test_layers_are_chosen_by_name() -> None:
+    config = AdaLossConfig(fixed_loss_scale=4.0, include=("b*", "c*"), exclude=("c/*",), **FIXED)
+    scaling = AdaptiveLossScaling(mlp(), config)
+    run(scaling)
+    assert scaling.layer_scales == {"b/affine": 4.0}
+
+
+def test_init_scale_multiplies_the_loss_gradient() -> None:
+    loss = mlp()
+    expected = native(loss)
+    scaling = AdaptiveLossScaling(loss, AdaLossConfig(init_scale=16.0, **FIXED))
+    for name, gradient in run(scaling, 8.0).items():
+        np.testing.assert_array_equal(gradient, expected[name])
+    assert scaling.scale_of(loss) == 128.0
+
+
+def test_a_seed_gradient_is_multiplied_by_the_scale() -> None:
+    nn.clear_parameters()
+    x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
+    y = PF.affine(x, 2, name="a")
+    seed = np.arange(8, dtype=np.float32).reshape(4, 2)
+    zero_grads()
+    y.forward()
+    y.backward(seed)
+    expected = gradients()
+    scaling = AdaptiveLossScaling(y)
+    for given in (seed, nn.NdArray.from_numpy_array(seed), seed.astype(np.float64)):
+        zero_grads()
+        scaling.backward(4.0, grad=given)
+        for name, gradient in gradients().items():
+            np.testing.assert_array_equal(gradient, expected[name])
+    with pytest.raises(ValueError, match=r"shape \(4, 2\), not one element"):
+        scaling.backward(4.0)
+    with pytest.raises(ValueError, match=r"grad has shape \(3,\)"):
+        scaling.backward(4.0, grad=np.ones(3))
+
+
+@pytest.mark.parametrize("scale", [0.0, -2.0, float("inf"), float("nan")])
+def test_scales_that_are_none_are_refused(scale: float) -> None:
+    loss = mlp()
+    before = native(loss)
+    with pytest.raises(ValueError, match="scale must be positive and finite"):
+        AdaptiveLossScaling(loss).backward(scale)
+    for name, gradient in gradients().items():
+        np.testing.assert_array_equal(gradient, before[name])
+
+
+def test_gradients_are_added_to_what_is_there() -> None:
+    loss = mlp()
+    once = native(loss)
+    scaling = AdaptiveLossScaling(loss)
+    zero_grads()
+    for _ in range(3):
+        scaling.forward()
+        scaling.backward(8.0)
+    for name, gradient in gradients().items():
+        np.testing.assert_allclose(gradient, 3.0 * once[name], rtol=1e-6)
+
+
+def test_a_filled_gradient_is_added_to() -> None:
+    loss = mlp()
+    expected = native(loss)
+    for v in nn.get_parameters().values():
+        v.grad.fill(1.0)
+    AdaptiveLossScaling(loss).backward(8.0)
+    for name, gradient in gradients().items():
+        np.testing.assert_allclose(gradient, 1.0 + expected[name], rtol=1e-6)
+
+
+def test_a_parameter_that_got_no_gradient_stays_lazily_zero() -> None:
+    loss = mlp()
+    unused = PF.get_parameter_or_create("unused/W", (2, 2), need_grad=True)
+    scaling = AdaptiveLossScaling(loss)
+    unused.grad.zero()
+    scaling.forward()
+    scaling.backward(8.0)
+    assert unused.grad.zeroing
+
+
+def test_freezing_a_layer_is_noticed() -> None:
+    loss = mlp()
+    scaling = AdaptiveLossScaling(loss, AdaLossConfig(fixed_loss_scale=4.0, **FIXED))
+    run(scaling)
+    frozen = nn.get_parameters()["b/affine/W"]
+    frozen.need_grad = False
+    expected = native(loss)
+    for name, gradient in run(scaling).items():
+        np.testing.assert_array_equal(gradient, expected[name])
+    frozen.need_grad = True
+    expected = native(loss)
+    for name, gradient in run(scaling).items():
+        np.testing.assert_array_equal(gradient, expected[name])
+
+
+def test_a_graph_rewired_after_the_plan_was_made() -> None:
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+    x = nn.Variable.from_numpy_array(rng.randn(4, 3).astype(np.float32), need_grad=True)
+    h = F.tanh(PF.affine(x, 3, name="a", rng=rng))
+    loss = F.mean(PF.affine(h, 2, name="b", rng=rng) ** 2)
+    scaling = AdaptiveLossScaling(loss, AdaLossConfig(fixed_loss_scale=4.0, **FIXED))
+    run(scaling)
+    h.rewire_on(F.sigmoid(PF.affine(x, 3, name="c", rng=rng)))
+    expected = native(loss)
+    with pytest.raises(GraphChangedError, match="Sigmoid is not where it was"):
+        run(scaling)
+    for name, gradient in run(scaling).items():
+        np.testing.assert_allclose(gradient, expected[name], rtol=1e-6, err_msg=name)
+
+
+def test_underflow_is_prevented_where_one_scale_fails() -> None:
+    loss = mlp(weight=1e-7)
+    expected = native(loss)
+    lost = run(FormatEmulation(loss), 1.0)
+    kept = run(AdaptiveLossScaling(FormatEmulation(loss)), 1.0)
+    for name in ("a/affine/W", "b/affine/W"):
+        assert np.count_nonzero(lost[name]) < 0.5 * lost[name].size
+        error = np.linalg.norm(kept[name] - expected[name]) / np.linalg.norm(expected[name])
+        assert error < 1e-2
+
+
+def test_hooks_run_around_the_engines_own() -> None:
+    loss = mlp()
+    order: List[str] = []
+    weight = nn.get_parameters()["b/affine/W"]
+    data, seen = weight.data, []
+
+    def pre(f: Any) -> None:
+        order.append(f"pre {f.info.type_name}")
+
+    def post(f: Any) -> None:
+        order.append(f"post {f.info.type_name}")
+        seen.append(weight.data is data or weight.data == data)
+
+    AdaptiveLossScaling(loss, AdaLossConfig(fixed_loss_scale=4.0, **FIXED)).backward(
+        8.0, function_pre_hook=pre, function_post_hook=post
+    )
+    assert order[:4] == ["pre MulScalar", "post MulScalar", "pre Mean", "post Mean"]
+    assert all(seen)
+
+
+class Planned(Exception):
+    pass
+
+
+@pytest.mark.parametrize("emulate", [False, True])
+@pytest.mark.parametrize("which", ["function_pre_hook", "function_post_hook"])
+def test_what_a_user_hook_raises_comes_out_as_itself(which: str, emulate: bool) -> None:
+    variable = mlp()
+    loss = FormatEmulation(variable) if emulate else variable
+    scaling = AdaptiveLossScaling(loss, AdaLossConfig(fixed_loss_scale=4.0, **FIXED))
+    expected = run(scaling)
+    for v in nn.get_parameters().values():
+        v.g = 1.0  # not zeroing: the engine works on a swapped array or on a scaled one
+    arrays = {name: (v.data, v.grad) for name, v in nn.get_parameters().items()}
+    calls = [0]
+
+    def hook(f: Any) -> None:
+        calls[0] += 1
+        if f.info.type_name == "Affine":
+            raise Planned("in a hook")
+
+    with pytest.raises(Planned, match="in a hook"):
+        scaling.backward(8.0, **{which: hook})
+    assert calls[0] <= 5
+    assert {name: (v.data, v.grad) for name, v in nn.get_parameters().items()} == arrays
+    for name, gradient in run(scaling).items():
+        np.testing.assert_array_equal(gradient, expected[name])
+
+
+@pytest.mark.parametrize("emulate", [False, True])
+def test_interrupting_backward_leaves_everything_unswapped(emulate: bool) -> None:
+    variable = mlp()
+    loss = FormatEmulation(variable) if emulate else variable
+    scaling = AdaptiveLossScaling(loss, AdaLossConfig(fixed_loss_scale=4.0, **FIXED))
+    expected = run(scaling)
+    arrays = {name: (v.data, v.grad) for name, v in nn.get_parameters().items()}
+
+    def interrupt(f: Any) -> None:
+        if f.info.type_name == "Affine":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        scaling.backward(8.0, function_pre_hook=interrupt)
+    assert {name: (v.data, v.grad) for name, v in nn.get_parameters().items()} == arrays
+    for name, gradient in run(scaling).items():
+        np.testing.assert_array_equal(gradient, expected[name])
+
+
+def test_clipping_of_gradients_inside_the_graph_sees_unscaled_ones() -> None:
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+    x = nn.Variable.from_numpy_array(rng.randn(4, 3).astype(np.float32))
+    h = F.tanh(PF.affine(x, 3, name="a", rng=rng))
+    low, high = (nn.Variable.from_numpy_array(np.full(h.shape, v, np.float32)) for v in (-0.01, 0.01))
+    h = F.clip_grad_by_norm(F.clip_grad_by_value(h, low, high), 0.02)
+    loss = F.sum(PF.affine(h, 2, name="b", rng=rng) ** 2)
+    expected = native(loss)
+    for name, gradient in run(AdaptiveLossScaling(loss), 1024.0).items():
+        np.testing.assert_allclose(gradient, expected[name], rtol=1e-5, err_msg=name)
+
+
+def test_sink_of_several_losses() -> None:
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+    x = nn.Variable.from_numpy_array(rng.randn(4, 3).astype(np.float32))
+    h = F.tanh(PF.affine(x, 3, name="a", rng=rng))
+    first, second = F.mean(PF.affine(h, 2, name="b", rng=rng) ** 2), F.mean(h) * 0.5
+    sink = F.sink(first, second, one_input_grad=True)
+    expected = native(sink)
+    scaling = AdaptiveLossScaling(sink)
+    for name, gradient in run(scaling, 64.0, clear_buffer=True).items():
+        np.testing.assert_allclose(gradient, expected[name], rtol=1e-6, err_msg=name)
+    assert float(first.g) == 1.0
+
+
+def test_lstm_and_rnn_keep_their_gradient_arrays() -> None:
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+    x = nn.Variable.from_numpy_array(rng.randn(3, 2, 4).astype(np.float32))
+    h, c = nn.Variable((1, 1, 2, 5)), nn.Variable((1, 1, 2, 5))
+    h.d = c.d = 0
+    y, _, _ = PF.lstm(x, h, c, training=True)
+    loss = F.mean(PF.affine(F.reshape(y, (6, 5)), 2, name="b") ** 2)
+    expected = native(loss)
+    scaling = AdaptiveLossScaling(loss)
+    for _ in range(2):
+        for name, gradient in run(scaling, 64.0).items():
+            np.testing.assert_allclose(gradient, expected[name], rtol=1e-5, atol=1e-9, err_msg=name)
+    scaling.forward()
+    scaling.backward(64.0)
+    for name, gradient in gradients().items():
+        np.testing.assert_allclose(gradient, 2 * expected[name], rtol=1e-5, atol=1e-9, err_msg=name)
+
+
+def test_update_per_n_iteration_counts_iterations() -> None:
+    calls: List[int] = []
+
+    def method(g: np.ndarray, W: np.ndarray, *, config: AdaLossConfig, fan_in: float) -> float:
+        calls.append(scaling.iteration)
+        return 2.0
+
+    config = AdaLossConfig(loss_scale_method=method, update_per_n_iteration=3)
+    scaling = AdaptiveLossScaling(mlp(), config)
+    for _ in range(7):
+        run(scaling)
+    assert calls == [0, 0, 3, 3, 6, 6]
+
+
+def test_no_graph_is_kept_alive_by_a_scaling_that_is_gone() -> None:
+    import gc
+    import weakref
+
+    scaling = AdaptiveLossScaling(mlp())
+    run(scaling)
+    plan = weakref.ref(scaling.plan)
+    del scaling
+    gc.collect()
+    assert plan() is None

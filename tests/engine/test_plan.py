@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan: order, roles, names and fan-ins."""
+
+from __future__ import annotations
+
+from typing import Any, List
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+from hypothesis import HealthCheck, given, settings
+
+from nnabla_adaloss import AdaptiveLossScaling
+from nnabla_adaloss.engine.plan import GraphPlan, backward_order
+from tests.engine.random_graphs import Network, networks
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(networks)
+def test_the_order_is_nnablas(network: Network) -> None:
+    seen: List[int] = []
+    network.loss.forward()
+    network.loss.backward(function_pre_hook=lambda f: seen.append(hash(f)))
+    assert [hash(f) for f in backward_order(network.loss)] == seen
+
+
+def residual() -> nn.Variable:
+    nn.clear_parameters()
+    x = nn.Variable((2, 3, 8, 8))
+    h = F.relu(PF.convolution(x, 4, (3, 3), pad=(1, 1), stride=(2, 2), name="stem"))
+    h = h + PF.convolution(h, 4, (3, 3), pad=(1, 1), group=2, name="block")
+    with nn.parameter_scope("head"):
+        y = PF.affine(h, 5, name="fc")
+    labels = F.constant(0, (2, 1))
+    return F.mean(F.softmax_cross_entropy(y, labels)) * 0.5
+
+
+def rows(plan: GraphPlan) -> List[List[str]]:
+    return [
+        [cell.strip() for cell in line.split("  ") if cell.strip()] for line in str(plan).splitlines()[2:]
+    ]
+
+
+def test_the_table_tells_roles_layers_and_fan_ins() -> None:
+    table = rows(AdaptiveLossScaling(residual()).plan)
+    assert table == [
+        ["MulScalar", "passed through (loss)"],
+        ["Mean", "passed through (loss)"],
+        ["SoftmaxCrossEntropy", "passed through (loss)"],
+        ["Affine", "scaled", "head/fc/affine", "5", "64x5"],
+        ["Add2", "passed through"],
+        ["Convolution", "scaled", "block/conv", "18", "4x2x3x3"],
+        ["ReLU", "passed through, fan-out"],
+        ["Convolution", "passed through", "stem/conv"],
+        ["Constant", "stop"],
+    ]
+
+
+def test_shared_weights_get_a_name_per_call() -> None:
+    nn.clear_parameters()
+    x = nn.Variable((2, 3), need_grad=True)
+    h = PF.affine(F.tanh(PF.affine(x, 3, name="same")), 3, name="same")
+    names = [s.layer for node in GraphPlan(F.sum(h)).nodes.values() for s in node.scalings]
+    assert names == ["same/affine", "same/affine[1]"]
+
+
+def test_a_computed_weight_is_named_after_its_parameter() -> None:
+    nn.clear_parameters()
+    x = nn.Variable((2, 3), need_grad=True)
+    weight: Any = PF.get_parameter_or_create("layer/W", (3, 4))
+    plan = GraphPlan(F.sum(F.affine(x, F.tanh(weight))))
+    assert [s.layer for node in plan.nodes.values() for s in node.scalings] == ["layer"]
+
+
+def test_both_operands_of_a_batch_matmul_are_scaled() -> None:
+    a, b = nn.Variable((2, 1, 3, 4), need_grad=True), nn.Variable((2, 5, 4, 6), need_grad=True)
+    plan = GraphPlan(F.sum(F.batch_matmul(a, b)))
+    (node,) = [n for n in plan.nodes.values() if n.type_name == "BatchMatmul"]
+    assert [(s.layer, s.slot.fan_in) for s in node.scalings] == [
+        ("BatchMatmul", 30.0),
+        ("BatchMatmul:1", 3.0),
+    ]
