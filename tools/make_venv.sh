@@ -4,12 +4,24 @@
 #
 #   usage: tools/make_venv.sh DIRECTORY VERSION...        e.g. tools/make_venv.sh .venv 3.10 3.9
 #
-# Where this machine has none of the versions, uv downloads the first one (uv from the PATH, or from a throw-away
-# environment of whatever Python 3 there is).
+# Where this machine has none of the versions, uv downloads the first one.
 set -eu
 
 directory=$1
 shift
+
+download_python() { # VERSION: prints the interpreter
+    scratch=$(mktemp -d)
+    trap 'rm -rf "$scratch"' EXIT
+    uv=$(command -v uv) || {
+        # uv in a throw-away environment of whatever Python 3 there is
+        python3 -m venv "$scratch" || return
+        "$scratch/bin/python" -m pip install --quiet --disable-pip-version-check uv || return
+        uv=$scratch/bin/uv
+    }
+    export UV_PYTHON_INSTALL_BIN=0 UV_PYTHON_PREFERENCE=only-managed
+    "$uv" python install "$1" && "$uv" python find "$1"
+}
 
 if version=$("$directory/bin/python" -c 'import sys, pip; print("%d.%d" % sys.version_info[:2])' 2>/dev/null); then
     case " $* " in *" $version "*)
@@ -18,23 +30,12 @@ if version=$("$directory/bin/python" -c 'import sys, pip; print("%d.%d" % sys.ve
     esac
 fi
 
-if python=$("$(dirname "$0")/find_python.sh" "$@"); then
-    echo "Making $directory with $python."
-    exec "$python" -m venv --clear "$directory"
-fi
-
-echo "No Python $(echo "$*" | sed 's/ / or /g') on this machine: asking uv to download Python $1."
-uv=$(command -v uv) || {
-    scratch=$(mktemp -d)
-    trap 'rm -rf "$scratch"' EXIT
-    python3 -m venv "$scratch" && "$scratch/bin/python" -m pip install --quiet --disable-pip-version-check uv
-    uv=$scratch/bin/uv
+python=$("$(dirname "$0")/find_python.sh" "$@") || {
+    echo "No Python $(echo "$*" | sed 's/ / or /g') on this machine: asking uv to download Python $1."
+    python=$(download_python "$1")
 } || {
-    echo "uv could not be installed. Install uv or Python $1 (nnabla has no wheels for newer ones), then try again." >&2
+    echo "Python $1 could not be had. Install it (nnabla has no wheels for newer ones), then try again." >&2
     exit 1
 }
-rm -rf "$directory"
-"$uv" venv --quiet --seed --python "$1" "$directory" || {
-    echo "Python $1 could not be downloaded. Install it (nnabla has no wheels for newer ones), then try again." >&2
-    exit 1
-}
+echo "Making $directory with $python."
+"$python" -m venv --clear "$directory"
