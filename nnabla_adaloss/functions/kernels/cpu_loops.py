@@ -37,7 +37,6 @@ EXPONENT = np.uint32(0x7F800000)  # also the bit pattern of infinity
 QUIET_NAN = np.uint32(0x7FC00000)
 ZERO = np.uint32(0)
 ONE = np.uint32(1)
-NO_ELEMENT = np.uint32(0xFFFFFFFF)  # the minimum of magnitude - 1 when there is no non-zero element
 
 # Between these a block's largest square and its sum of squares are far from float32's limits, so squares that
 # underflow are too small to count beside it.
@@ -52,10 +51,9 @@ HALF_SUBNORMAL = np.float32(2.0**-24)
 FLOAT32_HALF_NORMAL = np.uint32((127 - 14) << 23)  # 2^-14
 FLOAT32_HALF_OVERFLOW = np.uint32(
     0x477FF000
-)  # 65520, halfway between the largest float16 and the next power of two
-HALF_ULP_BELOW_ONE = np.float32(
-    0.5
-)  # numbers in [0.5, 1) are multiples of 2^-24, float16's smallest subnormal
+)  # 65520, halfway from the largest float16 to where the next would be
+# In [0.5, 1) float32 numbers are multiples of 2^-24, float16's smallest subnormal.
+HALF_ULP_BELOW_ONE = np.float32(0.5)
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,30 +122,28 @@ def _narrow(bits, halves):
         halves[i] = np.uint16(half | sign)
 
 
-# ---- statistics: (sum, sum of squares, largest magnitude, smallest non-zero magnitude - 1, zeros, nonfinite)
+# ---- statistics: (sum, sum of squares, largest magnitude, 0 - smallest non-zero magnitude, zeros, nonfinite)
 
 
 @summing
 def _statistics_of_ordinary(bits):
     total, squares = np.float32(0), np.float32(0)
-    largest, smallest_less_one, zeros = ZERO, NO_ELEMENT, ZERO
+    largest, negated_smallest, zeros = ZERO, ZERO, ZERO
     for i in range(bits.size):
         value = _as_float(bits[i])
         magnitude = np.uint32(bits[i] & MAGNITUDE)
         largest = np.uint32(max(largest, magnitude))
-        smallest_less_one = np.uint32(
-            min(smallest_less_one, np.uint32(magnitude - ONE))
-        )  # 0 - 1 wraps to the top
+        negated_smallest = np.uint32(max(negated_smallest, np.uint32(ZERO - magnitude)))  # zeros drop out
         zeros = np.uint32(zeros + np.uint32(magnitude == ZERO))
         total += value
         squares += value * value
-    return total, squares, largest, smallest_less_one, zeros
+    return total, squares, largest, negated_smallest, zeros
 
 
 @summing
 def _statistics_of_any(bits):
     total, squares = 0.0, 0.0
-    largest, smallest_less_one, zeros, nonfinite = ZERO, NO_ELEMENT, 0, 0
+    largest, negated_smallest, zeros, nonfinite = ZERO, ZERO, 0, 0
     for i in range(bits.size):
         magnitude = np.uint32(bits[i] & MAGNITUDE)
         is_finite = magnitude < EXPONENT
@@ -156,10 +152,10 @@ def _statistics_of_any(bits):
         total += value
         squares += value * value
         largest = np.uint32(max(largest, finite_magnitude))
-        smallest_less_one = np.uint32(min(smallest_less_one, np.uint32(finite_magnitude - ONE)))
+        negated_smallest = np.uint32(max(negated_smallest, np.uint32(ZERO - finite_magnitude)))
         zeros += magnitude == ZERO
         nonfinite += not is_finite
-    return total, squares, largest, smallest_less_one, zeros, nonfinite
+    return total, squares, largest, negated_smallest, zeros, nonfinite
 
 
 @exact
@@ -181,15 +177,15 @@ def _block_statistics(bits):
         _largest(bits[:PEEK])
     ):  # squares that are subnormal cost a hundred times an ordinary one
         return _statistics_of_any(bits)
-    total, squares, largest, smallest_less_one, zeros = _statistics_of_ordinary(bits)
+    total, squares, largest, negated_smallest, zeros = _statistics_of_ordinary(bits)
     if _can_square(largest):
-        return np.float64(total), np.float64(squares), largest, smallest_less_one, np.int64(zeros), 0
+        return np.float64(total), np.float64(squares), largest, negated_smallest, np.int64(zeros), 0
     return _statistics_of_any(bits)
 
 
 @exact
-def _magnitudes(largest, smallest_less_one):
-    smallest = np.uint32(smallest_less_one + ONE)  # wraps back to zero when there was no non-zero element
+def _magnitudes(largest, negated_smallest):
+    smallest = np.uint32(ZERO - negated_smallest)
     return np.float64(_as_float(largest)), np.float64(_as_float(smallest))
 
 
@@ -210,7 +206,7 @@ def statistics(address, size, is_half, counts_address):
     counts = carray(_pointer(counts_address), (256,), np.int64)
     buffer = np.empty(BLOCK if is_half else 0, np.uint32)
     total, squares = 0.0, 0.0
-    largest, smallest_less_one, zeros, nonfinite = ZERO, NO_ELEMENT, 0, 0
+    largest, negated_smallest, zeros, nonfinite = ZERO, ZERO, 0, 0
     for start in range(0, size, BLOCK):
         stop = min(start + BLOCK, size)
         if is_half:
@@ -222,12 +218,12 @@ def statistics(address, size, is_half, counts_address):
         total += block_statistics[0]
         squares += block_statistics[1]
         largest = max(largest, block_statistics[2])
-        smallest_less_one = min(smallest_less_one, block_statistics[3])
+        negated_smallest = max(negated_smallest, block_statistics[3])
         zeros += block_statistics[4]
         nonfinite += block_statistics[5]
         if counts_address != 0:
             _count_exponents(block, counts)
-    abs_max, abs_min = _magnitudes(largest, smallest_less_one)
+    abs_max, abs_min = _magnitudes(largest, negated_smallest)
     return total, squares, abs_max, abs_min, zeros, nonfinite
 
 
@@ -342,19 +338,19 @@ def _round_any(magnitude, smallest_normal, dropped, largest_kept, overflow):
 @summing
 def _round_ordinary(bits, smallest_normal, dropped):
     total, squares = np.float32(0), np.float32(0)
-    smallest_less_one, zeros, zeros_before = NO_ELEMENT, ZERO, ZERO
+    negated_smallest, zeros, zeros_before = ZERO, ZERO, ZERO
     for i in range(bits.size):
         magnitude = np.uint32(bits[i] & MAGNITUDE)
         rounded = _round_to_multiple(magnitude, smallest_normal, dropped)
         result = np.uint32(rounded | np.uint32(bits[i] & SIGN))
         bits[i] = result
-        smallest_less_one = np.uint32(min(smallest_less_one, np.uint32(rounded - ONE)))
+        negated_smallest = np.uint32(max(negated_smallest, np.uint32(ZERO - rounded)))
         zeros = np.uint32(zeros + np.uint32(rounded == ZERO))
         zeros_before = np.uint32(zeros_before + np.uint32(magnitude == ZERO))
         value = _as_float(result)
         total += value
         squares += value * value
-    return total, squares, smallest_less_one, zeros, zeros_before
+    return total, squares, negated_smallest, zeros, zeros_before
 
 
 @exact
@@ -391,7 +387,7 @@ def round_to_format(source, target, size, mantissa_bits, smallest_normal, larges
     source_bits = carray(_pointer(source), (size,), np.uint32)
     target_bits = carray(_pointer(target), (size,), np.uint32)
     total, squares = 0.0, 0.0
-    abs_largest, smallest_less_one, zeros, nonfinite = ZERO, NO_ELEMENT, 0, 0
+    abs_largest, negated_smallest, zeros, nonfinite = ZERO, ZERO, 0, 0
     underflowed, overflowed = 0, 0
     for start in range(0, size, BLOCK):
         stop = min(start + BLOCK, size)
@@ -410,7 +406,7 @@ def round_to_format(source, target, size, mantissa_bits, smallest_normal, larges
             total += np.float64(ordinary_block[0])
             squares += np.float64(ordinary_block[1])
             abs_largest = max(abs_largest, rounded_largest)  # rounding is monotonic
-            smallest_less_one = min(smallest_less_one, ordinary_block[2])
+            negated_smallest = max(negated_smallest, ordinary_block[2])
             zeros += np.int64(ordinary_block[3])
             underflowed += np.int64(ordinary_block[3]) - np.int64(ordinary_block[4])
         else:
@@ -421,8 +417,8 @@ def round_to_format(source, target, size, mantissa_bits, smallest_normal, larges
             total += block_statistics[0]
             squares += block_statistics[1]
             abs_largest = max(abs_largest, block_statistics[2])
-            smallest_less_one = min(smallest_less_one, block_statistics[3])
+            negated_smallest = max(negated_smallest, block_statistics[3])
             zeros += block_statistics[4]
             nonfinite += block_statistics[5]
-    abs_max, abs_min = _magnitudes(abs_largest, smallest_less_one)
+    abs_max, abs_min = _magnitudes(abs_largest, negated_smallest)
     return total, squares, abs_max, abs_min, zeros, nonfinite, underflowed, overflowed
