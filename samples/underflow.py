@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts which elements of each layer's gradients fp16 storage loses to zero."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, NamedTuple
+
+import nnabla as nn
+import numpy as np
+import numpy.typing as npt
+
+from nnabla_adaloss.engine.loss_like import LossLike, run_backward
+from nnabla_adaloss.engine.plan import GraphPlan
+
+
+class Underflow(NamedTuple):
+    """Gradient elements that are not zero in fp32, and how many of these are zero as stored."""
+
+    nonzero: int
+    lost: int
+
+    @property
+    def share(self) -> float:
+        """The share of elements that are lost; 0 when there was none to lose."""
+        return self.lost / self.nonzero if self.nonzero else 0.0
+
+
+def total(parts: Iterable[Underflow]) -> Underflow:
+    """Add counts up."""
+    nonzero = lost = 0
+    for part in parts:
+        nonzero += part.nonzero
+        lost += part.lost
+    return Underflow(nonzero, lost)
+
+
+class UnderflowProbe:
+    """Runs the same backward twice, with gradients in fp32 and as a method stores them, and compares.
+
+    Counting what each rounding flushes to zero would miss most: behind a layer whose gradient is all zero
+    nothing is left to flush. Hence the comparison with fp32, on the same weights and activations.
+
+    Args:
+        loss: The loss in fp32, of a network without branches.
+
+    Attributes:
+        outputs: The output Variable of each layer, the layer nearest to the input first.
+    """
+
+    def __init__(self, loss: nn.Variable) -> None:
+        self.loss = loss
+        self.outputs: Dict[str, nn.Variable] = {}
+        self._layer_of: Dict[int, str] = {}
+        layer = ""
+        for node in reversed(list(GraphPlan(loss).nodes.values())):
+            if node.loss_section:
+                continue
+            if node.leaves:
+                layer = node.label.split("/")[0]
+                self.outputs[layer] = node.outputs[0]
+            # A layer's gradients: of its parameters, its output, and what pooling and activation make of it.
+            for key in (*node.leaf_keys, *node.output_keys):
+                self._layer_of[key] = layer
+
+    def measure(self, scaled_loss: LossLike, scale: float) -> Dict[str, Underflow]:
+        """Return the counts per layer for the inputs that are fed now; parameter gradients end up zero.
+
+        Args:
+            scaled_loss: What the method calls backward on: an emulation of the loss, or a wrapper of it.
+            scale: The loss scale it calls backward with.
+        """
+        scaled_loss.forward()
+        in_fp32 = self._nonzero_elements(self.loss, 1.0)
+        stored = self._nonzero_elements(scaled_loss, scale)
+        counts: Dict[str, Underflow] = {name: Underflow(0, 0) for name in self.outputs}
+        for key, layer in self._layer_of.items():
+            lost = in_fp32[key] & ~stored[key]
+            here = Underflow(int(in_fp32[key].sum()), int(lost.sum()))
+            counts[layer] = total([counts[layer], here])
+        return counts
+
+    def _nonzero_elements(self, loss: LossLike, scale: float) -> Dict[int, npt.NDArray[np.bool_]]:
+        found: Dict[int, npt.NDArray[np.bool_]] = {}
+
+        def note(f: Any) -> None:
+            for variable in f.inputs:
+                if variable.need_grad and hash(variable) in self._layer_of:
+                    found[hash(variable)] = variable.grad.data != 0.0
+                    if variable.parent is None:
+                        variable.grad.zero()
+
+        run_backward(loss, scale, None, False, None, None, note)
+        return found
