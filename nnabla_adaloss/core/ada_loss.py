@@ -87,6 +87,11 @@ class AdaLoss(ABC):
         return self._adaptive
 
     @property
+    def takes_statistics(self) -> bool:
+        """True when the method needs no look at single elements."""
+        return self._takes_statistics
+
+    @property
     def layer_scales(self) -> Dict[str, float]:
         """Per layer name the scale that was last applied."""
         return {layer: state.alpha for layer, state in self._layers.items()}

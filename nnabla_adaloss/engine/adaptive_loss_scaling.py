@@ -16,6 +16,7 @@ from .loss_like import LossLike, Seed, check_scale, run_backward, seed_gradient,
 from .nnabla_ada_loss import NNablaAdaLoss
 from .plan import GraphPlan
 from .scratch import ScratchPool
+from .statistics_source import DelayedStatistics, ImmediateStatistics, StatisticsSource
 from .storage import Storage
 
 
@@ -66,7 +67,13 @@ class AdaptiveLossScaling:
         self._non_homogeneous = tuple(non_homogeneous)
         self._kernels = select_kernels(self._variable.parent.context)
         self._ada_loss = NNablaAdaLoss(self.config, self._kernels)
+        if self.delay == 1 and not self._ada_loss.takes_statistics:
+            raise ValueError(
+                f"delay=1 keeps statistics, not arrays, and loss_scale_method={config.loss_scale_method!r} "
+                "looks at arrays; choose delay=0 or another method"
+            )
         self._pool = ScratchPool()
+        self._statistics = self._make_statistics()
         self._plan = self._make_plan()
         self._last: Optional[BackwardPass] = None
 
@@ -74,6 +81,11 @@ class AdaptiveLossScaling:
     def variable(self) -> nn.Variable:
         """The wrapped loss Variable."""
         return self._variable
+
+    @property
+    def delay(self) -> int:
+        """0 when scales come from the statistics of the same iteration, 1 when from the one before."""
+        return self.config.delay or 0
 
     @property
     def plan(self) -> GraphPlan:
@@ -93,7 +105,7 @@ class AdaptiveLossScaling:
     @property
     def found_inf(self) -> List[str]:
         """Layers where the last backward met infinities or NaNs, first in backward order first."""
-        return list(self._last.found_inf) if self._last else []
+        return self._last.found_inf if self._last else []
 
     def scale_of(self, variable: nn.Variable) -> float:
         """Return the scale S that the gradient of ``variable`` carried in the last backward.
@@ -150,7 +162,9 @@ class AdaptiveLossScaling:
         seed_gradient(self._variable, start_scale, grad)
         if not self._plan.is_current():
             self._plan = self._make_plan()
-        context = PassContext(self._plan, self._ada_loss, self._kernels, self._pool, self._storage)
+        context = PassContext(
+            self._plan, self._ada_loss, self._kernels, self._pool, self._statistics, self._storage
+        )
         running = BackwardPass(context, start_scale, self.iteration, function_pre_hook, function_post_hook)
         try:
             run_backward(
@@ -170,6 +184,7 @@ class AdaptiveLossScaling:
             if isinstance(running.error, GraphChangedError):
                 self._plan = self._make_plan()
             raise running.error
+        running.finish()
         self._unscale_visible(running, clear_buffer)
         self._last = running
         self.iteration += 1
@@ -179,6 +194,10 @@ class AdaptiveLossScaling:
         for variable, key in zip(plan.variables, plan.variable_keys):
             if not clear_buffer or variable.persistent or key in plan.kept_keys:
                 running.unscale_visible(variable, key)
+
+    def _make_statistics(self) -> StatisticsSource:
+        now = ImmediateStatistics(self._kernels, self._pool, self._storage)
+        return DelayedStatistics(now) if self.delay == 1 else now
 
     def _make_plan(self) -> GraphPlan:
         return GraphPlan(

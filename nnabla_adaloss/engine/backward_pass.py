@@ -16,14 +16,14 @@ import nnabla as nn
 from ..core.ada_loss import AdaLoss
 from ..core.branches import common_scale
 from ..core.loss_section import loss_section_factor
-from ..core.power_of_two import is_power_of_two
-from ..core.statistics import ArrayStatistics
 from ..errors import GraphChangedError
 from ..functions.kernels.interface import Kernels
-from .arrays import FLOAT16, as_float32, prepare_master, stored_dtype
+from .arrays import as_float32, stored_dtype
 from .hooks import Hook
+from .leaf_gradients import LeafGradients
 from .plan import GraphPlan, Node, Scaling
 from .scratch import ScratchPool
+from .statistics_source import StatisticsSource
 from .storage import Storage
 
 
@@ -34,6 +34,7 @@ class PassContext(NamedTuple):
     ada_loss: AdaLoss
     kernels: Kernels
     pool: ScratchPool
+    statistics: StatisticsSource
     storage: Optional[Storage]
 
 
@@ -46,6 +47,7 @@ class BackwardPass:
         iteration: Number of the iteration, for methods that do not recompute each time.
         user_pre: The user's own pre hook, run after the engine's.
         user_post: The user's own post hook, run after the engine's.
+        deferred: Unscale parameter gradients at the end of the pass instead of after each function.
     """
 
     def __init__(
@@ -55,8 +57,10 @@ class BackwardPass:
         iteration: int,
         user_pre: Optional[Hook] = None,
         user_post: Optional[Hook] = None,
+        *,
+        deferred: bool = False,
     ) -> None:
-        self.plan, self.ada_loss, self.kernels, self.pool, self.storage = context
+        self.plan, self.ada_loss, self.kernels, self.pool, self.statistics, self.storage = context
         self.nodes = self.plan.nodes
         self.u_max = self.ada_loss.config.range[1]
         self.start_scale = start_scale
@@ -69,13 +73,14 @@ class BackwardPass:
         # How far the loss section raised the gradient: the bounds on accumulated scales do not count it.
         self.lift = 1.0
         self.error: Optional[BaseException] = None
-        self.found_inf: Dict[str, None] = {}
+        self.found_inf: List[str] = []
         self._node: Optional[Node] = None
         self._scale = start_scale
-        self._targets: List[Tuple[int, float]] = []
+        self._targets: Dict[int, float] = {}
         self._data_swaps: List[Tuple[nn.Variable, nn.NdArray]] = []
-        self._grad_swaps: List[Tuple[nn.Variable, nn.NdArray, nn.NdArray, float]] = []
-        self._in_place: List[Tuple[nn.NdArray, float]] = []
+        self._leaves = LeafGradients(
+            self.kernels, self.pool, rounded=self.storage is not None, deferred=deferred
+        )
 
     # The two hooks. They run once per function: what most functions need is done here, without a call.
 
@@ -133,13 +138,19 @@ class BackwardPass:
         while self._data_swaps:
             variable, array = self._data_swaps.pop()
             variable.data = array
-        for variable, array, _, _ in self._grad_swaps:
-            variable.grad = array
-        self._grad_swaps.clear()
-        for master, carried in self._in_place:
-            if not master.zeroing:
-                self.kernels.scale_(master, 1.0 / carried)
-        self._in_place.clear()
+        self._leaves.restore()
+
+    def finish(self) -> None:
+        """End the pass: unscale what is left, and collect the layers that were not finite."""
+        self._leaves.finish()
+        keys = set(self.statistics.finish())
+        labels = set(self._leaves.found_inf)
+        if keys or labels:
+            self.found_inf = [
+                node.label
+                for node in self.nodes.values()
+                if node.label in labels or not keys.isdisjoint(node.output_keys)
+            ]
 
     def unscale_visible(self, variable: nn.Variable, key: int) -> None:
         """Divide a gradient that stays readable after backward by its scale."""
@@ -167,13 +178,13 @@ class BackwardPass:
         self._targets.clear()
         for index, scaling in enumerate(node.scalings):
             alpha = self._alpha(node, scaling, scale)
-            self._targets.append((scaling.target_key, scale * alpha))
+            self._targets[scaling.target_key] = scale * alpha
             self.layer_scales[scaling.layer] = alpha
             self.accumulated_scales[scaling.layer] = scale * alpha
             if alpha != 1.0:
                 self._swap_factor(scaling, alpha, index)
         if node.leaves:
-            self._swap_leaf_gradients(node, scale)
+            self._leaves.take(node, scale, self._targets)
 
     def _unify_outputs(self, node: Node) -> float:
         if node.single is not None:
@@ -231,8 +242,8 @@ class BackwardPass:
 
     def _alpha(self, node: Node, scaling: Scaling, scale: float) -> float:
         output = node.outputs[0].grad
-        g = self._gradient_statistics(node.outputs[0], node.output_keys[0])
-        w = self._data_statistics(scaling.factor, scaling.factor_key)
+        g = self.statistics.gradient(node.outputs[0], node.output_keys[0], scale)
+        w = self.statistics.data(scaling.factor, scaling.factor_key)
         slot = scaling.slot
         alpha = self.ada_loss.loss_scale(
             scaling.layer,
@@ -245,8 +256,6 @@ class BackwardPass:
             g_statistics=g,
             weight_statistics=w,
         )
-        if g.nonfinite:
-            self.found_inf.setdefault(scaling.layer)
         # A leaf's gradient is kept unscaled, in an array of its own: there is nothing to meet.
         stored = None if scaling.target.parent is None else self.scales.get(scaling.target_key)
         if stored is None or stored == scale * alpha:
@@ -268,25 +277,6 @@ class BackwardPass:
         self._data_swaps.append((factor, source))
         factor.data = scaled
 
-    def _swap_leaf_gradients(self, node: Node, scale: float) -> None:
-        targets = dict(self._targets)
-        for index, (leaf, key) in enumerate(zip(node.leaves, node.leaf_keys)):
-            carried = targets.get(key, scale)
-            master = leaf.grad
-            prepare_master(master)
-            if master.zeroing and not node.half:
-                # Nothing is there yet: nnabla may write into the master itself.
-                self._in_place.append((master, carried))
-            elif node.in_place or (not node.half and self.storage is None and is_power_of_two(carried)):
-                # Exact both ways, and nnabla adds as it does without the engine.
-                self.kernels.scale_(master, carried)
-                self._in_place.append((master, carried))
-            else:
-                scratch = self.pool.get(leaf.shape, "gradient", index)
-                scratch.zero()
-                self._grad_swaps.append((leaf, master, scratch, carried))
-                leaf.grad = scratch
-
     # After a function's backward.
 
     def _finish(self, node: Node) -> None:
@@ -295,39 +285,13 @@ class BackwardPass:
             variable.data = array
         if node.non_homogeneous:
             self._from_unit_scale(node)
-        for key, scale in self._targets:
-            self.scales[key] = scale
-        self._targets.clear()
+        self.scales.update(self._targets)
         if node.leaves:
-            self._unscale_leaf_gradients(node)
+            self._leaves.give_back()
 
     def _from_unit_scale(self, node: Node) -> None:
         for v, k in zip(node.inputs, node.input_keys):
             self._bring_to(v, k, self.start_scale)
-
-    def _unscale_leaf_gradients(self, node: Node) -> None:
-        kernels = self.kernels
-        found = False
-        for leaf, master, _, _ in self._grad_swaps:
-            leaf.grad = master
-        # An array that is still zeroing was not written: its master keeps what it has.
-        for _, master, scratch, carried in self._grad_swaps:
-            if not scratch.zeroing:
-                found |= kernels.unscale_add(scratch, master, carried, accumulate=not master.zeroing)
-        self._grad_swaps.clear()
-        for master, carried in self._in_place:
-            if not master.zeroing:
-                found |= self._unscale_in_place(master, carried)
-        self._in_place.clear()
-        if found:
-            self.found_inf.setdefault(node.label)
-
-    def _unscale_in_place(self, master: nn.NdArray, carried: float) -> bool:
-        source = master
-        if stored_dtype(master) == FLOAT16:
-            source = self.pool.get(master.shape, "gradient")
-            self.kernels.scaled_copy(master, source, 1.0)
-        return self.kernels.unscale_add(source, master, carried, accumulate=False)
 
     # Gradients and what is known of them.
 
@@ -344,20 +308,7 @@ class BackwardPass:
             self.storage.store_gradient(key, array)
 
     def _abs_max(self, variable: nn.Variable, key: int) -> float:
-        return self._gradient_statistics(variable, key).abs_max
-
-    def _gradient_statistics(self, variable: nn.Variable, key: int) -> ArrayStatistics:
-        known = self.storage.gradient_statistics(key) if self.storage is not None else None
-        if known is not None:
-            return known
-        array = variable.grad
-        if stored_dtype(array) is None:
-            return ArrayStatistics(array.size, 0.0, 0.0, 0.0, 0.0, array.size, 0)
-        return self.kernels.statistics(array)
-
-    def _data_statistics(self, variable: nn.Variable, key: int) -> ArrayStatistics:
-        known = self.storage.data_statistics(key) if self.storage is not None else None
-        return known if known is not None else self.kernels.statistics(self._readable(variable))
+        return self.statistics.gradient(variable, key, self.scales[key]).abs_max
 
     def _readable(self, variable: nn.Variable) -> nn.NdArray:
         return as_float32(variable.data, self.pool.get(variable.shape, "float32"))

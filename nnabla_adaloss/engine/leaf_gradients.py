@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameter gradients: where nnabla writes them, and how they get into the fp32 masters unscaled."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, NamedTuple
+
+import nnabla as nn
+
+from ..core.power_of_two import is_power_of_two
+from ..functions.kernels.interface import GradientToUnscale, Kernels
+from .arrays import FLOAT16, prepare_master, stored_dtype
+from .plan import Node
+from .scratch import ScratchPool
+
+
+class _Written(NamedTuple):
+    """A gradient that a function writes: into its master, or into a scratch array swapped in for it."""
+
+    key: int
+    label: str
+    leaf: nn.Variable
+    target: nn.NdArray
+    master: nn.NdArray
+    scale: float
+
+
+class LeafGradients:
+    """Takes the gradients of one function's leaves, and adds them to the masters, divided by their scale.
+
+    nnabla writes into the master itself where that is exact, else into a scratch array.
+
+    Args:
+        kernels: The kernels that unscale.
+        pool: Where scratch arrays come from.
+        rounded: Whether gradients are rounded to a storage format after each function: then each
+            contribution is rounded by itself, in a scratch array.
+        deferred: Unscale all gradients at the end of the pass, in one go, instead of after each function.
+    """
+
+    def __init__(self, kernels: Kernels, pool: ScratchPool, *, rounded: bool, deferred: bool) -> None:
+        self._kernels = kernels
+        self._pool = pool
+        self._rounded = rounded
+        self._deferred = deferred
+        self._running: List[_Written] = []
+        self._waiting: Dict[int, List[_Written]] = {}
+        self._scratches = 0
+        self.found_inf: List[str] = []
+
+    def take(self, node: Node, scale: float, scales: Mapping[int, float]) -> None:
+        """Direct the gradients of the leaves of ``node`` to where they can be unscaled.
+
+        Args:
+            node: The function that runs next.
+            scale: The scale that its contributions carry.
+            scales: Other scales of single inputs, by key.
+        """
+        for leaf, key in zip(node.leaves, node.leaf_keys):
+            carried = scales.get(key, scale)
+            master = leaf.grad
+            target = master
+            prepare_master(master)
+            # A second use of a leaf must find its master as the first one leaves it.
+            self._unscale(self._waiting.pop(key, []))
+            if master.zeroing and not node.half:
+                pass
+            elif node.in_place or (not node.half and not self._rounded and is_power_of_two(carried)):
+                # Exact both ways, and nnabla adds as it does without the engine.
+                self._kernels.scale_(master, carried)
+            else:
+                target = self._pool.get(leaf.shape, "gradient", self._scratches)
+                self._scratches += 1
+                target.zero()
+                leaf.grad = target
+            self._running.append(_Written(key, node.label, leaf, target, master, carried))
+
+    def give_back(self) -> None:
+        """Put the masters back after the function ran, and unscale what it wrote."""
+        # An array that is still zeroing was not written: its master keeps what it has.
+        written = []
+        for entry in self._running:
+            entry.leaf.grad = entry.master
+            if not entry.target.zeroing:
+                written.append(entry)
+        self._running.clear()
+        if self._deferred:
+            for entry in written:
+                self._waiting.setdefault(entry.key, []).append(entry)
+        else:
+            self._scratches = 0
+            self._unscale(written)
+
+    def finish(self) -> None:
+        """Unscale what is still waiting."""
+        waiting = [entry for entries in self._waiting.values() for entry in entries]
+        self._waiting.clear()
+        self._scratches = 0
+        self._unscale(waiting)
+
+    def restore(self) -> None:
+        """Put the masters back when a pass is given up; harmless when none is away."""
+        for entry in self._running:
+            entry.leaf.grad = entry.master
+            if entry.target is entry.master and not entry.master.zeroing:
+                self._kernels.scale_(entry.master, 1.0 / entry.scale)
+        self._running.clear()
+        self.finish()
+
+    def _unscale(self, written: List[_Written]) -> None:
+        if not written:
+            return
+        if self._kernels.unscale_add_all([self._task(entry) for entry in written]):
+            # Only now is it worth looking one by one.
+            bad = [e.label for e in written if self._kernels.statistics(e.master).nonfinite]
+            self.found_inf += bad or [written[0].label]
+
+
+    def _task(self, entry: _Written) -> GradientToUnscale:
+        source, in_place = entry.target, entry.target is entry.master
+        if in_place and stored_dtype(source) == FLOAT16:
+            # nnabla turned the master into half precision: take a copy, and write float32 over it.
+            source = self._pool.get(source.shape, "half master", entry.key)
+            self._kernels.scaled_copy(entry.target, source, 1.0)
+        accumulate = not in_place and not entry.master.zeroing
+        return GradientToUnscale(source, entry.master, entry.scale, accumulate)

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the engine's decisions take statistics from: this iteration, or the one before."""
+
+from __future__ import annotations
+
+from typing import Dict, Iterable, List, Optional, Protocol, Tuple
+
+import nnabla as nn
+
+from ..core.statistics import ArrayStatistics
+from ..functions.kernels.interface import Kernels
+from .arrays import as_float32, stored_dtype
+from .scratch import ScratchPool
+from .storage import Storage
+
+# What is known of an array before anything is: it asks for no scale and limits none.
+NOTHING_KNOWN = ArrayStatistics(0, 0.0, 0.0, 0.0, 0.0, 0, 0)
+
+
+class StatisticsSource(Protocol):
+    """Statistics of gradients and weights, by variable key."""
+
+    def gradient(self, variable: nn.Variable, key: int, scale: float) -> ArrayStatistics:
+        """Return the statistics of a gradient as it is now, carrying ``scale``."""
+
+    def data(self, variable: nn.Variable, key: int) -> ArrayStatistics:
+        """Return the statistics of a weight or activation."""
+
+    def finish(self) -> List[int]:
+        """End an iteration; return the keys of the gradients that were seen not to be finite."""
+
+
+class ImmediateStatistics:
+    """Statistics of the arrays as they are, read when asked for. On a GPU each read waits for the device.
+
+    Args:
+        kernels: The kernels that read arrays.
+        pool: Where float32 copies of other dtypes go.
+        storage: A storage that has seen the arrays already, or None.
+    """
+
+    def __init__(self, kernels: Kernels, pool: ScratchPool, storage: Optional[Storage]) -> None:
+        self._kernels = kernels
+        self._pool = pool
+        self._storage = storage
+        self._nonfinite: Dict[int, None] = {}
+
+    def gradient(self, variable: nn.Variable, key: int, scale: float) -> ArrayStatistics:
+        """Return the statistics of a gradient as it is now; ``scale`` is not needed for that."""
+        found = self._storage.gradient_statistics(key) if self._storage is not None else None
+        if found is None:
+            array = variable.grad
+            if stored_dtype(array) is None:
+                return ArrayStatistics(array.size, 0.0, 0.0, 0.0, 0.0, array.size, 0)
+            found = self._kernels.statistics(array)
+        if found.nonfinite:
+            self._nonfinite.setdefault(key)
+        return found
+
+    def data(self, variable: nn.Variable, key: int) -> ArrayStatistics:
+        """Return the statistics of a weight or activation."""
+        found = self._storage.data_statistics(key) if self._storage is not None else None
+        if found is not None:
+            return found
+        array = as_float32(variable.data, self._pool.get(variable.shape, "float32"))
+        return self._kernels.statistics(array)
+
+    def finish(self) -> List[int]:
+        """Return the keys of the gradients that were not finite, in the order they were seen."""
+        found = list(self._nonfinite)
+        self._nonfinite.clear()
+        return found
+
+
+class DelayedStatistics:
+    """Statistics of the iteration before, kept unscaled so that they hold when scales change.
+
+    What is asked for is measured for the next iteration. Nothing is known in the first one, so that it
+    scales nothing. A gradient that was not finite leaves what was known before.
+
+    Args:
+        now: Measures arrays.
+    """
+
+    def __init__(self, now: ImmediateStatistics) -> None:
+        self._now = now
+        self._gradients: Dict[int, ArrayStatistics] = {}
+        self._data: Dict[int, ArrayStatistics] = {}
+        self._measured: Dict[int, ArrayStatistics] = {}
+        self._measured_data: Dict[int, ArrayStatistics] = {}
+
+    def gradient(self, variable: nn.Variable, key: int, scale: float) -> ArrayStatistics:
+        """Return what the gradient of the iteration before would be with ``scale``."""
+        self._measured[key] = self._now.gradient(variable, key, scale).scaled(1.0 / scale)
+        return self._gradients.get(key, NOTHING_KNOWN).scaled(scale)
+
+    def data(self, variable: nn.Variable, key: int) -> ArrayStatistics:
+        """Return the statistics of the weight of the iteration before."""
+        self._measured_data[key] = self._now.data(variable, key)
+        return self._data.get(key, NOTHING_KNOWN)
+
+    def finish(self) -> List[int]:
+        """Make what was measured known; return the keys of the gradients that were not finite."""
+        for known, measured in ((self._gradients, self._measured), (self._data, self._measured_data)):
+            known.update((key, value) for key, value in measured.items() if not value.nonfinite)
+            measured.clear()
+        return self._now.finish()
+
+    def known(self, keys: Iterable[int]) -> List[Tuple[Optional[ArrayStatistics], Optional[ArrayStatistics]]]:
+        """Return what is known of the gradients and data of ``keys``, in their order."""
+        return [(self._gradients.get(key), self._data.get(key)) for key in keys]
+
+    def learn(
+        self,
+        keys: Iterable[int],
+        known: Iterable[Tuple[Optional[ArrayStatistics], Optional[ArrayStatistics]]],
+    ) -> None:
+        """Replace what is known by what ``known`` returned, here or in another process."""
+        self._gradients.clear()
+        self._data.clear()
+        for key, (gradient, data) in zip(keys, known):
+            if gradient is not None:
+                self._gradients[key] = gradient
+            if data is not None:
+                self._data[key] = data
