@@ -87,7 +87,7 @@ def parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
         description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--quick", action="store_true", help="80 batches instead of 300: to see that it works")
+    add("--quick", action="store_true", help="60 batches instead of 300: to see that it works")
     add("--iterations", type=_positive, metavar="N", help="batches per training (default: 300)")
     add(
         "--growth-interval",
@@ -105,7 +105,7 @@ def parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     add("--jobs", type=_positive, default=min(2, os.cpu_count() or 1), help="processes to use (default: 2)")
     options = parser.parse_args(arguments)
     if options.iterations is None:
-        options.iterations = 80 if options.quick else 300
+        options.iterations = 60 if options.quick else 300
     if options.growth_interval is None:
         options.growth_interval = max(1, options.iterations // 40)
     return options

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times whole training iterations on a CPU, and the engine's own work per function.
+
+Each network is trained in fp32, with nnabla's dynamic loss scaling under emulated fp16 storage, and with
+adaptive loss scaling under the same. The three take turns iteration by iteration, in changing order, and a
+ratio is the median over the rounds of the ratio within a round: what slows the machine down slows all three.
+A first table tells what adaptive scaling adds to dynamic (wanted: at most 1.10 on the conv net, 1.15 on the
+MLP), and what the emulation adds to fp32 (wanted: at most 1.40).
+
+The second table is about a chain of 500 tanh of four elements, where there is next to nothing to compute:
+what is left is what the engine does for each function that gets no scale of its own (wanted: at most 5 µs).
+
+Wall time is what one waits for, and suffers when other processes want the cores; processor time, summed over
+threads, suffers less. On an idle machine the two columns tell the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import OrderedDict
+from statistics import median
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import numpy as np
+
+from nnabla_adaloss import (
+    AdaLossConfig,
+    AdaptiveLossScaling,
+    AdaptiveLossScalingUpdater,
+    DynamicLossScalingUpdater,
+    FormatEmulation,
+)
+
+Action = Callable[[], Any]
+
+
+class Times(NamedTuple):
+    """What one run of an action took, in seconds."""
+
+    wall: float
+    cpu: float
+
+
+class Case(NamedTuple):
+    """A network to train: its name, the shape of a batch, and what makes the logits."""
+
+    title: str
+    shape: Sequence[int]
+    build: Callable[[nn.Variable], nn.Variable]
+
+
+def lenet(x: nn.Variable) -> nn.Variable:
+    h = F.relu(F.max_pooling(PF.convolution(x, 16, (5, 5), name="conv1"), (2, 2)))
+    h = F.relu(F.max_pooling(PF.convolution(h, 32, (5, 5), name="conv2"), (2, 2)))
+    h = F.relu(PF.affine(h, 120, name="fc1"))
+    return PF.affine(F.relu(PF.affine(h, 84, name="fc2")), 10, name="fc3")
+
+
+def mlp(x: nn.Variable) -> nn.Variable:
+    for index in range(3):
+        x = F.relu(PF.affine(x, 1024, name=f"fc{index}"))
+    return PF.affine(x, 10, name="out")
+
+
+def resnet20(x: nn.Variable) -> nn.Variable:
+    """He et al. 2016, section 4.2, with n = 3 and zero-padded shortcuts."""
+
+    def unit(h: nn.Variable, maps: int, stride: int = 1) -> nn.Variable:
+        h = PF.convolution(h, maps, (3, 3), pad=(1, 1), stride=(stride, stride), with_bias=False)
+        return PF.batch_normalization(h)
+
+    with nn.parameter_scope("stem"):
+        h = F.relu(unit(x, 16))
+    for stage, maps in enumerate((16, 32, 64)):
+        for block in range(3):
+            stride = 2 if stage > 0 and block == 0 else 1
+            shortcut = h
+            if stride == 2:
+                shortcut = F.pad(h[:, :, ::2, ::2], (0, maps // 2, 0, 0, 0, 0))
+            with nn.parameter_scope(f"stage{stage}/block{block}/a"):
+                h = F.relu(unit(h, maps, stride))
+            with nn.parameter_scope(f"stage{stage}/block{block}/b"):
+                h = F.relu(unit(h, maps) + shortcut)
+    return PF.affine(F.global_average_pooling(h), 10, name="fc")
+
+
+CASES = {
+    "lenet": Case("LeNet-style conv net, 28x28, batch 128", (128, 1, 28, 28), lenet),
+    "mlp": Case("MLP 3x1024, batch 128", (128, 784), mlp),
+    "resnet20": Case("CIFAR ResNet-20, 32x32, batch 32", (32, 3, 32, 32), resnet20),
+}
+
+
+def trainer(case: Case, method: str) -> Action:
+    """Return what trains a network of its own on one batch."""
+    random = np.random.default_rng(0)
+    nn.seed(0)
+    with nn.parameter_scope("", OrderedDict()):
+        x = nn.Variable.from_numpy_array(random.standard_normal(case.shape).astype(np.float32))
+        t = nn.Variable.from_numpy_array(random.integers(0, 10, (case.shape[0], 1)))
+        loss = F.mean(F.softmax_cross_entropy(case.build(x), t))
+        solver = S.Momentum(1e-3)
+        solver.set_parameters(nn.get_parameters())
+        if method == "adaptive":
+            return AdaptiveLossScalingUpdater(solver, FormatEmulation(loss)).update
+        if method == "dynamic":
+            # nnabla's default feeder takes an argument that its update() does not pass.
+            return DynamicLossScalingUpdater(solver, FormatEmulation(loss), lambda: None).update  # type: ignore[no-any-return]
+
+    def plain() -> None:
+        solver.zero_grad()
+        loss.forward(clear_no_need_grad=True)
+        loss.backward(clear_buffer=True)
+        solver.update()
+
+    return plain
+
+
+def measure(action: Action) -> Times:
+    """Run an action once and return what it took."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    action()
+    return Times(time.perf_counter() - wall, time.process_time() - cpu)
+
+
+def take_turns(actions: Dict[str, Action], rounds: int) -> Dict[str, List[Times]]:
+    """Run actions in turns, each round starting with another one; the first two rounds are not counted."""
+    names = list(actions)
+    taken: Dict[str, List[Times]] = {name: [] for name in names}
+    for number in range(rounds + 2):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            times = measure(actions[name])
+            if number >= 2:
+                taken[name].append(times)
+    return taken
+
+
+def ratio(taken: Dict[str, List[Times]], name: str, to: str, clock: str) -> float:
+    """Return the median over the rounds of how much longer ``name`` took than ``to``."""
+    ratios: List[float] = [getattr(a, clock) / getattr(b, clock) for a, b in zip(taken[name], taken[to])]
+    return median(ratios)
+
+
+def print_training(names: Sequence[str], rounds: int) -> None:
+    print(f"{'':40}{'adaptive / dynamic':>20}{'emulated / fp32':>18}{'fp32':>13}")
+    print(f"{'':40}{'wall':>12}{'cpu':>8}{'wall':>10}{'cpu':>8}{'wall':>13}")
+    for name in names:
+        case = CASES[name]
+        taken = take_turns({m: trainer(case, m) for m in ("fp32", "dynamic", "adaptive")}, rounds)
+        print(
+            f"{case.title:40}"
+            f"{ratio(taken, 'adaptive', 'dynamic', 'wall'):12.3f}"
+            f"{ratio(taken, 'adaptive', 'dynamic', 'cpu'):8.3f}"
+            f"{ratio(taken, 'dynamic', 'fp32', 'wall'):10.3f}"
+            f"{ratio(taken, 'dynamic', 'fp32', 'cpu'):8.3f}"
+            f"{1e3 * median(times.wall for times in taken['fp32']):10.1f} ms",
+            flush=True,
+        )
+
+
+def print_overhead(functions: int, rounds: int) -> None:
+    with nn.parameter_scope("", OrderedDict()):
+        h = nn.parameter.get_parameter_or_create("x", (4,), np.ones(4))
+        for _ in range(functions):
+            h = F.tanh(h)
+        engine = AdaptiveLossScaling(h, AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=1.0))
+    seed = nn.NdArray.from_numpy_array(np.ones(4, np.float32))
+    h.forward()
+
+    def nothing(function: Any) -> None:
+        pass
+
+    actions: Dict[str, Action] = {
+        "native": lambda: h.backward(seed),
+        "empty hooks": lambda: h.backward(seed, function_pre_hook=nothing, function_post_hook=nothing),
+        "engine, no layer to scale": lambda: engine.backward(1.0, grad=seed),
+    }
+    taken = take_turns(actions, rounds)
+    print(f"\n{'backward of ' + str(functions) + ' tanh':40}{'µs per function above native':>38}")
+    print(f"{'':40}{'wall':>30}{'cpu':>8}")
+    for name in actions:
+        if name == "native":
+            continue
+        row = f"{name:40}"
+        for clock, width in (("wall", 30), ("cpu", 8)):
+            pairs = zip(taken[name], taken["native"])
+            above = median(getattr(a, clock) - getattr(b, clock) for a, b in pairs)
+            row += f"{1e6 * above / functions:{width}.2f}"
+        print(row)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("network", nargs="*", help=f"{', '.join(CASES)} or overhead (default: all four)")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds per network, two more for warm-up")
+    options = parser.parse_args()
+    chosen = options.network or [*CASES, "overhead"]
+    unknown = sorted(set(chosen) - {*CASES, "overhead"})
+    if unknown or options.rounds < 1:
+        parser.error(f"unknown network: {', '.join(unknown)}" if unknown else "--rounds must be 1 or more")
+    networks = [name for name in CASES if name in chosen]
+    if networks:
+        print_training(networks, options.rounds)
+    if "overhead" in chosen:
+        print_overhead(500, 20 * options.rounds)
+
+
+if __name__ == "__main__":
+    main()
