@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Mapping, NamedTuple, Optional
 
 from numpy.typing import NDArray
 
 from .bounds import overflow_limit
 from .config import AdaLossConfig
+from .layer_limits import LayerLimit, LayerLimits
 from .layer_record import LayerRecord
 from .loss_scale import applied_scale, checked_scale
 from .methods import resolve_method
@@ -24,23 +25,23 @@ from .observation import LayerObserver
 from .statistics import ArrayStatistics
 
 
-class _LayerState:
+class LayerState(NamedTuple):
     """What is remembered of a layer between iterations.
 
     Attributes:
-        computed_at: iteration in which the method was last asked.
+        computed_at: iteration in which the method was last asked; -1 before the first.
         unbounded: what it gave.
         accumulated_limit: overflow limit of S * alpha; unlike that of alpha, it outlives a change of S.
         alpha: the scale that was last applied.
     """
 
-    __slots__ = ("accumulated_limit", "alpha", "computed_at", "unbounded")
+    computed_at: int = -1
+    unbounded: float = 1.0
+    accumulated_limit: float = math.inf
+    alpha: float = 1.0
 
-    def __init__(self) -> None:
-        self.computed_at = -math.inf
-        self.unbounded = 1.0
-        self.accumulated_limit = math.inf
-        self.alpha = 1.0
+
+_NEW_LAYER = LayerState()
 
 
 class AdaLoss(ABC):
@@ -70,8 +71,9 @@ class AdaLoss(ABC):
         self._function, self._takes_statistics = resolve_method(self.config.loss_scale_method)
         self._adaptive = self.config.loss_scale_method != "fixed"
         self._u_max = self.config.range[1]
-        self._layers: Dict[str, _LayerState] = {}
+        self._layers: Dict[str, LayerState] = {}
         self._observer = LayerObserver(self.config)
+        self.limits = LayerLimits()
 
     @abstractmethod
     def statistics(self, array: Any) -> ArrayStatistics:
@@ -108,6 +110,7 @@ class AdaLoss(ABC):
         iteration: int,
         g_statistics: Optional[ArrayStatistics] = None,
         weight_statistics: Optional[ArrayStatistics] = None,
+        lift: float = 1.0,
     ) -> float:
         """The scale to multiply a layer's input gradient by.
 
@@ -125,6 +128,8 @@ class AdaLoss(ABC):
             iteration: number of the iteration; calls with the same number use the same scale of the method.
             g_statistics: statistics of `g`, if known.
             weight_statistics: statistics of `W`, if known.
+            lift: the part of `previous_scale` that makes up for a small loss; `accum_upper_bound` does not
+                count it.
 
         Returns:
             A positive finite float, a power of two if `config.power_of_two`; 1 when `g` or `W` holds an
@@ -134,11 +139,9 @@ class AdaLoss(ABC):
             ValueError: a method of the user's own returned a scale that is not positive and finite.
         """
         config = self.config
-        state = self._layers.get(layer)
-        if state is None:
-            state = self._layers[layer] = _LayerState()
-        age = iteration - state.computed_at
-        outdated = not 0 <= age < config.update_per_n_iteration
+        computed_at, kept, accumulated_limit, _ = self._layers.get(layer, _NEW_LAYER)
+        age = iteration - computed_at
+        outdated = computed_at < 0 or not 0 <= age < config.update_per_n_iteration
         if outdated and self._adaptive:
             if g_statistics is None:
                 g_statistics = self.statistics(g)
@@ -152,21 +155,21 @@ class AdaLoss(ABC):
         else:
             if outdated:
                 if self._takes_statistics:
-                    state.unbounded = self._function(
-                        g_statistics, weight_statistics, config=config, fan_in=fan_in
-                    )
+                    kept = self._function(g_statistics, weight_statistics, config=config, fan_in=fan_in)
                 else:
-                    state.unbounded = self._from_arrays(g, W, fan_in)
-                state.computed_at = iteration
+                    kept = self._from_arrays(g, W, fan_in)
+                computed_at = iteration
             if g_statistics is not None and (W is None) == (weight_statistics is None):
                 terms = fan_in if fan_in_bound is None else fan_in_bound
-                state.accumulated_limit = previous_scale * overflow_limit(
+                accumulated_limit = previous_scale * overflow_limit(
                     g_statistics, weight_statistics, terms, self._u_max
                 )
-            unbounded = state.unbounded
-            limit = state.accumulated_limit / previous_scale
-            alpha = applied_scale(unbounded, limit, config, previous_scale)
-        state.alpha = alpha
+            unbounded = kept
+            limit = accumulated_limit / previous_scale
+            if self.limits:
+                limit = min(limit, self.limits[layer])
+            alpha = applied_scale(unbounded, limit, config, previous_scale / lift)
+        self._layers[layer] = LayerState(computed_at, kept, accumulated_limit, alpha)
         if self._observer.needed:
             self._observer(
                 LayerRecord(
@@ -182,6 +185,28 @@ class AdaLoss(ABC):
                 )
             )
         return alpha
+
+    def state_dict(self) -> Dict[str, Dict[str, Any]]:
+        """Everything that decides the next scales, as plain lists by layer name."""
+        return {
+            "layers": {name: list(state) for name, state in self._layers.items()},
+            "limits": {name: list(limit) for name, limit in self.limits.as_mapping().items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take over what `state_dict` returned; nothing changes when it raises.
+
+        Raises:
+            KeyError, TypeError, ValueError: `state` is none that `state_dict` returned.
+        """
+        layers = {str(name): LayerState(*values) for name, values in state["layers"].items()}
+        limits = {str(name): LayerLimit(*values) for name, values in state["limits"].items()}
+        self._layers = layers
+        self.limits.replace(limits)
+
+    def forget(self) -> None:
+        """Drop what was computed from gradients and weights, as after loading other weights."""
+        self._layers.clear()
 
     def _from_arrays(self, g: Any, W: Optional[Any], fan_in: float) -> float:
         weight = None if W is None else self.to_numpy(W)

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence
+from itertools import zip_longest
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import nnabla as nn
 
 from ..core.config import AdaLossConfig
+from ..core.layer_limits import LayerLimits
 from ..errors import GraphChangedError
 from ..functions.kernels import select_kernels
 from .backward_pass import BackwardPass, PassContext
+from .blame import layer_to_blame
 from .hooks import Hook, root_cause
 from .loss_like import LossLike, Seed, check_scale, run_backward, seed_gradient, variable_of
 from .nnabla_ada_loss import NNablaAdaLoss
@@ -107,6 +110,63 @@ class AdaptiveLossScaling:
         """Layers where the last backward met infinities or NaNs, first in backward order first."""
         return self._last.found_inf if self._last else []
 
+    def back_off_layer(self) -> Optional[str]:
+        """Halve the scale of the layer that made the last backward overflow.
+
+        Returns:
+            The layer's name; None when no layer's own scale is to blame, but the global one.
+        """
+        if self._last is None or not self._last.found_inf:
+            return None
+        layer = layer_to_blame(self._plan, self._last.found_inf[0], self._last.layer_scales)
+        if layer is not None:
+            self.limits.back_off(layer, self._last.layer_scales[layer])
+        return layer
+
+    @property
+    def limits(self) -> LayerLimits:
+        """Limits of single layers' scales, lowered by overflows."""
+        return self._ada_loss.limits
+
+    def forget(self) -> None:
+        """Drop what was learned of gradients and weights: call it after loading other weights."""
+        self._ada_loss.forget()
+        self._statistics = self._make_statistics()
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Everything that decides the next scales, as plain numbers, strings, lists and dicts."""
+        return {
+            "iteration": self.iteration,
+            "network": self._fingerprint(),
+            "delayed": self._statistics.state(self._plan.variable_keys),
+            **self._ada_loss.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned; nothing changes when it raises.
+
+        Raises:
+            ValueError: The state is of another network, or damaged.
+        """
+        try:
+            iteration, network = int(state["iteration"]), list(state["network"])
+            ours = self._fingerprint()
+            if network != ours:
+                theirs, mine = next((a, b) for a, b in zip_longest(network, ours) if a != b)
+                raise ValueError(f"state is of another network: it has {theirs} where this one has {mine}")
+            statistics = self._make_statistics()
+            statistics.load_state(self._plan.variable_keys, state["delayed"])
+            self._ada_loss.load_state_dict(state)
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ValueError(f"state is damaged, or none of an AdaptiveLossScaling: {error!r}") from error
+        self.iteration, self._statistics = iteration, statistics
+
+    def _fingerprint(self) -> List[str]:
+        return [
+            f"{node.type_name} {node.label} {'x'.join(map(str, node.outputs[0].shape))}"
+            for node in self._plan.nodes.values()
+        ]
+
     def scale_of(self, variable: nn.Variable) -> float:
         """Return the scale S that the gradient of ``variable`` carried in the last backward.
 
@@ -142,6 +202,7 @@ class AdaptiveLossScaling:
         function_post_hook: Optional[Hook] = None,
         *,
         grad: Optional[Seed] = None,
+        iteration: Optional[int] = None,
     ) -> None:
         """Run backward; every parameter gradient comes out unscaled, in fp32.
 
@@ -152,6 +213,8 @@ class AdaptiveLossScaling:
             function_pre_hook: Called before each function's backward, after the engine's own hook.
             function_post_hook: Called after each function's backward, after the engine's own hook.
             grad: Seed gradient of the loss's shape; None for one.
+            iteration: Number of the iteration; backward passes of one iteration (accumulation, retries) share
+                a number, and methods are asked once. None counts each call.
 
         Raises:
             ValueError: ``scale`` is not positive and finite, or a loss of several elements came without
@@ -165,7 +228,15 @@ class AdaptiveLossScaling:
         context = PassContext(
             self._plan, self._ada_loss, self._kernels, self._pool, self._statistics, self._storage
         )
-        running = BackwardPass(context, start_scale, self.iteration, function_pre_hook, function_post_hook)
+        running = BackwardPass(
+            context,
+            start_scale,
+            self.iteration if iteration is None else iteration,
+            function_pre_hook,
+            function_post_hook,
+            # A communicator takes gradients as each function leaves them.
+            deferred=self.delay == 1 and communicator_callbacks is None,
+        )
         try:
             run_backward(
                 self._loss,
@@ -187,7 +258,7 @@ class AdaptiveLossScaling:
         running.finish()
         self._unscale_visible(running, clear_buffer)
         self._last = running
-        self.iteration += 1
+        self.iteration = running.iteration + 1
 
     def _unscale_visible(self, running: BackwardPass, clear_buffer: bool) -> None:
         plan = self._plan

@@ -16,6 +16,8 @@ import nnabla as nn
 from ..core.ada_loss import AdaLoss
 from ..core.branches import common_scale
 from ..core.loss_section import loss_section_factor
+from ..core.power_of_two import floor_power_of_two
+from ..core.statistics import ArrayStatistics
 from ..errors import GraphChangedError
 from ..functions.kernels.interface import Kernels
 from .arrays import as_float32, stored_dtype
@@ -63,6 +65,8 @@ class BackwardPass:
         self.plan, self.ada_loss, self.kernels, self.pool, self.statistics, self.storage = context
         self.nodes = self.plan.nodes
         self.u_max = self.ada_loss.config.range[1]
+        # A constant that cannot overflow by itself needs no look at any array.
+        self._measures = self.ada_loss.adaptive or self.ada_loss.config.fixed_loss_scale > 1.0
         self.start_scale = start_scale
         self.iteration = iteration
         self.user_pre = user_pre
@@ -241,31 +245,41 @@ class BackwardPass:
         return target
 
     def _alpha(self, node: Node, scaling: Scaling, scale: float) -> float:
-        output = node.outputs[0].grad
-        g = self.statistics.gradient(node.outputs[0], node.output_keys[0], scale)
-        w = self.statistics.data(scaling.factor, scaling.factor_key)
+        g, w = self._operands(node, scaling, scale) if self._measures else (None, None)
         slot = scaling.slot
         alpha = self.ada_loss.loss_scale(
             scaling.layer,
-            output,
+            node.outputs[0].grad,
             scaling.factor.data,
             fan_in=slot.fan_in,
             fan_in_bound=slot.fan_in_bound,
-            previous_scale=scale / self.lift,
+            previous_scale=scale,
+            lift=self.lift,
             iteration=self.iteration,
             g_statistics=g,
             weight_statistics=w,
         )
+        if w is not None and alpha > 1.0 and alpha * w.abs_max > self.u_max:
+            # The scaled weight is stored in the same format.
+            alpha = max(floor_power_of_two(self.u_max / w.abs_max), 1.0)
         # A leaf's gradient is kept unscaled, in an array of its own: there is nothing to meet.
         stored = None if scaling.target.parent is None else self.scales.get(scaling.target_key)
         if stored is None or stored == scale * alpha:
             return alpha
+        if g is None or w is None:
+            g, w = self._operands(node, scaling, scale)
         # The largest the contribution can be, and the largest the scaled weight is.
         largest = max(slot.fan_in_bound * g.abs_max, 1.0) * w.abs_max * alpha
         earlier = (stored, self._abs_max(scaling.target, scaling.target_key))
         target = common_scale([(scale * alpha, largest), earlier], u_max=self.u_max)
         self._bring_to(scaling.target, scaling.target_key, target)
         return target / scale
+
+    def _operands(
+        self, node: Node, scaling: Scaling, scale: float
+    ) -> Tuple[ArrayStatistics, ArrayStatistics]:
+        g = self.statistics.gradient(node.outputs[0], node.output_keys[0], scale)
+        return g, self.statistics.data(scaling.factor, scaling.factor_key)
 
     def _swap_factor(self, scaling: Scaling, alpha: float, index: int) -> None:
         factor = scaling.factor

@@ -115,7 +115,6 @@ class LeafGradients:
             bad = [e.label for e in written if self._kernels.statistics(e.master).nonfinite]
             self.found_inf += bad or [written[0].label]
 
-
     def _task(self, entry: _Written) -> GradientToUnscale:
         source, in_place = entry.target, entry.target is entry.master
         if in_place and stored_dtype(source) == FLOAT16:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Optional, Protocol, Tuple
+from typing import Any, Dict, List, Optional, Protocol, Sequence
 
 import nnabla as nn
 
@@ -28,6 +28,12 @@ class StatisticsSource(Protocol):
 
     def finish(self) -> List[int]:
         """End an iteration; return the keys of the gradients that were seen not to be finite."""
+
+    def state(self, keys: Sequence[int]) -> List[Any]:
+        """Return what is remembered of the variables ``keys``, as plain lists."""
+
+    def load_state(self, keys: Sequence[int], state: Sequence[Any]) -> None:
+        """Remember what ``state`` returned, here or in another process."""
 
 
 class ImmediateStatistics:
@@ -71,6 +77,13 @@ class ImmediateStatistics:
         self._nonfinite.clear()
         return found
 
+    def state(self, keys: Sequence[int]) -> List[Any]:
+        """Return an empty list: nothing is remembered."""
+        return []
+
+    def load_state(self, keys: Sequence[int], state: Sequence[Any]) -> None:
+        """Do nothing: nothing is remembered."""
+
 
 class DelayedStatistics:
     """Statistics of the iteration before, kept unscaled so that they hold when scales change.
@@ -106,20 +119,17 @@ class DelayedStatistics:
             measured.clear()
         return self._now.finish()
 
-    def known(self, keys: Iterable[int]) -> List[Tuple[Optional[ArrayStatistics], Optional[ArrayStatistics]]]:
-        """Return what is known of the gradients and data of ``keys``, in their order."""
-        return [(self._gradients.get(key), self._data.get(key)) for key in keys]
+    def state(self, keys: Sequence[int]) -> List[Any]:
+        """Return per variable its index in ``keys`` and what is known of its gradient and its data."""
+        found = []
+        for index, key in enumerate(keys):
+            gradient, data = self._gradients.get(key), self._data.get(key)
+            if gradient is not None or data is not None:
+                found.append([index, gradient and list(gradient), data and list(data)])
+        return found
 
-    def learn(
-        self,
-        keys: Iterable[int],
-        known: Iterable[Tuple[Optional[ArrayStatistics], Optional[ArrayStatistics]]],
-    ) -> None:
-        """Replace what is known by what ``known`` returned, here or in another process."""
-        self._gradients.clear()
-        self._data.clear()
-        for key, (gradient, data) in zip(keys, known):
-            if gradient is not None:
-                self._gradients[key] = gradient
-            if data is not None:
-                self._data[key] = data
+    def load_state(self, keys: Sequence[int], state: Sequence[Any]) -> None:
+        """Know what ``state`` returned, here or in another process."""
+        gradients = {keys[index]: ArrayStatistics(*gradient) for index, gradient, _ in state if gradient}
+        data = {keys[index]: ArrayStatistics(*data) for index, _, data in state if data}
+        self._gradients, self._data = gradients, data
