@@ -1,15 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from pathlib import Path
+
 import nnabla as nn
 import pytest
 
-from nnabla_adaloss.functions.kernels import CpuKernels, Kernels, PlainKernels
+from nnabla_adaloss.functions.kernels import CpuKernels, CudaKernels, Kernels, PlainKernels
+from tests.functions.kernels.host_launcher import COMPILER, HostLauncher, compile_for_host
 
 CPU = nn.Context(["cpu:float"], "CpuCachedArray", "0")
-BACKENDS = {"cpu": CpuKernels, "plain": lambda: PlainKernels(CPU)}
 
 
-@pytest.fixture(params=list(BACKENDS), scope="session")
+@pytest.fixture(scope="session")
+def cuda_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The CUDA kernels as a shared library for the CPU."""
+    if COMPILER is None:
+        pytest.skip("g++ is needed to run the CUDA kernels on the CPU")
+    return compile_for_host(tmp_path_factory.mktemp("cuda_on_host"))
+
+
+@pytest.fixture
+def launcher(cuda_library: Path) -> HostLauncher:
+    return HostLauncher(cuda_library)
+
+
+@pytest.fixture(params=["cpu", "plain", "cuda on host"], scope="session")
 def kernels(request: pytest.FixtureRequest) -> Kernels:
-    return BACKENDS[request.param]()
+    """The backends, one after another; none holds state between calls."""
+    if request.param == "cpu":
+        return CpuKernels()
+    if request.param == "plain":
+        return PlainKernels(CPU)
+    return CudaKernels(CPU, HostLauncher(request.getfixturevalue("cuda_library")))

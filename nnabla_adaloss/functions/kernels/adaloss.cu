@@ -1,0 +1,590 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One pass over memory each: statistics, histogram of exponents, scaling, unscaling, rounding to a storage format.
+//
+// Every kernel takes a list of tasks, one per array, and deals its blocks out among them in proportion to size.
+// Numbers are float or half in memory and float in registers. As unsigned integers, their bit patterns without the
+// sign are in the order of their magnitudes: an integer maximum sees infinities and NaNs, fmaxf does not.
+//
+// Reductions are reproducible bit for bit: threads, then warps, then blocks are added in a fixed order, the blocks
+// by whichever of them happens to finish last.
+//
+// The host code reads the structs and constants from this file.
+
+#include <cuda_fp16.h>
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#ifndef THREADS_PER_BLOCK
+#define THREADS_PER_BLOCK 256
+#endif
+
+constexpr u32 THREADS = THREADS_PER_BLOCK;
+constexpr u32 RESIDENT_THREADS = 1536;  // of a multiprocessor: registers are handed out so that it can hold them
+constexpr u32 WARP = 32;
+constexpr u32 WARPS = THREADS / WARP;
+
+constexpr u32 MAX_TASKS = 96;  // they travel as a kernel argument, and those may have 4096 bytes
+constexpr u32 EXPONENT_BINS = 256;
+
+constexpr u32 SOURCE_IS_HALF = 1;  // flags of a task
+constexpr u32 ACCUMULATE = 2;
+
+struct Task {
+    u64 source;
+    u64 target;
+    u64 size;
+    u32 row;          // where its results go
+    u32 first_block;  // its blocks are those from here to the next task's first
+    float factor;
+    u32 flags;
+};
+
+struct Tasks {
+    Task task[MAX_TASKS];
+    u32 count;
+};
+
+struct Row {
+    u64 count;
+    double sum;
+    double sum_of_squares;
+    u64 zeros;
+    u64 nonfinite;
+    u64 underflowed;
+    u64 overflowed;
+    u32 largest;           // bit pattern of the largest finite magnitude
+    u32 negated_smallest;  // 0 - that of the smallest non-zero one: a maximum that zeros drop out of
+};
+
+struct Format {
+    u32 mantissa_bits;
+    float smallest_normal;
+    float max;
+    u32 has_infinity;
+};
+
+constexpr u32 SIGN = 0x80000000u;
+constexpr u32 MAGNITUDE = 0x7fffffffu;
+constexpr u32 EXPONENT = 0x7f800000u;  // also the bit pattern of infinity
+constexpr u32 QUIET_NAN = 0x7fc00000u;
+
+// Squares of numbers between these neither overflow nor underflow, nor do sums of a few of them.
+constexpr u32 SAFE_TO_SQUARE_FROM = (127 - 50) << 23;
+constexpr u32 SAFE_TO_SQUARE_TO = (127 + 50) << 23;
+
+// ---- memory: N elements at an index that is a multiple of N, as floats. 16 bytes at a time when N > 1.
+
+__device__ inline void load(const float* source, float (&values)[1]) { values[0] = *source; }
+
+__device__ inline void load(const __half* source, float (&values)[1]) { values[0] = __half2float(*source); }
+
+template <int N>
+__device__ inline void load(const float* source, float (&values)[N]) {
+    for (int i = 0; i < N; i += 4) {
+        const float4 four = *reinterpret_cast<const float4*>(source + i);
+        values[i] = four.x;
+        values[i + 1] = four.y;
+        values[i + 2] = four.z;
+        values[i + 3] = four.w;
+    }
+}
+
+template <int N>
+__device__ inline void load(const __half* source, float (&values)[N]) {
+    static_assert(N == 8, "16 bytes");
+    const uint4 eight = *reinterpret_cast<const uint4*>(source);
+    const u32 pairs[4] = {eight.x, eight.y, eight.z, eight.w};
+    for (int i = 0; i < 4; ++i) {
+        values[2 * i] = __half2float(__ushort_as_half(static_cast<unsigned short>(pairs[i] & 0xffffu)));
+        values[2 * i + 1] = __half2float(__ushort_as_half(static_cast<unsigned short>(pairs[i] >> 16)));
+    }
+}
+
+__device__ inline void store(float* target, const float (&values)[1]) { *target = values[0]; }
+
+__device__ inline void store(__half* target, const float (&values)[1]) { *target = __float2half_rn(values[0]); }
+
+template <int N>
+__device__ inline void store(float* target, const float (&values)[N]) {
+    for (int i = 0; i < N; i += 4) {
+        *reinterpret_cast<float4*>(target + i) =
+            make_float4(values[i], values[i + 1], values[i + 2], values[i + 3]);
+    }
+}
+
+template <int N>
+__device__ inline void store(__half* target, const float (&values)[N]) {
+    static_assert(N == 8, "16 bytes");
+    u32 pairs[4];
+    for (int i = 0; i < 4; ++i) {
+        const u32 low = __half_as_ushort(__float2half_rn(values[2 * i]));
+        const u32 high = __half_as_ushort(__float2half_rn(values[2 * i + 1]));
+        pairs[i] = low | high << 16;
+    }
+    *reinterpret_cast<uint4*>(target) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+}
+
+template <typename T>
+struct Pack;
+template <>
+struct Pack<float> {
+    static constexpr int WIDTH = 4;
+};
+template <>
+struct Pack<__half> {
+    static constexpr int WIDTH = 8;
+};
+
+template <int N>
+struct Values {
+    float of[N];
+};
+
+template <int N, typename T>
+__device__ inline Values<N> loaded(const T* source) {
+    Values<N> values;
+    load(source, values.of);
+    return values;
+}
+
+// ---- which thread does what
+
+// The part of a task that one block works on: every `blocks`-th stretch of THREADS packs.
+struct Share {
+    u32 block;
+    u32 blocks;
+};
+
+__device__ inline u32 task_of_block(const Tasks& tasks) {
+    u32 low = 0, high = tasks.count;  // the last task whose first block is not beyond this one
+    while (high - low > 1) {
+        const u32 middle = (low + high) / 2;
+        if (tasks.task[middle].first_block <= blockIdx.x) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+__device__ inline Share share_of_block(const Tasks& tasks, u32 index) {
+    const u32 first = tasks.task[index].first_block;
+    const u32 end = index + 1 < tasks.count ? tasks.task[index + 1].first_block : gridDim.x;
+    return Share{blockIdx.x - first, end - first};
+}
+
+// For packs of N = WIDTH elements at i calls `body.use(i, body.fetch<N>(i))`, and the same with N = 1 for what is
+// left over at the end, or for every element when an address is not a multiple of 16. Two packs are fetched before
+// the first is used, to have more reads under way. Indices are 64 bits wide: arrays may have 2^31 elements.
+template <int WIDTH, typename Body>
+__device__ inline void for_each_element(const Task& task, const Share& share, Body& body) {
+    const bool aligned = ((task.source | task.target) & 15) == 0;
+    const u64 first = static_cast<u64>(share.block) * THREADS + threadIdx.x;
+    const u64 stride = static_cast<u64>(share.blocks) * THREADS;
+    const u64 packs = aligned ? task.size / WIDTH : 0;
+    u64 pack = first;
+    for (; pack + stride < packs; pack += 2 * stride) {
+        const auto one = body.template fetch<WIDTH>(pack * WIDTH);
+        const auto other = body.template fetch<WIDTH>((pack + stride) * WIDTH);
+        body.use(pack * WIDTH, one);
+        body.use((pack + stride) * WIDTH, other);
+    }
+    if (pack < packs) {
+        body.use(pack * WIDTH, body.template fetch<WIDTH>(pack * WIDTH));
+    }
+    for (u64 i = packs * WIDTH + first; i < task.size; i += stride) {
+        body.use(i, body.template fetch<1>(i));
+    }
+}
+
+// ---- statistics
+
+__device__ inline u32 magnitude_of(float value) { return __float_as_uint(value) & MAGNITUDE; }
+
+__device__ inline bool can_square(u32 largest) {
+    return largest == 0 || (largest >= SAFE_TO_SQUARE_FROM && largest <= SAFE_TO_SQUARE_TO);
+}
+
+__device__ inline void add_row(Row& row, const Row& other) {
+    row.sum += other.sum;
+    row.sum_of_squares += other.sum_of_squares;
+    row.zeros += other.zeros;
+    row.nonfinite += other.nonfinite;
+    row.underflowed += other.underflowed;
+    row.overflowed += other.overflowed;
+    row.largest = max(row.largest, other.largest);
+    row.negated_smallest = max(row.negated_smallest, other.negated_smallest);
+}
+
+// What one thread has seen: a row in fewer registers.
+struct Tally {
+    double sum;
+    double sum_of_squares;
+    u32 zeros;
+    u32 nonfinite;
+    u32 underflowed;
+    u32 overflowed;
+    u32 largest;
+    u32 negated_smallest;
+};
+
+__device__ inline Row row_of(const Tally& tally) {
+    return Row{0, tally.sum, tally.sum_of_squares, tally.zeros, tally.nonfinite, tally.underflowed, tally.overflowed,
+               tally.largest, tally.negated_smallest};
+}
+
+// Adds a few numbers up in float, and the sum to the tally in double: on most devices doubles are slow.
+template <int N>
+__device__ inline void add_values(Tally& tally, const float (&values)[N]) {
+    float sum = 0.0f, squares = 0.0f;
+    u32 largest = 0, negated_smallest = 0;
+    for (int i = 0; i < N; ++i) {
+        const u32 magnitude = magnitude_of(values[i]);
+        largest = max(largest, magnitude);
+        negated_smallest = max(negated_smallest, 0u - magnitude);
+        tally.zeros += magnitude == 0;
+        sum += values[i];
+        squares += values[i] * values[i];
+    }
+    if (can_square(largest)) {
+        tally.sum += sum;
+        tally.sum_of_squares += squares;
+        tally.largest = max(tally.largest, largest);
+        tally.negated_smallest = max(tally.negated_smallest, negated_smallest);
+        return;
+    }
+    for (int i = 0; i < N; ++i) {
+        const u32 magnitude = magnitude_of(values[i]);
+        if (magnitude >= EXPONENT) {
+            tally.nonfinite += 1;
+        } else {
+            const double value = values[i];
+            tally.sum += value;
+            tally.sum_of_squares += value * value;
+            tally.largest = max(tally.largest, magnitude);
+            tally.negated_smallest = max(tally.negated_smallest, 0u - magnitude);
+        }
+    }
+}
+
+template <typename Value>
+__device__ inline Value from_lane_above(Value value, u32 distance) {
+    return __shfl_down_sync(0xffffffffu, value, distance);
+}
+
+// The sum of the rows of all threads of the block, in thread 0.
+__device__ inline Row add_up_block(Row row) {
+    __shared__ Row of_warp[WARPS];
+    for (u32 distance = WARP / 2; distance > 0; distance /= 2) {
+        Row other;
+        other.sum = from_lane_above(row.sum, distance);
+        other.sum_of_squares = from_lane_above(row.sum_of_squares, distance);
+        other.zeros = from_lane_above(row.zeros, distance);
+        other.nonfinite = from_lane_above(row.nonfinite, distance);
+        other.underflowed = from_lane_above(row.underflowed, distance);
+        other.overflowed = from_lane_above(row.overflowed, distance);
+        other.largest = from_lane_above(row.largest, distance);
+        other.negated_smallest = from_lane_above(row.negated_smallest, distance);
+        add_row(row, other);
+    }
+    __syncthreads();  // of_warp may still be read from a previous call
+    if (threadIdx.x % WARP == 0) {
+        of_warp[threadIdx.x / WARP] = row;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (u32 warp = 1; warp < WARPS; ++warp) {
+            add_row(row, of_warp[warp]);
+        }
+    }
+    return row;
+}
+
+// Writes the sum of what all threads of all blocks of a task have seen to its row. Blocks hand over through `partial`,
+// a row per block; `finished` counts those that have, and is left at zero.
+__device__ inline void add_up_task(const Tally& tally, const Task& task, const Share& share, Row* rows, Row* partial,
+                                   u32* finished) {
+    __shared__ bool is_last;
+    Row row = add_up_block(row_of(tally));
+    if (share.blocks > 1) {
+        if (threadIdx.x == 0) {
+            partial[share.block] = row;
+            __threadfence();
+            is_last = atomicAdd(finished, 1u) == share.blocks - 1;
+        }
+        __syncthreads();
+        if (!is_last) {
+            return;
+        }
+        __threadfence();
+        row = Row();
+        for (u32 block = threadIdx.x; block < share.blocks; block += THREADS) {
+            add_row(row, partial[block]);
+        }
+        row = add_up_block(row);
+    }
+    if (threadIdx.x == 0) {
+        row.count = task.size;
+        rows[task.row] = row;
+        *finished = 0;
+    }
+}
+
+template <typename T>
+struct Measure {
+    const T* source;
+    Tally tally;
+
+    template <int N>
+    __device__ inline Values<N> fetch(u64 i) const {
+        return loaded<N>(source + i);
+    }
+
+    template <int N>
+    __device__ inline void use(u64, const Values<N>& values) {
+        add_values(tally, values.of);
+    }
+};
+
+template <typename T>
+__device__ inline Tally measured(const Task& task, const Share& share) {
+    Measure<T> body = {reinterpret_cast<const T*>(task.source), Tally()};
+    for_each_element<Pack<T>::WIDTH>(task, share, body);
+    return body.tally;
+}
+
+// Statistics of every source, in rows[task.row].
+extern "C" __global__ __launch_bounds__(THREADS, RESIDENT_THREADS / THREADS) void statistics(const Tasks tasks, Row* rows, Row* partial, u32* finished) {
+    const u32 index = task_of_block(tasks);
+    const Task& task = tasks.task[index];
+    const Share share = share_of_block(tasks, index);
+    const Tally tally = task.flags & SOURCE_IS_HALF ? measured<__half>(task, share) : measured<float>(task, share);
+    add_up_task(tally, task, share, rows, partial + task.first_block, finished + index);
+}
+
+template <typename T>
+struct MeasureAndCount {
+    Measure<T> measure;
+    u32* counts;
+
+    template <int N>
+    __device__ inline Values<N> fetch(u64 i) const {
+        return measure.template fetch<N>(i);
+    }
+
+    template <int N>
+    __device__ inline void use(u64 i, const Values<N>& values) {
+        measure.use(i, values);
+        for (int k = 0; k < N; ++k) {
+            atomicAdd(counts + (magnitude_of(values.of[k]) >> 23), 1u);
+        }
+    }
+};
+
+template <typename T>
+__device__ inline Tally measured_and_counted(const Task& task, const Share& share, u32* counts) {
+    MeasureAndCount<T> body = {{reinterpret_cast<const T*>(task.source), Tally()}, counts};
+    for_each_element<Pack<T>::WIDTH>(task, share, body);
+    return body.measure.tally;
+}
+
+// As statistics, and adds the number of elements with each exponent to counts[task.row * EXPONENT_BINS...]. A warp
+// counts in a table of its own: the exponents of a gradient are few, so warps would wait for each other.
+extern "C" __global__ __launch_bounds__(THREADS, RESIDENT_THREADS / THREADS) void exponent_histogram(const Tasks tasks, Row* rows, Row* partial, u32* finished, u64* counts) {
+    __shared__ u32 of_warp[WARPS][EXPONENT_BINS];
+    for (u32 i = threadIdx.x; i < WARPS * EXPONENT_BINS; i += THREADS) {
+        of_warp[i / EXPONENT_BINS][i % EXPONENT_BINS] = 0;
+    }
+    __syncthreads();
+    const u32 index = task_of_block(tasks);
+    const Task& task = tasks.task[index];
+    const Share share = share_of_block(tasks, index);
+    u32* mine = of_warp[threadIdx.x / WARP];
+    const Tally tally = task.flags & SOURCE_IS_HALF ? measured_and_counted<__half>(task, share, mine)
+                                                : measured_and_counted<float>(task, share, mine);
+    __syncthreads();
+    for (u32 bin = threadIdx.x; bin < EXPONENT_BINS; bin += THREADS) {
+        u64 count = 0;
+        for (u32 warp = 0; warp < WARPS; ++warp) {
+            count += of_warp[warp][bin];
+        }
+        if (count > 0) {
+            atomicAdd(counts + static_cast<u64>(task.row) * EXPONENT_BINS + bin, count);
+        }
+    }
+    add_up_task(tally, task, share, rows, partial + task.first_block, finished + index);
+}
+
+// ---- scaling. Products are rounded on their own: a fused multiply-add would not give what other devices compute.
+
+template <typename T>
+struct Scale {
+    const T* source;
+    T* target;
+    float factor;
+
+    template <int N>
+    __device__ inline Values<N> fetch(u64 i) const {
+        return loaded<N>(source + i);
+    }
+
+    template <int N>
+    __device__ inline void use(u64 i, Values<N> values) {
+        for (int k = 0; k < N; ++k) {
+            values.of[k] = __fmul_rn(values.of[k], factor);
+        }
+        store(target + i, values.of);
+    }
+};
+
+template <typename T>
+__device__ inline void scale_task(const Task& task, const Share& share) {
+    Scale<T> body = {reinterpret_cast<const T*>(task.source), reinterpret_cast<T*>(task.target), task.factor};
+    for_each_element<Pack<T>::WIDTH>(task, share, body);
+}
+
+// target = factor * source, of the same type; target may be source.
+extern "C" __global__ __launch_bounds__(THREADS, RESIDENT_THREADS / THREADS) void scaled_copy(const Tasks tasks) {
+    const u32 index = task_of_block(tasks);
+    const Task& task = tasks.task[index];
+    const Share share = share_of_block(tasks, index);
+    if (task.flags & SOURCE_IS_HALF) {
+        scale_task<__half>(task, share);
+    } else {
+        scale_task<float>(task, share);
+    }
+}
+
+template <int N>
+struct ValuesAndOld {
+    Values<N> values;
+    Values<N> old;
+};
+
+template <typename T>
+struct Unscale {
+    const T* source;
+    float* master;
+    float factor;
+    bool accumulate;
+    u32 largest;
+
+    template <int N>
+    __device__ inline ValuesAndOld<N> fetch(u64 i) const {
+        ValuesAndOld<N> both;
+        both.values = loaded<N>(source + i);
+        if (accumulate) {
+            both.old = loaded<N>(master + i);
+        }
+        return both;
+    }
+
+    template <int N>
+    __device__ inline void use(u64 i, ValuesAndOld<N> both) {
+        for (int k = 0; k < N; ++k) {
+            float& value = both.values.of[k];
+            value = __fmul_rn(value, factor);
+            if (accumulate) {
+                value = __fadd_rn(both.old.of[k], value);
+            }
+            largest = max(largest, magnitude_of(value));
+        }
+        store(master + i, both.values.of);
+    }
+};
+
+template <typename T>
+__device__ inline u32 unscale_task(const Task& task, const Share& share) {
+    Unscale<T> body = {reinterpret_cast<const T*>(task.source), reinterpret_cast<float*>(task.target), task.factor,
+                       (task.flags & ACCUMULATE) != 0, 0};
+    for_each_element<Pack<T>::WIDTH>(task, share, body);
+    return body.largest;
+}
+
+// target (float) = or += factor * source; found_inf becomes 1 if a result is not finite. target may be source.
+extern "C" __global__ __launch_bounds__(THREADS, RESIDENT_THREADS / THREADS) void unscale_add(const Tasks tasks, u32* found_inf) {
+    const u32 index = task_of_block(tasks);
+    const Task& task = tasks.task[index];
+    const Share share = share_of_block(tasks, index);
+    const u32 largest =
+        task.flags & SOURCE_IS_HALF ? unscale_task<__half>(task, share) : unscale_task<float>(task, share);
+    if (largest >= EXPONENT) {
+        atomicMax(found_inf, 1u);
+    }
+}
+
+// ---- rounding to a storage format
+
+struct Rounding {
+    u32 dropped;          // mantissa bits that the format lacks, 1 or more
+    u32 smallest_normal;  // bit patterns
+    u32 largest_kept;     // the largest magnitude that does not overflow
+    u32 overflow;         // what becomes of the others
+};
+
+__device__ inline Rounding rounding_to(const Format& format) {
+    const u32 dropped = 23 - format.mantissa_bits;
+    const u32 max_bits = __float_as_uint(format.max);
+    // Halfway to overflow, a tie goes to the even neighbour: to max itself if its last bit is 0, else beyond it.
+    const u32 largest_kept = max_bits + (1u << (dropped - 1)) - (max_bits >> dropped & 1u);
+    return Rounding{dropped, __float_as_uint(format.smallest_normal), largest_kept,
+                    format.has_infinity ? EXPONENT : QUIET_NAN};
+}
+
+__device__ inline u32 rounded(u32 magnitude, const Rounding& to) {
+    if (magnitude > EXPONENT) {
+        return magnitude;
+    }
+    if (magnitude > to.largest_kept) {
+        return to.overflow;
+    }
+    if (magnitude < to.smallest_normal) {
+        // At this power of two, float numbers are as far apart as the format's subnormal ones.
+        const float shifter = __uint_as_float(to.smallest_normal + (to.dropped << 23));
+        return __float_as_uint(__fsub_rn(__fadd_rn(__uint_as_float(magnitude), shifter), shifter));
+    }
+    const u32 odd = magnitude >> to.dropped & 1u;
+    const u32 just_below_half = (1u << (to.dropped - 1)) - 1;
+    return (magnitude + just_below_half + odd) & ~((1u << to.dropped) - 1);
+}
+
+struct Round {
+    const float* source;
+    float* target;
+    Rounding to;
+    Tally tally;
+
+    template <int N>
+    __device__ inline Values<N> fetch(u64 i) const {
+        return loaded<N>(source + i);
+    }
+
+    template <int N>
+    __device__ inline void use(u64 i, Values<N> values) {
+        for (int k = 0; k < N; ++k) {
+            const u32 bits = __float_as_uint(values.of[k]);
+            const u32 before = bits & MAGNITUDE;
+            const u32 after = rounded(before, to);
+            tally.underflowed += after == 0 && before != 0;
+            tally.overflowed += after >= EXPONENT && before < EXPONENT;
+            values.of[k] = __uint_as_float(after | (bits & SIGN));
+        }
+        store(target + i, values.of);
+        add_values(tally, values.of);
+    }
+};
+
+// target = source, both float, rounded half to even; its statistics in rows[task.row]. target may be source.
+extern "C" __global__ __launch_bounds__(THREADS, RESIDENT_THREADS / THREADS) void round_to_format(const Tasks tasks, const Format format, Row* rows, Row* partial,
+                                           u32* finished) {
+    const u32 index = task_of_block(tasks);
+    const Task& task = tasks.task[index];
+    const Share share = share_of_block(tasks, index);
+    Round body = {reinterpret_cast<const float*>(task.source), reinterpret_cast<float*>(task.target),
+                  rounding_to(format), Tally()};
+    for_each_element<Pack<float>::WIDTH>(task, share, body);
+    add_up_task(body.tally, task, share, rows, partial + task.first_block, finished + index);
+}

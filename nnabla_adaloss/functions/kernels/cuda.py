@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels for the arrays of nnabla's CUDA contexts: `adaloss.cu`, launched beside nnabla's own work."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+import nnabla as nn
+import numpy as np
+from nnabla import NdArray
+
+from ...core.formats import Format
+from ...core.statistics import ArrayStatistics
+from .arguments import is_half, require_float32, require_same_size, unscaling_factor
+from .cuda_launcher import CupyLauncher, Launcher
+from .cuda_source import CudaSource
+from .device_table import DeviceTable
+from .interface import ExponentHistogram, GradientToUnscale, RoundingStatistics
+
+FLOAT32 = np.dtype(np.float32)
+FLOAT16 = np.dtype(np.float16)
+ELEMENTS_PER_BLOCK = (
+    2048  # two reads of 16 bytes for each of 256 threads: enough for small arrays to spread out
+)
+
+
+class ScaledCopy(NamedTuple):
+    """One entry of `CudaKernels.launch_scaled_copies`; see `Kernels.scaled_copy`."""
+
+    source: NdArray
+    target: NdArray
+    alpha: float
+
+
+class _Task(NamedTuple):
+    """The fields of adaloss.cu's Task that do not follow from the launch."""
+
+    source: int
+    target: int
+    size: int
+    row: int = 0
+    factor: float = 1.0
+    flags: int = 0
+
+
+class CudaKernels:
+    """`Kernels` for a CUDA context, in one pass over memory each.
+
+    Each method of `Kernels` waits here for its result. The methods whose names begin with ``launch_`` do not:
+    they start their kernels behind the nnabla functions called before and write what they find into a
+    `DeviceTable`, so that a whole backward pass costs the host one wait, when it fetches the table. They take
+    many arrays at once; up to 96 that do not depend on each other share a launch.
+
+    Sums are reproducible bit for bit on one model of GPU: the order of addition depends on nothing else than
+    the sizes and the number of multiprocessors.
+
+    Args:
+        context: an nnabla context whose array class is one of the CUDA extension's.
+        launcher: the device; default: CuPy's, for the context's device.
+
+    Example:
+        >>> kernels = CudaKernels(get_extension_context("cudnn"))              # doctest: +SKIP
+        >>> table = kernels.table(rows=len(gradients))                         # doctest: +SKIP
+        >>> kernels.launch_statistics(gradients, table)                        # doctest: +SKIP
+        >>> [row.statistics.abs_max for row in table.fetch().rows]             # doctest: +SKIP
+    """
+
+    def __init__(self, context: nn.Context, launcher: Optional[Launcher] = None) -> None:
+        source = CudaSource()
+        self._source = source
+        self._context = context
+        self._launcher = launcher if launcher is not None else CupyLauncher(int(context.device_id or 0))
+        self._source_is_half, self._accumulate = (
+            source.constant("SOURCE_IS_HALF"),
+            source.constant("ACCUMULATE"),
+        )
+        self._max_tasks = source.constant("MAX_TASKS")
+        self._tasks = np.zeros(1, source.layout("Tasks"))
+        self._format = np.zeros(1, source.layout("Format"))
+        # What blocks of one task leave for the last of them; kernels run one after another, so one is enough.
+        rows = self._max_tasks * self._launcher.max_blocks
+        self._partial = self._launcher.allocate(rows * source.layout("Row").itemsize)
+        self._finished = self._launcher.allocate(self._max_tasks * 4)
+        self._workspace = np.uint64(self._partial.ptr), np.uint64(self._finished.ptr)
+        self._own_table = self.table(1)
+
+    def table(self, rows: int, histograms: bool = False) -> DeviceTable:
+        """A table for the results of ``launch_`` methods, empty."""
+        return DeviceTable(self._launcher, self._source, rows, histograms)
+
+    # ---- many arrays, without waiting
+
+    def launch_statistics(self, arrays: Sequence[NdArray], table: DeviceTable, first_row: int = 0) -> None:
+        """Write the statistics of the arrays to the table's rows from `first_row` on.
+
+        A table with histograms gets those too; they add to what it holds, so clear it between uses.
+        """
+        tasks = [self._reading(x, first_row + i) for i, x in enumerate(arrays)]
+        if table.histograms:
+            self._launch("exponent_histogram", tasks, table.rows, *self._workspace, table.exponents)
+        else:
+            self._launch("statistics", tasks, table.rows, *self._workspace)
+
+    def launch_scaled_copies(self, copies: Iterable[ScaledCopy]) -> None:
+        """`scaled_copy` for many arrays."""
+        tasks = []
+        for source, target, alpha in copies:
+            read = self._reading(source)
+            require_same_size(source, target)
+            address = read.source
+            if target is not source:
+                address = target.data_ptr(FLOAT16 if read.flags else FLOAT32, self._context, True)
+            tasks.append(read._replace(target=address, factor=alpha))
+        self._launch("scaled_copy", tasks)
+
+    def launch_unscale_add(self, gradients: Iterable[GradientToUnscale], table: DeviceTable) -> None:
+        """`unscale_add` for many gradients; sets the table's found_inf, never resets it."""
+        tasks = []
+        for source, master, scale, accumulate in gradients:
+            factor = unscaling_factor(scale)
+            read = self._reading(source)
+            require_same_size(source, master)
+            if accumulate:
+                require_float32(master, "master")
+            address = read.source if master is source else self._address(master, FLOAT32, not accumulate)
+            flags = read.flags | (self._accumulate if accumulate else 0)
+            tasks.append(read._replace(target=address, factor=factor, flags=flags))
+        self._launch("unscale_add", tasks, table.found_inf)
+
+    def launch_round_to_format(
+        self, source: NdArray, target: NdArray, storage: Format, table: DeviceTable, row: int = 0
+    ) -> None:
+        """`round_to_format` with its statistics in a row of the table."""
+        require_float32(source, "source")
+        require_same_size(source, target)
+        if storage.mantissa_bits >= 23:
+            if target is not source:
+                self.launch_scaled_copies([ScaledCopy(source, target, 1.0)])
+            self.launch_statistics([source], table, row)
+            return
+        read = self._reading(source, row)
+        address = read.source if target is source else self._address(target, FLOAT32, True)
+        self._format[0] = (storage.mantissa_bits, storage.smallest_normal, storage.max, storage.has_infinity)
+        self._launch(
+            "round_to_format", [read._replace(target=address)], self._format, table.rows, *self._workspace
+        )
+
+    # ---- Kernels
+
+    def statistics(self, x: NdArray) -> ArrayStatistics:
+        self.launch_statistics([x], self._own_table)
+        return self._own_table.fetch().rows[0].statistics
+
+    def exponent_histogram(self, x: NdArray) -> Tuple[ArrayStatistics, ExponentHistogram]:
+        table = self.table(1, histograms=True)
+        self.launch_statistics([x], table)
+        contents = table.fetch()
+        return contents.rows[0].statistics, contents.exponents[0]
+
+    def scaled_copy(self, source: NdArray, target: NdArray, alpha: float) -> None:
+        self.launch_scaled_copies([ScaledCopy(source, target, alpha)])
+
+    def scale_(self, x: NdArray, alpha: float) -> None:
+        self.launch_scaled_copies([ScaledCopy(x, x, alpha)])
+
+    def unscale_add(self, source: NdArray, master: NdArray, scale: float, *, accumulate: bool) -> bool:
+        return self.unscale_add_all([GradientToUnscale(source, master, scale, accumulate)])
+
+    def unscale_add_all(self, gradients: Iterable[GradientToUnscale]) -> bool:
+        self._own_table.clear()
+        self.launch_unscale_add(gradients, self._own_table)
+        return self._own_table.fetch().found_inf
+
+    def round_to_format(self, source: NdArray, target: NdArray, storage: Format) -> RoundingStatistics:
+        self._own_table.clear()
+        self.launch_round_to_format(source, target, storage, self._own_table)
+        return self._own_table.fetch().rows[0]
+
+    # ---- launching
+
+    def _address(self, x: NdArray, dtype: np.dtype[Any], write_only: bool = False) -> int:
+        address: int = x.data_ptr(dtype, self._context, write_only)
+        return address
+
+    def _reading(self, x: NdArray, row: int = 0) -> _Task:
+        half = is_half(x)
+        address = self._address(x, FLOAT16 if half else FLOAT32)
+        return _Task(address, 0, x.size, row, flags=self._source_is_half if half else 0)
+
+    def _launch(self, kernel: str, tasks: Sequence[_Task], *arguments: Any) -> None:
+        for group in _independent_groups(tasks, self._max_tasks):
+            blocks = 0
+            for i, task in enumerate(group):
+                self._tasks["task"][0, i] = (*task[:4], blocks, *task[4:])
+                blocks += min(max(1, -(-task.size // ELEMENTS_PER_BLOCK)), self._launcher.max_blocks)
+            self._tasks["count"] = len(group)
+            self._launcher.launch(kernel, blocks, (self._tasks, *arguments))
+
+
+def _independent_groups(tasks: Sequence[_Task], longest: int) -> Iterator[List[_Task]]:
+    """Successive tasks that may run at the same time: none reads or writes what another of them writes."""
+    group: List[_Task] = []
+    read: Set[int] = set()
+    written: Set[int] = set()
+    for task in tasks:
+        if len(group) == longest or task.source in written or task.target in read or task.target in written:
+            yield group
+            group, read, written = [], set(), set()
+        group.append(task)
+        read.add(task.source)
+        if task.target:
+            written.add(task.target)
+    if group:
+        yield group

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the CUDA kernels need of a device: memory, launches and copies to the host. CuPy provides it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, Tuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .cuda_source import CudaSource
+
+Bytes = NDArray[np.uint8]
+
+
+class DeviceMemory(Protocol):
+    """A piece of device memory, given back when the object goes."""
+
+    @property
+    def ptr(self) -> int:
+        """Its address."""
+
+
+class Launcher(Protocol):
+    """A device, as far as kernels are concerned. Everything happens in the order it was asked for.
+
+    Attributes:
+        max_blocks: how many thread blocks the device holds at once; more in one task would only wait.
+    """
+
+    max_blocks: int
+
+    def allocate(self, size: int) -> DeviceMemory:
+        """A piece of `size` bytes, all zero."""
+
+    def clear(self, memory: DeviceMemory, size: int) -> None:
+        """Make the first `size` bytes zero, without waiting for it."""
+
+    def launch(self, kernel: str, blocks: int, arguments: Tuple[Any, ...]) -> None:
+        """Start a kernel, without waiting for it. Arguments: NumPy scalars, and arrays of size 1 by value."""
+
+    def fetch(self, memory: DeviceMemory, size: int) -> Bytes:
+        """Copy the first `size` bytes to the host once all that was launched before has ended."""
+
+
+class CupyLauncher:
+    """A `Launcher` by CuPy: NVRTC compiles the kernels when it is made.
+
+    nnabla computes in CUDA's legacy default stream. So do these kernels, whatever CuPy's current stream is:
+    each starts after the nnabla functions before it.
+
+    Args:
+        device_id: number of the GPU.
+
+    Raises:
+        ImportError: CuPy is not installed.
+        cupy.cuda.compiler.CompileException: the kernels do not compile for the GPU.
+    """
+
+    def __init__(self, device_id: int) -> None:
+        import cupy
+
+        source = CudaSource()
+        self._cuda = cupy.cuda
+        self._device = cupy.cuda.Device(device_id)
+        self._stream = cupy.cuda.Stream.null
+        threads = source.constant("THREADS_PER_BLOCK")
+        self._block = (threads,)
+        resident = min(
+            source.constant("RESIDENT_THREADS"), self._device.attributes["MaxThreadsPerMultiProcessor"]
+        )
+        self.max_blocks = self._device.attributes["MultiProcessorCount"] * (resident // threads)
+        with self._device:
+            module = cupy.RawModule(code=source.text, options=("--std=c++14",))
+            self._kernels = {name: module.get_function(name) for name in source.kernels}
+
+    def allocate(self, size: int) -> DeviceMemory:
+        with self._device:
+            memory: DeviceMemory = self._cuda.alloc(size)
+        self.clear(memory, size)
+        return memory
+
+    def clear(self, memory: DeviceMemory, size: int) -> None:
+        with self._device:
+            self._cuda.runtime.memsetAsync(memory.ptr, 0, size, self._stream.ptr)
+
+    def launch(self, kernel: str, blocks: int, arguments: Tuple[Any, ...]) -> None:
+        with self._device:
+            self._kernels[kernel]((blocks,), self._block, arguments, stream=self._stream)
+
+    def fetch(self, memory: DeviceMemory, size: int) -> Bytes:
+        host = np.empty(size, np.uint8)
+        runtime = self._cuda.runtime
+        with self._device:
+            runtime.memcpy(host.ctypes.data, memory.ptr, size, runtime.memcpyDeviceToHost)
+        return host
