@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import Dict, Mapping, NamedTuple
 
-from .validation import integer
+from .validation import number
 
 
 class LayerLimit(NamedTuple):
@@ -40,8 +40,8 @@ class LayerLimits:
         inf
     """
 
-    def __init__(self, recovery_interval: int = 2000) -> None:
-        self.recovery_interval = integer("recovery_interval", recovery_interval)
+    def __init__(self, recovery_interval: float = 2000) -> None:
+        self.recovery_interval = number("recovery_interval", recovery_interval)
         self._limits: Dict[str, LayerLimit] = {}
 
     def __getitem__(self, layer: str) -> float:

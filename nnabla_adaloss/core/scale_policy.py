@@ -84,6 +84,14 @@ class ScalePolicy:
         """The state to start with; ValueError unless `scale` is positive and finite."""
         return ScaleState(positive_number("scale", scale), 0, self.hysteresis)
 
+    def checked(self, state: ScaleState) -> ScaleState:
+        """`state` with its numbers checked; ValueError or TypeError when they cannot come from a policy."""
+        if integer("counter", state.counter) < 0:
+            raise ValueError(f"counter={state.counter!r} must be 0 or more")
+        if not 1 <= integer("hysteresis_left", state.hysteresis_left) <= self.hysteresis:
+            raise ValueError(f"hysteresis_left={state.hysteresis_left!r} must lie in [1, {self.hysteresis}]")
+        return state._replace(scale=positive_number("scale", state.scale))
+
     def after_overflow(self, state: ScaleState) -> ScaleState:
         """The state after gradients with an infinity or a NaN."""
         if state.hysteresis_left > 1:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +72,21 @@ class ArrayStatistics(NamedTuple):
             abs_max=self.abs_max * magnitude,
             abs_min=self.abs_min * magnitude,
         )
+
+
+def pool(parts: Sequence[ArrayStatistics]) -> Optional[ArrayStatistics]:
+    """Statistics of several arrays put together; None when there is no array."""
+    if not parts:
+        return None
+    return ArrayStatistics(
+        count=sum(p.count for p in parts),
+        sum=math.fsum(p.sum for p in parts),
+        sum_of_squares=math.fsum(p.sum_of_squares for p in parts),
+        abs_max=max(p.abs_max for p in parts),
+        abs_min=min((p.abs_min for p in parts if p.abs_min > 0.0), default=0.0),
+        zeros=sum(p.zeros for p in parts),
+        nonfinite=sum(p.nonfinite for p in parts),
+    )
 
 
 def statistics_of(x: NDArray[Any]) -> ArrayStatistics:

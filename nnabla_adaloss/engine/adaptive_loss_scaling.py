@@ -7,6 +7,8 @@ from itertools import zip_longest
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import nnabla as nn
+import numpy as np
+from numpy.typing import NDArray
 
 from ..core.config import AdaLossConfig
 from ..core.layer_limits import LayerLimits
@@ -110,18 +112,32 @@ class AdaptiveLossScaling:
         """Layers where the last backward met infinities or NaNs, first in backward order first."""
         return self._last.found_inf if self._last else []
 
-    def back_off_layer(self) -> Optional[str]:
-        """Halve the scale of the layer that made the last backward overflow.
+    @property
+    def layers(self) -> List[str]:
+        """Names of the layers that are scaled, in backward order."""
+        return [scaling.layer for node in self._plan.nodes.values() for scaling in node.scalings]
 
-        Returns:
-            The layer's name; None when no layer's own scale is to blame, but the global one.
-        """
+    def layer_to_blame(self) -> Optional[str]:
+        """Return the layer whose own scale made the last backward overflow; None: the global one did."""
         if self._last is None or not self._last.found_inf:
             return None
-        layer = layer_to_blame(self._plan, self._last.found_inf[0], self._last.layer_scales)
-        if layer is not None:
-            self.limits.back_off(layer, self._last.layer_scales[layer])
-        return layer
+        return layer_to_blame(self._plan, self._last.found_inf[0], self._last.layer_scales)
+
+    def back_off(self, layer: str) -> None:
+        """Halve the scale that ``layer`` may have."""
+        self.limits.back_off(layer, self.layer_scales.get(layer, 1.0))
+
+    def shared_statistics(self) -> Optional[NDArray[np.float32]]:
+        """Return what the next scales will be computed from, for other ranks; None when ``delay`` is 0."""
+        return self._statistics.table(self._plan.variable_keys)
+
+    def adopt_statistics(self, tables: NDArray[np.float32]) -> None:
+        """Compute the next scales from the statistics of all ranks: those of the whole batch.
+
+        Args:
+            tables: What ``shared_statistics`` returned on every rank, stacked in the order of ranks.
+        """
+        self._statistics.adopt(self._plan.variable_keys, tables)
 
     @property
     def limits(self) -> LayerLimits:

@@ -6,8 +6,10 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional, Protocol, Sequence
 
 import nnabla as nn
+import numpy as np
+from numpy.typing import NDArray
 
-from ..core.statistics import ArrayStatistics
+from ..core.statistics import ArrayStatistics, pool
 from ..functions.kernels.interface import Kernels
 from .arrays import as_float32, stored_dtype
 from .scratch import ScratchPool
@@ -34,6 +36,12 @@ class StatisticsSource(Protocol):
 
     def load_state(self, keys: Sequence[int], state: Sequence[Any]) -> None:
         """Remember what ``state`` returned, here or in another process."""
+
+    def table(self, keys: Sequence[int]) -> Optional[NDArray[np.float32]]:
+        """Return what is remembered of the variables ``keys`` as an array; None when nothing ever is."""
+
+    def adopt(self, keys: Sequence[int], tables: NDArray[np.float32]) -> None:
+        """Remember the statistics of all ranks' arrays together, from their tables."""
 
 
 class ImmediateStatistics:
@@ -82,6 +90,13 @@ class ImmediateStatistics:
         return []
 
     def load_state(self, keys: Sequence[int], state: Sequence[Any]) -> None:
+        """Do nothing: nothing is remembered."""
+
+    def table(self, keys: Sequence[int]) -> Optional[NDArray[np.float32]]:
+        """Return None: nothing is remembered."""
+        return None
+
+    def adopt(self, keys: Sequence[int], tables: NDArray[np.float32]) -> None:
         """Do nothing: nothing is remembered."""
 
 
@@ -133,3 +148,17 @@ class DelayedStatistics:
         gradients = {keys[index]: ArrayStatistics(*gradient) for index, gradient, _ in state if gradient}
         data = {keys[index]: ArrayStatistics(*data) for index, _, data in state if data}
         self._gradients, self._data = gradients, data
+
+    def table(self, keys: Sequence[int]) -> Optional[NDArray[np.float32]]:
+        """Return what is known of gradients and data, shape (2, len(keys), fields); zeros for nothing."""
+        rows = [[known.get(key, NOTHING_KNOWN) for key in keys] for known in (self._gradients, self._data)]
+        largest = float(np.finfo(np.float32).max)
+        return np.array(rows, np.float64).clip(-largest, largest).astype(np.float32)
+
+    def adopt(self, keys: Sequence[int], tables: NDArray[np.float32]) -> None:
+        """Know the statistics of the arrays of all ranks, as if they were one array each."""
+        for known, rows in zip((self._gradients, self._data), np.swapaxes(tables, 0, 1)):
+            for index, key in enumerate(keys):
+                pooled = pool([ArrayStatistics._make(map(float, row)) for row in rows[:, index] if row[0]])
+                if pooled is not None:
+                    known[key] = pooled

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
-from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import nnabla as nn
+import numpy as np
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
 
 from ..core.config import AdaLossConfig
@@ -16,18 +18,21 @@ from ..core.scale_policy import ScalePolicy, ScaleState
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
 from ..engine.loss_like import LossLike, check_scale
 from ..errors import LossScaleError, LossScaleWarning
+from ..state import read_state, write_state
 from .arguments import check_arguments, check_choice, keep_data
-from .exchange import GradientExchange
+from .exchange import GradientExchange, check_interval
 from .result import UpdateResult
+from .states import restore, state_of
 from .storage import with_storage
 
 
 class _Window(NamedTuple):
     """What happened in one window of ``accum_grad`` batches on this rank."""
 
-    found_inf: bool
-    nonfinite_loss: bool
-    overflow_layers: Tuple[str, ...]
+    found_inf: bool = False
+    nonfinite_loss: bool = False
+    overflow_layers: Tuple[str, ...] = ()
+    layer_to_blame: Optional[str] = None
 
 
 class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[misc]
@@ -65,6 +70,8 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             decay and update: the place for clipping.
         average: Average gradients over micro-batches and ranks instead of adding them. False, as the
             baseline.
+        check_every: With a communicator: compare checksums of parameters and scales between ranks every so
+            many iterations, and raise on every rank when they differ. 1000; 0 never does.
 
     Raises:
         TypeError, ValueError: An argument is not as described; the message names it. Nothing was changed.
@@ -105,11 +112,13 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         hysteresis: int = 1,
         on_gradients: Optional[Callable[[Any], Any]] = None,
         average: bool = False,
+        check_every: int = 1000,
     ) -> None:
         check_arguments(solver, data_feeder, accum_grad, weight_decay, comm, grads)
-        policy = ScalePolicy(scaling_factor, N, min_scale, max_scale, hysteresis)
+        self.policy = ScalePolicy(scaling_factor, N, min_scale, max_scale, hysteresis)
         if max_retries < 0:
             raise ValueError(f"max_retries={max_retries!r} must be 0 or more")
+        self.check_every = check_interval("check_every", check_every)
         if on_gradients is not None and not callable(on_gradients):
             raise TypeError(
                 f"on_gradients must be callable with the solver, got {type(on_gradients).__name__}"
@@ -137,10 +146,10 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         self.on_gradients = on_gradients
         self.average = average
         self.iteration = 0
-        self._policy = policy
-        self._hysteresis_left = policy.hysteresis
-        self._warned: set[str] = set()
-        self._last_good_scale = math.nan
+        self.last_good_scale = math.nan
+        self._hysteresis_left = hysteresis
+        self._warned: Set[str] = set()
+        self._started = False
 
     def update(self) -> UpdateResult:
         """Train on one batch, or on ``accum_grad`` of them.
@@ -156,41 +165,109 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             LossScaleError: The loss is not finite, or gradients overflow at the smallest scale, and the
                 policy for that is ``"raise"``. The parameters are as before.
         """
-        self.iteration += 1
+        self._start_iteration()
         retries = 0
+        layers: Tuple[str, ...] = ()
         while True:
             window = self._run_window()
-            self._exchange.sum(average=self.average)
+            self._exchange_gradients()
             if not self._bad(window):
                 break
-            if self._exchange.any(window.nonfinite_loss):
-                return self._skip_nonfinite_loss(window, retries)
-            if self._policy.at_floor(self._state):
-                return self._skip_at_floor(window, retries)
-            self._state = self._policy.after_overflow(self._state)
+            layers = window.overflow_layers
+            nonfinite_loss, global_scale = self._agree_on_cause(window)
+            if nonfinite_loss:
+                return self._skip_nonfinite_loss(layers, retries)
+            if global_scale:
+                if self.policy.at_floor(self.scale_state):
+                    return self._skip_at_floor(layers, retries)
+                self.scale_state = self.policy.after_overflow(self.scale_state)
             retries += 1
             if retries > self.max_retries:
-                return UpdateResult(False, self.scale, retries, "overflow", window.overflow_layers)
-            layers = window.overflow_layers
+                return UpdateResult(False, self.scale, retries, "overflow", layers)
         self._apply_gradients()
-        self._last_good_scale = self.scale
-        self._state = self._policy.after_update(self._state)
-        return UpdateResult(True, self.scale, retries, "updated", layers if retries else ())
+        self.last_good_scale = self.scale
+        self.scale_state = self.policy.after_update(self.scale_state)
+        self.scaling.limits.after_update()
+        return UpdateResult(True, self.scale, retries, "updated", layers)
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Return everything that decides the next step, apart from parameters, solver states and data."""
+        return state_of(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state that ``state_dict`` returned. Load the parameters before.
+
+        Raises:
+            ValueError: The state is damaged, of a newer version, of another network, or of an updater with
+                other settings. Nothing changes then.
+        """
+        restore(self, state)
+
+    def save_states(self, path: Union[str, os.PathLike[str]]) -> None:
+        """Write the state to ``path``, beside the solver's own ``save_states``; whole or not at all.
+
+        Raises:
+            OSError: The file cannot be written; an older one is left as it was.
+        """
+        write_state(path, self.state_dict())
+
+    def load_states(self, path: Union[str, os.PathLike[str]]) -> None:
+        """Go on from a file that ``save_states`` wrote. Load parameters and solver states before.
+
+        Raises:
+            ValueError: The file is truncated or damaged, or its state cannot be loaded here. Nothing changes.
+            OSError: The file cannot be read.
+        """
+        self.load_state_dict(read_state(path))
 
     def _run_window(self) -> _Window:
         self.solver.zero_grad()
-        layers: Tuple[str, ...] = ()
-        nonfinite_loss = False
+        window = _Window()
+        scaling = self.scaling
         for _ in range(self.accum_grad):
             self.data_feeder()
-            self.scaling.forward(clear_no_need_grad=self.clear_buffer)
-            self.scaling.backward(self.scale, clear_buffer=self.clear_buffer)
-            found = self.scaling.found_inf
-            if found and not layers:
-                layers = tuple(found)
-            if found and not nonfinite_loss:
-                nonfinite_loss = not math.isfinite(float(self.scaling.variable.d))
-        return _Window(bool(layers), nonfinite_loss, layers)
+            scaling.forward(clear_no_need_grad=self.clear_buffer)
+            scaling.backward(self.scale, clear_buffer=self.clear_buffer, iteration=self.iteration)
+            if scaling.found_inf and not window.found_inf:
+                # Read only now: on a GPU it waits for the device.
+                nonfinite_loss = not math.isfinite(float(scaling.variable.d))
+                window = _Window(True, nonfinite_loss, tuple(scaling.found_inf), scaling.layer_to_blame())
+        return window
+
+    def _start_iteration(self) -> None:
+        self.iteration += 1
+        if self.comm is None:
+            return
+        if hasattr(self.comm, "iteration"):
+            self.comm.iteration = self.iteration
+        if not self._started:
+            self._exchange.broadcast_parameters()
+            self._started = True
+        elif self.check_every and self.iteration % self.check_every == 0:
+            scales = [self.scale, *(self.scaling.layer_scales.values() if self.scaling.delay else ())]
+            self._exchange.check_agreement(scales, self.iteration)
+
+    def _exchange_gradients(self) -> None:
+        own = self.scaling.shared_statistics() if self.comm is not None else None
+        if own is None:
+            self._exchange.sum(average=self.average)
+        else:
+            self.scaling.adopt_statistics(self._exchange.sum_with(own, average=self.average))
+
+    def _agree_on_cause(self, window: _Window) -> Tuple[bool, bool]:
+        """Return whether a loss was not finite and whether S0 is to blame; lower the scales of layers that are."""
+        layers = self.scaling.layers
+        unexplained = window.found_inf and window.layer_to_blame is None
+        blamed = [layer == window.layer_to_blame for layer in layers]
+        nonfinite_loss, global_scale, *blamed = self._exchange.any(
+            [window.nonfinite_loss, unexplained, *blamed]
+        )
+        if not nonfinite_loss and not global_scale:
+            for layer, flag in zip(layers, blamed):
+                if flag:
+                    self.scaling.back_off(layer)
+        # The sum over ranks may overflow where no rank's own gradients did.
+        return nonfinite_loss, global_scale or not any(blamed)
 
     def _bad(self, window: _Window) -> bool:
         if self.comm is None:
@@ -207,22 +284,25 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             self.solver.weight_decay(self.weight_decay)
         self.solver.update()
 
-    def _skip_nonfinite_loss(self, window: _Window, retries: int) -> UpdateResult:
+    def _skip_nonfinite_loss(self, layers: Tuple[str, ...], retries: int) -> UpdateResult:
         message = (
             f"the loss is not finite in iteration {self.iteration}; that is no overflow of gradients, and "
             f"the loss scale stays at {self.scale:g}. Look at the data and the learning rate"
         )
         self._tell(self.on_nonfinite_loss, "nonfinite_loss", message)
-        return UpdateResult(False, self.scale, retries, "nonfinite_loss", window.overflow_layers)
+        return UpdateResult(False, self.scale, retries, "nonfinite_loss", layers)
 
-    def _skip_at_floor(self, window: _Window, retries: int) -> UpdateResult:
-        layer = window.overflow_layers[0] if window.overflow_layers else "another rank's"
+    def _skip_at_floor(self, layers: Tuple[str, ...], retries: int) -> UpdateResult:
+        gradients = [v.g for v in self.solver.get_parameters().values()]
+        nans = sum(int(np.isnan(g).sum()) for g in gradients)
+        infinities = sum(int(np.isinf(g).sum()) for g in gradients)
         message = (
             f"gradients overflow in iteration {self.iteration} at the smallest loss scale, {self.scale:g}; "
-            f"first bad layer: {layer}; last good scale: {self._last_good_scale:g}"
+            f"first bad layer: {layers[0] if layers else 'on another rank'}; parameter gradients hold "
+            f"{nans} NaNs and {infinities} infinities; last good scale: {self.last_good_scale:g}"
         )
         self._tell(self.on_scale_floor, "scale_floor", message)
-        return UpdateResult(False, self.scale, retries, "overflow", window.overflow_layers)
+        return UpdateResult(False, self.scale, retries, "overflow", layers)
 
     def _tell(self, policy: str, kind: str, message: str) -> None:
         if policy == "raise":
@@ -246,12 +326,14 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
                 f"loss has shape {scaling.variable.shape}, not one element; "
                 "reduce it with nnabla.functions.mean"
             )
+        scaling.limits.recovery_interval = self.policy.N
         self._loss, self.scaling = loss, scaling
 
     @property
-    def _state(self) -> ScaleState:
+    def scale_state(self) -> ScaleState:
+        """The global loss scale with its counters."""
         return ScaleState(self.scale, self._counter, self._hysteresis_left)
 
-    @_state.setter
-    def _state(self, state: ScaleState) -> None:
+    @scale_state.setter
+    def scale_state(self, state: ScaleState) -> None:
         self.scale, self._counter, self._hysteresis_left = state

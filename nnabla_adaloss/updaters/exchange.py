@@ -1,16 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients and decisions that ranks share."""
+"""What ranks share: gradients, statistics, decisions, and the certainty that they agree."""
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 import nnabla as nn
 import numpy as np
+from numpy.typing import NDArray
+
+from ..core.validation import integer
+from ..errors import RanksDisagreeError
+from .checksums import checksums
 
 
 class GradientExchange:
-    """Sums gradients over the ranks of a communicator, and agrees on flags.
+    """Sums gradients over the ranks of a communicator, and agrees on flags. Without one it does nothing.
+
+    Built from ``all_reduce`` and ``bcast`` alone, so that any communicator of nnabla's duck type works.
 
     Args:
         comm: nnabla's communicator or one of its duck type; None for a single process.
@@ -24,22 +31,79 @@ class GradientExchange:
         self._solver = solver
 
     @property
+    def parameters(self) -> Dict[str, nn.Variable]:
+        """The solver's parameters, in an order that is the same on every rank."""
+        return dict(sorted(self._solver.get_parameters().items()))
+
+    @property
     def grads(self) -> List[nn.NdArray]:
         """The gradients that are exchanged, in an order that is the same on every rank."""
-        if self._grads:
-            return self._grads
-        parameters = self._solver.get_parameters()
-        return [parameters[name].grad for name in sorted(parameters)]
+        return self._grads or [v.grad for v in self.parameters.values()]
+
+    def broadcast_parameters(self) -> None:
+        """Give every rank the parameters of rank 0."""
+        if self.comm is not None:
+            self.comm.bcast([v.data for v in self.parameters.values()], 0, inplace=False)
 
     def sum(self, *, average: bool) -> None:
         """Sum the gradients over all ranks, or average them."""
         if self.comm is not None:
             self.comm.all_reduce(self.grads, division=average, inplace=False)
 
-    def any(self, flag: bool) -> bool:
-        """Tell whether ``flag`` is set on any rank. Every rank must call this."""
+    def sum_with(self, own: NDArray[np.float32], *, average: bool) -> NDArray[np.float32]:
+        """Sum the gradients, and gather ``own`` from every rank with the same message.
+
+        Returns:
+            The arrays of all ranks, in the order of ranks; shape (ranks, \\*own.shape).
+        """
         if self.comm is None:
-            return flag
-        array = nn.NdArray.from_numpy_array(np.full(1, float(flag), np.float32))
+            return own[np.newaxis]
+        table = np.zeros((self.comm.size, *own.shape), np.float32)
+        # An average over the ranks divides by their number.
+        table[self.comm.rank] = own * np.float32(self.comm.size if average else 1)
+        array = nn.NdArray.from_numpy_array(table)
+        self.comm.all_reduce([*self.grads, array], division=average, inplace=False)
+        return np.array(array.data)
+
+    def any(self, flags: Sequence[bool]) -> List[bool]:
+        """Tell which flags are set on any rank. Every rank must call this with as many flags."""
+        if self.comm is None:
+            return list(flags)
+        array = nn.NdArray.from_numpy_array(np.array(flags, np.float32))
         self.comm.all_reduce([array], division=False, inplace=True)
-        return bool(array.data[0] > 0.0)
+        return [bool(total > 0.0) for total in array.data]
+
+    def check_agreement(self, scales: Sequence[float], iteration: int) -> None:
+        """Compare parameters and scales with those of rank 0.
+
+        Raises:
+            RanksDisagreeError: They differ on some rank; raised on every rank, naming the parameters.
+        """
+        if self.comm is None:
+            return
+        names = [*self.parameters, "the loss scales"]
+        arrays = [v.data.data for v in self.parameters.values()] + [np.array(scales, np.float64)]
+        own = checksums(arrays)
+        first = nn.NdArray.from_numpy_array(own.copy())
+        self.comm.bcast([first], 0, inplace=True)
+        differs = (np.array(first.data) != own).any(axis=1)
+        found = [name for name, flag in zip(names, self.any(list(differs))) if flag]
+        if found:
+            here = "differs" if differs.any() else "agrees"
+            raise RanksDisagreeError(
+                f"ranks disagree in iteration {iteration}: {', '.join(found[:5])}"
+                f"{' and others' if len(found) > 5 else ''} (rank {self.comm.rank} {here} with rank 0). "
+                "Resume from a checkpoint; look for data or code that differs between ranks"
+            )
+
+
+def check_interval(name: str, value: Any) -> int:
+    """Return ``value`` when it is a number of iterations; 0 stands for never.
+
+    Raises:
+        TypeError: It is no integer.
+        ValueError: It is negative.
+    """
+    if integer(name, value) < 0:
+        raise ValueError(f"{name}={value!r} must be 0 (never) or more")
+    return int(value)

@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saved states: one file that is there whole or not at all."""
+
+from .state_file import FORMAT_VERSION, StateFileError, read_state, write_state
+
+__all__ = ["FORMAT_VERSION", "StateFileError", "read_state", "write_state"]

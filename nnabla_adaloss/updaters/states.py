@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an adaptive updater must remember to go on bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import TYPE_CHECKING, Any, Dict, Mapping
+
+import numpy as np
+
+from ..core.scale_policy import ScaleState
+from ..errors import LossScaleWarning
+from .checksums import checksum
+
+if TYPE_CHECKING:
+    from .adaptive import AdaptiveLossScalingUpdater
+
+_VERSION = 1
+
+
+def state_of(updater: AdaptiveLossScalingUpdater) -> Dict[str, Any]:
+    """Return the state of ``updater`` as plain numbers, strings, lists and dicts."""
+    return {
+        "version": _VERSION,
+        "settings": _settings(updater),
+        "scale_state": updater.scale_state._asdict(),
+        "last_good_scale": updater.last_good_scale,
+        "iteration": updater.iteration,
+        "parameters": _parameter_checksum(updater),
+        "scaling": updater.scaling.state_dict(),
+    }
+
+
+def restore(updater: AdaptiveLossScalingUpdater, state: Mapping[str, Any]) -> None:
+    """Make ``updater`` go on from ``state``.
+
+    Raises:
+        ValueError: ``state`` is damaged, of a newer version, of another network, or of an updater with other
+            settings. Nothing changes then.
+    """
+    try:
+        version = int(state["version"])
+        if version > _VERSION:
+            raise ValueError(
+                f"state has version {version}, this package knows {_VERSION}: update nnabla_adaloss"
+            )
+        _compare_settings(state["settings"], _settings(updater))
+        scale_state = updater.policy.checked(ScaleState(**state["scale_state"]))
+        last_good_scale, iteration = float(state["last_good_scale"]), int(state["iteration"])
+        parameters, scaling = int(state["parameters"]), state["scaling"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"state is damaged, or none of an updater: {error!r}") from error
+    updater.scaling.load_state_dict(scaling)
+    updater.scale_state = scale_state
+    updater.last_good_scale = last_good_scale
+    updater.iteration = iteration
+    if parameters != _parameter_checksum(updater):
+        updater.scaling.forget()
+        warnings.warn(
+            "the parameters are not those that the state was saved with: what was learned of the layers is "
+            "dropped, the loss scale is kept. Load the parameters before the state",
+            LossScaleWarning,
+            stacklevel=3,
+        )
+
+
+def _settings(updater: AdaptiveLossScalingUpdater) -> Dict[str, Any]:
+    """Return what was chosen, as far as it decides the next step."""
+    config = {
+        field.name: _plain(getattr(updater.scaling.config, field.name))
+        for field in dataclasses.fields(updater.scaling.config)
+        if field.name not in ("recorder", "debug_level")
+    }
+    return {
+        **config,
+        **dataclasses.asdict(updater.policy),
+        "accum_grad": updater.accum_grad,
+        "average": updater.average,
+    }
+
+
+def _plain(value: Any) -> Any:
+    if callable(value):
+        return f"{value.__module__}:{value.__qualname__}"
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _compare_settings(saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:
+    for name in sorted({*saved, *present}):
+        if saved.get(name) != present.get(name):
+            raise ValueError(
+                f"state was saved with {name}={saved.get(name)!r}, this updater has {present.get(name)!r}: "
+                "make the updater with the same settings"
+            )
+
+
+def _parameter_checksum(updater: AdaptiveLossScalingUpdater) -> int:
+    parameters = sorted(updater.solver.get_parameters().items())
+    return checksum(np.array([checksum(v.data.data) for _, v in parameters], np.uint32))
