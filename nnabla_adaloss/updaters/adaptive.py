@@ -255,7 +255,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             self.scaling.adopt_statistics(self._exchange.sum_with(own, average=self.average))
 
     def _agree_on_cause(self, window: _Window) -> Tuple[bool, bool]:
-        """Return whether a loss was not finite and whether S0 is to blame; lower the scales of layers that are."""
+        """Return whether a loss is not finite and whether S0 is to blame; lower layers that are instead."""
         layers = self.scaling.layers
         unexplained = window.found_inf and window.layer_to_blame is None
         blamed = [layer == window.layer_to_blame for layer in layers]
