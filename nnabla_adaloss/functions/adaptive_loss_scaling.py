@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A layer whose input gradient gets a scale of its own, computed in backward."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional
+
+import nnabla as nn
+
+from ..core.power_of_two import floor_power_of_two
+from ..engine.gemm import GemmSlot, gemm_slots
+from ..engine.plan import GraphPlan, Node
+from .identity import Array, IdentityFunction, check_array
+from .scale_tracker import ScalePoint, ScaleTracker, TrackedFunction, check_tracker
+from .unscale import TrackedUnscale
+
+
+def adaptive_loss_scaling(
+    x: Array, w: Array, tracker: ScaleTracker, *, ctx: Optional[nn.Context] = None
+) -> Array:
+    """`x`, the output of a layer with weight `w`, whose input gradient is scaled in backward.
+
+    It stands behind the layer, where the output gradient g arrives first:
+
+        v = unscale(w, tracker)
+        y = adaptive_loss_scaling(F.affine(h, v, unscale(b, tracker)), v, tracker)
+
+    In backward alpha is computed from g and `w` by `tracker.config`, and the layer is left with alpha * w to
+    multiply g by. So the input gradient is scaled before anything of it is stored: in float16 nothing is
+    lost that a scaling of the product would have come too late for. The gradients of weight and bias come
+    from g without alpha; they carry S, the input gradient S * alpha. `w` itself is never touched: alpha goes
+    to the copy of it that `unscale` made.
+
+    Args:
+        x: output of Affine, a convolution or a deconvolution that was given `w`; any shape, float32 or
+            float16. Use what is returned in its place, and `x` for nothing else. An NdArray is copied: there
+            is no backward.
+        w: what `unscale(weight, tracker)` returned, one for each layer, also where layers share a weight.
+        tracker: the tracker of the graph. It tells K, the layer's fan-in, by the layer's shapes, and S.
+        ctx: context to run in; None for the current one.
+
+    Returns:
+        Of the type, shape and dtype of `x`.
+
+    Raises:
+        TypeError: `x` or `w` is no Variable or NdArray, or `tracker` no `ScaleTracker`.
+        ValueError: `w` is not such an output, or is another layer's too, or `x` is not the output of a layer
+            with it.
+        RuntimeError: backward did not start at the tracker's loss. nnabla raises a SystemError with this as
+            its cause.
+
+    Source: Zhao et al. 2019 (arXiv 1910.12385), algorithm 1.
+
+    Example:
+        >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
+        >>> from nnabla_adaloss.functions import ScaleTracker, adaptive_loss_scaling, loss_scaling, unscale
+        >>> tracker = ScaleTracker(scale=8.0)
+        >>> def affine(h, n, name):
+        ...     def unscaled(p):
+        ...         return unscale(p, tracker)
+        ...     y = PF.affine(h, n, name=name, apply_w=unscaled, apply_b=unscaled)
+        ...     return adaptive_loss_scaling(y, y.parent.inputs[1], tracker)
+        >>> x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
+        >>> loss = loss_scaling(F.mean(1e-6 * affine(affine(x, 5, "a"), 2, "b")), tracker)
+        >>> loss.forward()
+        >>> loss.backward()
+        >>> tracker.layer_scales
+        {'b/affine': 16.0}
+    """
+    check_array("x", x)
+    check_array("w", w)
+    check_tracker(tracker)
+    if isinstance(x, nn.NdArray):
+        return IdentityFunction(ctx)(x)
+    slot, copier = _slot_of(x, w), _copier_of(w, tracker)
+    y = ScaledLayer(x, w, slot, copier, tracker, ctx).apply(x)
+    copier.taken = True
+    return y
+
+
+def _slot_of(x: nn.Variable, w: Array) -> GemmSlot:
+    """The input of the layer that computed `x` whose gradient is the output gradient times `w`."""
+    layer = x.parent
+    if layer is None:
+        raise ValueError("x is computed by no function; pass the output of a layer, such as F.affine(h, w)")
+    inputs = layer.inputs
+    shapes = [v.shape for v in inputs]
+    for slot in gemm_slots(layer.info.type_name, layer.info.args, shapes, x.shape):
+        if inputs[slot.factor] == w:
+            return slot
+    raise ValueError(
+        f"x is the output of {layer.info.type_name}, which does not multiply by w; pass the output of the "
+        "layer itself (not of its activation), and as w what the layer was given"
+    )
+
+
+def _copier_of(w: nn.Variable, tracker: ScaleTracker) -> TrackedUnscale:
+    copier = None if w.parent is None else tracker.function(hash(w.parent))
+    if not isinstance(copier, TrackedUnscale):
+        raise ValueError(
+            "w must be what unscale(weight, tracker) returned, with this tracker: the scale is applied to a "
+            "copy of the weight"
+        )
+    if copier.taken:
+        raise ValueError("w is scaled by another layer already: call unscale(weight, tracker) for each layer")
+    return copier
+
+
+class ScaledLayer(TrackedFunction):
+    """Identity on a layer's output that scales the layer's copy of its weight in backward."""
+
+    def __init__(
+        self,
+        x: nn.Variable,
+        w: nn.Variable,
+        slot: GemmSlot,
+        copier: TrackedUnscale,
+        tracker: ScaleTracker,
+        context: Optional[nn.Context] = None,
+    ) -> None:
+        super().__init__(tracker, context)
+        self._w = w
+        self._slot = slot
+        self._copier = copier
+        self._layer_key = hash(x.parent)
+        self._target_key = hash(x.parent.inputs[slot.input])
+        self._label: Optional[str] = None
+        self.private = [
+            (x, f"x, of shape {x.shape}, feeds a function besides: use what adaptive_loss_scaling returns"),
+            (w, f"w, of shape {w.shape}, feeds a function besides: call unscale for each use of a weight"),
+        ]
+
+    @property
+    def behind(self) -> ScalePoint:
+        """What arrives: alpha is applied by the layer."""
+        return self.arriving[0]
+
+    def connect(self, arriving: Dict[int, ScalePoint], node: Node, plan: GraphPlan) -> None:
+        """Learn the layer's name; a layer that needs no input gradient, or is excluded, has none."""
+        super().connect(arriving, node, plan)
+        scalings = plan.nodes[self._layer_key].scalings
+        self._label = next((s.layer for s in scalings if s.factor_key == hash(self._w)), None)
+        if self._label is not None:
+            self.redirected = {(self._layer_key, self._target_key): self.point}
+
+    def backward_impl(
+        self, inputs: List[Any], outputs: List[Any], propagate_down: List[bool], accum: List[bool]
+    ) -> None:
+        """Compute alpha, scale the copy of the weight, and hand the gradient on."""
+        scale, g = self.arriving_scale(), outputs[0].grad
+        if self._label is not None:
+            alpha = self._alpha(self._label, g, scale)
+            self._copier.scale_copy(self._w.data, alpha)
+            self.point.scale = scale * alpha
+            self.tracker.note_layer(self._label, alpha, scale * alpha)
+        if propagate_down[0]:
+            self.pass_gradient(g, inputs[0].grad, 1.0, accumulate=accum[0])
+
+    def _alpha(self, label: str, g: nn.NdArray, scale: float) -> float:
+        copy = self._w.data
+        self._copier.scale_copy(copy, 1.0)
+        weight = self.statistics(copy)
+        u_max = self.tracker.config.range[1]
+        alpha = self.tracker.ada_loss.loss_scale(
+            label,
+            g,
+            copy,
+            fan_in=self._slot.fan_in,
+            fan_in_bound=self._slot.fan_in_bound,
+            previous_scale=scale,
+            iteration=self.tracker.iteration,
+            g_statistics=self.statistics(g),
+            weight_statistics=weight,
+        )
+        if alpha > 1.0 and alpha * weight.abs_max > u_max:
+            # The scaled copy is stored in the same format.
+            alpha = max(floor_power_of_two(u_max / weight.abs_max), 1.0)
+        return alpha

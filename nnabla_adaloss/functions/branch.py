@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fan-out whose branches may carry different scales."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Tuple
+
+import nnabla as nn
+
+from ..core.branches import common_scale
+from ..core.validation import integer
+from .identity import Array, check_array
+from .scale_tracker import ScaleTracker, TrackedFunction, check_tracker
+
+
+def branch(x: Array, n: int, tracker: ScaleTracker, *, ctx: Optional[nn.Context] = None) -> Tuple[Array, ...]:
+    """`n` times `x`, one for each function that it feeds.
+
+    In backward the gradients of the branches, each with the scale S of its own, are brought to one common
+    scale before they are added: the largest of theirs at which the sum stays within `config.range`. They are
+    added in the order in which backward computes them, as nnabla itself does.
+
+    Args:
+        x: Variable or NdArray of any shape, float32 or float16 (others are copied as float32). An NdArray is
+            copied: there is no backward.
+        n: number of branches, 1 or more.
+        tracker: the tracker of the graph.
+        ctx: context to run in; None for the current one.
+
+    Returns:
+        A tuple of length `n`, of the type, shape and dtype of `x`. Outputs that are not used do no harm.
+
+    Raises:
+        TypeError: `x` is no Variable or NdArray, `n` no integer, or `tracker` no `ScaleTracker`.
+        ValueError: `n` is less than 1.
+        RuntimeError: backward did not start at the tracker's loss. nnabla raises a SystemError with this as
+            its cause.
+
+    Source: Zhao et al. 2019 (arXiv 1910.12385), on networks with branches.
+
+    Example:
+        >>> import numpy as np, nnabla as nn, nnabla.functions as F
+        >>> from nnabla_adaloss.functions import ScaleTracker, branch, loss_scaling, unscale
+        >>> tracker = ScaleTracker()
+        >>> w = nn.Variable.from_numpy_array(np.array([3.0], np.float32), need_grad=True)
+        >>> a, b = branch(unscale(w, tracker), 2, tracker)
+        >>> loss = loss_scaling(F.sum(a * b), tracker)
+        >>> loss.forward()
+        >>> w.grad.zero()
+        >>> loss.backward()
+        >>> float(w.g[0])
+        6.0
+    """
+    check_array("x", x)
+    if integer("n", n) < 1:
+        raise ValueError(f"n={n!r} must be 1 or more")
+    check_tracker(tracker)
+    outputs = Branch(tracker, int(n), ctx).apply(x)
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+class Branch(TrackedFunction):
+    """Identity with several outputs."""
+
+    def __init__(self, tracker: ScaleTracker, n: int, context: Optional[nn.Context] = None) -> None:
+        super().__init__(tracker, context)
+        self._n = n
+
+    def min_outputs(self) -> int:
+        """Number of outputs."""
+        return self._n
+
+    def backward_impl(
+        self, inputs: List[Any], outputs: List[Any], propagate_down: List[bool], accum: List[bool]
+    ) -> None:
+        """Add the branches' gradients at a common scale."""
+        if not propagate_down[0]:
+            return
+        gradients = [(outputs[i].grad, point.scale) for i, point in self.arriving.items()]
+        self.point.scale = target = self._common_scale(gradients)
+        accumulate = accum[0]
+        for gradient, scale in gradients:
+            self.pass_gradient(gradient, inputs[0].grad, target / scale, accumulate=accumulate)
+            accumulate = True
+
+    def _common_scale(self, gradients: List[Tuple[nn.NdArray, float]]) -> float:
+        scales = [scale for _, scale in gradients]
+        if len(set(scales)) == 1:
+            return scales[0]
+        branches = [(scale, self.statistics(gradient).abs_max) for gradient, scale in gradients]
+        return common_scale(branches, u_max=self.tracker.config.range[1])

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A scale from the gradient alone, for functions without a weight, such as a cast to a narrow format."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional
+
+import nnabla as nn
+
+from ..core.validation import boolean
+from ..engine.plan import GraphPlan, Node
+from .identity import Array, IdentityFunction, check_array
+from .scale_tracker import ScalePoint, ScaleTracker, TrackedFunction, check_tracker
+
+
+def cast_loss_scaling(
+    x: Array, tracker: ScaleTracker, *, lognormal: bool = False, ctx: Optional[nn.Context] = None
+) -> Array:
+    """`x`, whose gradient is multiplied in backward by a scale computed from that gradient alone.
+
+    It stands where a gradient is about to be stored in fewer bits: it is scaled before that. The scale joins
+    the accumulated scale S, so that every `unscale` behind takes it back.
+
+    Args:
+        x: Variable or NdArray of any shape, float32 or float16 (others are copied as float32). An NdArray is
+            copied: there is no backward.
+        tracker: the tracker of the graph; its `config` says how the scale is computed.
+        lognormal: take the magnitudes of the gradient for lognormally distributed, in place of
+            `config.loss_scale_method`. The logarithms are taken in NumPy: on a GPU this copies the gradient
+            to the host.
+        ctx: context to run in; None for the current one.
+
+    Returns:
+        Of the type, shape and dtype of `x`.
+
+    Raises:
+        TypeError: `x` is no Variable or NdArray, `tracker` no `ScaleTracker`, or `lognormal` no boolean.
+        RuntimeError: backward did not start at the tracker's loss. nnabla raises a SystemError with this as
+            its cause.
+
+    Source: Zhao et al. 2019 (arXiv 1910.12385); `get_loss_scale_by_approx_range` without a weight.
+
+    Example:
+        >>> import numpy as np, nnabla as nn, nnabla.functions as F
+        >>> from nnabla_adaloss.functions import ScaleTracker, cast_loss_scaling, loss_scaling, unscale
+        >>> tracker = ScaleTracker(scale=8.0)
+        >>> w = nn.Variable.from_numpy_array(np.ones(4, np.float32), need_grad=True)
+        >>> weights = nn.Variable.from_numpy_array(np.array([1e-7, 2e-7, -1e-7, 3e-7], np.float32))
+        >>> x = cast_loss_scaling(unscale(w, tracker), tracker, lognormal=True)
+        >>> loss = loss_scaling(F.sum(x * weights), tracker)
+        >>> loss.forward()
+        >>> w.grad.zero()
+        >>> loss.backward()
+        >>> tracker.layer_scales, bool((w.g == weights.d).all())
+        ({'CastLossScaling': 1.0}, True)
+    """
+    check_array("x", x)
+    check_tracker(tracker)
+    boolean("lognormal", lognormal)
+    if isinstance(x, nn.NdArray):
+        return IdentityFunction(ctx)(x)
+    return CastLossScaling(tracker, lognormal, ctx).apply(x)
+
+
+class CastLossScaling(TrackedFunction):
+    """Identity that multiplies the gradient by a scale computed from it."""
+
+    def __init__(self, tracker: ScaleTracker, lognormal: bool, context: Optional[nn.Context] = None) -> None:
+        super().__init__(tracker, context)
+        self._ada_loss = tracker.lognormal_ada_loss if lognormal else tracker.ada_loss
+        self._label = ""
+
+    def connect(self, arriving: Dict[int, ScalePoint], node: Node, plan: GraphPlan) -> None:
+        """Learn where S comes from and the name under which the scale is reported."""
+        super().connect(arriving, node, plan)
+        self._label = node.label
+
+    def backward_impl(
+        self, inputs: List[Any], outputs: List[Any], propagate_down: List[bool], accum: List[bool]
+    ) -> None:
+        """Compute the scale and multiply the gradient by it."""
+        scale, g = self.arriving_scale(), outputs[0].grad
+        alpha = self._ada_loss.loss_scale(
+            self._label,
+            g,
+            None,
+            fan_in=1.0,
+            previous_scale=scale,
+            iteration=self.tracker.iteration,
+            g_statistics=self.statistics(g),
+        )
+        self.point.scale = scale * alpha
+        self.tracker.note_layer(self._label, alpha, scale * alpha)
+        if propagate_down[0]:
+            self.pass_gradient(g, inputs[0].grad, alpha, accumulate=accum[0])

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What functions share that hand their input on as it is and do something to its gradient."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Union
+
+import nnabla as nn
+from nnabla.function import PythonFunction
+
+from ..core.statistics import ArrayStatistics
+from ..engine.arrays import as_float32, prepare_master, stored_dtype
+from .kernels import Kernels, select_kernels
+
+Array = Union[nn.Variable, nn.NdArray]
+
+
+def check_array(name: str, value: object) -> None:
+    """TypeError, naming the argument, unless `value` is a Variable or an NdArray."""
+    if not isinstance(value, (nn.Variable, nn.NdArray)):
+        raise TypeError(f"{name} must be an nnabla.Variable or nnabla.NdArray, not {type(value).__name__}")
+
+
+class IdentityFunction(PythonFunction):  # type: ignore[misc]  # nnabla has no type hints
+    """A function of one input whose outputs are copies of it; subclasses write `backward_impl`.
+
+    nnabla lets no function written in Python share memory between input and output: forward is one copy per
+    output.
+
+    Args:
+        context: where it runs; None for the current context.
+    """
+
+    def __init__(self, context: Optional[nn.Context] = None) -> None:
+        super().__init__(context)
+        self.kernels: Kernels = select_kernels(self.ctx)
+
+    @property
+    def name(self) -> str:
+        """The type name that nnabla shows."""
+        return type(self).__name__
+
+    def min_outputs(self) -> int:
+        """Number of outputs."""
+        return 1
+
+    def grad_depends_output_data(self, i: int, o: int) -> bool:
+        """No gradient needs what forward computed."""
+        return False
+
+    def grad_depends_input_data(self, i: int, j: int) -> bool:
+        """No gradient needs what forward was given."""
+        return False
+
+    def setup_impl(self, inputs: List[Any], outputs: List[Any]) -> None:
+        """Give the outputs the shape of the input."""
+        for output in outputs:
+            output.reset_shape(inputs[0].shape, True)
+
+    def forward_impl(self, inputs: List[Any], outputs: List[Any]) -> None:
+        """Copy the input to every output."""
+        for output in outputs:
+            self.copy(inputs[0].data, output.data)
+
+    def copy(self, source: nn.NdArray, target: nn.NdArray) -> None:
+        """Copy `source`, in float32 when it is neither float32 nor float16."""
+        if stored_dtype(source) is None:
+            target.zero()
+            return
+        readable = as_float32(source, target)
+        if readable is not target:
+            self.kernels.scaled_copy(readable, target, 1.0)
+
+    def pass_gradient(
+        self, source: nn.NdArray, target: nn.NdArray, factor: float, *, accumulate: bool
+    ) -> None:
+        """Write factor * source to the gradient `target`, or add it; what is lazily zero stays so.
+
+        A gradient that is added to is, or becomes, float32.
+        """
+        if stored_dtype(source) is None:
+            if not accumulate:
+                target.zero()
+            return
+        readable = as_float32(source, nn.NdArray(source.shape))
+        if not accumulate or stored_dtype(target) is None:
+            self.kernels.scaled_copy(readable, target, factor)
+        else:
+            prepare_master(target)
+            self.kernels.unscale_add(readable, target, 1.0 / factor, accumulate=True)
+
+    def statistics(self, array: nn.NdArray) -> ArrayStatistics:
+        """Statistics of `array`, which stays lazily zero if it is."""
+        if stored_dtype(array) is None:
+            return ArrayStatistics(array.size, 0.0, 0.0, 0.0, 0.0, array.size, 0)
+        return self.kernels.statistics(array)

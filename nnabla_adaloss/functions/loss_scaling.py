@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A loss scale as a function of the graph."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Union
+
+import nnabla as nn
+
+from ..core.validation import positive_number
+from ..engine.plan import GraphPlan, Node
+from .identity import Array, IdentityFunction, check_array
+from .scale_flow import connect_scales
+from .scale_tracker import ScalePoint, ScaleTracker, TrackedFunction
+
+
+def loss_scaling(x: Array, scale: Union[float, ScaleTracker], *, ctx: Optional[nn.Context] = None) -> Array:
+    """`x`, whose gradient is multiplied by a scale in backward.
+
+    With a number, everything behind `x` gets a gradient `scale` times as large; `unscale(w, scale)` takes it
+    back. With a `ScaleTracker`, `x` is the loss, its gradient becomes the tracker's S0, and the graph behind
+    is checked and connected.
+
+    Args:
+        x: Variable or NdArray of any shape, float32 or float16 (others are copied as float32). An NdArray is
+            copied: there is no backward.
+        scale: positive and finite; a power of two keeps every bit. Or the tracker of the graph.
+        ctx: context to run in; None for the current one.
+
+    Returns:
+        Of the type, shape and dtype of `x`.
+
+    Raises:
+        TypeError: `x` is no Variable or NdArray, or `scale` neither a number nor a tracker.
+        ValueError: `scale` is not positive and finite. With a tracker also: some parameter is used without
+            `unscale`, a variable feeds functions at different scales without `branch`, or a function on the
+            way (clipping, Sink) does not hand a scale through.
+
+    Source: Zhao et al. 2019 (arXiv 1910.12385), on loss scaling with one scale.
+
+    Example:
+        >>> import numpy as np, nnabla as nn, nnabla.functions as F
+        >>> x = nn.Variable.from_numpy_array(np.array([3.0], np.float32), need_grad=True)
+        >>> loss = loss_scaling(F.sum(x * x), 1024.0)
+        >>> loss.forward()
+        >>> x.grad.zero()
+        >>> loss.backward()
+        >>> float(loss.d), float(x.g[0])
+        (9.0, 6144.0)
+    """
+    check_array("x", x)
+    if not isinstance(scale, ScaleTracker):
+        return LossScaling(positive_number("scale", scale), ctx)(x)
+    y = ScaledLoss(scale, ctx).apply(x)
+    if isinstance(y, nn.Variable) and y.need_grad:
+        connect_scales(y, scale)
+    return y
+
+
+class LossScaling(IdentityFunction):
+    """Identity that multiplies the gradient by a constant."""
+
+    def __init__(self, scale: float, context: Optional[nn.Context] = None) -> None:
+        super().__init__(context)
+        self._scale = scale
+
+    def backward_impl(
+        self, inputs: List[Any], outputs: List[Any], propagate_down: List[bool], accum: List[bool]
+    ) -> None:
+        """Multiply the gradient."""
+        if propagate_down[0]:
+            self.pass_gradient(outputs[0].grad, inputs[0].grad, self._scale, accumulate=accum[0])
+
+
+class ScaledLoss(TrackedFunction):
+    """Identity where a tracked backward pass starts with S0."""
+
+    def connect(self, arriving: Dict[int, ScalePoint], node: Node, plan: GraphPlan) -> None:
+        """Refuse to be anywhere but at the end."""
+        if arriving:
+            raise ValueError(
+                "x has been scaled already: loss_scaling(x, tracker) was applied to a part of it"
+            )
+
+    def backward_impl(
+        self, inputs: List[Any], outputs: List[Any], propagate_down: List[bool], accum: List[bool]
+    ) -> None:
+        """Start a pass and multiply the gradient by S0."""
+        self.point.scale = scale = self.tracker.start_pass()
+        self.pass_gradient(outputs[0].grad, inputs[0].grad, scale, accumulate=accum[0])

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rounding to a narrow format in forward, in backward, or in both."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Union
+
+import nnabla as nn
+
+from ..core.formats import Format, get_format
+from ..core.validation import boolean
+from ..engine.arrays import FLOAT32, as_float32, stored_dtype
+from .identity import Array, IdentityFunction, check_array
+
+
+def round_to_format(
+    x: Array,
+    storage: Union[str, Format],
+    forward: bool = True,
+    backward: bool = True,
+    *,
+    ctx: Optional[nn.Context] = None,
+) -> Array:
+    """`x` rounded to the numbers that `storage` can hold, and its gradient likewise.
+
+    Rounding is half to even, with gradual underflow, and overflow to infinity (to NaN in a format without
+    infinities), as IEEE 754 rounds. The gradient passes through the rounding of `x` as if there was none.
+
+    Args:
+        x: Variable or NdArray of any shape and dtype.
+        storage: `"float16"`, `"bfloat16"`, `"float8_e5m2"`, `"float8_e4m3"`, `"float32"`, or a `Format`.
+        forward: round the values; False hands them on as they are.
+        backward: round the gradient; False hands it on as it is.
+        ctx: context to run in; None for the current one.
+
+    Returns:
+        Of the type and shape of `x`, float32.
+
+    Raises:
+        TypeError: `x` is no Variable or NdArray, or `forward` or `backward` no boolean.
+        ValueError: `storage` is unknown.
+
+    Example:
+        >>> import numpy as np, nnabla as nn
+        >>> x = nn.NdArray.from_numpy_array(np.array([2049.0, 1e-8, 1e5], np.float32))
+        >>> round_to_format(x, "float16").data
+        array([2048.,    0.,   inf], dtype=float32)
+    """
+    check_array("x", x)
+    rounding = RoundToFormat(
+        get_format(storage), boolean("forward", forward), boolean("backward", backward), ctx
+    )
+    return rounding(x)
+
+
+class RoundToFormat(IdentityFunction):
+    """Rounds values, gradients, or both."""
+
+    def __init__(
+        self, storage: Format, forward: bool, backward: bool, context: Optional[nn.Context] = None
+    ) -> None:
+        super().__init__(context)
+        self._storage = storage
+        self._forward = forward
+        self._backward = backward
+
+    def forward_impl(self, inputs: List[Any], outputs: List[Any]) -> None:
+        """Round or copy the values."""
+        if self._forward:
+            self._round(inputs[0].data, outputs[0].data)
+        else:
+            super().forward_impl(inputs, outputs)
+
+    def backward_impl(
+        self, inputs: List[Any], outputs: List[Any], propagate_down: List[bool], accum: List[bool]
+    ) -> None:
+        """Round or hand on the gradient."""
+        if not propagate_down[0]:
+            return
+        source, target = outputs[0].grad, inputs[0].grad
+        if self._backward:
+            # A gradient that is added to is not rounded again: what arrived here is.
+            rounded = nn.NdArray(source.shape) if accum[0] else target
+            self._round(source, rounded)
+            source = rounded
+        if source is not target:
+            self.pass_gradient(source, target, 1.0, accumulate=accum[0])
+
+    def _round(self, source: nn.NdArray, target: nn.NdArray) -> None:
+        if stored_dtype(source) is None:
+            target.zero()
+            return
+        readable = as_float32(source, target)
+        if stored_dtype(readable) != FLOAT32:
+            self.kernels.unscale_add(readable, target, 1.0, accumulate=False)
+            readable = target
+        self.kernels.round_to_format(readable, target, self._storage)

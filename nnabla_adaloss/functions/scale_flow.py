@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the scale of every gradient comes from: the graph behind a scaled loss, looked at once.
+
+S changes only at scaling functions. Between them it passes through whatever is there, since an input gradient
+is proportional to the output gradient. Following S from the loss finds, before the first backward, what would
+otherwise be a wrong gradient in each of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Dict, List, Tuple
+
+import nnabla as nn
+
+from ..engine.plan import GraphPlan, Node, backward_order
+from .scale_tracker import ScalePoint, ScaleTracker, TrackedFunction
+
+
+def connect_scales(loss: nn.Variable, tracker: ScaleTracker) -> None:
+    """Follow S from a scaled loss to the parameters and connect the scaling functions on the way.
+
+    Args:
+        loss: what `loss_scaling` returned.
+        tracker: the tracker of the graph.
+
+    Raises:
+        ValueError: some gradient would come out wrong; the message says which, and what to do.
+    """
+    _ScaleFlow(loss, tracker)
+
+
+class _ScaleFlow:
+    def __init__(self, loss: nn.Variable, tracker: ScaleTracker) -> None:
+        config = tracker.config
+        self._plan = GraphPlan(loss, include=config.include, exclude=config.exclude)
+        # By variable key, in the order in which backward reaches the variables.
+        self._points: Dict[int, ScalePoint] = {}
+        self._redirected: Dict[Tuple[int, int], ScalePoint] = {}
+        private: List[Tuple[nn.Variable, str]] = []
+        consumers: Counter[int] = Counter()
+        for f in backward_order(loss):
+            node = self._plan.nodes[hash(f)]
+            consumers.update({hash(v) for v in f.inputs})
+            function = tracker.function(node.function_key)
+            if function is None:
+                self._pass_through(node)
+            else:
+                self._connect(node, function)
+                private += function.private
+        for variable, message in private:
+            if consumers[hash(variable)] > 1:
+                raise ValueError(message)
+
+    def _connect(self, node: Node, function: TrackedFunction) -> None:
+        if node.leaves and not function.unscales:
+            self._refuse_leaf(node)
+        function.connect(self._arriving(node), node, self._plan)
+        self._redirected.update(function.redirected)
+        for v, key in zip(node.inputs, node.input_keys):
+            self._reach(v, key, function.behind)
+
+    def _arriving(self, node: Node) -> Dict[int, ScalePoint]:
+        if node.single is not None:
+            return {0: self._points[node.single]} if node.single in self._points else {}
+        index = {key: i for i, key in enumerate(node.output_keys)}
+        return {index[key]: point for key, point in self._points.items() if key in index}
+
+    def _pass_through(self, node: Node) -> None:
+        points = list(self._arriving(node).values())
+        if any(point is not points[0] for point in points):
+            raise ValueError(
+                f"the gradients of the outputs of {node.type_name} ({node.label}) carry different scales: "
+                "put the same adaptive_loss_scaling layers, or none, behind all of them"
+            )
+        if node.non_homogeneous:
+            raise ValueError(
+                f"{node.type_name} ({node.label}) would clip or replace a scaled gradient: "
+                "leave it out, or let AdaptiveLossScaling run the graph without scaling functions"
+            )
+        if node.leaves:
+            self._refuse_leaf(node)
+        for v, key in zip(node.inputs, node.input_keys):
+            self._reach(v, key, self._redirected.get((node.function_key, key), points[0]))
+
+    def _reach(self, variable: nn.Variable, key: int, point: ScalePoint) -> None:
+        if self._points.setdefault(key, point) is not point:
+            raise ValueError(
+                f"the output of {variable.parent.info.type_name}, of shape {variable.shape}, feeds functions "
+                "whose gradients carry different scales: give each an output of branch(x, n, tracker)"
+            )
+
+    def _refuse_leaf(self, node: Node) -> None:
+        raise ValueError(
+            f"{node.type_name} ({node.label}) would leave a scaled gradient in its input of shape "
+            f"{node.leaves[0].shape}, which has need_grad=True: pass unscale(w, tracker) in place of w"
+        )

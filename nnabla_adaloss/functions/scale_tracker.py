@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The accumulated scale S of every gradient in a graph that scales itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Dict, List, Optional, Tuple
+from weakref import WeakValueDictionary
+
+import nnabla as nn
+from numpy.typing import NDArray
+
+from ..core.approx_range import get_loss_scale_by_approx_range
+from ..core.config import AdaLossConfig
+from ..core.validation import positive_number
+from ..engine.nnabla_ada_loss import NNablaAdaLoss
+from ..engine.plan import GraphPlan, Node
+from .identity import IdentityFunction
+from .kernels import select_kernels
+
+
+class ScaleTracker:
+    """What the scaling functions of one graph share: configuration, S0, and each gradient's scale S.
+
+    `loss_scaling(loss, tracker)` ends the graph. It looks at everything behind `loss` once, finds for each
+    scaling function where its S comes from, and refuses a graph whose gradients would come out wrong: a
+    parameter without `unscale`, a variable that feeds functions at different scales without `branch`. In
+    backward S travels from function to function by that knowledge, as Python floats.
+
+    A tracker serves one loss at a time; a graph that is built anew in each iteration keeps its tracker.
+
+    Args:
+        config: how scales are computed and bounded; None for `AdaLossConfig()`.
+        scale: S0, what the loss gradient is multiplied by. May be set between iterations.
+
+    Attributes:
+        config: the configuration.
+        found_inf: whether the last backward met an infinity or a NaN in a parameter's gradient. Such an
+            update is to be skipped, and `scale` lowered.
+
+    Raises:
+        TypeError: `config` is no `AdaLossConfig`, or `scale` is not a number.
+        ValueError: `scale` is not positive and finite, or `config.delay` is 1: scales are computed from the
+            gradient that they are applied to.
+
+    Example:
+        >>> import numpy as np, nnabla as nn, nnabla.functions as F
+        >>> from nnabla_adaloss.functions import ScaleTracker, loss_scaling, unscale
+        >>> x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
+        >>> w = nn.Variable.from_numpy_array(np.ones((3, 2), np.float32), need_grad=True)
+        >>> tracker = ScaleTracker(scale=128.0)
+        >>> loss = loss_scaling(F.mean(F.affine(x, unscale(w, tracker))), tracker)
+        >>> loss.forward()
+        >>> w.grad.zero()
+        >>> loss.backward()
+        >>> w.g[0]
+        array([0.5, 0.5], dtype=float32)
+    """
+
+    def __init__(self, config: Optional[AdaLossConfig] = None, scale: float = 8.0) -> None:
+        if config is not None and not isinstance(config, AdaLossConfig):
+            raise TypeError(f"config must be an AdaLossConfig or None, not {type(config).__name__}")
+        self.config = AdaLossConfig() if config is None else config
+        if self.config.delay == 1:
+            raise ValueError("config.delay is 1, but functions compute a scale where they apply it: use 0")
+        self.scale = scale
+        self.found_inf = False
+        kernels = select_kernels(nn.get_current_context())
+        self.ada_loss = NNablaAdaLoss(self.config, kernels)
+        self.lognormal_ada_loss = NNablaAdaLoss(replace(self.config, loss_scale_method=_lognormal), kernels)
+        self._passes = 0
+        self._layers: Dict[str, Tuple[float, float]] = {}
+        # Weak, since a graph that is gone leaves its addresses to the next one.
+        self._functions: WeakValueDictionary[int, TrackedFunction] = WeakValueDictionary()
+
+    @property
+    def scale(self) -> float:
+        """S0, what the loss gradient is multiplied by (together with `config.init_scale`)."""
+        return self._scale
+
+    @scale.setter
+    def scale(self, value: float) -> None:
+        self._scale = positive_number("scale", value)
+
+    @property
+    def layer_scales(self) -> Dict[str, float]:
+        """Alpha of each layer in the last backward, by layer name."""
+        return {layer: alpha for layer, (alpha, _) in self._layers.items()}
+
+    @property
+    def accumulated_scales(self) -> Dict[str, float]:
+        """The scale S on each layer's input gradient in the last backward, by layer name."""
+        return {layer: scale for layer, (_, scale) in self._layers.items()}
+
+    @property
+    def passes(self) -> int:
+        """How many backward passes have started."""
+        return self._passes
+
+    @property
+    def iteration(self) -> int:
+        """Number of the running pass, from 0."""
+        return self._passes - 1
+
+    def start_pass(self) -> float:
+        """Start a backward pass at the loss; returns S0."""
+        self._passes += 1
+        self._layers = {}
+        self.found_inf = False
+        return self.scale * self.config.init_scale
+
+    def note_layer(self, layer: str, alpha: float, accumulated: float) -> None:
+        """Keep what a layer applied in this pass."""
+        self._layers[layer] = (alpha, accumulated)
+
+    def add(self, function: TrackedFunction, output: nn.Variable) -> None:
+        """Take up a function that has become part of a graph."""
+        self._functions[hash(output.parent)] = function
+
+    def function(self, key: int) -> Optional[TrackedFunction]:
+        """The tracked function that runs as the graph's function of this hash, if one does."""
+        return self._functions.get(key)
+
+
+def _lognormal(g: NDArray[Any], W: None, *, config: AdaLossConfig, fan_in: float) -> float:
+    return float(get_loss_scale_by_approx_range(g, W, config=config, lognormal=True))
+
+
+def check_tracker(tracker: object) -> None:
+    """TypeError unless `tracker` is a ScaleTracker."""
+    if not isinstance(tracker, ScaleTracker):
+        raise TypeError(f"tracker must be a ScaleTracker, not {type(tracker).__name__}")
+
+
+class ScalePoint:
+    """The scale S of the gradients behind one function, as the current backward pass left it."""
+
+    __slots__ = ("_pass", "_scale", "_tracker")
+
+    def __init__(self, tracker: ScaleTracker) -> None:
+        self._tracker = tracker
+        self._pass = 0
+        self._scale = 1.0
+
+    @property
+    def scale(self) -> float:
+        """S; RuntimeError unless it was set in this backward pass."""
+        if self._pass != self._tracker.passes or not self._pass:
+            raise RuntimeError(
+                "the scale of a gradient is unknown: backward did not start at the Variable that the last "
+                "loss_scaling(loss, tracker) returned"
+            )
+        return self._scale
+
+    @scale.setter
+    def scale(self, value: float) -> None:
+        if self._pass == self._tracker.passes:
+            raise RuntimeError(
+                "a scaling function ran twice in one backward pass: start backward at the Variable that "
+                "loss_scaling(loss, tracker) returned"
+            )
+        self._pass = self._tracker.passes
+        self._scale = value
+
+
+class TrackedFunction(IdentityFunction):
+    """An identity function that knows the scale of the gradients that arrive.
+
+    Attributes:
+        tracker: what the functions of a graph share.
+        point: S of the gradient that this function's scale applies to.
+        arriving: by output where its S comes from, in the order in which backward reaches the outputs;
+            outputs that do not lead to the loss are absent.
+        redirected: S of what other functions write, by keys of function and variable.
+        private: variables that may feed one function only, and what to tell the user if they feed more.
+        unscales: whether what it hands on is unscaled.
+    """
+
+    unscales = False
+
+    def __init__(self, tracker: ScaleTracker, context: Optional[nn.Context] = None) -> None:
+        super().__init__(context)
+        self.tracker = tracker
+        self.point = ScalePoint(tracker)
+        self.arriving: Dict[int, ScalePoint] = {}
+        self.redirected: Dict[Tuple[int, int], ScalePoint] = {}
+        self.private: List[Tuple[nn.Variable, str]] = []
+
+    @property
+    def behind(self) -> ScalePoint:
+        """S of what this function hands on itself."""
+        return self.point
+
+    def connect(self, arriving: Dict[int, ScalePoint], node: Node, plan: GraphPlan) -> None:
+        """Learn where S comes from, and what the functions around are."""
+        self.arriving = arriving
+
+    def arriving_scale(self) -> float:
+        """S of the gradient of the only output; RuntimeError when it is unknown."""
+        return self.arriving.get(0, ScalePoint(self.tracker)).scale
+
+    def apply(self, x: Any) -> Any:
+        """The output, or outputs, for `x`; with a Variable, the tracker takes note of the function."""
+        y = self(x)
+        if isinstance(x, nn.Variable):
+            self.tracker.add(self, y[0] if isinstance(y, tuple) else y)
+        return y
