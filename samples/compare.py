@@ -46,9 +46,9 @@ training, as nnabla's default of 2000 updates is in a training of 80 000. The fi
 batch by batch within one process, so that a busy machine slows them all alike; the time in the table is the
 median over batches of the ratio to fp32. (Emulation makes up much of it: it says nothing about a GPU.)
 
-Underflow. At twelve moments the backward pass is done twice from the same activations, storing gradients
-once in fp32 and once as the method does. An element counts as underflowed when it is zero in the second and
-not in the first. The table adds up all layers and moments; the picture shows layers.
+Underflow. At twelve moments (six with --quick) the backward pass is done twice from the same activations,
+storing gradients once in fp32 and once as the method does. An element counts as underflowed when it is zero
+in the second and not in the first. The table adds up all layers and moments; the picture shows layers.
 
 Files, written into --out:
   compare.png   each layer's loss scale over the training, and each layer's underflow

@@ -19,7 +19,9 @@ from underflow import Underflow, UnderflowProbe, total
 
 from nnabla_adaloss import AdaptiveLossScaling
 
+# A probe costs as much as two batches.
 _PROBES = 12
+_PROBE_INTERVAL = 10
 
 
 class Settings(NamedTuple):
@@ -83,7 +85,7 @@ def compare_methods(
         progress: Called after each turn with the number of trainings that took it.
     """
     trainees = [Trainee(network, loss_weight, method, data, settings) for method in METHODS]
-    probe_every = max(1, settings.iterations // _PROBES)
+    probe_every = min(settings.iterations, max(_PROBE_INTERVAL, settings.iterations // _PROBES))
     for turn in range(settings.iterations):
         for trainee in trainees:
             trainee.take_turn(turn)
