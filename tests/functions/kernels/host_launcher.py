@@ -7,7 +7,7 @@ import ctypes
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any, List, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -19,24 +19,32 @@ THREADS_PER_BLOCK = 64  # two warps: every barrier and shuffle is there, and thr
 COMPILER = shutil.which("g++")
 
 
+LAUNCH = """
+extern "C" void launch_{0}(unsigned grid, unsigned count, unsigned* blocks, void** arguments) {{
+    run_on_host({0}, grid, count, blocks, arguments);
+}}
+"""
+
+
+def layout_checks(source: CudaSource, struct: str) -> str:
+    """C++ that does not compile unless NumPy's idea of a struct is the compiler's."""
+    layout = source.layout(struct)
+    checks = [f"static_assert(sizeof({struct}) == {layout.itemsize});"]
+    for name, (_, offset, *_) in (layout.fields or {}).items():
+        checks.append(f"static_assert(offsetof({struct}, {name}) == {offset});")
+    return "\n".join(checks)
+
+
 def compile_for_host(directory: Path) -> Path:
-    """The shared library with ``launch_NAME(blocks, arguments)`` for every kernel."""
+    """The shared library with ``launch_NAME(grid, count, blocks, arguments)`` for every kernel."""
     source = CudaSource()
-    launch = (
-        'extern "C" void launch_{0}(unsigned blocks, void** values) {{ run_on_host({0}, blocks, values); }}'
-    )
-    launches = [launch.format(name) for name in source.kernels]
+    checks = [layout_checks(source, struct) for struct in ("Task", "Tasks", "Row", "Format")]
+    launches = [LAUNCH.format(name) for name in source.kernels]
     code, library = directory / "adaloss_on_host.cpp", directory / "adaloss_on_host.so"
-    code.write_text("\n".join([source.text, *launches]), encoding="utf-8")
-    command: List[Any] = [
-        COMPILER,
-        "-std=c++20",
-        "-O2",
-        "-ffp-contract=off",
-        "-fno-strict-aliasing",
-        "-pthread",
-    ]
-    command += [
+    code.write_text("\n".join(["#include <cstddef>", source.text, *checks, *launches]), encoding="utf-8")
+    # Strict rounding as on a GPU; its floats may be read as uint4 there.
+    options = ["-std=c++20", "-O2", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-pthread"]
+    options += [
         "-Wall",
         "-Werror",
         "-fPIC",
@@ -44,7 +52,7 @@ def compile_for_host(directory: Path) -> Path:
         f"-DTHREADS_PER_BLOCK={THREADS_PER_BLOCK}",
         f"-I{SHIM}",
     ]
-    subprocess.run([*command, code, "-o", library], check=True)
+    subprocess.run([str(COMPILER), *options, str(code), "-o", str(library)], check=True)
     return library
 
 
@@ -55,10 +63,19 @@ class HostMemory:
 
 
 class HostLauncher:
-    """A `Launcher` that runs each kernel to its end before it returns."""
+    """A `Launcher` that runs each kernel to its end before it returns.
 
-    def __init__(self, library: Path, max_blocks: int = 3) -> None:
+    Args:
+        library: what `compile_for_host` made.
+        max_blocks: size of the imagined device: with few blocks, arrays need not be large to take several.
+        only_blocks: run these alone; default: all.
+    """
+
+    def __init__(
+        self, library: Path, max_blocks: int = 3, only_blocks: Optional[Sequence[int]] = None
+    ) -> None:
         self._library = ctypes.CDLL(str(library))
+        self._only_blocks = only_blocks
         self.max_blocks = max_blocks
         self.launches: List[str] = []
 
@@ -72,7 +89,11 @@ class HostLauncher:
         self.launches.append(kernel)
         values = [np.atleast_1d(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(value.ctypes.data for value in values))
-        self._library[f"launch_{kernel}"](ctypes.c_uint(blocks), pointers)
+        chosen = np.array(range(blocks) if self._only_blocks is None else self._only_blocks, np.uint32)
+        function = self._library[f"launch_{kernel}"]
+        function(
+            ctypes.c_uint(blocks), ctypes.c_uint(chosen.size), ctypes.c_void_p(chosen.ctypes.data), pointers
+        )
 
     def fetch(self, memory: HostMemory, size: int) -> Bytes:
         return np.frombuffer(ctypes.string_at(memory.ptr, size), np.uint8)

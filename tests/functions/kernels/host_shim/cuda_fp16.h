@@ -101,7 +101,7 @@ inline unsigned atomicMax(unsigned* address, unsigned value) {
     return old;
 }
 
-// ---- launching: arguments[i] points to the value of the kernel's i-th argument, as for cuLaunchKernel
+// ---- launching some blocks of a grid: arguments[i] points to the kernel's i-th argument, as for cuLaunchKernel
 
 template <typename... Arguments, std::size_t... I>
 void call(void (*kernel)(Arguments...), void** arguments, std::index_sequence<I...>) {
@@ -109,7 +109,7 @@ void call(void (*kernel)(Arguments...), void** arguments, std::index_sequence<I.
 }
 
 template <typename... Arguments>
-void run_on_host(void (*kernel)(Arguments...), unsigned blocks, void** arguments) {
+void run_on_host(void (*kernel)(Arguments...), unsigned grid, unsigned count, unsigned* blocks, void** arguments) {
     block_barrier = std::make_unique<Barrier>(THREADS_PER_BLOCK);
     for (auto& barrier : warp_barriers) {
         barrier = std::make_unique<Barrier>(SHIM_WARP);
@@ -118,8 +118,9 @@ void run_on_host(void (*kernel)(Arguments...), unsigned blocks, void** arguments
     for (unsigned thread = 0; thread < THREADS_PER_BLOCK; ++thread) {
         threads.emplace_back([=] {
             threadIdx.x = thread;
-            gridDim.x = blocks;
-            for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
+            gridDim.x = grid;
+            for (unsigned i = 0; i < count; ++i) {
+                blockIdx.x = blocks[i];
                 call(kernel, arguments, std::index_sequence_for<Arguments...>());
                 block_barrier->wait();
             }

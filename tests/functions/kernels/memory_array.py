@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays over memory of one's own choosing, with as much of an NdArray's interface as kernels ask for."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from typing import Any, Optional, Tuple
+
+import nnabla as nn
+import numpy as np
+from numpy.typing import NDArray
+
+PAGE = mmap.PAGESIZE
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class MemoryArray:
+    """Looks like an NdArray of shape (size,) at an offset in a buffer that may be unaligned or huge."""
+
+    def __init__(self, memory: NDArray[np.uint8], dtype: Any, size: int, offset: int = 0) -> None:
+        self.dtype = np.dtype(dtype)
+        self.size = size
+        self.values: NDArray[Any] = memory[offset : offset + size * self.dtype.itemsize].view(self.dtype)
+
+    @property
+    def shape(self) -> Tuple[int]:
+        return (self.size,)
+
+    def data_ptr(self, dtype: Any, context: Optional[nn.Context] = None, write_only: bool = False) -> int:
+        assert np.dtype(dtype) == self.dtype, "kernels never cast"
+        return self.values.ctypes.data
+
+
+def before_forbidden_page(dtype: Any, size: int) -> MemoryArray:
+    """An array that ends where a page begins that nobody may touch: reading on is a segmentation fault."""
+    length = size * np.dtype(dtype).itemsize
+    pages = -(-length // PAGE) + 1
+    memory = np.frombuffer(mmap.mmap(-1, pages * PAGE), np.uint8)
+    assert _LIBC.mprotect(ctypes.c_void_p(memory.ctypes.data + (pages - 1) * PAGE), PAGE, 0) == 0
+    return MemoryArray(memory, dtype, size, (pages - 1) * PAGE - length)
+
+
+def reserved_zeros(dtype: Any, size: int) -> MemoryArray:
+    """An array of zeros that takes memory only where it is written to, however large it is."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
+    memory = np.frombuffer(mmap.mmap(-1, size * np.dtype(dtype).itemsize, flags=flags), np.uint8)
+    return MemoryArray(memory, dtype, size)

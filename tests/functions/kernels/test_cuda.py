@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What only the CUDA kernels do, run on the CPU; what all kernels do is in test_interface.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, List, cast
+
+import nnabla as nn
+import numpy as np
+import pytest
+
+from nnabla_adaloss.core.formats import FLOAT16, FLOAT32
+from nnabla_adaloss.functions.kernels import CudaKernels, GradientToUnscale, ScaledCopy
+from tests.functions.kernels.arrays import (
+    SPECIAL_VALUES,
+    assert_same_floats,
+    assert_statistics,
+    nd_array,
+    scaled,
+)
+from tests.functions.kernels.conftest import CPU
+from tests.functions.kernels.host_launcher import THREADS_PER_BLOCK, HostLauncher
+from tests.functions.kernels.memory_array import MemoryArray, before_forbidden_page, reserved_zeros
+
+DTYPES = [np.float32, np.float16]
+LENGTHS = [0, 1, 3, 4, 7, 8, 31, 33, 5000]
+
+
+@pytest.fixture
+def kernels(launcher: HostLauncher) -> CudaKernels:
+    return CudaKernels(CPU, launcher)
+
+
+def normal(length: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(length).astype(dtype)
+
+
+def as_nd(array: MemoryArray) -> nn.NdArray:
+    return cast(nn.NdArray, array)
+
+
+# ---- many arrays in one launch
+
+
+def test_one_launch_for_the_statistics_of_many_arrays(kernels: CudaKernels, launcher: HostLauncher) -> None:
+    arrays = [normal(length, dtype, seed) for seed, length in enumerate(LENGTHS) for dtype in DTYPES]
+    table = kernels.table(len(arrays) + 3)
+    kernels.launch_statistics([nd_array(x, x.dtype) for x in arrays], table, first_row=3)
+    assert launcher.launches == ["statistics"]
+    rows = table.fetch().rows
+    for row, values in zip(rows[3:], arrays):
+        assert_statistics(row.statistics, values)
+    assert [row.statistics.count for row in rows[:3]] == [0, 0, 0]
+
+
+def test_histograms_of_many_arrays(kernels: CudaKernels) -> None:
+    arrays = [normal(5000), normal(100, np.float16), np.zeros(3, np.float32)]
+    table = kernels.table(3, histograms=True)
+    for _ in range(2):  # a cleared table counts afresh
+        table.clear()
+        kernels.launch_statistics([nd_array(x, x.dtype) for x in arrays], table)
+    contents = table.fetch()
+    for row, counts, values in zip(contents.rows, contents.exponents, arrays):
+        assert_statistics(row.statistics, values)
+        fields = np.abs(values).astype(np.float32).view(np.uint32) >> 23
+        np.testing.assert_array_equal(counts, np.bincount(fields, minlength=256))
+
+
+def test_scaled_copies_of_many_weights(kernels: CudaKernels, launcher: HostLauncher) -> None:
+    weights = [normal(length, dtype, seed) for seed, length in enumerate(LENGTHS) for dtype in DTYPES]
+    copies = [ScaledCopy(nd_array(w, w.dtype), nn.NdArray(w.shape), 2.0**i) for i, w in enumerate(weights)]
+    kernels.launch_scaled_copies(copies)
+    assert launcher.launches == ["scaled_copy"]
+    for (_, target, alpha), w in zip(copies, weights):
+        assert_same_floats(target.data, scaled(w, alpha))
+
+
+def gradients_to_unscale(count: int) -> List[GradientToUnscale]:
+    sources = [nd_array(normal(i, DTYPES[i % 2], i), DTYPES[i % 2]) for i in range(count)]
+    return [
+        GradientToUnscale(x, nd_array(np.ones(i)), 2.0 ** (i % 5), i % 3 == 0) for i, x in enumerate(sources)
+    ]
+
+
+def test_unscaling_of_many_gradients_takes_as_few_launches_as_fit(
+    kernels: CudaKernels, launcher: HostLauncher
+) -> None:
+    gradients = gradients_to_unscale(100)
+    table = kernels.table(0)
+    kernels.launch_unscale_add(gradients, table)
+    assert launcher.launches == ["unscale_add"] * 2
+    assert table.fetch().found_inf is False
+    for source, master, scale, accumulate in gradients:
+        quotient = source.data.astype(np.float32) / np.float32(scale)
+        assert_same_floats(master.data, quotient + np.float32(1) if accumulate else quotient)
+
+
+def test_found_inf_stays_until_the_table_is_cleared(kernels: CudaKernels) -> None:
+    gradients = gradients_to_unscale(50)
+    bad = gradients[37].source.data.copy()
+    bad[-1] = np.nan
+    table = kernels.table(2)
+    kernels.launch_unscale_add([*gradients, gradients[37]._replace(source=nd_array(bad))], table)
+    kernels.launch_unscale_add(gradients_to_unscale(3), table)
+    assert table.fetch().found_inf is True
+    table.clear()
+    assert table.fetch().found_inf is False
+
+
+def test_gradients_that_depend_on_each_other_are_not_launched_together(
+    kernels: CudaKernels, launcher: HostLauncher
+) -> None:
+    first, second, master, other = nd_array([2.0]), nd_array([4.0]), nd_array([1.0]), nd_array([1.0])
+    kernels.launch_unscale_add(
+        [
+            GradientToUnscale(first, master, 2.0, True),  # 1 + 1
+            GradientToUnscale(second, master, 2.0, True),  # writes the same master: 2 + 2
+            GradientToUnscale(master, other, 4.0, True),  # reads it: 1 + 1
+            GradientToUnscale(first, second, 1.0, False),  # independent of the one before
+            GradientToUnscale(other, first, 1.0, False),  # writes what was read
+        ],
+        kernels.table(1),
+    )
+    assert launcher.launches == ["unscale_add"] * 4
+    assert [x.data[0] for x in (first, second, master, other)] == [2.0, 2.0, 4.0, 2.0]
+
+
+def test_rounding_writes_its_row(kernels: CudaKernels) -> None:
+    values = normal(5000)
+    table = kernels.table(3)
+    for row, storage in enumerate([FLOAT16, FLOAT32]):
+        kernels.launch_round_to_format(nd_array(values), nn.NdArray(values.shape), storage, table, row + 1)
+    rows = table.fetch().rows
+    assert_statistics(rows[1].statistics, values.astype(np.float16).astype(np.float32))
+    assert_statistics(rows[2].statistics, values)
+
+
+def test_bad_arguments_launch_nothing(kernels: CudaKernels, launcher: HostLauncher) -> None:
+    bad = GradientToUnscale(nd_array([1.0]), nd_array([1.0]), 0.0, False)
+    with pytest.raises(ValueError, match="scale="):
+        kernels.launch_unscale_add([*gradients_to_unscale(3), bad], kernels.table(1))
+    with pytest.raises(TypeError, match="int32"):
+        kernels.launch_statistics([nd_array([1.0]), nd_array([1], np.int32)], kernels.table(2))
+    assert launcher.launches == []
+
+
+# ---- reproducibility
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_do_not_depend_on_the_neighbours_in_a_launch(kernels: CudaKernels, dtype: Any) -> None:
+    x = nd_array(normal(5000, dtype) * dtype(1e-3), dtype)
+    alone = kernels.statistics(x)
+    table = kernels.table(5)
+    kernels.launch_statistics([nd_array(normal(100)), x, nd_array(normal(7000)), x, x], table)
+    rows = [row.statistics for row in table.fetch().rows]
+    assert [rows[1], rows[3], rows[4]] == [alone] * 3  # equal to the last bit
+
+
+@pytest.mark.parametrize("max_blocks", [1, 2, 5])
+def test_any_number_of_blocks(cuda_library: Path, max_blocks: int) -> None:
+    kernels = CudaKernels(CPU, HostLauncher(cuda_library, max_blocks))
+    values = normal(20000)
+    values[[0, 77, 2047, 2048, 19999]] = [0.0, np.nan, np.inf, 1e-40, 1e30]
+    assert_statistics(kernels.statistics(nd_array(values)), values)
+    _, counts = kernels.exponent_histogram(nd_array(values))
+    assert counts.sum() == 20000
+
+
+# ---- memory
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("offset", [0, 1, 3, 5])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_unaligned_arrays(kernels: CudaKernels, dtype: Any, offset: int, length: int) -> None:
+    values = normal(length, dtype)
+    values[: min(length, len(SPECIAL_VALUES))] = special_values(dtype)[:length]
+    itemsize = np.dtype(dtype).itemsize
+    source = MemoryArray(np.zeros(30000, np.uint8), dtype, length, offset * itemsize)
+    source.values[:] = values
+    target = MemoryArray(np.zeros(30000, np.uint8), dtype, length, 2 * itemsize)
+    assert_statistics(kernels.statistics(as_nd(source)), values)
+    kernels.scaled_copy(as_nd(source), as_nd(target), 0.25)
+    assert_same_floats(target.values, scaled(values, 0.25))
+    master = MemoryArray(np.zeros(30000, np.uint8), np.float32, length, 4)
+    kernels.unscale_add(as_nd(source), as_nd(master), 4.0, accumulate=True)
+    assert_same_floats(master.values, values.astype(np.float32) * np.float32(0.25) + np.float32(0))
+
+
+def special_values(dtype: Any) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return np.array(SPECIAL_VALUES).astype(dtype)
+
+
+@pytest.mark.parametrize("length", [0, 1, 31, 33, 1023, 5000])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nothing_is_read_or_written_past_the_end(kernels: CudaKernels, dtype: Any, length: int) -> None:
+    source = before_forbidden_page(dtype, length)
+    target, master = before_forbidden_page(dtype, length), before_forbidden_page(np.float32, length)
+    source.values[:] = 2
+    assert kernels.exponent_histogram(as_nd(source))[0] == kernels.statistics(as_nd(source))
+    kernels.scaled_copy(as_nd(source), as_nd(target), 2.0)
+    kernels.unscale_add(as_nd(source), as_nd(master), 2.0, accumulate=True)
+    kernels.round_to_format(as_nd(master), as_nd(master), FLOAT16)
+    assert (target.values == 4).all()
+    assert (master.values == 1).all()
+
+
+@pytest.mark.parametrize("size", [2**31 + 5, 2**32 + 5])
+def test_more_elements_than_32_bits_can_count(cuda_library: Path, size: int) -> None:
+    blocks, width = 2**15, 8  # elements of 2 bytes, taken 8 at a time
+    chosen, neighbours = [0, 1234, blocks - 2], [1, 1233, blocks - 1]
+    kernels = CudaKernels(CPU, HostLauncher(cuda_library, blocks, chosen))
+    x = reserved_zeros(np.float16, size)
+    length = THREADS_PER_BLOCK * width  # of a stretch; blocks take them in turns
+    starts = {
+        block: range(block * length, size - length, blocks * length) for block in (*chosen, *neighbours)
+    }
+    for block in starts:
+        for start in starts[block]:
+            x.values[start : start + length] = 1
+    x.values[-5:] = 1
+    kernels.scale_(as_nd(x), 2.0)
+    for block in starts:
+        for start in starts[block]:
+            assert (x.values[start : start + length] == (2 if block in chosen else 1)).all()
+    assert (x.values[-5:] == 2).all()  # left over for block 0

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import importlib.util
+
+import nnabla as nn
+import pytest
+
+from nnabla_adaloss.functions.kernels import CpuKernels, PlainKernels, select_kernels
+
+
+@pytest.mark.parametrize("backend", [["cpu:float"], ["cpu:half"], ["cpu"]])
+@pytest.mark.parametrize("array_class", ["", "CpuArray", "CpuCachedArray"])
+def test_cpu_contexts(backend: list, array_class: str) -> None:
+    assert isinstance(select_kernels(nn.Context(backend, array_class, "0")), CpuKernels)
+
+
+def test_the_default_context() -> None:
+    assert isinstance(select_kernels(nn.Context()), CpuKernels)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed")
+def test_cuda_without_cupy_is_slow_and_says_so() -> None:
+    context = nn.Context(["cudnn:half", "cuda:half", "cpu:half"], "CudaCachedArray", "0")
+    with pytest.warns(RuntimeWarning, match=r"CuPy is not installed.*cuda120"):
+        assert isinstance(select_kernels(context), PlainKernels)
+
+
+def test_an_unknown_backend_gets_plain_kernels() -> None:
+    assert isinstance(select_kernels(nn.Context(["other:float"], "OtherArray", "0")), PlainKernels)
