@@ -12,9 +12,5 @@ class GraphChangedError(RuntimeError):
     """A graph was rewired between two backward passes of one wrapped loss."""
 
 
-class RanksDisagreeError(RuntimeError):
-    """Ranks that should hold the same parameters and scales do not."""
-
-
 class LossScaleWarning(UserWarning):
     """Training goes on, but something about the loss scale needs attention."""

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from ..core.config import AdaLossConfig
 from ..core.layer_limits import LayerLimits
 from ..errors import GraphChangedError
-from ..functions.kernels import select_kernels
+from ..functions.kernels import CudaKernels, select_kernels
 from .backward_pass import BackwardPass, PassContext
 from .blame import layer_to_blame
 from .hooks import Hook, root_cause
 from .loss_like import LossLike, Seed, check_scale, run_backward, seed_gradient, variable_of
+from .measurements import Measurements, measurements_by
 from .nnabla_ada_loss import NNablaAdaLoss
 from .plan import GraphPlan
 from .scratch import ScratchPool
@@ -72,14 +73,16 @@ class AdaptiveLossScaling:
         self._non_homogeneous = tuple(non_homogeneous)
         self._kernels = select_kernels(self._variable.parent.context)
         self._ada_loss = NNablaAdaLoss(self.config, self._kernels)
-        if self.delay == 1 and not self._ada_loss.takes_statistics:
+        self._delay = self._choose_delay()
+        if self._delay and not self._ada_loss.takes_statistics:
             raise ValueError(
                 f"delay=1 keeps statistics, not arrays, and loss_scale_method={config.loss_scale_method!r} "
                 "looks at arrays; choose delay=0 or another method"
             )
         self._pool = ScratchPool()
-        self._statistics = self._make_statistics()
         self._plan = self._make_plan()
+        self._measurements = self._make_measurements()
+        self._statistics = self._make_statistics()
         self._last: Optional[BackwardPass] = None
 
     @property
@@ -90,7 +93,7 @@ class AdaptiveLossScaling:
     @property
     def delay(self) -> int:
         """0 when scales come from the statistics of the same iteration, 1 when from the one before."""
-        return self.config.delay or 0
+        return self._delay
 
     @property
     def plan(self) -> GraphPlan:
@@ -240,7 +243,7 @@ class AdaptiveLossScaling:
         start_scale = check_scale(scale) * self.config.init_scale
         seed_gradient(self._variable, start_scale, grad)
         if not self._plan.is_current():
-            self._plan = self._make_plan()
+            self._replan()
         context = PassContext(
             self._plan, self._ada_loss, self._kernels, self._pool, self._statistics, self._storage
         )
@@ -251,8 +254,9 @@ class AdaptiveLossScaling:
             function_pre_hook,
             function_post_hook,
             # A communicator takes gradients as each function leaves them.
-            deferred=self.delay == 1 and communicator_callbacks is None,
+            deferred=self._measurements if communicator_callbacks is None else None,
         )
+        error: Optional[BaseException] = None
         try:
             run_backward(
                 self._loss,
@@ -263,14 +267,17 @@ class AdaptiveLossScaling:
                 running.pre,
                 running.post,
             )
-        except BaseException as error:
-            raise (running.error or root_cause(error)) from None
+        except BaseException as raised:
+            error = root_cause(raised)
         finally:
             running.restore()
-        if running.error is not None:
-            if isinstance(running.error, GraphChangedError):
-                self._plan = self._make_plan()
-            raise running.error
+        # What a hook raised comes first: nnabla hides it behind an error of its own.
+        error = running.error or error
+        if error is not None:
+            self._statistics.finish()
+            if isinstance(error, GraphChangedError):
+                self._replan()
+            raise error
         running.finish()
         self._unscale_visible(running, clear_buffer)
         self._last = running
@@ -282,9 +289,25 @@ class AdaptiveLossScaling:
             if not clear_buffer or variable.persistent or key in plan.kept_keys:
                 running.unscale_visible(variable, key)
 
+    def _replan(self) -> None:
+        self._plan = self._make_plan()
+        self._measurements = self._make_measurements()
+        self._statistics = self._make_statistics()
+
+    def _choose_delay(self) -> int:
+        if self.config.delay is not None:
+            return self.config.delay
+        # On a GPU every look at a result within the pass would wait for the device.
+        return int(isinstance(self._kernels, CudaKernels) and self._ada_loss.takes_statistics)
+
+    def _make_measurements(self) -> Optional[Measurements]:
+        # Per variable its gradient, as it arrives and as one branch, and its data.
+        return measurements_by(self._kernels, 3 * len(self._plan.variables) + 64) if self._delay else None
+
     def _make_statistics(self) -> StatisticsSource:
-        now = ImmediateStatistics(self._kernels, self._pool, self._storage)
-        return DelayedStatistics(now) if self.delay == 1 else now
+        if self._measurements is None:
+            return ImmediateStatistics(self._kernels, self._pool, self._storage)
+        return DelayedStatistics(self._measurements, self._pool, self._storage)
 
     def _make_plan(self) -> GraphPlan:
         return GraphPlan(

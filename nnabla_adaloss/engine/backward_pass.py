@@ -23,6 +23,7 @@ from ..functions.kernels.interface import Kernels
 from .arrays import as_float32, stored_dtype
 from .hooks import Hook
 from .leaf_gradients import LeafGradients
+from .measurements import Measurements
 from .plan import GraphPlan, Node, Scaling
 from .scratch import ScratchPool
 from .statistics_source import StatisticsSource
@@ -49,7 +50,7 @@ class BackwardPass:
         iteration: Number of the iteration, for methods that do not recompute each time.
         user_pre: The user's own pre hook, run after the engine's.
         user_post: The user's own post hook, run after the engine's.
-        deferred: Unscale parameter gradients at the end of the pass instead of after each function.
+        deferred: Where parameter gradients are unscaled at the end of the pass; None: after each function.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class BackwardPass:
         user_pre: Optional[Hook] = None,
         user_post: Optional[Hook] = None,
         *,
-        deferred: bool = False,
+        deferred: Optional[Measurements] = None,
     ) -> None:
         self.plan, self.ada_loss, self.kernels, self.pool, self.statistics, self.storage = context
         self.nodes = self.plan.nodes
@@ -147,7 +148,9 @@ class BackwardPass:
     def finish(self) -> None:
         """End the pass: unscale what is left, and collect the layers that were not finite."""
         self._leaves.finish()
-        keys = set(self.statistics.finish())
+        keys, found_inf = self.statistics.finish()
+        if found_inf:
+            self._leaves.find_inf()
         labels = set(self._leaves.found_inf)
         if keys or labels:
             self.found_inf = [

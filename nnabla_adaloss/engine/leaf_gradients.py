@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple
+from typing import Dict, List, Mapping, NamedTuple, Optional
 
 import nnabla as nn
 
 from ..core.power_of_two import is_power_of_two
 from ..functions.kernels.interface import GradientToUnscale, Kernels
 from .arrays import FLOAT16, prepare_master, stored_dtype
+from .measurements import Measurements
 from .plan import Node
 from .scratch import ScratchPool
 
@@ -35,14 +36,17 @@ class LeafGradients:
         pool: Where scratch arrays come from.
         rounded: Whether gradients are rounded to a storage format after each function: then each
             contribution is rounded by itself, in a scratch array.
-        deferred: Unscale all gradients at the end of the pass, in one go, instead of after each function.
+        deferred: Where gradients are unscaled at the end of the pass, in one go; None: after each function.
     """
 
-    def __init__(self, kernels: Kernels, pool: ScratchPool, *, rounded: bool, deferred: bool) -> None:
+    def __init__(
+        self, kernels: Kernels, pool: ScratchPool, *, rounded: bool, deferred: Optional[Measurements]
+    ) -> None:
         self._kernels = kernels
         self._pool = pool
         self._rounded = rounded
         self._deferred = deferred
+        self._unscaled: List[_Written] = []
         self._running: List[_Written] = []
         self._waiting: Dict[int, List[_Written]] = {}
         self._scratches = 0
@@ -84,7 +88,7 @@ class LeafGradients:
             if not entry.target.zeroing:
                 written.append(entry)
         self._running.clear()
-        if self._deferred:
+        if self._deferred is not None:
             for entry in written:
                 self._waiting.setdefault(entry.key, []).append(entry)
         else:
@@ -110,10 +114,21 @@ class LeafGradients:
     def _unscale(self, written: List[_Written]) -> None:
         if not written:
             return
-        if self._kernels.unscale_add_all([self._task(entry) for entry in written]):
-            # Only now is it worth looking one by one.
-            bad = [e.label for e in written if self._kernels.statistics(e.master).nonfinite]
-            self.found_inf += bad or [written[0].label]
+        tasks = [self._task(entry) for entry in written]
+        if self._deferred is not None:
+            self._deferred.unscale(tasks)
+            self._unscaled += written
+        elif self._kernels.unscale_add_all(tasks):
+            self._find_inf(written)
+
+    def find_inf(self) -> None:
+        """Look for what made the deferred measurements find an infinity or NaN."""
+        self._find_inf(self._unscaled)
+
+    def _find_inf(self, written: List[_Written]) -> None:
+        # One by one, now that it is worth it.
+        bad = [e.label for e in written if self._kernels.statistics(e.master).nonfinite]
+        self.found_inf += bad or [entry.label for entry in written[:1]]
 
     def _task(self, entry: _Written) -> GradientToUnscale:
         source, in_place = entry.target, entry.target is entry.master

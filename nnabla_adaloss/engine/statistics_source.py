@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Protocol, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Protocol, Sequence, Set, Tuple, Union
 
 import nnabla as nn
 import numpy as np
@@ -12,11 +12,24 @@ from numpy.typing import NDArray
 from ..core.statistics import ArrayStatistics, pool
 from ..functions.kernels.interface import Kernels
 from .arrays import as_float32, stored_dtype
+from .measurements import Measurements
 from .scratch import ScratchPool
 from .storage import Storage
 
 # What is known of an array before anything is: it asks for no scale and limits none.
 NOTHING_KNOWN = ArrayStatistics(0, 0.0, 0.0, 0.0, 0.0, 0, 0)
+
+
+class Findings(NamedTuple):
+    """What was not finite in an iteration.
+
+    Attributes:
+        gradients: Keys of the variables whose gradients were seen not to be finite.
+        found_inf: Whether a gradient that was unscaled by the source's own measurements was not.
+    """
+
+    gradients: Set[int]
+    found_inf: bool
 
 
 class StatisticsSource(Protocol):
@@ -28,8 +41,8 @@ class StatisticsSource(Protocol):
     def data(self, variable: nn.Variable, key: int) -> ArrayStatistics:
         """Return the statistics of a weight or activation."""
 
-    def finish(self) -> List[int]:
-        """End an iteration; return the keys of the gradients that were seen not to be finite."""
+    def finish(self) -> Findings:
+        """End an iteration; return what was found to be not finite."""
 
     def state(self, keys: Sequence[int]) -> List[Any]:
         """Return what is remembered of the variables ``keys``, as plain lists."""
@@ -57,7 +70,7 @@ class ImmediateStatistics:
         self._kernels = kernels
         self._pool = pool
         self._storage = storage
-        self._nonfinite: Dict[int, None] = {}
+        self._nonfinite: Set[int] = set()
 
     def gradient(self, variable: nn.Variable, key: int, scale: float) -> ArrayStatistics:
         """Return the statistics of a gradient as it is now; ``scale`` is not needed for that."""
@@ -68,7 +81,7 @@ class ImmediateStatistics:
                 return ArrayStatistics(array.size, 0.0, 0.0, 0.0, 0.0, array.size, 0)
             found = self._kernels.statistics(array)
         if found.nonfinite:
-            self._nonfinite.setdefault(key)
+            self._nonfinite.add(key)
         return found
 
     def data(self, variable: nn.Variable, key: int) -> ArrayStatistics:
@@ -79,9 +92,9 @@ class ImmediateStatistics:
         array = as_float32(variable.data, self._pool.get(variable.shape, "float32"))
         return self._kernels.statistics(array)
 
-    def finish(self) -> List[int]:
-        """Return the keys of the gradients that were not finite, in the order they were seen."""
-        found = list(self._nonfinite)
+    def finish(self) -> Findings:
+        """Return the keys of the gradients that were not finite."""
+        found = Findings(set(self._nonfinite), False)
         self._nonfinite.clear()
         return found
 
@@ -107,32 +120,59 @@ class DelayedStatistics:
     scales nothing. A gradient that was not finite leaves what was known before.
 
     Args:
-        now: Measures arrays.
+        measurements: Measures arrays; on a GPU without waiting for it.
+        pool: Where float32 copies of other dtypes go.
+        storage: A storage that has seen the arrays already, or None.
     """
 
-    def __init__(self, now: ImmediateStatistics) -> None:
-        self._now = now
+    def __init__(self, measurements: Measurements, pool: ScratchPool, storage: Optional[Storage]) -> None:
+        self._measurements = measurements
+        self._pool = pool
+        self._storage = storage
         self._gradients: Dict[int, ArrayStatistics] = {}
         self._data: Dict[int, ArrayStatistics] = {}
-        self._measured: Dict[int, ArrayStatistics] = {}
-        self._measured_data: Dict[int, ArrayStatistics] = {}
+        # What was asked for in this iteration: the ticket of a measurement or its result, and the scale.
+        self._asked: Dict[int, Tuple[Union[int, ArrayStatistics], float]] = {}
+        self._asked_data: Dict[int, Union[int, ArrayStatistics]] = {}
 
     def gradient(self, variable: nn.Variable, key: int, scale: float) -> ArrayStatistics:
         """Return what the gradient of the iteration before would be with ``scale``."""
-        self._measured[key] = self._now.gradient(variable, key, scale).scaled(1.0 / scale)
+        seen = self._storage.gradient_statistics(key) if self._storage is not None else None
+        array = variable.grad
+        if seen is not None:
+            self._asked[key] = seen, scale
+        elif stored_dtype(array) is not None:
+            self._asked[key] = self._measurements.measure(array), scale
         return self._gradients.get(key, NOTHING_KNOWN).scaled(scale)
 
     def data(self, variable: nn.Variable, key: int) -> ArrayStatistics:
         """Return the statistics of the weight of the iteration before."""
-        self._measured_data[key] = self._now.data(variable, key)
+        if key not in self._asked_data:
+            seen = self._storage.data_statistics(key) if self._storage is not None else None
+            if seen is None:
+                array = as_float32(variable.data, self._pool.get(variable.shape, "float32"))
+                self._asked_data[key] = self._measurements.measure(array)
+            else:
+                self._asked_data[key] = seen
         return self._data.get(key, NOTHING_KNOWN)
 
-    def finish(self) -> List[int]:
-        """Make what was measured known; return the keys of the gradients that were not finite."""
-        for known, measured in ((self._gradients, self._measured), (self._data, self._measured_data)):
-            known.update((key, value) for key, value in measured.items() if not value.nonfinite)
-            measured.clear()
-        return self._now.finish()
+    def finish(self) -> Findings:
+        """Wait for what was measured and make it known; return what was found to be not finite."""
+        measured, found_inf = self._measurements.fetch()
+        nonfinite: Set[int] = set()
+        for key, (asked, scale) in self._asked.items():
+            found = measured[asked] if isinstance(asked, int) else asked
+            if found.nonfinite:
+                nonfinite.add(key)
+            else:
+                self._gradients[key] = found.scaled(1.0 / scale)
+        for key, asked in self._asked_data.items():
+            found = measured[asked] if isinstance(asked, int) else asked
+            if not found.nonfinite:
+                self._data[key] = found
+        self._asked.clear()
+        self._asked_data.clear()
+        return Findings(nonfinite, found_inf)
 
     def state(self, keys: Sequence[int]) -> List[Any]:
         """Return per variable its index in ``keys`` and what is known of its gradient and its data."""

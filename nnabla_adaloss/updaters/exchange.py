@@ -9,8 +9,8 @@ import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
+from ..communicators.agreement import RankDisagreementError
 from ..core.validation import integer
-from ..errors import RanksDisagreeError
 from .checksums import checksums
 
 
@@ -77,7 +77,7 @@ class GradientExchange:
         """Compare parameters and scales with those of rank 0.
 
         Raises:
-            RanksDisagreeError: They differ on some rank; raised on every rank, naming the parameters.
+            RankDisagreementError: They differ on some rank; raised on every rank, naming the parameters.
         """
         if self.comm is None:
             return
@@ -90,7 +90,7 @@ class GradientExchange:
         found = [name for name, flag in zip(names, self.any(list(differs))) if flag]
         if found:
             here = "differs" if differs.any() else "agrees"
-            raise RanksDisagreeError(
+            raise RankDisagreementError(
                 f"ranks disagree in iteration {iteration}: {', '.join(found[:5])}"
                 f"{' and others' if len(found) > 5 else ''} (rank {self.comm.rank} {here} with rank 0). "
                 "Resume from a checkpoint; look for data or code that differs between ranks"

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine with the GPU's kernels, their source compiled for the CPU, against the CPU's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Dict
+
+import nnabla as nn
+import numpy as np
+import pytest
+
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling
+from nnabla_adaloss.core import ArrayStatistics
+from nnabla_adaloss.engine.measurements import (
+    DeviceMeasurements,
+    HostMeasurements,
+    Measurements,
+    measurements_by,
+)
+from nnabla_adaloss.functions.kernels import CpuKernels, CudaKernels, GradientToUnscale
+from tests.engine.random_graphs import build
+from tests.functions.kernels.host_launcher import COMPILER, HostLauncher, compile_for_host
+
+CPU = nn.Context(["cpu:float"], "CpuCachedArray", "0")
+
+
+@pytest.fixture(scope="module")
+def cuda_kernels(tmp_path_factory: pytest.TempPathFactory) -> CudaKernels:
+    if COMPILER is None:
+        pytest.skip("g++ is needed to run the CUDA kernels on the CPU")
+    library: Path = compile_for_host(tmp_path_factory.mktemp("cuda_on_host"))
+    return CudaKernels(CPU, HostLauncher(library))
+
+
+def array(*values: float) -> nn.NdArray:
+    return nn.NdArray.from_numpy_array(np.array(values, np.float32))
+
+
+@pytest.fixture(params=["host", "device"])
+def measurements(request: pytest.FixtureRequest) -> Measurements:
+    if request.param == "host":
+        return HostMeasurements(CpuKernels())
+    return DeviceMeasurements(request.getfixturevalue("cuda_kernels"), rows=2)
+
+
+def test_results_come_in_the_order_of_tickets_and_once(measurements: Measurements) -> None:
+    for _ in range(2):
+        # More arrays than a table has rows.
+        tickets = [measurements.measure(array(float(i), 1.0)) for i in range(5)]
+        statistics, found_inf = measurements.fetch()
+        assert [statistics[t].sum for t in tickets] == [1.0, 2.0, 3.0, 4.0, 5.0]
+        assert len(statistics) == 5
+        assert not found_inf
+
+
+def test_an_array_is_measured_as_it_was(measurements: Measurements) -> None:
+    x = array(1.0, 2.0)
+    measurements.measure(x)
+    x.data = np.array([5.0, 5.0], np.float32)
+    assert measurements.fetch().statistics[0] == ArrayStatistics(2, 3.0, 5.0, 2.0, 1.0, 0, 0)
+
+
+def test_unscaling_reports_infinities_and_forgets_them(measurements: Measurements) -> None:
+    good, bad, master = array(8.0, 4.0), array(np.inf, 1.0), array(1.0, 1.0)
+    measurements.unscale([GradientToUnscale(good, master, 4.0, True), GradientToUnscale(bad, bad, 2.0, False)])
+    assert measurements.fetch().found_inf
+    np.testing.assert_array_equal(master.data, [3.0, 2.0])
+    measurements.unscale([GradientToUnscale(good, good, 4.0, False)])
+    assert not measurements.fetch().found_inf
+    np.testing.assert_array_equal(good.data, [2.0, 1.0])
+
+
+def test_kernels_choose_their_measurements(cuda_kernels: CudaKernels) -> None:
+    assert isinstance(measurements_by(cuda_kernels, 4), DeviceMeasurements)
+    assert isinstance(measurements_by(CpuKernels(), 4), HostMeasurements)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_engine_gives_the_same_gradients_with_either_kernels(
+    monkeypatch: pytest.MonkeyPatch, cuda_kernels: CudaKernels, seed: int, delay: int
+) -> None:
+    steps = ["affine", "add", "shared", "batch_matmul", "recompute", "convolutions", "prelu"]
+    config = AdaLossConfig(u_min=0.3, u_max=1e30, use_bound=False, delay=delay)
+
+    def run() -> Dict[str, np.ndarray]:
+        network = build(seed, steps, input_gradient=True)
+        scaling = AdaptiveLossScaling(network.loss, config)
+        for _ in range(3):
+            for leaf in network.leaves.values():
+                leaf.grad.zero()
+            scaling.forward(clear_no_need_grad=True)
+            scaling.backward(8.0, clear_buffer=True)
+        assert any(alpha != 1.0 for alpha in scaling.layer_scales.values())
+        return {name: leaf.g.copy() for name, leaf in network.leaves.items()}
+
+    expected = run()
+    monkeypatch.setattr(
+        "nnabla_adaloss.engine.adaptive_loss_scaling.select_kernels", lambda context: cuda_kernels
+    )
+    for name, gradient in run().items():
+        np.testing.assert_array_equal(gradient, expected[name], err_msg=name)
+
+
+def test_a_gpu_is_read_one_iteration_late_by_default(
+    monkeypatch: pytest.MonkeyPatch, cuda_kernels: CudaKernels
+) -> None:
+    loss = build(0, [], input_gradient=False).loss
+    assert AdaptiveLossScaling(loss).delay == 0
+    monkeypatch.setattr(
+        "nnabla_adaloss.engine.adaptive_loss_scaling.select_kernels", lambda context: cuda_kernels
+    )
+    assert AdaptiveLossScaling(loss).delay == 1
+    assert AdaptiveLossScaling(loss, AdaLossConfig(delay=0)).delay == 0
+    by_element = AdaLossConfig(loss_scale_method="element_wise_range")
+    assert AdaptiveLossScaling(loss, by_element).delay == 0
+    with pytest.raises(ValueError, match="delay=1"):
+        AdaptiveLossScaling(loss, AdaLossConfig(loss_scale_method="element_wise_range", delay=1))
