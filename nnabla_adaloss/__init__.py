@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from .communicators import MPICommunicator, RankDisagreementError
 from .core import (
     AdaLoss,
     AdaLossConfig,
+    LayerRecord,
     bound_loss_scale_by_heuristics,
     get_loss_scale,
     get_loss_scale_by_abs_range,
@@ -13,9 +15,12 @@ from .core import (
     get_loss_scale_by_element_wise_range,
     get_power_of_two_scale,
 )
+from .cuda_libraries import preload_cuda_libraries
 from .emulation import FormatEmulation
 from .engine import AdaptiveLossScaling
-from .errors import LossScaleError, LossScaleWarning
+from .errors import GraphChangedError, LossScaleError, LossScaleWarning
+from .scalers import LossScaler
+from .state import StateFileError
 from .updaters import (
     AdaptiveLossScalingUpdater,
     DynamicLossScalingUpdater,
@@ -31,8 +36,14 @@ __all__ = [
     "DynamicLossScalingUpdater",
     "FixedLossScalingUpdater",
     "FormatEmulation",
+    "GraphChangedError",
+    "LayerRecord",
     "LossScaleError",
     "LossScaleWarning",
+    "LossScaler",
+    "MPICommunicator",
+    "RankDisagreementError",
+    "StateFileError",
     "UpdateResult",
     "bound_loss_scale_by_heuristics",
     "get_loss_scale",
@@ -41,3 +52,6 @@ __all__ = [
     "get_loss_scale_by_element_wise_range",
     "get_power_of_two_scale",
 ]
+
+# nnabla's GPU extension finds the libraries of NVIDIA's wheels only when they are loaded before it.
+preload_cuda_libraries()

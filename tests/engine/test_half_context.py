@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine on nnabla's native half-precision arrays: cpu:half is slow, and real."""
+
+from __future__ import annotations
+
+from typing import Any, Dict
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import numpy as np
+import pytest
+
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater
+
+HALF = nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")
+FLOAT = nn.Context(["cpu:float"], "CpuCachedArray", "0")
+
+
+def network(context: nn.Context, weight: float = 1.0) -> nn.Variable:
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+    x = nn.Variable.from_numpy_array(rng.randn(4, 2, 6, 6).astype(np.float16).astype(np.float32))
+    t = nn.Variable.from_numpy_array(rng.randint(0, 3, (4, 1)))
+    with nn.context_scope(context):
+        h = F.tanh(PF.convolution(x, 3, (3, 3), name="conv", rng=rng))
+        h = F.tanh(PF.batch_normalization(h, name="bn"))
+        h = F.tanh(PF.affine(h, 6, name="a", rng=rng)) + PF.affine(h, 6, name="b", rng=rng)
+        return F.mean(F.softmax_cross_entropy(PF.affine(h, 3, name="c", rng=rng), t)) * weight
+
+
+def gradients(loss: Any, scale: float, calls: int = 1) -> Dict[str, np.ndarray]:
+    for v in nn.get_parameters().values():
+        v.grad.zero()
+    for _ in range(calls):
+        loss.forward(clear_no_need_grad=True)
+        loss.backward(scale, clear_buffer=True)
+    return {name: v.g.copy() for name, v in nn.get_parameters().items()}
+
+
+def error(found: np.ndarray, exact: np.ndarray) -> float:
+    return float(np.linalg.norm(found - exact) / (np.linalg.norm(exact) + 1e-30))
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_gradients_arrive_in_fp32_unscaled(delay: int) -> None:
+    exact = gradients(network(FLOAT), 1.0)
+    scaling = AdaptiveLossScaling(network(HALF), AdaLossConfig(delay=delay))
+    for _ in range(2):
+        found = gradients(scaling, 8.0)
+    for name, v in nn.get_parameters().items():
+        assert v.grad.dtype == np.float32, name
+        assert v.data.dtype == np.float32, name
+        assert error(found[name], exact[name]) < 0.02, name
+
+
+def test_gradients_accumulate_in_fp32() -> None:
+    exact = gradients(network(FLOAT), 1.0)
+    found = gradients(AdaptiveLossScaling(network(HALF)), 8.0, calls=3)
+    for name in exact:
+        assert error(found[name], 3.0 * exact[name]) < 0.02, name
+
+
+def test_layer_scales_save_what_half_precision_loses() -> None:
+    exact = gradients(network(FLOAT), 1.0)
+    exact = {name: 1e-6 * gradient for name, gradient in exact.items()}
+    lost = gradients(network(HALF, 1e-6), 1.0)
+    scaling = AdaptiveLossScaling(network(HALF, 1e-6))
+    kept = gradients(scaling, 1.0)
+    for name in ("conv/conv/W", "a/affine/W", "c/affine/W"):
+        assert error(lost[name], exact[name]) > 0.2, name
+        assert error(kept[name], exact[name]) < 0.05, name
+
+
+@pytest.mark.slow
+def test_the_updater_trains() -> None:
+    loss = network(HALF, 1e-4)
+    solver = S.Momentum(0.1 * 1e4)
+    solver.set_parameters(nn.get_parameters())
+    updater = AdaptiveLossScalingUpdater(solver, loss)
+    first = None
+    for _ in range(15):
+        assert updater.update().updated
+        first = float(loss.d) if first is None else first
+    assert float(loss.d) < 0.5 * first
