@@ -149,15 +149,15 @@ class ScaledLayer(TrackedFunction):
         """Compute alpha, scale the copy of the weight, and hand the gradient on."""
         scale, g = self.arriving_scale(), outputs[0].grad
         if self._label is not None:
-            alpha = self._alpha(self._label, g, scale)
-            self._copier.scale_copy(self._w.data, alpha)
+            copy = self._w.data
+            alpha = self._alpha(self._label, g, copy, scale)
+            self._copier.scale_copy(copy, alpha)
             self.point.scale = scale * alpha
             self.tracker.note_layer(self._label, alpha, scale * alpha)
         if propagate_down[0]:
             self.pass_gradient(g, inputs[0].grad, 1.0, accumulate=accum[0])
 
-    def _alpha(self, label: str, g: nn.NdArray, scale: float) -> float:
-        copy = self._w.data
+    def _alpha(self, label: str, g: nn.NdArray, copy: nn.NdArray, scale: float) -> float:
         self._copier.scale_copy(copy, 1.0)
         weight = self.statistics(copy)
         u_max = self.tracker.config.range[1]

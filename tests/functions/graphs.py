@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Building blocks for the tests of functions."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional, Sequence
+
+import nnabla as nn
+import numpy as np
+import pytest
+
+
+def variable(values: Any, need_grad: bool = True) -> nn.Variable:
+    return nn.Variable.from_numpy_array(np.asarray(values, np.float32), need_grad=need_grad)
+
+
+def bits(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array, np.float32).view(np.uint32)
+
+
+def gradients(leaves: Sequence[nn.Variable], run: Callable[[], None]) -> list[np.ndarray]:
+    """The leaves' gradients after `run`, from zero."""
+    for leaf in leaves:
+        leaf.grad.zero()
+    run()
+    return [leaf.g.copy() for leaf in leaves]
+
+
+def cause(run: Callable[[], Any]) -> Optional[BaseException]:
+    """What nnabla's SystemError hides."""
+    with pytest.raises(SystemError) as raised:
+        run()
+    return raised.value.__cause__

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import nnabla as nn
+import nnabla.functions as F
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nnabla_adaloss import AdaLossConfig
+from nnabla_adaloss.core import common_scale
+from nnabla_adaloss.functions import ScaleTracker, branch, cast_loss_scaling, loss_scaling, unscale
+from tests.functions.graphs import bits, gradients, variable
+
+
+def casting(alphas, **kwargs):
+    """A tracker whose casts have these scales, first in backward first."""
+    scales = iter(alphas)
+    return ScaleTracker(
+        AdaLossConfig(
+            loss_scale_method=lambda g, W, *, config, fan_in: next(scales), use_bound=False, **kwargs
+        )
+    )
+
+
+def fan_out(tracker, w, factors):
+    """Branches whose gradients are the factors, each cast at a scale of its own, in backward order."""
+    outputs = branch(unscale(w, tracker), len(factors), tracker)
+    total = None
+    for output, factor in zip(outputs, factors):
+        term = F.mul2(cast_loss_scaling(output, tracker), variable(factor, need_grad=False))
+        total = term if total is None else total + term
+    return outputs, loss_scaling(F.sum(total), tracker)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from([1, 2, 5]), st.integers(0, 2**31), st.data())
+def test_adds_the_branches_at_one_scale(n, seed, data):
+    rng = np.random.default_rng(seed)
+    alphas = [2.0**k for k in data.draw(st.lists(st.integers(-6, 12), min_size=n, max_size=n))]
+    factors = rng.standard_normal((n, 7)).astype(np.float32)
+    w = variable(rng.standard_normal(7))
+    tracker = casting(alphas, dtype="float32")
+    _, loss = fan_out(tracker, w, factors)
+    loss.forward(clear_no_need_grad=True)
+    (gradient,) = gradients([w], lambda: loss.backward(clear_buffer=True))
+    np.testing.assert_allclose(gradient, factors.astype(np.float64).sum(axis=0), rtol=1e-6, atol=1e-6)
+    if n <= 2:
+        np.testing.assert_array_equal(bits(gradient), bits(factors.sum(axis=0)))
+    assert not tracker.found_inf
+
+
+@pytest.mark.parametrize(
+    ("alphas", "largest"), [((1.0, 64.0), 1.0), ((1.0, 64.0), 60000.0), ((0.25, 16.0), 5000.0)]
+)
+def test_takes_the_common_scale_of_the_core(alphas, largest):
+    w = variable([1.0, -1.0])
+    tracker = casting(alphas)
+    tracker.scale = 1.0
+    factors = [[largest, 0.5], [2.0, 3.0]]
+    outputs, loss = fan_out(tracker, w, factors)
+    loss.forward()
+    gradients([w], loss.backward)
+    scales = list(tracker.accumulated_scales.values())
+    arrived = [np.abs(v.g).max() for v in outputs]
+    # The last term is the first that backward reaches, so it has the first alpha.
+    scale_of = [arrived[0] / largest, arrived[1] / 3.0]
+    assert sorted(scale_of) == sorted(scales)
+    expected = common_scale(list(zip(scale_of, arrived)), u_max=65504.0)
+    merged = outputs[0].parent.inputs[0].g
+    np.testing.assert_array_equal(merged, expected * np.sum(factors, axis=0, dtype=np.float32))
+
+
+def test_adds_in_the_order_of_backward():
+    values = np.float32([1.0, 2.0**-24, 2.0**-24])
+    w = variable([1.0])
+
+    def total(a, b, c):
+        # Ranks make backward reach the deepest factor first: c, then b, then a.
+        return F.sum((F.mul_scalar(a, values[0]) + F.mul_scalar(b, values[1])) + F.mul_scalar(c, values[2]))
+
+    tracker = ScaleTracker(AdaLossConfig(dtype="float32"), scale=1.0)
+    hand = loss_scaling(total(*branch(unscale(w, tracker), 3, tracker)), tracker)
+    plain = total(F.identity(w), F.identity(w), F.identity(w))
+    hand.forward()
+    plain.forward()
+    a, b = gradients([w], hand.backward), gradients([w], plain.backward)
+    np.testing.assert_array_equal(bits(a[0]), bits(b[0]))
+
+
+def test_an_unused_branch_adds_nothing():
+    tracker = ScaleTracker()
+    w = variable([3.0])
+    _, b, _ = branch(unscale(w, tracker), 3, tracker)
+    loss = loss_scaling(F.sum(b * b), tracker)
+    loss.forward()
+    np.testing.assert_array_equal(gradients([w], loss.backward)[0], [6.0])
+
+
+def test_branches_of_branches_and_accumulation():
+    tracker = casting([4.0, 2.0] * 2)
+    w = variable([1.0, 2.0])
+    a, b = branch(unscale(w, tracker), 2, tracker)
+    c, d = branch(cast_loss_scaling(a, tracker), 2, tracker)
+    loss = loss_scaling(F.sum(c + 2.0 * d) + F.sum(cast_loss_scaling(b, tracker)), tracker)
+
+    def twice() -> None:
+        for _ in range(2):
+            loss.forward(clear_no_need_grad=True)
+            loss.backward(clear_buffer=True)
+
+    np.testing.assert_array_equal(gradients([w], twice)[0], [8.0, 8.0])
+
+
+def test_nonfinite_branches_are_reported_not_raised():
+    tracker = casting([1.0, 8.0])
+    w = variable([1.0, 2.0])
+    _, loss = fan_out(tracker, w, [[np.inf, 1.0], [1.0, 1.0]])
+    loss.forward()
+    loss.backward()
+    assert tracker.found_inf
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_returns_a_tuple(n):
+    for x in (nn.Variable((2, 3)), nn.NdArray.from_numpy_array(np.zeros((2, 3), np.float32))):
+        outputs = branch(x, n, ScaleTracker())
+        assert isinstance(outputs, tuple)
+        assert [(type(y), y.shape) for y in outputs] == [(type(x), (2, 3))] * n
+
+
+def test_wrong_arguments_are_named():
+    x = nn.Variable((1,))
+    with pytest.raises(ValueError, match=r"^n=0"):
+        branch(x, 0, ScaleTracker())
+    with pytest.raises(TypeError, match=r"^n=1\.5"):
+        branch(x, 1.5, ScaleTracker())
+    with pytest.raises(TypeError, match=r"^tracker must be"):
+        branch(x, 2, 8.0)

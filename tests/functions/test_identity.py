@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import nnabla as nn
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from nnabla_adaloss.functions import (
+    ScaleTracker,
+    adaptive_loss_scaling,
+    branch,
+    cast_loss_scaling,
+    loss_scaling,
+    round_to_format,
+    unscale,
+)
+from nnabla_adaloss.functions.identity import IdentityFunction
+
+IDENTITIES = {
+    "loss_scaling": lambda x: loss_scaling(x, 8.0),
+    "loss_scaling, tracked": lambda x: loss_scaling(x, ScaleTracker()),
+    "unscale": lambda x: unscale(x, 8.0),
+    "unscale, tracked": lambda x: unscale(x, ScaleTracker()),
+    "cast_loss_scaling": lambda x: cast_loss_scaling(x, ScaleTracker()),
+    "branch": lambda x: branch(x, 1, ScaleTracker())[0],
+    "round_to_format": lambda x: round_to_format(x, "float16", forward=False),
+}
+every_identity = pytest.mark.parametrize("function", IDENTITIES.values(), ids=list(IDENTITIES))
+SPECIAL = np.array([0.0, -0.0, 1e-45, -65505.0, 3e38, np.inf, -np.inf, np.nan], np.float32)
+
+
+def same(actual: np.ndarray, expected: np.ndarray) -> None:
+    np.testing.assert_array_equal(actual, expected)
+    np.testing.assert_array_equal(np.signbit(actual), np.signbit(expected))
+
+
+@every_identity
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (8,), (2, 2, 2)])
+def test_hands_an_ndarray_on(function, shape):
+    values = np.resize(SPECIAL, shape)
+    y = function(nn.NdArray.from_numpy_array(values))
+    assert isinstance(y, nn.NdArray)
+    assert y.shape == shape
+    same(y.data, values)
+
+
+@every_identity
+def test_hands_a_variable_on(function):
+    x = nn.Variable.from_numpy_array(SPECIAL)
+    y = function(x)
+    y.forward(clear_no_need_grad=True)
+    same(y.d, SPECIAL)
+    assert y.data is not x.data
+
+
+@every_identity
+def test_runs_at_once_in_auto_forward(function):
+    with nn.auto_forward():
+        same(function(nn.Variable.from_numpy_array(SPECIAL)).d, SPECIAL)
+
+
+@every_identity
+def test_float16_stays_float16_and_other_types_become_float32(function):
+    halves = nn.NdArray.from_numpy_array(np.array([1.5, -2.0], np.float16))
+    if function is not IDENTITIES["round_to_format"]:
+        assert function(halves).dtype == np.float16
+    for dtype in (np.float64, np.int64, np.uint8):
+        y = function(nn.NdArray.from_numpy_array(np.array([1, 2], dtype)))
+        assert y.dtype == np.float32
+        np.testing.assert_array_equal(y.data, [1, 2])
+
+
+@every_identity
+def test_a_lazy_zero_is_zero(function):
+    x = nn.NdArray((3,))
+    x.zero()
+    np.testing.assert_array_equal(function(x).data, np.zeros(3))
+
+
+@pytest.mark.parametrize("wrong", [None, 1.0, np.zeros(3)])
+def test_an_input_that_nnabla_does_not_know_is_refused(wrong):
+    for function in IDENTITIES.values():
+        with pytest.raises(TypeError, match=r"^[xw] must be an nnabla\.Variable or nnabla\.NdArray"):
+            function(wrong)
+    with pytest.raises(TypeError, match=r"^x must be"):
+        adaptive_loss_scaling(wrong, nn.NdArray((1,)), ScaleTracker())
+    with pytest.raises(TypeError, match=r"^w must be"):
+        adaptive_loss_scaling(nn.NdArray((1,)), wrong, ScaleTracker())
+
+
+floats = st.floats(-1e6, 1e6, width=32)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    arrays(np.float32, 5, elements=floats),
+    arrays(np.float32, 5, elements=floats),
+    st.integers(-20, 20),
+    st.sampled_from([np.float32, np.float16]),
+    st.booleans(),
+)
+def test_passes_gradients_as_float64_does(source, target, exponent, dtype, accumulate):
+    source, target = np.clip(source, -6e4, 6e4).astype(dtype), np.clip(target, -6e4, 6e4).astype(dtype)
+    factor = 2.0**exponent
+    grad, into = nn.NdArray.from_numpy_array(source), nn.NdArray.from_numpy_array(target)
+    IdentityFunction().pass_gradient(grad, into, factor, accumulate=accumulate)
+    with np.errstate(over="ignore"):
+        expected = source.astype(np.float64) * factor + (target.astype(np.float64) if accumulate else 0.0)
+        assert into.dtype == (np.float32 if accumulate else dtype)
+        product = (source.astype(np.float32) * np.float32(factor)).astype(np.float64)
+        if accumulate:
+            np.testing.assert_array_equal(into.data, (product + target.astype(np.float64)).astype(np.float32))
+        else:
+            np.testing.assert_array_equal(into.data, expected.astype(dtype))
+
+
+def test_a_lazily_zero_gradient_stays_so():
+    zero, into = nn.NdArray((3,)), nn.NdArray((3,))
+    zero.zero()
+    f = IdentityFunction()
+    f.pass_gradient(zero, into, 2.0, accumulate=False)
+    assert zero.zeroing
+    assert into.zeroing
+    f.pass_gradient(nn.NdArray.from_numpy_array(np.ones(3, np.float32)), into, 2.0, accumulate=True)
+    np.testing.assert_array_equal(into.data, [2, 2, 2])
+    f.pass_gradient(zero, into, 2.0, accumulate=True)
+    np.testing.assert_array_equal(into.data, [2, 2, 2])
+    assert f.statistics(zero).zeros == 3
+    assert zero.zeroing
+
+
+def test_a_float64_gradient_is_read_as_float32():
+    into = nn.NdArray((2,))
+    IdentityFunction().pass_gradient(
+        nn.NdArray.from_numpy_array(np.array([1.0, 0.1])), into, 4.0, accumulate=False
+    )
+    np.testing.assert_array_equal(into.data, np.array([4.0, 0.4], np.float32))

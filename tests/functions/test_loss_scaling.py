@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import nnabla as nn
+import nnabla.functions as F
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nnabla_adaloss.functions import ScaleTracker, loss_scaling, unscale
+from tests.functions.graphs import bits, gradients, variable
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(-30, 30), st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=6))
+def test_multiplies_the_gradient_exactly(exponent, values):
+    x = variable(values)
+    weights = variable(np.arange(len(values)) - 1.5, need_grad=False)
+    y = loss_scaling(F.tanh(x) * weights, 2.0**exponent)
+    y.forward()
+    (scaled,) = gradients([x], lambda: y.backward(clear_buffer=True))
+    plain = F.tanh(x) * weights
+    plain.forward()
+    (native,) = gradients([x], plain.backward)
+    np.testing.assert_array_equal(bits(scaled), bits(native * np.float32(2.0**exponent)))
+
+
+def test_accumulates_over_uses_and_over_calls():
+    x = variable([1.0, 2.0])
+    y = F.sum(loss_scaling(x, 4.0) + x + loss_scaling(x, 0.5))
+
+    def twice() -> None:
+        for _ in range(2):
+            y.forward(clear_no_need_grad=True)
+            y.backward(clear_buffer=True)
+
+    np.testing.assert_array_equal(gradients([x], twice)[0], [11.0, 11.0])
+
+
+def test_a_scale_that_is_no_power_of_two():
+    x = variable([1.0])
+    y = loss_scaling(x, 3.0)
+    y.forward()
+    np.testing.assert_array_equal(gradients([x], y.backward)[0], [3.0])
+
+
+def test_does_not_run_backward_without_need():
+    x = variable([1.0], need_grad=False)
+    y = loss_scaling(x, 3.0)
+    y.forward()
+    y.backward()
+    assert not y.need_grad
+
+
+def test_a_tracked_loss_carries_the_scale_of_the_tracker_as_it_is_now():
+    tracker = ScaleTracker(scale=2.0)
+    w = variable([3.0])
+    v = unscale(w, tracker)
+    loss = loss_scaling(F.sum(v * v), tracker)
+    loss.forward()
+    for scale in (2.0, 1024.0):
+        tracker.scale = scale
+        np.testing.assert_array_equal(gradients([w], loss.backward)[0], [6.0])
+        assert v.g[0] == 6.0 * scale
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, np.inf, np.nan])
+def test_a_scale_out_of_range_is_refused(wrong):
+    with pytest.raises(ValueError, match=r"^scale="):
+        loss_scaling(nn.Variable((1,)), wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, "8", True])
+def test_a_scale_of_a_wrong_type_is_refused(wrong):
+    with pytest.raises(TypeError, match=r"^scale="):
+        loss_scaling(nn.Variable((1,)), wrong)

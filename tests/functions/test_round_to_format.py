@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import nnabla as nn
+import nnabla.functions as F
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from nnabla_adaloss.functions import round_to_format
+from tests.functions.graphs import bits, gradients, variable
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
+DTYPES = {
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float8_e5m2": ml_dtypes.float8_e5m2,
+    "float8_e4m3": ml_dtypes.float8_e4m3fn,
+    "float32": np.float32,
+}
+every_float = arrays(np.float32, 6, elements=st.floats(width=32))
+
+
+def rounded(values, storage):
+    with np.errstate(over="ignore", invalid="ignore"):
+        return values.astype(DTYPES[storage]).astype(np.float32)
+
+
+@settings(max_examples=100, deadline=None)
+@given(every_float, every_float, st.sampled_from(sorted(DTYPES)), st.booleans(), st.booleans())
+def test_rounds_values_and_gradients(values, gradient, storage, forward, backward):
+    x = variable(values)
+    y = round_to_format(x, storage, forward, backward)
+    y.forward(clear_no_need_grad=True)
+    np.testing.assert_array_equal(y.d, rounded(values, storage) if forward else values)
+    (arrived,) = gradients([x], lambda: y.backward(gradient))
+    np.testing.assert_array_equal(arrived, rounded(gradient, storage) if backward else gradient)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_accumulates(backward):
+    x = variable([1.0, 2.0])
+    loss = F.sum(3.0 * round_to_format(x, "float16", backward=backward) + (1.0 + 2.0**-12) * x)
+    loss.forward()
+    np.testing.assert_array_equal(gradients([x], loss.backward)[0], np.full(2, 4.0 + 2.0**-12))
+    loss.backward()
+    np.testing.assert_array_equal(x.g, np.full(2, 8.0 + 2.0**-11))
+
+
+def test_the_gradient_passes_straight_through_the_rounding_of_the_values():
+    x = variable([1e-9, 1e9])
+    y = round_to_format(x, "float16")
+    y.forward()
+    np.testing.assert_array_equal(y.d, [0.0, np.inf])
+    np.testing.assert_array_equal(gradients([x], y.backward)[0], [1.0, 1.0])
+
+
+def test_float16_arrays_are_rounded_to_narrower_formats():
+    values = np.array([1.0 + 2.0**-5, 300.0], np.float16)
+    y = round_to_format(nn.NdArray.from_numpy_array(values), "float8_e4m3")
+    np.testing.assert_array_equal(y.data, rounded(values.astype(np.float32), "float8_e4m3"))
+
+
+def test_every_float16_survives():
+    values = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    values = values[np.isfinite(values)]
+    y = round_to_format(nn.NdArray.from_numpy_array(values), "float16")
+    np.testing.assert_array_equal(bits(y.data), bits(values))
+
+
+def test_wrong_arguments_are_named():
+    x = nn.Variable((1,))
+    with pytest.raises(ValueError, match="storage"):
+        round_to_format(x, "float17")
+    with pytest.raises(TypeError, match=r"^forward="):
+        round_to_format(x, "float16", forward=1)
+    with pytest.raises(TypeError, match=r"^backward="):
+        round_to_format(x, "float16", backward=None)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import weakref
+
+import nnabla as nn
+import nnabla.functions as F
+import numpy as np
+import pytest
+
+from nnabla_adaloss import AdaLossConfig
+from nnabla_adaloss.functions import ScaleTracker, loss_scaling, unscale
+from tests.functions.graphs import gradients, variable
+
+
+def test_wrong_arguments_are_named():
+    with pytest.raises(TypeError, match=r"^config must be an AdaLossConfig"):
+        ScaleTracker({"n_uf_threshold": 0.1})
+    with pytest.raises(ValueError, match=r"^config\.delay is 1"):
+        ScaleTracker(AdaLossConfig(delay=1))
+    for wrong in (0.0, -1.0, np.inf, np.nan):
+        with pytest.raises(ValueError, match=r"^scale="):
+            ScaleTracker(scale=wrong)
+    tracker = ScaleTracker()
+    with pytest.raises(TypeError, match=r"^scale="):
+        tracker.scale = None
+    assert tracker.scale == 8.0
+
+
+def test_knows_nothing_before_the_first_backward():
+    tracker = ScaleTracker()
+    assert (tracker.layer_scales, tracker.accumulated_scales, tracker.found_inf) == ({}, {}, False)
+
+
+def test_init_scale_is_part_of_the_start():
+    tracker = ScaleTracker(AdaLossConfig(init_scale=4.0), scale=2.0)
+    w = variable([3.0])
+    v = unscale(w, tracker)
+    loss = loss_scaling(F.sum(v), tracker)
+    loss.forward()
+    np.testing.assert_array_equal(gradients([w], loss.backward)[0], [1.0])
+    assert v.g[0] == 8.0
+
+
+def test_a_graph_built_anew_in_each_iteration_leaves_nothing_behind():
+    tracker = ScaleTracker()
+    w = variable(np.ones(4))
+    alive = []
+    for i in range(5):
+        v = unscale(w, tracker)
+        loss = loss_scaling(F.sum(F.tanh(v) * float(i)), tracker)
+        loss.forward()
+        expected = i * (1 - np.tanh(1.0) ** 2)
+        np.testing.assert_allclose(gradients([w], loss.backward)[0], expected, rtol=1e-6, atol=1e-7)
+        alive.append(weakref.ref(tracker._functions[hash(v.parent)]))
+    del v, loss
+    gc.collect()
+    assert [ref() for ref in alive] == [None] * 5
+    assert len(tracker._functions) == 0
+
+
+def test_two_trackers_do_not_know_of_each_other():
+    trackers = [ScaleTracker(scale=2.0), ScaleTracker(scale=32.0)]
+    w = variable([3.0])
+    losses = [loss_scaling(F.sum(unscale(w, t) * 5.0), t) for t in trackers]
+    for loss in losses:
+        loss.forward()
+    both = gradients([w], lambda: [loss.backward() for loss in losses])
+    np.testing.assert_array_equal(both[0], [10.0])
+    with pytest.raises(ValueError, match="Unscale"):
+        loss_scaling(F.sum(unscale(w, 2.0)), trackers[0])
+
+
+@pytest.mark.parametrize("module", ["functions", "engine", "emulation", "functions.kernels", "engine.gemm"])
+@pytest.mark.slow
+def test_packages_can_be_imported_in_any_order(module):
+    subprocess.run([sys.executable, "-c", f"import nnabla_adaloss.{module}"], check=True)
+
+
+def test_auto_forward_with_a_whole_graph():
+    tracker = ScaleTracker()
+    w = variable([3.0])
+    with nn.auto_forward():
+        v = unscale(w, tracker)
+        loss = loss_scaling(F.sum(v * v), tracker)
+        assert float(loss.d) == 9.0
+    np.testing.assert_array_equal(gradients([w], loss.backward)[0], [6.0])

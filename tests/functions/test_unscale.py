@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import nnabla as nn
+import nnabla.functions as F
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nnabla.ext_utils import get_extension_context
+
+from nnabla_adaloss.functions import ScaleTracker, loss_scaling, unscale
+from tests.functions.graphs import bits, cause, gradients, variable
+
+HALF = get_extension_context("cpu", type_config="half")
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(-30, 30), st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=6))
+def test_takes_loss_scaling_back(exponent, values):
+    w = variable(values)
+    scaled = loss_scaling(F.sum(F.sin(unscale(w, 2.0**exponent))), 2.0**exponent)
+    plain = F.sum(F.sin(w))
+    scaled.forward()
+    plain.forward()
+    a, b = gradients([w], scaled.backward), gradients([w], plain.backward)
+    np.testing.assert_array_equal(bits(a[0]), bits(b[0]))
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+def test_accumulates_over_uses_and_over_calls(tracked):
+    scale = ScaleTracker(scale=8.0) if tracked else 8.0
+    w = variable([1.0, 2.0])
+    loss = loss_scaling(F.sum(unscale(w, scale) + 3.0 * unscale(w, scale)), scale)
+
+    def twice() -> None:
+        for _ in range(2):
+            loss.forward(clear_no_need_grad=True)
+            loss.backward(clear_buffer=True)
+
+    np.testing.assert_array_equal(gradients([w], twice)[0], [8.0, 8.0])
+
+
+def test_the_gradient_is_float32_where_float16_would_lose_it():
+    tracker = ScaleTracker(scale=2.0**15)
+    with nn.context_scope(HALF):
+        w = variable([1.0, 2.0])
+        loss = loss_scaling(F.sum(unscale(w, tracker) * 2.0**-14 * 2.0**-14), tracker)
+        loss.forward()
+        (gradient,) = gradients([w], loss.backward)
+    assert w.grad.dtype == np.float32
+    assert w.data.dtype == np.float32
+    np.testing.assert_array_equal(gradient, [2.0**-28, 2.0**-28])
+
+
+def test_a_float16_gradient_that_is_added_to_becomes_float32():
+    w = variable([1.0])
+    w.grad = nn.NdArray.from_numpy_array(np.array([0.5], np.float16))
+    y = unscale(w, 2.0**20)
+    y.forward()
+    y.backward()
+    assert w.grad.dtype == np.float32
+    np.testing.assert_array_equal(w.g, [0.5 + 2.0**-20])
+
+
+def test_what_is_lazily_zero_stays_so():
+    w = variable([1.0, 2.0])
+    y = unscale(w, 4.0)
+    y.forward()
+    w.grad.zero()
+    y.grad.zero()
+    y.parent.backward([w], [y], [False])
+    assert w.grad.zeroing
+    w.g = 3.0
+    y.parent.backward([w], [y], [True])
+    np.testing.assert_array_equal(w.g, [3.0, 3.0])
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_reports_what_is_not_finite(bad):
+    tracker = ScaleTracker()
+    w, factor = variable([1.0, 2.0]), variable([1.0, bad], need_grad=False)
+    loss = loss_scaling(F.sum(unscale(w, tracker) * factor), tracker)
+    loss.forward()
+    gradients([w], loss.backward)
+    assert tracker.found_inf
+    factor.d = 1.0
+    loss.forward()
+    gradients([w], loss.backward)
+    assert not tracker.found_inf
+
+
+def test_a_frozen_parameter_gets_no_gradient():
+    tracker = ScaleTracker()
+    w, x = variable([2.0], need_grad=False), variable([3.0])
+    loss = loss_scaling(F.sum(unscale(w, tracker) * unscale(x, tracker)), tracker)
+    loss.forward()
+    np.testing.assert_array_equal(gradients([x], loss.backward)[0], [2.0])
+
+
+def test_backward_from_elsewhere_is_refused():
+    tracker = ScaleTracker()
+    w = variable([1.0])
+    inner = F.sum(unscale(w, tracker))
+    inner.forward()
+    assert "did not start at" in str(cause(inner.backward))
+    loss = loss_scaling(inner, tracker)
+    loss.forward()
+    loss.backward()
+    assert "twice in one backward" in str(cause(inner.backward))
+
+
+def test_only_the_last_loss_of_a_tracker_is_valid():
+    tracker = ScaleTracker()
+    w = variable([1.0])
+    inner = F.sum(unscale(w, tracker))
+    first, second = loss_scaling(inner, tracker), loss_scaling(3.0 * inner, tracker)
+    first.forward()
+    second.forward()
+    np.testing.assert_array_equal(gradients([w], second.backward)[0], [3.0])
+    assert isinstance(cause(first.backward), RuntimeError)
+    np.testing.assert_array_equal(gradients([w], second.backward)[0], [3.0])
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, np.inf, np.nan])
+def test_a_scale_out_of_range_is_refused(wrong):
+    with pytest.raises(ValueError, match=r"^scale="):
+        unscale(nn.Variable((1,)), wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, "8", True])
+def test_a_scale_of_a_wrong_type_is_refused(wrong):
+    with pytest.raises(TypeError, match=r"^scale="):
+        unscale(nn.Variable((1,)), wrong)
