@@ -140,10 +140,15 @@ class BackwardPass:
 
     def restore(self) -> None:
         """Put every swapped array back; harmless when none is swapped."""
-        while self._data_swaps:
-            variable, array = self._data_swaps.pop()
-            variable.data = array
+        self._restore_data()
         self._leaves.restore()
+
+    def _restore_data(self) -> None:
+        # Forgotten after it is put back: a signal may interrupt us between any two lines.
+        while self._data_swaps:
+            variable, array = self._data_swaps[-1]
+            variable.data = array
+            self._data_swaps.pop()
 
     def finish(self) -> None:
         """End the pass: unscale what is left, and collect the layers that were not finite."""
@@ -161,9 +166,11 @@ class BackwardPass:
 
     def unscale_visible(self, variable: nn.Variable, key: int) -> None:
         """Divide a gradient that stays readable after backward by its scale."""
-        scale = self.scales.get(key)
+        scale = self.scales.get(key, 1.0)
+        if scale == 1.0:
+            return
         array = variable.grad
-        if scale is not None and scale != 1.0 and not array.clear_called and stored_dtype(array) is not None:
+        if not array.clear_called and stored_dtype(array) is not None:
             self.kernels.scale_(array, 1.0 / scale)
 
     # Before a function's backward.
@@ -266,7 +273,7 @@ class BackwardPass:
             # The scaled weight is stored in the same format.
             alpha = max(floor_power_of_two(self.u_max / w.abs_max), 1.0)
         # A leaf's gradient is kept unscaled, in an array of its own: there is nothing to meet.
-        stored = None if scaling.target.parent is None else self.scales.get(scaling.target_key)
+        stored = None if scaling.to_leaf else self.scales.get(scaling.target_key)
         if stored is None or stored == scale * alpha:
             return alpha
         if g is None or w is None:
@@ -297,9 +304,7 @@ class BackwardPass:
     # After a function's backward.
 
     def _finish(self, node: Node) -> None:
-        while self._data_swaps:
-            variable, array = self._data_swaps.pop()
-            variable.data = array
+        self._restore_data()
         if node.non_homogeneous:
             self._from_unit_scale(node)
         self.scales.update(self._targets)

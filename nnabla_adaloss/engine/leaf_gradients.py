@@ -76,8 +76,10 @@ class LeafGradients:
                 target = self._pool.get(leaf.shape, "gradient", self._scratches)
                 self._scratches += 1
                 target.zero()
-                leaf.grad = target
+            # Noted before it is swapped: a signal may interrupt us between any two lines.
             self._running.append(_Written(key, node.label, leaf, target, master, carried))
+            if target is not master:
+                leaf.grad = target
 
     def give_back(self) -> None:
         """Put the masters back after the function ran, and unscale what it wrote."""

@@ -19,7 +19,7 @@ KEEPS_GRADIENT_ARRAYS: FrozenSet[str] = frozenset({"LSTM", "GRU", "RNN", "Spectr
 
 
 class Scaling(NamedTuple):
-    """A scalable input of one function: variables, fan-in and the layer's name."""
+    """A scalable input of one function: the variables, the fan-in, the layer's name, and whether it is a leaf."""
 
     layer: str
     slot: GemmSlot
@@ -27,6 +27,7 @@ class Scaling(NamedTuple):
     target_key: int
     factor: nn.Variable
     factor_key: int
+    to_leaf: bool
 
 
 class Node:
@@ -179,7 +180,9 @@ class GraphPlan:
             # The same variable in both slots would be scaled in both roles: it gets no scale.
             if target.need_grad and hash(target) != hash(factor):
                 name = label if slot.input == 0 else f"{label}:{slot.input}"
-                found.append(Scaling(name, slot, target, hash(target), factor, hash(factor)))
+                found.append(
+                    Scaling(name, slot, target, hash(target), factor, hash(factor), target.parent is None)
+                )
         return found
 
     def _included(self, label: str) -> bool:

@@ -94,9 +94,8 @@ class ImmediateStatistics:
 
     def finish(self) -> Findings:
         """Return the keys of the gradients that were not finite."""
-        found = Findings(set(self._nonfinite), False)
-        self._nonfinite.clear()
-        return found
+        found, self._nonfinite = self._nonfinite, set()
+        return Findings(found, False)
 
     def state(self, keys: Sequence[int]) -> List[Any]:
         """Return an empty list: nothing is remembered."""
@@ -158,20 +157,21 @@ class DelayedStatistics:
 
     def finish(self) -> Findings:
         """Wait for what was measured and make it known; return what was found to be not finite."""
+        # Forgotten first: after an interruption no ticket may be left without a measurement.
+        gradients, self._asked = self._asked, {}
+        data, self._asked_data = self._asked_data, {}
         measured, found_inf = self._measurements.fetch()
         nonfinite: Set[int] = set()
-        for key, (asked, scale) in self._asked.items():
+        for key, (asked, scale) in gradients.items():
             found = measured[asked] if isinstance(asked, int) else asked
             if found.nonfinite:
                 nonfinite.add(key)
             else:
                 self._gradients[key] = found.scaled(1.0 / scale)
-        for key, asked in self._asked_data.items():
+        for key, asked in data.items():
             found = measured[asked] if isinstance(asked, int) else asked
             if not found.nonfinite:
                 self._data[key] = found
-        self._asked.clear()
-        self._asked_data.clear()
         return Findings(nonfinite, found_inf)
 
     def state(self, keys: Sequence[int]) -> List[Any]:
