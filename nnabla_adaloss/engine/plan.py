@@ -19,7 +19,7 @@ KEEPS_GRADIENT_ARRAYS: FrozenSet[str] = frozenset({"LSTM", "GRU", "RNN", "Spectr
 
 
 class Scaling(NamedTuple):
-    """A scalable input of one function: the variables, the fan-in, the layer's name, and whether it is a leaf."""
+    """A scalable input of one function: the layer's name, K, the variables, and whether it is a leaf."""
 
     layer: str
     slot: GemmSlot
