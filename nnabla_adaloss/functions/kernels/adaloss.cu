@@ -312,14 +312,15 @@ __device__ inline void add_up_task(const Tally& tally, const Task& task, const S
     if (share.blocks > 1) {
         if (threadIdx.x == 0) {
             partial[share.block] = row;
-            __threadfence();
+            __threadfence();  // first the row, then the news of it
             is_last = atomicAdd(finished, 1u) == share.blocks - 1;
+            __threadfence();  // first the news of all rows, then the rows
         }
         __syncthreads();
         if (!is_last) {
             return;
         }
-        __threadfence();
+        __threadfence();  // what this multiprocessor has cached of other rows may be old
         row = Row();
         for (u32 block = threadIdx.x; block < share.blocks; block += THREADS) {
             add_row(row, partial[block]);
