@@ -46,8 +46,7 @@ def adaptive_loss_scaling(
         TypeError: `x` or `w` is no Variable or NdArray, or `tracker` no `ScaleTracker`.
         ValueError: `w` is not such an output, or is another layer's too, or `x` is not the output of a layer
             with it.
-        RuntimeError: backward did not start at the tracker's loss. nnabla raises a SystemError with this as
-            its cause.
+        RuntimeError: backward did not start at the tracker's loss; nnabla hides it behind a SystemError.
 
     Source: Zhao et al. 2019 (arXiv 1910.12385), algorithm 1.
 

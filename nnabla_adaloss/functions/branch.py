@@ -33,8 +33,7 @@ def branch(x: Array, n: int, tracker: ScaleTracker, *, ctx: Optional[nn.Context]
     Raises:
         TypeError: `x` is no Variable or NdArray, `n` no integer, or `tracker` no `ScaleTracker`.
         ValueError: `n` is less than 1.
-        RuntimeError: backward did not start at the tracker's loss. nnabla raises a SystemError with this as
-            its cause.
+        RuntimeError: backward did not start at the tracker's loss; nnabla hides it behind a SystemError.
 
     Source: Zhao et al. 2019 (arXiv 1910.12385), on networks with branches.
 

@@ -35,8 +35,7 @@ def cast_loss_scaling(
 
     Raises:
         TypeError: `x` is no Variable or NdArray, `tracker` no `ScaleTracker`, or `lognormal` no boolean.
-        RuntimeError: backward did not start at the tracker's loss. nnabla raises a SystemError with this as
-            its cause.
+        RuntimeError: backward did not start at the tracker's loss; nnabla hides it behind a SystemError.
 
     Source: Zhao et al. 2019 (arXiv 1910.12385); `get_loss_scale_by_approx_range` without a weight.
 

@@ -35,8 +35,7 @@ def unscale(w: Array, scale: Union[float, ScaleTracker], *, ctx: Optional[nn.Con
     Raises:
         TypeError: `w` is no Variable or NdArray, or `scale` neither a number nor a tracker.
         ValueError: `scale` is not positive and finite.
-        RuntimeError: with a tracker, backward did not start at its loss. nnabla raises a SystemError with
-            this as its cause.
+        RuntimeError: backward did not start at the tracker's loss; nnabla hides it behind a SystemError.
 
     Source: Zhao et al. 2019 (arXiv 1910.12385), algorithm 1.
 

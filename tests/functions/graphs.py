@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, Sequence
 
 import nnabla as nn
 import numpy as np
 import pytest
+
+from nnabla_adaloss.engine.hooks import root_cause
 
 
 def variable(values: Any, need_grad: bool = True) -> nn.Variable:
@@ -26,8 +28,8 @@ def gradients(leaves: Sequence[nn.Variable], run: Callable[[], None]) -> list[np
     return [leaf.g.copy() for leaf in leaves]
 
 
-def cause(run: Callable[[], Any]) -> Optional[BaseException]:
+def cause(run: Callable[[], Any]) -> BaseException:
     """What nnabla's SystemError hides."""
     with pytest.raises(SystemError) as raised:
         run()
-    return raised.value.__cause__
+    return root_cause(raised.value)

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import nnabla as nn
+import nnabla.functions as F
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nnabla_adaloss import AdaLossConfig, get_loss_scale
+from nnabla_adaloss.functions import ScaleTracker, adaptive_loss_scaling, loss_scaling, unscale
+from tests.functions.graphs import bits, gradients, variable
+
+HALF = nn.Context(["cpu:half"], "CpuCachedArray", "0")
+
+
+def one_layer(tracker, x, w, gradient):
+    """A layer whose output gradient is `gradient`, and the loss."""
+    v = unscale(w, tracker)
+    y = adaptive_loss_scaling(F.affine(unscale(x, tracker), v), v, tracker)
+    return v, loss_scaling(F.sum(y * variable(gradient, need_grad=False)), tracker)
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(0, 2**31),
+    st.integers(-8, 2).map(lambda k: 10.0**k),
+    st.sampled_from(["approx_range", "abs_range"]),
+    st.booleans(),
+)
+def test_applies_the_scale_of_the_core(seed, size, method, use_bound):
+    rng = np.random.default_rng(seed)
+    g, w = size * rng.standard_normal((4, 6)).astype(np.float32), rng.standard_normal((5, 6))
+    config = AdaLossConfig(loss_scale_method=method, use_bound=use_bound)
+    tracker = ScaleTracker(config, scale=4.0)
+    x, w = variable(rng.standard_normal((4, 5))), variable(w)
+    v, loss = one_layer(tracker, x, w, g)
+    loss.forward(clear_no_need_grad=True)
+    scaled = gradients([x, w], lambda: loss.backward(clear_buffer=True))
+    alpha = float(get_loss_scale(np.float32(4) * g, w.d, config=config, fan_in=6, prev_scale=4.0))
+    assert tracker.layer_scales == {"Affine": alpha}
+    assert tracker.accumulated_scales == {"Affine": 4.0 * alpha}
+    plain = F.sum(F.affine(x, w) * variable(g, need_grad=False))
+    plain.forward()
+    native = gradients([x, w], plain.backward)
+    for a, b in zip(scaled, native):
+        np.testing.assert_array_equal(bits(a), bits(b))
+
+
+def test_the_weight_gradient_carries_s_and_the_input_gradient_s_times_alpha():
+    config = AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=16.0)
+    tracker = ScaleTracker(config, scale=2.0)
+    x, w = variable(np.ones((1, 2))), variable(np.ones((2, 2)))
+    v = unscale(w, tracker)
+    h = unscale(x, tracker)
+    y = adaptive_loss_scaling(F.affine(h, v), v, tracker)
+    loss = loss_scaling(F.sum(y), tracker)
+    loss.forward()
+    gradients([x, w], loss.backward)
+    np.testing.assert_array_equal(v.g, np.full((2, 2), 2.0))
+    np.testing.assert_array_equal(h.g, np.full((1, 2), 2.0 * 16.0 * 2))
+
+
+def test_the_input_gradient_is_scaled_before_it_is_stored():
+    # The products are 2**-26, which float16 does not have; with alpha they are.
+    x, w = variable(np.ones((1, 2))), variable(np.full((2, 2), 2.0**-14))
+    found = {}
+    for method in ("approx_range", "fixed"):
+        with nn.context_scope(HALF):
+            tracker = ScaleTracker(AdaLossConfig(loss_scale_method=method), scale=2.0**-12)
+            _, loss = one_layer(tracker, x, w, np.ones((1, 2)))
+            loss.forward()
+            found[method] = gradients([x, w], loss.backward)
+    np.testing.assert_array_equal(found["approx_range"][0], np.full((1, 2), 2.0**-13))
+    np.testing.assert_array_equal(found["fixed"][0], np.full((1, 2), 2.0**-13) * 0)
+    np.testing.assert_array_equal(found["approx_range"][1], np.ones((2, 2)))
+    assert w.data.dtype == np.float32
+
+
+def test_backward_may_run_again_without_forward():
+    tracker = ScaleTracker(AdaLossConfig(u_min=1.0), scale=1.0)
+    rng = np.random.default_rng(0)
+    x, w = variable(rng.standard_normal((4, 5))), variable(rng.standard_normal((5, 6)))
+    before = w.d.copy()
+    v, loss = one_layer(tracker, x, w, rng.standard_normal((4, 6)))
+    loss.forward()
+    first, scales = gradients([x, w], loss.backward), tracker.layer_scales
+    assert scales["Affine"] > 1.0
+    second = gradients([x, w], loss.backward)
+    assert tracker.layer_scales == scales
+    for a, b in zip(first, second):
+        np.testing.assert_array_equal(bits(a), bits(b))
+    np.testing.assert_array_equal(w.d, before)
+    loss.forward()
+    np.testing.assert_array_equal(v.d, before)
+
+
+def test_layers_may_share_a_weight():
+    config = AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=4.0)
+    tracker = ScaleTracker(config)
+    rng = np.random.default_rng(0)
+    x, w = variable(rng.standard_normal((3, 4))), variable(rng.standard_normal((4, 4)))
+    h, p = unscale(x, tracker), x
+    for _ in range(3):
+        v = unscale(w, tracker)
+        h, p = F.tanh(adaptive_loss_scaling(F.affine(h, v), v, tracker)), F.tanh(F.affine(p, w))
+    loss, plain = loss_scaling(F.sum(h), tracker), F.sum(p)
+    loss.forward()
+    plain.forward()
+    scaled, native = gradients([x, w], loss.backward), gradients([x, w], plain.backward)
+    np.testing.assert_array_equal(bits(scaled[0]), bits(native[0]))
+    np.testing.assert_allclose(scaled[1], native[1], rtol=1e-6, atol=1e-6)
+    assert tracker.accumulated_scales["Affine[2]"] == 8.0 * 4.0**3
+
+
+def test_recomputation_changes_nothing():
+    rng = np.random.default_rng(0)
+    x, w, last = (variable(rng.standard_normal((4, 4))) for _ in range(3))
+
+    def build(recompute: bool):
+        tracker = ScaleTracker(AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=4.0))
+        with nn.recompute(recompute):
+            v = unscale(w, tracker)
+            h = F.tanh(adaptive_loss_scaling(F.affine(unscale(x, tracker), v), v, tracker))
+        return loss_scaling(F.sum(F.affine(h, unscale(last, tracker))), tracker)
+
+    found = []
+    for recompute in (False, True):
+        loss = build(recompute)
+        loss.forward(clear_no_need_grad=True)
+        found.append(gradients([x, w, last], lambda loss=loss: loss.backward(clear_buffer=True)))
+    for a, b in zip(*found):
+        np.testing.assert_array_equal(bits(a), bits(b))
+
+
+def test_a_frozen_weight_is_scaled_too():
+    tracker = ScaleTracker(AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=4.0))
+    x, w = variable(np.ones((1, 2))), variable(np.full((2, 2), 3.0))
+    w.need_grad = False
+    _, loss = one_layer(tracker, x, w, np.ones((1, 2)))
+    for _ in range(2):
+        loss.forward(clear_no_need_grad=True)
+        (g,) = gradients([x], lambda: loss.backward(clear_buffer=True))
+        np.testing.assert_array_equal(g, [[6.0, 6.0]])
+    assert tracker.layer_scales == {"Affine": 4.0}
+
+
+def test_layers_can_be_excluded_and_the_first_one_needs_none():
+    nn.clear_parameters()
+    with nn.parameter_scope("net"):
+        ws = [nn.parameter.get_parameter_or_create(f"fc{i}/W", (3, 3), need_grad=True) for i in range(3)]
+    for w in ws:
+        w.d = np.eye(3)
+    tracker = ScaleTracker(AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=4.0, exclude=("*fc1",)))
+    h = variable(np.ones((2, 3)), need_grad=False)
+    for w in ws:
+        v = unscale(w, tracker)
+        h = adaptive_loss_scaling(F.affine(h, v), v, tracker)
+    loss = loss_scaling(F.sum(h), tracker)
+    loss.forward()
+    for g in gradients(ws, loss.backward):
+        np.testing.assert_array_equal(g, np.full((3, 3), 2.0))
+    assert tracker.layer_scales == {"net/fc2": 4.0}
+    nn.clear_parameters()
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_a_nonfinite_gradient_gets_no_scale_and_is_reported(bad):
+    tracker = ScaleTracker()
+    x, w = variable(np.ones((1, 2))), variable(np.ones((2, 2)))
+    _, loss = one_layer(tracker, x, w, [[1e-9, bad]])
+    loss.forward()
+    gradients([x, w], loss.backward)
+    assert tracker.layer_scales == {"Affine": 1.0}
+    assert tracker.found_inf
+
+
+def test_scales_are_kept_for_some_iterations():
+    tracker = ScaleTracker(AdaLossConfig(update_per_n_iteration=2), scale=1.0)
+    x, w = variable(np.ones((1, 2))), variable(np.ones((2, 2)))
+    factor = variable([[1e-8, -1e-8]], need_grad=False)
+    v = unscale(w, tracker)
+    y = adaptive_loss_scaling(F.affine(unscale(x, tracker), v), v, tracker)
+    loss = loss_scaling(F.sum(y * factor), tracker)
+    seen = []
+    for size in (1e-5, 1e-9, 1e-9):
+        factor.d = size
+        loss.forward()
+        gradients([x, w], loss.backward)
+        seen.append(tracker.layer_scales["Affine"])
+    assert seen[0] == seen[1] < seen[2]
+
+
+def test_an_ndarray_is_copied():
+    x = nn.NdArray.from_numpy_array(np.float32([1.0, -0.0]))
+    y = adaptive_loss_scaling(x, nn.NdArray((2, 2)), ScaleTracker())
+    assert isinstance(y, nn.NdArray)
+    assert y is not x
+    np.testing.assert_array_equal(y.data, x.data)
+
+
+def test_what_is_no_layer_with_this_weight_is_refused():
+    tracker = ScaleTracker()
+    x, w = nn.Variable((3, 2)), variable(np.eye(2))
+    v = unscale(w, tracker)
+    y = F.affine(x, v)
+    with pytest.raises(ValueError, match=r"^x is computed by no function"):
+        adaptive_loss_scaling(x, v, tracker)
+    with pytest.raises(ValueError, match=r"^x is the output of ReLU"):
+        adaptive_loss_scaling(F.relu(y), v, tracker)
+    with pytest.raises(ValueError, match=r"^x is the output of Affine, which does not multiply by w"):
+        adaptive_loss_scaling(y, unscale(w, tracker), tracker)
+    with pytest.raises(ValueError, match=r"^w must be what unscale\(weight, tracker\) returned"):
+        adaptive_loss_scaling(F.affine(x, w), w, tracker)
+    with pytest.raises(ValueError, match=r"^w must be what unscale\(weight, tracker\) returned"):
+        adaptive_loss_scaling(y, v, ScaleTracker())
+    with pytest.raises(TypeError, match=r"^tracker must be"):
+        adaptive_loss_scaling(y, v, AdaLossConfig())
+    adaptive_loss_scaling(y, v, tracker)
+    with pytest.raises(ValueError, match=r"^w is scaled by another layer"):
+        adaptive_loss_scaling(F.affine(x, v), v, tracker)
