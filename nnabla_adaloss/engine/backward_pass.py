@@ -82,7 +82,7 @@ class BackwardPass:
         self._node: Optional[Node] = None
         self._scale = start_scale
         self._targets: Dict[int, float] = {}
-        self._data_swaps: List[Tuple[nn.Variable, nn.NdArray]] = []
+        self._data_swaps: List[Tuple[nn.Variable, nn.NdArray, nn.NdArray]] = []
         self._leaves = LeafGradients(
             self.kernels, self.pool, rounded=self.storage is not None, deferred=deferred
         )
@@ -144,10 +144,12 @@ class BackwardPass:
         self._leaves.restore()
 
     def _restore_data(self) -> None:
-        # Forgotten after it is put back: a signal may interrupt us between any two lines.
+        # Forgotten after it is put back: a signal may interrupt us between any two lines. What somebody else
+        # put back already (an emulation, to its own master) stays.
         while self._data_swaps:
-            variable, array = self._data_swaps[-1]
-            variable.data = array
+            variable, source, scaled = self._data_swaps[-1]
+            if variable.data == scaled:
+                variable.data = source
             self._data_swaps.pop()
 
     def finish(self) -> None:
@@ -298,7 +300,7 @@ class BackwardPass:
         self.kernels.scaled_copy(self._readable(factor), scaled, alpha)
         if self.storage is not None and alpha < 1.0:
             self.storage.store(scaled)
-        self._data_swaps.append((factor, source))
+        self._data_swaps.append((factor, source, scaled))
         factor.data = scaled
 
     # After a function's backward.
