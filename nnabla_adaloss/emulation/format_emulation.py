@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import Any, Dict, Iterator, NamedTuple, Optional, Union
+from collections import deque
+from functools import partial
+from itertools import repeat
+from typing import Any, Callable, Dict, NamedTuple, Optional, Union
 
 import nnabla as nn
 
@@ -108,15 +110,18 @@ class FormatEmulation:
         """Run forward as ``Variable.forward`` does, in the emulated format."""
         self._round_weights()
         guard = HookGuard()
-        with self._weights_in_use():
-            guard.run(
+        pre = guard.chain(function_pre_hook)
+        post = guard.chain(self._round_outputs, function_post_hook)
+        self._with_weights(
+            lambda: guard.run(
                 lambda: self._loss.forward(
                     clear_buffer=clear_buffer,
                     clear_no_need_grad=clear_no_need_grad,
-                    function_pre_hook=guard.chain(function_pre_hook),
-                    function_post_hook=guard.chain(self._round_outputs, function_post_hook),
+                    function_pre_hook=pre,
+                    function_post_hook=post,
                 )
             )
+        )
 
     def backward(
         self,
@@ -151,10 +156,11 @@ class FormatEmulation:
         guard = HookGuard()
         pre = guard.chain(function_pre_hook)
         post = guard.chain(self._round_gradients, function_post_hook)
-        with self._weights_in_use():
-            guard.run(
+        self._with_weights(
+            lambda: guard.run(
                 lambda: run_backward(self._loss, scale, grad, clear_buffer, communicator_callbacks, pre, post)
             )
+        )
 
     def _round_weights(self) -> None:
         self._weights = {
@@ -162,16 +168,16 @@ class FormatEmulation:
             for index, (key, leaf) in enumerate(self._plan.leaves)
         }
 
-    @contextmanager
-    def _weights_in_use(self) -> Iterator[None]:
-        swapped = [(leaf, leaf.data) for _, leaf in self._plan.leaves]
+    def _with_weights(self, call: Callable[[], None]) -> None:
+        leaves = [leaf for _, leaf in self._plan.leaves]
+        # One call into C that runs no line of Python: no signal can interrupt it halfway.
+        put_back = partial(deque, map(setattr, leaves, repeat("data"), [leaf.data for leaf in leaves]), 0)
         try:
             for key, leaf in self._plan.leaves:
                 leaf.data = self._weights[key]
-            yield
+            call()
         finally:
-            for leaf, master in swapped:
-                leaf.data = master
+            put_back()
 
     def _round_outputs(self, f: Any) -> None:
         rounding = self._plan.roundings.get(hash(f))
