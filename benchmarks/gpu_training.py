@@ -174,9 +174,8 @@ def main() -> None:
     options = parser.parse_args()
     half = make_context(options.extension, options.type, options.device)
     single = make_context(options.extension, "float", options.device)
-    print(
-        f"nnabla {nn.__version__}, {half.backend[0]}, Python {platform.python_version()}, numpy {np.__version__}"
-    )
+    versions = f"Python {platform.python_version()}, numpy {np.__version__}"
+    print(f"nnabla {nn.__version__}, {half.backend[0]}, {versions}")
     if options.quick:
         time_resnet50(half, rounds=2, batch=2, size=32, width=4)
         print_accuracies(half, single, iterations=5)

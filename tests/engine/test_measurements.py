@@ -63,7 +63,9 @@ def test_an_array_is_measured_as_it_was(measurements: Measurements) -> None:
 
 def test_unscaling_reports_infinities_and_forgets_them(measurements: Measurements) -> None:
     good, bad, master = array(8.0, 4.0), array(np.inf, 1.0), array(1.0, 1.0)
-    measurements.unscale([GradientToUnscale(good, master, 4.0, True), GradientToUnscale(bad, bad, 2.0, False)])
+    measurements.unscale(
+        [GradientToUnscale(good, master, 4.0, True), GradientToUnscale(bad, bad, 2.0, False)]
+    )
     assert measurements.fetch().found_inf
     np.testing.assert_array_equal(master.data, [3.0, 2.0])
     measurements.unscale([GradientToUnscale(good, good, 4.0, False)])

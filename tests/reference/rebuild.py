@@ -7,7 +7,9 @@ operations that are exact in IEEE arithmetic (or RandomState legacy streams), so
 that they give identical bytes under any numpy (no exp/log/pow, which numpy may
 implement with SIMD approximations).
 """
+
 import hashlib
+
 import numpy as np
 
 
@@ -27,6 +29,6 @@ def sha(a):
     a = np.ascontiguousarray(a)
     a = a.astype(a.dtype.newbyteorder("<"), copy=False)
     h = hashlib.sha256()
-    h.update(("%s|%s|" % (a.dtype.name, "x".join(map(str, a.shape)))).encode())
+    h.update(f"{a.dtype.name}|{'x'.join(map(str, a.shape))}|".encode())
     h.update(a.tobytes(order="C"))
     return h.hexdigest()[:16]
