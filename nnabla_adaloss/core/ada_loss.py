@@ -23,6 +23,7 @@ from .loss_scale import applied_scale, checked_scale
 from .methods import resolve_method
 from .observation import LayerObserver
 from .statistics import ArrayStatistics
+from .validation import integer, number, positive_number
 
 
 class LayerState(NamedTuple):
@@ -39,6 +40,15 @@ class LayerState(NamedTuple):
     unbounded: float = 1.0
     accumulated_limit: float = math.inf
     alpha: float = 1.0
+
+    def checked(self) -> LayerState:
+        """The state itself; TypeError or ValueError when its numbers cannot come from a layer."""
+        integer("computed_at", self.computed_at)
+        positive_number("unbounded", self.unbounded)
+        if not number("accumulated_limit", self.accumulated_limit) > 0.0:
+            raise ValueError(f"accumulated_limit={self.accumulated_limit!r} must be positive")
+        positive_number("alpha", self.alpha)
+        return self
 
 
 _NEW_LAYER = LayerState()
@@ -199,8 +209,8 @@ class AdaLoss(ABC):
         Raises:
             KeyError, TypeError, ValueError: `state` is none that `state_dict` returned.
         """
-        layers = {str(name): LayerState(*values) for name, values in state["layers"].items()}
-        limits = {str(name): LayerLimit(*values) for name, values in state["limits"].items()}
+        layers = {str(name): LayerState(*values).checked() for name, values in state["layers"].items()}
+        limits = {str(name): LayerLimit(*values).checked() for name, values in state["limits"].items()}
         self._layers = layers
         self.limits.replace(limits)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import Dict, Mapping, NamedTuple
 
-from .validation import number
+from .validation import integer, number, positive_number
 
 
 class LayerLimit(NamedTuple):
@@ -21,6 +21,15 @@ class LayerLimit(NamedTuple):
     limit: float
     overflowed: float
     updates: int
+
+    def checked(self) -> LayerLimit:
+        """The limit itself; TypeError or ValueError when its numbers cannot come from overflows."""
+        if positive_number("limit", self.limit) < 1.0:
+            raise ValueError(f"limit={self.limit!r} must be 1 or more")
+        positive_number("overflowed", self.overflowed)
+        if integer("updates", self.updates) < 0:
+            raise ValueError(f"updates={self.updates!r} must be 0 or more")
+        return self
 
 
 class LayerLimits:

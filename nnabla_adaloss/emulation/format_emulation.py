@@ -171,7 +171,8 @@ class FormatEmulation:
     def _with_weights(self, call: Callable[[], None]) -> None:
         leaves = [leaf for _, leaf in self._plan.leaves]
         # One call into C that runs no line of Python: no signal can interrupt it halfway.
-        put_back = partial(deque, map(setattr, leaves, repeat("data"), [leaf.data for leaf in leaves]), 0)
+        masters = map(setattr, leaves, repeat("data"), [leaf.data for leaf in leaves])
+        put_back: Callable[[], Any] = partial(deque, masters, 0)
         try:
             for key, leaf in self._plan.leaves:
                 leaf.data = self._weights[key]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..core.config import AdaLossConfig
 from ..core.layer_limits import LayerLimits
+from ..core.validation import integer
 from ..errors import GraphChangedError
 from ..functions.kernels import CudaKernels, select_kernels
 from .backward_pass import BackwardPass, PassContext
@@ -168,7 +169,7 @@ class AdaptiveLossScaling:
             ValueError: The state is of another network, or damaged.
         """
         try:
-            iteration, network = int(state["iteration"]), list(state["network"])
+            iteration, network = integer("iteration", state["iteration"]), list(state["network"])
             ours = self._fingerprint()
             if network != ours:
                 theirs, mine = next((a, b) for a, b in zip_longest(network, ours) if a != b)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.statistics import ArrayStatistics, pool
+from ..core.validation import number
 from ..functions.kernels.interface import Kernels
 from .arrays import as_float32, stored_dtype
 from .measurements import Measurements
@@ -112,6 +113,12 @@ class ImmediateStatistics:
         """Do nothing: nothing is remembered."""
 
 
+def _loaded(values: Sequence[Any]) -> ArrayStatistics:
+    for value in values:
+        number("statistics", value)
+    return ArrayStatistics(*values)
+
+
 class DelayedStatistics:
     """Statistics of the iteration before, kept unscaled so that they hold when scales change.
 
@@ -185,8 +192,8 @@ class DelayedStatistics:
 
     def load_state(self, keys: Sequence[int], state: Sequence[Any]) -> None:
         """Know what ``state`` returned, here or in another process."""
-        gradients = {keys[index]: ArrayStatistics(*gradient) for index, gradient, _ in state if gradient}
-        data = {keys[index]: ArrayStatistics(*data) for index, _, data in state if data}
+        gradients = {keys[index]: _loaded(gradient) for index, gradient, _ in state if gradient}
+        data = {keys[index]: _loaded(data) for index, _, data in state if data}
         self._gradients, self._data = gradients, data
 
     def table(self, keys: Sequence[int]) -> Optional[NDArray[np.float32]]:

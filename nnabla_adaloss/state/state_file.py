@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
+import secrets
+from contextlib import suppress
 from typing import Any, Dict, Mapping, Union
 
 FORMAT_VERSION = 1
@@ -43,15 +44,17 @@ def write_state(path: Union[str, os.PathLike[str]], state: Mapping[str, Any]) ->
     header = {"kind": _KIND, "version": FORMAT_VERSION, "sha256": hashlib.sha256(body).hexdigest()}
     target = os.path.abspath(os.fspath(path))
     folder = os.path.dirname(target)
-    descriptor, temporary = tempfile.mkstemp(prefix=os.path.basename(target) + ".", suffix=".tmp", dir=folder)
+    # In the same folder, for os.replace; not by tempfile, which would hide the file from other users.
+    temporary = f"{target}.{secrets.token_hex(8)}.tmp"
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with open(temporary, "xb") as file:
             file.write(json.dumps(header).encode() + b"\n" + body + b"\n")
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
     except BaseException:
-        os.unlink(temporary)
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
         raise
     _sync_folder(folder)
 
@@ -79,7 +82,11 @@ def read_state(path: Union[str, os.PathLike[str]]) -> Dict[str, Any]:
     if not isinstance(header, dict) or header.get("kind") != _KIND:
         raise StateFileError(f"{name} is no state file of nnabla_adaloss")
     version = header.get("version")
-    if not isinstance(version, int) or version > FORMAT_VERSION:
+    if not isinstance(version, int) or version < 1:
+        raise StateFileError(
+            f"{name} is damaged: its header has version {version!r}; use an earlier checkpoint"
+        )
+    if version > FORMAT_VERSION:
         raise StateFileError(
             f"{name} has version {version} of the format, this package knows versions up to "
             f"{FORMAT_VERSION}: update nnabla_adaloss"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Dict, Mapping
 import numpy as np
 
 from ..core.scale_policy import ScaleState
+from ..core.validation import integer, number
 from ..errors import LossScaleWarning
 from .checksums import checksum
 
@@ -24,7 +25,7 @@ def state_of(updater: AdaptiveLossScalingUpdater) -> Dict[str, Any]:
     return {
         "version": _VERSION,
         "settings": _settings(updater),
-        "scale_state": updater.scale_state._asdict(),
+        "scale_state": {name: _plain(value) for name, value in updater.scale_state._asdict().items()},
         "last_good_scale": updater.last_good_scale,
         "iteration": updater.iteration,
         "parameters": _parameter_checksum(updater),
@@ -40,15 +41,16 @@ def restore(updater: AdaptiveLossScalingUpdater, state: Mapping[str, Any]) -> No
             settings. Nothing changes then.
     """
     try:
-        version = int(state["version"])
+        version = integer("version", state["version"])
         if version > _VERSION:
             raise ValueError(
                 f"state has version {version}, this package knows {_VERSION}: update nnabla_adaloss"
             )
         _compare_settings(state["settings"], _settings(updater))
         scale_state = updater.policy.checked(ScaleState(**state["scale_state"]))
-        last_good_scale, iteration = float(state["last_good_scale"]), int(state["iteration"])
-        parameters, scaling = int(state["parameters"]), state["scaling"]
+        last_good_scale = number("last_good_scale", state["last_good_scale"])
+        iteration = integer("iteration", state["iteration"])
+        parameters, scaling = integer("parameters", state["parameters"]), state["scaling"]
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"state is damaged, or none of an updater: {error!r}") from error
     updater.scaling.load_state_dict(scaling)
@@ -68,21 +70,27 @@ def restore(updater: AdaptiveLossScalingUpdater, state: Mapping[str, Any]) -> No
 def _settings(updater: AdaptiveLossScalingUpdater) -> Dict[str, Any]:
     """Return what was chosen, as far as it decides the next step."""
     config = {
-        field.name: _plain(getattr(updater.scaling.config, field.name))
+        field.name: getattr(updater.scaling.config, field.name)
         for field in dataclasses.fields(updater.scaling.config)
         if field.name not in ("recorder", "debug_level")
     }
-    return {
+    chosen = {
         **config,
         **dataclasses.asdict(updater.policy),
         "accum_grad": updater.accum_grad,
-        "average": updater.average,
+        "average": bool(updater.average),
     }
+    return {name: _plain(value) for name, value in chosen.items()}
 
 
 def _plain(value: Any) -> Any:
+    """Return ``value`` as JSON gives it back; NumPy's numbers cannot be saved, and tuples become lists."""
     if callable(value):
-        return f"{value.__module__}:{value.__qualname__}"
+        # An object that is called, such as a functools.partial, goes by the name of its class.
+        named = value if hasattr(value, "__qualname__") else type(value)
+        return f"{named.__module__}:{named.__qualname__}"
+    if isinstance(value, np.generic):
+        return value.item()
     return list(value) if isinstance(value, tuple) else value
 
 
