@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, TypeVar
 
 import nnabla as nn
 import numpy as np
@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from ..communicators.agreement import RankDisagreementError
 from ..core.validation import integer
 from .checksums import checksums
+
+_Float = TypeVar("_Float", bound=np.floating[Any])
 
 
 class GradientExchange:
@@ -50,20 +52,24 @@ class GradientExchange:
         if self.comm is not None:
             self.comm.all_reduce(self.grads, division=average, inplace=False)
 
-    def sum_with(self, own: NDArray[np.float32], *, average: bool) -> NDArray[np.float32]:
+    def sum_with(self, own: NDArray[_Float], *, average: bool) -> NDArray[_Float]:
         """Sum the gradients, and gather ``own`` from every rank with the same message.
 
         Returns:
-            The arrays of all ranks, in the order of ranks; shape (ranks, \\*own.shape).
+            The arrays of all ranks, bit for bit, in the order of ranks; shape (ranks, \\*own.shape).
         """
         if self.comm is None:
             return own[np.newaxis]
-        table = np.zeros((self.comm.size, *own.shape), np.float32)
+        # Pieces of 16 bits: a sum in float32 in which all other ranks have zeros keeps them as they are.
+        pieces = np.ascontiguousarray(own).reshape(-1).view(np.uint16)
+        table = np.zeros((self.comm.size, pieces.size), np.float32)
         # An average over the ranks divides by their number.
-        table[self.comm.rank] = own * np.float32(self.comm.size if average else 1)
+        table[self.comm.rank] = pieces * np.float32(self.comm.size if average else 1)
         array = nn.NdArray.from_numpy_array(table)
         self.comm.all_reduce([*self.grads, array], division=average, inplace=False)
-        return np.array(array.data)
+        gathered = np.rint(array.data).astype(np.uint16)
+        tables: NDArray[_Float] = gathered.view(own.dtype).reshape(self.comm.size, *own.shape)
+        return tables
 
     def any(self, flags: Sequence[bool]) -> List[bool]:
         """Tell which flags are set on any rank. Every rank must call this with as many flags."""
