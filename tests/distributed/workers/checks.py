@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs every check of the modules it is told on all ranks, and prints the names of those that passed."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Callable, Dict, Sequence
+
+from nnabla_adaloss.communicators import MPICommunicator
+
+
+def checks_of(module: str) -> Dict[str, Callable[[MPICommunicator], None]]:
+    """The checks of a module, by name."""
+    contents = vars(importlib.import_module(f"tests.distributed.workers.{module}"))
+    return {name: check for name, check in contents.items() if name.startswith("check_")}
+
+
+def main(modules: Sequence[str]) -> None:
+    comm = MPICommunicator(timeout_s=60.0)
+    comm.init()
+    with comm.abort_on_exception():
+        for module in modules:
+            for name, check in checks_of(module).items():
+                check(comm)
+                if comm.rank == 0:
+                    print(name, flush=True)
+        comm.barrier()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that have drifted apart are told so, all of them, at the next check."""
+
+from __future__ import annotations
+
+from typing import Callable
+
+import numpy as np
+import pytest
+
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
+from nnabla_adaloss.communicators import CollectiveMismatchError, MPICommunicator, RankDisagreementError
+from tests.distributed.workers.ranks import is_last, same_on_all
+from tests.distributed.workers.task import task
+
+CHECK_EVERY = 4
+Plant = Callable[[AdaptiveLossScalingUpdater], None]
+
+
+def one_bit_of_a_parameter(updater: AdaptiveLossScalingUpdater) -> None:
+    weight = updater.solver.get_parameters()["second/affine/W"].data.data
+    weight[3, 5] = np.nextafter(weight[3, 5], np.float32(np.inf))
+
+
+def the_global_scale(updater: AdaptiveLossScalingUpdater) -> None:
+    updater.scale = 16.0
+
+
+def the_limit_of_a_layer(updater: AdaptiveLossScalingUpdater) -> None:
+    updater.scaling.back_off("second/affine")
+
+
+def train(updater: AdaptiveLossScalingUpdater, iterations: int) -> None:
+    for _ in range(iterations):
+        assert updater.update().updated
+
+
+def found_by_all(comm: MPICommunicator, plant: Plant, named: str, delay: int) -> None:
+    work = task(comm.rank, comm.size)
+    config = AdaLossConfig(delay=delay, u_min=0.01)
+    updater = work.updater(comm=comm, config=config, check_every=CHECK_EVERY)
+    train(updater, CHECK_EVERY + 1)
+    if is_last(comm):
+        plant(updater)
+    with pytest.raises(RankDisagreementError, match=f"in iteration {2 * CHECK_EVERY}: .*{named}") as caught:
+        train(updater, CHECK_EVERY)
+    assert f"(rank {comm.rank} {'differs' if is_last(comm) else 'agrees'}" in str(caught.value)
+    assert same_on_all(comm, updater.iteration)
+
+
+def check_what_was_planted_on_one_rank_is_found_by_all(comm: MPICommunicator) -> None:
+    for delay in (0, 1):
+        found_by_all(comm, one_bit_of_a_parameter, "second/affine/W", delay)
+        found_by_all(comm, the_global_scale, "the loss scales", delay)
+    # With delay 0 every rank scales layers as its own gradients ask for.
+    found_by_all(comm, the_limit_of_a_layer, "the loss scales", delay=1)
+
+
+def check_a_check_that_is_switched_off_finds_nothing(comm: MPICommunicator) -> None:
+    updater = task(comm.rank, comm.size).updater(comm=comm, check_every=0)
+    train(updater, 1)
+    if is_last(comm):
+        the_global_scale(updater)
+    train(updater, 3)
+
+
+def check_a_network_that_differs_is_refused_by_all(comm: MPICommunicator) -> None:
+    work = task(comm.rank, comm.size)
+    if comm.rank:
+        work.solver.remove_parameters(["third/affine/b"])
+    with pytest.raises(CollectiveMismatchError, match=r"bcast .* entries: 6 on rank 0; 5 on rank"):
+        work.updater(comm=comm).update()

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens on one rank alone is answered by all ranks, in the same iteration and alike."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any, Dict, List, Tuple
+
+import pytest
+
+from nnabla_adaloss import (
+    AdaLossConfig,
+    AdaptiveLossScalingUpdater,
+    LossScaleError,
+    LossScaleWarning,
+    UpdateResult,
+)
+from nnabla_adaloss.communicators import MPICommunicator
+from tests.distributed.workers.ranks import is_last, on_last, same_on_all
+from tests.distributed.workers.task import Task, task
+
+DELAYS = (0, 1)
+
+
+def decisions(updater: AdaptiveLossScalingUpdater, iterations: int) -> List[Tuple[Any, ...]]:
+    """What each iteration decided: all of a result but the layers, which are those of the own rank."""
+    found = []
+    for _ in range(iterations):
+        result: UpdateResult = updater.update()
+        found.append((*result._replace(overflow_layers=()), updater.scale_state))
+    return found
+
+
+def bits(work: Task) -> Dict[str, bytes]:
+    return {name: array.tobytes() for name, array in work.snapshot().items()}
+
+
+def check_an_infinity_on_one_rank_backs_off_all(comm: MPICommunicator) -> None:
+    for delay in DELAYS:
+        work = task(
+            comm.rank, comm.size, spoiled=on_last(comm, {2: "gradient", 3: "gradient", 7: "gradient"})
+        )
+        updater = work.updater(comm=comm, config=AdaLossConfig(delay=delay))
+        found = decisions(updater, 6)
+        assert same_on_all(comm, (found, bits(work)))
+        assert [decided[:3] for decided in found] == [
+            (True, 8.0, 0),
+            (True, 8.0, 0),
+            (True, 2.0, 2),
+            (True, 2.0, 0),
+            (True, 2.0, 0),
+            (True, 1.0, 1),
+        ]
+
+
+def check_fp16_overflow_on_one_rank_backs_off_all(comm: MPICommunicator) -> None:
+    for delay in DELAYS:
+        work = task(comm.rank, comm.size, spoiled=on_last(comm, {3: "large"}))
+        config = AdaLossConfig(delay=delay)
+        updater = work.updater(comm=comm, config=config, storage="float16", scale=2.0**14, max_retries=0)
+        found = decisions(updater, 5)
+        assert same_on_all(comm, (found, bits(work)))
+        assert [decided[0] for decided in found] == [True, True, True, False, True]
+        assert found[-1][1] == 2.0**13
+
+
+def check_layers_are_named_where_the_overflow_was(comm: MPICommunicator) -> None:
+    work = task(comm.rank, comm.size, spoiled=on_last(comm, {0: "gradient"}))
+    result = work.updater(comm=comm, max_retries=0).update()
+    assert bool(result.overflow_layers) == is_last(comm)
+
+
+def check_a_floor_is_reached_by_all_and_says_whose_overflow_it_was(comm: MPICommunicator) -> None:
+    work = task(comm.rank, comm.size, spoiled=on_last(comm, dict.fromkeys(range(9), "gradient")))
+    updater = work.updater(comm=comm, min_scale=2.0)
+    with pytest.raises(LossScaleError, match="iteration 1 at the smallest loss scale, 2") as caught:
+        updater.update()
+    assert ("on another rank" in str(caught.value)) != is_last(comm)
+    assert same_on_all(comm, updater.scale_state)
+
+
+def check_nan_in_the_data_of_one_rank_is_answered_by_policy(comm: MPICommunicator) -> None:
+    for delay in DELAYS:
+        options: Dict[str, Any] = {"comm": comm, "config": AdaLossConfig(delay=delay)}
+        nan = on_last(comm, {1: "nan", 3: "nan"})
+        work = task(comm.rank, comm.size, spoiled=nan)
+        found = decisions(work.updater(on_nonfinite_loss="skip", **options), 5)
+        assert same_on_all(comm, (found, bits(work)))
+        assert [decided[3] for decided in found] == ["updated", "nonfinite_loss"] * 2 + ["updated"]
+        assert found[-1][1] == 8.0
+
+        updater = task(comm.rank, comm.size, spoiled=nan).updater(on_nonfinite_loss="raise", **options)
+        updater.update()
+        with pytest.raises(LossScaleError, match="not finite in iteration 2"):
+            updater.update()
+        assert updater.update().updated
+
+        updater = task(comm.rank, comm.size, spoiled=nan).updater(on_nonfinite_loss="warn", **options)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            decisions(updater, 5)
+        assert [w.category for w in caught] == [LossScaleWarning]
+
+
+def check_an_infinite_loss_with_finite_gradients_leaves_ranks_equal(comm: MPICommunicator) -> None:
+    for delay in DELAYS:
+        work = task(comm.rank, comm.size, spoiled=on_last(comm, {1: "loss"}))
+        updater = work.updater(comm=comm, config=AdaLossConfig(delay=delay), on_nonfinite_loss="skip")
+        found = decisions(updater, 3)
+        assert same_on_all(comm, (found, bits(work)))
+        assert [decided[1] for decided in found] == [8.0] * 3
+
+
+def check_a_layers_own_scale_backs_off_on_all_ranks(comm: MPICommunicator) -> None:
+    work = task(comm.rank, comm.size, spoiled=on_last(comm, {4: "large"}))
+    config = AdaLossConfig(delay=1, u_min=0.5, use_bound=False)
+    updater = work.updater(comm=comm, config=config, storage="float16")
+    decisions(updater, 4)
+    before = updater.scaling.layer_scales
+    limits = {layer: updater.scaling.limits[layer] for layer in updater.scaling.layers}
+    assert set(limits.values()) == {math.inf}
+    found = decisions(updater, 1)
+    limits = {layer: updater.scaling.limits[layer] for layer in updater.scaling.layers}
+    assert found[0][:3] == (True, 8.0, 1), found
+    lowered = [layer for layer, limit in limits.items() if limit < math.inf]
+    assert len(lowered) == 1
+    assert limits[lowered[0]] == before[lowered[0]] / 2.0
+    assert same_on_all(comm, (found, limits, bits(work)))

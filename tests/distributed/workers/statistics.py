@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What layers' scales are computed from, and that it travels with the gradients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Dict, List
+
+import numpy as np
+
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
+from nnabla_adaloss.communicators import MPICommunicator
+from nnabla_adaloss.updaters.exchange import GradientExchange
+from tests.distributed.workers.ranks import from_all, same_on_all
+from tests.distributed.workers.task import task
+
+# With float16's own range the gradients of so small a network would need no scales.
+DELAYED = AdaLossConfig(delay=1, u_min=0.01, use_bound=False)
+
+
+class Counting(MPICommunicator):
+    """Counts the sums that are taken."""
+
+    sums = 0
+
+    def all_reduce(self, *arguments: Any, **options: Any) -> None:
+        self.sums += 1
+        super().all_reduce(*arguments, **options)
+
+
+def accumulated_scales(updater: AdaptiveLossScalingUpdater, iterations: int = 20) -> List[Dict[str, float]]:
+    """Per iteration the scale of each layer's input gradient: S0, the loss's lift and the alphas so far."""
+    found = []
+    for _ in range(iterations):
+        assert updater.update().updated
+        found.append(updater.scaling.accumulated_scales)
+    return found
+
+
+def unequal(comm: MPICommunicator) -> Dict[str, float]:
+    """What makes gradients of ranks differ by more than chance."""
+    return {"weight": 3.0**-comm.rank, "enlarged": 4.0**comm.rank}
+
+
+def check_one_sum_per_iteration_carries_gradients_and_statistics(comm: MPICommunicator) -> None:
+    counting = Counting()
+    counting.init()
+    for delay in (0, 1):
+        updater = task(comm.rank, comm.size).updater(comm=counting, config=AdaLossConfig(delay=delay))
+        for _ in range(5):
+            before = counting.sums
+            assert updater.update().updated
+            assert counting.sums == before + 1
+
+
+def check_delayed_scales_are_equal_on_all_ranks_though_data_differ(comm: MPICommunicator) -> None:
+    for average in (False, True):
+        for every in (1, 4):
+            config = replace(DELAYED, update_per_n_iteration=every)
+            work = task(comm.rank, comm.size, **unequal(comm))
+            assert same_on_all(
+                comm, accumulated_scales(work.updater(comm=comm, config=config, average=average))
+            )
+    own = accumulated_scales(task(comm.rank, comm.size, **unequal(comm)).updater(config=DELAYED))
+    assert not same_on_all(comm, own)
+
+
+def check_delayed_scales_are_those_of_the_whole_batch(comm: MPICommunicator) -> None:
+    for weight in (1.0, 1e-12):
+        whole = accumulated_scales(task(0, 1, weight=weight).updater(config=DELAYED))
+        work = task(comm.rank, comm.size, weight=weight / comm.size)
+        assert accumulated_scales(work.updater(comm=comm, config=DELAYED)) == whole, weight
+
+
+def check_what_travels_with_gradients_arrives_bit_for_bit(comm: MPICommunicator) -> None:
+    tiny = np.finfo(np.float64).smallest_subnormal
+    values = np.array([0.0, -0.0, tiny, 1e-25, 1 / 3, 2.0**24 + 1, 1e300, np.inf, -np.inf, np.nan])
+    values = np.outer(values, [1.0, -1.0, comm.rank + 1.0])
+    for dtype in (np.float64, np.float32):
+        with np.errstate(over="ignore"):
+            own = values.astype(dtype)
+        for average in (False, True):
+            work = task(comm.rank, comm.size)
+            work.feed()
+            work.loss.forward()
+            work.loss.backward()
+            gathered = GradientExchange(comm, None, work.solver).sum_with(own, average=average)
+            assert gathered.dtype == dtype
+            assert [rows.tobytes() for rows in gathered] == from_all(comm, own.tobytes())

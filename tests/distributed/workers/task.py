@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small training of which each rank has its share of every batch, and ways to spoil batches."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Mapping, NamedTuple
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import numpy as np
+
+from nnabla_adaloss import AdaptiveLossScalingUpdater
+
+BATCH = 24  # divides by 2, 3 and 4 ranks
+Parameters = Dict[str, np.ndarray]
+
+
+class Task(NamedTuple):
+    """What an updater is made of."""
+
+    solver: Any
+    loss: nn.Variable
+    feed: Callable[[], None]
+
+    def updater(self, **options: Any) -> AdaptiveLossScalingUpdater:
+        return AdaptiveLossScalingUpdater(self.solver, self.loss, self.feed, **options)
+
+    def snapshot(self) -> Parameters:
+        return {name: v.d.copy() for name, v in sorted(self.solver.get_parameters().items())}
+
+
+def task(
+    rank: int,
+    size: int,
+    *,
+    seed: int = 0,
+    weight: float = 1.0,
+    spoiled: Mapping[int, str] = {},
+    enlarged: float = 1.0,
+) -> Task:
+    """A classifier and this rank's share of the batches, which are the same for any number of ranks.
+
+    Args:
+        seed: Decides the initial weights.
+        weight: What the mean cross entropy of this rank's share is multiplied by.
+        spoiled: Batches of this rank that are bad, by number: "gradient" (not finite, though the loss is),
+            "large" (finite, gradients a hundred times larger), "nan" (in the data), "loss" (infinite, though
+            its gradients are finite).
+        enlarged: What this rank's images are multiplied by.
+    """
+    nn.clear_parameters()
+    share = BATCH // size
+    x, t = nn.Variable((share, 20)), nn.Variable((share, 1))
+    slope, offset, gain = nn.Variable((1,)), nn.Variable((1,)), nn.Variable((1,))
+    weights = np.random.default_rng(seed)
+
+    def affine(h: nn.Variable, outputs: int, name: str) -> nn.Variable:
+        return PF.affine(h, outputs, name=name, w_init=lambda shape: weights.standard_normal(shape) * 0.2)
+
+    h = F.tanh(affine(x, 16, "first"))
+    h = F.tanh(affine(h, 16, "second"))
+    y = affine(h, 5, "third")
+    cross_entropy = F.reshape(F.mean(F.softmax_cross_entropy(y, t)), (1,)) * weight
+    # Where `slope` is 0 this is a 0 whose derivative is infinite.
+    root = F.pow_scalar(cross_entropy * 0.0 + slope, 0.5) - F.pow_scalar(slope, 0.5)
+    loss = F.sum(cross_entropy * gain + root + offset)
+    data = np.random.default_rng(1)
+    batches = iter(range(10**9))
+
+    def feed() -> None:
+        images, labels = data.standard_normal((BATCH, 20)), data.integers(0, 5, (BATCH, 1))
+        mine = slice(rank * share, (rank + 1) * share)
+        x.d, t.d = images[mine] * enlarged, labels[mine]
+        kind = spoiled.get(next(batches), "")
+        slope.d = 0.0 if kind == "gradient" else 1.0
+        offset.d = np.inf if kind == "loss" else 0.0
+        gain.d = 100.0 if kind == "large" else 1.0
+        if kind == "nan":
+            x.d[0, 0] = np.nan
+
+    solver = S.Momentum(0.05)
+    solver.set_parameters(nn.get_parameters())
+    return Task(solver, loss, feed)
