@@ -11,7 +11,9 @@ from ..core.power_of_two import floor_power_of_two
 from ..engine.gemm import GemmSlot, gemm_slots
 from ..engine.plan import GraphPlan, Node
 from .identity import Array, IdentityFunction, check_array
-from .scale_tracker import ScalePoint, ScaleTracker, TrackedFunction, check_tracker
+from .scale_point import ScalePoint
+from .scale_tracker import ScaleTracker, check_tracker
+from .tracked_function import TrackedFunction
 from .unscale import TrackedUnscale
 
 
@@ -43,7 +45,8 @@ def adaptive_loss_scaling(
         Of the type, shape and dtype of `x`.
 
     Raises:
-        TypeError: `x` or `w` is no Variable or NdArray, or `tracker` no `ScaleTracker`.
+        TypeError: `x` or `w` is no Variable or NdArray, one is this and the other that, or `tracker` is no
+            `ScaleTracker`.
         ValueError: `w` is not such an output, or is another layer's too, or `x` is not the output of a layer
             with it.
         RuntimeError: backward did not start at the tracker's loss; nnabla hides it behind a SystemError.
@@ -71,13 +74,15 @@ def adaptive_loss_scaling(
     check_tracker(tracker)
     if isinstance(x, nn.NdArray):
         return IdentityFunction(ctx)(x)
+    if isinstance(w, nn.NdArray):
+        raise TypeError("w must be an nnabla.Variable, as x is: what unscale(weight, tracker) returned")
     slot, copier = _slot_of(x, w), _copier_of(w, tracker)
     y = ScaledLayer(x, w, slot, copier, tracker, ctx).apply(x)
     copier.taken = True
     return y
 
 
-def _slot_of(x: nn.Variable, w: Array) -> GemmSlot:
+def _slot_of(x: nn.Variable, w: nn.Variable) -> GemmSlot:
     """The input of the layer that computed `x` whose gradient is the output gradient times `w`."""
     layer = x.parent
     if layer is None:
@@ -151,7 +156,7 @@ class ScaledLayer(TrackedFunction):
             copy = self._w.data
             alpha = self._alpha(self._label, g, copy, scale)
             self._copier.scale_copy(copy, alpha)
-            self.point.scale = scale * alpha
+            self.point.set(scale * alpha)
             self.tracker.note_layer(self._label, alpha, scale * alpha)
         if propagate_down[0]:
             self.pass_gradient(g, inputs[0].grad, 1.0, accumulate=accum[0])

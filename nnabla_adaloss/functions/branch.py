@@ -10,7 +10,8 @@ import nnabla as nn
 from ..core.branches import common_scale
 from ..core.validation import integer
 from .identity import Array, check_array
-from .scale_tracker import ScaleTracker, TrackedFunction, check_tracker
+from .scale_tracker import ScaleTracker, check_tracker
+from .tracked_function import TrackedFunction
 
 
 def branch(x: Array, n: int, tracker: ScaleTracker, *, ctx: Optional[nn.Context] = None) -> Tuple[Array, ...]:
@@ -76,7 +77,8 @@ class Branch(TrackedFunction):
         if not propagate_down[0]:
             return
         gradients = [(outputs[i].grad, point.scale) for i, point in self.arriving.items()]
-        self.point.scale = target = self._common_scale(gradients)
+        target = self._common_scale(gradients)
+        self.point.set(target)
         accumulate = accum[0]
         for gradient, scale in gradients:
             self.pass_gradient(gradient, inputs[0].grad, target / scale, accumulate=accumulate)

@@ -10,7 +10,9 @@ import nnabla as nn
 from ..core.validation import boolean
 from ..engine.plan import GraphPlan, Node
 from .identity import Array, IdentityFunction, check_array
-from .scale_tracker import ScalePoint, ScaleTracker, TrackedFunction, check_tracker
+from .scale_point import ScalePoint
+from .scale_tracker import ScaleTracker, check_tracker
+from .tracked_function import TrackedFunction
 
 
 def cast_loss_scaling(
@@ -88,7 +90,7 @@ class CastLossScaling(TrackedFunction):
             iteration=self.tracker.iteration,
             g_statistics=self.statistics(g),
         )
-        self.point.scale = scale * alpha
+        self.point.set(scale * alpha)
         self.tracker.note_layer(self._label, alpha, scale * alpha)
         if propagate_down[0]:
             self.pass_gradient(g, inputs[0].grad, alpha, accumulate=accum[0])

@@ -11,7 +11,9 @@ from ..core.validation import positive_number
 from ..engine.plan import GraphPlan, Node
 from .identity import Array, IdentityFunction, check_array
 from .scale_flow import connect_scales
-from .scale_tracker import ScalePoint, ScaleTracker, TrackedFunction
+from .scale_point import ScalePoint
+from .scale_tracker import ScaleTracker
+from .tracked_function import TrackedFunction
 
 
 def loss_scaling(x: Array, scale: Union[float, ScaleTracker], *, ctx: Optional[nn.Context] = None) -> Array:
@@ -86,5 +88,6 @@ class ScaledLoss(TrackedFunction):
         self, inputs: List[Any], outputs: List[Any], propagate_down: List[bool], accum: List[bool]
     ) -> None:
         """Start a pass and multiply the gradient by S0."""
-        self.point.scale = scale = self.tracker.start_pass()
+        scale = self.tracker.start_pass()
+        self.point.set(scale)
         self.pass_gradient(outputs[0].grad, inputs[0].grad, scale, accumulate=accum[0])

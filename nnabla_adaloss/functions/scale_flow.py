@@ -14,7 +14,9 @@ from typing import Dict, List, Tuple
 import nnabla as nn
 
 from ..engine.plan import GraphPlan, Node, backward_order
-from .scale_tracker import ScalePoint, ScaleTracker, TrackedFunction
+from .scale_point import ScalePoint
+from .scale_tracker import ScaleTracker
+from .tracked_function import TrackedFunction
 
 
 def connect_scales(loss: nn.Variable, tracker: ScaleTracker) -> None:
@@ -33,6 +35,7 @@ def connect_scales(loss: nn.Variable, tracker: ScaleTracker) -> None:
 class _ScaleFlow:
     def __init__(self, loss: nn.Variable, tracker: ScaleTracker) -> None:
         config = tracker.config
+        self._unit = tracker.unit
         self._plan = GraphPlan(loss, include=config.include, exclude=config.exclude)
         # By variable key, in the order in which backward reaches the variables.
         self._points: Dict[int, ScalePoint] = {}
@@ -53,7 +56,7 @@ class _ScaleFlow:
                 raise ValueError(message)
 
     def _connect(self, node: Node, function: TrackedFunction) -> None:
-        if node.leaves and not function.unscales:
+        if node.leaves and function.behind is not self._unit:
             self._refuse_leaf(node)
         function.connect(self._arriving(node), node, self._plan)
         self._redirected.update(function.redirected)
@@ -73,13 +76,8 @@ class _ScaleFlow:
                 f"the gradients of the outputs of {node.type_name} ({node.label}) carry different scales: "
                 "put the same adaptive_loss_scaling layers, or none, behind all of them"
             )
-        if node.non_homogeneous:
-            raise ValueError(
-                f"{node.type_name} ({node.label}) would clip or replace a scaled gradient: "
-                "leave it out, or let AdaptiveLossScaling run the graph without scaling functions"
-            )
-        if node.leaves:
-            self._refuse_leaf(node)
+        if points[0] is not self._unit:
+            self._refuse_scaled(node)
         for v, key in zip(node.inputs, node.input_keys):
             self._reach(v, key, self._redirected.get((node.function_key, key), points[0]))
 
@@ -89,6 +87,15 @@ class _ScaleFlow:
                 f"the output of {variable.parent.info.type_name}, of shape {variable.shape}, feeds functions "
                 "whose gradients carry different scales: give each an output of branch(x, n, tracker)"
             )
+
+    def _refuse_scaled(self, node: Node) -> None:
+        if node.non_homogeneous:
+            raise ValueError(
+                f"{node.type_name} ({node.label}) would clip or replace a scaled gradient: "
+                "apply it to what unscale is given, or let AdaptiveLossScaling run the graph"
+            )
+        if node.leaves:
+            self._refuse_leaf(node)
 
     def _refuse_leaf(self, node: Node) -> None:
         raise ValueError(

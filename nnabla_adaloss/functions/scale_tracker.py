@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Optional, Tuple
 from weakref import WeakValueDictionary
 
 import nnabla as nn
@@ -14,9 +14,11 @@ from ..core.approx_range import get_loss_scale_by_approx_range
 from ..core.config import AdaLossConfig
 from ..core.validation import positive_number
 from ..engine.nnabla_ada_loss import NNablaAdaLoss
-from ..engine.plan import GraphPlan, Node
-from .identity import IdentityFunction
 from .kernels import select_kernels
+from .scale_point import UnitScale
+
+if TYPE_CHECKING:
+    from .tracked_function import TrackedFunction
 
 
 class ScaleTracker:
@@ -35,6 +37,7 @@ class ScaleTracker:
 
     Attributes:
         config: the configuration.
+        unit: S of every gradient that has been unscaled.
         found_inf: whether the last backward met an infinity or a NaN in a parameter's gradient. Such an
             update is to be skipped, and `scale` lowered.
 
@@ -65,6 +68,7 @@ class ScaleTracker:
             raise ValueError("config.delay is 1, but functions compute a scale where they apply it: use 0")
         self.scale = scale
         self.found_inf = False
+        self.unit = UnitScale(self)
         kernels = select_kernels(nn.get_current_context())
         self.ada_loss = NNablaAdaLoss(self.config, kernels)
         self.lognormal_ada_loss = NNablaAdaLoss(replace(self.config, loss_scale_method=_lognormal), kernels)
@@ -130,78 +134,3 @@ def check_tracker(tracker: object) -> None:
     """TypeError unless `tracker` is a ScaleTracker."""
     if not isinstance(tracker, ScaleTracker):
         raise TypeError(f"tracker must be a ScaleTracker, not {type(tracker).__name__}")
-
-
-class ScalePoint:
-    """The scale S of the gradients behind one function, as the current backward pass left it."""
-
-    __slots__ = ("_pass", "_scale", "_tracker")
-
-    def __init__(self, tracker: ScaleTracker) -> None:
-        self._tracker = tracker
-        self._pass = 0
-        self._scale = 1.0
-
-    @property
-    def scale(self) -> float:
-        """S; RuntimeError unless it was set in this backward pass."""
-        if self._pass != self._tracker.passes or not self._pass:
-            raise RuntimeError(
-                "the scale of a gradient is unknown: backward did not start at the Variable that the last "
-                "loss_scaling(loss, tracker) returned"
-            )
-        return self._scale
-
-    @scale.setter
-    def scale(self, value: float) -> None:
-        if self._pass == self._tracker.passes:
-            raise RuntimeError(
-                "a scaling function ran twice in one backward pass: start backward at the Variable that "
-                "loss_scaling(loss, tracker) returned"
-            )
-        self._pass = self._tracker.passes
-        self._scale = value
-
-
-class TrackedFunction(IdentityFunction):
-    """An identity function that knows the scale of the gradients that arrive.
-
-    Attributes:
-        tracker: what the functions of a graph share.
-        point: S of the gradient that this function's scale applies to.
-        arriving: by output where its S comes from, in the order in which backward reaches the outputs;
-            outputs that do not lead to the loss are absent.
-        redirected: S of what other functions write, by keys of function and variable.
-        private: variables that may feed one function only, and what to tell the user if they feed more.
-        unscales: whether what it hands on is unscaled.
-    """
-
-    unscales = False
-
-    def __init__(self, tracker: ScaleTracker, context: Optional[nn.Context] = None) -> None:
-        super().__init__(context)
-        self.tracker = tracker
-        self.point = ScalePoint(tracker)
-        self.arriving: Dict[int, ScalePoint] = {}
-        self.redirected: Dict[Tuple[int, int], ScalePoint] = {}
-        self.private: List[Tuple[nn.Variable, str]] = []
-
-    @property
-    def behind(self) -> ScalePoint:
-        """S of what this function hands on itself."""
-        return self.point
-
-    def connect(self, arriving: Dict[int, ScalePoint], node: Node, plan: GraphPlan) -> None:
-        """Learn where S comes from, and what the functions around are."""
-        self.arriving = arriving
-
-    def arriving_scale(self) -> float:
-        """S of the gradient of the only output; RuntimeError when it is unknown."""
-        return self.arriving.get(0, ScalePoint(self.tracker)).scale
-
-    def apply(self, x: Any) -> Any:
-        """The output, or outputs, for `x`; with a Variable, the tracker takes note of the function."""
-        y = self(x)
-        if isinstance(x, nn.Variable):
-            self.tracker.add(self, y[0] if isinstance(y, tuple) else y)
-        return y

@@ -11,7 +11,9 @@ from ..core.validation import positive_number
 from ..engine.arrays import prepare_master, stored_dtype
 from .identity import Array, IdentityFunction, check_array
 from .kernels import Kernels
-from .scale_tracker import ScaleTracker, TrackedFunction
+from .scale_point import ScalePoint
+from .scale_tracker import ScaleTracker
+from .tracked_function import TrackedFunction
 
 
 def unscale(w: Array, scale: Union[float, ScaleTracker], *, ctx: Optional[nn.Context] = None) -> Array:
@@ -98,12 +100,15 @@ class TrackedUnscale(TrackedFunction):
         taken: whether a layer scales the copy.
     """
 
-    unscales = True
-
     def __init__(self, tracker: ScaleTracker, context: Optional[nn.Context] = None) -> None:
         super().__init__(tracker, context)
         self.factor = 1.0
         self.taken = False
+
+    @property
+    def behind(self) -> ScalePoint:
+        """S of what this function hands on: 1."""
+        return self.tracker.unit
 
     def forward_impl(self, inputs: List[Any], outputs: List[Any]) -> None:
         """Copy the weight."""
@@ -123,7 +128,7 @@ class TrackedUnscale(TrackedFunction):
         if not propagate_down[0]:
             return
         scale = self.arriving_scale()
-        self.point.scale = 1.0
+        self.point.set(1.0)
         self.tracker.found_inf |= divide_gradient(
             self.kernels, outputs[0].grad, inputs[0].grad, scale, accumulate=accum[0]
         )

@@ -216,6 +216,8 @@ def test_what_is_no_layer_with_this_weight_is_refused():
         adaptive_loss_scaling(F.affine(x, w), w, tracker)
     with pytest.raises(ValueError, match=r"^w must be what unscale\(weight, tracker\) returned"):
         adaptive_loss_scaling(y, v, ScaleTracker())
+    with pytest.raises(TypeError, match=r"^w must be an nnabla.Variable, as x is"):
+        adaptive_loss_scaling(y, w.data, tracker)
     with pytest.raises(TypeError, match=r"^tracker must be"):
         adaptive_loss_scaling(y, v, AdaLossConfig())
     adaptive_loss_scaling(y, v, tracker)

@@ -82,13 +82,23 @@ def test_outputs_at_different_scales(x, w):
         loss_scaling(F.sum(y), TRACKER)
 
 
-@pytest.mark.parametrize(
-    "clip", [lambda v: F.clip_grad_by_value(v, variable([-1.0], False), variable([1.0], False))]
-)
-def test_clipping_of_a_scaled_gradient(clip, x):
+def test_clipping_of_a_scaled_gradient(x):
     y = F.clip_grad_by_norm(unscale(x, TRACKER), 1.0)
     with pytest.raises(ValueError, match="ClipGradByNorm"):
         loss_scaling(F.sum(y), TRACKER)
+
+
+def test_behind_unscale_everything_is_as_without_scaling(x, w):
+    def graph(u):
+        clipped = F.clip_grad_by_norm(x, 0.5)
+        a, b = 2.0 * w, F.transpose(w, (1, 0))
+        return F.sum(F.affine(F.affine(u(clipped), u(a)), u(b)) * F.affine(u(clipped), u(a)))
+
+    hand, plain = loss_scaling(graph(lambda v: unscale(v, TRACKER)), TRACKER), graph(lambda v: v)
+    hand.forward()
+    plain.forward()
+    for a, b in zip(gradients([x, w], hand.backward), gradients([x, w], plain.backward)):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
 def test_the_output_of_a_layer_used_besides(x, w):

@@ -164,3 +164,17 @@ def test_gradients_are_those_of_nnabla(network, parameters):
     np.testing.assert_array_equal(bits(hand.d), bits(plain.d))
     for name, a, b in zip(parameters, gradients(leaves, hand.backward), gradients(leaves, plain.backward)):
         np.testing.assert_array_equal(bits(a), bits(b), err_msg=name)
+
+
+@pytest.mark.slow
+def test_the_engine_around_a_graph_that_scales_itself_changes_no_gradient(parameters):
+    hand = loss_of(residual, Layers(ScaleTracker(CONFIG), parameters))
+    engine = AdaptiveLossScaling(hand, CONFIG)
+    hand.forward()
+    leaves = list(parameters.values())
+    for name, a, b in zip(
+        parameters,
+        gradients(leaves, lambda: engine.backward(4.0)),
+        gradients(leaves, hand.backward),
+    ):
+        np.testing.assert_array_equal(bits(a), bits(b), err_msg=name)
