@@ -65,6 +65,7 @@ def test_a_file_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
             read_state(cut)
 
 
+@pytest.mark.slow
 def test_a_flipped_byte_anywhere_is_noticed_or_harmless(tmp_path: Path) -> None:
     whole, flipped = tmp_path / "whole", tmp_path / "flipped"
     write_state(whole, STATE)
@@ -72,7 +73,7 @@ def test_a_flipped_byte_anywhere_is_noticed_or_harmless(tmp_path: Path) -> None:
     body = content.index(b"\n") + 1
     rng = np.random.default_rng(0)
     for position in range(len(content)):
-        for mask in (0x01, 0x20, 0x80, int(rng.integers(1, 256))):
+        for mask in (0x01, int(rng.integers(1, 256))):
             damaged = bytearray(content)
             damaged[position] ^= mask
             flipped.write_bytes(damaged)

@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The updater's state: whole, exact, and of this network, or refused with nothing changed."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Tuple
+
+import nnabla as nn
+import numpy as np
+import pytest
+
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, LossScaleWarning
+from nnabla_adaloss.core.layer_limits import LayerLimit
+from nnabla_adaloss.state import read_state, write_state
+from tests.updaters.networks import Training, snapshot, training
+
+OPTIONS: Dict[str, Any] = {"storage": "float16", "N": 5, "on_scale_floor": "skip"}
+
+
+def updater_on(train: Training, delay: int = 0, **options: Any) -> AdaptiveLossScalingUpdater:
+    config = AdaLossConfig(delay=delay)
+    return AdaptiveLossScalingUpdater(
+        train.solver, train.loss, train.feed, **{**OPTIONS, "config": config, **options}
+    )
+
+
+def trained(
+    iterations: int = 4, delay: int = 0, **options: Any
+) -> Tuple[Training, AdaptiveLossScalingUpdater]:
+    train = training(overflow=[2])
+    updater = updater_on(train, delay, **options)
+    for _ in range(iterations):
+        updater.update()
+    return train, updater
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_going_on_from_a_file_is_going_on(tmp_path: Path, delay: int) -> None:
+    """Save, train on; load into another updater, train on from the same data: not one bit differs."""
+    train, updater = trained(delay=delay)
+    updater.scaling.limits.replace({"hidden/affine": LayerLimit(2.0, 8.0, 3)})
+    updater.save_states(tmp_path / "scaling.json")
+    train.solver.save_states(str(tmp_path / "solver.h5"))
+    parameters = snapshot(train.parameters)
+    undisturbed = [updater.update() for _ in range(8)]
+    expected, state = snapshot(train.parameters), updater.state_dict()
+
+    train = training(overflow=[2])
+    for _ in range(5):  # 4 updates and a retry
+        train.feed()
+    for name, value in parameters.items():
+        train.parameters[name].d = value
+    updater = updater_on(train, delay)
+    train.solver.load_states(str(tmp_path / "solver.h5"))
+    updater.load_states(tmp_path / "scaling.json")
+    assert [updater.update() for _ in range(8)] == undisturbed
+    for name, value in snapshot(train.parameters).items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    assert updater.state_dict() == state
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_the_state_is_what_a_file_gives_back(tmp_path: Path, delay: int) -> None:
+    _, updater = trained(delay=delay)
+    state = updater.state_dict()
+    assert json.loads(json.dumps(state)) == state
+    updater.save_states(tmp_path / "state")
+    assert read_state(tmp_path / "state") == state
+    assert os.listdir(tmp_path) == ["state"]
+    assert state["scaling"]["layers"]
+    assert bool(state["scaling"]["delayed"]) == bool(delay)
+
+
+def test_an_updater_that_never_ran_can_be_saved_and_loaded() -> None:
+    updater = updater_on(training())
+    state = json.loads(json.dumps(updater.state_dict()))
+    assert math.isnan(state["last_good_scale"])
+    updater.load_state_dict(state)
+    assert updater.update().updated
+
+
+def double(g: Any, W: Any, *, config: AdaLossConfig, fan_in: float, factor: float = 2.0) -> float:
+    return factor
+
+
+class Constant:
+    def __call__(self, g: Any, W: Any, *, config: AdaLossConfig, fan_in: float) -> float:
+        return 2.0
+
+
+def of_numpy() -> Dict[str, Any]:
+    return {
+        "config": AdaLossConfig(update_per_n_iteration=np.int64(2), scale_upper_bound=np.float32(8.0)),
+        "scale": np.float32(8.0),
+        "scaling_factor": np.float32(2.0),
+        "N": np.int32(1),
+        "min_scale": np.float32(1e-3),
+        "hysteresis": np.int64(1),
+        "accum_grad": np.int64(1),
+        "average": np.bool_(True),
+    }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        lambda: {"config": AdaLossConfig(loss_scale_method=double)},
+        lambda: {"config": AdaLossConfig(loss_scale_method=functools.partial(double, factor=4.0))},
+        lambda: {"config": AdaLossConfig(loss_scale_method=Constant())},
+        lambda: {"config": AdaLossConfig(recorder=print, include=["h*", "o*"], debug_level=1)},
+        lambda: {"N": math.inf},
+        of_numpy,
+    ],
+    ids=["function", "partial", "object", "recorder", "infinite N", "NumPy numbers"],
+)
+def test_whatever_can_be_chosen_can_be_saved(tmp_path: Path, options: Callable[[], Dict[str, Any]]) -> None:
+    train = training(overflow=range(1, 12))
+    updater = updater_on(train, **options())
+    updater.update()
+    updater.update()
+    updater.save_states(tmp_path / "state")
+    updater.load_states(tmp_path / "state")
+    assert updater.update().updated
+
+
+def unchanged_by(attempt: Callable[[AdaptiveLossScalingUpdater], None], **options: Any) -> None:
+    train, updater = trained(**options)
+    before, parameters = updater.state_dict(), snapshot(train.parameters)
+    attempt(updater)
+    assert updater.state_dict() == before
+    for name, value in parameters.items():
+        np.testing.assert_array_equal(train.parameters[name].d, value, err_msg=name)
+
+
+def test_files_that_are_damaged_change_nothing(tmp_path: Path) -> None:
+    _, updater = trained(7)
+    path, damaged = tmp_path / "whole", tmp_path / "damaged"
+    updater.save_states(path)
+    content = path.read_bytes()
+
+    def attempt(updater: AdaptiveLossScalingUpdater) -> None:
+        for length in range(0, len(content), 29):
+            damaged.write_bytes(content[:length])
+            with pytest.raises(ValueError, match="damaged"):
+                updater.load_states(damaged)
+        body = content.index(b"\n")
+        for position in range(body, len(content), 17):
+            flipped = bytearray(content)
+            flipped[position] ^= 1 << position % 8
+            damaged.write_bytes(flipped)
+            with pytest.raises(ValueError, match="damaged"):
+                updater.load_states(damaged)
+
+    unchanged_by(attempt)
+
+
+def test_a_state_of_a_newer_version_changes_nothing() -> None:
+    def attempt(updater: AdaptiveLossScalingUpdater) -> None:
+        with pytest.raises(ValueError, match=r"version 99.*update nnabla_adaloss"):
+            updater.load_state_dict({**updater.state_dict(), "version": 99})
+
+    unchanged_by(attempt)
+
+
+def test_a_state_of_another_network_changes_nothing() -> None:
+    import nnabla.functions as F
+    import nnabla.parametric_functions as PF
+    import nnabla.solvers as S
+
+    nn.clear_parameters()
+    x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
+    solver = S.Sgd(0.1)
+    loss = F.mean(PF.affine(x, 2, name="other") ** 2)
+    solver.set_parameters(nn.get_parameters())
+    other = AdaptiveLossScalingUpdater(solver, loss, **{**OPTIONS, "config": AdaLossConfig(delay=0)})
+    state = other.state_dict()
+
+    def attempt(updater: AdaptiveLossScalingUpdater) -> None:
+        with pytest.raises(ValueError, match="another network"):
+            updater.load_state_dict(state)
+
+    unchanged_by(attempt)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"N": 6}, "N=6"),
+        ({"hysteresis": 2}, "hysteresis=2"),
+        ({"accum_grad": 2}, "accum_grad=2"),
+        ({"average": True}, "average=True"),
+        ({"config": AdaLossConfig(delay=1)}, "delay=1"),
+        ({"config": AdaLossConfig(delay=0, scale_upper_bound=32.0)}, r"scale_upper_bound=32\.0"),
+        ({"config": AdaLossConfig(delay=0, loss_scale_method=double)}, "loss_scale_method='.*:double'"),
+        ({"config": AdaLossConfig(delay=0, exclude=("conv",))}, "exclude="),
+    ],
+)
+def test_other_settings_are_named_and_nothing_changes(options: Dict[str, Any], named: str) -> None:
+    _, other = trained(1, **options)
+    state = json.loads(json.dumps(other.state_dict()))
+
+    def attempt(updater: AdaptiveLossScalingUpdater) -> None:
+        with pytest.raises(ValueError, match=f"saved with {named}.*same settings"):
+            updater.load_state_dict(state)
+
+    unchanged_by(attempt)
+
+
+def leaves_of(value: Any, path: Tuple[Any, ...] = ()) -> List[Tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    found = [path] if path else []
+    for key, inner in items:
+        found += leaves_of(inner, (*path, key))
+    return found
+
+
+def replaced(state: Dict[str, Any], path: Tuple[Any, ...], value: Any) -> Dict[str, Any]:
+    state = copy.deepcopy(state)
+    inner: Any = state
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return state
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the parameters are not those")
+def test_any_entry_of_a_wrong_type_is_refused_or_harmless() -> None:
+    """A state that was edited by hand has no checksum to give it away."""
+    _, updater = trained(delay=1)
+    updater.scaling.limits.replace({"hidden/affine": LayerLimit(2.0, 8.0, 3)})
+    state = updater.state_dict()
+    for path in leaves_of(state):
+        for value in ("damaged", None, [], math.inf):
+            before = updater.state_dict()
+            try:
+                updater.load_state_dict(replaced(state, path, value))
+            except ValueError:
+                assert str(updater.state_dict()) == str(before), path
+            else:
+                updater.load_state_dict(state)
+    assert updater.update().updated
+
+
+@pytest.mark.parametrize("key", ["version", "settings", "scale_state", "iteration", "parameters", "scaling"])
+def test_a_missing_entry_is_named(key: str) -> None:
+    def attempt(updater: AdaptiveLossScalingUpdater) -> None:
+        state = updater.state_dict()
+        del state[key]
+        with pytest.raises(ValueError, match=f"damaged.*{key}"):
+            updater.load_state_dict(state)
+
+    unchanged_by(attempt)
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_other_weights_drop_what_was_learned_and_keep_the_scale(delay: int) -> None:
+    train, updater = trained(delay=delay)
+    state = updater.state_dict()
+    train.parameters["conv/conv/W"].d *= 2.0
+    with pytest.warns(LossScaleWarning, match="Load the parameters before"):
+        updater.load_state_dict(state)
+    now = updater.state_dict()
+    assert now["scale_state"] == state["scale_state"]
+    assert now["iteration"] == state["iteration"]
+    assert state["scaling"]["layers"]
+    assert now["scaling"]["layers"] == {}
+    assert now["scaling"]["delayed"] == []
+    assert updater.update().updated
+
+
+def test_the_same_weights_warn_of_nothing(recwarn: pytest.WarningsRecorder) -> None:
+    _, updater = trained()
+    updater.load_state_dict(updater.state_dict())
+    assert not [w for w in recwarn if issubclass(w.category, LossScaleWarning)]
+
+
+def test_saving_where_one_cannot_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, updater = trained()
+    path = tmp_path / "state"
+    updater.save_states(path)
+    before = read_state(path)
+    updater.update()
+
+    def fail(*_: Any) -> None:
+        raise OSError("no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fail)
+        with pytest.raises(OSError, match="no"):
+            updater.save_states(path)
+    assert read_state(path) == before
+    assert os.listdir(tmp_path) == ["state"]
+
+
+def test_a_state_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    write_state(tmp_path / "state", {"scale": 8.0})
+
+    def attempt(updater: AdaptiveLossScalingUpdater) -> None:
+        with pytest.raises(ValueError, match="none of an updater"):
+            updater.load_states(tmp_path / "state")
+
+    unchanged_by(attempt)
