@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import Callable, Tuple
+from typing import Callable, Dict, List, Sequence, Tuple
 
 import nnabla as nn
 import numba
@@ -34,14 +34,16 @@ def read_pass(x: np.ndarray) -> float:
     return total
 
 
-def fastest(function: Callable[[], object], seconds: float) -> float:
-    """The shortest of many runs: the one that was disturbed the least."""
-    function()
-    best, stop = float("inf"), time.perf_counter() + seconds
-    while time.perf_counter() < stop:
-        start = time.perf_counter()
+def fastest(functions: Sequence[Callable[[], object]], seconds: float) -> List[float]:
+    """The shortest of many runs of each, taken in turns so that whatever disturbs one disturbs the others."""
+    for function in functions:
         function()
-        best = min(best, time.perf_counter() - start)
+    best, stop = [float("inf")] * len(functions), time.perf_counter() + seconds
+    while time.perf_counter() < stop:
+        for i, function in enumerate(functions):
+            start = time.perf_counter()
+            function()
+            best[i] = min(best[i], time.perf_counter() - start)
     return best
 
 
@@ -55,25 +57,36 @@ def print_passes(megabytes: int, seconds: float) -> None:
     copy = np.empty_like(values)
     x, y = nd_array(values), nd_array(copy)
     half, half_copy = nd_array(values.astype(np.float16)), nd_array(values.astype(np.float16))
-    read = fastest(lambda: read_pass(values), seconds)
-    write = fastest(lambda: np.copyto(copy, values), seconds)
+
+    def read() -> object:
+        return read_pass(values)
+
+    def read_half() -> object:
+        return read_pass(values[: values.size // 2])
+
+    def move() -> None:
+        np.copyto(copy, values)
+
+    def move_half() -> None:
+        np.copyto(copy[: values.size // 2], values[: values.size // 2])
+
     rows = {
         "statistics": (lambda: kernels.statistics(x), read),
-        "statistics, float16": (lambda: kernels.statistics(half), read / 2),
+        "statistics, float16": (lambda: kernels.statistics(half), read_half),
         "exponent_histogram": (lambda: kernels.exponent_histogram(x), read),
-        "scaled_copy": (lambda: kernels.scaled_copy(x, y, 0.5), write),
-        "scaled_copy, float16": (lambda: kernels.scaled_copy(half, half_copy, 0.5), write / 2),
+        "scaled_copy": (lambda: kernels.scaled_copy(x, y, 0.5), move),
+        "scaled_copy, float16": (lambda: kernels.scaled_copy(half, half_copy, 0.5), move_half),
         "scale_": (lambda: kernels.scale_(y, 1.0), read),
-        "unscale_add, accumulate": (lambda: kernels.unscale_add(x, y, 2.0, accumulate=True), write),
+        "unscale_add, accumulate": (lambda: kernels.unscale_add(x, y, 2.0, accumulate=True), move),
         "unscale_add, in place": (lambda: kernels.unscale_add(y, y, 1.0, accumulate=False), read),
-        "round_to_format float16": (lambda: kernels.round_to_format(x, y, FLOAT16), write),
+        "round_to_format float16": (lambda: kernels.round_to_format(x, y, FLOAT16), move),
         "round_to_format float16, in place": (lambda: kernels.round_to_format(y, y, FLOAT16), read),
     }
-    print(f"\n{megabytes} MiB of float32: a read pass {read * 1e3:.3f} ms, a copy {write * 1e3:.3f} ms")
-    print(f"{'kernel':36}{'ms':>9}   {'of memory speed':>15}")
-    for name, (function, memory) in rows.items():
-        taken = fastest(function, seconds)
-        print(f"{name:36}{taken * 1e3:9.3f}   {memory / taken:15.0%}")
+    print(f"\n{megabytes} MiB of float32, or half that of float16")
+    print(f"{'kernel':36}{'ms':>9}{'memory':>9}   {'of memory speed':>15}")
+    for name, (kernel, memory) in rows.items():
+        taken, least = fastest([kernel, memory], seconds)
+        print(f"{name:36}{taken * 1e3:9.3f}{least * 1e3:9.3f}   {least / taken:15.0%}")
 
 
 def numpy_layer(g: np.ndarray, weight: np.ndarray, scaled: np.ndarray) -> None:
@@ -89,7 +102,7 @@ def print_layer(name: str, shapes: Tuple[Tuple[int, ...], Tuple[int, ...]], seco
     generator = np.random.default_rng(0)
     g, weight = (generator.standard_normal(shape).astype(np.float16) * np.float16(0.01) for shape in shapes)
     scaled = np.empty_like(weight)
-    taken = {"NumPy float16": fastest(lambda: numpy_layer(g, weight, scaled), seconds)}
+    work: Dict[str, Callable[[], object]] = {"NumPy float16": lambda: numpy_layer(g, weight, scaled)}
     for dtype in (np.float16, np.float32):
         nd_g, nd_weight, nd_scaled = (nd_array(x.astype(dtype)) for x in (g, weight, scaled))
 
@@ -100,7 +113,8 @@ def print_layer(name: str, shapes: Tuple[Tuple[int, ...], Tuple[int, ...]], seco
             kernels.statistics(weight)
             kernels.scaled_copy(weight, to, 4.0)
 
-        taken[f"kernels {np.dtype(dtype)}"] = fastest(kernel_layer, seconds)
+        work[f"kernels {np.dtype(dtype)}"] = kernel_layer
+    taken = dict(zip(work, fastest(list(work.values()), 3 * seconds)))
     columns = "".join(f"   {label} {t * 1e3:8.3f} ms" for label, t in taken.items())
     ratio = taken["NumPy float16"] / taken["kernels float16"]
     print(f"{name}{columns}   float16: {ratio:.0f} times faster")

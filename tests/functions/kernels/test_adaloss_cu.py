@@ -38,6 +38,7 @@ def compile_log(nvrtc: ctypes.CDLL, source: str, options: list[str]) -> tuple[in
     return status, log.value.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["sm_70", "sm_80", "sm_90"])
 def test_compiles_without_a_warning(nvrtc: ctypes.CDLL, architecture: str) -> None:
     include = nvidia_wheel("cuda_runtime") / "include"

@@ -27,15 +27,15 @@ DTYPES = [np.float32, np.float16]
 LENGTHS = [0, 1, 2, 31, 33, 1023, 5000]
 NARROW_FORMATS = list(NARROW_DTYPES)
 
-float32_bits = hnp.arrays(np.uint32, st.integers(0, 300), elements=st.integers(0, 2**32 - 1))
-float16_bits = hnp.arrays(np.uint16, st.integers(0, 300), elements=st.integers(0, 2**16 - 1))
+float32_bits = hnp.arrays(np.uint32, st.integers(0, 400), elements=st.integers(0, 2**32 - 1))
+float16_bits = hnp.arrays(np.uint16, st.integers(0, 400), elements=st.integers(0, 2**16 - 1))
 arrays = st.one_of(
     float32_bits.map(lambda bits: bits.view(np.float32)), float16_bits.map(lambda bits: bits.view(np.float16))
 )
 powers_of_two = st.integers(-30, 30).map(lambda e: 2.0**e)
 # The session's kernels hold no state between examples.
 examples = settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
