@@ -81,10 +81,9 @@ def test_the_wheel_holds_all_that_is_needed_at_run_time(tmp_path: Path) -> None:
     subprocess.run([*command, str(source)], check=True)
     (wheel,) = tmp_path.glob("nnabla_adaloss-*.whl")
     packed = set(zipfile.ZipFile(wheel).namelist())
-    needed = [
-        path
-        for path in PACKAGE.rglob("*")
-        if path.suffix in {".py", ".cu", ".cuh"} or path.name == "py.typed"
-    ]
-    assert {path.relative_to(ROOT).as_posix() for path in needed} <= packed
+    kept = (
+        path for path in (source / PACKAGE.name).rglob("*") if path.suffix in {".py", ".cu", ".cuh", ".typed"}
+    )
+    assert {path.relative_to(source).as_posix() for path in kept} <= packed
+    assert {"nnabla_adaloss/py.typed", "nnabla_adaloss/functions/kernels/adaloss.cu"} <= packed
     assert {name.partition("/")[0].partition("-")[0] for name in packed} == {"nnabla_adaloss"}
