@@ -9,13 +9,13 @@ import numpy as np
 
 from nnabla_adaloss import AdaLossConfig, DynamicLossScalingUpdater
 from nnabla_adaloss.communicators import MPICommunicator
-from tests.distributed.workers.ranks import from_all
+from tests.distributed.workers.ranks import by_first, from_all
 from tests.distributed.workers.task import Parameters, Task, task
 
 
-def trained(work: Task, **options: Any) -> Parameters:
+def trained(work: Task, iterations: int = 30, **options: Any) -> Parameters:
     updater = work.updater(N=5, **options)
-    for _ in range(30):
+    for _ in range(iterations):
         assert updater.update().updated
     return work.snapshot()
 
@@ -48,7 +48,7 @@ def check_the_baseline_exchanges_nothing_when_it_is_told_no_gradients(comm: MPIC
 
 
 def check_ranks_train_like_one_process_on_the_whole_batch(comm: MPICommunicator) -> None:
-    alone = trained(task(0, 1))
+    alone = by_first(comm, lambda: trained(task(0, 1)))
     for delay in (0, 1):
         config = AdaLossConfig(delay=delay)
         averaged = trained(task(comm.rank, comm.size), comm=comm, average=True, config=config)
@@ -59,8 +59,8 @@ def check_ranks_train_like_one_process_on_the_whole_batch(comm: MPICommunicator)
 
 
 def check_accumulated_batches_are_exchanged_once(comm: MPICommunicator) -> None:
-    options = {"average": True, "accum_grad": 2}
-    alone = trained(task(0, 1), **options)
+    options = {"average": True, "accum_grad": 2, "iterations": 10}
+    alone = by_first(comm, lambda: trained(task(0, 1), **options))
     together = trained(task(comm.rank, comm.size), comm=comm, **options)
     for name, array in alone.items():
         np.testing.assert_allclose(together[name], array, rtol=0, atol=1e-6, err_msg=name)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import List, Mapping, TypeVar
+from typing import Callable, List, Mapping, TypeVar
 
 from nnabla_adaloss.communicators import MPICommunicator
 
@@ -23,6 +23,11 @@ def is_last(comm: MPICommunicator) -> bool:
 def on_last(comm: MPICommunicator, spoiled: Mapping[int, str]) -> Mapping[int, str]:
     """Spoiled batches of the last rank."""
     return spoiled if is_last(comm) else {}
+
+
+def by_first(comm: MPICommunicator, compute: Callable[[], T]) -> T:
+    """What the first rank computes, on all ranks: cores are fewer than ranks."""
+    return comm.broadcast_object(compute() if comm.rank == 0 else None)
 
 
 def same_on_all(comm: MPICommunicator, own: T) -> bool:
