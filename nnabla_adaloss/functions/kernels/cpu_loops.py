@@ -21,8 +21,8 @@ import numpy as np
 from numba import carray, types
 from numba.extending import intrinsic
 
-# Elements per block. Starting a block costs a wait for memory, so long ones are faster; short ones stay in the
-# cache while they are gone through twice, and keep float32 sums exact: these to 4e-6 in the worst case.
+# Elements per block. Starting a block costs a wait for memory, so long ones are faster; short ones stay in
+# the cache while they are gone through twice, and keep float32 sums exact: these to 4e-6 in the worst case.
 BLOCK = 4096
 STATISTICS_BLOCK = 8192
 

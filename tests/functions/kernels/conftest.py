@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import fcntl
+import os
 from pathlib import Path
 
 import nnabla as nn
@@ -17,7 +19,14 @@ def cuda_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The CUDA kernels as a shared library for the CPU."""
     if COMPILER is None:
         pytest.skip("g++ is needed to run the CUDA kernels on the CPU")
-    return compile_for_host(tmp_path_factory.mktemp("cuda_on_host"))
+    run = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        run = run.parent  # which the workers share
+    directory = run / "cuda_on_host"
+    directory.mkdir(exist_ok=True)
+    with open(directory / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return compile_for_host(directory)
 
 
 @pytest.fixture

@@ -36,14 +36,16 @@ def layout_checks(source: CudaSource, struct: str) -> str:
 
 
 def compile_for_host(directory: Path) -> Path:
-    """The shared library with ``launch_NAME(grid, count, blocks, arguments)`` for every kernel."""
+    """The shared library with ``launch_NAME(grid, count, blocks, arguments)`` for every kernel, made once."""
     source = CudaSource()
     checks = [layout_checks(source, struct) for struct in ("Task", "Tasks", "Row", "Format")]
     launches = [LAUNCH.format(name) for name in source.kernels]
     code, library = directory / "adaloss_on_host.cpp", directory / "adaloss_on_host.so"
+    if library.exists():
+        return library
     code.write_text("\n".join(["#include <cstddef>", source.text, *checks, *launches]), encoding="utf-8")
     # Strict rounding as on a GPU; its floats may be read as uint4 there.
-    options = ["-std=c++20", "-O2", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-pthread"]
+    options = ["-std=c++20", "-O1", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-pthread"]
     options += [
         "-Wall",
         "-Werror",
