@@ -58,3 +58,12 @@ def test_what_is_asked_for_and_missing_makes_the_exit_code(tmp_path: Path) -> No
     assert (mpi4py["status"], mpi4py["detail"]) == ("missing", "no MPI library is installed")
     assert "nnabla-adaloss[mpi]" in mpi4py["cure"]
     assert process.returncode == 1
+
+
+def test_nnabla_and_numpy_do_not_fit(tmp_path: Path) -> None:
+    (tmp_path / "nnabla").mkdir()
+    (tmp_path / "nnabla" / "__init__.py").write_text("raise ValueError('numpy.dtype size changed, may ...')")
+    process = run("doctor", "--json", shadow=str(tmp_path))
+    broken = [finding for finding in findings_of(process, "CPU").values() if finding["status"] == "broken"]
+    assert {finding["cure"] for finding in broken} == {"pip install 'numpy>=1.26,<2'"}
+    assert process.returncode == 1

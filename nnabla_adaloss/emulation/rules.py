@@ -30,6 +30,10 @@ _BATCH_NORMALIZATIONS: FrozenSet[str] = frozenset(
 _OWN_REFERENCES: FrozenSet[str] = frozenset({"LSTM", "GRU", "RNN", "SpectralNorm"})
 
 
+# They leave an unscaled fp32 gradient in a leaf: rounding it would undo what scaling saved.
+_UNSCALES: FrozenSet[str] = frozenset({"Unscale", "TrackedUnscale"})
+
+
 def half_outputs(f: Any) -> List[nn.Variable]:
     """Return the outputs of ``f`` that are stored in half precision."""
     type_name = f.info.type_name
@@ -60,7 +64,9 @@ def half_gradients(f: Any) -> List[nn.Variable]:
     """Return the inputs of ``f`` whose gradients are stored in half precision when ``f`` has run."""
     type_name = f.info.type_name
     keeps = type_name in KEEPS_FP32
-    found = []
+    found: List[nn.Variable] = []
+    if type_name in _UNSCALES:
+        return found
     for v in _parameters_in_half(type_name, f.inputs):
         # A gradient is half when the function that writes it or the one that reads it is.
         reader_keeps = v.parent is None or v.parent.info.type_name in KEEPS_FP32

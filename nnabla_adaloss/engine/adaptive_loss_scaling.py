@@ -311,10 +311,16 @@ class AdaptiveLossScaling:
         return DelayedStatistics(self._measurements, self._pool, self._storage)
 
     def _make_plan(self) -> GraphPlan:
-        return GraphPlan(
+        plan = GraphPlan(
             self._variable,
             include=self.config.include,
             exclude=self.config.exclude,
             adaptive=self._ada_loss.adaptive,
             non_homogeneous=self._non_homogeneous,
         )
+        if any(node.type_name == "ScaledLoss" for node in plan.nodes.values()):
+            raise ValueError(
+                "loss scales itself already, by nnabla_adaloss.functions.loss_scaling with a tracker: "
+                "train on it as it is, or wrap the loss that was given to loss_scaling"
+            )
+        return plan

@@ -259,10 +259,13 @@ class BackwardPass:
     def _alpha(self, node: Node, scaling: Scaling, scale: float) -> float:
         g, w = self._operands(node, scaling, scale) if self._measures else (None, None)
         slot = scaling.slot
+        array, factor = node.outputs[0].grad, scaling.factor.data
+        if not self.ada_loss.takes_statistics:
+            array, factor = scaling.operand(node, array, True), scaling.operand(node, factor, False)
         alpha = self.ada_loss.loss_scale(
             scaling.layer,
-            node.outputs[0].grad,
-            scaling.factor.data,
+            array,
+            factor,
             fan_in=slot.fan_in,
             fan_in_bound=slot.fan_in_bound,
             previous_scale=scale,

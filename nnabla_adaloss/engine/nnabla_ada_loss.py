@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Union
 
 import nnabla as nn
 import numpy as np
@@ -13,6 +13,7 @@ from ..core.ada_loss import AdaLoss
 from ..core.config import AdaLossConfig
 from ..core.statistics import ArrayStatistics
 from ..functions.kernels.interface import Kernels
+from .operands import Operand
 
 
 class NNablaAdaLoss(AdaLoss):
@@ -31,6 +32,6 @@ class NNablaAdaLoss(AdaLoss):
         """Return the statistics of ``array`` in one pass."""
         return self.kernels.statistics(array)
 
-    def to_numpy(self, array: nn.NdArray) -> NDArray[Any]:
-        """Return a copy of ``array`` for methods that look at single elements."""
-        return np.array(array.data)
+    def to_numpy(self, array: Union[nn.NdArray, Operand]) -> NDArray[Any]:
+        """Return ``array`` for methods that look at single elements: as a matrix, when it is an operand."""
+        return array.matrix() if isinstance(array, Operand) else np.asarray(array.data)

@@ -10,6 +10,7 @@ from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Op
 import nnabla as nn
 
 from .gemm import GemmSlot, gemm_slots
+from .operands import Operand, output_channels
 
 # Their gradient is not proportional to the output gradient: they clip it or ignore it.
 NON_HOMOGENEOUS: FrozenSet[str] = frozenset({"ClipGradByNorm", "ClipGradByValue", "Sink"})
@@ -29,11 +30,18 @@ class Scaling(NamedTuple):
     factor_key: int
     to_leaf: bool
 
+    def operand(self, node: Node, array: nn.NdArray, is_gradient: bool) -> Operand:
+        """Return the output gradient or the factor as an operand of the layer's product."""
+        shapes = node.outputs[0].shape, self.factor.shape
+        channels = output_channels(node.type_name, node.args, self.slot, *shapes)
+        return Operand(array, node.type_name, node.args, self.slot, is_gradient, channels)
+
 
 class Node:
     """One function of the graph as the engine sees it. Keys are the hashes of the C++ variables."""
 
     __slots__ = (
+        "args",
         "expands",
         "function_key",
         "half",
@@ -59,6 +67,7 @@ class Node:
         inputs = f.inputs
         self.function_key: int = hash(f)
         self.type_name: str = f.info.type_name
+        self.args: Mapping[str, Any] = f.info.args
         self.label = label
         self.outputs: List[nn.Variable] = f.outputs
         self.output_keys: List[int] = [hash(v) for v in self.outputs]

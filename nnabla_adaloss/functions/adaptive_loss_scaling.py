@@ -3,22 +3,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional
+import math
+from typing import Any, Dict, List, Optional, Union
 
 import nnabla as nn
 
+from ..core.config import AdaLossConfig
 from ..core.power_of_two import floor_power_of_two
 from ..engine.gemm import GemmSlot, gemm_slots
 from ..engine.plan import GraphPlan, Node
 from .identity import Array, IdentityFunction, check_array
 from .scale_point import ScalePoint
-from .scale_tracker import ScaleTracker, check_tracker
+from .scale_tracker import ScaleTracker
 from .tracked_function import TrackedFunction
 from .unscale import TrackedUnscale
+from .untracked import AdaptiveGradientScale
 
 
 def adaptive_loss_scaling(
-    x: Array, w: Array, tracker: ScaleTracker, *, ctx: Optional[nn.Context] = None
+    x: Array, w: Array, config: Union[ScaleTracker, AdaLossConfig], *, ctx: Optional[nn.Context] = None
 ) -> Array:
     """`x`, the output of a layer with weight `w`, whose input gradient is scaled in backward.
 
@@ -33,20 +36,25 @@ def adaptive_loss_scaling(
     from g without alpha; they carry S, the input gradient S * alpha. `w` itself is never touched: alpha goes
     to the copy of it that `unscale` made.
 
+    With a configuration in place of a tracker nothing is tracked: `w` is any array, and the gradient that
+    arrives is multiplied by alpha and handed on. It stays so; `config.recorder` is told each alpha.
+
     Args:
         x: output of Affine, a convolution or a deconvolution that was given `w`; any shape, float32 or
             float16. Use what is returned in its place, and `x` for nothing else. An NdArray is copied: there
             is no backward.
         w: what `unscale(weight, tracker)` returned, one for each layer, also where layers share a weight.
-        tracker: the tracker of the graph. It tells K, the layer's fan-in, by the layer's shapes, and S.
+        config: the tracker of the graph. It tells K, the layer's fan-in, by the layer's shapes, and S. Or an
+            `AdaLossConfig`, see above; then K is that of the layer that computed `x` with `w`, or the
+            product of w's dimensions but the first where there is none.
         ctx: context to run in; None for the current one.
 
     Returns:
         Of the type, shape and dtype of `x`.
 
     Raises:
-        TypeError: `x` or `w` is no Variable or NdArray, one is this and the other that, or `tracker` is no
-            `ScaleTracker`.
+        TypeError: `x` or `w` is no Variable or NdArray, one is this and the other that, or `config` is
+            neither a `ScaleTracker` nor an `AdaLossConfig`.
         ValueError: `w` is not such an output, or is another layer's too, or `x` is not the output of a layer
             with it.
         RuntimeError: backward did not start at the tracker's loss; nnabla hides it behind a SystemError.
@@ -71,15 +79,28 @@ def adaptive_loss_scaling(
     """
     check_array("x", x)
     check_array("w", w)
-    check_tracker(tracker)
+    if not isinstance(config, (AdaLossConfig, ScaleTracker)):
+        raise TypeError(f"config must be a ScaleTracker or an AdaLossConfig, not {type(config).__name__}")
     if isinstance(x, nn.NdArray):
         return IdentityFunction(ctx)(x)
     if isinstance(w, nn.NdArray):
         raise TypeError("w must be an nnabla.Variable, as x is: what unscale(weight, tracker) returned")
+    if isinstance(config, AdaLossConfig):
+        return AdaptiveGradientScale(w, _slot_for(x, w), config, ctx)(x)
+    tracker = config
     slot, copier = _slot_of(x, w), _copier_of(w, tracker)
     y = ScaledLayer(x, w, slot, copier, tracker, ctx).apply(x)
     copier.taken = True
     return y
+
+
+def _slot_for(x: nn.Variable, w: nn.Variable) -> GemmSlot:
+    """K of the layer that computed `x` with `w`, or of an affine layer with `w`."""
+    try:
+        return _slot_of(x, w)
+    except ValueError:
+        fan_in = float(math.prod(w.shape[1:]))
+        return GemmSlot(0, 1, fan_in, fan_in)
 
 
 def _slot_of(x: nn.Variable, w: nn.Variable) -> GemmSlot:

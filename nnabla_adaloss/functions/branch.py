@@ -12,9 +12,12 @@ from ..core.validation import integer
 from .identity import Array, check_array
 from .scale_tracker import ScaleTracker, check_tracker
 from .tracked_function import TrackedFunction
+from .untracked import PlainBranch
 
 
-def branch(x: Array, n: int, tracker: ScaleTracker, *, ctx: Optional[nn.Context] = None) -> Tuple[Array, ...]:
+def branch(
+    x: Array, n: int, tracker: Optional[ScaleTracker] = None, *, ctx: Optional[nn.Context] = None
+) -> Tuple[Array, ...]:
     """`n` times `x`, one for each function that it feeds.
 
     In backward the gradients of the branches, each with the scale S of its own, are brought to one common
@@ -25,14 +28,15 @@ def branch(x: Array, n: int, tracker: ScaleTracker, *, ctx: Optional[nn.Context]
         x: Variable or NdArray of any shape, float32 or float16 (others are copied as float32). An NdArray is
             copied: there is no backward.
         n: number of branches, 1 or more.
-        tracker: the tracker of the graph.
+        tracker: the tracker of the graph. None: nobody tracks scales, and gradients are added as they are.
         ctx: context to run in; None for the current one.
 
     Returns:
         A tuple of length `n`, of the type, shape and dtype of `x`. Outputs that are not used do no harm.
 
     Raises:
-        TypeError: `x` is no Variable or NdArray, `n` no integer, or `tracker` no `ScaleTracker`.
+        TypeError: `x` is no Variable or NdArray, `n` no integer, or `tracker` neither
+            a `ScaleTracker` nor None.
         ValueError: `n` is less than 1.
         RuntimeError: backward did not start at the tracker's loss; nnabla hides it behind a SystemError.
 
@@ -54,8 +58,11 @@ def branch(x: Array, n: int, tracker: ScaleTracker, *, ctx: Optional[nn.Context]
     check_array("x", x)
     if integer("n", n) < 1:
         raise ValueError(f"n={n!r} must be 1 or more")
-    check_tracker(tracker)
-    outputs = Branch(tracker, int(n), ctx).apply(x)
+    if tracker is None:
+        outputs = PlainBranch(int(n), ctx)(x)
+    else:
+        check_tracker(tracker)
+        outputs = Branch(tracker, int(n), ctx).apply(x)
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 

@@ -5,25 +5,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
-PACKAGE = Path(__file__).parents[2] / "nnabla_adaloss"
-
-# The top-level package imports nnabla, so an empty one stands in its place.
-SCRIPT = f"""
-import importlib, pkgutil, sys, types
-package = types.ModuleType("nnabla_adaloss")
-package.__path__ = [{str(PACKAGE)!r}]
-sys.modules["nnabla_adaloss"] = package
+SCRIPT = """
+import importlib, pkgutil, sys
 sys.modules["nnabla"] = None  # importing it raises
+import nnabla_adaloss
 import nnabla_adaloss.core as core
+from nnabla_adaloss import AdaLossConfig
 for module in pkgutil.walk_packages(core.__path__, "nnabla_adaloss.core."):
     importlib.import_module(module.name)
 import numpy as np
 g, W = np.full((2, 2), 1e-7), np.full((2, 2), 0.1)
-assert core.get_loss_scale(g, W, config=core.AdaLossConfig(), fan_in=2) == 16.0
-frameworks = {{name.split(".")[0] for name in sys.modules}} & {{"nnabla", "nnabla_ext", "numba", "cupy"}}
-assert frameworks == {{"nnabla"}}, frameworks
+assert core.get_loss_scale(g, W, config=AdaLossConfig(), fan_in=2) == 16.0
+frameworks = {name.split(".")[0] for name in sys.modules} & {"nnabla", "nnabla_ext", "numba", "cupy"}
+assert frameworks == {"nnabla"}, frameworks
 """
 
 

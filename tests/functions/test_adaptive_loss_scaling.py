@@ -218,8 +218,8 @@ def test_what_is_no_layer_with_this_weight_is_refused():
         adaptive_loss_scaling(y, v, ScaleTracker())
     with pytest.raises(TypeError, match=r"^w must be an nnabla.Variable, as x is"):
         adaptive_loss_scaling(y, w.data, tracker)
-    with pytest.raises(TypeError, match=r"^tracker must be"):
-        adaptive_loss_scaling(y, v, AdaLossConfig())
+    with pytest.raises(TypeError, match=r"^config must be a ScaleTracker or an AdaLossConfig"):
+        adaptive_loss_scaling(y, v, None)
     adaptive_loss_scaling(y, v, tracker)
     with pytest.raises(ValueError, match=r"^w is scaled by another layer"):
         adaptive_loss_scaling(F.affine(x, v), v, tracker)
