@@ -48,7 +48,9 @@ class PlainKernels:
 
     def __init__(self, context: nn.Context) -> None:
         backend = [f"{name.partition(':')[0]}:float" for name in context.backend]
-        self._context = nn.Context(backend, context.array_class, context.device_id)
+        # nnabla's default context names no array class; a cast wants one.
+        array_class = context.array_class or "CpuCachedArray"
+        self._context = nn.Context(backend, array_class, context.device_id)
 
     def statistics(self, x: NdArray) -> ArrayStatistics:
         is_half(x)
