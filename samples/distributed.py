@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains on handwritten digits with several processes, each of which has its share of every batch."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence
+
+if TYPE_CHECKING:
+    from digits import Images
+
+    from nnabla_adaloss.communicators import MPICommunicator
+
+
+DESCRIPTION = """\
+Trains a network on scikit-learn's handwritten digits with several MPI processes ("ranks"), under emulated
+fp16 storage, and prints how the loss scaling methods compare:
+
+  dynamic      nnabla's DynamicLossScalingUpdater: one scale for the whole network
+  adaptive     AdaptiveLossScalingUpdater: the same, and on top of it a scale for each layer
+
+Start it in one of these ways; it is the same program on any number of ranks:
+
+  python samples/distributed.py --ranks 2         starts mpirun by itself
+  mpirun -n 2 python samples/distributed.py       what --ranks does, and what you would do with your own
+  python samples/distributed.py                   one rank, no mpirun
+"""
+
+EPILOG = """\
+What happens. Each rank has the whole network and a part of each batch. After its backward pass the gradients
+are summed over the ranks, and every rank makes the same update. The loss is divided by the number of ranks,
+so that the sum is the gradient of the whole batch's mean: the training is that of one process but for what
+fp16 rounds away.
+
+Where the two methods differ in use:
+
+  dynamic      you send the parameters of rank 0 to all, and list the gradients to exchange
+  adaptive     you pass the communicator; the rest is done, and checked every check_every updates
+
+An overflow on one rank is one on all: they throw the batch away together. Ctrl-C, an exception, or a rank
+that is killed ends all ranks, with the error of the one that failed.
+
+The table: test accuracy on 360 images; batches thrown away because of an overflow; images per second, of all
+ranks together, with the emulation of fp16 (it says nothing about a GPU, and ranks that share too few cores
+gain nothing); and whether all ranks hold the same parameters in the end, to the bit.
+
+--ranks tells Open MPI to run as root too and with more ranks than cores, and to stay on this machine; for
+your own launch lines see docs/distributed.md.
+
+Examples:
+  python samples/distributed.py --ranks 4 --quick
+  python samples/distributed.py --ranks 2 --network lenet --method adaptive
+"""
+
+LAUNCH_ENVIRONMENT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_btl": "self,sm",
+}
+
+
+class Row(NamedTuple):
+    """How one training went."""
+
+    method: str
+    accuracy: float
+    loss: float
+    thrown_away: int
+    images_per_second: float
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Train with each method; returns the exit status."""
+    options = parse(arguments)
+    # Ranks share the cores of a machine: threads of their own would only get in each other's way.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if options.ranks is not None:
+        launch(options.ranks, sys.argv[1:] if arguments is None else arguments)
+    logging.getLogger("nnabla").setLevel(logging.WARNING)  # it announces itself, once per rank
+    from nnabla_adaloss.communicators import MPICommunicator
+
+    comm = MPICommunicator(timeout_s=300)
+    comm.init()
+    with comm.abort_on_exception():
+        if options.batch_size % comm.size:
+            if comm.rank == 0:
+                print(
+                    f"--batch-size {options.batch_size} cannot be shared by {comm.size} ranks",
+                    file=sys.stderr,
+                )
+            return 2
+        rows = [train(method, comm, options) for method in options.method]
+        if comm.rank == 0:
+            print(table(rows, comm.size, options.batch_size))
+    return 0
+
+
+def parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
+    """Return the options; exits with a message when one is wrong."""
+    parser = argparse.ArgumentParser(
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # `launch` looks for --ranks, and must not miss it
+    )
+    add = parser.add_argument
+    add("--ranks", type=_positive, metavar="N", help="start this program with mpirun on N ranks")
+    add(
+        "--method",
+        nargs="+",
+        choices=tuple(UPDATERS),
+        default=list(UPDATERS),
+        help="how to scale the loss (default: both, one after the other)",
+    )
+    add("--quick", action="store_true", help="60 updates instead of 300: to see that it works")
+    add("--iterations", type=_positive, metavar="N", help="updates per training (default: 300)")
+    add("--network", choices=("mlp", "lenet"), default="mlp", help="(default: mlp, eight hidden layers)")
+    add(
+        "--batch-size",
+        type=_positive,
+        default=64,
+        metavar="N",
+        help="images per batch, of all ranks together (default: 64)",
+    )
+    add(
+        "--loss-weight",
+        type=float,
+        default=1e-6,
+        metavar="W",
+        help="what the loss is multiplied by: small ones underflow in fp16 (default: 1e-6)",
+    )
+    add("--seed", type=int, default=0, help="decides initial weights and batches (default: 0)")
+    options = parser.parse_args(arguments)
+    if options.iterations is None:
+        options.iterations = 60 if options.quick else 300
+    return options
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return number
+
+
+def launch(ranks: int, arguments: Sequence[str]) -> None:
+    """Become an mpirun of this program; does not return."""
+    # The environment's own launcher first: that of another MPI would start jobs of one rank each.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    mpirun = shutil.which("mpirun", path=path)
+    if mpirun is None:
+        sys.exit("--ranks needs mpirun: pip install 'nnabla-adaloss[mpi]'")
+    without_ranks = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    without_ranks.add_argument("--ranks")
+    _, rest = without_ranks.parse_known_args(arguments)
+    command = [mpirun, "-n", str(ranks), sys.executable, str(Path(__file__).resolve()), *rest]
+    os.execve(mpirun, command, {**LAUNCH_ENVIRONMENT, **os.environ})
+
+
+class ShareFeeder:
+    """Fills two Variables with this rank's share of the next batch.
+
+    Args:
+        images: What to draw from.
+        x: Gets the pixels.
+        t: Gets the digits.
+        comm: Knows which share is this rank's.
+        seed: Decides the order.
+    """
+
+    def __init__(self, images: Images, x: Any, t: Any, comm: MPICommunicator, seed: int) -> None:
+        import numpy as np
+
+        self.count = 0
+        self._images, self._x, self._t, self._comm = images, x, t, comm
+        self._random = np.random.RandomState(seed)
+
+    def __call__(self) -> None:
+        batch_size = self._x.shape[0] * self._comm.size
+        # All ranks draw the same batch, and each takes every size-th image of it.
+        batch = self._random.choice(len(self._images.pixels), batch_size, replace=False)
+        share = batch[self._comm.rank :: self._comm.size]
+        self._x.d = self._images.pixels[share]
+        self._t.d = self._images.digits[share]
+        self.count += 1
+
+
+def train(method: str, comm: MPICommunicator, options: argparse.Namespace) -> Row:
+    """Train one network; every rank does the same, on its share of the data."""
+    import digits
+    import nnabla as nn
+    import nnabla.functions as F
+    import nnabla.solvers as S
+    from networks import NETWORKS
+    from tqdm import tqdm
+
+    recipe = NETWORKS[options.network]
+    data = digits.load()
+    nn.clear_parameters()
+    nn.seed(options.seed + comm.rank)  # ranks start different: rank 0 gives its parameters to all
+    x = nn.Variable((options.batch_size // comm.size, *data.train.pixels.shape[1:]))
+    t = nn.Variable((x.shape[0], 1))
+    # The sum over the ranks then is the mean over the whole batch.
+    weight = options.loss_weight / comm.size
+    loss = F.mean(F.softmax_cross_entropy(recipe.build(x), t)) * weight
+    # SGD moves weights by learning rate times gradient: this takes the loss weight out again.
+    learning_rate = recipe.learning_rate / options.loss_weight
+    solver = S.Momentum(learning_rate, 0.9)
+    solver.set_parameters(nn.get_parameters())
+    feeder = ShareFeeder(data.train, x, t, comm, options.seed)
+    growth_interval = max(1, options.iterations // 40)
+    updater = UPDATERS[method](solver, loss, feeder, growth_interval, comm)
+
+    begin, warmed_up = 0.0, 0
+    bar = tqdm(
+        range(options.iterations), desc=method, unit=" updates", disable=None if comm.rank == 0 else True
+    )
+    for iteration in bar:
+        solver.set_learning_rate(learning_rate * (1.0 - iteration / options.iterations))
+        updater.update()
+        if iteration == 0:  # which may have compiled kernels
+            begin, warmed_up = time.perf_counter(), feeder.count
+    seconds = time.perf_counter() - begin
+
+    # Raises on every rank if the ranks do not hold the same parameters, to the bit.
+    comm.check_agreement({name: p.data for name, p in nn.get_parameters().items()})
+    logits = recipe.build(nn.Variable.from_numpy_array(data.test.pixels))
+    mean = F.mean(F.softmax_cross_entropy(logits, nn.Variable.from_numpy_array(data.test.digits)))
+    nn.forward_all([logits, mean])
+    right = float((logits.d.argmax(axis=1) == data.test.digits[:, 0]).mean())
+    images_per_second = (feeder.count - warmed_up) * options.batch_size / seconds
+    return Row(method, right, float(mean.d), feeder.count - options.iterations, images_per_second)
+
+
+def _dynamic(solver: Any, loss: Any, feeder: ShareFeeder, growth_interval: int, comm: MPICommunicator) -> Any:
+    from nnabla_adaloss import DynamicLossScalingUpdater, FormatEmulation
+
+    parameters = solver.get_parameters().values()
+    comm.bcast([p.data for p in parameters], 0)
+    grads = [p.grad for p in parameters]
+    loss = FormatEmulation(loss, "float16")
+    return DynamicLossScalingUpdater(solver, loss, feeder, N=growth_interval, comm=comm, grads=grads)
+
+
+def _adaptive(
+    solver: Any, loss: Any, feeder: ShareFeeder, growth_interval: int, comm: MPICommunicator
+) -> Any:
+    from nnabla_adaloss import AdaptiveLossScalingUpdater
+
+    return AdaptiveLossScalingUpdater(
+        solver, loss, feeder, N=growth_interval, comm=comm, storage="float16", check_every=50
+    )
+
+
+UPDATERS: Dict[str, Any] = {"dynamic": _dynamic, "adaptive": _adaptive}
+
+
+def table(rows: Sequence[Row], ranks: int, batch_size: int) -> str:
+    """Return the rows below a head."""
+    plural = "s" if ranks > 1 else ""
+    lines: List[str] = [
+        "",
+        f"{ranks} rank{plural}, {batch_size // ranks} images each per batch",
+        f"  {'':10}{'test accuracy':>15}{'test loss':>12}{'thrown away':>14}{'images/s':>11}",
+    ]
+    lines += [
+        f"  {row.method:10}{row.accuracy:>15.1%}{row.loss:>12.4f}{row.thrown_away:>14}"
+        f"{row.images_per_second:>11.0f}"
+        for row in rows
+    ]
+    if ranks > 1:
+        lines += ["", f"All {ranks} ranks hold the same parameters, to the bit."]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

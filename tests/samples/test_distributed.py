@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Callable, Dict
+
+import pytest
+
+SAMPLE = Path(__file__).parents[2] / "samples" / "distributed.py"
+Launch = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def accuracies(printed: str) -> Dict[str, float]:
+    rows = re.findall(r"^  (dynamic|adaptive) +([\d.]+)%", printed, re.M)
+    return {method: float(percent) for method, percent in rows}
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_two_ranks_train_as_one_does(mpirun: Launch) -> None:
+    arguments = ("--method", "adaptive", "--iterations", "40")
+    alone = mpirun(SAMPLE, 0, *arguments)
+    together = mpirun(SAMPLE, 0, "--ranks", 2, *arguments, timeout=120)
+    for result in (alone, together):
+        assert result.returncode == 0, result.stderr
+    found = [accuracies(result.stdout)["adaptive"] for result in (alone, together)]
+    assert found[1] == pytest.approx(found[0], abs=3.0)
+    assert found[0] > 50.0
+    assert "All 2 ranks hold the same parameters" in together.stdout
+    assert together.stdout.count("test accuracy") == 1
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_four_ranks_compare_both_methods(mpirun: Launch) -> None:
+    result = mpirun(SAMPLE, 4, "--iterations", "40", timeout=120)
+    assert result.returncode == 0, result.stderr
+    found = accuracies(result.stdout)
+    assert list(found) == ["dynamic", "adaptive"]
+    assert found["adaptive"] > found["dynamic"] - 2.0
+    assert "4 ranks, 16 images each per batch" in result.stdout
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_a_batch_that_cannot_be_shared_is_refused_once(mpirun: Launch) -> None:
+    result = mpirun(SAMPLE, 2, "--batch-size", "65")
+    assert result.returncode == 2
+    assert result.stderr.count("--batch-size 65 cannot be shared by 2 ranks") == 1
+
+
+def test_help_says_how_to_start_it() -> None:
+    printed = subprocess.run(
+        [sys.executable, str(SAMPLE), "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    for text in ("mpirun -n 2 python samples/distributed.py", "--ranks", "--quick", "--method", "gradients"):
+        assert text in printed
