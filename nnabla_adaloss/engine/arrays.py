@@ -38,5 +38,7 @@ def as_float32(array: nn.NdArray, copy: nn.NdArray) -> nn.NdArray:
 
 def prepare_master(master: nn.NdArray) -> None:
     """Make a gradient array ready to be added to: float32, unless it is lazily zero."""
-    if stored_dtype(master) not in (None, FLOAT32):
+    stored = stored_dtype(master)
+    # Not `in (None, FLOAT32)`: NumPy's float64 equals None.
+    if stored is not None and stored != FLOAT32:
         master.cast(FLOAT32)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an nnabla array holds, found out without changing it."""
+
+from __future__ import annotations
+
+import nnabla as nn
+import numpy as np
+import pytest
+
+from nnabla_adaloss.engine.arrays import FLOAT16, FLOAT32, as_float32, prepare_master, stored_dtype
+
+
+def array_of(dtype: type, *shape: int) -> nn.NdArray:
+    return nn.NdArray.from_numpy_array(np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int32, np.uint8])
+def test_the_dtype_that_is_stored(dtype: type) -> None:
+    assert stored_dtype(array_of(dtype, 2, 3)) == np.dtype(dtype)
+
+
+def test_a_lazily_zero_array_has_none_and_stays_so() -> None:
+    array = nn.NdArray((3,))
+    array.zero()
+    assert stored_dtype(array) is None
+    prepare_master(array)
+    assert array.zeroing
+
+
+def test_a_filled_array_becomes_float32() -> None:
+    array = nn.NdArray((3,))
+    array.fill(2.5)
+    assert stored_dtype(array) == FLOAT32
+    np.testing.assert_array_equal(array.data, np.full(3, 2.5, np.float32))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("shape", [(2, 3), (1,), (0,)])
+def test_what_kernels_read_is_not_copied(dtype: type, shape: tuple[int, ...]) -> None:
+    array = array_of(dtype, *shape)
+    assert as_float32(array, nn.NdArray(shape)) is array
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int32, np.uint8])
+def test_what_kernels_cannot_read_is_copied_and_left_as_it_is(dtype: type) -> None:
+    array, copy = array_of(dtype, 2, 3), nn.NdArray((2, 3))
+    assert as_float32(array, copy) is copy
+    assert stored_dtype(copy) == FLOAT32
+    assert stored_dtype(array) == np.dtype(dtype)
+    np.testing.assert_array_equal(copy.data, array.data)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_a_master_becomes_float32_with_its_values(dtype: type) -> None:
+    array = array_of(dtype, 4)
+    prepare_master(array)
+    assert stored_dtype(array) == FLOAT32
+    np.testing.assert_array_equal(array.data, np.arange(4, dtype=np.float32))
+
+
+def test_infinities_nans_and_signed_zeros_survive() -> None:
+    values = np.array([np.inf, -np.inf, np.nan, -0.0, 5e-324, 1e300])
+    with np.errstate(over="ignore"):
+        expected = values.astype(np.float32)
+        found = as_float32(nn.NdArray.from_numpy_array(values), nn.NdArray((6,))).data
+    np.testing.assert_array_equal(found, expected)
+    assert np.signbit(found[3])
+    assert FLOAT16 != FLOAT32

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be wrapped, and what a backward pass starts from."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import numpy as np
+import pytest
+
+from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
+from nnabla_adaloss.engine.loss_like import LossWrapper, check_scale, run_backward, seed_gradient, variable_of
+
+
+def output(batch: int = 2) -> nn.Variable:
+    x = nn.Variable.from_numpy_array(np.ones((batch, 3), np.float32))
+    return PF.affine(x, 2, name="a")
+
+
+def test_the_variable_behind_a_loss() -> None:
+    loss = F.mean(output())
+    emulation = FormatEmulation(loss)
+    assert variable_of(loss) is loss
+    assert variable_of(emulation) is loss
+    assert variable_of(AdaptiveLossScaling(emulation)) is loss
+    assert isinstance(emulation, LossWrapper)
+    assert isinstance(AdaptiveLossScaling(loss), LossWrapper)
+
+
+@pytest.mark.parametrize("loss", [None, 3.0, "loss", np.ones(1), nn.NdArray((1,))])
+def test_what_is_no_loss(loss: Any) -> None:
+    with pytest.raises(TypeError, match=f"loss must be an nnabla.Variable.*{type(loss).__name__}"):
+        variable_of(loss)
+
+
+def test_what_needs_no_gradient() -> None:
+    x = nn.Variable((2, 3))
+    for loss in (x, F.mean(x), nn.Variable((1,), need_grad=True)):
+        with pytest.raises(ValueError, match="needs no gradient"):
+            variable_of(loss)
+
+
+@pytest.mark.parametrize("scale", [1, 8.0, np.float32(2.0), np.int64(4), np.array(0.5), 5e-324, 1e308])
+def test_scales(scale: Any) -> None:
+    found = check_scale(scale)
+    assert found == float(scale)
+    assert type(found) is float
+
+
+@pytest.mark.parametrize("scale", [0, -1.0, math.inf, math.nan, np.array(0.0), -0.0])
+def test_scales_out_of_range(scale: Any) -> None:
+    with pytest.raises(ValueError, match="factor must be positive and finite"):
+        check_scale(scale, "factor")
+
+
+@pytest.mark.parametrize("scale", [None, "8", True, [8.0], np.array([8.0]), 1j])
+def test_scales_that_are_no_numbers(scale: Any) -> None:
+    with pytest.raises(TypeError, match="scale must be a number"):
+        check_scale(scale)
+
+
+def test_seeds() -> None:
+    vector, scalar = output(), F.mean(output())
+    seed = np.arange(4.0).reshape(2, 2)
+    assert seed_gradient(scalar, 8.0, None) == 8.0
+    for given in (seed, nn.NdArray.from_numpy_array(seed), seed.astype(np.float16), seed.astype(int)):
+        found = seed_gradient(vector, 4.0, given)
+        assert isinstance(found, np.ndarray)
+        assert found.dtype == np.float32
+        np.testing.assert_array_equal(found, 4.0 * seed)
+    found = seed_gradient(scalar, 8.0, np.array(0.5))
+    np.testing.assert_array_equal(found, np.array(4.0))
+
+
+def test_seeds_that_do_not_fit() -> None:
+    vector = output()
+    with pytest.raises(ValueError, match=r"loss has shape \(2, 2\).*grad="):
+        seed_gradient(vector, 1.0, None)
+    for shape in [(3,), (4,), (2, 2, 1), (0,)]:
+        with pytest.raises(ValueError, match=r"grad has shape .* but loss has shape \(2, 2\)"):
+            seed_gradient(vector, 1.0, np.ones(shape))
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+def test_backward_of_either_kind(wrap: bool) -> None:
+    loss = F.mean(output())
+    weight = nn.get_parameters()["a/affine/W"]
+    seen = []
+    loss.forward()
+    for scale in (1.0, 4.0):
+        weight.grad.zero()
+        run_backward(
+            FormatEmulation(loss) if wrap else loss, scale, None, False, None, seen.append, seen.append
+        )
+        np.testing.assert_array_equal(weight.g, np.full((3, 2), 0.5 * scale, np.float32))
+    assert len(seen) == 8
