@@ -220,8 +220,9 @@ def train(method: str, comm: MPICommunicator, options: argparse.Namespace) -> Ro
     updater = UPDATERS[method](solver, loss, feeder, growth_interval, comm)
 
     begin, warmed_up = 0.0, 0
+    # mpirun hides from its ranks whether somebody watches: one bar, and only now and then a new state of it.
     bar = tqdm(
-        range(options.iterations), desc=method, unit=" updates", disable=None if comm.rank == 0 else True
+        range(options.iterations), desc=method, unit=" updates", disable=comm.rank > 0, mininterval=0.5
     )
     for iteration in bar:
         solver.set_learning_rate(learning_rate * (1.0 - iteration / options.iterations))
