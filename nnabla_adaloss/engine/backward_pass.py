@@ -163,7 +163,9 @@ class BackwardPass:
             self.found_inf = [
                 node.label
                 for node in self.nodes.values()
-                if node.label in labels or not keys.isdisjoint(node.output_keys)
+                if not keys.isdisjoint(node.output_keys)
+                # All uses of a weight share its master: where output gradients were seen, they tell more.
+                or (node.label in labels and not (keys and node.scalings))
             ]
 
     def unscale_visible(self, variable: nn.Variable, key: int) -> None:

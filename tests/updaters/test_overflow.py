@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Overflows: who is named, what backs off, what is dropped, and that training goes on."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import numpy as np
+import pytest
+from nnabla.function import PythonFunction
+
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, LossScaleError
+from nnabla_adaloss.core.power_of_two import floor_power_of_two
+from tests.updaters.networks import snapshot, training
+
+BATCH = 4
+
+
+class Gate(PythonFunction):
+    """Identity whose gradient is multiplied by ``factor``, its first element by ``first``."""
+
+    def __init__(self, ctx: Any = None) -> None:
+        super().__init__(ctx)
+        self.factor = self.first = 1.0
+
+    @property
+    def name(self) -> str:
+        return "Gate"
+
+    def min_outputs(self) -> int:
+        return 1
+
+    def setup_impl(self, inputs: Any, outputs: Any) -> None:
+        outputs[0].reset_shape(inputs[0].shape, True)
+
+    def forward_impl(self, inputs: Any, outputs: Any) -> None:
+        outputs[0].data.copy_from(inputs[0].data)
+
+    def backward_impl(self, inputs: Any, outputs: Any, propagate_down: Any, accum: Any) -> None:
+        g = outputs[0].g * np.float32(self.factor)
+        g.flat[0] *= self.first
+        inputs[0].g = inputs[0].g + g if accum[0] else g
+
+    def grad_depends_output_data(self, i: int, o: int) -> bool:
+        return False
+
+    def grad_depends_input_data(self, i: int, j: int) -> bool:
+        return False
+
+
+Network = Callable[[nn.Variable, Dict[str, Gate]], nn.Variable]
+
+
+def gated(h: nn.Variable, name: str, gates: Dict[str, Gate]) -> nn.Variable:
+    gates[name] = Gate()
+    return gates[name](h)
+
+
+def mlp(x: nn.Variable, gates: Dict[str, Gate]) -> nn.Variable:
+    h = x
+    for name in "abcd":
+        h = F.tanh(gated(PF.affine(h, 6, name=name), f"{name}/affine", gates))
+    return h
+
+
+def conv(x: nn.Variable, gates: Dict[str, Gate]) -> nn.Variable:
+    h = F.reshape(x, (BATCH, 1, 4, 4))
+    for name in "abc":
+        h = F.relu(gated(PF.convolution(h, 2, (3, 3), pad=(1, 1), name=name), f"{name}/conv", gates) + 1.0)
+    return gated(PF.affine(h, 3, name="d"), "d/affine", gates)
+
+
+def residual(x: nn.Variable, gates: Dict[str, Gate]) -> nn.Variable:
+    h = gated(PF.affine(x, 6, name="stem"), "stem/affine", gates)
+    for name in "abc":
+        h = h + gated(PF.affine(F.tanh(h), 6, name=name), f"{name}/affine", gates)
+    return h
+
+
+def shared(x: nn.Variable, gates: Dict[str, Gate]) -> nn.Variable:
+    h = PF.affine(x, 6, name="stem")
+    # Uses of one weight are numbered in backward order.
+    for label in ("loop/affine[2]", "loop/affine[1]", "loop/affine"):
+        h = F.tanh(gated(PF.affine(h, 6, name="loop"), label, gates))
+    return h
+
+
+NETWORKS: Dict[str, Network] = {"mlp": mlp, "conv": conv, "residual": residual, "shared": shared}
+
+
+class Planted:
+    """A network whose gradients can be spoilt anywhere, and its updater."""
+
+    def __init__(
+        self, network: Network, events: Optional[Callable[[Planted], None]] = None, **options: Any
+    ) -> None:
+        nn.clear_parameters()
+        nn.seed(0)
+        self.gates: Dict[str, Gate] = {}
+        x = nn.Variable((BATCH, 16))
+        rng = np.random.default_rng(0)
+        self.loss = F.mean(network(x, self.gates) ** 2)
+        self.solver = S.Momentum(0.001)
+        self.solver.set_parameters(nn.get_parameters())
+        self.batches = 0
+
+        def feed() -> None:
+            x.d = rng.standard_normal(x.shape)
+            if events is not None:
+                events(self)
+            self.batches += 1
+
+        options = {"storage": "float16", **options}
+        self.updater = AdaptiveLossScalingUpdater(self.solver, self.loss, feed, **options)
+
+
+def cases() -> List[Any]:
+    found = []
+    for name, network in NETWORKS.items():
+        nn.clear_parameters()
+        gates: Dict[str, Gate] = {}
+        network(nn.Variable((BATCH, 16)), gates)
+        found += [pytest.param(network, label, id=f"{name}-{label}") for label in gates]
+    nn.clear_parameters()
+    return found
+
+
+@pytest.mark.parametrize("storage", ["float16", None])
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize(("network", "layer"), cases())
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_the_first_bad_layer_is_named(
+    network: Network, layer: str, value: float, delay: int, storage: Optional[str]
+) -> None:
+    def plant(planted: Planted) -> None:
+        planted.gates[layer].first = value if planted.batches == 2 else 1.0
+
+    planted = Planted(network, plant, config=AdaLossConfig(delay=delay), max_retries=0, storage=storage)
+    for _ in range(2):
+        assert planted.updater.update().overflow_layers == ()
+    before = snapshot(nn.get_parameters())
+    result = planted.updater.update()
+    assert (result.updated, result.reason) == (False, "overflow")
+    assert result.overflow_layers[0] == layer
+    for name, array in before.items():
+        np.testing.assert_array_equal(nn.get_parameters()[name].d, array)
+    assert planted.updater.update().updated
+
+
+def jump(factor: float, *batches: int, gate: str = "c/affine") -> Callable[[Planted], None]:
+    def event(planted: Planted) -> None:
+        planted.gates[gate].factor = factor if planted.batches in batches else 1.0
+
+    return event
+
+
+DELAYED = AdaLossConfig(delay=1, n_uf_threshold=1e-7, scale_upper_bound=2.0**12, accum_upper_bound=2.0**40)
+
+
+def test_a_layers_own_scale_backs_off_instead_of_the_global_one_and_recovers() -> None:
+    """Gradients that jump from one iteration to the next overflow under a scale made for the last one."""
+    small = 2.0**-20
+    planted = Planted(
+        mlp,
+        lambda p: setattr(p.gates["d/affine"], "factor", 1.0 if p.batches == 3 else small),
+        config=DELAYED,
+        N=3,
+        max_scale=8.0,
+    )
+    updater = planted.updater
+    for _ in range(3):
+        result = updater.update()
+    layer, alpha = max(updater.scaling.layer_scales.items(), key=lambda item: item[1])
+    assert alpha > 1.0
+    scale = result.scale
+    result = updater.update()
+    assert result.updated
+    assert result.retries >= 1
+    assert result.overflow_layers
+    assert result.scale == scale
+    limited = updater.scaling.limits.as_mapping()
+    assert limited
+    assert all(limit.limit < limit.overflowed for limit in limited.values())
+    for _ in range(80):
+        assert updater.update().retries == 0
+        for name, limit in updater.scaling.limits.as_mapping().items():
+            assert updater.scaling.layer_scales[name] <= limit.limit
+    assert not updater.scaling.limits
+    assert updater.scaling.layer_scales[layer] == alpha
+
+
+def test_when_no_layers_scale_is_above_one_the_global_one_backs_off() -> None:
+    ones = AdaLossConfig(loss_scale_method="fixed")
+    planted = Planted(mlp, jump(math.inf, 1), config=ones)
+    planted.updater.update()
+    result = planted.updater.update()
+    assert (result.updated, result.scale, result.retries) == (True, 4.0, 1)
+    assert not planted.updater.scaling.limits
+
+
+def test_a_layer_whose_scale_came_down_to_one_gives_way_to_the_global_scale() -> None:
+    """Gradients that are infinite whatever the scale: the layer is tried first, the global scale after it."""
+    config = AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=8.0, include=("d/*",))
+    planted = Planted(mlp, jump(math.inf, *range(1, 6)), config=config)
+    planted.updater.update()
+    result = planted.updater.update()
+    assert result.updated
+    assert result.retries == 5
+    assert planted.updater.scaling.limits["d/affine"] == 1.0
+    assert result.scale == 2.0
+
+
+def test_the_scale_stays_positive_and_finite_over_thousands_of_overflows() -> None:
+    train = training(overflow=range(10**6))
+    updater = AdaptiveLossScalingUpdater(
+        train.solver, train.loss, train.feed, max_retries=0, on_scale_floor="skip"
+    )
+    for _ in range(150):
+        result = updater.update()
+        assert not result.updated
+        assert result.scale >= 2.0**-24
+    # The same transitions, without the network: ten thousand of them, with good updates in between.
+    state, policy = updater.scale_state, updater.policy
+    rng = np.random.default_rng(0)
+    for overflow in rng.random(10_000) < np.repeat(rng.random(100), 100):
+        state = policy.after_overflow(state) if overflow else policy.after_update(state)
+        assert policy.min_scale <= state.scale <= policy.max_scale
+        assert state.scale == floor_power_of_two(state.scale)
+
+
+def test_the_floor_is_an_error_that_says_where() -> None:
+    planted = Planted(mlp, jump(math.inf, *range(2, 500), gate="b/affine"), min_scale=2.0)
+    planted.updater.update()
+    planted.updater.update()
+    with pytest.raises(LossScaleError) as caught:
+        planted.updater.update()
+    message = str(caught.value)
+    for part in (
+        "iteration 3",
+        "smallest loss scale, 2",
+        "first bad layer: b/affine",
+        "NaN",
+        "infinit",
+        "last good scale: 8",
+    ):
+        assert part in message
+
+
+@pytest.mark.parametrize("micro_batch", [0, 1, 2])
+@pytest.mark.parametrize("delay", [0, 1])
+def test_an_overflow_in_any_micro_batch_drops_the_whole_window(micro_batch: int, delay: int) -> None:
+    def run(bad: Sequence[int], skip: int) -> Dict[str, np.ndarray]:
+        train = training(overflow=bad)
+        for _ in range(skip):
+            train.feed()
+        before = snapshot(train.parameters)
+        updater = AdaptiveLossScalingUpdater(
+            train.solver,
+            train.loss,
+            train.feed,
+            scale=8.0 / (2.0 if skip else 1.0),
+            accum_grad=3,
+            config=AdaLossConfig(loss_scale_method="fixed", delay=delay),
+        )
+        # The running statistics of batch normalization see the dropped window too.
+        result = updater.update()
+        assert result.updated
+        assert result.retries == len(bad)
+        trained = snapshot(train.parameters)
+        return {name: trained[name] - before[name] for name in trained if not name.startswith("bn")}
+
+    dropped, clean = run([micro_batch], 0), run([], 3)
+    for name, expected in clean.items():
+        np.testing.assert_array_equal(dropped[name], expected, err_msg=name)
+
+
+def test_the_learning_rate_schedule_counts_updates() -> None:
+    train = training(overflow=[1, 4, 5], nan=[7])
+    updater = AdaptiveLossScalingUpdater(
+        train.solver, train.loss, train.feed, max_retries=0, on_nonfinite_loss="skip"
+    )
+    step, rates = 0, []
+    for _ in range(10):
+        train.solver.set_learning_rate(0.1 * 0.5**step)
+        before = snapshot(train.parameters)
+        result = updater.update()
+        changed = any((train.parameters[n].d != before[n]).any() for n in before if n.endswith("W"))
+        assert changed == result.updated
+        step += result.updated
+        rates.append(train.solver.learning_rate())
+    assert step == 6
+    np.testing.assert_allclose(rates, [0.1 * 0.5**s for s in (0, 1, 1, 2, 3, 3, 3, 4, 4, 5)], rtol=1e-6)
+
+
+def test_an_overflow_during_retries_ends_after_max_retries() -> None:
+    planted = Planted(
+        mlp, jump(math.inf, *range(100)), config=AdaLossConfig(loss_scale_method="fixed"), max_retries=4
+    )
+    result = planted.updater.update()
+    assert (result.updated, result.retries, result.reason) == (False, 5, "overflow")
+    assert planted.batches == 5
+    assert result.scale == 8.0 / 2**5
+
+
+def test_methods_of_ones_own_that_are_too_large_are_held_by_the_guard() -> None:
+    sizes = itertools.cycle([2.0**40, 1.0, 2.0**-30, 2.0**100])
+
+    def method(g: Any, W: Any, *, config: AdaLossConfig, fan_in: float) -> float:
+        return next(sizes)
+
+    planted = Planted(mlp, config=AdaLossConfig(loss_scale_method=method, use_bound=False))
+    for _ in range(20):
+        result = planted.updater.update()
+        assert result.updated
+        assert result.retries == 0
