@@ -95,10 +95,10 @@ class GradientExchange:
         differs = (np.array(first.data) != own).any(axis=1)
         found = [name for name, flag in zip(names, self.any(list(differs))) if flag]
         if found:
-            here = "differs" if differs.any() else "agrees"
+            here = "differs from" if differs.any() else "agrees with"
             raise RankDisagreementError(
                 f"ranks disagree in iteration {iteration}: {', '.join(found[:5])}"
-                f"{' and others' if len(found) > 5 else ''} (rank {self.comm.rank} {here} with rank 0). "
+                f"{' and others' if len(found) > 5 else ''} (rank {self.comm.rank} {here} rank 0). "
                 "Resume from a checkpoint; look for data or code that differs between ranks"
             )
 
