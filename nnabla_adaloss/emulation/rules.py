@@ -80,6 +80,6 @@ def _parameters_in_half(type_name: str, inputs: Sequence[nn.Variable]) -> Sequen
         # x, beta, gamma, mean, variance, and for the fused one a residual input.
         return [inputs[0], *inputs[5:]]
     if type_name == "FusedConvolution":
-        # x, weight, bias, then what batch normalization needs.
-        return inputs[:3]
+        # x, weight, and a bias or what batch normalization needs, never both.
+        return [*inputs[:2], *(v for v in inputs[2:3] if v.ndim == 1)]
     return inputs
