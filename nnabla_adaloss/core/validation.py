@@ -8,10 +8,16 @@ from numbers import Integral, Real
 
 
 def number(name: str, value: object) -> float:
-    """`value` as a Python float; TypeError unless it is a real number other than a boolean."""
+    """`value` as a Python float; TypeError unless it is a real number other than a boolean.
+
+    ValueError for an integer that no float can hold.
+    """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name}={value!r} must be a number, not {type(value).__name__}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} is an integer beyond the range of floating-point numbers") from None
 
 
 def positive_number(name: str, value: object) -> float:

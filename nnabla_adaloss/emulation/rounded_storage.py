@@ -9,7 +9,7 @@ import nnabla as nn
 
 from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
-from ..engine.arrays import FLOAT32, as_float32, stored_dtype
+from ..engine.arrays import FLOAT32, stored_dtype
 from ..functions.kernels.interface import Kernels, RoundingStatistics
 
 
@@ -43,9 +43,13 @@ class RoundedStorage:
         Returns:
             Where the stored data is: ``target``, or ``source`` when there is nothing to round.
         """
-        if stored_dtype(source) is None:
+        stored = stored_dtype(source)
+        if stored is None:
             return source
-        self.data[key] = self.kernels.round_to_format(as_float32(source, target), target, self._format)
+        if stored != FLOAT32:
+            target.data = source.data.astype(FLOAT32)
+            source = target
+        self.data[key] = self.kernels.round_to_format(source, target, self._format)
         return target
 
     def gradient_statistics(self, key: int) -> Optional[ArrayStatistics]:

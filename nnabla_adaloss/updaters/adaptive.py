@@ -15,6 +15,7 @@ from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdat
 from ..core.config import AdaLossConfig
 from ..core.formats import Format
 from ..core.scale_policy import ScalePolicy, ScaleState
+from ..core.validation import integer
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
 from ..engine.loss_like import LossLike, check_scale
 from ..errors import LossScaleError, LossScaleWarning
@@ -116,7 +117,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
     ) -> None:
         check_arguments(solver, data_feeder, accum_grad, weight_decay, comm, grads)
         self.policy = ScalePolicy(scaling_factor, N, min_scale, max_scale, hysteresis)
-        if max_retries < 0:
+        if integer("max_retries", max_retries) < 0:
             raise ValueError(f"max_retries={max_retries!r} must be 0 or more")
         self.check_every = check_interval("check_every", check_every)
         if on_gradients is not None and not callable(on_gradients):

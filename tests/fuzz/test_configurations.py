@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configurations as random dicts: each is refused by name, or works."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Dict
+
+import hypothesis.strategies as st
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import numpy as np
+import pytest
+from hypothesis import given
+
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
+from tests.fuzz.budget import budget
+
+pytestmark = pytest.mark.slow
+
+
+def half(g: Any, W: Any, *, config: AdaLossConfig, fan_in: float) -> float:
+    return 0.5
+
+
+def large(g: Any, W: Any, *, config: AdaLossConfig, fan_in: float) -> float:
+    return 1e30
+
+
+NUMBERS = st.sampled_from([0, 1, 2, -1, 3.7, 1e-8, 1e-300, 1e300, 5e-324, math.inf, math.nan, True, 10**400])
+NUMPY = st.sampled_from([np.float32(2.0), np.int64(3), np.array(2.0), np.float16(0.5), np.bool_(True)])
+OTHERS = st.sampled_from([None, "2", b"2", [], (), {}, object(), 1j, ["a*"], ("*",), "float16", int])
+ANYTHING = NUMBERS | NUMPY | OTHERS
+
+METHODS = [
+    "approx_range",
+    "abs_range",
+    "element_wise_range",
+    "fixed",
+    "no_such",
+    "os:getcwd",
+    "os:nothing",
+    half,
+    large,
+]
+LIKELY = {
+    "loss_scale_method": st.sampled_from(METHODS),
+    "dtype": st.sampled_from(["float16", "bfloat16", "float32", "float8_e4m3", "float64"]),
+    "n_uf_threshold": st.floats(0.0, 1.0),
+    "max_rescue_ratio": st.floats(0.0, 1.0),
+    "update_per_n_iteration": st.integers(0, 5),
+    "delay": st.sampled_from([None, 0, 1]),
+    "use_bound": st.booleans(),
+    "power_of_two": st.booleans(),
+    "include": st.lists(st.text(max_size=3), max_size=2),
+    "debug_level": st.integers(-1, 3),
+}
+FIELDS = sorted(field.name for field in dataclasses.fields(AdaLossConfig))
+configurations = st.lists(st.sampled_from(FIELDS), max_size=4, unique=True).flatmap(
+    lambda names: st.fixed_dictionaries({n: LIKELY.get(n, ANYTHING) | ANYTHING for n in names})
+)
+
+ARGUMENTS = [
+    "scale",
+    "scaling_factor",
+    "N",
+    "accum_grad",
+    "weight_decay",
+    "storage",
+    "max_retries",
+    "on_nonfinite_loss",
+    "on_scale_floor",
+    "min_scale",
+    "max_scale",
+    "hysteresis",
+    "on_gradients",
+    "check_every",
+]
+arguments = st.lists(st.sampled_from(ARGUMENTS), max_size=3, unique=True).flatmap(
+    lambda names: st.fixed_dictionaries(dict.fromkeys(names, ANYTHING))
+)
+
+
+def updater_with(**options: Any) -> AdaptiveLossScalingUpdater:
+    nn.clear_parameters()
+    x = nn.Variable.from_numpy_array(np.linspace(-1, 1, 12).reshape(4, 3).astype(np.float32))
+    loss = F.mean(PF.affine(F.tanh(PF.affine(x, 5, name="a")), 2, name="b") ** 2)
+    solver = S.Sgd(1e-3)
+    solver.set_parameters(nn.get_parameters())
+    return AdaptiveLossScalingUpdater(solver, loss, **options)
+
+
+def named(error: Exception, names: Any) -> None:
+    message = str(error)
+    # u_min and u_max are taken from dtype, and a delay depends on the method.
+    related = {"dtype": ["u_min", "u_max"], "u_min": ["u_max"], "loss_scale_method": ["delay"]}
+    possible = {*names, *(r for n in names for r in related.get(n, []))}
+    assert any(name in message for name in possible), f"{error!r} names none of {sorted(possible)}"
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@budget(300)
+@given(configurations)
+def test_a_configuration_is_refused_by_name_or_works(options: Dict[str, Any]) -> None:
+    try:
+        config = AdaLossConfig(**options)
+        updater = updater_with(config=config, on_scale_floor="skip", max_retries=200)
+        results = [updater.update() for _ in range(2)]
+    except (TypeError, ValueError) as error:
+        named(error, options)
+        return
+    assert all(0.0 < result.scale < math.inf for result in results)
+    for v in nn.get_parameters().values():
+        assert np.isfinite(v.d).all()
+    state = updater.state_dict()
+    updater.load_state_dict(state)
+    assert updater.state_dict() == state
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@budget(300)
+@given(arguments)
+def test_arguments_of_the_updater_are_refused_by_name_or_work(options: Dict[str, Any]) -> None:
+    try:
+        updater = updater_with(**options)
+    except (TypeError, ValueError) as error:
+        named(error, options)
+        return
+    if options.get("on_gradients") is not None or updater.accum_grad > 5:
+        return
+    result = updater.update()
+    assert 0.0 < result.scale < math.inf
+    state = updater.state_dict()
+    updater.load_state_dict(state)
+    assert updater.state_dict() == state

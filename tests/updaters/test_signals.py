@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ctrl-C at any moment: nothing stays swapped, and the next update works."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from typing import Any, Dict, Iterator, Optional, Tuple
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import numpy as np
+import pytest
+
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
+from tests.updaters.networks import snapshot
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs POSIX timers"),
+]
+
+
+@pytest.fixture
+def _timer() -> Iterator[None]:
+    """A timer raises KeyboardInterrupt, by the handler that Ctrl-C has."""
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def updater_on(storage: Optional[str], delay: int) -> AdaptiveLossScalingUpdater:
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+    x = nn.Variable.from_numpy_array(rng.randn(4, 5).astype(np.float32))
+    h = x
+    for name in "abcdef":
+        h = h + F.tanh(PF.affine(h, 5, name=name, rng=rng))
+    h = F.tanh(PF.affine(F.tanh(PF.affine(h, 5, name="twice", rng=rng)), 5, name="twice"))
+    solver = S.Momentum(0.01)
+    loss = F.mean(h**2)
+    solver.set_parameters(nn.get_parameters())
+    # Every layer is scaled, so that in every layer something is swapped.
+    config = AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=4.0, use_bound=False, delay=delay)
+    return AdaptiveLossScalingUpdater(solver, loss, storage=storage, config=config)
+
+
+def arrays() -> Dict[str, Tuple[Any, Any]]:
+    return {name: (v.data, v.grad) for name, v in nn.get_parameters().items()}
+
+
+def duration(updater: AdaptiveLossScalingUpdater) -> float:
+    updater.update()
+    began = time.perf_counter()
+    for _ in range(5):
+        updater.update()
+    return (time.perf_counter() - began) / 5
+
+
+@pytest.mark.usefixtures("_timer")
+@pytest.mark.parametrize("storage", [None, "float16"])
+@pytest.mark.parametrize("delay", [0, 1])
+def test_interrupted_at_random_moments(storage: Optional[str], delay: int) -> None:
+    updater = updater_on(storage, delay)
+    longest = 2.5 * duration(updater)
+    original = arrays()
+    rng = random.Random(delay)
+    for _ in range(150):
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # the timer may end any of the updates
+            signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, longest))
+            while True:
+                updater.update()
+        assert arrays() == original
+    assert updater.update().updated
+
+
+@pytest.mark.usefixtures("_timer")
+@pytest.mark.parametrize("storage", [None, "float16"])
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_interrupted_in_one_phase_again_and_again(storage: Optional[str], phase: str) -> None:
+    updater = updater_on(storage, 0)
+    scaling = updater.scaling
+    updater.update()
+    original = arrays()
+
+    def run() -> None:
+        scaling.forward()
+        if phase == "backward":
+            for _ in range(3):
+                scaling.backward(8.0)
+
+    began = time.perf_counter()
+    run()
+    longest = 1.5 * (time.perf_counter() - began)
+    rng = random.Random(0)
+    for _ in range(100):
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+            signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, longest))
+            while True:
+                run()
+        assert arrays() == original
+
+
+def gradients(updater: AdaptiveLossScalingUpdater) -> Dict[str, np.ndarray]:
+    updater.solver.zero_grad()
+    updater.scaling.forward()
+    updater.scaling.backward(8.0)
+    return {name: v.g.copy() for name, v in nn.get_parameters().items()}
+
+
+@pytest.mark.usefixtures("_timer")
+@pytest.mark.parametrize("storage", [None, "float16"])
+def test_gradients_after_an_interruption_are_those_without_it(storage: Optional[str]) -> None:
+    updater = updater_on(storage, 0)
+    longest = 2.0 * duration(updater)
+    expected, weights = gradients(updater), snapshot(nn.get_parameters())
+    rng = random.Random(0)
+    for _ in range(60):
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+            signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, longest))
+            while True:
+                gradients(updater)
+        for name, gradient in gradients(updater).items():
+            np.testing.assert_array_equal(gradient, expected[name], err_msg=name)
+    for name, value in weights.items():
+        np.testing.assert_array_equal(nn.get_parameters()[name].d, value)
+
+
+def test_ctrl_c_itself() -> None:
+    """SIGINT, sent to the process while the main thread trains."""
+    updater = updater_on("float16", 0)
+    updater.update()
+    original = arrays()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        for wait in np.random.default_rng(0).uniform(0.0, 0.02, 20):
+            killer = threading.Timer(wait, os.kill, (os.getpid(), signal.SIGINT))
+            with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+                killer.start()
+                while True:
+                    updater.update()
+            killer.join()
+            assert arrays() == original
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert updater.update().updated
