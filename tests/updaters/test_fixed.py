@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One scale that never changes, with or without dropped updates."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, Optional
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import numpy as np
+import pytest
+
+from nnabla_adaloss import FixedLossScalingUpdater, FormatEmulation
+from tests.updaters.networks import Training, snapshot, training
+
+
+def updater_on(train: Training, **options: Any) -> FixedLossScalingUpdater:
+    return FixedLossScalingUpdater(train.solver, train.loss, train.feed, **options)
+
+
+def by_hand(iterations: int, scale: float, accum_grad: int, weight_decay: Optional[float]) -> Dict[str, Any]:
+    train = training()
+    for _ in range(iterations):
+        train.solver.zero_grad()
+        for _ in range(accum_grad):
+            train.feed()
+            train.loss.forward(clear_no_need_grad=True)
+            train.loss.backward(scale, clear_buffer=True)
+        train.solver.scale_grad(1.0 / scale)
+        if weight_decay is not None:
+            train.solver.weight_decay(weight_decay)
+        train.solver.update()
+    return snapshot(train.parameters)
+
+
+@pytest.mark.parametrize("accum_grad", [1, 3])
+@pytest.mark.parametrize("weight_decay", [None, 1e-2])
+def test_it_is_the_loop_one_would_write(accum_grad: int, weight_decay: Optional[float]) -> None:
+    expected = by_hand(5, 64.0, accum_grad, weight_decay)
+    train = training()
+    updater = updater_on(train, scale=64.0, accum_grad=accum_grad, weight_decay=weight_decay)
+    for _ in range(5):
+        assert updater.update() == (True, 64.0, 0, "updated", ())
+    for name, value in snapshot(train.parameters).items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
+def test_the_scale_changes_no_bit_in_fp32() -> None:
+    expected = by_hand(3, 1.0, 1, None)
+    train = training()
+    updater = updater_on(train)
+    for _ in range(3):
+        assert updater.update().scale == 128.0
+    for name, value in snapshot(train.parameters).items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
+def test_an_overflow_is_dropped_and_the_scale_stays() -> None:
+    train = training(overflow=[1])
+    updater = updater_on(train)
+    assert updater.update().updated
+    before = snapshot(train.parameters)
+    result = updater.update()
+    assert (result.updated, result.scale, result.reason) == (False, 128.0, "overflow")
+    for name, value in before.items():
+        if not name.startswith("bn/bn/mean") and not name.startswith("bn/bn/var"):
+            np.testing.assert_array_equal(train.parameters[name].d, value, err_msg=name)
+    assert updater.update().updated
+
+
+def test_an_overflow_in_one_of_several_batches_drops_them_all() -> None:
+    updater = updater_on(training(overflow=[1]), accum_grad=3)
+    assert not updater.update().updated
+    assert updater.update().updated
+
+
+def test_an_overflow_is_not_dropped_when_one_does_not_want_it() -> None:
+    train = training(overflow=[0])
+    assert updater_on(train, drop_overflow_update=False).update().updated
+    assert not np.isfinite(train.parameters["output/affine/W"].d).all()
+
+
+def test_storage_is_emulated() -> None:
+    updater = updater_on(training(), storage="float16", scale=2.0**10)
+    assert isinstance(updater.loss, FormatEmulation)
+    assert updater.update().updated
+    # In float16 the loss gradient itself is infinite.
+    assert not updater_on(training(), storage="float16", scale=2.0**17).update().updated
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "named"),
+    [
+        ({"scale": 0.0}, ValueError, "scale"),
+        ({"scale": math.inf}, ValueError, "scale"),
+        ({"scale": None}, TypeError, "scale"),
+        ({"accum_grad": 0}, ValueError, "accum_grad"),
+        ({"weight_decay": "much"}, TypeError, "weight_decay"),
+        ({"storage": "float12"}, ValueError, "storage"),
+        ({"data_feeder": 3}, TypeError, "data_feeder"),
+        ({"comm": object()}, TypeError, "comm"),
+        ({"grads": [nn.NdArray((1,))]}, ValueError, "grads"),
+    ],
+)
+def test_bad_arguments_are_named(options: Dict[str, Any], error: type, named: str) -> None:
+    train = training()
+    with pytest.raises(error, match=named):
+        FixedLossScalingUpdater(train.solver, train.loss, **options)
+
+
+def test_a_loss_of_several_elements_is_refused() -> None:
+    train = training()
+    x = nn.Variable.from_numpy_array(np.ones((2, 3), np.float32))
+    with pytest.raises(ValueError, match=r"shape \(2, 2\)"):
+        FixedLossScalingUpdater(train.solver, PF.affine(x, 2, name="vector"))
+    with pytest.raises(ValueError, match="needs no gradient"):
+        FixedLossScalingUpdater(train.solver, F.mean(x))
