@@ -163,7 +163,9 @@ class AdaLoss(ABC):
             # Not kept: the layer's scale is computed from the next gradient that is finite.
             unbounded = alpha = 1.0
         else:
-            if outdated:
+            # Statistics of no element: nothing is known yet, and nothing is kept.
+            unknown = self._adaptive and g_statistics is not None and not g_statistics.count
+            if outdated and not unknown:
                 if self._takes_statistics:
                     kept = self._function(g_statistics, weight_statistics, config=config, fan_in=fan_in)
                 else:

@@ -131,11 +131,11 @@ class AdaptiveLossScaling:
         """Halve the scale that ``layer`` may have."""
         self.limits.back_off(layer, self.layer_scales.get(layer, 1.0))
 
-    def shared_statistics(self) -> Optional[NDArray[np.float32]]:
+    def shared_statistics(self) -> Optional[NDArray[np.float64]]:
         """Return what the next scales will be computed from, for other ranks; None when ``delay`` is 0."""
         return self._statistics.table(self._plan.variable_keys)
 
-    def adopt_statistics(self, tables: NDArray[np.float32]) -> None:
+    def adopt_statistics(self, tables: NDArray[np.float64]) -> None:
         """Compute the next scales from the statistics of all ranks: those of the whole batch.
 
         Args:
@@ -245,13 +245,15 @@ class AdaptiveLossScaling:
         seed_gradient(self._variable, start_scale, grad)
         if not self._plan.is_current():
             self._replan()
+        iteration = self.iteration if iteration is None else iteration
+        self._statistics.begin(iteration)
         context = PassContext(
             self._plan, self._ada_loss, self._kernels, self._pool, self._statistics, self._storage
         )
         running = BackwardPass(
             context,
             start_scale,
-            self.iteration if iteration is None else iteration,
+            iteration,
             function_pre_hook,
             function_post_hook,
             # A communicator takes gradients as each function leaves them.

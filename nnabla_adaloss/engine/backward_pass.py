@@ -234,7 +234,8 @@ class BackwardPass:
         )
         if factor != 1.0:
             self._bring_to(v, key, scale * factor)
-        self.lift = max(1.0, scale * factor / self.start_scale)
+        if node.loss_exit:
+            self.lift = max(self.lift, scale * factor / self.start_scale)
         return scale * factor
 
     def _join(self, node: Node, scale: float) -> float:
@@ -271,7 +272,8 @@ class BackwardPass:
             fan_in=slot.fan_in,
             fan_in_bound=slot.fan_in_bound,
             previous_scale=scale,
-            lift=self.lift,
+            # Another branch of the loss may have been raised further.
+            lift=max(1.0, min(self.lift, scale / self.start_scale)),
             iteration=self.iteration,
             g_statistics=g,
             weight_statistics=w,

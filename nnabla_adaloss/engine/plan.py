@@ -51,6 +51,7 @@ class Node:
         "label",
         "leaf_keys",
         "leaves",
+        "loss_exit",
         "loss_section",
         "non_homogeneous",
         "output_keys",
@@ -78,6 +79,8 @@ class Node:
         self.leaf_keys = [hash(v) for v in self.leaves]
         self.scalings = scalings
         self.loss_section = loss_section
+        # Whether the section's gradient leaves it here, for the first layer.
+        self.loss_exit = False
         self.non_homogeneous = non_homogeneous
         self.in_place = self.type_name in KEEPS_GRADIENT_ARRAYS
         self.half = is_half(f.context)
@@ -144,6 +147,9 @@ class GraphPlan:
         order = backward_order(loss)
         for f in order:
             self._add(f, adaptive)
+        for node in self.nodes.values():
+            parents = [self.nodes.get(hash(v.parent)) for v in node.inputs]
+            node.loss_exit = node.loss_section and not any(p is not None and p.loss_section for p in parents)
         leaves = _unique(v for f in order for v in f.inputs if v.parent is None)
         self._watched: List[Tuple[nn.Variable, bool]] = [(v, v.need_grad) for v in leaves]
         self.roots = loss.parent.outputs

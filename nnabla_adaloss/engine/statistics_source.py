@@ -42,8 +42,11 @@ class StatisticsSource(Protocol):
     def data(self, variable: nn.Variable, key: int) -> ArrayStatistics:
         """Return the statistics of a weight or activation."""
 
+    def begin(self, iteration: int) -> None:
+        """Begin a pass; passes of one iteration share a number."""
+
     def finish(self) -> Findings:
-        """End an iteration; return what was found to be not finite."""
+        """End a pass; return what was found to be not finite."""
 
     def state(self, keys: Sequence[int]) -> List[Any]:
         """Return what is remembered of the variables ``keys``, as plain lists."""
@@ -51,10 +54,10 @@ class StatisticsSource(Protocol):
     def load_state(self, keys: Sequence[int], state: Sequence[Any]) -> None:
         """Remember what ``state`` returned, here or in another process."""
 
-    def table(self, keys: Sequence[int]) -> Optional[NDArray[np.float32]]:
+    def table(self, keys: Sequence[int]) -> Optional[NDArray[np.float64]]:
         """Return what is remembered of the variables ``keys`` as an array; None when nothing ever is."""
 
-    def adopt(self, keys: Sequence[int], tables: NDArray[np.float32]) -> None:
+    def adopt(self, keys: Sequence[int], tables: NDArray[np.float64]) -> None:
         """Remember the statistics of all ranks' arrays together, from their tables."""
 
 
@@ -93,6 +96,9 @@ class ImmediateStatistics:
         array = as_float32(variable.data, self._pool.get(variable.shape, "float32"))
         return self._kernels.statistics(array)
 
+    def begin(self, iteration: int) -> None:
+        """Do nothing: nothing is remembered."""
+
     def finish(self) -> Findings:
         """Return the keys of the gradients that were not finite."""
         found, self._nonfinite = self._nonfinite, set()
@@ -105,11 +111,11 @@ class ImmediateStatistics:
     def load_state(self, keys: Sequence[int], state: Sequence[Any]) -> None:
         """Do nothing: nothing is remembered."""
 
-    def table(self, keys: Sequence[int]) -> Optional[NDArray[np.float32]]:
+    def table(self, keys: Sequence[int]) -> Optional[NDArray[np.float64]]:
         """Return None: nothing is remembered."""
         return None
 
-    def adopt(self, keys: Sequence[int], tables: NDArray[np.float32]) -> None:
+    def adopt(self, keys: Sequence[int], tables: NDArray[np.float64]) -> None:
         """Do nothing: nothing is remembered."""
 
 
@@ -137,9 +143,18 @@ class DelayedStatistics:
         self._storage = storage
         self._gradients: Dict[int, ArrayStatistics] = {}
         self._data: Dict[int, ArrayStatistics] = {}
+        # What is answered from: the same for all micro-batches and retries of an iteration, and on all ranks.
+        self._iteration = -1
+        self._answers: Tuple[Dict[int, ArrayStatistics], Dict[int, ArrayStatistics]] = {}, {}
         # What was asked for in this iteration: the ticket of a measurement or its result, and the scale.
         self._asked: Dict[int, Tuple[Union[int, ArrayStatistics], float]] = {}
         self._asked_data: Dict[int, Union[int, ArrayStatistics]] = {}
+
+    def begin(self, iteration: int) -> None:
+        """In a new iteration, answer from what is known now."""
+        if iteration != self._iteration:
+            self._iteration = iteration
+            self._answers = dict(self._gradients), dict(self._data)
 
     def gradient(self, variable: nn.Variable, key: int, scale: float) -> ArrayStatistics:
         """Return what the gradient of the iteration before would be with ``scale``."""
@@ -149,7 +164,7 @@ class DelayedStatistics:
             self._asked[key] = seen, scale
         elif stored_dtype(array) is not None:
             self._asked[key] = self._measurements.measure(array), scale
-        return self._gradients.get(key, NOTHING_KNOWN).scaled(scale)
+        return self._answers[0].get(key, NOTHING_KNOWN).scaled(scale)
 
     def data(self, variable: nn.Variable, key: int) -> ArrayStatistics:
         """Return the statistics of the weight of the iteration before."""
@@ -160,7 +175,7 @@ class DelayedStatistics:
                 self._asked_data[key] = self._measurements.measure(array)
             else:
                 self._asked_data[key] = seen
-        return self._data.get(key, NOTHING_KNOWN)
+        return self._answers[1].get(key, NOTHING_KNOWN)
 
     def finish(self) -> Findings:
         """Wait for what was measured and make it known; return what was found to be not finite."""
@@ -196,13 +211,12 @@ class DelayedStatistics:
         data = {keys[index]: _loaded(data) for index, _, data in state if data}
         self._gradients, self._data = gradients, data
 
-    def table(self, keys: Sequence[int]) -> Optional[NDArray[np.float32]]:
+    def table(self, keys: Sequence[int]) -> Optional[NDArray[np.float64]]:
         """Return what is known of gradients and data, shape (2, len(keys), fields); zeros for nothing."""
         rows = [[known.get(key, NOTHING_KNOWN) for key in keys] for known in (self._gradients, self._data)]
-        largest = float(np.finfo(np.float32).max)
-        return np.array(rows, np.float64).clip(-largest, largest).astype(np.float32)
+        return np.array(rows, np.float64)
 
-    def adopt(self, keys: Sequence[int], tables: NDArray[np.float32]) -> None:
+    def adopt(self, keys: Sequence[int], tables: NDArray[np.float64]) -> None:
         """Know the statistics of the arrays of all ranks, as if they were one array each."""
         for known, rows in zip((self._gradients, self._data), np.swapaxes(tables, 0, 1)):
             for index, key in enumerate(keys):

@@ -177,7 +177,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             layers = window.overflow_layers
             nonfinite_loss, global_scale = self._agree_on_cause(window)
             if nonfinite_loss:
-                return self._skip_nonfinite_loss(layers, retries)
+                return self._skip_nonfinite_loss(window, retries)
             if global_scale:
                 if self.policy.at_floor(self.scale_state):
                     return self._skip_at_floor(layers, retries)
@@ -273,8 +273,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
     def _bad(self, window: _Window) -> bool:
         if self.comm is None:
             return window.found_inf
-        # Infinities and NaNs travel through the sum: every rank sees the same ones.
-        return bool(self.solver.check_inf_or_nan_grad())
+        return not self._exchange.all_finite()
 
     def _apply_gradients(self) -> None:
         if self.average and self.accum_grad > 1:
@@ -285,13 +284,14 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             self.solver.weight_decay(self.weight_decay)
         self.solver.update()
 
-    def _skip_nonfinite_loss(self, layers: Tuple[str, ...], retries: int) -> UpdateResult:
+    def _skip_nonfinite_loss(self, window: _Window, retries: int) -> UpdateResult:
+        where = "" if self.comm is None else f" of {'this' if window.nonfinite_loss else 'another'} rank"
         message = (
-            f"the loss is not finite in iteration {self.iteration}; that is no overflow of gradients, and "
-            f"the loss scale stays at {self.scale:g}. Look at the data and the learning rate"
+            f"the loss{where} is not finite in iteration {self.iteration}; that is no overflow of gradients, "
+            f"and the loss scale stays at {self.scale:g}. Look at the data and the learning rate"
         )
         self._tell(self.on_nonfinite_loss, "nonfinite_loss", message)
-        return UpdateResult(False, self.scale, retries, "nonfinite_loss", layers)
+        return UpdateResult(False, self.scale, retries, "nonfinite_loss", window.overflow_layers)
 
     def _skip_at_floor(self, layers: Tuple[str, ...], retries: int) -> UpdateResult:
         gradients = [v.g for v in self.solver.get_parameters().values()]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, Dict, List, Optional, Sequence, TypeVar
 
 import nnabla as nn
@@ -70,6 +71,17 @@ class GradientExchange:
         gathered = np.rint(array.data).astype(np.uint16)
         tables: NDArray[_Float] = gathered.view(own.dtype).reshape(self.comm.size, *own.shape)
         return tables
+
+    def all_finite(self) -> bool:
+        """Tell whether the gradients of all the solver's parameters are finite, on every rank alike."""
+        finite = not self._solver.check_inf_or_nan_grad()
+        # Infinities and NaNs travel through the sum; those of gradients that are not exchanged do not.
+        return finite if self._exchanges_all else not self.any([not finite])[0]
+
+    @cached_property
+    def _exchanges_all(self) -> bool:
+        chosen = self._grads
+        return not chosen or all(any(v.grad == g for g in chosen) for v in self.parameters.values())
 
     def any(self, flags: Sequence[bool]) -> List[bool]:
         """Tell which flags are set on any rank. Every rank must call this with as many flags."""

@@ -16,7 +16,7 @@ THEMES = ("equal_ranks", "statistics", "overflow", "disagreement")
 CAUSES = {
     "kill": r"signal 9|SIGKILL|Killed",
     "feeder": r"^\[rank {last}\] OSError: the disk with the images is gone$",
-    "nan": r"^\[rank \d\] .*LossScaleError: the loss is not finite in iteration 5",
+    "nan": r"^\[rank \d\] .*LossScaleError: the loss of (this|another) rank is not finite in iteration 5",
 }
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -71,7 +71,7 @@ def of_one_process(weight: float) -> List[Dict[str, float]]:
 
 
 def check_delayed_scales_are_those_of_the_whole_batch(comm: MPICommunicator) -> None:
-    for weight in (1.0, 1e-12):
+    for weight in (1.0, 1e-12, 1e-25):
         whole = by_first(comm, partial(of_one_process, weight))
         work = task(comm.rank, comm.size, weight=weight / comm.size)
         assert accumulated_scales(work.updater(comm=comm, config=DELAYED)) == whole, weight
@@ -92,3 +92,9 @@ def check_what_travels_with_gradients_arrives_bit_for_bit(comm: MPICommunicator)
             gathered = GradientExchange(comm, None, work.solver).sum_with(own, average=average)
             assert gathered.dtype == dtype
             assert [rows.tobytes() for rows in gathered] == from_all(comm, own.tobytes())
+
+
+def check_micro_batches_share_one_set_of_scales(comm: MPICommunicator) -> None:
+    work = task(comm.rank, comm.size, **unequal(comm))
+    updater = work.updater(comm=comm, config=DELAYED, accum_grad=3, check_every=1)
+    assert same_on_all(comm, accumulated_scales(updater))
