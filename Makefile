@@ -9,10 +9,10 @@ READY = $(VENV)/.ready
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit bench clean
+.PHONY: help demo distributed test lint types unit bench clean
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY) ## train on handwritten digits with every kind of loss scaling, and compare
 	$(PYTHON) samples/compare.py
@@ -26,11 +26,14 @@ lint: $(READY) ## ruff: rules and format
 types: $(READY) ## mypy --strict
 	$(PYTHON) -m mypy
 
+distributed: $(READY) ## the digits on several processes: make distributed RANKS=4
+	$(PYTHON) samples/distributed.py --ranks $(or $(RANKS),2)
+
 unit: $(READY) ## unit tests, in parallel
 	$(PYTHON) -m pytest -n logical --dist worksteal $(PYTEST_ARGS)
 
 bench: $(READY) ## CPU benchmarks
-	for benchmark in benchmarks/cpu_*.py; do $(PYTHON) $$benchmark || exit 1; done
+	for benchmark in benchmarks/cpu_kernels.py benchmarks/training_speed.py; do $(PYTHON) $$benchmark || exit 1; done
 
 clean: ## remove the virtual environments and what tools left behind
 	rm -rf .venv .venv39 build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
