@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameter gradients get into their fp32 masters unscaled, wherever nnabla writes them."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Optional
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import numpy as np
+import pytest
+
+from nnabla_adaloss.engine.leaf_gradients import LeafGradients
+from nnabla_adaloss.engine.measurements import HostMeasurements
+from nnabla_adaloss.engine.plan import GraphPlan, Node
+from nnabla_adaloss.engine.scratch import ScratchPool
+from nnabla_adaloss.functions.kernels import CpuKernels
+
+
+class Stage:
+    """A network with one weight used twice, and its gradients without any scaling."""
+
+    def __init__(self, *, rounded: bool, deferred: bool) -> None:
+        rng = np.random.RandomState(0)
+        x = nn.Variable.from_numpy_array(rng.randn(4, 3).astype(np.float32))
+        h = F.tanh(PF.affine(x, 3, name="w", rng=rng))
+        self.loss = F.mean(PF.affine(F.tanh(PF.affine(h, 3, name="w")), 2, name="head", rng=rng) ** 2)
+        self.parameters = nn.get_parameters()
+        self.zero()
+        self.loss.forward()
+        self.loss.backward()
+        self.expected = self.gradients()
+        self.zero()
+        self.plan = GraphPlan(self.loss, adaptive=False)
+        self.measurements = HostMeasurements(CpuKernels())
+        self.leaves = LeafGradients(
+            CpuKernels(), ScratchPool(), rounded=rounded, deferred=self.measurements if deferred else None
+        )
+        self.masters = {name: v.grad for name, v in self.parameters.items()}
+
+    def zero(self) -> None:
+        for v in self.parameters.values():
+            v.grad.zero()
+
+    def gradients(self) -> Dict[str, np.ndarray]:
+        return {name: v.g.copy() for name, v in self.parameters.items()}
+
+    def node(self, f: object) -> Node:
+        return self.plan.nodes[hash(f)]
+
+    def backward(self, scale: float, stop_at: Optional[str] = None) -> None:
+        seen: List[str] = []
+
+        def pre(f: object) -> None:
+            node = self.node(f)
+            if not seen and node.leaves:
+                self.leaves.take(node, scale, {})
+                if node.label == stop_at:
+                    seen.append(node.label)
+
+        def post(f: object) -> None:
+            if not seen and self.node(f).leaves:
+                self.leaves.give_back()
+
+        self.loss.forward()
+        self.loss.backward(scale, function_pre_hook=pre, function_post_hook=post)
+        if stop_at is None:
+            self.leaves.finish()
+        else:
+            self.leaves.restore()
+
+
+MODES = pytest.mark.parametrize("rounded", [False, True])
+WHEN = pytest.mark.parametrize("deferred", [False, True])
+
+
+@MODES
+@WHEN
+@pytest.mark.parametrize("scale", [1.0, 2.0**10, 2.0**-10])
+def test_powers_of_two_come_out_without_a_trace(rounded: bool, deferred: bool, scale: float) -> None:
+    stage = Stage(rounded=rounded, deferred=deferred)
+    stage.backward(scale)
+    for name, gradient in stage.gradients().items():
+        expected = stage.expected[name]
+        if rounded:  # each contribution on its own, then added: nnabla's kernel adds in another order
+            np.testing.assert_allclose(gradient, expected, rtol=1e-6, atol=1e-9, err_msg=name)
+        else:
+            np.testing.assert_array_equal(gradient, expected, err_msg=name)
+    assert stage.leaves.found_inf == []
+    assert stage.masters == {name: v.grad for name, v in stage.parameters.items()}
+
+
+@MODES
+@WHEN
+def test_scales_that_are_no_powers_of_two_come_out_to_rounding(rounded: bool, deferred: bool) -> None:
+    stage = Stage(rounded=rounded, deferred=deferred)
+    stage.backward(1000.0)
+    for name, gradient in stage.gradients().items():
+        np.testing.assert_allclose(gradient, stage.expected[name], rtol=1e-5, atol=1e-8, err_msg=name)
+
+
+@MODES
+@WHEN
+def test_gradients_are_added_to_what_is_there(rounded: bool, deferred: bool) -> None:
+    stage = Stage(rounded=rounded, deferred=deferred)
+    for v in stage.parameters.values():
+        v.g = 0.25
+    stage.backward(64.0)
+    stage.backward(16.0)
+    for name, gradient in stage.gradients().items():
+        np.testing.assert_allclose(
+            gradient, 0.25 + 2 * stage.expected[name], rtol=1e-6, atol=1e-7, err_msg=name
+        )
+
+
+@MODES
+@WHEN
+@pytest.mark.parametrize("label", ["head/affine", "w/affine", "w/affine[1]"])
+def test_giving_up_puts_every_master_back(rounded: bool, deferred: bool, label: str) -> None:
+    stage = Stage(rounded=rounded, deferred=deferred)
+    for v in stage.parameters.values():
+        v.g = 0.25
+    stage.backward(64.0, stop_at=label)
+    assert stage.masters == {name: v.grad for name, v in stage.parameters.items()}
+    stage.leaves.restore()
+    assert stage.masters == {name: v.grad for name, v in stage.parameters.items()}
+
+
+@MODES
+@WHEN
+def test_infinities_are_found_with_the_layer(rounded: bool, deferred: bool) -> None:
+    stage = Stage(rounded=rounded, deferred=deferred)
+    head = stage.parameters["head/affine/b"]
+    head.g = np.inf
+    stage.backward(8.0)
+    if deferred:
+        assert stage.measurements.fetch().found_inf
+        stage.leaves.find_inf()
+    assert stage.leaves.found_inf == ["head/affine"]
+
+
+@WHEN
+def test_what_is_written_nowhere_stays_lazily_zero(deferred: bool) -> None:
+    stage = Stage(rounded=True, deferred=deferred)
+    node = next(n for n in stage.plan.nodes.values() if n.label == "head/affine")
+    stage.leaves.take(node, 8.0, {})
+    stage.leaves.give_back()
+    stage.leaves.finish()
+    assert all(v.grad.zeroing for v in node.leaves)
