@@ -148,7 +148,7 @@ def healthy(draw: Any) -> Network:
 
 
 @budget(40)
-@given(healthy(), configs, st.integers(0, 14), st.sampled_from([0, 1]))
+@given(healthy(), configs, st.integers(0, 8), st.sampled_from([0, 1]))
 def test_in_fp16_gradients_are_those_of_the_same_activations_to_rounding(
     network: Network, config: AdaLossConfig, exponent: int, delay: int
 ) -> None:
@@ -160,4 +160,7 @@ def test_in_fp16_gradients_are_those_of_the_same_activations_to_rounding(
     emulation.forward()
     expected = gradients(network.loss, network, 1.0, forward=False)
     largest = max(float(np.abs(g).max(initial=0.0)) for g in expected.values())
-    check(found, expected, scaling, rtol=2e-2, atol=2e-2 * largest)
+    # Without bounds the scales add up until weight gradients, which no guard foresees, may overflow.
+    assert scaling.found_inf == [] or not config.use_bound
+    # Per parameter; what remains of a sum that cancels (a bias before batch normalization) is only noise.
+    check(found, expected, scaling, rtol=2e-2, atol=1e-3 * largest)
