@@ -127,10 +127,6 @@ class AdaptiveLossScaling:
             return None
         return layer_to_blame(self._plan, self._last.found_inf[0], self._last.layer_scales)
 
-    def back_off(self, layer: str) -> None:
-        """Halve the scale that ``layer`` may have."""
-        self.limits.back_off(layer, self.layer_scales.get(layer, 1.0))
-
     def shared_statistics(self) -> Optional[NDArray[np.float64]]:
         """Return what the next scales will be computed from, for other ranks; None when ``delay`` is 0."""
         return self._statistics.table(self._plan.variable_keys)

@@ -34,6 +34,7 @@ class _Window(NamedTuple):
     nonfinite_loss: bool = False
     overflow_layers: Tuple[str, ...] = ()
     layer_to_blame: Optional[str] = None
+    layer_scales: Mapping[str, float] = {}
 
 
 class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[misc]
@@ -232,7 +233,8 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             if scaling.found_inf and not window.found_inf:
                 # Read only now: on a GPU it waits for the device.
                 nonfinite_loss = not math.isfinite(float(scaling.variable.d))
-                window = _Window(True, nonfinite_loss, tuple(scaling.found_inf), scaling.layer_to_blame())
+                layers, blame = tuple(scaling.found_inf), scaling.layer_to_blame()
+                window = _Window(True, nonfinite_loss, layers, blame, scaling.layer_scales)
         return window
 
     def _start_iteration(self) -> None:
@@ -266,7 +268,8 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         if not nonfinite_loss and not global_scale:
             for layer, flag in zip(layers, blamed):
                 if flag:
-                    self.scaling.back_off(layer)
+                    scales = window.layer_scales or self.scaling.layer_scales
+                    self.scaling.limits.back_off(layer, scales.get(layer, 1.0))
         # The sum over ranks may overflow where no rank's own gradients did.
         return nonfinite_loss, global_scale or not any(blamed)
 
