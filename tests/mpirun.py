@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -53,12 +53,13 @@ def run_ranks(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,
     )
     try:
         stdout, stderr = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        # Open MPI gives every rank a process group of its own: killing the launcher's would leave them.
+        for running in [*psutil.Process(process.pid).children(recursive=True), process]:
+            running.kill()
         stdout, stderr = process.communicate()
         pytest.fail(f"{script} on {n} ranks did not end within {timeout} s\n{stdout}\n{stderr}")
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)

@@ -263,8 +263,7 @@ class AdaptiveLossScaling:
                 grad,
                 clear_buffer,
                 communicator_callbacks,
-                running.pre,
-                running.post,
+                *running.hooks(),
             )
         except BaseException as raised:
             error = root_cause(raised)
@@ -284,8 +283,11 @@ class AdaptiveLossScaling:
 
     def _unscale_visible(self, running: BackwardPass, clear_buffer: bool) -> None:
         plan = self._plan
+        scale_of = running.scales.get
         for variable, key in zip(plan.variables, plan.variable_keys):
-            if not clear_buffer or variable.persistent or key in plan.kept_keys:
+            if scale_of(key, 1.0) != 1.0 and (
+                not clear_buffer or variable.persistent or key in plan.kept_keys
+            ):
                 running.unscale_visible(variable, key)
 
     def _replan(self) -> None:

@@ -42,7 +42,7 @@ class PassContext(NamedTuple):
 
 
 class BackwardPass:
-    """The state of one backward pass and its two hooks, ``pre`` and ``post``.
+    """The state of one backward pass, and its two hooks.
 
     Args:
         context: What the pass works with.
@@ -79,6 +79,7 @@ class BackwardPass:
         self.lift = 1.0
         self.error: Optional[BaseException] = None
         self.found_inf: List[str] = []
+        # The function that runs, if there is something to do after it.
         self._node: Optional[Node] = None
         self._scale = start_scale
         self._targets: Dict[int, float] = {}
@@ -87,46 +88,52 @@ class BackwardPass:
             self.kernels, self.pool, rounded=self.storage is not None, deferred=deferred
         )
 
-    # The two hooks. They run once per function: what most functions need is done here, without a call.
+    def hooks(self) -> Tuple[Hook, Hook]:
+        """Return what runs before and after each function's backward."""
+        if self.user_pre is not None or self.user_post is not None:
+            return self._before, self._after
+        find, scales = self.plan.trivial.get, self.scales
+        known = scales.get
 
-    def pre(self, f: Any) -> None:
-        """Prepare the backward of ``f``."""
+        # They run once per function: what most functions need is done here, without a call.
+        def before(f: Any) -> None:
+            found = find(hash(f))
+            if found is not None:
+                output, inputs = found
+                scale = known(output)
+                if scale is not None:
+                    for key in inputs:
+                        if known(key, scale) != scale:
+                            break
+                    else:
+                        for key in inputs:
+                            scales[key] = scale
+                        self._node = None
+                        return
+            self._before(f)
+
+        def after(f: Any) -> None:
+            if self._node is not None:
+                self._after(f)
+
+        return before, after
+
+    def _before(self, f: Any) -> None:
         if self.error is not None:
             return
         try:
-            node = self.nodes.get(hash(f))
-            if node is not None and node.trivial:
-                scales = self.scales
-                scale = scales.get(node.single)  # type: ignore[arg-type]
-                if scale is not None:
-                    for key in node.input_keys:
-                        if scales.get(key, scale) != scale:
-                            scale = self._join(node, scale)
-                            break
-                    self._node = node
-                    self._scale = scale
-                    if self.user_pre is not None:
-                        self.user_pre(f)
-                    return
-            self._prepare(f, node)
+            self._prepare(f, self.nodes.get(hash(f)))
             if self.user_pre is not None:
                 self.user_pre(f)
         except BaseException as error:
             self.fail(error)
 
-    def post(self, f: Any) -> None:
-        """Put everything back after the backward of ``f`` and note the scales of its input gradients."""
+    def _after(self, f: Any) -> None:
         if self.error is not None:
             return
         try:
-            node = self._node
-            assert node is not None
-            scale = self._scale
-            scales = self.scales
-            for key in node.input_keys:
-                scales[key] = scale
-            if not node.trivial:
-                self._finish(node)
+            if self._node is not None:
+                self._finish(self._node)
             if self.user_post is not None:
                 self.user_post(f)
         except BaseException as error:
@@ -170,12 +177,9 @@ class BackwardPass:
 
     def unscale_visible(self, variable: nn.Variable, key: int) -> None:
         """Divide a gradient that stays readable after backward by its scale."""
-        scale = self.scales.get(key, 1.0)
-        if scale == 1.0:
-            return
         array = variable.grad
         if not array.clear_called and stored_dtype(array) is not None:
-            self.kernels.scale_(array, 1.0 / scale)
+            self.kernels.scale_(array, 1.0 / self.scales[key])
 
     # Before a function's backward.
 
@@ -314,9 +318,12 @@ class BackwardPass:
 
     def _finish(self, node: Node) -> None:
         self._restore_data()
+        scales = self.scales
+        for key in node.input_keys:
+            scales[key] = self._scale
         if node.non_homogeneous:
             self._from_unit_scale(node)
-        self.scales.update(self._targets)
+        scales.update(self._targets)
         if node.leaves:
             self._leaves.give_back()
 

@@ -58,7 +58,6 @@ class Node:
         "outputs",
         "scalings",
         "single",
-        "trivial",
         "type_name",
     )
 
@@ -87,13 +86,6 @@ class Node:
         # A scalar gradient that is about to be spread over many elements (mean, sum, broadcast).
         self.expands = max((v.size for v in inputs), default=1) > 1
         self.single: Optional[int] = self.output_keys[0] if len(self.outputs) == 1 else None
-        self.trivial = (
-            self.single is not None
-            and not self.leaves
-            and not scalings
-            and not loss_section
-            and not non_homogeneous
-        )
 
 
 def _unique(variables: Iterable[nn.Variable]) -> List[nn.Variable]:
@@ -141,6 +133,8 @@ class GraphPlan:
         self._names = parameter_names()
         self._labels: Dict[str, int] = {}
         self.nodes: Dict[int, Node] = {}
+        # Functions that pass one scale on and have nothing else to be done: their output and inputs.
+        self.trivial: Dict[int, Tuple[int, List[int]]] = {}
         self._behind_layer: Set[int] = set()
         self._consumers: Dict[int, int] = {}
         self.stopped = _functions_without_gradient(loss)
@@ -184,6 +178,9 @@ class GraphPlan:
         for key in node.input_keys:
             self._consumers[key] = self._consumers.get(key, 0) + 1
         self.nodes[node.function_key] = node
+        plain = not (node.leaves or scalings or node.loss_section or node.non_homogeneous)
+        if plain and node.single is not None:
+            self.trivial[node.function_key] = node.single, node.input_keys
 
     def _scalings(self, f: Any, inputs: Sequence[nn.Variable], label: str) -> List[Scaling]:
         if not self._included(label):

@@ -8,7 +8,8 @@ import random
 import signal
 import threading
 import time
-from typing import Any, Dict, Iterator, Optional, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -33,6 +34,19 @@ def _timer() -> Iterator[None]:
     yield
     signal.setitimer(signal.ITIMER_REAL, 0.0)
     signal.signal(signal.SIGALRM, before)
+
+
+def interrupt(call: Callable[[], object], after: float) -> None:
+    """Repeat `call` until a KeyboardInterrupt, due in `after` seconds, ends it.
+
+    Python swallows an exception that a signal raises inside a finalizer or a weak reference's callback. As
+    with a user, the next attempt comes a second later.
+    """
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # the timer may end any of the calls
+        signal.setitimer(signal.ITIMER_REAL, after, 1.0)
+        while True:
+            call()
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
 
 
 def updater_on(storage: Optional[str], delay: int) -> AdaptiveLossScalingUpdater:
@@ -72,10 +86,7 @@ def test_interrupted_at_random_moments(storage: Optional[str], delay: int) -> No
     original = arrays()
     rng = random.Random(delay)
     for _ in range(150):
-        with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # the timer may end any of the updates
-            signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, longest))
-            while True:
-                updater.update()
+        interrupt(updater.update, rng.uniform(1e-5, longest))
         assert arrays() == original
     assert updater.update().updated
 
@@ -100,17 +111,18 @@ def test_interrupted_in_one_phase_again_and_again(storage: Optional[str], phase:
     longest = 1.5 * (time.perf_counter() - began)
     rng = random.Random(0)
     for _ in range(100):
-        with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-            signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, longest))
-            while True:
-                run()
+        interrupt(run, rng.uniform(1e-5, longest))
         assert arrays() == original
 
 
-def gradients(updater: AdaptiveLossScalingUpdater) -> Dict[str, np.ndarray]:
+def compute_gradients(updater: AdaptiveLossScalingUpdater) -> None:
     updater.solver.zero_grad()
     updater.scaling.forward()
     updater.scaling.backward(8.0)
+
+
+def gradients(updater: AdaptiveLossScalingUpdater) -> Dict[str, np.ndarray]:
+    compute_gradients(updater)
     return {name: v.g.copy() for name, v in nn.get_parameters().items()}
 
 
@@ -122,14 +134,18 @@ def test_gradients_after_an_interruption_are_those_without_it(storage: Optional[
     expected, weights = gradients(updater), snapshot(nn.get_parameters())
     rng = random.Random(0)
     for _ in range(60):
-        with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-            signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, longest))
-            while True:
-                gradients(updater)
+        interrupt(partial(compute_gradients, updater), rng.uniform(1e-5, longest))
         for name, gradient in gradients(updater).items():
             np.testing.assert_array_equal(gradient, expected[name], err_msg=name)
     for name, value in weights.items():
         np.testing.assert_array_equal(nn.get_parameters()[name].d, value)
+
+
+def press_ctrl_c(wait: float, ended: threading.Event) -> None:
+    """Send SIGINT after `wait` seconds, and again every second until it was heard."""
+    while not ended.wait(wait):
+        os.kill(os.getpid(), signal.SIGINT)
+        wait = 1.0
 
 
 def test_ctrl_c_itself() -> None:
@@ -140,11 +156,13 @@ def test_ctrl_c_itself() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         for wait in np.random.default_rng(0).uniform(0.0, 0.02, 20):
-            killer = threading.Timer(wait, os.kill, (os.getpid(), signal.SIGINT))
+            ended = threading.Event()
+            killer = threading.Thread(target=press_ctrl_c, args=(wait, ended))
             with pytest.raises(KeyboardInterrupt):  # noqa: PT012
                 killer.start()
                 while True:
                     updater.update()
+            ended.set()
             killer.join()
             assert arrays() == original
     finally:
