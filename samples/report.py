@@ -62,4 +62,4 @@ def percent(share: float) -> str:
 def save(path: Path, settings: Settings, results: Sequence[Result]) -> None:
     """Write everything to a JSON file."""
     content = {"settings": settings._asdict(), "results": [r._asdict() for r in results]}
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    path.write_text(json.dumps(content, indent=1) + "\n", "utf-8")

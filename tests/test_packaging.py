@@ -28,12 +28,12 @@ PACKAGE = ROOT / "nnabla_adaloss"
 
 @pytest.fixture(scope="module")
 def project() -> Dict[str, Any]:
-    declared: Dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared: Dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     return declared
 
 
 def test_the_makefile_offers_supported_pythons(project: Dict[str, Any]) -> None:
-    makefile = (ROOT / "Makefile").read_text()
+    makefile = (ROOT / "Makefile").read_text("utf-8")
     (offered,) = re.findall(r"^PYTHON_VERSIONS \?= (.*)$", makefile, flags=re.MULTILINE)
     supported = SpecifierSet(project["requires-python"])
     assert offered
@@ -65,7 +65,7 @@ def test_gpu_extras_fit_the_nnabla_that_is_required(project: Dict[str, Any]) -> 
 def test_every_source_file_names_its_licence(folder: str) -> None:
     sources = [path for path in (ROOT / folder).rglob("*.*") if path.suffix in {".py", ".cu", ".cuh", ".sh"}]
     nameless = [
-        path for path in sources if "SPDX-License-Identifier: Apache-2.0" not in path.read_text()[:100]
+        path for path in sources if "SPDX-License-Identifier: Apache-2.0" not in path.read_text("utf-8")[:100]
     ]
     assert nameless == []
 

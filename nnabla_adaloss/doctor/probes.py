@@ -110,7 +110,9 @@ def _load(library: CudaLibrary) -> Tuple[Optional[str], Optional[str]]:
         ctypes.CDLL(str(library.path or library.soname))
     except OSError as error:
         return None, str(error)
-    mapped = (line.split(maxsplit=5)[-1].strip() for line in Path("/proc/self/maps").read_text().splitlines())
+    mapped = (
+        line.split(maxsplit=5)[-1].strip() for line in Path("/proc/self/maps").read_text("utf-8").splitlines()
+    )
     # A system's file names are longer than the sonames: libcublas.so.12.0.2.224.
     return next(file for file in mapped if Path(file).name.startswith(library.soname)), None
 

@@ -31,7 +31,9 @@ def test_collectives(mpirun, n):
     result = mpirun(worker, n)
     assert result.returncode == 0, printed_by(result)
     checks = [
-        line.split()[1].split("(")[0] for line in worker.read_text().splitlines() if "def check_" in line
+        line.split()[1].split("(")[0]
+        for line in worker.read_text("utf-8").splitlines()
+        if "def check_" in line
     ]
     assert result.stdout.split() == checks
 

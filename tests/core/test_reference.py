@@ -25,7 +25,7 @@ from nnabla_adaloss.core.bounds import overflow_limit
 from nnabla_adaloss.core.statistics import statistics_of
 from tests.reference.rebuild import build, sha
 
-REFERENCE = json.loads((Path(__file__).parents[1] / "reference" / "scale_cases.json").read_text())
+REFERENCE = json.loads((Path(__file__).parents[1] / "reference" / "scale_cases.json").read_text("utf-8"))
 RANGES = {r["name"]: {k: v for k, v in r.items() if k != "name"} for r in REFERENCE["ranges"]}
 CASES = [pytest.param(c, id=f"{c['tag']}-{c['seed']}") for c in REFERENCE["cases"]]
 

@@ -32,7 +32,7 @@ def test_what_holds_on_every_rank(mpirun: Launch, n: int) -> None:
     """One launch for all checks: starting the ranks takes longer than most of them."""
     result = mpirun(WORKERS / "checks.py", n, *THEMES, timeout=180)
     assert result.returncode == 0, printed_by(result)
-    sources = "".join((WORKERS / f"{theme}.py").read_text() for theme in THEMES)
+    sources = "".join((WORKERS / f"{theme}.py").read_text("utf-8") for theme in THEMES)
     assert result.stdout.split() == re.findall(r"^def (check_\w+)", sources, re.M)
 
 

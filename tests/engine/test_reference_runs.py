@@ -20,7 +20,7 @@ from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
 from nnabla_adaloss.core import LayerRecord
 from tests.reference.rebuild import sha
 
-DATA = json.loads((Path(__file__).parents[1] / "reference" / "backward_runs.json").read_text())
+DATA = json.loads((Path(__file__).parents[1] / "reference" / "backward_runs.json").read_text("utf-8"))
 RUNS = {f"{run['net']}-{run['w']:g}": run for run in DATA["runs"]}
 
 

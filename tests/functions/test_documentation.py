@@ -14,7 +14,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "functions.md"
 
 
 def test_the_program_of_the_guide_trains(capsys):
-    (program,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    (program,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
     nn.clear_parameters()
     names: Dict[str, Any] = {}
     exec(program, names)

@@ -26,7 +26,7 @@ def compare(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def read(folder: Path) -> Results:
-    content = json.loads((folder / "results.json").read_text())
+    content = json.loads((folder / "results.json").read_text("utf-8"))
     return {(r["network"], r["loss_weight"], r["method"]): r for r in content["results"]}
 
 

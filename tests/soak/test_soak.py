@@ -86,8 +86,9 @@ def test_nothing_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delay: i
     grown = process.memory_info().rss - memory
 
     assert abs(grown) <= MIB, f"{grown / MIB:.2f} MiB"
-    assert abs(sum(objects().values()) - count) <= 50
-    assert abs(largest_containers() - elements) <= 100
+    # One element in ten iterations would be a leak; less comes from the test runner in the same process.
+    assert abs(sum(objects().values()) - count) <= warm // 10
+    assert abs(largest_containers() - elements) <= warm // 10
     assert retries == (ITERATIONS + retries) // OVERFLOW_EVERY
     mantissas, exponents = np.frexp(scales)
     assert np.isfinite(scales).all()

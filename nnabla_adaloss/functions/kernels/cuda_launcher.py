@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, Tuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Dict, Protocol, Tuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,9 +71,16 @@ class CupyLauncher:
             source.constant("RESIDENT_THREADS"), self._device.attributes["MaxThreadsPerMultiProcessor"]
         )
         self.max_blocks = self._device.attributes["MultiProcessorCount"] * (resident // threads)
-        with self._device:
-            module = cupy.RawModule(code=source.text, options=("--std=c++14",))
-            self._kernels = {name: module.get_function(name) for name in source.kernels}
+
+        def kernels() -> Dict[str, Any]:
+            with self._device:
+                module = cupy.RawModule(code=source.text, options=("--std=c++14",))
+                return {name: module.get_function(name) for name in source.kernels}
+
+        # NVRTC (12.0 at least) leaves the C locale behind in the thread that compiles: this one would open
+        # files as ASCII from then on.
+        with ThreadPoolExecutor(max_workers=1) as thread:
+            self._kernels = thread.submit(kernels).result()
 
     def allocate(self, size: int) -> DeviceMemory:
         with self._device:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import locale
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -43,7 +45,17 @@ def compile_log(nvrtc: ctypes.CDLL, source: str, options: list[str]) -> tuple[in
 def test_compiles_without_a_warning(nvrtc: ctypes.CDLL, architecture: str) -> None:
     include = nvidia_wheel("cuda_runtime") / "include"
     options = [f"--gpu-architecture={architecture}", "--std=c++14", f"-I{include}"]
-    assert compile_log(nvrtc, CudaSource().text, options) == (0, "")
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        compiled = thread.submit(compile_log, nvrtc, CudaSource().text, options)
+    assert compiled.result() == (0, "")
+
+
+@pytest.mark.skipif(not hasattr(locale, "nl_langinfo"), reason="needs POSIX locales")
+def test_compiling_in_a_thread_of_its_own_keeps_our_locale(nvrtc: ctypes.CDLL) -> None:
+    before = locale.nl_langinfo(locale.CODESET)
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        assert thread.submit(compile_log, nvrtc, "__global__ void nothing() {}", []).result() == (0, "")
+    assert locale.nl_langinfo(locale.CODESET) == before
 
 
 def test_all_kernels_are_found() -> None:
