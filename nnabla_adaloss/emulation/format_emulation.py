@@ -12,7 +12,7 @@ import nnabla as nn
 
 from ..core.formats import Format, get_format
 from ..engine.hooks import Hook, HookGuard
-from ..engine.loss_like import Seed, check_scale, run_backward, seed_gradient, variable_of
+from ..engine.loss_like import Seed, check_scale, check_seed, run_backward, variable_of
 from ..engine.plan import is_half
 from ..engine.scratch import ScratchPool
 from ..functions.kernels import select_kernels
@@ -147,7 +147,8 @@ class FormatEmulation:
             ValueError: ``scale`` is not positive and finite, or a loss of several elements came without
                 ``grad``, or ``grad`` has another shape.
         """
-        seed_gradient(self._loss, check_scale(scale), grad)
+        check_scale(scale)
+        check_seed(self._loss, grad)
         if not self._plan.is_current():
             self._plan = EmulationPlan(self._loss)
         if self._weights.keys() != {key for key, _ in self._plan.leaves}:

@@ -18,7 +18,7 @@ from ..functions.kernels import CudaKernels, select_kernels
 from .backward_pass import BackwardPass, PassContext
 from .blame import layer_to_blame
 from .hooks import Hook, root_cause
-from .loss_like import LossLike, Seed, check_scale, run_backward, seed_gradient, variable_of
+from .loss_like import LossLike, Seed, check_scale, check_seed, run_backward, variable_of
 from .measurements import Measurements, measurements_by
 from .nnabla_ada_loss import NNablaAdaLoss
 from .plan import GraphPlan
@@ -238,7 +238,7 @@ class AdaptiveLossScaling:
             GraphChangedError: The graph was rewired since the last backward; run forward and backward again.
         """
         start_scale = check_scale(scale) * self.config.init_scale
-        seed_gradient(self._variable, start_scale, grad)
+        check_seed(self._variable, grad)
         if not self._plan.is_current():
             self._replan()
         iteration = self.iteration if iteration is None else iteration
@@ -263,8 +263,9 @@ class AdaptiveLossScaling:
                 grad,
                 clear_buffer,
                 communicator_callbacks,
-                *running.hooks(),
+                *running.hooks(communicates=communicator_callbacks is not None),
             )
+            running.finish_last()
         except BaseException as raised:
             error = root_cause(raised)
         finally:

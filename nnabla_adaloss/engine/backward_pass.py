@@ -79,7 +79,7 @@ class BackwardPass:
         self.lift = 1.0
         self.error: Optional[BaseException] = None
         self.found_inf: List[str] = []
-        # The function that runs, if there is something to do after it.
+        # The function that runs or ran last, if there is still something to do after it.
         self._node: Optional[Node] = None
         self._scale = start_scale
         self._targets: Dict[int, float] = {}
@@ -88,15 +88,26 @@ class BackwardPass:
             self.kernels, self.pool, rounded=self.storage is not None, deferred=deferred
         )
 
-    def hooks(self) -> Tuple[Hook, Hook]:
-        """Return what runs before and after each function's backward."""
-        if self.user_pre is not None or self.user_post is not None:
+    def hooks(self, *, communicates: bool) -> Tuple[Hook, Optional[Hook]]:
+        """Return what runs before and after each function's backward.
+
+        Every call of a hook costs, also of one that does nothing. Where nobody looks at gradients between two
+        functions, what is to be done after one is done before the next, and ``finish_last`` does the rest.
+
+        Args:
+            communicates: A communicator looks at gradients after each function.
+        """
+        if communicates or self.user_post is not None:
             return self._before, self._after
+        if self.user_pre is not None:
+            return self._between, None
         find, scales = self.plan.trivial.get, self.scales
         known = scales.get
 
-        # They run once per function: what most functions need is done here, without a call.
+        # What most functions need is done here, without a call.
         def before(f: Any) -> None:
+            if self._node is not None:
+                self._after(f)
             found = find(hash(f))
             if found is not None:
                 output, inputs = found
@@ -108,15 +119,14 @@ class BackwardPass:
                     else:
                         for key in inputs:
                             scales[key] = scale
-                        self._node = None
                         return
             self._before(f)
 
-        def after(f: Any) -> None:
-            if self._node is not None:
-                self._after(f)
+        return before, None
 
-        return before, after
+    def _between(self, f: Any) -> None:
+        self._after(f)
+        self._before(f)
 
     def _before(self, f: Any) -> None:
         if self.error is not None:
@@ -132,12 +142,17 @@ class BackwardPass:
         if self.error is not None:
             return
         try:
-            if self._node is not None:
-                self._finish(self._node)
+            self.finish_last()
             if self.user_post is not None:
                 self.user_post(f)
         except BaseException as error:
             self.fail(error)
+
+    def finish_last(self) -> None:
+        """Do what is to be done after the function that ran last, if that is still to be done."""
+        if self._node is not None:
+            self._finish(self._node)
+            self._node = None
 
     def fail(self, error: BaseException) -> None:
         """Remember the first exception and put every swapped array back."""

@@ -112,8 +112,8 @@ def run_backward(
     )
 
 
-def seed_gradient(loss: nn.Variable, scale: float, grad: Optional[Seed]) -> Union[float, NDArray[np.float32]]:
-    """Return the gradient that backward starts from.
+def check_seed(loss: nn.Variable, grad: Optional[Seed]) -> None:
+    """Raise unless backward of ``loss`` can start from ``grad``.
 
     Raises:
         ValueError: ``loss`` has several elements and ``grad`` is None, or their shapes differ.
@@ -124,8 +124,20 @@ def seed_gradient(loss: nn.Variable, scale: float, grad: Optional[Seed]) -> Unio
                 f"loss has shape {loss.shape}, not one element: pass its gradient as grad=..., "
                 "or reduce it with nnabla.functions.mean"
             )
+        return
+    shape = tuple(grad.shape) if isinstance(grad, nn.NdArray) else np.shape(grad)
+    if math.prod(shape) != loss.size or (shape and shape != loss.shape):
+        raise ValueError(f"grad has shape {shape}, but loss has shape {loss.shape}")
+
+
+def seed_gradient(loss: nn.Variable, scale: float, grad: Optional[Seed]) -> Union[float, NDArray[np.float32]]:
+    """Return the gradient that backward starts from: ``scale * grad``, ones when ``grad`` is None.
+
+    Raises:
+        ValueError: ``loss`` has several elements and ``grad`` is None, or their shapes differ.
+    """
+    check_seed(loss, grad)
+    if grad is None:
         return scale
     array = np.asarray(grad.data if isinstance(grad, nn.NdArray) else grad, dtype=np.float32)
-    if array.size != loss.size or (array.ndim and array.shape != loss.shape):
-        raise ValueError(f"grad has shape {array.shape}, but loss has shape {loss.shape}")
     return array.reshape(loss.shape) * np.float32(scale)
