@@ -1,7 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
 from nnabla_adaloss.functions.kernels.cpu_loops import compiled
+
+INTERFACE = Path(__file__).with_name("test_interface.py")
 
 
 def test_kernels_compile_where_nothing_can_be_kept_on_disk() -> None:
@@ -12,3 +21,22 @@ def test_kernels_compile_where_nothing_can_be_kept_on_disk() -> None:
     double = compiled(namespace["double"])
     assert double(21) == 42
     assert double.signatures  # compiled, not interpreted
+
+
+@pytest.mark.slow
+def test_processors_that_do_not_convert_float16(tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "NUMBA_CPU_NAME": "generic",
+        "NUMBA_CPU_FEATURES": "",
+        "NUMBA_CACHE_DIR": str(tmp_path),
+    }
+    check = "from nnabla_adaloss.functions.kernels import cpu_loops; assert not cpu_loops.converts_halves()"
+    subprocess.run([sys.executable, "-c", check], env=environment, check=True)
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-k", "cpu and float16", str(INTERFACE)],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout
