@@ -94,7 +94,8 @@ def statistics_of(x: NDArray[Any]) -> ArrayStatistics:
 
     This is the plain version that compiled kernels are tested against.
     """
-    values = np.asarray(x, dtype=np.float64).ravel()
+    with np.errstate(invalid="ignore"):  # some NaNs raise that flag when they are widened; they are counted
+        values = np.asarray(x, dtype=np.float64).ravel()
     magnitudes = np.abs(values)
     finite = np.isfinite(values)
     nonfinite = values.size - int(np.count_nonzero(finite))

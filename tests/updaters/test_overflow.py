@@ -13,45 +13,26 @@ import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
 import pytest
-from nnabla.function import PythonFunction
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, LossScaleError
 from nnabla_adaloss.core.power_of_two import floor_power_of_two
+from tests.tampering import Tampering
 from tests.updaters.networks import snapshot, training
 
 BATCH = 4
 
 
-class Gate(PythonFunction):
+class Gate(Tampering):
     """Identity whose gradient is multiplied by ``factor``, its first element by ``first``."""
 
     def __init__(self, ctx: Any = None) -> None:
         super().__init__(ctx)
         self.factor = self.first = 1.0
 
-    @property
-    def name(self) -> str:
-        return "Gate"
-
-    def min_outputs(self) -> int:
-        return 1
-
-    def setup_impl(self, inputs: Any, outputs: Any) -> None:
-        outputs[0].reset_shape(inputs[0].shape, True)
-
-    def forward_impl(self, inputs: Any, outputs: Any) -> None:
-        outputs[0].data.copy_from(inputs[0].data)
-
-    def backward_impl(self, inputs: Any, outputs: Any, propagate_down: Any, accum: Any) -> None:
-        g = outputs[0].g * np.float32(self.factor)
-        g.flat[0] *= self.first
-        inputs[0].g = inputs[0].g + g if accum[0] else g
-
-    def grad_depends_output_data(self, i: int, o: int) -> bool:
-        return False
-
-    def grad_depends_input_data(self, i: int, j: int) -> bool:
-        return False
+    def changed(self, g: np.ndarray) -> np.ndarray:
+        result = g * np.float32(self.factor)
+        result.flat[0] *= self.first
+        return result
 
 
 Network = Callable[[nn.Variable, Dict[str, Gate]], nn.Variable]

@@ -24,6 +24,8 @@ from tests.updaters.networks import snapshot
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs POSIX timers"),
+    # Where Ctrl-C lands in a callback of the garbage collector, Python can only say so.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of a test's own that change a gradient on its way back."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+from nnabla.function import PythonFunction
+
+
+class Tampering(PythonFunction):
+    """Identity forward; backward hands on what ``changed`` makes of the gradient."""
+
+    @abstractmethod
+    def changed(self, g: np.ndarray) -> np.ndarray:
+        """Return the changed gradient."""
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    def min_outputs(self) -> int:
+        return 1
+
+    def setup_impl(self, inputs: Any, outputs: Any) -> None:
+        outputs[0].reset_shape(inputs[0].shape, True)
+
+    def forward_impl(self, inputs: Any, outputs: Any) -> None:
+        outputs[0].data.copy_from(inputs[0].data)
+
+    def backward_impl(self, inputs: Any, outputs: Any, propagate_down: Any, accum: Any) -> None:
+        with np.errstate(all="ignore"):
+            g = self.changed(outputs[0].g)
+            inputs[0].g = inputs[0].g + g if accum[0] else g
+
+    def grad_depends_output_data(self, i: int, o: int) -> bool:
+        return False
+
+    def grad_depends_input_data(self, i: int, j: int) -> bool:
+        return False
