@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one pass does to scales and arrays, seen from outside."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import numpy as np
+import pytest
+
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling
+
+FLOAT16_MAX = 65504.0
+
+
+def layers(count: int) -> nn.Variable:
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+    h = nn.Variable.from_numpy_array(rng.randn(4, 5).astype(np.float32))
+    for index in range(count):
+        h = F.tanh(PF.affine(h, 6, name=f"layer{index}", rng=rng))
+    return h
+
+
+def wants(scale: float) -> Any:
+    """A method that asks for ``scale`` whatever it sees."""
+
+    def method(g: Any, W: Any, **_: Any) -> float:
+        return scale
+
+    return method
+
+
+class CommunicatingLoss:
+    """A loss that looks at parameter gradients where nnabla's communicators do: after each function."""
+
+    def __init__(self, variable: nn.Variable) -> None:
+        self.variable = variable
+        self.seen: List[Dict[str, np.ndarray]] = []
+
+    def forward(self, *args: Any, **kwargs: Any) -> None:
+        self.variable.forward(*args, **kwargs)
+
+    def backward(
+        self,
+        scale: float,
+        clear_buffer: bool,
+        communicator_callbacks: Any,
+        pre: Any,
+        post: Optional[Any],
+        *,
+        grad: Any,
+    ) -> None:
+        assert communicator_callbacks is not None
+
+        def exchange(f: Any) -> None:
+            if post is not None:
+                post(f)
+            self.seen.append({name: v.g.copy() for name, v in nn.get_parameters().items()})
+
+        self.variable.backward(
+            scale, clear_buffer=clear_buffer, function_pre_hook=pre, function_post_hook=exchange
+        )
+
+
+def test_a_communicator_meets_unscaled_gradients() -> None:
+    variable = F.mean(layers(3) ** 2)
+    variable.forward()
+    for parameter in nn.get_parameters().values():
+        parameter.grad.zero()
+    variable.backward()
+    expected = {name: v.g.copy() for name, v in nn.get_parameters().items()}
+    loss = CommunicatingLoss(variable)
+    config = AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=4.0, use_bound=False)
+    for parameter in nn.get_parameters().values():
+        parameter.grad.zero()
+    AdaptiveLossScaling(loss, config).backward(8.0, communicator_callbacks=object())
+    assert len(loss.seen) > 3
+    for gradients in loss.seen:
+        for name, g in gradients.items():
+            assert not g.any() or np.array_equal(g, expected[name]), name
+
+
+def test_bounds_do_not_count_what_makes_up_for_a_small_loss() -> None:
+    alphas, start_scale = [], 8.0
+    for weight in (1.0, 2.0**-20):
+        scaling = AdaptiveLossScaling(
+            F.mean(layers(3) ** 2) * weight, AdaLossConfig(loss_scale_method=wants(16.0))
+        )
+        scaling.forward()
+        scaling.backward(start_scale)
+        alphas.append(scaling.layer_scales)
+    assert alphas[0] == alphas[1]
+    # accum_upper_bound: 8 * 16 * 8 = 1024, and the third layer is the input's, which needs no scale.
+    assert list(alphas[0].values()) == [16.0, 8.0]
+
+
+@pytest.mark.parametrize("largest", [3.0, 4096.0, 60000.0])
+def test_a_scaled_weight_stays_within_float16(largest: float) -> None:
+    loss = F.mean(layers(2)) * 1e-6
+    weight = nn.get_parameters()["layer1/affine/W"]
+    data = weight.d.copy()
+    data[0, 0] = largest
+    weight.d = data
+    config = AdaLossConfig(loss_scale_method=wants(1024.0), use_bound=False)
+    scaling = AdaptiveLossScaling(loss, config)
+    scaling.forward()
+    scaling.backward(1.0)
+    alpha = scaling.layer_scales["layer1/affine"]
+    assert alpha * largest <= FLOAT16_MAX
+    assert alpha == 1024.0 or 2.0 * alpha * largest > FLOAT16_MAX
+
+
+def test_after_a_function_that_wants_unscaled_gradients_the_global_scale_is_back() -> None:
+    h = layers(2)
+    clipped = F.clip_grad_by_norm(h, 0.02)
+    loss = F.sum(PF.affine(clipped, 2, name="last") ** 2)
+    scaling = AdaptiveLossScaling(loss)
+    scaling.forward()
+    scaling.backward(1024.0)
+    assert scaling.scale_of(clipped) == 1.0
+    assert scaling.scale_of(h) == 1024.0
