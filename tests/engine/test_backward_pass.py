@@ -114,6 +114,21 @@ def test_a_scaled_weight_stays_within_float16(largest: float) -> None:
     assert alpha == 1024.0 or 2.0 * alpha * largest > FLOAT16_MAX
 
 
+@pytest.mark.parametrize("large", ["first", "second"])
+def test_where_branches_meet_a_scaled_weight_stays_within_float16(large: str) -> None:
+    h = layers(1)
+    first, second = (PF.affine(h, 3, name=name) for name in ("first", "second"))
+    weight = nn.get_parameters()[f"{large}/affine/W"]
+    data = weight.d.copy()
+    data[0, 0] = 60000.0
+    weight.d = data
+    config = AdaLossConfig(loss_scale_method=wants(1024.0), use_bound=False)
+    scaling = AdaptiveLossScaling((F.mean(first) + F.mean(second)) * 1e-6, config)
+    scaling.forward()
+    scaling.backward(1.0)
+    assert scaling.layer_scales[f"{large}/affine"] * 60000.0 <= FLOAT16_MAX
+
+
 def test_after_a_function_that_wants_unscaled_gradients_the_global_scale_is_back() -> None:
     h = layers(2)
     clipped = F.clip_grad_by_norm(h, 0.02)
