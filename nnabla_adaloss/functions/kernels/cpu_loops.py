@@ -4,8 +4,8 @@
 
 Every loop walks its arrays in blocks that stay in the first-level cache. A block goes through a vectorized
 fast path that assumes ordinary numbers; the largest magnitude found in it tells whether that was true, and a
-block where it was not goes through a careful one. Float16 blocks are widened into a float32 buffer first, by
-the processor's instructions where it has them.
+block where it was not goes through a careful one. Float16 is widened by the processor's instructions where it
+has them: on the fly for statistics, else into a float32 buffer.
 Numbers are handled as bit patterns, whose unsigned order is the order of magnitudes: an integer maximum sees
 infinities and NaNs, a floating point one may not.
 
