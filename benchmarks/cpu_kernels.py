@@ -18,7 +18,7 @@ import numba
 import numpy as np
 
 from nnabla_adaloss.core.formats import FLOAT16
-from nnabla_adaloss.functions.kernels import CpuKernels
+from nnabla_adaloss.kernels import CpuKernels
 
 LAYERS = {
     "Affine, g 256x1024, W 1024x1024": ((256, 1024), (1024, 1024)),

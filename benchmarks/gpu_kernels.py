@@ -23,7 +23,7 @@ import numpy as np
 
 from nnabla_adaloss.core.formats import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16
 from nnabla_adaloss.core.statistics import ArrayStatistics, statistics_of
-from nnabla_adaloss.functions.kernels import CpuKernels, CudaKernels, GradientToUnscale, ScaledCopy
+from nnabla_adaloss.kernels import CpuKernels, CudaKernels, GradientToUnscale, ScaledCopy
 
 try:
     import cupy

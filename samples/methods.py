@@ -13,7 +13,7 @@ from nnabla_adaloss import (
     FixedLossScalingUpdater,
     FormatEmulation,
 )
-from nnabla_adaloss.engine.loss_like import LossLike
+from nnabla_adaloss.graph.loss_like import LossLike
 
 STORAGE = "float16"
 

@@ -9,8 +9,8 @@ import nnabla as nn
 import numpy as np
 import numpy.typing as npt
 
-from nnabla_adaloss.engine.loss_like import LossLike, run_backward
-from nnabla_adaloss.engine.plan import GraphPlan
+from nnabla_adaloss.graph.loss_like import LossLike, run_backward
+from nnabla_adaloss.graph.plan import GraphPlan
 
 
 class Underflow(NamedTuple):

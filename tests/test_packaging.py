@@ -85,5 +85,5 @@ def test_the_wheel_holds_all_that_is_needed_at_run_time(tmp_path: Path) -> None:
         path for path in (source / PACKAGE.name).rglob("*") if path.suffix in {".py", ".cu", ".cuh", ".typed"}
     )
     assert {path.relative_to(source).as_posix() for path in kept} <= packed
-    assert {"nnabla_adaloss/py.typed", "nnabla_adaloss/functions/kernels/adaloss.cu"} <= packed
+    assert {"nnabla_adaloss/py.typed", "nnabla_adaloss/kernels/adaloss.cu"} <= packed
     assert {name.partition("/")[0].partition("-")[0] for name in packed} == {"nnabla_adaloss"}

@@ -140,7 +140,7 @@ def cupy_version() -> str:
 def compile_kernels() -> str:
     """Compile the package's CUDA kernels for the first GPU."""
     preload_cuda_libraries()
-    from nnabla_adaloss.functions.kernels.cuda_launcher import CupyLauncher
+    from nnabla_adaloss.kernels.cuda_launcher import CupyLauncher
 
     CupyLauncher(0)
     return "compiled for the first GPU"

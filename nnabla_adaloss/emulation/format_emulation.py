@@ -11,11 +11,11 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Union
 import nnabla as nn
 
 from ..core.formats import Format, get_format
-from ..engine.hooks import Hook, HookGuard
-from ..engine.loss_like import Seed, check_scale, check_seed, run_backward, variable_of
-from ..engine.plan import is_half
-from ..engine.scratch import ScratchPool
-from ..functions.kernels import select_kernels
+from ..graph.hooks import Hook, HookGuard
+from ..graph.loss_like import Seed, check_scale, check_seed, run_backward, variable_of
+from ..graph.plan import is_half
+from ..kernels import select_kernels
+from ..kernels.scratch import ScratchPool
 from .plan import EmulationPlan, rounding_of
 from .rounded_storage import RoundedStorage
 

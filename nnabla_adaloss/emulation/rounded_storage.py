@@ -9,8 +9,8 @@ import nnabla as nn
 
 from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
-from ..engine.arrays import FLOAT32, stored_dtype
-from ..functions.kernels.interface import Kernels, RoundingStatistics
+from ..kernels.arrays import FLOAT32, stored_dtype
+from ..kernels.interface import Kernels, RoundingStatistics
 
 
 class RoundedStorage:

@@ -7,7 +7,7 @@ from typing import Any, FrozenSet, List, Sequence
 
 import nnabla as nn
 
-from ..engine.gemm import is_gemm
+from ..graph.gemm import is_gemm
 
 # cudnn:half computes these in float: what they write stays fp32 until a half function reads it.
 _REDUCTIONS: FrozenSet[str] = frozenset({"Softmax", "LogSoftmax", "SoftmaxCrossEntropy", "CumSum", "CumProd"})

@@ -14,15 +14,15 @@ from ..core.config import AdaLossConfig
 from ..core.layer_limits import LayerLimits
 from ..core.validation import integer
 from ..errors import GraphChangedError
-from ..functions.kernels import CudaKernels, select_kernels
+from ..graph.hooks import Hook, root_cause
+from ..graph.loss_like import LossLike, Seed, check_scale, check_seed, run_backward, variable_of
+from ..graph.nnabla_ada_loss import NNablaAdaLoss
+from ..graph.plan import GraphPlan
+from ..kernels import CudaKernels, select_kernels
+from ..kernels.measurements import Measurements, measurements_by
+from ..kernels.scratch import ScratchPool
 from .backward_pass import BackwardPass, PassContext
 from .blame import layer_to_blame
-from .hooks import Hook, root_cause
-from .loss_like import LossLike, Seed, check_scale, check_seed, run_backward, variable_of
-from .measurements import Measurements, measurements_by
-from .nnabla_ada_loss import NNablaAdaLoss
-from .plan import GraphPlan
-from .scratch import ScratchPool
 from .statistics_source import DelayedStatistics, ImmediateStatistics, StatisticsSource
 from .storage import Storage
 

@@ -19,13 +19,13 @@ from ..core.loss_section import loss_section_factor
 from ..core.power_of_two import floor_power_of_two
 from ..core.statistics import ArrayStatistics
 from ..errors import GraphChangedError
-from ..functions.kernels.interface import Kernels
-from .arrays import as_float32, stored_dtype
-from .hooks import Hook
+from ..graph.hooks import Hook
+from ..graph.plan import GraphPlan, Node, Scaling
+from ..kernels.arrays import as_float32, stored_dtype
+from ..kernels.interface import Kernels
+from ..kernels.measurements import Measurements
+from ..kernels.scratch import ScratchPool
 from .leaf_gradients import LeafGradients
-from .measurements import Measurements
-from .plan import GraphPlan, Node, Scaling
-from .scratch import ScratchPool
 from .statistics_source import StatisticsSource
 from .storage import Storage
 

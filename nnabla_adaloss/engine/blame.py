@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Optional, Set
 
-from .plan import GraphPlan, Node
+from ..graph.plan import GraphPlan, Node
 
 
 def layer_to_blame(plan: GraphPlan, label: str, scales: Mapping[str, float]) -> Optional[str]:

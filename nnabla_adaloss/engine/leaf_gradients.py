@@ -8,11 +8,11 @@ from typing import Dict, List, Mapping, NamedTuple, Optional
 import nnabla as nn
 
 from ..core.power_of_two import is_power_of_two
-from ..functions.kernels.interface import GradientToUnscale, Kernels
-from .arrays import FLOAT16, prepare_master, stored_dtype
-from .measurements import Measurements
-from .plan import Node
-from .scratch import ScratchPool
+from ..graph.plan import Node
+from ..kernels.arrays import FLOAT16, prepare_master, stored_dtype
+from ..kernels.interface import GradientToUnscale, Kernels
+from ..kernels.measurements import Measurements
+from ..kernels.scratch import ScratchPool
 
 
 class _Written(NamedTuple):

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from ..core.statistics import ArrayStatistics, pool
 from ..core.validation import number
-from ..functions.kernels.interface import Kernels
-from .arrays import as_float32, stored_dtype
-from .measurements import Measurements
-from .scratch import ScratchPool
+from ..kernels.arrays import as_float32, stored_dtype
+from ..kernels.interface import Kernels
+from ..kernels.measurements import Measurements
+from ..kernels.scratch import ScratchPool
 from .storage import Storage
 
 # What is known of an array before anything is: it asks for no scale and limits none.

@@ -10,8 +10,8 @@ import nnabla as nn
 
 from ..core.config import AdaLossConfig
 from ..core.power_of_two import floor_power_of_two
-from ..engine.gemm import GemmSlot, gemm_slots
-from ..engine.plan import GraphPlan, Node
+from ..graph.gemm import GemmSlot, gemm_slots
+from ..graph.plan import GraphPlan, Node
 from .identity import Array, IdentityFunction, check_array
 from .scale_point import ScalePoint
 from .scale_tracker import ScaleTracker

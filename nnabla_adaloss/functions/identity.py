@@ -9,8 +9,8 @@ import nnabla as nn
 from nnabla.function import PythonFunction
 
 from ..core.statistics import ArrayStatistics
-from ..engine.arrays import as_float32, prepare_master, stored_dtype
-from .kernels import Kernels, select_kernels
+from ..kernels import Kernels, select_kernels
+from ..kernels.arrays import as_float32, prepare_master, stored_dtype
 
 Array = Union[nn.Variable, nn.NdArray]
 

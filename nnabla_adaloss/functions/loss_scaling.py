@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional, Union
 import nnabla as nn
 
 from ..core.validation import positive_number
-from ..engine.plan import GraphPlan, Node
+from ..graph.plan import GraphPlan, Node
 from .identity import Array, IdentityFunction, check_array
 from .scale_flow import connect_scales
 from .scale_point import ScalePoint

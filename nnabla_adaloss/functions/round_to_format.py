@@ -9,7 +9,7 @@ import nnabla as nn
 
 from ..core.formats import Format, get_format
 from ..core.validation import boolean
-from ..engine.arrays import FLOAT32, as_float32, stored_dtype
+from ..kernels.arrays import FLOAT32, as_float32, stored_dtype
 from .identity import Array, IdentityFunction, check_array
 
 

@@ -13,7 +13,7 @@ from typing import Dict, List, Tuple
 
 import nnabla as nn
 
-from ..engine.plan import GraphPlan, Node, backward_order
+from ..graph.plan import GraphPlan, Node, backward_order
 from .scale_point import ScalePoint
 from .scale_tracker import ScaleTracker
 from .tracked_function import TrackedFunction

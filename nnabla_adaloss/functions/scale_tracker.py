@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from ..core.approx_range import get_loss_scale_by_approx_range
 from ..core.config import AdaLossConfig
 from ..core.validation import positive_number
-from ..engine.nnabla_ada_loss import NNablaAdaLoss
-from .kernels import select_kernels
+from ..graph.nnabla_ada_loss import NNablaAdaLoss
+from ..kernels import select_kernels
 from .scale_point import UnitScale
 
 if TYPE_CHECKING:

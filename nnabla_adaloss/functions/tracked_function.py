@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import nnabla as nn
 
-from ..engine.plan import GraphPlan, Node
+from ..graph.plan import GraphPlan, Node
 from .identity import IdentityFunction
 from .scale_point import ScalePoint
 from .scale_tracker import ScaleTracker

@@ -8,9 +8,9 @@ from typing import Any, List, Optional, Union
 import nnabla as nn
 
 from ..core.validation import positive_number
-from ..engine.arrays import prepare_master, stored_dtype
+from ..kernels import Kernels
+from ..kernels.arrays import prepare_master, stored_dtype
 from .identity import Array, IdentityFunction, check_array
-from .kernels import Kernels
 from .scale_point import ScalePoint
 from .scale_tracker import ScaleTracker
 from .tracked_function import TrackedFunction

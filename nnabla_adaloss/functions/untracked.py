@@ -8,9 +8,9 @@ from typing import Any, List, Optional
 import nnabla as nn
 
 from ..core.config import AdaLossConfig
-from ..engine.arrays import as_float32
-from ..engine.gemm import GemmSlot
-from ..engine.nnabla_ada_loss import NNablaAdaLoss
+from ..graph.gemm import GemmSlot
+from ..graph.nnabla_ada_loss import NNablaAdaLoss
+from ..kernels.arrays import as_float32
 from .identity import IdentityFunction
 
 

@@ -17,8 +17,8 @@ from ..core.formats import Format
 from ..core.scale_policy import ScalePolicy, ScaleState
 from ..core.validation import integer
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
-from ..engine.loss_like import LossLike, check_scale
 from ..errors import LossScaleError, LossScaleWarning
+from ..graph.loss_like import LossLike, check_scale
 from ..state import read_state, write_state
 from .arguments import check_arguments, check_choice, keep_data
 from .exchange import GradientExchange, check_interval

@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional, Sequence, Union
 import nnabla as nn
 
 from ..core.formats import Format
-from ..engine.loss_like import LossLike, check_scale, variable_of
+from ..graph.loss_like import LossLike, check_scale, variable_of
 from .arguments import check_arguments, keep_data
 from .exchange import GradientExchange
 from .result import UpdateResult

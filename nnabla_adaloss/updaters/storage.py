@@ -9,7 +9,7 @@ import nnabla as nn
 
 from ..core.formats import Format
 from ..emulation.format_emulation import FormatEmulation
-from ..engine.loss_like import LossLike
+from ..graph.loss_like import LossLike
 
 
 def with_storage(loss: LossLike, storage: Optional[Union[str, Format]]) -> LossLike:

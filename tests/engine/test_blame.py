@@ -11,7 +11,7 @@ import nnabla.parametric_functions as PF
 import pytest
 
 from nnabla_adaloss.engine.blame import layer_to_blame
-from nnabla_adaloss.engine.plan import GraphPlan
+from nnabla_adaloss.graph.plan import GraphPlan
 
 
 def chain() -> nn.Variable:

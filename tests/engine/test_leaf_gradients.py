@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss.engine.leaf_gradients import LeafGradients
-from nnabla_adaloss.engine.measurements import HostMeasurements
-from nnabla_adaloss.engine.plan import GraphPlan, Node
-from nnabla_adaloss.engine.scratch import ScratchPool
-from nnabla_adaloss.functions.kernels import CpuKernels
+from nnabla_adaloss.graph.plan import GraphPlan, Node
+from nnabla_adaloss.kernels import CpuKernels
+from nnabla_adaloss.kernels.measurements import HostMeasurements
+from nnabla_adaloss.kernels.scratch import ScratchPool
 
 
 class Stage:

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss.core.statistics import pool, statistics_of
-from nnabla_adaloss.engine.measurements import HostMeasurements
-from nnabla_adaloss.engine.scratch import ScratchPool
 from nnabla_adaloss.engine.statistics_source import (
     NOTHING_KNOWN,
     DelayedStatistics,
     ImmediateStatistics,
     StatisticsSource,
 )
-from nnabla_adaloss.functions.kernels import CpuKernels
+from nnabla_adaloss.kernels import CpuKernels
+from nnabla_adaloss.kernels.measurements import HostMeasurements
+from nnabla_adaloss.kernels.scratch import ScratchPool
 
 
 def immediate(storage: Any = None) -> ImmediateStatistics:

@@ -9,8 +9,8 @@ import nnabla as nn
 import numpy as np
 from nnabla import NdArray
 
-from ...core.formats import Format
-from ...core.statistics import ArrayStatistics
+from ..core.formats import Format
+from ..core.statistics import ArrayStatistics
 from .arguments import is_half, require_float32, require_same_size, unscaling_factor
 from .cuda_launcher import CupyLauncher, Launcher
 from .cuda_source import CudaSource

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..core.ada_loss import AdaLoss
 from ..core.config import AdaLossConfig
 from ..core.statistics import ArrayStatistics
-from ..functions.kernels.interface import Kernels
+from ..kernels.interface import Kernels
 from .operands import Operand
 
 

@@ -11,8 +11,8 @@ import nnabla.functions as F
 import numpy as np
 from nnabla import NdArray
 
-from ...core.formats import FLOAT16, Format
-from ...core.statistics import ArrayStatistics
+from ..core.formats import FLOAT16, Format
+from ..core.statistics import ArrayStatistics
 from .arguments import (
     is_half,
     require_float32,

@@ -7,7 +7,7 @@ import nnabla as nn
 import numpy as np
 import pytest
 
-from nnabla_adaloss.engine.arrays import FLOAT16, FLOAT32, as_float32, prepare_master, stored_dtype
+from nnabla_adaloss.kernels.arrays import FLOAT16, FLOAT32, as_float32, prepare_master, stored_dtype
 
 
 def array_of(dtype: type, *shape: int) -> nn.NdArray:

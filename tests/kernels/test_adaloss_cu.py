@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nnabla_adaloss.functions.kernels.cuda_source import CudaSource
+from nnabla_adaloss.kernels.cuda_source import CudaSource
 
 
 def nvidia_wheel(package: str) -> Path:

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss.core.formats import FLOAT16, FLOAT32
-from nnabla_adaloss.functions.kernels import CudaKernels, GradientToUnscale, ScaledCopy
-from tests.functions.kernels.arrays import (
+from nnabla_adaloss.kernels import CudaKernels, GradientToUnscale, ScaledCopy
+from tests.kernels.arrays import (
     SPECIAL_VALUES,
     assert_same_floats,
     assert_statistics,
     nd_array,
     scaled,
 )
-from tests.functions.kernels.conftest import CPU
-from tests.functions.kernels.host_launcher import THREADS_PER_BLOCK, HostLauncher
-from tests.functions.kernels.memory_array import MemoryArray, before_forbidden_page, reserved_zeros
+from tests.kernels.conftest import CPU
+from tests.kernels.host_launcher import THREADS_PER_BLOCK, HostLauncher
+from tests.kernels.memory_array import MemoryArray, before_forbidden_page, reserved_zeros
 
 DTYPES = [np.float32, np.float16]
 LENGTHS = [0, 1, 3, 4, 7, 8, 31, 33, 5000]

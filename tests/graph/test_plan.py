@@ -11,7 +11,7 @@ import nnabla.parametric_functions as PF
 from hypothesis import HealthCheck, given, settings
 
 from nnabla_adaloss import AdaptiveLossScaling
-from nnabla_adaloss.engine.plan import GraphPlan, backward_order
+from nnabla_adaloss.graph.plan import GraphPlan, backward_order
 from tests.engine.random_graphs import Network, networks
 
 

@@ -9,8 +9,8 @@ import nnabla as nn
 import numpy as np
 from nnabla import NdArray
 
-from ...core.formats import Format
-from ...core.statistics import ArrayStatistics
+from ..core.formats import Format
+from ..core.statistics import ArrayStatistics
 from . import cpu_loops
 from .arguments import (
     is_half,

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, get_loss_scale_by_element_wise_range
-from nnabla_adaloss.engine.plan import GraphPlan
-from tests.engine.test_gemm import CASES
+from nnabla_adaloss.graph.plan import GraphPlan
+from tests.graph.test_gemm import CASES
 
 
 def products_of(case: str) -> Tuple[Any, Any, Any]:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from nnabla_adaloss.core.formats import FLOAT16, FLOAT32, FORMATS, Format
-from nnabla_adaloss.functions.kernels import EXPONENT_BINS, GradientToUnscale, Kernels, PlainKernels
-from tests.functions.kernels.arrays import (
+from nnabla_adaloss.kernels import EXPONENT_BINS, GradientToUnscale, Kernels, PlainKernels
+from tests.kernels.arrays import (
     NARROW_DTYPES,
     SPECIAL_VALUES,
     assert_same_floats,

@@ -6,7 +6,7 @@ import importlib.util
 import nnabla as nn
 import pytest
 
-from nnabla_adaloss.functions.kernels import CpuKernels, PlainKernels, select_kernels
+from nnabla_adaloss.kernels import CpuKernels, PlainKernels, select_kernels
 
 
 @pytest.mark.parametrize("backend", [["cpu:float"], ["cpu:half"], ["cpu"]])

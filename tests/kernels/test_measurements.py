@@ -12,15 +12,15 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling
 from nnabla_adaloss.core import ArrayStatistics
-from nnabla_adaloss.engine.measurements import (
+from nnabla_adaloss.kernels import CpuKernels, CudaKernels, GradientToUnscale
+from nnabla_adaloss.kernels.measurements import (
     DeviceMeasurements,
     HostMeasurements,
     Measurements,
     measurements_by,
 )
-from nnabla_adaloss.functions.kernels import CpuKernels, CudaKernels, GradientToUnscale
 from tests.engine.random_graphs import build
-from tests.functions.kernels.host_launcher import COMPILER, HostLauncher, compile_for_host
+from tests.kernels.host_launcher import COMPILER, HostLauncher, compile_for_host
 
 CPU = nn.Context(["cpu:float"], "CpuCachedArray", "0")
 

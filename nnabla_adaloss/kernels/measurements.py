@@ -8,7 +8,7 @@ from typing import List, NamedTuple, Protocol, Sequence
 import nnabla as nn
 
 from ..core.statistics import ArrayStatistics
-from ..functions.kernels import CudaKernels, GradientToUnscale, Kernels
+from . import CudaKernels, GradientToUnscale, Kernels
 
 
 class Measured(NamedTuple):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nnabla_adaloss.functions.kernels.cpu_loops import compiled
+from nnabla_adaloss.kernels.cpu_loops import compiled
 
 INTERFACE = Path(__file__).with_name("test_interface.py")
 
@@ -31,7 +31,7 @@ def test_processors_that_do_not_convert_float16(tmp_path: Path) -> None:
         "NUMBA_CPU_FEATURES": "",
         "NUMBA_CACHE_DIR": str(tmp_path),
     }
-    check = "from nnabla_adaloss.functions.kernels import cpu_loops; assert not cpu_loops.converts_halves()"
+    check = "from nnabla_adaloss.kernels import cpu_loops; assert not cpu_loops.converts_halves()"
     subprocess.run([sys.executable, "-c", check], env=environment, check=True)
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-k", "cpu and float16", str(INTERFACE)],

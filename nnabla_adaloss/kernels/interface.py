@@ -9,8 +9,8 @@ import numpy as np
 from nnabla import NdArray
 from numpy.typing import NDArray
 
-from ...core.formats import Format
-from ...core.statistics import ArrayStatistics
+from ..core.formats import Format
+from ..core.statistics import ArrayStatistics
 
 EXPONENT_BINS = 256
 """Length of an exponent histogram: one bin per value of float32's exponent field."""

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
-from nnabla_adaloss.engine.loss_like import LossWrapper, check_scale, run_backward, seed_gradient, variable_of
+from nnabla_adaloss.graph.loss_like import LossWrapper, check_scale, run_backward, seed_gradient, variable_of
 
 
 def output(batch: int = 2) -> nn.Variable:

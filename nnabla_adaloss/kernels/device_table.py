@@ -8,7 +8,7 @@ from typing import Any, List, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.statistics import ArrayStatistics
+from ..core.statistics import ArrayStatistics
 from .cuda_launcher import Launcher
 from .cuda_source import CudaSource
 from .interface import EXPONENT_BINS, RoundingStatistics

@@ -8,8 +8,8 @@ from pathlib import Path
 import nnabla as nn
 import pytest
 
-from nnabla_adaloss.functions.kernels import CpuKernels, CudaKernels, Kernels, PlainKernels
-from tests.functions.kernels.host_launcher import COMPILER, HostLauncher, compile_for_host
+from nnabla_adaloss.kernels import CpuKernels, CudaKernels, Kernels, PlainKernels
+from tests.kernels.host_launcher import COMPILER, HostLauncher, compile_for_host
 
 CPU = nn.Context(["cpu:float"], "CpuCachedArray", "0")
 

@@ -11,8 +11,8 @@ from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from nnabla_adaloss.functions.kernels.cuda_launcher import Bytes
-from nnabla_adaloss.functions.kernels.cuda_source import CudaSource
+from nnabla_adaloss.kernels.cuda_launcher import Bytes
+from nnabla_adaloss.kernels.cuda_source import CudaSource
 
 SHIM = Path(__file__).parent / "host_shim"
 THREADS_PER_BLOCK = 64  # two warps: every barrier and shuffle is there, and threads are expensive here
