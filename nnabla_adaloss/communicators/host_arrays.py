@@ -8,9 +8,9 @@ from typing import Any, List, Sequence, Tuple, Union
 
 import numpy as np
 import numpy.typing as npt
-from nnabla import Context, NdArray
+from nnabla import NdArray
 
-HOST = Context(["cpu:float"], "CpuCachedArray", "0")
+from ..host_context import HOST
 
 
 def as_list(data: Union[NdArray, Sequence[NdArray]]) -> List[NdArray]:

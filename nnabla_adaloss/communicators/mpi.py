@@ -27,9 +27,10 @@ import numpy as np
 import numpy.typing as npt
 from nnabla import NdArray
 
+from ..host_context import HOST
 from . import failure
 from .agreement import Call, check_equal, from_ordered_int, to_ordered_int
-from .host_arrays import HOST, as_list, dtype_of, floating_list, host_values, host_view, shapes_of
+from .host_arrays import as_list, dtype_of, floating_list, host_values, host_view, shapes_of
 from .messages import Packer
 from .process_group import ProcessGroup
 

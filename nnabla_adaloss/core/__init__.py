@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adaptive loss scaling apart from any framework: NumPy and SciPy only."""
+"""What decides: methods, limits, formats and policies, apart from any framework (NumPy and SciPy only)."""
 
 from __future__ import annotations
 
-from .abs_range import get_loss_scale_by_abs_range
 from .ada_loss import AdaLoss
-from .approx_range import get_loss_scale_by_approx_range
-from .bounds import bound_loss_scale_by_heuristics, overflow_limit
 from .branches import common_scale
 from .config import AdaLossConfig
-from .element_wise_range import get_loss_scale_by_element_wise_range
 from .formats import (
     BFLOAT16,
     FLOAT8_E4M3,
@@ -20,11 +16,23 @@ from .formats import (
     Format,
     get_format,
 )
+from .layer_limits import LayerLimit, LayerLimitPolicy
 from .layer_record import LayerRecord
-from .loss_scale import get_loss_scale
+from .layer_scale import Constraints, Decision, LayerState, Observed, decide
+from .layer_selection import LayerSelection
 from .loss_section import loss_section_factor
-from .methods import METHODS, Method, resolve_method
+from .methods import METHODS, Method, Needs, Range, resolve_method
+from .overflow import overflow_limit
 from .power_of_two import get_power_of_two_scale
+from .precision import Precision, StorageLike, get_precision
+from .published import (
+    bound_loss_scale_by_heuristics,
+    get_loss_scale,
+    get_loss_scale_by_abs_range,
+    get_loss_scale_by_approx_range,
+    get_loss_scale_by_element_wise_range,
+)
+from .reason import Reason
 from .scale_policy import ScalePolicy, ScaleState
 from .statistics import ArrayStatistics, statistics_of
 
@@ -39,19 +47,33 @@ __all__ = [
     "AdaLoss",
     "AdaLossConfig",
     "ArrayStatistics",
+    "Constraints",
+    "Decision",
     "Format",
+    "LayerLimit",
+    "LayerLimitPolicy",
     "LayerRecord",
+    "LayerSelection",
+    "LayerState",
     "Method",
+    "Needs",
+    "Observed",
+    "Precision",
+    "Range",
+    "Reason",
     "ScalePolicy",
     "ScaleState",
+    "StorageLike",
     "bound_loss_scale_by_heuristics",
     "common_scale",
+    "decide",
     "get_format",
     "get_loss_scale",
     "get_loss_scale_by_abs_range",
     "get_loss_scale_by_approx_range",
     "get_loss_scale_by_element_wise_range",
     "get_power_of_two_scale",
+    "get_precision",
     "loss_section_factor",
     "overflow_limit",
     "resolve_method",

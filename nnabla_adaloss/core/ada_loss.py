@@ -9,58 +9,42 @@ for each layer, from the loss backwards:
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from typing import Any, Dict, Mapping, NamedTuple, Optional
+from typing import Any, Dict, Mapping, Optional
 
 from numpy.typing import NDArray
 
-from .bounds import overflow_limit
 from .config import AdaLossConfig
-from .layer_limits import LayerLimit, LayerLimits
+from .layer_limits import LayerLimit, LayerLimitPolicy
 from .layer_record import LayerRecord
-from .loss_scale import applied_scale, checked_scale
-from .methods import resolve_method
+from .layer_scale import (
+    NEW_LAYER,
+    NO_CONSTRAINTS,
+    Constraints,
+    Decision,
+    LayerState,
+    Observed,
+    decide,
+    is_due,
+)
+from .methods import Needs
 from .observation import LayerObserver
+from .reason import Reason
 from .statistics import ArrayStatistics
-from .validation import integer, number, positive_number
-
-
-class LayerState(NamedTuple):
-    """What is remembered of a layer between iterations.
-
-    Attributes:
-        computed_at: iteration in which the method was last asked; -1 before the first.
-        unbounded: what it gave.
-        accumulated_limit: overflow limit of S * alpha; unlike that of alpha, it outlives a change of S.
-        alpha: the scale that was last applied.
-    """
-
-    computed_at: int = -1
-    unbounded: float = 1.0
-    accumulated_limit: float = math.inf
-    alpha: float = 1.0
-
-    def checked(self) -> LayerState:
-        """The state itself; TypeError or ValueError when its numbers cannot come from a layer."""
-        integer("computed_at", self.computed_at)
-        positive_number("unbounded", self.unbounded)
-        if not number("accumulated_limit", self.accumulated_limit) > 0.0:
-            raise ValueError(f"accumulated_limit={self.accumulated_limit!r} must be positive")
-        positive_number("alpha", self.alpha)
-        return self
-
-
-_NEW_LAYER = LayerState()
 
 
 class AdaLoss(ABC):
     """The loss scale of every layer, computed every `update_per_n_iteration` iterations and kept in between.
 
-    A subclass says how the framework's arrays are reduced to statistics and brought to NumPy.
+    It remembers what `decide` needs to know of each layer, and reports what was decided. A subclass says how
+    the framework's arrays are reduced to statistics and brought to NumPy.
 
     Args:
         config: method, range, bounds, recorder. None: the defaults.
+        limit_policy: how a layer that overflowed backs off and recovers.
+
+    Attributes:
+        limits: limits of single layers' scales, lowered by overflows, by layer name.
 
     Example:
         >>> import numpy as np
@@ -76,14 +60,14 @@ class AdaLoss(ABC):
         8.0
     """
 
-    def __init__(self, config: Optional[AdaLossConfig] = None) -> None:
+    def __init__(
+        self, config: Optional[AdaLossConfig] = None, limit_policy: Optional[LayerLimitPolicy] = None
+    ) -> None:
         self.config = AdaLossConfig() if config is None else config
-        self._function, self._takes_statistics = resolve_method(self.config.loss_scale_method)
-        self._adaptive = self.config.loss_scale_method != "fixed"
-        self._u_max = self.config.range[1]
+        self.limits: Dict[str, LayerLimit] = {}
+        self._limit_policy = LayerLimitPolicy() if limit_policy is None else limit_policy
         self._layers: Dict[str, LayerState] = {}
         self._observer = LayerObserver(self.config)
-        self.limits = LayerLimits()
 
     @abstractmethod
     def statistics(self, array: Any) -> ArrayStatistics:
@@ -95,13 +79,13 @@ class AdaLoss(ABC):
 
     @property
     def adaptive(self) -> bool:
-        """False for the method `"fixed"`, which asks for no statistics."""
-        return self._adaptive
+        """False for a method such as `"fixed"`, which asks for no statistics."""
+        return self.config.method.needs is not Needs.NOTHING
 
     @property
     def takes_statistics(self) -> bool:
         """True when the method needs no look at single elements."""
-        return self._takes_statistics
+        return self.config.method.needs is not Needs.ARRAYS
 
     @property
     def layer_scales(self) -> Dict[str, float]:
@@ -148,61 +132,67 @@ class AdaLoss(ABC):
         Raises:
             ValueError: a method of the user's own returned a scale that is not positive and finite.
         """
-        config = self.config
-        computed_at, kept, accumulated_limit, _ = self._layers.get(layer, _NEW_LAYER)
-        age = iteration - computed_at
-        outdated = computed_at < 0 or not 0 <= age < config.update_per_n_iteration
-        if outdated and self._adaptive:
+        if self.adaptive and is_due(self._layers.get(layer, NEW_LAYER), iteration, self.config):
             if g_statistics is None:
                 g_statistics = self.statistics(g)
             if weight_statistics is None and W is not None:
                 weight_statistics = self.statistics(W)
-        if (g_statistics is not None and g_statistics.nonfinite) or (
-            weight_statistics is not None and weight_statistics.nonfinite
-        ):
-            # Not kept: the layer's scale is computed from the next gradient that is finite.
-            unbounded = alpha = 1.0
-        else:
-            # Statistics of no element: nothing is known yet, and nothing is kept.
-            unknown = self._adaptive and g_statistics is not None and not g_statistics.count
-            if outdated and not unknown:
-                if self._takes_statistics:
-                    kept = self._function(g_statistics, weight_statistics, config=config, fan_in=fan_in)
-                else:
-                    kept = self._from_arrays(g, W, fan_in)
-                computed_at = iteration
-            if g_statistics is not None and (W is None) == (weight_statistics is None):
-                terms = fan_in if fan_in_bound is None else fan_in_bound
-                accumulated_limit = previous_scale * overflow_limit(
-                    g_statistics, weight_statistics, terms, self._u_max
-                )
-            unbounded = kept
-            limit = accumulated_limit / previous_scale
-            if self.limits:
-                limit = min(limit, self.limits[layer])
-            alpha = applied_scale(unbounded, limit, config, previous_scale / lift)
-        self._layers[layer] = LayerState(computed_at, kept, accumulated_limit, alpha)
+        observed = Observed(
+            iteration=iteration,
+            previous_scale=previous_scale,
+            fan_in=fan_in,
+            fan_in_bound=fan_in if fan_in_bound is None else fan_in_bound,
+            g=g_statistics,
+            weight=weight_statistics,
+            has_weight=W is not None,
+            lift=lift,
+            arrays=lambda: (self.to_numpy(g), None if W is None else self.to_numpy(W)),
+        )
+        return self.decide(layer, observed).alpha
+
+    def decide(self, layer: str, observed: Observed, constraints: Constraints = NO_CONSTRAINTS) -> Decision:
+        """The scale that the layer gets, by `nnabla_adaloss.core.layer_scale.decide`; remembered and
+        reported.
+
+        Args:
+            layer: name of the layer.
+            observed: what is known of it in this iteration.
+            constraints: what its scale must respect, besides the limit that its overflows left.
+
+        Returns:
+            What is to be applied.
+
+        Raises:
+            ValueError: a method of the user's own returned a scale that is not positive and finite.
+        """
+        if layer in self.limits:
+            constraints = constraints._replace(layer_limit=self.limits[layer].limit)
+        decision = decide(self._layers.get(layer, NEW_LAYER), observed, constraints, self.config)
+        self._layers[layer] = decision.state
         if self._observer.needed:
-            self._observer(
-                LayerRecord(
-                    iteration=iteration,
-                    layer=layer,
-                    alpha=alpha,
-                    unbounded=unbounded,
-                    previous_scale=previous_scale,
-                    accumulated_scale=previous_scale * alpha,
-                    fan_in=fan_in,
-                    g=g_statistics,
-                    weight=weight_statistics,
-                )
-            )
-        return alpha
+            self._observer(_record(layer, observed, decision))
+        return decision
+
+    def back_off(self, layer: str, alpha: float) -> bool:
+        """Halve the scale that `layer` may have after `alpha` overflowed; False when `alpha` is not to
+        blame.
+        """
+        limit = self._limit_policy.after_overflow(self.limits.get(layer), alpha)
+        if limit is None:
+            return False
+        self.limits[layer] = limit
+        return True
+
+    def after_update(self) -> None:
+        """Count a good update: limits of layers recover."""
+        recovered = {layer: self._limit_policy.after_update(limit) for layer, limit in self.limits.items()}
+        self.limits = {layer: limit for layer, limit in recovered.items() if limit is not None}
 
     def state_dict(self) -> Dict[str, Dict[str, Any]]:
         """Everything that decides the next scales, as plain lists by layer name."""
         return {
-            "layers": {name: list(state) for name, state in self._layers.items()},
-            "limits": {name: list(limit) for name, limit in self.limits.as_mapping().items()},
+            "layers": {name: state.as_list() for name, state in self._layers.items()},
+            "limits": {name: list(limit) for name, limit in self.limits.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
@@ -211,16 +201,25 @@ class AdaLoss(ABC):
         Raises:
             KeyError, TypeError, ValueError: `state` is none that `state_dict` returned.
         """
-        layers = {str(name): LayerState(*values).checked() for name, values in state["layers"].items()}
+        layers = {str(name): LayerState.from_list(values) for name, values in state["layers"].items()}
         limits = {str(name): LayerLimit(*values).checked() for name, values in state["limits"].items()}
-        self._layers = layers
-        self.limits.replace(limits)
+        self._layers, self.limits = layers, limits
 
     def forget(self) -> None:
         """Drop what was computed from gradients and weights, as after loading other weights."""
         self._layers.clear()
 
-    def _from_arrays(self, g: Any, W: Optional[Any], fan_in: float) -> float:
-        weight = None if W is None else self.to_numpy(W)
-        scale = self._function(self.to_numpy(g), weight, config=self.config, fan_in=fan_in)
-        return checked_scale(scale, self.config.loss_scale_method)
+
+def _record(layer: str, observed: Observed, decision: Decision) -> LayerRecord:
+    return LayerRecord(
+        iteration=observed.iteration,
+        layer=layer,
+        alpha=decision.alpha,
+        unbounded=1.0 if decision.reason is Reason.NONFINITE else decision.state.unbounded,
+        previous_scale=observed.previous_scale,
+        accumulated_scale=observed.previous_scale * decision.alpha,
+        fan_in=observed.fan_in,
+        g=observed.g,
+        weight=observed.weight,
+        reason=decision.reason,
+    )

@@ -3,22 +3,16 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Callable, Optional, Sequence, Tuple, Union
 
-from scipy.special import erfinv
-
-from .formats import get_format
+from .formats import FORMATS, Format, get_format
 from .layer_record import LayerRecord
-from .methods import resolve_method
+from .layer_selection import LayerSelection
+from .methods import METHODS, ApproxRange, Method, MethodLike, Range, resolve_method
+from .precision import Precision
 from .validation import boolean, integer, number, positive_number
-
-# u_min where it is not the format's smallest subnormal. float16: 6e-8 as published, 0.7 % above 2**-24.
-# float32: far above 2**-149, so that squares of what is kept do not underflow either.
-_U_MIN = {"float16": 6e-8, "float32": 1e-23}
 
 
 @dataclass(frozen=True)
@@ -29,8 +23,8 @@ class AdaLossConfig:
 
     Attributes:
         loss_scale_method: how a layer's scale is computed. A built-in name (`"approx_range"`, `"abs_range"`,
-            `"element_wise_range"`, `"fixed"`), or `"package.module:function"`, or a callable. A function has
-            the signature `f(g, W, *, config, fan_in) -> float` and gets NumPy arrays (`W` may be None).
+            `"element_wise_range"`, `"fixed"`), or `"package.module:name"`, or a `Method`, or a function
+            `f(g, W, *, config, fan_in) -> float` of NumPy arrays (`W` may be None).
             `"approx_range"` assumes normal distributions (section 3.3 of the paper) and is the cheapest
             adaptive one.
         fixed_loss_scale: the scale of every layer when the method is `"fixed"`.
@@ -40,7 +34,9 @@ class AdaLossConfig:
         u_min: smallest magnitude to keep from underflow. None: taken from `dtype` (6e-8 for float16).
         u_max: largest magnitude to keep from overflow. None: largest finite number of `dtype` (65504 for
             float16).
-        dtype: name of the format that gradients are stored in; a key of `nnabla_adaloss.core.FORMATS`.
+        dtype: the format that gradients are stored in: the name of one, or a `Format`. None: that of the
+            storage (`storage=`, or a half context), float16 where there is none. One that disagrees with the
+            storage is an error.
         update_per_n_iteration: a layer's scale is recomputed every so many iterations.
         scale_upper_bound: largest scale of one layer.
         accum_upper_bound: largest accumulated scale, i.e. product of the scales from the loss to a layer.
@@ -51,8 +47,9 @@ class AdaLossConfig:
         recorder: called with a `LayerRecord` each time a layer is scaled. What it returns is ignored.
         debug_level: 0 logs nothing, 1 one line per iteration, 2 also one per layer; to
             `logging.getLogger("nnabla_adaloss")` at level INFO.
-        include: names of the layers to scale, as `fnmatch` patterns.
-        exclude: names of layers not to scale; wins over `include`.
+        include: names of the layers to scale, as `fnmatch` patterns. One that matches no layer is an error
+            when the first backward runs.
+        exclude: names of layers not to scale, likewise; wins over `include`.
         delay: 0 computes scales from the statistics of the same iteration, 1 from those of the one before,
             which needs no synchronization with a device. None lets the engine choose.
 
@@ -62,16 +59,16 @@ class AdaLossConfig:
 
     Example:
         >>> AdaLossConfig(n_uf_threshold=1e-4, scale_upper_bound=128.0).range
-        (6e-08, 65504.0)
+        Range(u_min=6e-08, u_max=65504.0)
     """
 
-    loss_scale_method: Union[str, Callable[..., float]] = "approx_range"
+    loss_scale_method: MethodLike = "approx_range"
     fixed_loss_scale: float = 1.0
     init_scale: float = 1.0
     n_uf_threshold: float = 1e-3
     u_min: Optional[float] = None
     u_max: Optional[float] = None
-    dtype: str = "float16"
+    dtype: Optional[Union[str, Format]] = None
     update_per_n_iteration: int = 1
     scale_upper_bound: float = 16.0
     accum_upper_bound: float = 1024.0
@@ -85,14 +82,15 @@ class AdaLossConfig:
     delay: Optional[int] = None
 
     def __post_init__(self) -> None:
-        resolve_method(self.loss_scale_method)
-        get_format(self.dtype, argument="dtype")
         for name in ("fixed_loss_scale", "init_scale", "scale_upper_bound", "accum_upper_bound"):
             self._set(name, positive_number(name, getattr(self, name)))
         for name in ("u_min", "u_max"):
             if getattr(self, name) is not None:
                 self._set(name, positive_number(name, getattr(self, name)))
-        self._check_thresholds()
+        for name in ("n_uf_threshold", "max_rescue_ratio"):
+            if getattr(self, name) is not None:
+                self._set(name, number(name, getattr(self, name)))
+        self._check_range()
         for name in ("use_bound", "power_of_two"):
             boolean(name, getattr(self, name))
         if self.recorder is not None and not callable(self.recorder):
@@ -105,20 +103,11 @@ class AdaLossConfig:
             raise ValueError(f"delay={self.delay!r} must be 0, 1 or None")
         for name in ("include", "exclude"):
             self._set(name, _patterns(name, getattr(self, name)))
+        # Each method checks its own parameters, also those of methods that were not chosen.
+        for method in (*METHODS, self.loss_scale_method):
+            resolve_method(method, self)
 
-    def _check_thresholds(self) -> None:
-        self._set("n_uf_threshold", number("n_uf_threshold", self.n_uf_threshold))
-        if not 0.0 < self.n_uf_threshold < 1.0:
-            raise ValueError(
-                f"n_uf_threshold={self.n_uf_threshold!r} is a share of elements and must lie strictly "
-                "between 0 and 1; 1e-3 is usual"
-            )
-        if self.max_rescue_ratio is not None:
-            self._set("max_rescue_ratio", number("max_rescue_ratio", self.max_rescue_ratio))
-            if not 0.0 < self.max_rescue_ratio <= 1.0:
-                raise ValueError(
-                    f"max_rescue_ratio={self.max_rescue_ratio!r} must lie in (0, 1]; None keeps every product"
-                )
+    def _check_range(self) -> None:
         u_min, u_max = self.range
         if u_min >= u_max:
             raise ValueError(
@@ -129,27 +118,60 @@ class AdaLossConfig:
         object.__setattr__(self, name, value)
 
     @cached_property
-    def range(self) -> Tuple[float, float]:
-        """(u_min, u_max), what was left None filled in from `dtype`."""
-        stored = get_format(self.dtype)
-        u_min = _U_MIN.get(stored.name, stored.smallest_subnormal) if self.u_min is None else self.u_min
-        return u_min, stored.max if self.u_max is None else self.u_max
+    def method(self) -> Method:
+        """`loss_scale_method` as a value, with its parameters taken from here."""
+        return resolve_method(self.loss_scale_method, self)
 
     @cached_property
+    def range(self) -> Range:
+        """(u_min, u_max), what was left None filled in from `dtype`."""
+        stored = get_format("float16" if self.dtype is None else self.dtype, argument="dtype")
+        return Range(
+            stored.u_min if self.u_min is None else self.u_min,
+            stored.max if self.u_max is None else self.u_max,
+        )
+
+    @property
     def sigma_min(self) -> float:
         """Standard deviation at which a share p of a centred normal distribution lies below u_min.
 
         u_min / (sqrt(2) * erfinv(p)): what `approx_range` raises a smaller standard deviation to.
         """
-        return self.range[0] / (math.sqrt(2.0) * float(erfinv(self.n_uf_threshold)))
+        return ApproxRange(self.n_uf_threshold).sigma_min(self.range)
+
+    @property
+    def selection(self) -> LayerSelection:
+        """`include` and `exclude`."""
+        return LayerSelection(tuple(self.include), tuple(self.exclude))
 
     def selects(self, layer: str) -> bool:
         """True when the layer of this name is to be scaled, by `include` and `exclude`."""
+        return self.selection.selects(layer)
 
-        def matches(patterns: Sequence[str]) -> bool:
-            return any(fnmatchcase(layer, pattern) for pattern in patterns)
+    def stored_in(self, precision: Optional[Precision]) -> AdaLossConfig:
+        """The configuration for gradients that are stored so: with `dtype` filled in.
 
-        return matches(self.include) and not matches(self.exclude)
+        Args:
+            precision: what the storage is known to be; None where nothing is known of it.
+
+        Raises:
+            ValueError: `dtype` is another format than that of the gradients.
+        """
+        if precision is None:
+            return self if self.dtype is not None else replace(self, dtype="float16")
+        stored = precision.backward.saturating(False)
+        if self.dtype is None:
+            return replace(self, dtype=stored.name if FORMATS.get(stored.name) == stored else stored)
+        if get_format(self.dtype, argument="dtype").saturating(False) != stored:
+            raise ValueError(
+                f"config has dtype={_name(self.dtype)!r}, but storage keeps gradients in {stored.name}: "
+                "leave dtype out (u_min and u_max set a range of your own)"
+            )
+        return self
+
+
+def _name(dtype: Union[str, Format]) -> str:
+    return dtype.name if isinstance(dtype, Format) else dtype
 
 
 def _patterns(name: str, value: Sequence[str]) -> Tuple[str, ...]:

@@ -1,24 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Floating point storage formats and the range of numbers each one holds."""
+"""Floating point storage formats: the numbers that each one holds."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Dict, Union
+
+from .validation import boolean, integer, positive_number
 
 
 @dataclass(frozen=True)
 class Format:
-    """A binary floating point format with subnormals.
+    """A binary floating point format with subnormals, no wider than float32.
+
+    `Format.ieee` makes one from the widths of its fields. One of your own can be given wherever a name can.
 
     Attributes:
-        name: the name it is asked for by.
+        name: what it is called in messages and saved states.
         exponent_bits: width of the exponent field.
         mantissa_bits: width of the stored significand, without the implicit leading bit.
         max: largest finite number.
         smallest_normal: smallest positive number of full precision.
         smallest_subnormal: smallest positive number.
         has_infinity: False when numbers beyond `max` become NaN.
+        u_min: smallest magnitude that a loss scale keeps from underflow; 0: `smallest_subnormal`.
+        saturates: numbers beyond `max`, infinities included, become `max` (with their sign) instead, as in
+            the saturating conversions of the OCP 8-bit formats (OFP8 specification, revision 1.0).
+
+    Raises:
+        TypeError: an argument is of the wrong type.
+        ValueError: it is out of range, or float32 cannot hold the format's numbers.
+
+    Example:
+        >>> half_as_precise = Format.ieee("float12", exponent_bits=5, mantissa_bits=6)
+        >>> half_as_precise.max, half_as_precise.smallest_subnormal == 2.0**-20
+        (65024.0, True)
     """
 
     name: str
@@ -28,26 +45,69 @@ class Format:
     smallest_normal: float
     smallest_subnormal: float
     has_infinity: bool
+    u_min: float = 0.0
+    saturates: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise TypeError(f"name={self.name!r} must be a string that is not empty")
+        for name, widest in (("exponent_bits", 8), ("mantissa_bits", 23)):
+            if not 1 <= integer(name, getattr(self, name)) <= widest:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} must lie in [1, {widest}]: emulation is in float32"
+                )
+        for name in ("max", "smallest_normal", "smallest_subnormal"):
+            positive_number(name, getattr(self, name))
+        for name in ("has_infinity", "saturates"):
+            boolean(name, getattr(self, name))
+        if self.max > _FLOAT32_MAX or self.smallest_normal < 2.0**-126:
+            raise ValueError(
+                f"max and smallest_normal of {self.name} must lie in the normal range of float32"
+            )
+        if self.smallest_subnormal != math.ldexp(self.smallest_normal, -self.mantissa_bits):
+            raise ValueError(
+                f"smallest_subnormal={self.smallest_subnormal!r} of {self.name} must be smallest_normal * "
+                "2**-mantissa_bits"
+            )
+        if self.u_min == 0.0:
+            object.__setattr__(self, "u_min", self.smallest_subnormal)
+        positive_number("u_min", self.u_min)
+
+    @classmethod
+    def ieee(cls, name: str, exponent_bits: int, mantissa_bits: int, *, u_min: float = 0.0) -> Format:
+        """A format laid out as IEEE 754 does: the highest exponent is kept for infinity and NaN."""
+        bias = 2 ** (integer("exponent_bits", exponent_bits) - 1) - 1
+        return cls(
+            name=name,
+            exponent_bits=exponent_bits,
+            mantissa_bits=mantissa_bits,
+            max=(2.0 - 2.0**-mantissa_bits) * 2.0**bias,
+            smallest_normal=2.0 ** (1 - bias),
+            smallest_subnormal=2.0 ** (1 - bias - mantissa_bits),
+            has_infinity=True,
+            u_min=u_min,
+        )
+
+    @property
+    def beyond_max(self) -> float:
+        """What positive numbers beyond `max` become: an infinity, NaN, or `max` itself."""
+        if self.saturates:
+            return self.max
+        return math.inf if self.has_infinity else math.nan
+
+    def saturating(self, saturates: bool = True) -> Format:
+        """The same numbers, with conversions that saturate, or that do not."""
+        return self if saturates == self.saturates else replace(self, saturates=saturates)
 
 
-def _ieee(name: str, exponent_bits: int, mantissa_bits: int) -> Format:
-    """A format laid out as IEEE 754 does: the highest exponent is kept for infinity and NaN."""
-    bias = 2 ** (exponent_bits - 1) - 1
-    return Format(
-        name=name,
-        exponent_bits=exponent_bits,
-        mantissa_bits=mantissa_bits,
-        max=(2.0 - 2.0**-mantissa_bits) * 2.0**bias,
-        smallest_normal=2.0 ** (1 - bias),
-        smallest_subnormal=2.0 ** (1 - bias - mantissa_bits),
-        has_infinity=True,
-    )
+_FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
 
-
-FLOAT16 = _ieee("float16", exponent_bits=5, mantissa_bits=10)
-BFLOAT16 = _ieee("bfloat16", exponent_bits=8, mantissa_bits=7)
-FLOAT32 = _ieee("float32", exponent_bits=8, mantissa_bits=23)
-FLOAT8_E5M2 = _ieee("float8_e5m2", exponent_bits=5, mantissa_bits=2)
+# 6e-8 as published, 0.7 % above 2**-24.
+FLOAT16 = Format.ieee("float16", exponent_bits=5, mantissa_bits=10, u_min=6e-8)
+BFLOAT16 = Format.ieee("bfloat16", exponent_bits=8, mantissa_bits=7)
+# Far above 2**-149, so that squares of what is kept do not underflow either.
+FLOAT32 = Format.ieee("float32", exponent_bits=8, mantissa_bits=23, u_min=1e-23)
+FLOAT8_E5M2 = Format.ieee("float8_e5m2", exponent_bits=5, mantissa_bits=2)
 # The "fn" variant (arXiv 2209.05433): the highest exponent holds numbers too, only its last pattern is NaN.
 FLOAT8_E4M3 = Format(
     name="float8_e4m3",

@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of single layers' scales that an overflow lowers and good updates raise again."""
+"""Limits of single layers' scales that an overflow lowers and good updates raise again.
+
+    after an overflow by a layer's own alpha > 1:  limit = max(alpha / 2, 1);  updates = 0
+    after recovery_interval updates:               limit = limit * 2;          updates = 0
+                                                   no limit any more when it is back where it overflowed
+
+The state is apart from the policy, as that of the global scale is.
+"""
 
 from __future__ import annotations
 
-import math
-from typing import Dict, Mapping, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, Optional
 
 from .validation import integer, number, positive_number
 
@@ -32,57 +39,38 @@ class LayerLimit(NamedTuple):
         return self
 
 
-class LayerLimits:
+@dataclass(frozen=True)
+class LayerLimitPolicy:
     """Backs off a layer's own scale when that made its gradient overflow, in place of the global one.
 
-    Args:
+    Attributes:
         recovery_interval: good updates after which a lowered limit is doubled. 2000, as the global scale's.
 
     Example:
-        >>> limits = LayerLimits(recovery_interval=1)
-        >>> limits.back_off("conv1", 16.0)
+        >>> policy = LayerLimitPolicy(recovery_interval=1)
+        >>> limit = policy.after_overflow(None, 16.0)
+        >>> limit
+        LayerLimit(limit=8.0, overflowed=16.0, updates=0)
+        >>> policy.after_update(limit) is None
         True
-        >>> limits["conv1"]
-        8.0
-        >>> limits.after_update()
-        >>> limits["conv1"]
-        inf
     """
 
-    def __init__(self, recovery_interval: float = 2000) -> None:
-        self.recovery_interval = number("recovery_interval", recovery_interval)
-        self._limits: Dict[str, LayerLimit] = {}
+    recovery_interval: float = 2000
 
-    def __getitem__(self, layer: str) -> float:
-        found = self._limits.get(layer)
-        return math.inf if found is None else found.limit
+    def __post_init__(self) -> None:
+        number("recovery_interval", self.recovery_interval)
 
-    def __bool__(self) -> bool:
-        return bool(self._limits)
-
-    def back_off(self, layer: str, alpha: float) -> bool:
-        """Halve the scale that `layer` may have; False when `alpha` is 1 or less and not to blame."""
+    def after_overflow(self, limit: Optional[LayerLimit], alpha: float) -> Optional[LayerLimit]:
+        """The limit after `alpha` overflowed: half of it; None when it is 1 or less and not to blame."""
         if alpha <= 1.0:
-            return False
-        before = self._limits.get(layer)
-        overflowed = alpha if before is None else max(alpha, before.overflowed)
-        self._limits[layer] = LayerLimit(max(alpha / 2.0, 1.0), overflowed, 0)
-        return True
+            return None
+        overflowed = alpha if limit is None else max(alpha, limit.overflowed)
+        return LayerLimit(max(alpha / 2.0, 1.0), overflowed, 0)
 
-    def after_update(self) -> None:
-        """Count a good update; double the limits that are old enough, and drop those that reach the top."""
-        for layer, (limit, overflowed, updates) in list(self._limits.items()):
-            if updates + 1 < self.recovery_interval:
-                self._limits[layer] = LayerLimit(limit, overflowed, updates + 1)
-            elif limit * 2.0 >= overflowed:
-                del self._limits[layer]
-            else:
-                self._limits[layer] = LayerLimit(limit * 2.0, overflowed, 0)
-
-    def as_mapping(self) -> Dict[str, LayerLimit]:
-        """The limits by layer name, for saving."""
-        return dict(self._limits)
-
-    def replace(self, limits: Mapping[str, LayerLimit]) -> None:
-        """Take the limits of `limits` in place of the present ones."""
-        self._limits = dict(limits)
+    def after_update(self, limit: LayerLimit) -> Optional[LayerLimit]:
+        """The limit after a good update: doubled when it is old enough, None when it reaches its top."""
+        if limit.updates + 1 < self.recovery_interval:
+            return limit._replace(updates=limit.updates + 1)
+        if limit.limit * 2.0 >= limit.overflowed:
+            return None
+        return LayerLimit(limit.limit * 2.0, limit.overflowed, 0)

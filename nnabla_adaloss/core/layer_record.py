@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Optional
 
+from .reason import Reason
 from .statistics import ArrayStatistics
 
 
@@ -14,13 +15,15 @@ class LayerRecord(NamedTuple):
     Attributes:
         iteration: iteration the scale is applied in.
         layer: name of the layer.
-        alpha: the scale applied to the layer's input gradient.
-        unbounded: what the method gave, before bounds, overflow guard and power of two.
+        alpha: the scale that is applied to the layer's input gradient.
+        unbounded: what the method gave, before bounds, limits and power of two; 1 when the gradient or the
+            weight is not finite.
         previous_scale: S, the accumulated scale of the arriving output gradient.
         accumulated_scale: S * alpha, the scale that the input gradient carries.
         fan_in: K, number of products summed into one element of the input gradient.
         g: statistics of the output gradient, S included; None when the method did not ask for them.
         weight: statistics of the weight; None where there is no weight or the method did not ask.
+        reason: what held alpha where it is.
     """
 
     iteration: int
@@ -32,3 +35,4 @@ class LayerRecord(NamedTuple):
     fan_in: float
     g: Optional[ArrayStatistics]
     weight: Optional[ArrayStatistics]
+    reason: Reason = Reason.METHOD

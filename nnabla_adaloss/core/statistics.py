@@ -38,6 +38,11 @@ class ArrayStatistics(NamedTuple):
     zeros: int
     nonfinite: int
 
+    @classmethod
+    def of_zeros(cls, count: int) -> ArrayStatistics:
+        """Statistics of an array of `count` zeros; of an array of no element for 0."""
+        return cls(count, 0.0, 0.0, 0.0, 0.0, count, 0)
+
     @property
     def finite(self) -> bool:
         """True when no element is an infinity or a NaN."""

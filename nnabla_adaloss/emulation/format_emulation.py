@@ -6,18 +6,18 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 from itertools import repeat
-from typing import Any, Callable, Dict, NamedTuple, Optional, Union
+from typing import Any, Callable, Dict, NamedTuple, Optional
 
 import nnabla as nn
 
-from ..core.formats import Format, get_format
+from ..core.precision import Precision, StorageLike, get_precision
+from ..graph.function_kinds import computes_in_half
 from ..graph.hooks import Hook, HookGuard
 from ..graph.loss_like import Seed, check_scale, check_seed, run_backward, variable_of
-from ..graph.plan import is_half
 from ..kernels import select_kernels
 from ..kernels.scratch import ScratchPool
-from .plan import EmulationPlan, rounding_of
 from .rounded_storage import RoundedStorage
+from .rounding_plan import RoundingPlan, rounding_of
 
 
 class GradientRounding(NamedTuple):
@@ -47,7 +47,9 @@ class FormatEmulation:
 
     Args:
         loss: The loss Variable.
-        storage: The format: ``"float16"`` (default), ``"bfloat16"``, ``"float8_e5m2"``, ``"float8_e4m3"``.
+        storage: The format: ``"float16"`` (default), ``"bfloat16"``, ``"float8_e5m2"``, ``"float8_e4m3"``, or
+            a ``Format`` of your own; or a ``Precision``, where gradients have another one or numbers
+            saturate.
 
     Raises:
         TypeError: ``loss`` is not a Variable; wrap the Variable first, then scale the emulation.
@@ -61,7 +63,7 @@ class FormatEmulation:
         >>> loss.backward(8.0, clear_buffer=True)
     """
 
-    def __init__(self, loss: nn.Variable, storage: Union[str, Format] = "float16") -> None:
+    def __init__(self, loss: nn.Variable, storage: StorageLike = "float16") -> None:
         if not isinstance(loss, nn.Variable):
             raise TypeError(
                 f"loss must be an nnabla.Variable, got {type(loss).__name__}; emulate the Variable first and "
@@ -69,16 +71,15 @@ class FormatEmulation:
             )
         self._loss = variable_of(loss)
         context = self._loss.parent.context
-        if is_half(context):
+        if computes_in_half(context):
             raise ValueError(
                 f"storage: loss is computed in {context.backend[0]}, which stores half precision already; "
                 "build the network in a float context, or leave storage out"
             )
-        self._format = get_format(storage)
         self._pool = ScratchPool()
-        self._plan = EmulationPlan(self._loss)
+        self._made: Optional[RoundingPlan] = None
         self._weights: Dict[int, nn.NdArray] = {}
-        self.emulated_storage = RoundedStorage(self._format, select_kernels(context))
+        self.emulated_storage = RoundedStorage(get_precision(storage), select_kernels(context))
 
     @property
     def variable(self) -> nn.Variable:
@@ -86,9 +87,9 @@ class FormatEmulation:
         return self._loss
 
     @property
-    def format(self) -> Format:
-        """The emulated format."""
-        return self._format
+    def precision(self) -> Precision:
+        """The emulated formats."""
+        return self.emulated_storage.precision
 
     def gradient_rounding(self, variable: nn.Variable) -> Optional[GradientRounding]:
         """Return what rounding did to the gradient of ``variable`` in the last backward, or None."""
@@ -108,6 +109,7 @@ class FormatEmulation:
         function_post_hook: Optional[Hook] = None,
     ) -> None:
         """Run forward as ``Variable.forward`` does, in the emulated format."""
+        self._look_at_the_graph()
         self._round_weights()
         guard = HookGuard()
         pre = guard.chain(function_pre_hook)
@@ -149,8 +151,7 @@ class FormatEmulation:
         """
         check_scale(scale)
         check_seed(self._loss, grad)
-        if not self._plan.is_current():
-            self._plan = EmulationPlan(self._loss)
+        self._look_at_the_graph()
         if self._weights.keys() != {key for key, _ in self._plan.leaves}:
             self._round_weights()
         self.emulated_storage.gradients.clear()
@@ -162,6 +163,15 @@ class FormatEmulation:
                 lambda: run_backward(self._loss, scale, grad, clear_buffer, communicator_callbacks, pre, post)
             )
         )
+
+    @property
+    def _plan(self) -> RoundingPlan:
+        return self._made if self._made is not None else self._look_at_the_graph()
+
+    def _look_at_the_graph(self) -> RoundingPlan:
+        if self._made is None or not self._made.is_current:
+            self._made = RoundingPlan(self._loss)
+        return self._made
 
     def _round_weights(self) -> None:
         self._weights = {

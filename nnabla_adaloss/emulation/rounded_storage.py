@@ -7,7 +7,7 @@ from typing import Dict, Optional
 
 import nnabla as nn
 
-from ..core.formats import Format
+from ..core.precision import Precision
 from ..core.statistics import ArrayStatistics
 from ..kernels.arrays import FLOAT32, stored_dtype
 from ..kernels.interface import Kernels, RoundingStatistics
@@ -17,25 +17,20 @@ class RoundedStorage:
     """Rounds arrays to a format in place and keeps the last statistics of each, by variable key.
 
     Args:
-        storage: The format that is emulated.
+        precision: The formats that are emulated.
         kernels: The kernels that round.
     """
 
-    def __init__(self, storage: Format, kernels: Kernels) -> None:
-        self._format = storage
+    def __init__(self, precision: Precision, kernels: Kernels) -> None:
+        self.precision = precision
         self.kernels = kernels
         self.gradients: Dict[int, RoundingStatistics] = {}
         self.data: Dict[int, RoundingStatistics] = {}
 
-    @property
-    def format(self) -> Format:
-        """The format that is emulated."""
-        return self._format
-
     def round_gradient(self, key: int, array: nn.NdArray) -> None:
         """Round the gradient of the variable ``key``; unwritten and non-float32 arrays stay as they are."""
         if stored_dtype(array) == FLOAT32:
-            self.gradients[key] = self.kernels.round_to_format(array, array, self._format)
+            self.gradients[key] = self.kernels.round_to_format(array, array, self.precision.backward)
 
     def round_data(self, key: int, source: nn.NdArray, target: nn.NdArray) -> nn.NdArray:
         """Round the data of the variable ``key`` into ``target``, which may be ``source``.
@@ -49,7 +44,7 @@ class RoundedStorage:
         if stored != FLOAT32:
             target.data = source.data.astype(FLOAT32)
             source = target
-        self.data[key] = self.kernels.round_to_format(source, target, self._format)
+        self.data[key] = self.kernels.round_to_format(source, target, self.precision.forward)
         return target
 
     def gradient_statistics(self, key: int) -> Optional[ArrayStatistics]:
@@ -73,5 +68,5 @@ class RoundedStorage:
             )
 
     def store(self, array: nn.NdArray) -> None:
-        """Round a temporary array."""
-        self.kernels.round_to_format(array, array, self._format)
+        """Round the scaled copy of a weight."""
+        self.kernels.round_to_format(array, array, self.precision.forward)

@@ -7,7 +7,8 @@ from typing import Any, FrozenSet, List, Sequence
 
 import nnabla as nn
 
-from ..graph.gemm import is_gemm
+from ..graph.function_kinds import OWN_REFERENCES
+from ..graph.matrix_products import is_scalable
 
 # cudnn:half computes these in float: what they write stays fp32 until a half function reads it.
 _REDUCTIONS: FrozenSet[str] = frozenset({"Softmax", "LogSoftmax", "SoftmaxCrossEntropy", "CumSum", "CumProd"})
@@ -26,10 +27,6 @@ _BATCH_NORMALIZATIONS: FrozenSet[str] = frozenset(
     {"BatchNormalization", "FusedBatchNormalization", "SyncBatchNormalization"}
 )
 
-# They read weights through references of their own, which no swap reaches.
-_OWN_REFERENCES: FrozenSet[str] = frozenset({"LSTM", "GRU", "RNN", "SpectralNorm"})
-
-
 # They leave an unscaled fp32 gradient in a leaf: rounding it would undo what scaling saved.
 _UNSCALES: FrozenSet[str] = frozenset({"Unscale", "TrackedUnscale"})
 
@@ -47,11 +44,12 @@ def half_outputs(f: Any) -> List[nn.Variable]:
 def half_leaves(f: Any) -> List[nn.Variable]:
     """Return the leaves that ``f`` reads in half precision: weights, and the data of matrix products."""
     type_name = f.info.type_name
-    if type_name in KEEPS_FP32 or type_name in _OWN_REFERENCES:
+    if type_name in KEEPS_FP32 or type_name in OWN_REFERENCES:
+        # The latter read weights through references that no swap reaches.
         return []
     inputs = _parameters_in_half(type_name, f.inputs)
     # Other leaves without a gradient may be labels or indices, which a half GPU keeps as they are.
-    return [v for v in inputs if v.parent is None and (v.need_grad or is_gemm(type_name))]
+    return [v for v in inputs if v.parent is None and (v.need_grad or is_scalable(type_name))]
 
 
 def fp32_leaves(f: Any) -> List[nn.Variable]:

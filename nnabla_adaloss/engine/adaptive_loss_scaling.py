@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from itertools import zip_longest
+from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import nnabla as nn
@@ -11,20 +11,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.config import AdaLossConfig
-from ..core.layer_limits import LayerLimits
+from ..core.layer_limits import LayerLimit, LayerLimitPolicy
+from ..core.precision import Precision
 from ..core.validation import integer
 from ..errors import GraphChangedError
+from ..graph.function_kinds import computes_in_half
 from ..graph.hooks import Hook, root_cause
 from ..graph.loss_like import LossLike, Seed, check_scale, check_seed, run_backward, variable_of
-from ..graph.nnabla_ada_loss import NNablaAdaLoss
+from ..graph.names import named, registered_names
+from ..graph.order import forward_order
 from ..graph.plan import GraphPlan
-from ..kernels import CudaKernels, select_kernels
-from ..kernels.measurements import Measurements, measurements_by
+from ..kernels import Measurements, NNablaAdaLoss, measurements_by, select_kernels
 from ..kernels.scratch import ScratchPool
 from .backward_pass import BackwardPass, PassContext
 from .blame import layer_to_blame
+from .emulated_storage import EmulatedStorage
+from .saved_names import fingerprint, with_names_of
 from .statistics_source import DelayedStatistics, ImmediateStatistics, StatisticsSource
-from .storage import Storage
 
 
 class AdaptiveLossScaling:
@@ -36,13 +39,17 @@ class AdaptiveLossScaling:
 
     Args:
         loss: The loss Variable, or a wrapper such as ``FormatEmulation``.
-        config: How scales are computed; None for ``AdaLossConfig()`` with the dtype of the emulated storage.
+        config: How scales are computed; None for ``AdaLossConfig()``.
         non_homogeneous: Type names of functions whose input gradient is not proportional to their output
             gradient, beyond nnabla's own. They see unscaled gradients.
+        parameters: Parameters by name, for layers whose parameters nnabla does not know by name: what
+            ``solver.get_parameters()`` or ``module.get_parameters()`` returns.
+        limit_policy: How a layer whose scale overflowed backs off and recovers.
 
     Raises:
         TypeError: ``loss`` is no loss, or ``config`` no ``AdaLossConfig``.
-        ValueError: ``loss`` needs no gradient.
+        ValueError: ``loss`` needs no gradient or scales itself, or ``config.dtype`` is not what gradients are
+            stored in.
 
     Example:
         >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
@@ -61,29 +68,34 @@ class AdaptiveLossScaling:
         config: Optional[AdaLossConfig] = None,
         *,
         non_homogeneous: Sequence[str] = (),
+        parameters: Optional[Mapping[str, nn.Variable]] = None,
+        limit_policy: Optional[LayerLimitPolicy] = None,
     ) -> None:
         if config is not None and not isinstance(config, AdaLossConfig):
             raise TypeError(f"config must be an AdaLossConfig or None, got {type(config).__name__}")
-        self._storage: Optional[Storage] = getattr(loss, "emulated_storage", None)
-        if config is None:
-            config = AdaLossConfig(dtype=self._storage.format.name) if self._storage else AdaLossConfig()
-        self.config = config
+        self._storage: Optional[EmulatedStorage] = getattr(loss, "emulated_storage", None)
+        self._variable = variable_of(loss)
+        _refuse_a_loss_that_scales_itself(self._variable)
+        context = self._variable.parent.context
+        self.config = (AdaLossConfig() if config is None else config).stored_in(
+            self._storage.precision if self._storage else Precision() if computes_in_half(context) else None
+        )
         self.iteration = 0
         self._loss = loss
-        self._variable = variable_of(loss)
         self._non_homogeneous = tuple(non_homogeneous)
-        self._kernels = select_kernels(self._variable.parent.context)
-        self._ada_loss = NNablaAdaLoss(self.config, self._kernels)
+        # Names are those that the scope shows in which the loss is wrapped.
+        self._names = {**named(parameters or {}), **registered_names()}
+        self._kernels = select_kernels(context)
+        self._ada_loss = NNablaAdaLoss(self.config, self._kernels, limit_policy)
         self._delay = self._choose_delay()
         if self._delay and not self._ada_loss.takes_statistics:
             raise ValueError(
-                f"delay=1 keeps statistics, not arrays, and loss_scale_method={config.loss_scale_method!r} "
-                "looks at arrays; choose delay=0 or another method"
+                "delay=1 keeps statistics, not arrays, and "
+                f"loss_scale_method={self.config.loss_scale_method!r} looks at arrays; "
+                "choose delay=0 or another method"
             )
         self._pool = ScratchPool()
-        self._plan = self._make_plan()
-        self._measurements = self._make_measurements()
-        self._statistics = self._make_statistics()
+        self._planned: Optional[_Planned] = None
         self._last: Optional[BackwardPass] = None
 
     @property
@@ -98,8 +110,8 @@ class AdaptiveLossScaling:
 
     @property
     def plan(self) -> GraphPlan:
-        """Every function in backward order with its role; ``print`` it."""
-        return self._plan
+        """Every function in backward order with its role, as the graph is at the first use; ``print`` it."""
+        return self._for_this_graph().plan
 
     @property
     def layer_scales(self) -> Dict[str, float]:
@@ -119,17 +131,18 @@ class AdaptiveLossScaling:
     @property
     def layers(self) -> List[str]:
         """Names of the layers that are scaled, in backward order."""
-        return [scaling.layer for node in self._plan.nodes.values() for scaling in node.scalings]
+        return list(self.plan.layers)
 
     def layer_to_blame(self) -> Optional[str]:
         """Return the layer whose own scale made the last backward overflow; None: the global one did."""
         if self._last is None or not self._last.found_inf:
             return None
-        return layer_to_blame(self._plan, self._last.found_inf[0], self._last.layer_scales)
+        return layer_to_blame(self._last.plan, self._last.found_inf[0], self._last.layer_scales)
 
     def shared_statistics(self) -> Optional[NDArray[np.float64]]:
         """Return what the next scales will be computed from, for other ranks; None when ``delay`` is 0."""
-        return self._statistics.table(self._plan.variable_keys)
+        planned = self._for_this_graph()
+        return planned.statistics.table(planned.plan.variable_keys)
 
     def adopt_statistics(self, tables: NDArray[np.float64]) -> None:
         """Compute the next scales from the statistics of all ranks: those of the whole batch.
@@ -137,24 +150,35 @@ class AdaptiveLossScaling:
         Args:
             tables: What ``shared_statistics`` returned on every rank, stacked in the order of ranks.
         """
-        self._statistics.adopt(self._plan.variable_keys, tables)
+        planned = self._for_this_graph()
+        planned.statistics.adopt(planned.plan.variable_keys, tables)
 
     @property
-    def limits(self) -> LayerLimits:
-        """Limits of single layers' scales, lowered by overflows."""
+    def limits(self) -> Dict[str, LayerLimit]:
+        """Limits of single layers' scales, lowered by overflows, by layer name."""
         return self._ada_loss.limits
+
+    def back_off(self, layer: str, alpha: float) -> bool:
+        """Halve the scale that ``layer`` may have after ``alpha`` overflowed; False: not to blame."""
+        return self._ada_loss.back_off(layer, alpha)
+
+    def after_update(self) -> None:
+        """Count a good update: the limits of layers recover."""
+        self._ada_loss.after_update()
 
     def forget(self) -> None:
         """Drop what was learned of gradients and weights: call it after loading other weights."""
         self._ada_loss.forget()
-        self._statistics = self._make_statistics()
+        planned = self._for_this_graph()
+        planned.statistics = self._statistics_with(planned.measurements)
 
     def state_dict(self) -> Dict[str, Any]:
         """Everything that decides the next scales, as plain numbers, strings, lists and dicts."""
+        planned = self._for_this_graph()
         return {
             "iteration": self.iteration,
-            "network": self._fingerprint(),
-            "delayed": self._statistics.state(self._plan.variable_keys),
+            "network": fingerprint(planned.plan),
+            "delayed": planned.statistics.state(planned.plan.variable_keys),
             **self._ada_loss.state_dict(),
         }
 
@@ -165,23 +189,15 @@ class AdaptiveLossScaling:
             ValueError: The state is of another network, or damaged.
         """
         try:
-            iteration, network = integer("iteration", state["iteration"]), list(state["network"])
-            ours = self._fingerprint()
-            if network != ours:
-                theirs, mine = next((a, b) for a, b in zip_longest(network, ours) if a != b)
-                raise ValueError(f"state is of another network: it has {theirs} where this one has {mine}")
-            statistics = self._make_statistics()
-            statistics.load_state(self._plan.variable_keys, state["delayed"])
+            planned = self._for_this_graph()
+            iteration = integer("iteration", state["iteration"])
+            state = with_names_of(planned.plan, state)
+            statistics = self._statistics_with(planned.measurements)
+            statistics.load_state(planned.plan.variable_keys, state["delayed"])
             self._ada_loss.load_state_dict(state)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"state is damaged, or none of an AdaptiveLossScaling: {error!r}") from error
-        self.iteration, self._statistics = iteration, statistics
-
-    def _fingerprint(self) -> List[str]:
-        return [
-            f"{node.type_name} {node.label} {'x'.join(map(str, node.outputs[0].shape))}"
-            for node in self._plan.nodes.values()
-        ]
+        self.iteration, planned.statistics = iteration, statistics
 
     def scale_of(self, variable: nn.Variable) -> float:
         """Return the scale S that the gradient of ``variable`` carried in the last backward.
@@ -235,16 +251,15 @@ class AdaptiveLossScaling:
         Raises:
             ValueError: ``scale`` is not positive and finite, or a loss of several elements came without
                 ``grad``, or ``grad`` has another shape.
-            GraphChangedError: The graph was rewired since the last backward; run forward and backward again.
+            GraphChangedError: The graph was rewired while backward ran.
         """
         start_scale = check_scale(scale) * self.config.init_scale
         check_seed(self._variable, grad)
-        if not self._plan.is_current():
-            self._replan()
+        planned = self._for_this_graph(look_again=True)
         iteration = self.iteration if iteration is None else iteration
-        self._statistics.begin(iteration)
+        planned.statistics.begin(iteration)
         context = PassContext(
-            self._plan, self._ada_loss, self._kernels, self._pool, self._statistics, self._storage
+            planned.plan, self._ada_loss, self._kernels, self._pool, planned.statistics, self._storage
         )
         running = BackwardPass(
             context,
@@ -253,7 +268,7 @@ class AdaptiveLossScaling:
             function_pre_hook,
             function_post_hook,
             # A communicator takes gradients as each function leaves them.
-            deferred=self._measurements if communicator_callbacks is None else None,
+            deferred=planned.measurements if communicator_callbacks is None else None,
         )
         error: Optional[BaseException] = None
         try:
@@ -273,9 +288,9 @@ class AdaptiveLossScaling:
         # What a hook raised comes first: nnabla hides it behind an error of its own.
         error = running.error or error
         if error is not None:
-            self._statistics.finish()
+            planned.statistics.finish()
             if isinstance(error, GraphChangedError):
-                self._replan()
+                self._planned = None
             raise error
         running.finish()
         self._unscale_visible(running, clear_buffer)
@@ -283,7 +298,7 @@ class AdaptiveLossScaling:
         self.iteration = running.iteration + 1
 
     def _unscale_visible(self, running: BackwardPass, clear_buffer: bool) -> None:
-        plan = self._plan
+        plan = running.plan
         scale_of = running.scales.get
         for variable, key in zip(plan.variables, plan.variable_keys):
             if scale_of(key, 1.0) != 1.0 and (
@@ -291,37 +306,46 @@ class AdaptiveLossScaling:
             ):
                 running.unscale_visible(variable, key)
 
-    def _replan(self) -> None:
-        self._plan = self._make_plan()
-        self._measurements = self._make_measurements()
-        self._statistics = self._make_statistics()
+    def _for_this_graph(self, *, look_again: bool = False) -> _Planned:
+        """The plan with what belongs to it; made anew when the graph is not what it was."""
+        if self._planned is None or (look_again and not self._planned.plan.is_current):
+            plan = GraphPlan(
+                self._variable,
+                self.config.selection,
+                adaptive=self._ada_loss.adaptive,
+                non_homogeneous=self._non_homogeneous,
+                names=self._names,
+            )
+            # Per variable its gradient, as it arrives and as one branch, and its data.
+            rows = 3 * len(plan.variables) + 64
+            measurements = measurements_by(self._kernels, rows) if self._delay else None
+            self._planned = _Planned(plan, measurements, self._statistics_with(measurements))
+        return self._planned
+
+    def _statistics_with(self, measurements: Optional[Measurements]) -> StatisticsSource:
+        if measurements is None:
+            return ImmediateStatistics(self._kernels, self._pool, self._storage)
+        return DelayedStatistics(measurements, self._pool, self._storage)
 
     def _choose_delay(self) -> int:
         if self.config.delay is not None:
             return self.config.delay
         # On a GPU every look at a result within the pass would wait for the device.
-        return int(isinstance(self._kernels, CudaKernels) and self._ada_loss.takes_statistics)
+        return int(self._kernels.asynchronous and self._ada_loss.takes_statistics)
 
-    def _make_measurements(self) -> Optional[Measurements]:
-        # Per variable its gradient, as it arrives and as one branch, and its data.
-        return measurements_by(self._kernels, 3 * len(self._plan.variables) + 64) if self._delay else None
 
-    def _make_statistics(self) -> StatisticsSource:
-        if self._measurements is None:
-            return ImmediateStatistics(self._kernels, self._pool, self._storage)
-        return DelayedStatistics(self._measurements, self._pool, self._storage)
+@dataclass
+class _Planned:
+    """A plan of the graph, and what is measured of its arrays."""
 
-    def _make_plan(self) -> GraphPlan:
-        plan = GraphPlan(
-            self._variable,
-            include=self.config.include,
-            exclude=self.config.exclude,
-            adaptive=self._ada_loss.adaptive,
-            non_homogeneous=self._non_homogeneous,
+    plan: GraphPlan
+    measurements: Optional[Measurements]
+    statistics: StatisticsSource
+
+
+def _refuse_a_loss_that_scales_itself(loss: nn.Variable) -> None:
+    if any(f.info.type_name == "ScaledLoss" for f in forward_order(loss)):
+        raise ValueError(
+            "loss scales itself already, by nnabla_adaloss.loss_scaling with a tracker: "
+            "train on it as it is, or wrap the loss that was given to loss_scaling"
         )
-        if any(node.type_name == "ScaledLoss" for node in plan.nodes.values()):
-            raise ValueError(
-                "loss scales itself already, by nnabla_adaloss.functions.loss_scaling with a tracker: "
-                "train on it as it is, or wrap the loss that was given to loss_scaling"
-            )
-        return plan

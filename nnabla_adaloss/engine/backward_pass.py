@@ -9,25 +9,28 @@ it ran, weights are put back and parameter gradients are divided by S in fp32.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import nnabla as nn
 
 from ..core.ada_loss import AdaLoss
 from ..core.branches import common_scale
+from ..core.layer_scale import Constraints, Observed
 from ..core.loss_section import loss_section_factor
-from ..core.power_of_two import floor_power_of_two
+from ..core.methods import Fixed
 from ..core.statistics import ArrayStatistics
 from ..errors import GraphChangedError
 from ..graph.hooks import Hook
-from ..graph.plan import GraphPlan, Node, Scaling
+from ..graph.node import Node, Scaling
+from ..graph.plan import GraphPlan
 from ..kernels.arrays import as_float32, stored_dtype
 from ..kernels.interface import Kernels
 from ..kernels.measurements import Measurements
 from ..kernels.scratch import ScratchPool
+from .emulated_storage import EmulatedStorage
 from .leaf_gradients import LeafGradients
 from .statistics_source import StatisticsSource
-from .storage import Storage
 
 
 class PassContext(NamedTuple):
@@ -38,7 +41,7 @@ class PassContext(NamedTuple):
     kernels: Kernels
     pool: ScratchPool
     statistics: StatisticsSource
-    storage: Optional[Storage]
+    storage: Optional[EmulatedStorage]
 
 
 class BackwardPass:
@@ -65,9 +68,14 @@ class BackwardPass:
     ) -> None:
         self.plan, self.ada_loss, self.kernels, self.pool, self.statistics, self.storage = context
         self.nodes = self.plan.nodes
-        self.u_max = self.ada_loss.config.range[1]
+        config = self.ada_loss.config
+        self.u_max = config.range.u_max
+        # Scaled copies of weights are stored as weights are.
+        stored = self.storage.precision.forward.max if self.storage is not None else math.inf
+        self._weight_max = min(self.u_max, stored)
         # A constant that cannot overflow by itself needs no look at any array.
-        self._measures = self.ada_loss.adaptive or self.ada_loss.config.fixed_loss_scale > 1.0
+        constant = config.method.fixed_loss_scale if isinstance(config.method, Fixed) else math.inf
+        self._measures = constant > 1.0
         self.start_scale = start_scale
         self.iteration = iteration
         self.user_pre = user_pre
@@ -110,14 +118,15 @@ class BackwardPass:
                 self._after(f)
             found = find(hash(f))
             if found is not None:
-                output, inputs = found
+                output, first, others = found
                 scale = known(output)
-                if scale is not None:
-                    for key in inputs:
+                if scale is not None and known(first, scale) == scale:
+                    for key in others:
                         if known(key, scale) != scale:
                             break
                     else:
-                        for key in inputs:
+                        scales[first] = scale
+                        for key in others:
                             scales[key] = scale
                         return
             self._before(f)
@@ -231,7 +240,7 @@ class BackwardPass:
             return self.start_scale
         if len({scale for _, _, scale in seen}) == 1:
             return seen[0][2]
-        target = common_scale([(s, self._abs_max(v, k)) for v, k, s in seen], u_max=self.u_max)
+        target = common_scale([(s, self.abs_max(v, k)) for v, k, s in seen], u_max=self.u_max)
         for v, k, _ in seen:
             self._bring_to(v, k, target)
         return target
@@ -249,7 +258,7 @@ class BackwardPass:
     def _rescale_loss_section(self, node: Node, scale: float) -> float:
         v, key = node.outputs[0], node.output_keys[0]
         factor = loss_section_factor(
-            self._abs_max(v, key), v.size, scale, self.start_scale, expands=node.expands, u_max=self.u_max
+            self.abs_max(v, key), v.size, scale, self.start_scale, expands=node.expands, u_max=self.u_max
         )
         if factor != 1.0:
             self._bring_to(v, key, scale * factor)
@@ -267,9 +276,9 @@ class BackwardPass:
         ]
         if all(s == scale for _, _, s in stored):
             return scale
-        branches = [(s, self._abs_max(v, k)) for v, k, s in stored]
+        branches = [(s, self.abs_max(v, k)) for v, k, s in stored]
         outputs = list(zip(node.outputs, node.output_keys))
-        arriving = max((self._abs_max(v, k) for v, k in outputs if k in self.scales), default=0.0)
+        arriving = max((self.abs_max(v, k) for v, k in outputs if k in self.scales), default=0.0)
         target = common_scale([(scale, arriving), *branches], u_max=self.u_max)
         for v, k, _ in stored:
             self._bring_to(v, k, target)
@@ -280,38 +289,35 @@ class BackwardPass:
 
     def _alpha(self, node: Node, scaling: Scaling, scale: float) -> float:
         g, w = self._operands(node, scaling, scale) if self._measures else (None, None)
-        slot = scaling.slot
-        array, factor = node.outputs[0].grad, scaling.factor.data
-        if not self.ada_loss.takes_statistics:
-            array, factor = scaling.operand(node, array, True), scaling.operand(node, factor, False)
-        alpha = self.ada_loss.loss_scale(
-            scaling.layer,
-            array,
-            factor,
+        slot, takes_statistics = scaling.slot, self.ada_loss.takes_statistics
+        observed = Observed(
+            iteration=self.iteration,
+            previous_scale=scale,
             fan_in=slot.fan_in,
             fan_in_bound=slot.fan_in_bound,
-            previous_scale=scale,
+            g=g,
+            weight=w,
             # Another branch of the loss may have been raised further.
             lift=max(1.0, min(self.lift, scale / self.start_scale)),
-            iteration=self.iteration,
-            g_statistics=g,
-            weight_statistics=w,
+            arrays=None if takes_statistics else lambda: scaling.matrices(node),
         )
-        if w is not None and alpha > 1.0 and alpha * w.abs_max > self.u_max:
-            # The scaled weight is stored in the same format.
-            alpha = max(floor_power_of_two(self.u_max / w.abs_max), 1.0)
         # A leaf's gradient is kept unscaled, in an array of its own: there is nothing to meet.
         stored = None if scaling.to_leaf else self.scales.get(scaling.target_key)
-        if stored is None or stored == scale * alpha:
-            return alpha
-        if g is None or w is None:
-            g, w = self._operands(node, scaling, scale)
-        # The largest the contribution can be, and the largest the scaled weight is.
-        largest = max(slot.fan_in_bound * g.abs_max, 1.0) * w.abs_max * alpha
-        earlier = (stored, self._abs_max(scaling.target, scaling.target_key))
-        target = common_scale([(scale * alpha, largest), earlier], u_max=self.u_max)
-        self._bring_to(scaling.target, scaling.target_key, target)
-        return target / scale
+        earlier = None if stored is None else _EarlierContribution(self, node, scaling, scale, stored)
+        constraints = Constraints(weight_max=self._weight_max, earlier=earlier)
+        alpha = self.ada_loss.decide(scaling.layer, observed, constraints).alpha
+        if stored is not None:
+            self._bring_to(scaling.target, scaling.target_key, scale * alpha)
+        return alpha
+
+    def largest_contribution(self, node: Node, scaling: Scaling, scale: float) -> float:
+        """Bound of the layer's input gradient with an alpha of 1, and of its weight."""
+        g, w = self._operands(node, scaling, scale)
+        return max(scaling.slot.fan_in_bound * g.abs_max, 1.0) * w.abs_max
+
+    def abs_max(self, variable: nn.Variable, key: int) -> float:
+        """The largest magnitude of a gradient as it is stored."""
+        return self.statistics.gradient(variable, key, self.scales[key]).abs_max
 
     def _operands(
         self, node: Node, scaling: Scaling, scale: float
@@ -360,8 +366,26 @@ class BackwardPass:
         if self.storage is not None:
             self.storage.store_gradient(key, array)
 
-    def _abs_max(self, variable: nn.Variable, key: int) -> float:
-        return self.statistics.gradient(variable, key, self.scales[key]).abs_max
-
     def _readable(self, variable: nn.Variable) -> nn.NdArray:
         return as_float32(variable.data, self.pool.get(variable.shape, "float32"))
+
+
+class _EarlierContribution:
+    """What a layer's input gradient is added to; it is looked at only when the scales differ."""
+
+    __slots__ = ("_node", "_pass", "_previous_scale", "_scaling", "scale")
+
+    def __init__(
+        self, running: BackwardPass, node: Node, scaling: Scaling, previous_scale: float, scale: float
+    ) -> None:
+        self._pass, self._node, self._scaling = running, node, scaling
+        self._previous_scale = previous_scale
+        self.scale = scale
+
+    @property
+    def own_abs_max(self) -> float:
+        return self._pass.largest_contribution(self._node, self._scaling, self._previous_scale)
+
+    @property
+    def abs_max(self) -> float:
+        return self._pass.abs_max(self._scaling.target, self._scaling.target_key)

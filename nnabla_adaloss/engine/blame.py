@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Optional, Set
 
-from ..graph.plan import GraphPlan, Node
+from ..graph.node import Node
+from ..graph.plan import GraphPlan
 
 
 def layer_to_blame(plan: GraphPlan, label: str, scales: Mapping[str, float]) -> Optional[str]:

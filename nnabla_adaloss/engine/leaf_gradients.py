@@ -8,7 +8,7 @@ from typing import Dict, List, Mapping, NamedTuple, Optional
 import nnabla as nn
 
 from ..core.power_of_two import is_power_of_two
-from ..graph.plan import Node
+from ..graph.node import Node
 from ..kernels.arrays import FLOAT16, prepare_master, stored_dtype
 from ..kernels.interface import GradientToUnscale, Kernels
 from ..kernels.measurements import Measurements

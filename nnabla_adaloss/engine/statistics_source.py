@@ -15,10 +15,10 @@ from ..kernels.arrays import as_float32, stored_dtype
 from ..kernels.interface import Kernels
 from ..kernels.measurements import Measurements
 from ..kernels.scratch import ScratchPool
-from .storage import Storage
+from .emulated_storage import EmulatedStorage
 
 # What is known of an array before anything is: it asks for no scale and limits none.
-NOTHING_KNOWN = ArrayStatistics(0, 0.0, 0.0, 0.0, 0.0, 0, 0)
+NOTHING_KNOWN = ArrayStatistics.of_zeros(0)
 
 
 class Findings(NamedTuple):
@@ -70,7 +70,7 @@ class ImmediateStatistics:
         storage: A storage that has seen the arrays already, or None.
     """
 
-    def __init__(self, kernels: Kernels, pool: ScratchPool, storage: Optional[Storage]) -> None:
+    def __init__(self, kernels: Kernels, pool: ScratchPool, storage: Optional[EmulatedStorage]) -> None:
         self._kernels = kernels
         self._pool = pool
         self._storage = storage
@@ -82,7 +82,7 @@ class ImmediateStatistics:
         if found is None:
             array = variable.grad
             if stored_dtype(array) is None:
-                return ArrayStatistics(array.size, 0.0, 0.0, 0.0, 0.0, array.size, 0)
+                return ArrayStatistics.of_zeros(array.size)
             found = self._kernels.statistics(array)
         if found.nonfinite:
             self._nonfinite.add(key)
@@ -137,7 +137,9 @@ class DelayedStatistics:
         storage: A storage that has seen the arrays already, or None.
     """
 
-    def __init__(self, measurements: Measurements, pool: ScratchPool, storage: Optional[Storage]) -> None:
+    def __init__(
+        self, measurements: Measurements, pool: ScratchPool, storage: Optional[EmulatedStorage]
+    ) -> None:
         self._measurements = measurements
         self._pool = pool
         self._storage = storage

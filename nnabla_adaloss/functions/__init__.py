@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from .adaptive_loss_scaling import adaptive_loss_scaling
 from .branch import branch
 from .cast_loss_scaling import cast_loss_scaling
 from .loss_scaling import loss_scaling
 from .round_to_format import round_to_format
 from .scale_tracker import ScaleTracker
+from .scaled_layer import adaptive_loss_scaling
 from .unscale import unscale
 
 __all__ = [

@@ -12,7 +12,7 @@ from ..core.validation import integer
 from .identity import Array, check_array
 from .scale_tracker import ScaleTracker, check_tracker
 from .tracked_function import TrackedFunction
-from .untracked import PlainBranch
+from .without_tracker import PlainBranch
 
 
 def branch(

@@ -8,7 +8,8 @@ from typing import Any, Dict, List, Optional
 import nnabla as nn
 
 from ..core.validation import boolean
-from ..graph.plan import GraphPlan, Node
+from ..graph.node import Node
+from ..graph.plan import GraphPlan
 from .identity import Array, IdentityFunction, check_array
 from .scale_point import ScalePoint
 from .scale_tracker import ScaleTracker, check_tracker

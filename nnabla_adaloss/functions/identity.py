@@ -92,5 +92,5 @@ class IdentityFunction(PythonFunction):  # type: ignore[misc]  # nnabla has no t
     def statistics(self, array: nn.NdArray) -> ArrayStatistics:
         """Statistics of `array`, which stays lazily zero if it is."""
         if stored_dtype(array) is None:
-            return ArrayStatistics(array.size, 0.0, 0.0, 0.0, 0.0, array.size, 0)
+            return ArrayStatistics.of_zeros(array.size)
         return self.kernels.statistics(array)

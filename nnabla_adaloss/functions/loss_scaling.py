@@ -8,7 +8,8 @@ from typing import Any, Dict, List, Optional, Union
 import nnabla as nn
 
 from ..core.validation import positive_number
-from ..graph.plan import GraphPlan, Node
+from ..graph.node import Node
+from ..graph.plan import GraphPlan
 from .identity import Array, IdentityFunction, check_array
 from .scale_flow import connect_scales
 from .scale_point import ScalePoint

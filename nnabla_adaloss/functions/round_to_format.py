@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Union
+from typing import Any, List, Optional
 
 import nnabla as nn
 
-from ..core.formats import Format, get_format
+from ..core.formats import Format
+from ..core.precision import Precision, StorageLike, get_precision
 from ..core.validation import boolean
 from ..kernels.arrays import FLOAT32, as_float32, stored_dtype
 from .identity import Array, IdentityFunction, check_array
@@ -15,7 +16,7 @@ from .identity import Array, IdentityFunction, check_array
 
 def round_to_format(
     x: Array,
-    storage: Union[str, Format],
+    storage: StorageLike,
     forward: bool = True,
     backward: bool = True,
     *,
@@ -24,11 +25,13 @@ def round_to_format(
     """`x` rounded to the numbers that `storage` can hold, and its gradient likewise.
 
     Rounding is half to even, with gradual underflow, and overflow to infinity (to NaN in a format without
-    infinities), as IEEE 754 rounds. The gradient passes through the rounding of `x` as if there was none.
+    infinities, to the largest number in one that saturates), as IEEE 754 rounds. The gradient passes through
+    the rounding of `x` as if there was none.
 
     Args:
         x: Variable or NdArray of any shape and dtype.
-        storage: `"float16"`, `"bfloat16"`, `"float8_e5m2"`, `"float8_e4m3"`, `"float32"`, or a `Format`.
+        storage: `"float16"`, `"bfloat16"`, `"float8_e5m2"`, `"float8_e4m3"`, `"float32"`, or a `Format`; or
+            a `Precision`, where gradients have another format than values.
         forward: round the values; False hands them on as they are.
         backward: round the gradient; False hands it on as it is.
         ctx: context to run in; None for the current one.
@@ -48,7 +51,7 @@ def round_to_format(
     """
     check_array("x", x)
     rounding = RoundToFormat(
-        get_format(storage), boolean("forward", forward), boolean("backward", backward), ctx
+        get_precision(storage), boolean("forward", forward), boolean("backward", backward), ctx
     )
     return rounding(x)
 
@@ -57,17 +60,17 @@ class RoundToFormat(IdentityFunction):
     """Rounds values, gradients, or both."""
 
     def __init__(
-        self, storage: Format, forward: bool, backward: bool, context: Optional[nn.Context] = None
+        self, precision: Precision, forward: bool, backward: bool, context: Optional[nn.Context] = None
     ) -> None:
         super().__init__(context)
-        self._storage = storage
+        self._precision = precision
         self._forward = forward
         self._backward = backward
 
     def forward_impl(self, inputs: List[Any], outputs: List[Any]) -> None:
         """Round or copy the values."""
         if self._forward:
-            self._round(inputs[0].data, outputs[0].data)
+            self._round(inputs[0].data, outputs[0].data, self._precision.forward)
         else:
             super().forward_impl(inputs, outputs)
 
@@ -81,12 +84,12 @@ class RoundToFormat(IdentityFunction):
         if self._backward:
             # A gradient that is added to is not rounded again: what arrived here is.
             rounded = nn.NdArray(source.shape) if accum[0] else target
-            self._round(source, rounded)
+            self._round(source, rounded, self._precision.backward)
             source = rounded
         if source is not target:
             self.pass_gradient(source, target, 1.0, accumulate=accum[0])
 
-    def _round(self, source: nn.NdArray, target: nn.NdArray) -> None:
+    def _round(self, source: nn.NdArray, target: nn.NdArray, storage: Format) -> None:
         if stored_dtype(source) is None:
             target.zero()
             return
@@ -94,4 +97,4 @@ class RoundToFormat(IdentityFunction):
         if stored_dtype(readable) != FLOAT32:
             self.kernels.unscale_add(readable, target, 1.0, accumulate=False)
             readable = target
-        self.kernels.round_to_format(readable, target, self._storage)
+        self.kernels.round_to_format(readable, target, storage)

@@ -13,7 +13,9 @@ from typing import Dict, List, Tuple
 
 import nnabla as nn
 
-from ..graph.plan import GraphPlan, Node, backward_order
+from ..graph.node import Node
+from ..graph.order import backward_order
+from ..graph.plan import GraphPlan
 from .scale_point import ScalePoint
 from .scale_tracker import ScaleTracker
 from .tracked_function import TrackedFunction
@@ -36,7 +38,7 @@ class _ScaleFlow:
     def __init__(self, loss: nn.Variable, tracker: ScaleTracker) -> None:
         config = tracker.config
         self._unit = tracker.unit
-        self._plan = GraphPlan(loss, include=config.include, exclude=config.exclude)
+        self._plan = GraphPlan(loss, config.selection)
         # By variable key, in the order in which backward reaches the variables.
         self._points: Dict[int, ScalePoint] = {}
         self._redirected: Dict[Tuple[int, int], ScalePoint] = {}
@@ -46,11 +48,11 @@ class _ScaleFlow:
             node = self._plan.nodes[hash(f)]
             consumers.update({hash(v) for v in f.inputs})
             function = tracker.function(node.function_key)
-            if function is None:
-                self._pass_through(node)
-            else:
+            if isinstance(function, TrackedFunction):
                 self._connect(node, function)
                 private += function.private
+            else:
+                self._pass_through(node)
         for variable, message in private:
             if consumers[hash(variable)] > 1:
                 raise ValueError(message)

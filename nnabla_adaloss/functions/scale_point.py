@@ -3,26 +3,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .scale_tracker import ScaleTracker
+class PassCounter:
+    """How many backward passes of a graph have started."""
+
+    __slots__ = ("passes",)
+
+    def __init__(self) -> None:
+        self.passes = 0
 
 
 class ScalePoint:
-    """The scale S of the gradients behind one function, as the current backward pass left it."""
+    """The scale S of the gradients behind one function, as the current backward pass left it.
 
-    __slots__ = ("_pass", "_scale", "_tracker")
+    Args:
+        counter: counts the passes of the graph; a scale is valid in the pass that set it.
+    """
 
-    def __init__(self, tracker: ScaleTracker) -> None:
-        self._tracker = tracker
+    __slots__ = ("_counter", "_pass", "_scale")
+
+    def __init__(self, counter: PassCounter) -> None:
+        self._counter = counter
         self._pass = 0
         self._scale = 1.0
 
     @property
     def scale(self) -> float:
         """S; RuntimeError unless it was set in this backward pass."""
-        if self._pass != self._tracker.passes or not self._pass:
+        if self._pass != self._counter.passes or not self._pass:
             raise RuntimeError(
                 "the scale of a gradient is unknown: backward did not start at the Variable that the last "
                 "loss_scaling(loss, tracker) returned"
@@ -31,12 +39,12 @@ class ScalePoint:
 
     def set(self, value: float) -> None:
         """Note S for this backward pass; RuntimeError when that was done already."""
-        if self._pass == self._tracker.passes:
+        if self._pass == self._counter.passes:
             raise RuntimeError(
                 "a scaling function ran twice in one backward pass: start backward at the Variable that "
                 "loss_scaling(loss, tracker) returned"
             )
-        self._pass = self._tracker.passes
+        self._pass = self._counter.passes
         self._scale = value
 
 

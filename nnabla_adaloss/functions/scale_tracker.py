@@ -4,21 +4,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Dict, Optional, Tuple
+from typing import Dict, Optional, Tuple
 from weakref import WeakValueDictionary
 
 import nnabla as nn
-from numpy.typing import NDArray
 
-from ..core.approx_range import get_loss_scale_by_approx_range
 from ..core.config import AdaLossConfig
+from ..core.methods import LognormalRange
 from ..core.validation import positive_number
-from ..graph.nnabla_ada_loss import NNablaAdaLoss
-from ..kernels import select_kernels
-from .scale_point import UnitScale
-
-if TYPE_CHECKING:
-    from .tracked_function import TrackedFunction
+from ..kernels import NNablaAdaLoss, select_kernels
+from .identity import IdentityFunction
+from .scale_point import PassCounter, ScalePoint, UnitScale
 
 
 class ScaleTracker:
@@ -63,19 +59,20 @@ class ScaleTracker:
     def __init__(self, config: Optional[AdaLossConfig] = None, scale: float = 8.0) -> None:
         if config is not None and not isinstance(config, AdaLossConfig):
             raise TypeError(f"config must be an AdaLossConfig or None, not {type(config).__name__}")
-        self.config = AdaLossConfig() if config is None else config
+        self.config = (AdaLossConfig() if config is None else config).stored_in(None)
         if self.config.delay == 1:
             raise ValueError("config.delay is 1, but functions compute a scale where they apply it: use 0")
         self.scale = scale
         self.found_inf = False
-        self.unit = UnitScale(self)
+        self._counter = PassCounter()
+        self.unit = UnitScale(self._counter)
         kernels = select_kernels(nn.get_current_context())
+        lognormal = replace(self.config, loss_scale_method=LognormalRange(self.config.n_uf_threshold))
         self.ada_loss = NNablaAdaLoss(self.config, kernels)
-        self.lognormal_ada_loss = NNablaAdaLoss(replace(self.config, loss_scale_method=_lognormal), kernels)
-        self._passes = 0
+        self.lognormal_ada_loss = NNablaAdaLoss(lognormal, kernels)
         self._layers: Dict[str, Tuple[float, float]] = {}
         # Weak, since a graph that is gone leaves its addresses to the next one.
-        self._functions: WeakValueDictionary[int, TrackedFunction] = WeakValueDictionary()
+        self._functions: WeakValueDictionary[int, IdentityFunction] = WeakValueDictionary()
 
     @property
     def scale(self) -> float:
@@ -99,16 +96,20 @@ class ScaleTracker:
     @property
     def passes(self) -> int:
         """How many backward passes have started."""
-        return self._passes
+        return self._counter.passes
 
     @property
     def iteration(self) -> int:
         """Number of the running pass, from 0."""
-        return self._passes - 1
+        return self._counter.passes - 1
+
+    def new_point(self) -> ScalePoint:
+        """A place for the scale that a function leaves behind."""
+        return ScalePoint(self._counter)
 
     def start_pass(self) -> float:
         """Start a backward pass at the loss; returns S0."""
-        self._passes += 1
+        self._counter.passes += 1
         self._layers = {}
         self.found_inf = False
         return self.scale * self.config.init_scale
@@ -117,17 +118,13 @@ class ScaleTracker:
         """Keep what a layer applied in this pass."""
         self._layers[layer] = (alpha, accumulated)
 
-    def add(self, function: TrackedFunction, output: nn.Variable) -> None:
+    def add(self, function: IdentityFunction, output: nn.Variable) -> None:
         """Take up a function that has become part of a graph."""
         self._functions[hash(output.parent)] = function
 
-    def function(self, key: int) -> Optional[TrackedFunction]:
+    def function(self, key: int) -> Optional[IdentityFunction]:
         """The tracked function that runs as the graph's function of this hash, if one does."""
         return self._functions.get(key)
-
-
-def _lognormal(g: NDArray[Any], W: None, *, config: AdaLossConfig, fan_in: float) -> float:
-    return float(get_loss_scale_by_approx_range(g, W, config=config, lognormal=True))
 
 
 def check_tracker(tracker: object) -> None:

@@ -7,7 +7,8 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import nnabla as nn
 
-from ..graph.plan import GraphPlan, Node
+from ..graph.node import Node
+from ..graph.plan import GraphPlan
 from .identity import IdentityFunction
 from .scale_point import ScalePoint
 from .scale_tracker import ScaleTracker
@@ -28,7 +29,7 @@ class TrackedFunction(IdentityFunction):
     def __init__(self, tracker: ScaleTracker, context: Optional[nn.Context] = None) -> None:
         super().__init__(context)
         self.tracker = tracker
-        self.point = ScalePoint(tracker)
+        self.point = tracker.new_point()
         self.arriving: Dict[int, ScalePoint] = {}
         self.redirected: Dict[Tuple[int, int], ScalePoint] = {}
         self.private: List[Tuple[nn.Variable, str]] = []
@@ -44,7 +45,7 @@ class TrackedFunction(IdentityFunction):
 
     def arriving_scale(self) -> float:
         """S of the gradient of the only output; RuntimeError when it is unknown."""
-        return self.arriving.get(0, ScalePoint(self.tracker)).scale
+        return self.arriving.get(0, self.tracker.new_point()).scale
 
     def apply(self, x: Any) -> Any:
         """The output, or outputs, for `x`; with a Variable, the tracker takes note of the function."""

@@ -3,11 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import warnings
-
-import nnabla as nn
-
 from .cpu import CpuKernels
 from .cuda import CudaKernels, ScaledCopy
 from .device_table import DeviceTable, TableContents
@@ -18,7 +13,10 @@ from .interface import (
     Kernels,
     RoundingStatistics,
 )
+from .measurements import Measurements, measurements_by
+from .nnabla_ada_loss import NNablaAdaLoss
 from .plain import PlainKernels
+from .select import select_kernels
 
 __all__ = [
     "EXPONENT_BINS",
@@ -28,37 +26,12 @@ __all__ = [
     "ExponentHistogram",
     "GradientToUnscale",
     "Kernels",
+    "Measurements",
+    "NNablaAdaLoss",
     "PlainKernels",
     "RoundingStatistics",
     "ScaledCopy",
     "TableContents",
+    "measurements_by",
     "select_kernels",
 ]
-
-
-def select_kernels(context: nn.Context) -> Kernels:
-    """The fastest kernels for the arrays of `context`.
-
-    `CpuKernels` for nnabla's CPU backend, `CudaKernels` for its CUDA extension if CuPy is installed, and
-    `PlainKernels` for everything else.
-
-    Warns:
-        RuntimeWarning: a CUDA context has to do with `PlainKernels` because CuPy is missing.
-
-    Example:
-        >>> type(select_kernels(nn.get_current_context())).__name__
-        'CpuKernels'
-    """
-    backends = {name.partition(":")[0] for name in context.backend}
-    if backends == {"cpu"}:
-        return CpuKernels()
-    if backends & {"cuda", "cudnn"}:
-        if importlib.util.find_spec("cupy") is not None:
-            return CudaKernels(context)
-        warnings.warn(
-            "CuPy is not installed, so loss scaling on the GPU will be slow; install nnabla-adaloss with the "
-            "extra of your CUDA version, such as nnabla-adaloss[cuda120]",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-    return PlainKernels(context)

@@ -62,13 +62,12 @@ struct Format {
     u32 mantissa_bits;
     float smallest_normal;
     float max;
-    u32 has_infinity;
+    float beyond_max;  // what larger numbers become: infinity, NaN, or max
 };
 
 constexpr u32 SIGN = 0x80000000u;
 constexpr u32 MAGNITUDE = 0x7fffffffu;
 constexpr u32 EXPONENT = 0x7f800000u;  // also the bit pattern of infinity
-constexpr u32 QUIET_NAN = 0x7fc00000u;
 
 // Squares of numbers between these neither overflow nor underflow, nor do sums of a few of them.
 constexpr u32 SAFE_TO_SQUARE_FROM = (127 - 50) << 23;
@@ -532,7 +531,7 @@ __device__ inline Rounding rounding_to(const Format& format) {
     // Halfway to overflow, a tie goes to the even neighbour: to max itself if its last bit is 0, else beyond it.
     const u32 largest_kept = max_bits + (1u << (dropped - 1)) - (max_bits >> dropped & 1u);
     return Rounding{dropped, __float_as_uint(format.smallest_normal), largest_kept,
-                    format.has_infinity ? EXPONENT : QUIET_NAN};
+                    __float_as_uint(format.beyond_max)};
 }
 
 __device__ inline u32 rounded(u32 magnitude, const Rounding& to) {
@@ -570,7 +569,7 @@ struct Round {
             const u32 before = bits & MAGNITUDE;
             const u32 after = rounded(before, to);
             tally.underflowed += after == 0 && before != 0;
-            tally.overflowed += after >= EXPONENT && before < EXPONENT;
+            tally.overflowed += before > to.largest_kept && before < EXPONENT;
             values.of[k] = __uint_as_float(after | (bits & SIGN));
         }
         store(target + i, values.of);

@@ -8,10 +8,10 @@ from typing import Any, Optional
 import nnabla as nn
 import numpy as np
 
+from ..host_context import HOST
+
 FLOAT32 = np.dtype(np.float32)
 FLOAT16 = np.dtype(np.float16)
-# For data_ptr(), which converts as cast() does. cast() looks for nnabla_ext at every call, which takes 50 µs.
-_ANY_MEMORY = nn.Context(["cpu:float"], "CpuCachedArray", "0")
 
 
 def stored_dtype(array: nn.NdArray) -> Optional[np.dtype[Any]]:
@@ -22,7 +22,7 @@ def stored_dtype(array: nn.NdArray) -> Optional[np.dtype[Any]]:
         return np.dtype(array.dtype)
     except RuntimeError:
         # A value set with fill() has no dtype before somebody asks for the memory.
-        array.data_ptr(FLOAT32, _ANY_MEMORY)
+        array.data_ptr(FLOAT32, HOST)
         return FLOAT32
 
 
@@ -43,4 +43,4 @@ def prepare_master(master: nn.NdArray) -> None:
     stored = stored_dtype(master)
     # Not `in (None, FLOAT32)`: NumPy's float64 equals None.
     if stored is not None and stored != FLOAT32:
-        master.data_ptr(FLOAT32, _ANY_MEMORY)
+        master.data_ptr(FLOAT32, HOST)

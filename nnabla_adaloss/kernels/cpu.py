@@ -5,28 +5,26 @@ from __future__ import annotations
 
 from typing import Iterable, Tuple
 
-import nnabla as nn
 import numpy as np
 from nnabla import NdArray
 
 from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
+from ..host_context import HOST
 from . import cpu_loops
-from .arguments import (
+from .array_checks import (
     is_half,
     require_float32,
     require_same_size,
     unscaling_factor,
 )
+from .arrays import FLOAT16, FLOAT32
 from .interface import (
     EXPONENT_BINS,
     ExponentHistogram,
     GradientToUnscale,
     RoundingStatistics,
 )
-
-FLOAT32 = np.dtype(np.float32)
-FLOAT16 = np.dtype(np.float16)
 
 
 class CpuKernels:
@@ -42,20 +40,20 @@ class CpuKernels:
         3.0
     """
 
-    def __init__(self) -> None:
-        # Every CPU context reaches the same memory; data_ptr insists on an array class.
-        self._context = nn.Context(["cpu:float"], "CpuCachedArray", "0")
+    @property
+    def asynchronous(self) -> bool:
+        return False
 
     def statistics(self, x: NdArray) -> ArrayStatistics:
         half = is_half(x)
         size = x.size
-        address = x.data_ptr(FLOAT16 if half else FLOAT32, self._context)
+        address = x.data_ptr(FLOAT16 if half else FLOAT32, HOST)
         return ArrayStatistics(size, *cpu_loops.statistics(address, size, half, 0))
 
     def exponent_histogram(self, x: NdArray) -> Tuple[ArrayStatistics, ExponentHistogram]:
         half = is_half(x)
         size = x.size
-        address = x.data_ptr(FLOAT16 if half else FLOAT32, self._context)
+        address = x.data_ptr(FLOAT16 if half else FLOAT32, HOST)
         counts = np.zeros(EXPONENT_BINS, np.int64)
         statistics = ArrayStatistics(size, *cpu_loops.statistics(address, size, half, counts.ctypes.data))
         return statistics, counts
@@ -64,25 +62,23 @@ class CpuKernels:
         half = is_half(source)
         size = require_same_size(source, target)
         dtype = FLOAT16 if half else FLOAT32
-        from_address = source.data_ptr(dtype, self._context)
-        to_address = target.data_ptr(dtype, self._context, True)
+        from_address = source.data_ptr(dtype, HOST)
+        to_address = target.data_ptr(dtype, HOST, True)
         cpu_loops.scaled_copy(from_address, to_address, size, half, float(alpha))
 
     def scale_(self, x: NdArray, alpha: float) -> None:
         half = is_half(x)
-        address = x.data_ptr(FLOAT16 if half else FLOAT32, self._context)
+        address = x.data_ptr(FLOAT16 if half else FLOAT32, HOST)
         cpu_loops.scaled_copy(address, address, x.size, half, float(alpha))
 
     def unscale_add(self, source: NdArray, master: NdArray, scale: float, *, accumulate: bool) -> bool:
         factor = unscaling_factor(scale)
         half = is_half(source)
         size = require_same_size(source, master)
-        from_address = source.data_ptr(FLOAT16 if half else FLOAT32, self._context)
+        from_address = source.data_ptr(FLOAT16 if half else FLOAT32, HOST)
         if accumulate:
             require_float32(master, "master")
-        to_address = (
-            from_address if source is master else master.data_ptr(FLOAT32, self._context, not accumulate)
-        )
+        to_address = from_address if source is master else master.data_ptr(FLOAT32, HOST, not accumulate)
         return bool(cpu_loops.unscale_add(from_address, to_address, size, half, factor, accumulate))
 
     def unscale_add_all(self, gradients: Iterable[GradientToUnscale]) -> bool:
@@ -98,8 +94,8 @@ class CpuKernels:
                 self.scaled_copy(source, target, 1.0)
             return RoundingStatistics(self.statistics(source), 0, 0)
         size = require_same_size(source, target)
-        from_address = source.data_ptr(FLOAT32, self._context)
-        to_address = from_address if target is source else target.data_ptr(FLOAT32, self._context, True)
+        from_address = source.data_ptr(FLOAT32, HOST)
+        to_address = from_address if target is source else target.data_ptr(FLOAT32, HOST, True)
         *statistics, underflowed, overflowed = cpu_loops.round_to_format(
             from_address,
             to_address,
@@ -107,6 +103,6 @@ class CpuKernels:
             storage.mantissa_bits,
             storage.smallest_normal,
             storage.max,
-            storage.has_infinity,
+            storage.beyond_max,
         )
         return RoundingStatistics(ArrayStatistics(size, *statistics), underflowed, overflowed)

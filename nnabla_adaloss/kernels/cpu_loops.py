@@ -40,7 +40,6 @@ PEEK = 64  # how many elements of a block are looked at beforehand
 SIGN = np.uint32(0x80000000)
 MAGNITUDE = np.uint32(0x7FFFFFFF)
 EXPONENT = np.uint32(0x7F800000)  # also the bit pattern of infinity
-QUIET_NAN = np.uint32(0x7FC00000)
 ZERO = np.uint32(0)
 ONE = np.uint32(1)
 
@@ -430,7 +429,7 @@ def _round_any_block(bits, smallest_normal, dropped, largest_kept, overflow):
         rounded = _round_any(magnitude, smallest_normal, dropped, largest_kept, overflow)
         bits[i] = np.uint32(rounded | np.uint32(bits[i] & SIGN))
         underflowed += rounded == ZERO and magnitude != ZERO
-        overflowed += rounded >= EXPONENT and magnitude < EXPONENT
+        overflowed += magnitude > largest_kept and magnitude < EXPONENT
     return underflowed, overflowed
 
 
@@ -444,14 +443,14 @@ def _copy_and_largest(source, target):
 
 
 @compiled
-def round_to_format(source, target, size, mantissa_bits, smallest_normal, largest, has_infinity):
+def round_to_format(source, target, size, mantissa_bits, smallest_normal, largest, beyond_max):
     """As `statistics` of the rounded values, then the counts of underflows and overflows; see `Format`."""
     smallest_normal, max_bits = _as_bits(np.float32(smallest_normal)), _as_bits(np.float32(largest))
     dropped = np.uint32(23 - mantissa_bits)  # at least 1
     halfway_to_overflow = np.uint32(max_bits + np.uint32(ONE << np.uint32(dropped - ONE)))
     # A tie goes to the even neighbour: to `largest` itself if its last bit is 0, else beyond it.
     largest_kept = np.uint32(halfway_to_overflow - np.uint32(np.uint32(max_bits >> dropped) & ONE))
-    overflow = EXPONENT if has_infinity else QUIET_NAN
+    overflow = _as_bits(np.float32(beyond_max))
     largest_shiftable = np.uint32(np.uint32(np.uint32(254) - dropped) << np.uint32(23))
     source_bits = carray(_pointer(source), (size,), np.uint32)
     target_bits = carray(_pointer(target), (size,), np.uint32)

@@ -11,14 +11,13 @@ from nnabla import NdArray
 
 from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
-from .arguments import is_half, require_float32, require_same_size, unscaling_factor
+from .array_checks import is_half, require_float32, require_same_size, unscaling_factor
+from .arrays import FLOAT16, FLOAT32
 from .cuda_launcher import CupyLauncher, Launcher
 from .cuda_source import CudaSource
 from .device_table import DeviceTable
 from .interface import ExponentHistogram, GradientToUnscale, RoundingStatistics
 
-FLOAT32 = np.dtype(np.float32)
-FLOAT16 = np.dtype(np.float16)
 ELEMENTS_PER_BLOCK = (
     2048  # two reads of 16 bytes for each of 256 threads: enough for small arrays to spread out
 )
@@ -140,12 +139,16 @@ class CudaKernels:
             return
         read = self._reading(source, row)
         address = read.source if target is source else self._address(target, FLOAT32, True)
-        self._format[0] = (storage.mantissa_bits, storage.smallest_normal, storage.max, storage.has_infinity)
+        self._format[0] = (storage.mantissa_bits, storage.smallest_normal, storage.max, storage.beyond_max)
         self._launch(
             "round_to_format", [read._replace(target=address)], self._format, table.rows, *self._workspace
         )
 
     # ---- Kernels
+
+    @property
+    def asynchronous(self) -> bool:
+        return True
 
     def statistics(self, x: NdArray) -> ArrayStatistics:
         self.launch_statistics([x], self._own_table)

@@ -28,7 +28,8 @@ class RoundingStatistics(NamedTuple):
     Attributes:
         statistics: statistics of the rounded values.
         underflowed: how many non-zero elements became zero.
-        overflowed: how many finite elements became an infinity (or NaN, in a format without infinities).
+        overflowed: how many finite elements were too large, and became an infinity, NaN, or the largest
+            number.
     """
 
     statistics: ArrayStatistics
@@ -60,6 +61,10 @@ class Kernels(Protocol):
     Raises:
         TypeError: an array is neither float32 nor float16 (any method).
     """
+
+    @property
+    def asynchronous(self) -> bool:
+        """True when asking for a result waits for a device that would have gone on by itself."""
 
     def statistics(self, x: NdArray) -> ArrayStatistics:
         """Sums, extremes and counts of `x`."""
@@ -97,7 +102,8 @@ class Kernels(Protocol):
         """Write source, rounded half to even to the numbers that `storage` can hold, to `target` as float32.
 
         As IEEE 754 rounds: results below the normal range become subnormals or zero, results beyond the range
-        infinity (NaN in a format without infinities), NaN stays NaN and -0.0 stays -0.0.
+        infinity (NaN in a format without infinities, the largest number in one that saturates), NaN stays NaN
+        and -0.0 stays -0.0.
 
         Args:
             source: float32.

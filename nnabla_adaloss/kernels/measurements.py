@@ -8,7 +8,8 @@ from typing import List, NamedTuple, Protocol, Sequence
 import nnabla as nn
 
 from ..core.statistics import ArrayStatistics
-from . import CudaKernels, GradientToUnscale, Kernels
+from .cuda import CudaKernels
+from .interface import GradientToUnscale, Kernels
 
 
 class Measured(NamedTuple):

@@ -13,7 +13,8 @@ from nnabla import NdArray
 
 from ..core.formats import FLOAT16, Format
 from ..core.statistics import ArrayStatistics
-from .arguments import (
+from ..host_context import HOST
+from .array_checks import (
     is_half,
     require_float32,
     require_same_size,
@@ -49,13 +50,17 @@ class PlainKernels:
     def __init__(self, context: nn.Context) -> None:
         backend = [f"{name.partition(':')[0]}:float" for name in context.backend]
         # nnabla's default context names no array class; a cast wants one.
-        array_class = context.array_class or "CpuCachedArray"
+        array_class = context.array_class or HOST.array_class
         self._context = nn.Context(backend, array_class, context.device_id)
+
+    @property
+    def asynchronous(self) -> bool:
+        return False
 
     def statistics(self, x: NdArray) -> ArrayStatistics:
         is_half(x)
         if x.size == 0:
-            return ArrayStatistics(0, 0.0, 0.0, 0.0, 0.0, 0, 0)
+            return ArrayStatistics.of_zeros(0)
         with nn.context_scope(self._context):
             finite = F.logical_not(_nonfinite(x))
             values = F.where(finite, x, _full(x.shape, 0.0))
@@ -88,7 +93,7 @@ class PlainKernels:
         with nn.context_scope(self._context):
             product = F.mul_scalar(source, float(alpha))
             if half and source.size:  # nnabla's own cast to float16 is inexact below the normal range
-                product = _rounded(product, FLOAT16)
+                product = _rounded(product, FLOAT16)[0]
             target.copy_from(F.reshape(product, target.shape))
             target.cast(np.float16 if half else np.float32, self._context)
 
@@ -118,9 +123,9 @@ class PlainKernels:
             self.scaled_copy(source, target, 1.0)
             return RoundingStatistics(self.statistics(target), 0, 0)
         with nn.context_scope(self._context):
-            rounded = _rounded(source, storage)
+            rounded, too_large = _rounded(source, storage)
             underflowed = _count(F.logical_and(F.equal_scalar(rounded, 0.0), F.not_equal_scalar(source, 0.0)))
-            overflowed = _count(F.logical_and(_nonfinite(rounded), F.logical_not(_nonfinite(source))))
+            overflowed = _count(F.logical_and(too_large, F.logical_not(_nonfinite(source))))
             target.copy_from(F.reshape(rounded, target.shape))
         return RoundingStatistics(self.statistics(target), underflowed, overflowed)
 
@@ -154,15 +159,17 @@ def _times_power_of_two(x: NdArray, exponent: int) -> NdArray:
     return F.mul_scalar(F.mul_scalar(x, 2.0 ** (exponent // 2)), 2.0 ** (exponent - exponent // 2))
 
 
-def _rounded(x: NdArray, storage: Format) -> NdArray:
-    """Write `x` as units * power, with power a power of two and units in [1, 2), or below it for subnormals.
+def _rounded(x: NdArray, storage: Format) -> Tuple[NdArray, NdArray]:
+    """The rounded numbers, and which of `x` were too large.
+
+    Write `x` as units * power, with power a power of two and units in [1, 2), or below it for subnormals.
 
     In [2^d, 2^(d+1)) float32 numbers are 2^(d-23) apart: adding 2^d and taking it away again leaves units
     with 23 - d bits behind the point, rounded half to even. Products with powers of two are exact.
     """
     dropped = 23 - storage.mantissa_bits
     if dropped == 0:
-        return F.identity(x)
+        return F.identity(x), F.isinf(x)
     magnitudes = F.abs(x)
     power = _full(x.shape, storage.smallest_normal)
     for bit in reversed(range(storage.exponent_bits)):
@@ -171,8 +178,8 @@ def _rounded(x: NdArray, storage: Format) -> NdArray:
     units = F.add_scalar(F.add_scalar(F.div2(magnitudes, power), 2.0**dropped), -(2.0**dropped))
     rounded = F.mul2(units, power)
     too_large = F.logical_or(F.greater_scalar(rounded, storage.max), F.isinf(x))
-    rounded = F.where(too_large, _full(x.shape, math.inf if storage.has_infinity else math.nan), rounded)
+    rounded = F.where(too_large, _full(x.shape, storage.beyond_max), rounded)
     negative = F.logical_or(
         F.less_scalar(x, 0.0), F.less_scalar(F.r_div_scalar(x, 1.0), 0.0)
     )  # 1 / -0.0 is -inf
-    return F.where(negative, F.mul_scalar(rounded, -1.0), rounded)
+    return F.where(negative, F.mul_scalar(rounded, -1.0), rounded), too_large

@@ -13,14 +13,15 @@ import numpy as np
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
 
 from ..core.config import AdaLossConfig
-from ..core.formats import Format
+from ..core.layer_limits import LayerLimitPolicy
+from ..core.precision import StorageLike
 from ..core.scale_policy import ScalePolicy, ScaleState
 from ..core.validation import integer
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
 from ..errors import LossScaleError, LossScaleWarning
 from ..graph.loss_like import LossLike, check_scale
 from ..state import read_state, write_state
-from .arguments import check_arguments, check_choice, keep_data
+from .argument_checks import check_arguments, check_choice, keep_data
 from .exchange import GradientExchange, check_interval
 from .result import UpdateResult
 from .states import restore, state_of
@@ -57,8 +58,8 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         comm: A communicator for data-parallel training; None for one process.
         grads: Gradients to exchange; None (or empty) means those of all the solver's parameters.
         config: How layers are scaled; None for ``AdaLossConfig()``.
-        storage: Emulate this storage format on a float context, for example ``"float16"``; None for the
-            context's own types.
+        storage: Emulate this storage format on a float context, for example ``"float16"``, or a ``Format`` or
+            ``Precision``; None for the context's own types.
         max_retries: Batches (or windows) that one call may throw away because of overflow before it
             returns without an update. 100, as the baseline; 0 skips an iteration instead of retrying it.
         on_nonfinite_loss: A loss that is not finite is no overflow and lowers no scale: ``"raise"``
@@ -105,7 +106,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         grads: Optional[Sequence[nn.NdArray]] = None,
         *,
         config: Optional[AdaLossConfig] = None,
-        storage: Optional[Union[str, Format]] = None,
+        storage: Optional[StorageLike] = None,
         max_retries: int = 100,
         on_nonfinite_loss: str = "raise",
         on_scale_floor: str = "raise",
@@ -128,7 +129,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         choices = ("raise", "skip", "warn")
         self.on_nonfinite_loss = check_choice("on_nonfinite_loss", on_nonfinite_loss, choices)
         self.on_scale_floor = check_choice("on_scale_floor", on_scale_floor, choices)
-        self._config, self._storage = config, storage
+        self._config, self._storage, self.solver = config, storage, solver
         self.loss = loss
         self._exchange = GradientExchange(comm, grads, solver)
         super().__init__(
@@ -189,7 +190,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         self._apply_gradients()
         self.last_good_scale = self.scale
         self.scale_state = self.policy.after_update(self.scale_state)
-        self.scaling.limits.after_update()
+        self.scaling.after_update()
         return UpdateResult(True, self.scale, retries, "updated", layers)
 
     def state_dict(self) -> Dict[str, Any]:
@@ -269,7 +270,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             for layer, flag in zip(layers, blamed):
                 if flag:
                     scales = window.layer_scales or self.scaling.layer_scales
-                    self.scaling.limits.back_off(layer, scales.get(layer, 1.0))
+                    self.scaling.back_off(layer, scales.get(layer, 1.0))
         # The sum over ranks may overflow where no rank's own gradients did.
         return nonfinite_loss, global_scale or not any(blamed)
 
@@ -324,13 +325,17 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
     def loss(self, loss: LossLike) -> None:
         if loss is getattr(self, "_loss", None):
             return
-        scaling = AdaptiveLossScaling(with_storage(loss, self._storage), self._config)
+        scaling = AdaptiveLossScaling(
+            with_storage(loss, self._storage),
+            self._config,
+            parameters=self.solver.get_parameters(),
+            limit_policy=LayerLimitPolicy(self.policy.N),
+        )
         if scaling.variable.size != 1:
             raise ValueError(
                 f"loss has shape {scaling.variable.shape}, not one element; "
                 "reduce it with nnabla.functions.mean"
             )
-        scaling.limits.recovery_interval = self.policy.N
         self._loss, self.scaling = loss, scaling
 
     @property

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, Sequence, Union
+from typing import Any, Callable, Optional, Sequence
 
 import nnabla as nn
 
-from ..core.formats import Format
+from ..core.precision import StorageLike
 from ..graph.loss_like import LossLike, check_scale, variable_of
-from .arguments import check_arguments, keep_data
+from .argument_checks import check_arguments, keep_data
 from .exchange import GradientExchange
 from .result import UpdateResult
 from .storage import with_storage
@@ -58,7 +58,7 @@ class FixedLossScalingUpdater:
         comm: Optional[Any] = None,
         grads: Optional[Sequence[nn.NdArray]] = None,
         *,
-        storage: Optional[Union[str, Format]] = None,
+        storage: Optional[StorageLike] = None,
     ) -> None:
         check_arguments(solver, data_feeder, accum_grad, weight_decay, comm, grads)
         variable = variable_of(loss)

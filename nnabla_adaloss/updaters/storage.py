@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-from typing import Optional, Union
+from typing import Optional
 
 import nnabla as nn
 
-from ..core.formats import Format
+from ..core.precision import StorageLike
 from ..emulation.format_emulation import FormatEmulation
 from ..graph.loss_like import LossLike
 
 
-def with_storage(loss: LossLike, storage: Optional[Union[str, Format]]) -> LossLike:
+def with_storage(loss: LossLike, storage: Optional[StorageLike]) -> LossLike:
     """Return ``loss``, emulating ``storage`` unless that is None.
 
     Raises:

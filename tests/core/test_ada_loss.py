@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnabla_adaloss.core import METHODS, AdaLoss, AdaLossConfig, get_loss_scale, statistics_of
+from nnabla_adaloss.core import METHODS, AdaLoss, AdaLossConfig, Reason, get_loss_scale, statistics_of
 
 
 class NumpyAdaLoss(AdaLoss):
@@ -157,6 +157,7 @@ def test_recorder_gets_every_decision():
     assert (record.alpha, record.previous_scale, record.accumulated_scale) == (alpha, 32.0, 32.0 * alpha)
     assert record.unbounded > alpha
     assert record.fan_in == 4.0
+    assert record.reason is Reason.SCALE_BOUND
     assert (record.g, record.weight) == (statistics_of(G), statistics_of(W))
 
 
@@ -192,3 +193,16 @@ def test_a_useless_scale_of_ones_own_method_is_refused():
     config = AdaLossConfig(loss_scale_method=lambda g, W, *, config, fan_in: 0.0)
     with pytest.raises(ValueError, match="must be positive and finite"):
         call(NumpyAdaLoss(config))
+
+
+def test_a_layer_that_overflowed_is_lowered_and_recovers():
+    ada_loss = NumpyAdaLoss()
+    assert call(ada_loss, layer="a") == call(ada_loss, layer="b") == 16.0
+    assert ada_loss.back_off("a", 16.0)
+    assert call(ada_loss, layer="a") == 8.0
+    assert call(ada_loss, layer="b") == 16.0
+    assert not ada_loss.back_off("b", 1.0)
+    for _ in range(2000):
+        ada_loss.after_update()
+    assert not ada_loss.limits
+    assert call(ada_loss, layer="a") == 16.0

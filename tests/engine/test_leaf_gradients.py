@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss.engine.leaf_gradients import LeafGradients
-from nnabla_adaloss.graph.plan import GraphPlan, Node
+from nnabla_adaloss.graph.node import Node
+from nnabla_adaloss.graph.plan import GraphPlan
 from nnabla_adaloss.kernels import CpuKernels
 from nnabla_adaloss.kernels.measurements import HostMeasurements
 from nnabla_adaloss.kernels.scratch import ScratchPool

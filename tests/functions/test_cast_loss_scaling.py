@@ -72,7 +72,7 @@ def test_casts_are_told_apart():
     loss = loss_scaling(F.sum(x * variable([1e-8, -1e-8], need_grad=False)), tracker)
     loss.forward()
     gradients([w], loss.backward)
-    assert tracker.layer_scales == {"CastLossScaling": 16.0, "CastLossScaling[1]": 8.0}
+    assert tracker.layer_scales == {"CastLossScaling#2": 16.0, "CastLossScaling": 8.0}
 
 
 def test_wrong_arguments_are_named():

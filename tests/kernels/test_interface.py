@@ -247,14 +247,17 @@ def test_unscale_add_all(kernels: Kernels) -> None:
 
 def check_rounding(kernels: Kernels, values: np.ndarray, storage: Format) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
-        expected = values.astype(NARROW_DTYPES[storage]).astype(np.float32)
+        expected = values.astype(NARROW_DTYPES[storage.saturating(False)]).astype(np.float32)
+    too_large = ~np.isnan(values) & ~np.isfinite(expected)
+    if storage.saturates:
+        expected = np.where(too_large, np.copysign(storage.max, values), expected).astype(np.float32)
     source, target = nd_array(values), nn.NdArray(values.shape)
     for result in (target, source):
         statistics, underflowed, overflowed = kernels.round_to_format(source, result, storage)
         assert_same_floats(result.data, expected)
         assert_statistics(statistics, expected)
         assert underflowed == np.count_nonzero((values != 0) & (expected == 0))
-        assert overflowed == np.count_nonzero(np.isfinite(values) & ~np.isfinite(expected))
+        assert overflowed == np.count_nonzero(np.isfinite(values) & too_large)
 
 
 def neighbours(values: np.ndarray) -> np.ndarray:
@@ -277,8 +280,10 @@ def test_rounding_around_every_number_of_a_format(kernels: Kernels, storage: For
     check_rounding(kernels, neighbours(patterns.view(dtype).astype(np.float32)), storage)
 
 
+@pytest.mark.parametrize("saturates", [False, True])
 @pytest.mark.parametrize("storage", NARROW_FORMATS, ids=lambda storage: storage.name)
-def test_rounding_at_the_edge_of_the_range(kernels: Kernels, storage: Format) -> None:
+def test_rounding_at_the_edge_of_the_range(kernels: Kernels, storage: Format, saturates: bool) -> None:
+    storage = storage.saturating(saturates)
     largest = np.float32(storage.max)
     step = np.float32(storage.max * 2.0**-storage.mantissa_bits / 2)
     beyond = np.linspace(

@@ -66,8 +66,8 @@ def residual(x: nn.Variable, gates: Dict[str, Gate]) -> nn.Variable:
 
 def shared(x: nn.Variable, gates: Dict[str, Gate]) -> nn.Variable:
     h = PF.affine(x, 6, name="stem")
-    # Uses of one weight are numbered in backward order.
-    for label in ("loop/affine[2]", "loop/affine[1]", "loop/affine"):
+    # Uses of one weight are numbered in forward order.
+    for label in ("loop/affine", "loop/affine#2", "loop/affine#3"):
         h = F.tanh(gated(PF.affine(h, 6, name="loop"), label, gates))
     return h
 
@@ -165,12 +165,12 @@ def test_a_layers_own_scale_backs_off_instead_of_the_global_one_and_recovers() -
     assert result.retries >= 1
     assert result.overflow_layers
     assert result.scale == scale
-    limited = updater.scaling.limits.as_mapping()
+    limited = updater.scaling.limits
     assert limited
     assert all(limit.limit < limit.overflowed for limit in limited.values())
     for _ in range(80):
         assert updater.update().retries == 0
-        for name, limit in updater.scaling.limits.as_mapping().items():
+        for name, limit in updater.scaling.limits.items():
             assert updater.scaling.layer_scales[name] <= limit.limit
     assert not updater.scaling.limits
     assert updater.scaling.layer_scales[layer] == alpha
@@ -193,7 +193,7 @@ def test_a_layer_whose_scale_came_down_to_one_gives_way_to_the_global_scale() ->
     result = planted.updater.update()
     assert result.updated
     assert result.retries == 5
-    assert planted.updater.scaling.limits["d/affine"] == 1.0
+    assert planted.updater.scaling.limits["d/affine"].limit == 1.0
     assert result.scale == 2.0
 
 

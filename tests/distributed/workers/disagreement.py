@@ -28,7 +28,7 @@ def the_global_scale(updater: AdaptiveLossScalingUpdater) -> None:
 
 def the_limit_of_a_layer(updater: AdaptiveLossScalingUpdater) -> None:
     scaling = updater.scaling
-    assert scaling.limits.back_off("second/affine", scaling.layer_scales["second/affine"])
+    assert scaling.back_off("second/affine", scaling.layer_scales["second/affine"])
 
 
 def train(updater: AdaptiveLossScalingUpdater, iterations: int) -> None:

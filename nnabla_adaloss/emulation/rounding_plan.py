@@ -7,6 +7,9 @@ from typing import Any, Dict, List, NamedTuple, Tuple
 
 import nnabla as nn
 
+from ..graph.node import unique
+from ..graph.order import forward_order
+from ..graph.watch import GraphWatch
 from .rules import fp32_leaves, half_gradients, half_leaves, half_outputs
 
 Keyed = List[Tuple[int, nn.Variable]]
@@ -19,22 +22,22 @@ class Rounding(NamedTuple):
     gradients: Keyed
 
 
-class EmulationPlan:
+class RoundingPlan:
     """The roundings of every function of the graph behind ``loss``, by function key."""
 
     def __init__(self, loss: nn.Variable) -> None:
-        functions: List[Any] = []
-        loss.visit(functions.append)
+        functions = forward_order(loss)
         self.roundings: Dict[int, Rounding] = {hash(f): rounding_of(f) for f in functions}
         in_fp32 = {hash(v) for f in functions for v in fp32_leaves(f)}
         leaves = {hash(v): v for f in functions for v in half_leaves(f)}
         # A leaf that is also read in fp32 stays as it is for both.
         self.leaves: Keyed = [(key, v) for key, v in leaves.items() if key not in in_fp32]
-        self._watched = [(v, v.need_grad) for f in functions for v in f.inputs if v.parent is None]
+        self._watch = GraphWatch(unique([loss, *(v for f in functions for v in f.inputs)]))
 
+    @property
     def is_current(self) -> bool:
-        """Tell whether the leaves still need the same gradients as when the plan was made."""
-        return all(variable.need_grad == need_grad for variable, need_grad in self._watched)
+        """True while the graph is what it was: nothing rewired, no `need_grad` changed."""
+        return not self._watch.changed
 
 
 def rounding_of(f: Any) -> Rounding:

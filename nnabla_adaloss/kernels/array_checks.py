@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 from nnabla import NdArray
 
-_IS_HALF = {np.dtype(np.float32): False, np.dtype(np.float16): True}
+from .arrays import FLOAT16, FLOAT32
+
+_IS_HALF = {FLOAT32: False, FLOAT16: True}
 
 
 def is_half(x: NdArray, argument: str = "x") -> bool:

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, get_loss_scale_by_element_wise_range
+from nnabla_adaloss.graph.matrix_products import product_matrices
+from nnabla_adaloss.graph.node import Node, Scaling
 from nnabla_adaloss.graph.plan import GraphPlan
-from tests.graph.test_gemm import CASES
+from tests.graph.test_matrix_products import CASES
 
 
 def products_of(case: str) -> Tuple[Any, Any, Any]:
@@ -28,22 +30,17 @@ def products_of(case: str) -> Tuple[Any, Any, Any]:
         v.grad.zero()
     y.backward(g)
     (node,) = GraphPlan(y).nodes.values()
-    array = nn.NdArray.from_numpy_array(g)
-    matrices = [
-        (
-            s,
-            s.operand(node, array, True).matrix(),
-            s.operand(node, s.factor.data, False).matrix(),
-        )
-        for s in node.scalings
-    ]
-    return y, g, matrices
+    return y, g, [(s, *matrices(node, s, g, s.factor.d)) for s in node.scalings]
+
+
+def matrices(node: Node, scaling: Scaling, g: np.ndarray, factor: np.ndarray) -> Tuple[Any, Any]:
+    return product_matrices(node.type_name, node.args, scaling.slot, g, factor)
 
 
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_the_shared_axis_is_the_channels(case: str) -> None:
-    _, g, matrices = products_of(case)
-    for scaling, gradient, factor in matrices:
+    _, g, found = products_of(case)
+    for scaling, gradient, factor in found:
         assert gradient.shape[1] == factor.shape[0]
         assert gradient.size == g.size
         assert factor.size == scaling.factor.size
@@ -71,9 +68,8 @@ def test_channels_pair_gradient_and_weight(case: str) -> None:
         weight.grad.zero()
         y.forward()
         y.backward(only)
-        used = scaling.operand(node, nn.NdArray.from_numpy_array((weight.g != 0) * 1.0), False).matrix()
+        seen, used = matrices(node, scaling, only, weight.g != 0)
         assert np.flatnonzero(used.any(axis=1)).tolist() == [channel]
-        seen = scaling.operand(node, nn.NdArray.from_numpy_array(only), True).matrix()
         assert np.flatnonzero(seen.any(axis=0)).tolist() == [channel]
 
 

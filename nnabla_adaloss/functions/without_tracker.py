@@ -8,8 +8,8 @@ from typing import Any, List, Optional
 import nnabla as nn
 
 from ..core.config import AdaLossConfig
-from ..graph.gemm import GemmSlot
-from ..graph.nnabla_ada_loss import NNablaAdaLoss
+from ..graph.matrix_products import GemmSlot
+from ..kernels import NNablaAdaLoss
 from ..kernels.arrays import as_float32
 from .identity import IdentityFunction
 

@@ -7,16 +7,16 @@ from typing import Optional, Protocol
 
 import nnabla as nn
 
-from ..core.formats import Format
+from ..core.precision import Precision
 from ..core.statistics import ArrayStatistics
 
 
-class Storage(Protocol):
+class EmulatedStorage(Protocol):
     """A low-precision storage that knows what it stored. Keys are hashes of variables."""
 
     @property
-    def format(self) -> Format:
-        """The format that is stored."""
+    def precision(self) -> Precision:
+        """The formats that are stored."""
 
     def gradient_statistics(self, key: int) -> Optional[ArrayStatistics]:
         """Return the statistics of the gradient as last stored, or None when it was not seen."""
@@ -28,4 +28,4 @@ class Storage(Protocol):
         """Store a gradient again after the engine changed it in place."""
 
     def store(self, array: nn.NdArray) -> None:
-        """Store a temporary array."""
+        """Store the scaled copy of a weight."""

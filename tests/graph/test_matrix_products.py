@@ -10,7 +10,7 @@ import nnabla.functions as F
 import numpy as np
 import pytest
 
-from nnabla_adaloss.graph.gemm import gemm_slots
+from nnabla_adaloss.graph.matrix_products import gemm_slots
 
 
 def ones(*shape: int) -> nn.Variable:

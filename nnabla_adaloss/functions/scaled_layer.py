@@ -9,15 +9,16 @@ from typing import Any, Dict, List, Optional, Union
 import nnabla as nn
 
 from ..core.config import AdaLossConfig
-from ..core.power_of_two import floor_power_of_two
-from ..graph.gemm import GemmSlot, gemm_slots
-from ..graph.plan import GraphPlan, Node
+from ..core.layer_scale import Constraints, Observed
+from ..graph.matrix_products import GemmSlot, gemm_slots
+from ..graph.node import Node
+from ..graph.plan import GraphPlan
 from .identity import Array, IdentityFunction, check_array
 from .scale_point import ScalePoint
 from .scale_tracker import ScaleTracker
 from .tracked_function import TrackedFunction
 from .unscale import TrackedUnscale
-from .untracked import AdaptiveGradientScale
+from .without_tracker import AdaptiveGradientScale
 
 
 def adaptive_loss_scaling(
@@ -184,20 +185,15 @@ class ScaledLayer(TrackedFunction):
 
     def _alpha(self, label: str, g: nn.NdArray, copy: nn.NdArray, scale: float) -> float:
         self._copier.scale_copy(copy, 1.0)
-        weight = self.statistics(copy)
-        u_max = self.tracker.config.range[1]
-        alpha = self.tracker.ada_loss.loss_scale(
-            label,
-            g,
-            copy,
+        ada_loss = self.tracker.ada_loss
+        observed = Observed(
+            iteration=self.tracker.iteration,
+            previous_scale=scale,
             fan_in=self._slot.fan_in,
             fan_in_bound=self._slot.fan_in_bound,
-            previous_scale=scale,
-            iteration=self.tracker.iteration,
-            g_statistics=self.statistics(g),
-            weight_statistics=weight,
+            g=self.statistics(g),
+            weight=self.statistics(copy),
+            arrays=lambda: (ada_loss.to_numpy(g), ada_loss.to_numpy(copy)),
         )
-        if alpha > 1.0 and alpha * weight.abs_max > u_max:
-            # The scaled copy is stored in the same format.
-            alpha = max(floor_power_of_two(u_max / weight.abs_max), 1.0)
-        return alpha
+        constraints = Constraints(weight_max=self.tracker.config.range.u_max)
+        return ada_loss.decide(label, observed, constraints).alpha

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which layers are scaled, by patterns of their names."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import NamedTuple, Sequence, Tuple
+
+
+class LayerSelection(NamedTuple):
+    """Patterns of layer names, as `fnmatch` knows them. A name as it is printed matches itself.
+
+    Attributes:
+        include: patterns of the layers to scale.
+        exclude: patterns of layers not to scale; wins over `include`.
+
+    Example:
+        >>> selection = LayerSelection(include=("block1/*",), exclude=("*/fc",))
+        >>> selection.selects("block1/conv"), selection.selects("block1/fc")
+        (True, False)
+    """
+
+    include: Tuple[str, ...] = ("*",)
+    exclude: Tuple[str, ...] = ()
+
+    def selects(self, *names: str) -> bool:
+        """True when the layer that goes by these names is to be scaled."""
+        return _any_matches(self.include, names) and not _any_matches(self.exclude, names)
+
+    def check(self, layers: Sequence[str]) -> None:
+        """Raise unless every pattern matches one of the names `layers`, or is made to match everything.
+
+        Raises:
+            ValueError: one does not; the message lists the names.
+        """
+        for argument, patterns in zip(self._fields, self):
+            for pattern in patterns:
+                if pattern.strip("*") and not _any_matches((pattern,), layers):
+                    names = (
+                        ", ".join(layers) if layers else "none: it has no matrix product that can be scaled"
+                    )
+                    raise ValueError(
+                        f"{argument} has the pattern {pattern!r}, which matches no layer; the network's "
+                        f"layers are {names}"
+                    )
+
+
+def _any_matches(patterns: Sequence[str], names: Sequence[str]) -> bool:
+    return any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns for name in names)

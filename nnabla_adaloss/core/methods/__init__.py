@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loss scale methods: one file each, and one line in `METHODS`.
+
+A method of one's own needs neither: it is named in the configuration as `"package.module:name"`, which needs
+no registration and survives being saved, or given as itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from pkgutil import resolve_name
+from typing import Any, Callable, Dict, Type, Union
+
+from .abs_range import AbsRange
+from .approx_range import ApproxRange
+from .array_function import ArrayFunction
+from .element_wise_range import ElementWiseRange
+from .fixed import Fixed
+from .lognormal_range import LognormalRange
+from .method import Method, Needs, Range
+
+__all__ = [
+    "METHODS",
+    "AbsRange",
+    "ApproxRange",
+    "ArrayFunction",
+    "ElementWiseRange",
+    "Fixed",
+    "LognormalRange",
+    "Method",
+    "MethodLike",
+    "Needs",
+    "Range",
+    "resolve_method",
+]
+
+METHODS: Dict[str, Type[Method]] = {
+    "approx_range": ApproxRange,
+    "abs_range": AbsRange,
+    "element_wise_range": ElementWiseRange,
+    "fixed": Fixed,
+}
+
+MethodLike = Union[str, Method, Type[Method], Callable[..., float]]
+"""What `resolve_method` takes."""
+
+
+def resolve_method(given: MethodLike, config: Any = None) -> Method:
+    """The method that a name, a `Method`, a subclass of it, or a function stands for.
+
+    Args:
+        given: a key of `METHODS`, `"package.module:name"`, a `Method` or a subclass, or a function of NumPy
+            arrays `f(g, W, *, config, fan_in) -> float`.
+        config: where the parameters of a method that is given by name or class come from: its fields that
+            `config` has too. A function is given it as it is.
+
+    Raises:
+        ValueError: the name is unknown, or does not lead to anything; or a parameter is out of range.
+        TypeError: what was given, or what the name leads to, is neither a method nor callable.
+
+    Example:
+        >>> resolve_method("fixed")
+        Fixed(fixed_loss_scale=1.0)
+    """
+    found: Any = _imported(given) if isinstance(given, str) else given
+    if isinstance(found, Method):
+        return found
+    if isinstance(found, type) and issubclass(found, Method):
+        return _with_parameters_of(found, config)
+    if not callable(found):
+        raise TypeError(
+            f"loss_scale_method={given!r} must be a name or a callable f(g, W, *, config, fan_in), "
+            "or a Method"
+        )
+    function: Callable[..., float] = found
+    return ArrayFunction(function, config)
+
+
+def _imported(name: str) -> Any:
+    if name in METHODS:
+        return METHODS[name]
+    if ":" not in name:
+        raise ValueError(
+            f"loss_scale_method={name!r} is unknown; choose one of {', '.join(METHODS)}, "
+            'or name a method of your own as "package.module:name"'
+        )
+    try:
+        return resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"loss_scale_method={name!r} cannot be imported: {error}") from error
+
+
+def _with_parameters_of(method: Any, config: Any) -> Method:
+    names = [field.name for field in fields(method)] if is_dataclass(method) else []
+    parameters: Dict[str, Any] = {name: getattr(config, name) for name in names if hasattr(config, name)}
+    made: Method = method(**parameters)
+    return made

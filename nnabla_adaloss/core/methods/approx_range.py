@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loss scale from means, deviations and maxima, taking gradients and weights for normally distributed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Optional
+
+from scipy.special import erfinv
+
+from ..overflow import overflow_limit
+from ..power_of_two import clamp_scale
+from ..statistics import ArrayStatistics
+from ..validation import open_share
+from .method import Method, Needs, Range
+
+
+@dataclass(frozen=True)
+class ApproxRange(Method):
+    """The smallest scale that keeps all but a share p of the input gradient above u_min, within overflow.
+
+    With M(X) = std(X)^2 + mean(X)^2 and sigma = sqrt(M(g) M(W)) sqrt(K / 2):
+    min(max(u_min / (sqrt(2) erfinv(p) sigma), 1), (u_max / K) / (max|g| max|W|)); 1 when sigma is 0.
+    Without a weight sigma is std(g), and max|g| alone must not overflow.
+    Source: Zhao et al. 2019 (arXiv 1910.12385), section 3.3.
+
+    Attributes:
+        n_uf_threshold: p, accepted share of input gradient elements that underflow; between 0 and 1.
+
+    Example:
+        >>> import numpy as np
+        >>> from nnabla_adaloss.core import statistics_of
+        >>> g, W = statistics_of(np.array([1e-7, -1e-7])), statistics_of(np.array([0.1, -0.1]))
+        >>> round(ApproxRange().scale(g, W, range=Range(6e-8, 65504.0), fan_in=2))
+        4787
+    """
+
+    needs = Needs.STATISTICS
+    n_uf_threshold: float = 1e-3
+
+    def __post_init__(self) -> None:
+        open_share("n_uf_threshold", self.n_uf_threshold, usual=1e-3)
+
+    def scale(
+        self, g: ArrayStatistics, W: Optional[ArrayStatistics], *, range: Range, fan_in: float
+    ) -> float:
+        """The scale from statistics; without `W`, `fan_in` is not looked at."""
+        sigma = g.std if W is None else product_sigma(g, W, fan_in)
+        if sigma == 0.0:
+            return 1.0
+        scale = self.sigma_min(range) / sigma
+        if scale < 1.0:
+            scale = 1.0
+        limit = overflow_limit(g, W, fan_in, range.u_max)
+        return clamp_scale(scale if scale < limit else limit)
+
+    def sigma_min(self, range: Range) -> float:
+        """Standard deviation at which a share p of a centred normal distribution lies below u_min."""
+        return range.u_min / self._quantile
+
+    @cached_property
+    def _quantile(self) -> float:
+        return math.sqrt(2.0) * float(erfinv(self.n_uf_threshold))
+
+
+def product_sigma(g: ArrayStatistics, W: ArrayStatistics, fan_in: float) -> float:
+    """sqrt(M(g) * M(W)) * sqrt(K / 2), the modelled deviation of an element of the input gradient.
+
+    For finite arrays, where M(X), `mean_square`, is sum_of_squares / count.
+    """
+    if not (g.count and W.count):
+        return 0.0
+    return math.sqrt(g.sum_of_squares / g.count) * math.sqrt(W.sum_of_squares / W.count * fan_in * 0.5)

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loss scale from every product of a gradient element with a weight element, without forming the products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, List, Optional, Tuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..power_of_two import clamp_scale
+from ..validation import number
+from .method import Method, Needs, Range
+
+Magnitudes = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ElementWiseRange(Method):
+    """The scale that lifts every product of the backward pass to u_min, within overflow.
+
+    With p_i the non-zero products |g[n, c] W[c, m]|: min(max_i max(u_min / p_i, 1), min_i (u_max / p_i) / K);
+    1 when no product is non-zero. Without a weight p_i = |g_i|, and K is 1. The N C M products are never
+    formed: the inputs are sorted per channel, in memory proportional to the inputs.
+
+    Attributes:
+        max_rescue_ratio: q, share of the products, largest first, that is to be kept from underflow; in (0,
+            1]: only the int(n q) smallest, but at least one, of the n lower values u_min / p_i count. None:
+            all of them, which lets one tiny product decide.
+
+    Example:
+        >>> g, W = np.array([[1e-7, 1e-3]]), np.array([[0.1, 0.5], [0.2, 0.3]])
+        >>> round(ElementWiseRange().scale(g, W, range=Range(6e-8, 65504.0), fan_in=2), 3)
+        6.0
+    """
+
+    needs = Needs.ARRAYS
+    max_rescue_ratio: Optional[float] = None
+
+    def __post_init__(self) -> None:
+        q = self.max_rescue_ratio
+        if q is not None and not 0.0 < number("max_rescue_ratio", q) <= 1.0:
+            raise ValueError(f"max_rescue_ratio={q!r} must lie in (0, 1]; None keeps every product")
+
+    def scale(self, g: NDArray[Any], W: Optional[NDArray[Any]], *, range: Range, fan_in: float) -> float:
+        """The scale of a gradient (N, C) or (N, C, ...) and a weight (C, M) or (C, ...).
+
+        Raises:
+            ValueError: they do not share their channels.
+        """
+        pairs = _pairs(g, W)
+        if not pairs:
+            return 1.0
+        terms = 1.0 if W is None else fan_in
+        # Extreme float64 inputs leave the range of float64 on the way; the clamp brings the scale back.
+        with np.errstate(all="ignore"):
+            # Rounded multiplication is monotonic, so the extreme products are products of extremes, exactly.
+            largest = max(a[-1] * b[-1] for a, b in pairs)
+            if self.max_rescue_ratio is None:
+                smallest = min(a[0] * b[0] for a, b in pairs)
+            else:
+                rescued = int(self.max_rescue_ratio * sum(a.size * b.size for a, b in pairs))
+                smallest = _nth_largest_product(pairs, max(rescued, 1))
+            lower, upper = range.u_min / np.float64(smallest), range.u_max / largest / terms
+        return clamp_scale(float(min(max(lower, 1.0), upper)))
+
+
+def _pairs(g: NDArray[Any], W: Optional[NDArray[Any]]) -> List[Tuple[Magnitudes, Magnitudes]]:
+    """Per channel, the sorted non-zero magnitudes of the gradient and of the weight that meet in products."""
+    if W is None:
+        magnitudes = _sorted_nonzero(g)
+        return [(magnitudes, np.ones(1))] if magnitudes.size else []
+    if g.ndim < 2 or W.ndim < 2 or g.shape[1] != W.shape[0]:
+        raise ValueError(
+            f"g of shape {g.shape} and W of shape {W.shape} do not meet: "
+            "axis 1 of g (N, C, ...) and axis 0 of W (C, ...) are the same channels"
+        )
+    pairs = ((_sorted_nonzero(g[:, c]), _sorted_nonzero(W[c])) for c in range(W.shape[0]))
+    return [(a, b) for a, b in pairs if a.size and b.size]
+
+
+def _sorted_nonzero(x: NDArray[Any]) -> Magnitudes:
+    magnitudes = np.abs(x.astype(np.float64)).ravel()
+    return np.sort(magnitudes[magnitudes > 0])
+
+
+def _nth_largest_product(pairs: List[Tuple[Magnitudes, Magnitudes]], n: int) -> float:
+    """The n-th largest of all products, by bisection over the floats between the smallest and the largest.
+
+    The bit patterns of positive floats are ordered as the floats are, so 64 halvings reach a single one.
+    """
+    low, high = (
+        int(np.float64(value).view(np.int64))
+        for value in (min(a[0] * b[0] for a, b in pairs), max(a[-1] * b[-1] for a, b in pairs))
+    )
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _count_at_least(pairs, float(np.int64(middle).view(np.float64))) >= n:
+            low = middle
+        else:
+            high = middle - 1
+    return float(np.int64(low).view(np.float64))
+
+
+def _count_at_least(pairs: List[Tuple[Magnitudes, Magnitudes]], threshold: float) -> int:
+    count = 0
+    for a, b in pairs:
+        few, many = (a, b) if a.size < b.size else (b, a)
+        count += few.size * many.size - int(np.searchsorted(many, threshold / few).sum())
+    return count

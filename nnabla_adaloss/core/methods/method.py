@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a loss scale method is: its parameters, what it needs to see, and one pure function."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from enum import Enum
+from typing import Any, ClassVar, NamedTuple
+
+
+class Needs(str, Enum):
+    """What a method looks at. The less it needs, the cheaper it is, and the more engines can run it."""
+
+    NOTHING = "nothing"
+    """Neither gradient nor weight: nothing is measured for it."""
+
+    STATISTICS = "statistics"
+    """`ArrayStatistics` of gradient and weight: works with `delay=1` and on a GPU without waiting for it."""
+
+    HISTORY = "history"
+    """As `STATISTICS`, and the gradient's statistics of the iterations before."""
+
+    ARRAYS = "arrays"
+    """The elements, as NumPy arrays: `delay=0` only, and on a GPU a copy to the host per layer."""
+
+
+class Range(NamedTuple):
+    """The magnitudes to keep: `u_min` from underflow, `u_max` from overflow."""
+
+    u_min: float
+    u_max: float
+
+
+class Method(ABC):
+    """A way to compute a layer's loss scale, as an immutable value that holds its own parameters.
+
+    A subclass writes `scale`, says in `needs` what it looks at, and is usually a frozen dataclass. A field
+    that is named like one of `AdaLossConfig` takes its value from there when the method is chosen by name.
+
+    Attributes:
+        needs: what `scale` is given.
+        window: for `Needs.HISTORY`: how many iterations, the present one included.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> from nnabla_adaloss import AdaLossConfig, Method, Needs
+        >>> @dataclass(frozen=True)
+        ... class Headroom(Method):
+        ...     '''Raises the largest element of the gradient to the margin below u_max.'''
+        ...     needs = Needs.STATISTICS
+        ...     margin: float = 16.0
+        ...     def scale(self, g, W, *, range, fan_in):
+        ...         return range.u_max / (self.margin * g.abs_max) if g.abs_max else 1.0
+        >>> config = AdaLossConfig(loss_scale_method=Headroom(margin=64.0), delay=1)
+    """
+
+    needs: ClassVar[Needs] = Needs.STATISTICS
+    window: int = 1
+
+    @abstractmethod
+    def scale(self, g: Any, W: Any, *, range: Range, fan_in: float) -> float:
+        """The scale for the input gradient of a layer; positive and finite, before bounds and rounding.
+
+        It is asked about finite arrays only, and its answer is kept below what could overflow.
+
+        Args:
+            g: what is known of the gradient of the layer's output, which carries its scale S:
+                `ArrayStatistics`, None with `Needs.NOTHING`, a NumPy array with `Needs.ARRAYS`, with
+                `Needs.HISTORY` a tuple of `ArrayStatistics`, one per iteration, the present one last, all as
+                if they carried S.
+            W: the same of the layer's weight (of the present iteration only); None for a layer without
+                weight.
+            range: the magnitudes to keep from underflow and overflow.
+            fan_in: K, number of products summed into one element of the input gradient, on average.
+        """

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The published functions: each step from a gradient and a weight to a loss scale, on NumPy arrays.
+
+Thin over the code that trains: `methods`, and `decide` in `layer_scale`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Optional, Union
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .config import AdaLossConfig
+from .layer_scale import NEW_LAYER, NO_CONSTRAINTS, Observed, bounded, decide
+from .methods import AbsRange, ApproxRange, ElementWiseRange, LognormalRange, Method, Needs
+from .overflow import overflow_limit
+from .power_of_two import clamp_scale
+from .statistics import ArrayStatistics, statistics_of
+from .validation import positive_number
+
+
+def get_loss_scale_by_approx_range(
+    g: NDArray[Any],
+    W: Optional[NDArray[Any]] = None,
+    *,
+    config: AdaLossConfig,
+    fan_in: Optional[float] = None,
+    lognormal: bool = False,
+) -> NDArray[np.float64]:
+    """The smallest scale that keeps all but a share p of the input gradient above u_min, within overflow.
+
+    With M(X) = std(X)^2 + mean(X)^2 and sigma = sqrt(M(g) M(W)) sqrt(K / 2):
+    min(max(u_min / (sqrt(2) erfinv(p) sigma), 1), (u_max / K) / (max|g| max|W|)); 1 when sigma is 0.
+    Source: Zhao et al. 2019 (arXiv 1910.12385), section 3.3.
+
+    Args:
+        g: gradient of the layer's output, any shape, float16, float32 or float64. Everything is computed in
+            float64.
+        W: the layer's weight, (C, M) or (C_out, C_in, k...). None for a function without weight, e.g. a cast:
+            then sigma = std(g), and max|g| alone must not overflow.
+        config: gives p (`n_uf_threshold`), u_min and u_max.
+        fan_in: K, number of products summed into one element of the input gradient. None: sigma takes K from
+            the shape of `W` (C, or C_out * k...), and the overflow limit looks at single products.
+        lognormal: only without `W`: take |g| for lognormally distributed. With m and s the mean and deviation
+            of ln|g| over the non-zero elements, the lower value is exp(ln u_min - m - s sqrt(2) erfinv(2p -
+            1)).
+
+    Returns:
+        0-dim float64 array, positive and finite; 1 when `g` or `W` holds an infinity or NaN (the update is
+        to be skipped; a scale would not help) or nothing but zeros.
+
+    Raises:
+        ValueError: `lognormal` together with `W`, or `fan_in` not positive and finite.
+
+    Example:
+        >>> import numpy as np
+        >>> from nnabla_adaloss.core import AdaLossConfig
+        >>> g, W = np.array([[1e-7, -1e-7]]), np.array([[0.1, -0.1], [0.1, 0.1]])
+        >>> round(float(get_loss_scale_by_approx_range(g, W, config=AdaLossConfig(), fan_in=2)))
+        4787
+    """
+    method: Method = ApproxRange(config.n_uf_threshold)
+    if lognormal:
+        if W is not None:
+            raise ValueError(
+                "lognormal=True is defined without a weight only; pass W=None or lognormal=False"
+            )
+        method = LognormalRange(config.n_uf_threshold)
+    scale = _by(method, g, W, config, fan_in)
+    if W is None or fan_in is not None:
+        return scale
+    # K from the shape of W counts for sigma only, as published.
+    products = W.shape[0] * math.prod(W.shape[2:]) if W.ndim else 1
+    known, weight = statistics_of(g), statistics_of(W)
+    if known.nonfinite or weight.nonfinite:
+        return scale
+    u_max = config.range.u_max
+    limit = overflow_limit(known, weight, 1.0, u_max)
+    unlimited = method.scale(known, weight, range=config.range._replace(u_max=math.inf), fan_in=products)
+    return np.array(clamp_scale(min(unlimited, limit)))
+
+
+def get_loss_scale_by_abs_range(
+    g: NDArray[Any],
+    W: Optional[NDArray[Any]] = None,
+    *,
+    config: AdaLossConfig,
+    fan_in: Optional[float] = None,
+) -> NDArray[np.float64]:
+    """The scale that lifts the smallest possible non-zero sum of products to u_min, within overflow.
+
+    Over the non-zero elements: min(max((u_min / K) / max(min|g| min|W|, 1e-15), 1), (u_max / K) / (max|g|
+    max|W|)).
+
+    Args:
+        g: gradient of the layer's output, any shape, float16, float32 or float64.
+        W: the layer's weight, any shape; None for a function without weight, where K is 1.
+        config: gives u_min and u_max.
+        fan_in: K, number of products summed into one element of the input gradient; None looks at single
+            products.
+
+    Returns:
+        0-dim float64 array, positive and finite; 1 when `g` or `W` is all zero, empty, or holds an infinity
+        or NaN.
+
+    Raises:
+        ValueError: `fan_in` is not positive and finite.
+
+    Example:
+        >>> import numpy as np
+        >>> from nnabla_adaloss.core import AdaLossConfig
+        >>> g, W = np.array([[1e-7, 1e-3]]), np.array([[0.1, 0.5], [0.2, 0.3]])
+        >>> round(float(get_loss_scale_by_abs_range(g, W, config=AdaLossConfig(), fan_in=2)), 3)
+        3.0
+    """
+    return _by(AbsRange(), g, W, config, fan_in)
+
+
+def get_loss_scale_by_element_wise_range(
+    g: NDArray[Any],
+    W: Optional[NDArray[Any]] = None,
+    *,
+    config: AdaLossConfig,
+    fan_in: Optional[float] = None,
+) -> NDArray[np.float64]:
+    """The scale that lifts every product of the backward pass to u_min, within overflow.
+
+    With p_i the non-zero products |g[n, c] W[c, m]|: min(max_i max(u_min / p_i, 1), min_i (u_max / p_i) / K).
+    `config.max_rescue_ratio` q keeps only the int(n q) smallest, but at least one, of the n lower values
+    u_min / p_i.
+
+    Args:
+        g: gradient of the layer's output, (N, C) or (N, C, ...), float16, float32 or float64.
+        W: the layer's weight, (C, M) or (C, ...); None for a function without weight: p_i = |g_i|, and K is
+            1.
+        config: gives u_min, u_max and `max_rescue_ratio`.
+        fan_in: K, number of products summed into one element of the input gradient; None takes 1.
+
+    Returns:
+        0-dim float64 array, positive and finite; 1 when no product is non-zero, or when `g` or `W` holds an
+        infinity or a NaN.
+
+    Raises:
+        ValueError: `g` and `W` do not share their channels, or `fan_in` is not positive and finite.
+
+    Example:
+        >>> import numpy as np
+        >>> from nnabla_adaloss.core import AdaLossConfig
+        >>> g, W = np.array([[1e-7, 1e-3]]), np.array([[0.1, 0.5], [0.2, 0.3]])
+        >>> round(float(get_loss_scale_by_element_wise_range(g, W, config=AdaLossConfig(), fan_in=2)), 3)
+        6.0
+    """
+    return _by(ElementWiseRange(config.max_rescue_ratio), g, W, config, fan_in)
+
+
+def _by(
+    method: Method,
+    g: NDArray[Any],
+    W: Optional[NDArray[Any]],
+    config: AdaLossConfig,
+    fan_in: Optional[float],
+) -> NDArray[np.float64]:
+    terms = 1.0 if fan_in is None else positive_number("fan_in", fan_in)
+    known, weight = _statistics(g, W)
+    if known.nonfinite or (weight is not None and weight.nonfinite):
+        return np.array(1.0)
+    inputs = (g, W) if method.needs is Needs.ARRAYS else (known, weight)
+    return np.array(method.scale(*inputs, range=config.range, fan_in=terms))
+
+
+def _statistics(
+    g: NDArray[Any], W: Optional[NDArray[Any]]
+) -> tuple[ArrayStatistics, Optional[ArrayStatistics]]:
+    return statistics_of(g), None if W is None else statistics_of(W)
+
+
+def bound_loss_scale_by_heuristics(
+    scale: Union[float, NDArray[Any]], *, config: AdaLossConfig, prev_scale: float = 1.0
+) -> NDArray[np.float64]:
+    """A layer's scale under `scale_upper_bound`, and under `accum_upper_bound` together with the scales
+    before it.
+
+    min(scale, scale_upper_bound, accum_upper_bound / prev_scale), except that a bound never turns a scale of
+    1 or more into one below 1: that would create the underflow which scaling is there to prevent. A scale
+    below 1 was demanded by overflow and stays.
+
+    Args:
+        scale: the layer's scale, positive.
+        config: holds the two bounds.
+        prev_scale: S, the accumulated scale of the arriving gradient.
+
+    Returns:
+        0-dim float64 array.
+
+    Raises:
+        ValueError: a scale is not positive and finite.
+
+    Example:
+        >>> from nnabla_adaloss.core import AdaLossConfig
+        >>> float(bound_loss_scale_by_heuristics(100.0, config=AdaLossConfig(), prev_scale=128.0))
+        8.0
+    """
+    checked = positive_number("scale", float(scale))
+    previous_scale = positive_number("prev_scale", prev_scale)
+    return np.array(bounded(checked, previous_scale, config)[0] if checked > 1.0 else checked)
+
+
+def get_loss_scale(
+    g: NDArray[Any],
+    W: Optional[NDArray[Any]],
+    *,
+    config: AdaLossConfig,
+    fan_in: float,
+    prev_scale: float = 1.0,
+) -> NDArray[np.float64]:
+    """The scale a layer multiplies its input gradient by.
+
+    `config.loss_scale_method`, then `bound_loss_scale_by_heuristics` (if `use_bound`), then the overflow
+    guard (u_max / K) / (max|g| max|W|), which holds for every method, then `get_power_of_two_scale` (if
+    `power_of_two`).
+
+    Args:
+        g: gradient of the layer's output, carrying `prev_scale`; float16, float32 or float64.
+        W: the layer's weight; None for a function without weight, where `fan_in` is not looked at.
+        config: method, range, bounds.
+        fan_in: K, number of products summed into one element of the input gradient.
+        prev_scale: S, the accumulated scale of `g`.
+
+    Returns:
+        0-dim float64 array, positive and finite; 1 when `g` or `W` holds an infinity or a NaN.
+
+    Raises:
+        ValueError: `fan_in` or `prev_scale` is not positive and finite, or a method of the user's own
+            returned such a scale.
+
+    Example:
+        >>> import numpy as np
+        >>> from nnabla_adaloss.core import AdaLossConfig
+        >>> g, W = np.array([[1e-7, -1e-7]]), np.array([[0.1, -0.1], [0.1, 0.1]])
+        >>> float(get_loss_scale(g, W, config=AdaLossConfig(), fan_in=2, prev_scale=128.0))
+        8.0
+    """
+    terms = positive_number("fan_in", fan_in)
+    known, weight = _statistics(g, W)
+    observed = Observed(
+        0,
+        positive_number("prev_scale", prev_scale),
+        terms,
+        terms,
+        known,
+        weight,
+        has_weight=W is not None,
+        arrays=lambda: (g, W),
+    )
+    return np.array(decide(NEW_LAYER, observed, NO_CONSTRAINTS, config).alpha)

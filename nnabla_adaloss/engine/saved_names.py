@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which network a saved state is of, and the names of its layers."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from typing import Any, Dict, List, Mapping
+
+from ..graph.plan import GraphPlan
+
+
+def fingerprint(plan: GraphPlan) -> List[str]:
+    """Type, name and output shape of each function, in backward order."""
+    return _fingerprint(plan, {})
+
+
+def with_names_of(plan: GraphPlan, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`state` as one of this network; the layers of one that version 0.1 saved get the names they have now.
+
+    Raises:
+        ValueError: it is of another network.
+        KeyError, TypeError, AttributeError: it is no state.
+    """
+    network, ours = list(state["network"]), fingerprint(plan)
+    if network == ours:
+        return state
+    name_now = plan.labels_before()
+    if network == _fingerprint(plan, {now: before for before, now in name_now.items()}):
+        return {**state, **{part: _renamed(state[part], name_now) for part in ("layers", "limits")}}
+    theirs, mine = next((a, b) for a, b in zip_longest(network, ours) if a != b)
+    raise ValueError(f"state is of another network: it has {theirs} where this one has {mine}")
+
+
+def _fingerprint(plan: GraphPlan, names: Mapping[str, str]) -> List[str]:
+    return [
+        f"{node.type_name} {names.get(node.label, node.label)} {'x'.join(map(str, node.outputs[0].shape))}"
+        for node in plan.nodes.values()
+    ]
+
+
+def _renamed(layers: Mapping[str, Any], name_now: Mapping[str, str]) -> Dict[str, Any]:
+    found = {}
+    for layer, values in layers.items():
+        # The second operand of a product has a number behind the name of the function.
+        label, colon, operand = layer.rpartition(":")
+        if layer in name_now or label not in name_now:
+            found[name_now.get(layer, layer)] = values
+        else:
+            found[f"{name_now[label]}{colon}{operand}"] = values
+    return found

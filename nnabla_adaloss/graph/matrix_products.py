@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which functions are matrix products in disguise, and how their products are laid out.
+
+Only a matrix product can be given a scale of its own: its input gradient is `g` times the weight, so handing
+it `alpha * weight` scales the input gradient and nothing else. The fan-in K is the number of products that
+are added up in one element of that input gradient (Zhao et al. 2019, section 3.2).
+
+A new one is a subclass of `_Product` and a line in `_SCALABLE`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Sequence, Tuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Shape = Tuple[int, ...]
+Args = Mapping[str, Any]
+
+
+class GemmSlot(NamedTuple):
+    """One input of a function whose gradient can be scaled, and the input that scales it.
+
+    Attributes:
+        input: index of the input whose gradient is scaled.
+        factor: index of the input that multiplies the output gradient (the weight).
+        fan_in: mean number of products in one element of the input gradient.
+        fan_in_bound: the largest number of products in any element, for overflow bounds.
+    """
+
+    input: int
+    factor: int
+    fan_in: float
+    fan_in_bound: float
+
+
+def _prod(values: Sequence[int]) -> int:
+    return int(math.prod(values))
+
+
+class _Product:
+    """A product with a weight, laid out as most are; subclasses say where they differ."""
+
+    def slots(self, args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
+        """One slot for x; each of its elements meets all weights of its channel."""
+        k = float(_prod(inputs[1][1:]))
+        return [GemmSlot(0, 1, k, k)]
+
+    def gradient(self, g: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
+        """The output gradient as (N, C), C the output channels."""
+        moved = np.moveaxis(g, -1 if args.get("channel_last") else args["base_axis"], -1)
+        return moved.reshape(-1, moved.shape[-1])
+
+    def factor(self, w: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
+        """The weight as (C, M)."""
+        return w.reshape(w.shape[0], -1)
+
+
+class _Affine(_Product):
+    """A fully connected layer: weight (in, out...)."""
+
+    def gradient(self, g: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
+        """The output gradient as (N, C), C all output features."""
+        return g.reshape(_prod(g.shape[: args["base_axis"]]), -1)
+
+    def factor(self, w: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
+        """The weight as (C, M)."""
+        return w.reshape(w.shape[0], -1).T
+
+
+class _Convolution(_Product):
+    """A convolution: weight (out, in/group, k...), or (out, k..., in/group) with channel_last."""
+
+    def slots(self, args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
+        """One slot for x; strides decide which taps an element meets."""
+        weight = inputs[1]
+        kernel = weight[1:-1] if args["channel_last"] else weight[2:]
+        return [GemmSlot(0, 1, *_strided(kernel, args["stride"], weight[0] // args["group"]))]
+
+
+class _DepthwiseConvolution(_Product):
+    """A convolution of each channel by itself: weight (in * multiplier, k...)."""
+
+    def slots(self, args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
+        """One slot for x; strides decide which taps an element meets."""
+        return [GemmSlot(0, 1, *_strided(inputs[1][1:], args["stride"], args["multiplier"]))]
+
+
+class _Deconvolution(_Product):
+    """A transposed convolution: weight (in, out/group, k...)."""
+
+    def factor(self, w: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
+        """The weight as (C, M), from (in, out/group, ...) by way of (out, in/group, ...)."""
+        group = args["group"]
+        split = w.reshape(group, w.shape[0] // group, w.shape[1], -1)
+        return split.transpose(0, 2, 1, 3).reshape(group * w.shape[1], -1)
+
+
+class _DepthwiseDeconvolution(_Product):
+    """A transposed convolution of each channel by itself: weight (in, k...)."""
+
+    def factor(self, w: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
+        """The weight as (C, M), one row for each output channel."""
+        return w.reshape(w.shape[0] // args["divisor"], -1)
+
+
+class _BatchMatmul(_Product):
+    """A product of two activations; each is the factor of the other's gradient.
+
+    It is taken for one large product: its matrices pair every batch element with every other.
+    """
+
+    def slots(self, args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
+        """A slot for each operand, with the other one."""
+        slots = []
+        for index, summed in ((0, output[-1]), (1, output[-2])):
+            repeats = _prod([o // i for o, i in zip(output[:-2], inputs[index][:-2])])
+            k = float(summed * repeats)
+            slots.append(GemmSlot(index, 1 - index, k, k))
+        return slots
+
+    def gradient(self, g: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
+        """The output gradient as (N, C), C the axis that is summed over."""
+        moved = np.moveaxis(g, -1 if slot.input == 0 else -2, -1)
+        return moved.reshape(-1, moved.shape[-1])
+
+    def factor(self, w: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
+        """The other operand as (C, M)."""
+        # Of the two last axes the one that the gradient shares: the columns of b, the rows of a.
+        transposed = args["transpose_b" if slot.input == 0 else "transpose_a"]
+        shared = (slot.input == 0) != bool(transposed)
+        moved = np.moveaxis(w, -1 if shared else -2, 0)
+        return moved.reshape(moved.shape[0], -1)
+
+
+def _strided(kernel: Sequence[int], stride: Sequence[int], maps: int) -> Tuple[float, float]:
+    # An input element meets k/stride kernel taps on average, and never more than the ceiling.
+    mean = maps * _prod(kernel) / _prod(stride)
+    bound = maps * _prod([-(-k // s) for k, s in zip(kernel, stride)])
+    return float(mean), float(bound)
+
+
+_SCALABLE: Dict[str, _Product] = {
+    "Affine": _Affine(),
+    "Convolution": _Convolution(),
+    "FusedConvolution": _Convolution(),
+    "Deconvolution": _Deconvolution(),
+    "DepthwiseConvolution": _DepthwiseConvolution(),
+    "DepthwiseDeconvolution": _DepthwiseDeconvolution(),
+    "BatchMatmul": _BatchMatmul(),
+}
+
+# Products that get no scale of their own: the weight that they multiply by is not an input that can be
+# swapped (they quantize it first, or keep references of their own), or is a gradient or activation that
+# others read too.
+_UNSCALED: FrozenSet[str] = frozenset(
+    {
+        "AdaptiveSeparableConvolution",
+        "BinaryConnectAffine",
+        "BinaryConnectConvolution",
+        "BinaryWeightAffine",
+        "BinaryWeightConvolution",
+        "DeformableConvolution",
+        "Einsum",
+        "GRU",
+        "INQAffine",
+        "INQConvolution",
+        "LSTM",
+        "PatchCorrelation",
+        "RNN",
+        # What nn.grad makes of layers.
+        "AffineDataGrad",
+        "AffineFilterGrad",
+        "ConvolutionDataGrad",
+        "ConvolutionFilterGrad",
+        "DeconvolutionDataGrad",
+        "DeconvolutionFilterGrad",
+    }
+)
+
+
+def gemm_slots(type_name: str, args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
+    """The inputs of a function whose gradients can carry a scale of their own.
+
+    Args:
+        type_name: nnabla's type name of the function, such as `"Convolution"`.
+        args: the function's arguments as nnabla keeps them (`f.info.args`).
+        inputs: the shapes of the inputs.
+        output: the shape of the first output.
+
+    Returns:
+        One slot per scalable input; empty for a function that is not a matrix product, or one without a
+        scale.
+
+    Example:
+        >>> gemm_slots("Affine", {"base_axis": 1}, [(32, 100), (100, 10), (10,)], (32, 10))
+        [GemmSlot(input=0, factor=1, fan_in=10.0, fan_in_bound=10.0)]
+    """
+    product = _SCALABLE.get(type_name)
+    return product.slots(args, inputs, output) if product else []
+
+
+def product_matrices(
+    type_name: str, args: Args, slot: GemmSlot, g: NDArray[Any], w: NDArray[Any]
+) -> Tuple[NDArray[Any], NDArray[Any]]:
+    """A layer's output gradient as (N, C) and its weight as (C, M), with C the channels that are summed over.
+
+    The input gradient is made of sums of products of an element of column c of the first with an element of
+    row c of the second.
+    """
+    product = _SCALABLE[type_name]
+    return product.gradient(g, args, slot), product.factor(w, args, slot)
+
+
+def is_scalable(type_name: str) -> bool:
+    """Whether functions of this type can have a scale of their own."""
+    return type_name in _SCALABLE
+
+
+def is_matrix_product(type_name: str) -> bool:
+    """Whether functions of this type multiply by weights, with a scale of their own or without."""
+    return type_name in _SCALABLE or type_name in _UNSCALED
