@@ -9,19 +9,24 @@ READY = $(VENV)/.ready
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo distributed test lint types unit bench clean
+.PHONY: help demo distributed test lint types unit format architecture bench clean
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY) ## train on handwritten digits with every kind of loss scaling, and compare
 	$(PYTHON) samples/compare.py
 
 test: lint types unit ## everything that must pass: lint, types, unit tests
 
-lint: $(READY) ## ruff: rules and format
+lint: $(READY) ## ruff: rules and format; import-linter: which folder may import which
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
+	$(VENV)/bin/lint-imports --no-cache
+
+format: $(READY) ## ruff: mend what can be mended, and lay out the code
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
 
 types: $(READY) ## mypy --strict
 	$(PYTHON) -m mypy
@@ -31,6 +36,9 @@ distributed: $(READY) ## the digits on several processes: make distributed RANKS
 
 unit: $(READY) ## unit tests, in parallel
 	$(PYTHON) -m pytest -n logical --dist worksteal $(PYTEST_ARGS)
+
+architecture: $(READY) ## draw the folders of the package and their imports: docs/images/architecture.png
+	$(PYTHON) tools/draw_architecture.py
 
 bench: $(READY) ## CPU benchmarks
 	for benchmark in benchmarks/cpu_kernels.py benchmarks/training_speed.py; do $(PYTHON) $$benchmark || exit 1; done

@@ -1,89 +1,126 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adaptive loss scaling for NNabla: a loss scale for every layer, computed from what flows through it."""
+"""Adaptive loss scaling for NNabla: a loss scale for every layer, computed from what flows through it.
+
+Everything that a program needs is here. A name is imported when it is first used, so that the parts which do
+without nnabla (`nnabla_adaloss.core`, the doctor) work without it.
+"""
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any, List
+from typing import TYPE_CHECKING, Any, Dict, List
 
 from .cuda_libraries import preload_cuda_libraries
 
-if TYPE_CHECKING:
-    from .communicators import MPICommunicator, RankDisagreementError
-    from .core import (
-        AdaLoss,
-        AdaLossConfig,
-        LayerRecord,
-        bound_loss_scale_by_heuristics,
-        get_loss_scale,
-        get_loss_scale_by_abs_range,
-        get_loss_scale_by_approx_range,
-        get_loss_scale_by_element_wise_range,
-        get_power_of_two_scale,
-    )
-    from .emulation import FormatEmulation
-    from .engine import AdaptiveLossScaling
-    from .errors import GraphChangedError, LossScaleError, LossScaleWarning
-    from .scalers import LossScaler
-    from .state import StateFileError
-    from .updaters import (
-        AdaptiveLossScalingUpdater,
-        DynamicLossScalingUpdater,
-        FixedLossScalingUpdater,
-        UpdateResult,
-    )
+if TYPE_CHECKING:  # for type checkers; what runs is `_HOMES`
+    from .communicators import CollectiveMismatchError as CollectiveMismatchError
+    from .communicators import MPICommunicator as MPICommunicator
+    from .communicators import RankDisagreementError as RankDisagreementError
+    from .core import AdaLoss as AdaLoss
+    from .core import AdaLossConfig as AdaLossConfig
+    from .core import ArrayStatistics as ArrayStatistics
+    from .core import Format as Format
+    from .core import LayerLimit as LayerLimit
+    from .core import LayerLimitPolicy as LayerLimitPolicy
+    from .core import LayerRecord as LayerRecord
+    from .core import Method as Method
+    from .core import Needs as Needs
+    from .core import Precision as Precision
+    from .core import Range as Range
+    from .core import Reason as Reason
+    from .core import bound_loss_scale_by_heuristics as bound_loss_scale_by_heuristics
+    from .core import get_loss_scale as get_loss_scale
+    from .core import get_loss_scale_by_abs_range as get_loss_scale_by_abs_range
+    from .core import get_loss_scale_by_approx_range as get_loss_scale_by_approx_range
+    from .core import get_loss_scale_by_element_wise_range as get_loss_scale_by_element_wise_range
+    from .core import get_power_of_two_scale as get_power_of_two_scale
+    from .emulation import FormatEmulation as FormatEmulation
+    from .emulation import GradientRounding as GradientRounding
+    from .engine import AdaptiveLossScaling as AdaptiveLossScaling
+    from .errors import GraphChangedError as GraphChangedError
+    from .errors import LossScaleError as LossScaleError
+    from .errors import LossScaleWarning as LossScaleWarning
+    from .functions import ScaleTracker as ScaleTracker
+    from .functions import adaptive_loss_scaling as adaptive_loss_scaling
+    from .functions import branch as branch
+    from .functions import cast_loss_scaling as cast_loss_scaling
+    from .functions import loss_scaling as loss_scaling
+    from .functions import round_to_format as round_to_format
+    from .functions import unscale as unscale
+    from .graph import GraphPlan as GraphPlan
+    from .graph import LossLike as LossLike
+    from .graph import LossWrapper as LossWrapper
+    from .kernels import NNablaAdaLoss as NNablaAdaLoss
+    from .scalers import LossScaler as LossScaler
+    from .state import StateFileError as StateFileError
+    from .updaters import AdaptiveLossScalingUpdater as AdaptiveLossScalingUpdater
+    from .updaters import DynamicLossScalingUpdater as DynamicLossScalingUpdater
+    from .updaters import FixedLossScalingUpdater as FixedLossScalingUpdater
+    from .updaters import UpdateResult as UpdateResult
 
-__all__ = [
-    "AdaLoss",
-    "AdaLossConfig",
-    "AdaptiveLossScaling",
-    "AdaptiveLossScalingUpdater",
-    "DynamicLossScalingUpdater",
-    "FixedLossScalingUpdater",
-    "FormatEmulation",
-    "GraphChangedError",
-    "LayerRecord",
-    "LossScaleError",
-    "LossScaleWarning",
-    "LossScaler",
-    "MPICommunicator",
-    "RankDisagreementError",
-    "StateFileError",
-    "UpdateResult",
-    "bound_loss_scale_by_heuristics",
-    "get_loss_scale",
-    "get_loss_scale_by_abs_range",
-    "get_loss_scale_by_approx_range",
-    "get_loss_scale_by_element_wise_range",
-    "get_power_of_two_scale",
-]
+__version__ = "0.2.0"
 
-# Where public names are looked for; core comes first, since it does without nnabla.
-_SUBPACKAGES = (
-    "core",
-    "errors",
-    "scalers",
-    "state",
-    "emulation",
-    "engine",
-    "updaters",
-    "communicators",
-)
+# Where each public name lives.
+_HOMES: Dict[str, str] = {
+    "AdaLoss": "core",
+    "AdaLossConfig": "core",
+    "AdaptiveLossScaling": "engine",
+    "AdaptiveLossScalingUpdater": "updaters",
+    "ArrayStatistics": "core",
+    "CollectiveMismatchError": "communicators",
+    "DynamicLossScalingUpdater": "updaters",
+    "FixedLossScalingUpdater": "updaters",
+    "Format": "core",
+    "FormatEmulation": "emulation",
+    "GradientRounding": "emulation",
+    "GraphChangedError": "errors",
+    "GraphPlan": "graph",
+    "LayerLimit": "core",
+    "LayerLimitPolicy": "core",
+    "LayerRecord": "core",
+    "LossLike": "graph",
+    "LossScaleError": "errors",
+    "LossScaleWarning": "errors",
+    "LossScaler": "scalers",
+    "LossWrapper": "graph",
+    "MPICommunicator": "communicators",
+    "Method": "core",
+    "NNablaAdaLoss": "kernels",
+    "Needs": "core",
+    "Precision": "core",
+    "Range": "core",
+    "RankDisagreementError": "communicators",
+    "Reason": "core",
+    "ScaleTracker": "functions",
+    "StateFileError": "state",
+    "UpdateResult": "updaters",
+    "adaptive_loss_scaling": "functions",
+    "bound_loss_scale_by_heuristics": "core",
+    "branch": "functions",
+    "cast_loss_scaling": "functions",
+    "get_loss_scale": "core",
+    "get_loss_scale_by_abs_range": "core",
+    "get_loss_scale_by_approx_range": "core",
+    "get_loss_scale_by_element_wise_range": "core",
+    "get_power_of_two_scale": "core",
+    "loss_scaling": "functions",
+    "round_to_format": "functions",
+    "unscale": "functions",
+}
+
+__all__ = ["__version__", *_HOMES]
 
 # nnabla's GPU extension finds the libraries of NVIDIA's wheels only when they are loaded before it.
 preload_cuda_libraries()
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name at its first use: `nnabla_adaloss.core` and the doctor work without nnabla."""
-    if name in __all__:
-        for subpackage in _SUBPACKAGES:
-            module = importlib.import_module(f".{subpackage}", __name__)
-            if hasattr(module, name):
-                globals()[name] = getattr(module, name)
-                return globals()[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """A public name, imported from its home at its first use."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    return found
 
 
 def __dir__() -> List[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_HOMES})

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequenc
 if TYPE_CHECKING:
     from digits import Images
 
-    from nnabla_adaloss.communicators import MPICommunicator
+    from nnabla_adaloss import MPICommunicator
 
 
 DESCRIPTION = """\
@@ -85,7 +85,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     if options.ranks is not None:
         launch(options.ranks, sys.argv[1:] if arguments is None else arguments)
     logging.getLogger("nnabla").setLevel(logging.WARNING)  # it announces itself, once per rank
-    from nnabla_adaloss.communicators import MPICommunicator
+    from nnabla_adaloss import MPICommunicator
 
     comm = MPICommunicator(timeout_s=300)
     comm.init()

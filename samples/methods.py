@@ -12,8 +12,8 @@ from nnabla_adaloss import (
     DynamicLossScalingUpdater,
     FixedLossScalingUpdater,
     FormatEmulation,
+    LossLike,
 )
-from nnabla_adaloss.graph.loss_like import LossLike
 
 STORAGE = "float16"
 

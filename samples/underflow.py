@@ -9,8 +9,7 @@ import nnabla as nn
 import numpy as np
 import numpy.typing as npt
 
-from nnabla_adaloss.graph.loss_like import LossLike, run_backward
-from nnabla_adaloss.graph.plan import GraphPlan
+from nnabla_adaloss import GraphPlan, LossLike
 
 
 class Underflow(NamedTuple):
@@ -89,5 +88,5 @@ class UnderflowProbe:
                     if variable.parent is None:
                         variable.grad.zero()
 
-        run_backward(loss, scale, None, False, None, None, note)
+        loss.backward(scale, function_post_hook=note)
         return found

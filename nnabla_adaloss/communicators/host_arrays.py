@@ -13,7 +13,7 @@ from nnabla import NdArray
 from ..host_context import HOST
 
 
-def as_list(data: Union[NdArray, Sequence[NdArray]]) -> List[NdArray]:
+def array_list(data: Union[NdArray, Sequence[NdArray]]) -> List[NdArray]:
     """The NdArrays of an argument that is one NdArray or a sequence of them."""
     arrays = [data] if isinstance(data, NdArray) else list(data)
     for position, array in enumerate(arrays):
@@ -34,12 +34,12 @@ def dtype_of(array: NdArray) -> np.dtype[Any]:
 
 
 def floating_list(data: Union[NdArray, Sequence[NdArray]]) -> List[NdArray]:
-    """`as_list` for arrays that are to travel as float32.
+    """`array_list` for arrays that are to travel as float32.
 
     Raises:
         TypeError: A dtype is not a floating point type: integers would be rounded.
     """
-    arrays = as_list(data)
+    arrays = array_list(data)
     for position, array in enumerate(arrays):
         if dtype_of(array).kind != "f":
             raise TypeError(

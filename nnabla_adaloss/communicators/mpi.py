@@ -30,7 +30,7 @@ from nnabla import NdArray
 from ..host_context import HOST
 from . import failure
 from .agreement import Call, check_equal, from_ordered_int, to_ordered_int
-from .host_arrays import as_list, dtype_of, floating_list, host_values, host_view, shapes_of
+from .host_arrays import array_list, dtype_of, floating_list, host_values, host_view, shapes_of
 from .messages import Packer
 from .process_group import ProcessGroup
 
@@ -178,7 +178,7 @@ class MPICommunicator:
             inplace: Accepted for compatibility: arrays are never packed (parameters are sent once per run).
             group: Name of the group.
         """
-        arrays = as_list(data)
+        arrays = array_list(data)
         with self._exchange("bcast", group, shapes_of(arrays), src=int(src)) as members:
             dtypes = members.comm.bcast([dtype_of(array).str for array in arrays], src)
             for array, dtype in zip(arrays, dtypes):
@@ -263,7 +263,7 @@ class MPICommunicator:
         Raises:
             ValueError: `ndarray_list` does not fit.
         """
-        gathered = as_list(ndarray_list)
+        gathered = array_list(ndarray_list)
         with self._exchange("all_gather", group, shapes_of([ndarray, *gathered])) as members:
             _check_parts(gathered, ndarray, members)
             gathered[members.rank].copy_from(ndarray)
@@ -284,7 +284,7 @@ class MPICommunicator:
         Raises:
             ValueError: `ndarray_list` does not fit.
         """
-        parts = as_list(ndarray_list)
+        parts = array_list(ndarray_list)
         with self._exchange(
             "reduce_scatter", group, shapes_of([ndarray, *parts]), division=division
         ) as members:

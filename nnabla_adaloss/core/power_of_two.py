@@ -14,6 +14,8 @@ from typing import Any, Union
 import numpy as np
 from numpy.typing import NDArray
 
+from .validation import positive_number
+
 _SMALLEST, _LARGEST = sys.float_info.min, sys.float_info.max
 
 
@@ -57,7 +59,4 @@ def get_power_of_two_scale(scale: Union[float, NDArray[Any]]) -> NDArray[np.floa
         >>> float(get_power_of_two_scale(100.0))
         64.0
     """
-    value = float(scale)
-    if not (math.isfinite(value) and value > 0.0):
-        raise ValueError(f"scale={scale!r} must be positive and finite to be rounded to a power of two")
-    return np.array(floor_power_of_two(value))
+    return np.array(floor_power_of_two(positive_number("scale", float(scale))))

@@ -23,7 +23,7 @@ class ScaleState(NamedTuple):
     Attributes:
         scale: the global loss scale S0.
         counter: good updates since the scale last changed, as nnabla counts them.
-        hysteresis_left: the how-manieth overflow from now on lowers the scale.
+        hysteresis_left: how many more overflows it takes to lower the scale; 1: the next one does.
     """
 
     scale: float
@@ -42,8 +42,8 @@ class ScalePolicy:
             loss gradient itself is lost.
         max_scale: the scale is not multiplied above this. 2**64 is far beyond use, and far from float32's
             limit.
-        hysteresis: the how-manieth overflow without a good update between lowers the scale; 1 the first. More
-            than 1 tolerates overflows that come alone.
+        hysteresis: how many overflows without a good update between them it takes to lower the scale. 1: the
+            first does. More than 1 tolerates overflows that come alone.
 
     A scale that starts outside of [min_scale, max_scale] is not moved inside; it only goes no further.
 

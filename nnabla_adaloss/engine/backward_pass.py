@@ -115,7 +115,7 @@ class BackwardPass:
         # What most functions need is done here, without a call.
         def before(f: Any) -> None:
             if self._node is not None:
-                self._after(f)
+                self._finish_last()
             found = find(hash(f))
             if found is not None:
                 output, first, others = found
@@ -134,7 +134,7 @@ class BackwardPass:
         return before, None
 
     def _between(self, f: Any) -> None:
-        self._after(f)
+        self._finish_last()
         self._before(f)
 
     def _before(self, f: Any) -> None:
@@ -147,15 +147,20 @@ class BackwardPass:
         except BaseException as error:
             self.fail(error)
 
+    def _finish_last(self) -> None:
+        if self.error is None:
+            try:
+                self.finish_last()
+            except BaseException as error:
+                self.fail(error)
+
     def _after(self, f: Any) -> None:
-        if self.error is not None:
-            return
-        try:
-            self.finish_last()
-            if self.user_post is not None:
+        self._finish_last()
+        if self.error is None and self.user_post is not None:
+            try:
                 self.user_post(f)
-        except BaseException as error:
-            self.fail(error)
+            except BaseException as error:
+                self.fail(error)
 
     def finish_last(self) -> None:
         """Do what is to be done after the function that ran last, if that is still to be done."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 from typing import Any, Dict, List, Mapping
 
 from ..graph.plan import GraphPlan
@@ -25,10 +25,17 @@ def with_names_of(plan: GraphPlan, state: Mapping[str, Any]) -> Mapping[str, Any
     if network == ours:
         return state
     name_now = plan.labels_before()
-    if network == _fingerprint(plan, {now: before for before, now in name_now.items()}):
+    before = _fingerprint(plan, {now: before for before, now in name_now.items()})
+    if network == before:
         return {**state, **{part: _renamed(state[part], name_now) for part in ("layers", "limits")}}
-    theirs, mine = next((a, b) for a, b in zip_longest(network, ours) if a != b)
+    known = max((ours, before), key=lambda names: _agreeing(network, names))
+    theirs, mine = next((a, b) for a, b in zip_longest(network, known) if a != b)
     raise ValueError(f"state is of another network: it has {theirs} where this one has {mine}")
+
+
+def _agreeing(network: List[str], names: List[str]) -> int:
+    """How many functions agree before the first that differs."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(network, names)))
 
 
 def _fingerprint(plan: GraphPlan, names: Mapping[str, str]) -> List[str]:

@@ -1,2 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of an nnabla graph before and while backward runs through it."""
+"""What is known of an nnabla graph: order, names, matrix products, losses and hooks."""
+
+from __future__ import annotations
+
+from .loss_like import LossLike, LossWrapper
+from .plan import GraphPlan
+
+__all__ = ["GraphPlan", "LossLike", "LossWrapper"]

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import math
-from numbers import Real
 from typing import Any, Optional, Protocol, Union, runtime_checkable
 
 import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.validation import positive_number
 from .hooks import Hook
 
 Seed = Union[NDArray[Any], nn.NdArray]
@@ -77,13 +77,7 @@ def check_scale(scale: Any, name: str = "scale") -> float:
         TypeError: It is not a number.
         ValueError: It is not positive and finite.
     """
-    scalar_array = isinstance(scale, np.ndarray) and scale.ndim == 0
-    if isinstance(scale, bool) or not (isinstance(scale, Real) or scalar_array):
-        raise TypeError(f"{name} must be a number, got {type(scale).__name__}")
-    value = float(scale)
-    if not (math.isfinite(value) and value > 0.0):
-        raise ValueError(f"{name} must be positive and finite, got {value}")
-    return value
+    return positive_number(name, scale.item() if isinstance(scale, np.ndarray) and scale.ndim == 0 else scale)
 
 
 def run_backward(

@@ -9,7 +9,7 @@ import nnabla as nn
 
 from ..core.layer_selection import LayerSelection
 from .function_kinds import NON_HOMOGENEOUS
-from .matrix_products import is_matrix_product
+from .matrix_products import is_matrix_product, is_scalable
 from .names import ParameterNames, function_names, registered_names
 from .names_before import function_names_before
 from .node import Node, scalings_of, unique
@@ -155,8 +155,8 @@ def _row(node: Node, *, fan_out: bool) -> Tuple[str, str, str, str, str]:
         role = "scaled"
     elif node.loss_section:
         role = "passed through (loss)"
-    elif is_matrix_product(node.type_name):
-        role = "passed through (no scale of its own)" if node.inputs else "passed through"
+    elif is_matrix_product(node.type_name) and not is_scalable(node.type_name):
+        role = "passed through (no scale of its own)"
     else:
         role = "passed through"
     if fan_out:

@@ -14,7 +14,7 @@ Gradient = Union[NDArray[Any], "nn.NdArray", "nn.Variable"]
 _KINDS = (np.ndarray, np.generic, nn.NdArray, nn.Variable)
 
 
-def as_list(gradients: Union[Gradient, Iterable[Gradient]]) -> List[Gradient]:
+def gradient_list(gradients: Union[Gradient, Iterable[Gradient]]) -> List[Gradient]:
     """One gradient or an iterable of gradients as a list that is checked item by item.
 
     Raises:

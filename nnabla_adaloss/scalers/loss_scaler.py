@@ -5,22 +5,21 @@ loss = scaler.scale_loss(loss);  backward
 if scaler.unscale_gradients_and_check(gradients):
     update the parameters
 
-after an overflow:         scale = max(scale * backoff_factor, min_scale)
-after growth_interval
-good updates in a row:     scale = min(scale * growth_factor, max_scale)
+How the scale is adjusted is `GrowthPolicy`'s.
 """
 
 from __future__ import annotations
 
 import warnings
-from typing import Any, Callable, Dict, Iterable, List, Optional, Union
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Union
 
 import nnabla as nn
 import numpy as np
 
 from ..core.validation import boolean, integer, number, positive_number
 from ..errors import LossScaleWarning
-from .gradients import Gradient, as_list, divisible_in_place, has_nonfinite, unscaled
+from .gradients import Gradient, divisible_in_place, gradient_list, has_nonfinite, unscaled
+from .growth_policy import GrowthPolicy, GrowthState
 
 Gradients = Union[Gradient, Iterable[Gradient]]
 
@@ -53,6 +52,13 @@ _CHECKS: Dict[str, Callable[[str, object], Any]] = {
     "min_scale": positive_number,
     "max_scale": positive_number,
 }
+_COUNTS = ("total_updates", "skipped_updates")
+
+
+def _count(name: str, value: object) -> int:
+    if integer(name, value) < 0:
+        raise ValueError(f"{name}={value!r} must be 0 or more")
+    return integer(name, value)
 
 
 class LossScaler:
@@ -151,11 +157,11 @@ class LossScaler:
 
     def unscale_gradients(self, gradients: Gradients) -> List[Gradient]:
         """`unscale_gradient` of each; nothing is touched when one of them is refused."""
-        return [unscaled(gradient, self.scale) for gradient in as_list(gradients)]
+        return [unscaled(gradient, self.scale) for gradient in gradient_list(gradients)]
 
     def has_overflow(self, x: Gradients) -> bool:
         """True when `x` (for a Variable: its gradient) holds an infinity or a NaN; one or a list."""
-        return any(has_nonfinite(item) for item in as_list(x))
+        return any(has_nonfinite(item) for item in gradient_list(x))
 
     def detect_overflow(self, gradients: Gradients) -> bool:
         """True when any of the gradients holds an infinity or a NaN."""
@@ -175,7 +181,7 @@ class LossScaler:
             TypeError: a NumPy array needs to be replaced, but `gradients` is not a list.
             TypeError, ValueError: as `unscale_gradient`. In every case nothing has been touched.
         """
-        items = as_list(gradients)
+        items = gradient_list(gradients)
         if not isinstance(gradients, list) and not all(map(divisible_in_place, items)):
             raise TypeError(
                 "gradients holds a float16 or read-only NumPy array, which cannot be unscaled in place; "
@@ -212,19 +218,42 @@ class LossScaler:
             f"{self.skipped_updates} skipped ({self.overflow_rate:.1%})"
         )
 
+    def state_dict(self) -> Dict[str, Any]:
+        """Settings, scale and counts, as plain numbers: what a resumed training needs."""
+        return {
+            **{name: getattr(self, name) for name in _CHECKS},
+            **{name: getattr(self, name) for name in _COUNTS},
+            "good_updates": self._good_updates,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned; nothing changes when it raises.
+
+        Raises:
+            ValueError: an entry is missing, or out of range.
+            TypeError: one is of the wrong type.
+        """
+        try:
+            settings = {name: check(name, state[name]) for name, check in _CHECKS.items()}
+            counts = {name: _count(name, state[name]) for name in (*_COUNTS, "good_updates")}
+        except KeyError as error:
+            raise ValueError(f"state has no {error}: it is none of a LossScaler") from None
+        self._good_updates = counts.pop("good_updates")
+        for name, value in {**settings, **counts}.items():
+            setattr(self, name, value)
+
     def _adjust(self, usable: bool) -> None:
+        policy = GrowthPolicy(
+            self.growth_interval, self.growth_factor, self.backoff_factor, self.min_scale, self.max_scale
+        )
+        state = GrowthState(self.scale, self._good_updates)
         self.total_updates += 1
-        if usable:
-            self._good_updates += 1
-            if self.dynamic_scaling and self._good_updates >= self.growth_interval:
-                self._good_updates = 0
-                self.scale = min(self.scale * self.growth_factor, max(self.max_scale, self.scale))
-            return
-        self.skipped_updates += 1
-        self._good_updates = 0
+        self.skipped_updates += not usable
+        after = policy.after_update(state) if usable else policy.after_overflow(state)
+        self._good_updates = after.good_updates
         if not self.dynamic_scaling:
             return
-        if self.scale <= self.min_scale and not self._warned:
+        if not usable and policy.at_floor(state) and not self._warned:
             self._warned = True
             warnings.warn(
                 f"gradients overflow at min_scale={self.min_scale:g}: the scale is not the cause; "
@@ -232,4 +261,4 @@ class LossScaler:
                 LossScaleWarning,
                 stacklevel=3,
             )
-        self.scale = max(self.scale * self.backoff_factor, min(self.min_scale, self.scale))
+        self.scale = after.scale

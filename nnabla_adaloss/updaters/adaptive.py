@@ -21,6 +21,7 @@ from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
 from ..errors import LossScaleError, LossScaleWarning
 from ..graph.loss_like import LossLike, check_scale
 from ..state import read_state, write_state
+from .accumulation import accumulate
 from .argument_checks import check_arguments, check_choice, keep_data
 from .exchange import GradientExchange, check_interval
 from .result import UpdateResult
@@ -174,7 +175,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         while True:
             window = self._run_window()
             self._exchange_gradients()
-            if not self._bad(window):
+            if not self._overflowed(window):
                 break
             layers = window.overflow_layers
             nonfinite_loss, global_scale = self._agree_on_cause(window)
@@ -224,11 +225,11 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         self.load_state_dict(read_state(path))
 
     def _run_window(self) -> _Window:
-        self.solver.zero_grad()
         window = _Window()
         scaling = self.scaling
-        for _ in range(self.accum_grad):
-            self.data_feeder()
+
+        def forward_backward() -> None:
+            nonlocal window
             scaling.forward(clear_no_need_grad=self.clear_buffer)
             scaling.backward(self.scale, clear_buffer=self.clear_buffer, iteration=self.iteration)
             if scaling.found_inf and not window.found_inf:
@@ -236,6 +237,8 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
                 nonfinite_loss = not math.isfinite(float(scaling.variable.d))
                 layers, blame = tuple(scaling.found_inf), scaling.layer_to_blame()
                 window = _Window(True, nonfinite_loss, layers, blame, scaling.layer_scales)
+
+        accumulate(self.solver, self.data_feeder, self.accum_grad, forward_backward)
         return window
 
     def _start_iteration(self) -> None:
@@ -249,7 +252,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             self._started = True
         elif self.check_every and self.iteration % self.check_every == 0:
             scales = [self.scale, *(self.scaling.layer_scales.values() if self.scaling.delay else ())]
-            self._exchange.check_agreement(scales, self.iteration)
+            self._exchange.check_ranks_agree(scales, self.iteration)
 
     def _exchange_gradients(self) -> None:
         own = self.scaling.shared_statistics() if self.comm is not None else None
@@ -274,7 +277,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         # The sum over ranks may overflow where no rank's own gradients did.
         return nonfinite_loss, global_scale or not any(blamed)
 
-    def _bad(self, window: _Window) -> bool:
+    def _overflowed(self, window: _Window) -> bool:
         if self.comm is None:
             return window.found_inf
         return not self._exchange.all_finite()
@@ -294,7 +297,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             f"the loss{where} is not finite in iteration {self.iteration}; that is no overflow of gradients, "
             f"and the loss scale stays at {self.scale:g}. Look at the data and the learning rate"
         )
-        self._tell(self.on_nonfinite_loss, "nonfinite_loss", message)
+        self._report(self.on_nonfinite_loss, "nonfinite_loss", message)
         return UpdateResult(False, self.scale, retries, "nonfinite_loss", window.overflow_layers)
 
     def _skip_at_floor(self, layers: Tuple[str, ...], retries: int) -> UpdateResult:
@@ -306,10 +309,10 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             f"first bad layer: {layers[0] if layers else 'on another rank'}; parameter gradients hold "
             f"{nans} NaNs and {infinities} infinities; last good scale: {self.last_good_scale:g}"
         )
-        self._tell(self.on_scale_floor, "scale_floor", message)
+        self._report(self.on_scale_floor, "scale_floor", message)
         return UpdateResult(False, self.scale, retries, "overflow", layers)
 
-    def _tell(self, policy: str, kind: str, message: str) -> None:
+    def _report(self, policy: str, kind: str, message: str) -> None:
         if policy == "raise":
             raise LossScaleError(message)
         if policy == "warn" and kind not in self._warned:

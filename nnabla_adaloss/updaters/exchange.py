@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..communicators.agreement import RankDisagreementError
 from ..core.validation import integer
-from .checksums import checksums
+from .checksums import crc32_halves
 
 _Float = TypeVar("_Float", bound=np.floating[Any])
 
@@ -91,7 +91,7 @@ class GradientExchange:
         self.comm.all_reduce([array], division=False, inplace=True)
         return [bool(total > 0.0) for total in array.data]
 
-    def check_agreement(self, scales: Sequence[float], iteration: int) -> None:
+    def check_ranks_agree(self, scales: Sequence[float], iteration: int) -> None:
         """Compare parameters and scales with those of rank 0.
 
         Raises:
@@ -101,7 +101,7 @@ class GradientExchange:
             return
         names = [*self.parameters, "the loss scales"]
         arrays = [v.data.data for v in self.parameters.values()] + [np.array(scales, np.float64)]
-        own = checksums(arrays)
+        own = crc32_halves(arrays)
         first = nn.NdArray.from_numpy_array(own.copy())
         self.comm.bcast([first], 0, inplace=True)
         differs = (np.array(first.data) != own).any(axis=1)

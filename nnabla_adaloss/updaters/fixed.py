@@ -9,6 +9,7 @@ import nnabla as nn
 
 from ..core.precision import StorageLike
 from ..graph.loss_like import LossLike, check_scale, variable_of
+from .accumulation import accumulate
 from .argument_checks import check_arguments, keep_data
 from .exchange import GradientExchange
 from .result import UpdateResult
@@ -83,11 +84,7 @@ class FixedLossScalingUpdater:
         Returns:
             What happened; ``result.updated`` tells whether the parameters changed.
         """
-        self.solver.zero_grad()
-        for _ in range(self.accum_grad):
-            self.data_feeder()
-            self.loss.forward(clear_no_need_grad=self.clear_buffer)
-            self.loss.backward(self.scale, clear_buffer=self.clear_buffer)
+        accumulate(self.solver, self.data_feeder, self.accum_grad, self._forward_backward)
         self._exchange.sum(average=False)
         if self.drop_overflow_update and self.solver.check_inf_or_nan_grad():
             return UpdateResult(False, self.scale, 0, "overflow")
@@ -96,3 +93,7 @@ class FixedLossScalingUpdater:
             self.solver.weight_decay(self.weight_decay)
         self.solver.update()
         return UpdateResult(True, self.scale)
+
+    def _forward_backward(self) -> None:
+        self.loss.forward(clear_no_need_grad=self.clear_buffer)
+        self.loss.backward(self.scale, clear_buffer=self.clear_buffer)

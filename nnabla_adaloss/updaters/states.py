@@ -5,22 +5,41 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from typing import TYPE_CHECKING, Any, Dict, Mapping
+from typing import Any, Dict, Mapping, Protocol
 
 import numpy as np
 
-from ..core.scale_policy import ScaleState
+from ..core.methods import Method
+from ..core.scale_policy import ScalePolicy, ScaleState
 from ..core.validation import integer, number
+from ..engine import AdaptiveLossScaling
 from ..errors import LossScaleWarning
-from .checksums import checksum
+from .checksums import crc32
 
-if TYPE_CHECKING:
-    from .adaptive import AdaptiveLossScalingUpdater
-
-_VERSION = 1
+# 2: layers are numbered in forward order, with #. Names of version 1 are read.
+_VERSION = 2
 
 
-def state_of(updater: AdaptiveLossScalingUpdater) -> Dict[str, Any]:
+class Resumable(Protocol):
+    """What is saved of an updater, or compared with what was saved."""
+
+    policy: ScalePolicy
+    scaling: AdaptiveLossScaling
+    solver: Any
+    accum_grad: int
+    average: bool
+    last_good_scale: float
+    iteration: int
+
+    @property
+    def scale_state(self) -> ScaleState:
+        """The global loss scale with its counters."""
+
+    @scale_state.setter
+    def scale_state(self, state: ScaleState) -> None: ...
+
+
+def state_of(updater: Resumable) -> Dict[str, Any]:
     """Return the state of ``updater`` as plain numbers, strings, lists and dicts."""
     return {
         "version": _VERSION,
@@ -33,7 +52,7 @@ def state_of(updater: AdaptiveLossScalingUpdater) -> Dict[str, Any]:
     }
 
 
-def restore(updater: AdaptiveLossScalingUpdater, state: Mapping[str, Any]) -> None:
+def restore(updater: Resumable, state: Mapping[str, Any]) -> None:
     """Make ``updater`` go on from ``state``.
 
     Raises:
@@ -67,7 +86,7 @@ def restore(updater: AdaptiveLossScalingUpdater, state: Mapping[str, Any]) -> No
         )
 
 
-def _settings(updater: AdaptiveLossScalingUpdater) -> Dict[str, Any]:
+def _settings(updater: Resumable) -> Dict[str, Any]:
     """Return what was chosen, as far as it decides the next step."""
     config = {
         field.name: getattr(updater.scaling.config, field.name)
@@ -85,7 +104,10 @@ def _settings(updater: AdaptiveLossScalingUpdater) -> Dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """Return ``value`` as JSON gives it back; NumPy's numbers cannot be saved, and tuples become lists."""
-    if callable(value):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parameters = {name: _plain(parameter) for name, parameter in dataclasses.asdict(value).items()}
+        return {"type": f"{type(value).__module__}:{type(value).__qualname__}", **parameters}
+    if callable(value) or isinstance(value, Method):
         # An object that is called, such as a functools.partial, goes by the name of its class.
         named = value if hasattr(value, "__qualname__") else type(value)
         return f"{named.__module__}:{named.__qualname__}"
@@ -103,6 +125,6 @@ def _compare_settings(saved: Mapping[str, Any], present: Mapping[str, Any]) -> N
             )
 
 
-def _parameter_checksum(updater: AdaptiveLossScalingUpdater) -> int:
+def _parameter_checksum(updater: Resumable) -> int:
     parameters = sorted(updater.solver.get_parameters().items())
-    return checksum(np.array([checksum(v.data.data) for _, v in parameters], np.uint32))
+    return crc32(np.array([crc32(v.data.data) for _, v in parameters], np.uint32))

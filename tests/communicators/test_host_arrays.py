@@ -7,7 +7,7 @@ import pytest
 from nnabla import NdArray
 
 from nnabla_adaloss.communicators.host_arrays import (
-    as_list,
+    array_list,
     dtype_of,
     floating_list,
     host_values,
@@ -53,14 +53,14 @@ def test_values_of_numbers_and_numpy_arrays():
 
 def test_one_array_is_a_list_of_one():
     array = NdArray((2,))
-    assert as_list(array) == [array]
-    assert as_list((array, array)) == [array, array]
+    assert array_list(array) == [array]
+    assert array_list((array, array)) == [array, array]
     assert shapes_of([array, NdArray(())]) == ((2,), ())
 
 
 def test_variables_and_integers_are_refused_by_position():
     with pytest.raises(TypeError, match=r"element 1 is a Variable, not an NdArray.*`\.grad`"):
-        as_list([NdArray(()), nn.Variable((2,))])
+        array_list([NdArray(()), nn.Variable((2,))])
     integers = NdArray((2,))
     integers.cast(np.int32)
     with pytest.raises(TypeError, match="element 1 has dtype int32"):

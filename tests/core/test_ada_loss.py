@@ -2,32 +2,42 @@
 from __future__ import annotations
 
 import logging
+from typing import Any, Optional, Tuple
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnabla_adaloss.core import METHODS, AdaLoss, AdaLossConfig, Reason, get_loss_scale, statistics_of
+from nnabla_adaloss.core import (
+    METHODS,
+    AdaLoss,
+    AdaLossConfig,
+    ArrayStatistics,
+    LayerRecord,
+    Reason,
+    get_loss_scale,
+    statistics_of,
+)
 
 
 class NumpyAdaLoss(AdaLoss):
     """Counts how often arrays are read."""
 
-    def __init__(self, config=None):
+    def __init__(self, config: Optional[AdaLossConfig] = None) -> None:
         super().__init__(config)
         self.reads = 0
 
-    def statistics(self, array):
+    def statistics(self, array: Any) -> ArrayStatistics:
         self.reads += 1
         return statistics_of(array)
 
-    def to_numpy(self, array):
+    def to_numpy(self, array: Any) -> np.ndarray:
         self.reads += 1
         return array
 
 
-def arrays(seed, exponent=-26):
+def arrays(seed: int, exponent: int = -26) -> Tuple[np.ndarray, np.ndarray]:
     random = np.random.RandomState(seed)
     return random.standard_normal((3, 4)) * 2.0**exponent, random.standard_normal((4, 5)) * 0.1
 
@@ -35,13 +45,22 @@ def arrays(seed, exponent=-26):
 G, W = arrays(0)
 
 
-def call(ada_loss, g=G, weight=W, *, iteration=0, previous_scale=1.0, layer="fc", **arguments):
+def call(
+    ada_loss: AdaLoss,
+    g: np.ndarray = G,
+    weight: Optional[np.ndarray] = W,
+    *,
+    iteration: int = 0,
+    previous_scale: float = 1.0,
+    layer: str = "fc",
+    **arguments: Any,
+) -> float:
     return ada_loss.loss_scale(
         layer, g, weight, fan_in=4.0, previous_scale=previous_scale, iteration=iteration, **arguments
     )
 
 
-def test_the_framework_part_is_abstract():
+def test_the_framework_part_is_abstract() -> None:
     with pytest.raises(TypeError, match="abstract"):
         AdaLoss(AdaLossConfig())
 
@@ -54,7 +73,9 @@ def test_the_framework_part_is_abstract():
     st.booleans(),
     st.booleans(),
 )
-def test_is_get_loss_scale(method, seed, exponent, previous_scale, power_of_two, with_weight):
+def test_is_get_loss_scale(
+    method: str, seed: int, exponent: int, previous_scale: float, power_of_two: bool, with_weight: bool
+) -> None:
     config = AdaLossConfig(loss_scale_method=method, fixed_loss_scale=8.0, power_of_two=power_of_two)
     g, weight = arrays(seed, exponent)
     if not with_weight:
@@ -69,14 +90,14 @@ def test_is_get_loss_scale(method, seed, exponent, previous_scale, power_of_two,
     )
 
 
-def test_given_statistics_spare_the_arrays():
+def test_given_statistics_spare_the_arrays() -> None:
     ada_loss = NumpyAdaLoss()
     given_both = call(ada_loss, g_statistics=statistics_of(G), weight_statistics=statistics_of(W))
     assert ada_loss.reads == 0
     assert call(NumpyAdaLoss()) == given_both > 1.0
 
 
-def test_fixed_reads_nothing_and_is_guarded_by_what_is_given():
+def test_fixed_reads_nothing_and_is_guarded_by_what_is_given() -> None:
     ada_loss = NumpyAdaLoss(AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=8.0))
     assert not ada_loss.adaptive
     assert call(ada_loss) == 8.0
@@ -86,7 +107,7 @@ def test_fixed_reads_nothing_and_is_guarded_by_what_is_given():
     assert call(ada_loss, g_statistics=large, weight_statistics=ones) == 0.25
 
 
-def test_is_recomputed_every_n_iterations_not_calls():
+def test_is_recomputed_every_n_iterations_not_calls() -> None:
     ada_loss = NumpyAdaLoss(AdaLossConfig(update_per_n_iteration=3, use_bound=False))
     small, tiny = arrays(0, -26)[0], arrays(0, -30)[0]
     first = call(ada_loss, small, iteration=5)
@@ -96,7 +117,7 @@ def test_is_recomputed_every_n_iterations_not_calls():
     assert ada_loss.reads == 4
 
 
-def test_layers_are_apart():
+def test_layers_are_apart() -> None:
     ada_loss = NumpyAdaLoss()
     a = call(ada_loss, arrays(0, -26)[0], layer="a")
     b = call(ada_loss, arrays(0, 10)[0], layer="b")
@@ -104,20 +125,20 @@ def test_layers_are_apart():
     assert a > b == 1.0
 
 
-def test_an_iteration_number_that_starts_again_recomputes():
+def test_an_iteration_number_that_starts_again_recomputes() -> None:
     ada_loss = NumpyAdaLoss(AdaLossConfig(update_per_n_iteration=100))
     call(ada_loss, arrays(0, -26)[0], iteration=50)
     assert call(ada_loss, arrays(0, 10)[0], iteration=0) == 1.0
 
 
-def test_bounds_apply_between_updates():
+def test_bounds_apply_between_updates() -> None:
     ada_loss = NumpyAdaLoss(AdaLossConfig(update_per_n_iteration=10))
     assert call(ada_loss, iteration=0) == 16.0
     assert call(ada_loss, iteration=1, previous_scale=256.0) == 4.0
     assert call(ada_loss, iteration=2, previous_scale=8192.0) == 1.0
 
 
-def test_the_guard_applies_between_updates():
+def test_the_guard_applies_between_updates() -> None:
     ada_loss = NumpyAdaLoss(AdaLossConfig(update_per_n_iteration=10))
     call(ada_loss, iteration=0)
     large = statistics_of(np.full((1, 4), 60000.0))
@@ -130,7 +151,7 @@ def test_the_guard_applies_between_updates():
     assert call(ada_loss, iteration=3, previous_scale=4.0) == 0.0625
 
 
-def test_the_guard_counts_fan_in_bound():
+def test_the_guard_counts_fan_in_bound() -> None:
     g, weight = np.full((1, 4), 8000.0), np.ones((4, 1))
     assert call(NumpyAdaLoss(), g, weight) == 1.0
     assert call(NumpyAdaLoss(), g, weight, fan_in_bound=9.0) == 0.5
@@ -140,14 +161,14 @@ def test_the_guard_counts_fan_in_bound():
 @pytest.mark.parametrize(
     "method", ["approx_range", "element_wise_range", lambda g, W, *, config, fan_in: 8.0]
 )
-def test_nonfinite_gives_one_and_is_not_kept(bad, method):
+def test_nonfinite_gives_one_and_is_not_kept(bad: float, method: Any) -> None:
     ada_loss = NumpyAdaLoss(AdaLossConfig(loss_scale_method=method, update_per_n_iteration=10))
     assert call(ada_loss, np.full((3, 4), bad), iteration=0) == 1.0
     assert call(ada_loss, G, iteration=1) > 1.0
     assert call(ada_loss, G, iteration=2, g_statistics=statistics_of(np.array([bad]))) == 1.0
 
 
-def test_recorder_gets_every_decision():
+def test_recorder_gets_every_decision() -> None:
     records = []
     ada_loss = NumpyAdaLoss(AdaLossConfig(recorder=records.append))
     alpha = call(ada_loss, iteration=7, previous_scale=32.0)
@@ -161,8 +182,8 @@ def test_recorder_gets_every_decision():
     assert (record.g, record.weight) == (statistics_of(G), statistics_of(W))
 
 
-def test_an_error_of_a_recorder_is_the_callers():
-    def recorder(record):
+def test_an_error_of_a_recorder_is_the_callers() -> None:
+    def recorder(record: LayerRecord) -> None:
         raise KeyError("full")
 
     with pytest.raises(KeyError, match="full"):
@@ -170,7 +191,7 @@ def test_an_error_of_a_recorder_is_the_callers():
 
 
 @pytest.mark.parametrize(("level", "lines"), [(0, 0), (1, 2), (2, 2 + 6)])
-def test_log(level, lines, caplog):
+def test_log(level: int, lines: int, caplog: pytest.LogCaptureFixture) -> None:
     ada_loss = NumpyAdaLoss(AdaLossConfig(debug_level=level))
     with caplog.at_level(logging.INFO, logger="nnabla_adaloss"):
         for iteration in range(3):
@@ -182,20 +203,20 @@ def test_log(level, lines, caplog):
         assert summaries[0] == "iteration 0: 2 layers, scales from 1 to 16, largest accumulated scale 16"
 
 
-def test_memory_does_not_grow_with_iterations():
+def test_memory_does_not_grow_with_iterations() -> None:
     ada_loss = NumpyAdaLoss(AdaLossConfig(debug_level=1))
     for iteration in range(50):
         call(ada_loss, iteration=iteration)
     assert list(ada_loss.layer_scales) == ["fc"]
 
 
-def test_a_useless_scale_of_ones_own_method_is_refused():
+def test_a_useless_scale_of_ones_own_method_is_refused() -> None:
     config = AdaLossConfig(loss_scale_method=lambda g, W, *, config, fan_in: 0.0)
     with pytest.raises(ValueError, match="must be positive and finite"):
         call(NumpyAdaLoss(config))
 
 
-def test_a_layer_that_overflowed_is_lowered_and_recovers():
+def test_a_layer_that_overflowed_is_lowered_and_recovers() -> None:
     ada_loss = NumpyAdaLoss()
     assert call(ada_loss, layer="a") == call(ada_loss, layer="b") == 16.0
     assert ada_loss.back_off("a", 16.0)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any, Tuple
 
 import numpy as np
 import pytest
@@ -12,11 +13,11 @@ from nnabla_adaloss.core.methods import ApproxRange
 CONFIG = AdaLossConfig()
 
 
-def normal(seed, shape, sigma):
+def normal(seed: int, shape: Tuple[int, ...], sigma: float) -> np.ndarray:
     return np.random.RandomState(seed).standard_normal(shape) * sigma
 
 
-def test_formula_on_constants():
+def test_formula_on_constants() -> None:
     # sigma = 2**-20 * 2**-3 * sqrt(8 / 2)
     scale = get_loss_scale_by_approx_range(
         np.full((4, 8), 2.0**-20), np.full((8, 3), 2.0**-3), config=CONFIG, fan_in=8
@@ -26,7 +27,7 @@ def test_formula_on_constants():
 
 
 @pytest.mark.parametrize("p", [1e-3, 1e-2, 0.1])
-def test_a_share_p_of_the_input_gradient_underflows(p):
+def test_a_share_p_of_the_input_gradient_underflows(p: float) -> None:
     # Products of independent normal variables, K / 2 of which survive a ReLU: the model holds for their sums.
     config = AdaLossConfig(n_uf_threshold=p)
     K = 512
@@ -38,7 +39,7 @@ def test_a_share_p_of_the_input_gradient_underflows(p):
     assert 0.8 * p < share < 1.2 * p
 
 
-def test_statistics_and_arrays_agree():
+def test_statistics_and_arrays_agree() -> None:
     g, W = normal(3, (5, 6), 1e-6), normal(4, (6, 7), 0.1)
     plain = get_loss_scale_by_approx_range(g, W, config=CONFIG, fan_in=6)
     method = ApproxRange(CONFIG.n_uf_threshold)
@@ -46,7 +47,7 @@ def test_statistics_and_arrays_agree():
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_never_zero_nor_infinite(dtype):
+def test_never_zero_nor_infinite(dtype: Any) -> None:
     limits = np.finfo(dtype)
     for g in (limits.max, limits.smallest_subnormal):
         for W in (limits.max, limits.smallest_subnormal):
@@ -60,7 +61,7 @@ def test_never_zero_nor_infinite(dtype):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_nonfinite_gives_one(bad):
+def test_nonfinite_gives_one(bad: float) -> None:
     good, poisoned = np.full((2, 2), 1e-7), np.array([[1e-7, bad], [1.0, 0.0]])
     for g, W in ((good, poisoned), (poisoned, good), (poisoned, None)):
         assert get_loss_scale_by_approx_range(g, W, config=CONFIG) == 1.0
@@ -69,44 +70,44 @@ def test_nonfinite_gives_one(bad):
 
 
 @pytest.mark.parametrize("g", [np.zeros((3, 2)), np.zeros((0, 2)), np.float32(0)])
-def test_zeros_and_nothing_give_one(g):
+def test_zeros_and_nothing_give_one(g: Any) -> None:
     assert get_loss_scale_by_approx_range(g, np.ones((2, 2)), config=CONFIG, fan_in=2) == 1.0
     assert get_loss_scale_by_approx_range(g, config=CONFIG) == 1.0
     assert get_loss_scale_by_approx_range(g, config=CONFIG, lognormal=True) == 1.0
 
 
-def test_overflow_goes_below_one():
+def test_overflow_goes_below_one() -> None:
     g, W = np.full((1, 4), 60000.0, np.float16), np.full((4, 1), 2.0, np.float16)
     assert float(get_loss_scale_by_approx_range(g, W, config=CONFIG, fan_in=4)) == 65504.0 / 480000.0
 
 
 @pytest.mark.parametrize("mean", [0.0, 1e-6, 1.0, 1e4])
-def test_without_a_weight_it_is_the_method_that_trains(mean):
+def test_without_a_weight_it_is_the_method_that_trains(mean: float) -> None:
     g = mean + normal(7, (50, 3), 1e-9)
     method = ApproxRange(CONFIG.n_uf_threshold)
     expected = method.scale(statistics_of(g), None, range=CONFIG.range, fan_in=1.0)
     assert float(get_loss_scale_by_approx_range(g, config=CONFIG)) == expected
 
 
-def test_a_deviation_under_a_large_mean_keeps_its_digits():
+def test_a_deviation_under_a_large_mean_keeps_its_digits() -> None:
     g = 1.0 + 1e-5 * np.array([-1.0, 1.0])
     config = AdaLossConfig(u_min=1e-6)
     scale = float(get_loss_scale_by_approx_range(g, config=config))
     assert math.isclose(scale, config.sigma_min / 1e-5, rel_tol=1e-5)
 
 
-def test_without_fan_in_it_is_read_from_the_weight():
+def test_without_fan_in_it_is_read_from_the_weight() -> None:
     g, W = normal(5, (2, 6, 4, 4), 1e-6), normal(6, (6, 3, 5, 2), 0.1)
     inferred = get_loss_scale_by_approx_range(g, W, config=CONFIG)
     assert inferred == get_loss_scale_by_approx_range(g, W, config=CONFIG, fan_in=6 * 5 * 2)
 
 
 @pytest.mark.parametrize("fan_in", [0, -1.0, math.nan, math.inf])
-def test_fan_in_refused(fan_in):
+def test_fan_in_refused(fan_in: float) -> None:
     with pytest.raises(ValueError, match="fan_in"):
         get_loss_scale_by_approx_range(np.ones(2), np.ones((2, 2)), config=CONFIG, fan_in=fan_in)
 
 
-def test_lognormal_with_a_weight_is_refused():
+def test_lognormal_with_a_weight_is_refused() -> None:
     with pytest.raises(ValueError, match="lognormal=True is defined without a weight only"):
         get_loss_scale_by_approx_range(np.ones(2), np.ones((2, 2)), config=CONFIG, lognormal=True)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from typing import List, Tuple
 
 import pytest
 from hypothesis import given
@@ -14,12 +15,12 @@ scales = st.integers(-20, 40).map(lambda k: 2.0**k)
 maxima = st.one_of(st.just(0.0), st.floats(1e-8, U_MAX))
 
 
-def sum_at(s, branches):
+def sum_at(s: float, branches: List[Tuple[float, float]]) -> float:
     return sum(abs_max * (s / scale) for scale, abs_max in branches)
 
 
 @given(st.lists(st.tuples(scales, maxima), min_size=1, max_size=6))
-def test_is_the_largest_given_scale_that_fits(branches):
+def test_is_the_largest_given_scale_that_fits(branches: List[Tuple[float, float]]) -> None:
     given_scales = [scale for scale, _ in branches]
     s = common_scale(branches, u_max=U_MAX)
     assert s in given_scales
@@ -44,11 +45,11 @@ def test_is_the_largest_given_scale_that_fits(branches):
         ([(8.0, U_MAX), (2.0, U_MAX)], 2.0),
     ],
 )
-def test_cases(branches, expected):
+def test_cases(branches: List[Tuple[float, float]], expected: float) -> None:
     assert common_scale(branches, u_max=U_MAX) == expected
     assert common_scale(branches[::-1], u_max=U_MAX) == expected
 
 
-def test_no_branch():
+def test_no_branch() -> None:
     with pytest.raises(ValueError, match="branches is empty"):
         common_scale([], u_max=U_MAX)

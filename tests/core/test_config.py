@@ -4,6 +4,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import pickle
+from typing import Any, Dict
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from nnabla_adaloss.core import METHODS, AdaLossConfig
 
 
-def my_method(g, W, *, config, fan_in):
+def my_method(g: Any, W: Any, *, config: AdaLossConfig, fan_in: float) -> float:
     return 4.0
 
 
@@ -24,23 +25,23 @@ def my_method(g, W, *, config, fan_in):
         ("float8_e5m2", 2.0**-16, 57344.0),
     ],
 )
-def test_range_comes_from_dtype(dtype, u_min, u_max):
+def test_range_comes_from_dtype(dtype: str, u_min: float, u_max: float) -> None:
     assert AdaLossConfig(dtype=dtype).range == (u_min, u_max)
 
 
-def test_range_follows_a_changed_dtype():
+def test_range_follows_a_changed_dtype() -> None:
     config = AdaLossConfig(u_max=100.0)
     assert config.range == (6e-8, 100.0)
     assert dataclasses.replace(config, dtype="float32").range == (1e-23, 100.0)
 
 
-def test_sigma_min_leaves_the_share_p_below_u_min():
+def test_sigma_min_leaves_the_share_p_below_u_min() -> None:
     config = AdaLossConfig(n_uf_threshold=0.01)
     share_below = math.erf(config.range[0] / (config.sigma_min * math.sqrt(2.0)))
     assert math.isclose(share_below, 0.01)
 
 
-def test_is_immutable_comparable_and_saved_by_value():
+def test_is_immutable_comparable_and_saved_by_value() -> None:
     config = AdaLossConfig(loss_scale_method="abs_range", include=["a", "b"])
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.init_scale = 2.0
@@ -48,13 +49,13 @@ def test_is_immutable_comparable_and_saved_by_value():
     assert config.include == ("a", "b")
 
 
-def test_numbers_become_python_floats():
+def test_numbers_become_python_floats() -> None:
     config = AdaLossConfig(init_scale=np.float32(2), scale_upper_bound=8)
     assert type(config.init_scale) is type(config.scale_upper_bound) is float
 
 
 @pytest.mark.parametrize("method", [*METHODS, "math:fsum", my_method])
-def test_known_methods(method):
+def test_known_methods(method: Any) -> None:
     assert AdaLossConfig(loss_scale_method=method).loss_scale_method is method
 
 
@@ -62,12 +63,12 @@ def test_known_methods(method):
     ("layer", "selected"),
     [("block1/conv", True), ("block1/fc", False), ("block2/conv", False), ("head", True)],
 )
-def test_selects(layer, selected):
+def test_selects(layer: str, selected: bool) -> None:
     config = AdaLossConfig(include=("block1/*", "head"), exclude=("*/fc",))
     assert config.selects(layer) is selected
 
 
-def test_selects_every_layer_by_default():
+def test_selects_every_layer_by_default() -> None:
     assert AdaLossConfig().selects("any/thing")
 
 
@@ -76,14 +77,14 @@ POSITIVE = ("fixed_loss_scale", "init_scale", "u_min", "u_max", "scale_upper_bou
 
 @pytest.mark.parametrize("name", POSITIVE)
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
-def test_positive_finite_numbers(name, value):
+def test_positive_finite_numbers(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name}={value!r} must be a positive finite number"):
         AdaLossConfig(**{name: value})
 
 
 @pytest.mark.parametrize("name", [*POSITIVE, "n_uf_threshold", "max_rescue_ratio"])
 @pytest.mark.parametrize("value", [True, "1", [1.0]])
-def test_numbers_of_another_type(name, value):
+def test_numbers_of_another_type(name: str, value: Any) -> None:
     with pytest.raises(TypeError, match=f"{name}=.* must be a number, not {type(value).__name__}"):
         AdaLossConfig(**{name: value})
 
@@ -121,6 +122,6 @@ def test_numbers_of_another_type(name, value):
         ({"exclude": (1,)}, TypeError, "exclude holds 1"),
     ],
 )
-def test_refused(arguments, error, message):
+def test_refused(arguments: Dict[str, Any], error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         AdaLossConfig(**arguments)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 import tracemalloc
+from typing import Any, Optional, Tuple
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from nnabla_adaloss.core import AdaLossConfig, get_loss_scale_by_element_wise_range
 
 
-def plain(g, W, config, fan_in):
+def plain(g: np.ndarray, W: np.ndarray, config: AdaLossConfig, fan_in: float) -> float:
     """Every product, one array."""
     products = np.abs(g.astype(np.float64)[:, :, None] * W.astype(np.float64)[None])
     products = np.sort(products[products > 0])[::-1]
@@ -32,7 +33,9 @@ def plain(g, W, config, fan_in):
     st.integers(-20, 12),
     st.sampled_from([np.float16, np.float32]),
 )
-def test_agrees_with_all_products(seed, shape, ratio, exponent, dtype):
+def test_agrees_with_all_products(
+    seed: int, shape: Tuple[int, int, int], ratio: Optional[float], exponent: int, dtype: Any
+) -> None:
     random = np.random.RandomState(seed)
     N, C, M = shape
     g = (random.standard_normal((N, C)) * random.randint(0, 2, (N, C)) * 2.0**exponent).astype(dtype)
@@ -43,13 +46,13 @@ def test_agrees_with_all_products(seed, shape, ratio, exponent, dtype):
     assert math.isclose(float(ours), plain(g, W, config, C), rel_tol=1e-14)
 
 
-def test_equal_products_are_counted_each():
+def test_equal_products_are_counted_each() -> None:
     g, W = np.full((3, 2), 1e-8), np.array([[1.0, 1.0], [1e-3, 1e-3]])
     config = AdaLossConfig(max_rescue_ratio=0.5)
     assert math.isclose(get_loss_scale_by_element_wise_range(g, W, config=config, fan_in=2), 6.0)
 
 
-def test_convolution_pairs_channels():
+def test_convolution_pairs_channels() -> None:
     random = np.random.RandomState(0)
     g, W = random.standard_normal((2, 3, 4, 5)) * 1e-6, random.standard_normal((3, 2, 3, 3)) * 0.1
     config = AdaLossConfig(max_rescue_ratio=0.9)
@@ -58,32 +61,32 @@ def test_convolution_pairs_channels():
     assert math.isclose(float(ours), plain(flat_g, flat_W, config, 27), rel_tol=1e-14)
 
 
-def test_without_a_weight_the_products_are_the_elements():
+def test_without_a_weight_the_products_are_the_elements() -> None:
     g = np.array([1e-8, -1e-7, 0.0])
     assert math.isclose(get_loss_scale_by_element_wise_range(g, config=AdaLossConfig()), 6.0)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_nonfinite_gives_one(bad):
+def test_nonfinite_gives_one(bad: float) -> None:
     good, poisoned = np.full((2, 2), 1e-8), np.array([[bad, 1e-8], [1.0, 0.0]])
     for g, W in ((good, poisoned), (poisoned, good), (poisoned, None)):
         assert get_loss_scale_by_element_wise_range(g, W, config=AdaLossConfig(), fan_in=2) == 1.0
 
 
 @pytest.mark.parametrize("g", [np.zeros((2, 3)), np.zeros((0, 3)), np.array([[1.0, 0.0, 0.0]])])
-def test_no_product_gives_one(g):
+def test_no_product_gives_one(g: np.ndarray) -> None:
     W = np.array([[0.0], [1.0], [1.0]])
     assert get_loss_scale_by_element_wise_range(g, W, config=AdaLossConfig(), fan_in=3) == 1.0
 
 
-def test_extremes_of_float64_stay_finite_and_positive():
+def test_extremes_of_float64_stay_finite_and_positive() -> None:
     g = np.array([[5e-324, 1e308]])
     for W in (g.T, g[:, ::-1].T):
         scale = float(get_loss_scale_by_element_wise_range(g, W, config=AdaLossConfig(), fan_in=2))
         assert 0.0 < scale < math.inf
 
 
-def test_memory_is_that_of_the_inputs():
+def test_memory_is_that_of_the_inputs() -> None:
     g, W = np.full((200, 60), 1e-8, np.float32), np.ones((60, 300), np.float32)
     config = AdaLossConfig(max_rescue_ratio=0.5)
     tracemalloc.start()
@@ -94,6 +97,6 @@ def test_memory_is_that_of_the_inputs():
 
 
 @pytest.mark.parametrize("W", [np.ones((3, 2)), np.ones(2)])
-def test_shapes_that_do_not_meet(W):
+def test_shapes_that_do_not_meet(W: np.ndarray) -> None:
     with pytest.raises(ValueError, match=r"axis 1 of g .* are the same channels"):
         get_loss_scale_by_element_wise_range(np.ones((4, 2)), W, config=AdaLossConfig(), fan_in=2)

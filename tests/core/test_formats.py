@@ -1,14 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from nnabla_adaloss.core import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, FORMATS, get_format
+from nnabla_adaloss.core import (
+    BFLOAT16,
+    FLOAT8_E4M3,
+    FLOAT8_E5M2,
+    FLOAT16,
+    FLOAT32,
+    FORMATS,
+    Format,
+    get_format,
+)
 
 
 @pytest.mark.parametrize(("stored", "dtype"), [(FLOAT16, np.float16), (FLOAT32, np.float32)])
-def test_numpy_agrees(stored, dtype):
+def test_numpy_agrees(stored: Format, dtype: Any) -> None:
     info = np.finfo(dtype)
     assert stored.max == float(info.max)
     assert stored.smallest_normal == float(info.smallest_normal)
@@ -17,7 +28,7 @@ def test_numpy_agrees(stored, dtype):
 
 
 @pytest.mark.parametrize("stored", [BFLOAT16, FLOAT8_E5M2, FLOAT8_E4M3])
-def test_ml_dtypes_agrees(stored):
+def test_ml_dtypes_agrees(stored: Format) -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     dtype = getattr(ml_dtypes, {"float8_e4m3": "float8_e4m3fn"}.get(stored.name, stored.name))
     info = ml_dtypes.finfo(dtype)
@@ -30,12 +41,12 @@ def test_ml_dtypes_agrees(stored):
     assert stored.has_infinity == np.isinf(beyond.astype(np.float32))
 
 
-def test_names_lead_to_their_formats():
+def test_names_lead_to_their_formats() -> None:
     assert {name: get_format(name).name for name in FORMATS} == {name: name for name in FORMATS}
     assert get_format(BFLOAT16) is BFLOAT16
 
 
 @pytest.mark.parametrize("name", ["fp16", "", None, 16])
-def test_unknown_name(name):
+def test_unknown_name(name: Any) -> None:
     with pytest.raises(ValueError, match=r"storage=.* choose one of float16, bfloat16"):
         get_format(name)

@@ -22,5 +22,5 @@ assert frameworks == {"nnabla"}, frameworks
 """
 
 
-def test_core_never_imports_nnabla():
+def test_core_never_imports_nnabla() -> None:
     subprocess.run([sys.executable, "-c", SCRIPT], check=True, timeout=60)

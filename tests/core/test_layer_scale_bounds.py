@@ -25,14 +25,16 @@ positive = st.floats(min_value=1e-30, max_value=1e30)
         (0.125, 4096.0, 0.125),
     ],
 )
-def test_defaults(scale, prev_scale, bounded):
+def test_defaults(scale: float, prev_scale: float, bounded: float) -> None:
     result = bound_loss_scale_by_heuristics(scale, config=AdaLossConfig(), prev_scale=prev_scale)
     assert result.shape == ()
     assert float(result) == bounded
 
 
 @given(positive, positive, positive, positive)
-def test_bounds_hold_but_never_turn_a_scale_below_one(scale, prev_scale, upper, accumulated):
+def test_bounds_hold_but_never_turn_a_scale_below_one(
+    scale: float, prev_scale: float, upper: float, accumulated: float
+) -> None:
     config = AdaLossConfig(scale_upper_bound=upper, accum_upper_bound=accumulated)
     bounded = float(bound_loss_scale_by_heuristics(scale, config=config, prev_scale=prev_scale))
     assert min(scale, 1.0) <= bounded <= scale
@@ -41,7 +43,7 @@ def test_bounds_hold_but_never_turn_a_scale_below_one(scale, prev_scale, upper, 
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
-def test_refused(bad):
+def test_refused(bad: float) -> None:
     with pytest.raises(ValueError, match=r"prev_scale=.* must be a positive finite number"):
         bound_loss_scale_by_heuristics(2.0, config=AdaLossConfig(), prev_scale=bad)
     with pytest.raises(ValueError, match=r"^scale=.* must be a positive finite number"):
@@ -49,7 +51,7 @@ def test_refused(bad):
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(-10, 10), st.integers(1, 9))
-def test_nothing_overflows_under_the_limit(seed, exponent, fan_in):
+def test_nothing_overflows_under_the_limit(seed: int, exponent: int, fan_in: int) -> None:
     random = np.random.RandomState(seed)
     g = random.standard_normal((5, fan_in)) * 2.0**exponent
     W = random.standard_normal((fan_in, 4))
@@ -57,14 +59,14 @@ def test_nothing_overflows_under_the_limit(seed, exponent, fan_in):
     assert np.abs((limit * g) @ W).max() <= 65504.0 * (1 + 1e-12)
 
 
-def test_the_limit_is_reached_when_all_products_are_the_largest():
+def test_the_limit_is_reached_when_all_products_are_the_largest() -> None:
     g, W = statistics_of(np.full((2, 3), -2.0)), statistics_of(np.full((3, 1), 0.5))
     assert overflow_limit(g, W, 3.0, 600.0) == 200.0
     assert overflow_limit(g, None, 3.0, 600.0) == 300.0
 
 
 @pytest.mark.parametrize("zero", [np.zeros(3), np.zeros(0)])
-def test_no_limit_for_zeros(zero):
+def test_no_limit_for_zeros(zero: np.ndarray) -> None:
     ones = statistics_of(np.ones(3))
     assert overflow_limit(statistics_of(zero), ones, 3.0, 1.0) == math.inf
     assert overflow_limit(ones, statistics_of(zero), 3.0, 1.0) == math.inf

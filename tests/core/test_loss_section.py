@@ -17,7 +17,9 @@ u_maxima = st.sampled_from([f.max for f in FORMATS.values()])
 
 
 @given(any_positive, st.integers(1, 3), any_positive, any_positive, u_maxima, st.booleans())
-def test_is_always_a_positive_finite_power_of_two(abs_max, count, scale, start_scale, u_max, expands):
+def test_is_always_a_positive_finite_power_of_two(
+    abs_max: float, count: int, scale: float, start_scale: float, u_max: float, expands: bool
+) -> None:
     f = loss_section_factor(abs_max, count, scale, start_scale, expands=expands, u_max=u_max)
     assert 0.0 < f < math.inf
     assert math.frexp(f)[0] == 0.5
@@ -27,25 +29,25 @@ def test_is_always_a_positive_finite_power_of_two(abs_max, count, scale, start_s
 @pytest.mark.parametrize("abs_max", [0.0, math.inf, math.nan])
 @pytest.mark.parametrize("count", [1, 8])
 @pytest.mark.parametrize("expands", [True, False])
-def test_zero_and_nonfinite_are_left_alone(abs_max, count, expands):
+def test_zero_and_nonfinite_are_left_alone(abs_max: float, count: int, expands: bool) -> None:
     assert loss_section_factor(abs_max, count, 64.0, 8.0, expands=expands, u_max=FP16) == 1.0
 
 
 @given(st.floats(1e-30, FP16), powers.filter(lambda s: s >= 8.0))
-def test_a_scalar_is_lifted_before_a_weight_and_never_lowered(abs_max, start_scale):
+def test_a_scalar_is_lifted_before_a_weight_and_never_lowered(abs_max: float, start_scale: float) -> None:
     f = loss_section_factor(abs_max, 1, start_scale, start_scale, expands=False, u_max=FP16)
     assert 2.0**7 <= abs_max * f < 2.0**8 or (f == 1.0 and abs_max >= 2.0**7)
 
 
 @given(st.floats(1e-30, 1e30), start_scales, u_maxima, st.booleans())
-def test_a_lifted_scalar_has_room(abs_max, start_scale, u_max, expands):
+def test_a_lifted_scalar_has_room(abs_max: float, start_scale: float, u_max: float, expands: bool) -> None:
     f = loss_section_factor(abs_max, 1, start_scale, start_scale, expands=expands, u_max=u_max)
     if f > 1.0:
         assert abs_max * f <= u_max / 4
 
 
 @given(st.floats(1e-20, 1.0), powers.filter(lambda s: 2.0**-10 <= s <= 2.0**12))
-def test_a_loss_weight_leaves_no_trace_where_the_loss_is_spread(weight, start_scale):
+def test_a_loss_weight_leaves_no_trace_where_the_loss_is_spread(weight: float, start_scale: float) -> None:
     lift = loss_section_factor(start_scale, 1, start_scale, start_scale, expands=False, u_max=FP16)
     weighted, scale = start_scale * lift * weight, start_scale * lift
     f = loss_section_factor(weighted, 1, scale, start_scale, expands=True, u_max=FP16)
@@ -53,14 +55,14 @@ def test_a_loss_weight_leaves_no_trace_where_the_loss_is_spread(weight, start_sc
 
 
 @given(st.floats(1e-30, 1e30), st.integers(0, 60), powers)
-def test_a_spread_scalar_keeps_start_scale(abs_max, lift, start_scale):
+def test_a_spread_scalar_keeps_start_scale(abs_max: float, lift: int, start_scale: float) -> None:
     scale = start_scale * 2.0**lift
     f = loss_section_factor(abs_max, 1, scale, start_scale, expands=True, u_max=FP16)
     assert scale * f >= start_scale
 
 
 @pytest.mark.parametrize("expands", [True, False])
-def test_backing_off_ends_an_overflow_that_the_lift_causes(expands):
+def test_backing_off_ends_an_overflow_that_the_lift_causes(expands: bool) -> None:
     # A loss multiplied by 1e6: what the scalar becomes must fit in float16 after some backing off.
     policy = ScalePolicy()
     state = policy.initial(8.0)
@@ -77,8 +79,8 @@ many = st.integers(2, 10**6)
 
 @given(st.floats(1e-30, FP16), many, start_scales, u_maxima, st.booleans())
 def test_many_elements_are_raised_to_the_target_and_never_lowered(
-    abs_max, count, start_scale, u_max, expands
-):
+    abs_max: float, count: int, start_scale: float, u_max: float, expands: bool
+) -> None:
     target = min(start_scale * 2.0**-16, u_max / 8)
     f = loss_section_factor(abs_max, count, start_scale, start_scale, expands=expands, u_max=u_max)
     if abs_max < target:

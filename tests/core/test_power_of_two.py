@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ positive = st.floats(min_value=5e-324, max_value=sys.float_info.max)
 
 
 @given(positive)
-def test_is_the_largest_power_of_two_below(x):
+def test_is_the_largest_power_of_two_below(x: float) -> None:
     result = get_power_of_two_scale(x)
     value = float(result)
     assert result.shape == ()
@@ -27,20 +28,20 @@ def test_is_the_largest_power_of_two_below(x):
 
 
 @pytest.mark.parametrize("exponent", [-1074, -1022, -24, -1, 0, 1, 15, 127, 1023])
-def test_powers_of_two_stay(exponent):
+def test_powers_of_two_stay(exponent: int) -> None:
     assert float(get_power_of_two_scale(math.ldexp(1.0, exponent))) == math.ldexp(1.0, exponent)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_just_below_a_power_of_two(dtype):
+def test_just_below_a_power_of_two(dtype: Any) -> None:
     below = np.nextafter(dtype(1024), dtype(0))
     assert float(get_power_of_two_scale(below)) == 512.0
     assert float(get_power_of_two_scale(np.array(below))) == 512.0
 
 
 @pytest.mark.parametrize("x", [0.0, -0.0, -1.0, math.nan, math.inf, -math.inf])
-def test_refused(x):
-    with pytest.raises(ValueError, match="must be positive and finite"):
+def test_refused(x: float) -> None:
+    with pytest.raises(ValueError, match="must be a positive finite number"):
         get_power_of_two_scale(x)
 
 
@@ -48,7 +49,7 @@ sensible = st.floats(min_value=1e-100, max_value=1e100)
 
 
 @given(sensible, sensible)
-def test_exponent_to_reach_is_the_smallest(value, bound):
+def test_exponent_to_reach_is_the_smallest(value: float, bound: float) -> None:
     k = exponent_to_reach(value, bound)
     assert math.ldexp(value, k) >= bound
     assert math.ldexp(value, k - 1) < bound
@@ -58,5 +59,5 @@ def test_exponent_to_reach_is_the_smallest(value, bound):
     ("scale", "clamped"),
     [(0.0, sys.float_info.min), (math.inf, sys.float_info.max), (5e-324, sys.float_info.min), (3.5, 3.5)],
 )
-def test_clamp_scale(scale, clamped):
+def test_clamp_scale(scale: float, clamped: float) -> None:
     assert clamp_scale(scale) == clamped

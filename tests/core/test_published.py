@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any, Callable, Optional
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ G, W = np.full((2, 4), 1e-8, np.float16), np.full((4, 3), 0.1, np.float32)
 NAN = np.array([[np.nan, 1.0, 1.0, 1.0]])
 
 
-def constant(value):
+def constant(value: float) -> Callable[..., float]:
     return lambda g, W, *, config, fan_in: value
 
 
@@ -35,8 +36,14 @@ def constant(value):
     st.booleans(),
 )
 def test_every_method_is_bounded_and_keeps_from_overflow(
-    method, seed, g_exponent, w_exponent, prev_scale, use_bound, with_weight
-):
+    method: str,
+    seed: int,
+    g_exponent: int,
+    w_exponent: int,
+    prev_scale: float,
+    use_bound: bool,
+    with_weight: bool,
+) -> None:
     random = np.random.RandomState(seed)
     g = (random.standard_normal((3, 4)) * 2.0**g_exponent).astype(np.float32)
     weight = (random.standard_normal((4, 2)) * 2.0**w_exponent).astype(np.float32) if with_weight else None
@@ -53,7 +60,7 @@ def test_every_method_is_bounded_and_keeps_from_overflow(
         assert scale <= max(1.0, min(16.0, 1024.0 / prev_scale))
 
 
-def test_without_bounds_nor_power_of_two_it_is_the_method():
+def test_without_bounds_nor_power_of_two_it_is_the_method() -> None:
     config = AdaLossConfig(use_bound=False, power_of_two=False)
     assert get_loss_scale(G, W, config=config, fan_in=4) == get_loss_scale_by_approx_range(
         G, W, config=config, fan_in=4
@@ -62,15 +69,15 @@ def test_without_bounds_nor_power_of_two_it_is_the_method():
 
 @pytest.mark.parametrize("method", [*METHODS, constant(8.0)])
 @pytest.mark.parametrize(("g", "weight"), [(NAN, W), (G, NAN.T), (NAN, None), (-np.inf * NAN, W)])
-def test_nonfinite_gives_one(method, g, weight):
+def test_nonfinite_gives_one(method: Any, g: np.ndarray, weight: Optional[np.ndarray]) -> None:
     config = AdaLossConfig(loss_scale_method=method, fixed_loss_scale=8.0)
     assert get_loss_scale(g, weight, config=config, fan_in=4) == 1.0
 
 
-def test_a_method_of_ones_own_gets_the_arrays():
+def test_a_method_of_ones_own_gets_the_arrays() -> None:
     seen = []
 
-    def method(g, W, *, config, fan_in):
+    def method(g: np.ndarray, W: np.ndarray, *, config: AdaLossConfig, fan_in: float) -> np.float32:
         seen.append((g, W, config, fan_in))
         return np.float32(9.0)
 
@@ -82,14 +89,14 @@ def test_a_method_of_ones_own_gets_the_arrays():
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
-def test_a_useless_scale_of_ones_own_method_is_refused(value):
+def test_a_useless_scale_of_ones_own_method_is_refused(value: float) -> None:
     config = AdaLossConfig(loss_scale_method=constant(value))
     with pytest.raises(ValueError, match=r"loss_scale_method=.* returned .* must be positive and finite"):
         get_loss_scale(G, W, config=config, fan_in=4)
 
 
 @pytest.mark.parametrize("bad", [0, -1.0, math.nan, math.inf])
-def test_refused(bad):
+def test_refused(bad: float) -> None:
     with pytest.raises(ValueError, match="fan_in"):
         get_loss_scale(G, W, config=AdaLossConfig(), fan_in=bad)
     with pytest.raises(ValueError, match="prev_scale"):

@@ -10,6 +10,7 @@ import json
 import math
 from collections import Counter
 from pathlib import Path
+from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from nnabla_adaloss.core import (
     get_loss_scale_by_approx_range,
     get_loss_scale_by_element_wise_range,
 )
-from nnabla_adaloss.core.bounds import overflow_limit
+from nnabla_adaloss.core.overflow import overflow_limit
 from nnabla_adaloss.core.statistics import statistics_of
 from tests.reference.rebuild import build, sha
 
@@ -30,17 +31,17 @@ RANGES = {r["name"]: {k: v for k, v in r.items() if k != "name"} for r in REFERE
 CASES = [pytest.param(c, id=f"{c['tag']}-{c['seed']}") for c in REFERENCE["cases"]]
 
 
-def arrays(case):
+def arrays(case: Dict[str, Any]) -> Tuple[np.ndarray, np.ndarray]:
     g, W = build(case["seed"], [case["g"], case["W"]])
     assert (sha(g), sha(W)) == (case["g_sha"], case["W_sha"])
     return g, W
 
 
-def configs(kind):
+def configs(kind: str) -> List[Tuple[int, Dict[str, Any]]]:
     return list(enumerate(REFERENCE[f"{kind}_configs"]))
 
 
-def expected(case, kind, i):
+def expected(case: Dict[str, Any], kind: str, i: int) -> Any:
     """A number, None where the reference was not run, "raises" where it raised."""
     values = case[kind]
     value = values[i] if isinstance(values, list) else values
@@ -49,20 +50,20 @@ def expected(case, kind, i):
     return float(value) if isinstance(value, str) else value
 
 
-def close(ours, theirs):
+def close(ours: float, theirs: float) -> bool:
     return math.isclose(ours, theirs, rel_tol=1e-6)
 
 
-def is_constant(case):
+def is_constant(case: Dict[str, Any]) -> bool:
     """The deviation of a constant gradient is zero, and the reference's its rounding noise."""
     return case["tag"].endswith(("const_g", "const_both"))
 
 
-def is_tiny(case):
+def is_tiny(case: Dict[str, Any]) -> bool:
     return case["tag"] == "linear/tiny_fp32"
 
 
-def plain_approx(g, W, config, fan_in):
+def plain_approx(g: np.ndarray, W: np.ndarray, config: AdaLossConfig, fan_in: float) -> float:
     """The formula word by word in float64."""
     g, W = g.astype(np.float64), W.astype(np.float64)
     u_max = config.range[1]
@@ -71,7 +72,7 @@ def plain_approx(g, W, config, fan_in):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_approx_range(case):
+def test_approx_range(case: Dict[str, Any]) -> None:
     g, W = arrays(case)
     for i, c in configs("approx"):
         config = AdaLossConfig(n_uf_threshold=c["n_uf"], **RANGES[c["range"]])
@@ -88,7 +89,7 @@ def test_approx_range(case):
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if not is_constant(c.values[0])])
-def test_cast(case):
+def test_cast(case: Dict[str, Any]) -> None:
     g, _ = arrays(case)
     for i, c in configs("cast"):
         config = AdaLossConfig(n_uf_threshold=c["n_uf"], **RANGES[c["range"]])
@@ -104,7 +105,7 @@ def test_cast(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_abs_range(case):
+def test_abs_range(case: Dict[str, Any]) -> None:
     g, W = arrays(case)
     for i, c in configs("abs"):
         config = AdaLossConfig(**RANGES[c["range"]])
@@ -118,7 +119,7 @@ def test_abs_range(case):
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.values[0]["elem"] is not None])
-def test_element_wise_range(case):
+def test_element_wise_range(case: Dict[str, Any]) -> None:
     g, W = arrays(case)
     for i, c in configs("elem"):
         config = AdaLossConfig(max_rescue_ratio=c["rescue"], **RANGES[c["range"]])
@@ -134,11 +135,15 @@ def test_element_wise_range(case):
             assert close(ours, theirs), (i, ours, theirs)
 
 
-def final_scale(case, c, g, W):
+def final_scale(
+    case: Dict[str, Any], c: Dict[str, Any], g: np.ndarray, W: np.ndarray
+) -> Tuple[AdaLossConfig, float]:
     method = c["method"]
     if c["lognormal"]:
 
-        def method(g, W, *, config, fan_in):
+        def method(
+            g: np.ndarray, W: Optional[np.ndarray], *, config: AdaLossConfig, fan_in: float
+        ) -> np.ndarray:
             return get_loss_scale_by_approx_range(g, config=config, lognormal=True)
 
     config = AdaLossConfig(
@@ -155,7 +160,9 @@ def final_scale(case, c, g, W):
     return config, float(get_loss_scale(g, W, config=config, fan_in=case["K"], prev_scale=c["prev"]))
 
 
-def deviation(case, c, theirs, g, W, config):
+def deviation(
+    case: Dict[str, Any], c: Dict[str, Any], theirs: Any, g: np.ndarray, W: np.ndarray, config: AdaLossConfig
+) -> Optional[Tuple[str, float]]:
     """(why, our value) where we differ from the reference on purpose; None where we agree."""
     if theirs == "raises" and case["g_nnz"] * case["W_nnz"] == 0:
         return "1 instead of an error for an all-zero or empty array", 1.0
@@ -176,7 +183,7 @@ def deviation(case, c, theirs, g, W, config):
     return None
 
 
-def test_final_scales():
+def test_final_scales() -> None:
     deviations = Counter()
     for case in REFERENCE["cases"]:
         g, W = arrays(case)

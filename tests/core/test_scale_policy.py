@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any, Dict, List, Tuple
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from nnabla_adaloss.core import ScalePolicy, ScaleState
 
 
-def baseline(scale, factor, N, overflows):
+def baseline(scale: float, factor: float, N: int, overflows: List[bool]) -> List[Tuple[float, int]]:
     """nnabla's own transitions, written as it runs them."""
     counter, history = 0, []
     for overflow in overflows:
@@ -32,7 +33,7 @@ def baseline(scale, factor, N, overflows):
     st.integers(0, 5),
     st.lists(st.booleans(), max_size=30).map(lambda b: b + [False] * 20),
 )
-def test_is_the_baseline(scale, factor, N, overflows):
+def test_is_the_baseline(scale: float, factor: float, N: int, overflows: List[bool]) -> None:
     # At most 30 backoffs: with the floor out of the way, nothing else differs.
     policy = ScalePolicy(scaling_factor=factor, N=N, min_scale=1e-30)
     state, history = policy.initial(scale), []
@@ -43,7 +44,7 @@ def test_is_the_baseline(scale, factor, N, overflows):
 
 
 @given(st.floats(1e-300, 1e300), st.lists(st.booleans(), max_size=50), st.floats(1.0, 1e20))
-def test_scale_stays_positive_and_finite(scale, overflows, factor):
+def test_scale_stays_positive_and_finite(scale: float, overflows: List[bool], factor: float) -> None:
     policy = ScalePolicy(scaling_factor=factor, N=0)
     state = policy.initial(scale)
     for overflow in overflows:
@@ -51,7 +52,7 @@ def test_scale_stays_positive_and_finite(scale, overflows, factor):
         assert min(scale, policy.min_scale) <= state.scale <= max(scale, policy.max_scale)
 
 
-def test_hysteresis_tolerates_single_overflows():
+def test_hysteresis_tolerates_single_overflows() -> None:
     policy = ScalePolicy(hysteresis=2)
     state = policy.initial(8.0)
     for _ in range(5):
@@ -63,7 +64,7 @@ def test_hysteresis_tolerates_single_overflows():
     assert policy.after_update(state).hysteresis_left == 2
 
 
-def test_floor():
+def test_floor() -> None:
     policy = ScalePolicy(min_scale=4.0)
     state = policy.initial(8.0)
     assert not policy.at_floor(state)
@@ -72,25 +73,25 @@ def test_floor():
     assert policy.after_overflow(state).scale == 4.0
 
 
-def test_ceiling():
+def test_ceiling() -> None:
     policy = ScalePolicy(N=0, max_scale=10.0)
     assert policy.after_update(ScaleState(8.0, 1, 1)).scale == 10.0
 
 
-def test_a_start_outside_of_the_limits_is_kept():
+def test_a_start_outside_of_the_limits_is_kept() -> None:
     policy = ScalePolicy(N=0, min_scale=1.0, max_scale=2.0)
     assert policy.after_overflow(policy.initial(0.5)).scale == 0.5
     assert policy.after_update(ScaleState(8.0, 1, 1)).scale == 8.0
 
 
-def test_a_factor_of_one_keeps_the_scale_and_says_so():
+def test_a_factor_of_one_keeps_the_scale_and_says_so() -> None:
     policy = ScalePolicy(scaling_factor=1.0)
     state = policy.initial(8.0)
     assert policy.after_overflow(state).scale == 8.0
     assert policy.at_floor(state)
 
 
-def test_never_grows_with_infinite_N():
+def test_never_grows_with_infinite_N() -> None:
     policy = ScalePolicy(N=math.inf)
     assert policy.after_update(ScaleState(8.0, 10**9, 1)).scale == 8.0
 
@@ -108,12 +109,12 @@ def test_never_grows_with_infinite_N():
         ({"hysteresis": 0}, "hysteresis=0 must be 1 or more"),
     ],
 )
-def test_refused(arguments, message):
+def test_refused(arguments: Dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ScalePolicy(**arguments)
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf])
-def test_initial_scale_refused(scale):
+def test_initial_scale_refused(scale: float) -> None:
     with pytest.raises(ValueError, match=r"scale=.* must be a positive finite number"):
         ScalePolicy().initial(scale)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 from nnabla_adaloss.core import ArrayStatistics, statistics_of
 
 
-def test_of_specials():
+def test_of_specials() -> None:
     x = np.array([[np.inf, np.nan, -np.inf], [-0.0, 0.0, -3.0], [2.0**-24, 1.0, 2.0]], np.float16)
     assert statistics_of(x) == ArrayStatistics(9, 2.0**-24, 14.0 + 2.0**-48, 3.0, 2.0**-24, 2, 3)
 
@@ -26,21 +27,21 @@ def test_of_specials():
         (np.array([1e-45], np.float32), ArrayStatistics(1, 2.0**-149, 2.0**-298, 2.0**-149, 2.0**-149, 0, 0)),
     ],
 )
-def test_of_few_elements(x, expected):
+def test_of_few_elements(x: Any, expected: ArrayStatistics) -> None:
     assert statistics_of(x) == expected
 
 
-def test_moments_are_of_the_finite_elements():
+def test_moments_are_of_the_finite_elements() -> None:
     s = statistics_of(np.array([1.0, 3.0, np.nan, np.inf]))
     assert (s.mean, s.mean_square, s.std, s.finite) == (2.0, 5.0, 1.0, False)
 
 
-def test_moments_without_finite_elements_are_zero():
+def test_moments_without_finite_elements_are_zero() -> None:
     s = statistics_of(np.array([np.nan]))
     assert (s.mean, s.mean_square, s.std) == (0.0, 0.0, 0.0)
 
 
-def test_float16_squares_do_not_overflow():
+def test_float16_squares_do_not_overflow() -> None:
     assert statistics_of(np.full(10, 65504, np.float16)).sum_of_squares == 10 * 65504.0**2
 
 
@@ -48,12 +49,12 @@ finite32 = arrays(np.float32, st.integers(0, 20), elements=st.floats(-1e4, 1e4, 
 
 
 @given(finite32)
-def test_mean_square_is_std_squared_plus_mean_squared(x):
+def test_mean_square_is_std_squared_plus_mean_squared(x: np.ndarray) -> None:
     s = statistics_of(x)
     assert math.isclose(s.mean_square, s.std**2 + s.mean**2, rel_tol=1e-9, abs_tol=1e-300)
 
 
 @given(finite32, st.integers(-40, 40), st.sampled_from([1.0, -1.0]))
-def test_scaled_by_a_power_of_two_is_exact(x, exponent, sign):
+def test_scaled_by_a_power_of_two_is_exact(x: np.ndarray, exponent: int, sign: float) -> None:
     factor = sign * 2.0**exponent
     assert statistics_of(x).scaled(factor) == statistics_of(x.astype(np.float64) * factor)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,25 +11,25 @@ from nnabla_adaloss.core.validation import boolean, integer, number, positive_nu
 
 
 @pytest.mark.parametrize("value", [2, 2.0, np.float16(2), np.int64(2), Fraction(2)])
-def test_numbers_of_every_kind(value):
+def test_numbers_of_every_kind(value: Any) -> None:
     assert (number("x", value), positive_number("x", value)) == (2.0, 2.0)
     assert type(number("x", value)) is float
 
 
 @pytest.mark.parametrize("value", [True, np.True_, "2", None, 2j, np.ones(1)])
-def test_what_is_no_number(value):
+def test_what_is_no_number(value: Any) -> None:
     with pytest.raises(TypeError, match=r"x=.* must be a number"):
         number("x", value)
 
 
-def test_integers():
+def test_integers() -> None:
     assert type(integer("n", np.int32(3))) is int
     for value in (True, 3.0, "3"):
         with pytest.raises(TypeError, match=r"n=.* must be an integer"):
             integer("n", value)
 
 
-def test_booleans():
+def test_booleans() -> None:
     assert boolean("b", False) is False
     for value in (0, None, "no"):
         with pytest.raises(TypeError, match=r"b=.* must be True or False"):

@@ -108,7 +108,7 @@ def test_a_seed_gradient_is_multiplied_by_the_scale() -> None:
 def test_scales_that_are_none_are_refused(scale: float) -> None:
     loss = mlp()
     before = native(loss)
-    with pytest.raises(ValueError, match="scale must be positive and finite"):
+    with pytest.raises(ValueError, match="scale=.* must be a positive finite number"):
         AdaptiveLossScaling(loss).backward(scale)
     for name, gradient in gradients().items():
         np.testing.assert_array_equal(gradient, before[name])
@@ -338,3 +338,99 @@ def test_no_graph_is_kept_alive_by_a_scaling_that_is_gone() -> None:
     del scaling
     gc.collect()
     assert plan() is None
+
+
+def test_a_record_holds_the_scale_that_was_applied() -> None:
+    """Under a cap by the weight's range, and where it meets a branch at another scale."""
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+    x = nn.Variable.from_numpy_array(rng.randn(4, 5).astype(np.float32))
+    h = F.tanh(PF.affine(x, 6, name="stem", rng=rng))
+    left, right = PF.affine(h, 6, name="left", rng=rng), PF.affine(F.tanh(h), 6, name="right", rng=rng)
+    loss = F.mean((left + right) ** 2)
+    nn.get_parameters()["left/affine/W"].d = 5000.0
+    records: List[Any] = []
+    for weight in ("left", "right"):
+        config = AdaLossConfig(
+            loss_scale_method="fixed", fixed_loss_scale=64.0, use_bound=False, recorder=records.append,
+            exclude=(f"{weight}/*",) if weight == "right" else (),
+        )  # fmt: skip
+        records.clear()
+        scaling = AdaptiveLossScaling(loss, config)
+        run(scaling, 1.0)
+        assert {r.layer: r.alpha for r in records} == scaling.layer_scales
+        assert {r.layer: r.accumulated_scale for r in records} == scaling.accumulated_scales
+        assert any(r.alpha != 64.0 for r in records)
+
+
+def test_two_losses_that_toggle_need_grad_of_an_intermediate() -> None:
+    """As published GAN scripts do: the discriminator's loss stops at the fake, the generator's runs through it."""
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+    z = nn.Variable.from_numpy_array(rng.randn(4, 3).astype(np.float32))
+    fake = F.tanh(PF.affine(z, 3, name="gen", rng=rng))
+    generator_loss = F.mean(PF.affine(fake, 2, name="dis", rng=rng) ** 2)
+    for emulated in (False, True):
+        scaling = AdaptiveLossScaling(FormatEmulation(generator_loss) if emulated else generator_loss)
+        for _ in range(3):
+            for need_grad in (False, True):
+                fake.need_grad = need_grad
+                zero_grads()
+                scaling.forward()
+                scaling.backward(8.0)
+                found = {name: v.grad.zeroing for name, v in nn.get_parameters().items()}
+                reached = gradients() if need_grad else {}
+                assert found["gen/affine/W"] is not need_grad
+                assert not found["dis/affine/W"]
+                assert all(np.count_nonzero(g) for g in reached.values())
+
+
+def test_a_loss_that_is_rewired_before_the_first_backward() -> None:
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+    x = nn.Variable.from_numpy_array(rng.randn(4, 3).astype(np.float32))
+    h = F.tanh(PF.affine(x, 3, name="a", rng=rng))
+    loss = F.mean(PF.affine(h, 2, name="b", rng=rng) ** 2)
+    scaling = AdaptiveLossScaling(loss)
+    h.rewire_on(F.sigmoid(PF.affine(F.relu(PF.affine(x, 4, name="c", rng=rng)), 3, name="d", rng=rng)))
+    expected = native(loss)
+    for name, gradient in run(scaling).items():
+        if not name.startswith("a/"):
+            np.testing.assert_allclose(gradient, expected[name], rtol=1e-6, err_msg=name)
+    assert sorted(scaling.layer_scales) == ["b/affine", "d/affine"]
+
+
+def test_a_net_whose_products_have_no_scale_is_no_loss_section() -> None:
+    nn.clear_parameters()
+    x = nn.Variable.from_numpy_array(np.random.RandomState(0).randn(4, 6).astype(np.float32), need_grad=True)
+    h = F.tanh(PF.binary_connect_affine(F.tanh(PF.inq_affine(x, 5, name="a")), 4, name="b"))
+    plan = AdaptiveLossScaling(F.mean(h**2) * 1e-6).plan
+    section = {node.type_name for node in plan.nodes.values() if node.loss_section}
+    assert section == {"MulScalar", "Mean", "PowScalar", "Tanh"}
+    assert [n.loss_section for n in plan.nodes.values() if n.type_name == "Tanh"] == [True, False]
+    assert str(plan).count("no scale of its own") == 2
+
+
+def test_without_any_product_only_scalars_at_the_loss_are_rescaled() -> None:
+    nn.clear_parameters()
+    x = PF.get_parameter_or_create("x", (3, 4), need_grad=True)
+    loss = F.mean(F.tanh(F.sigmoid(x)) ** 2) * 1e-6
+    plan = AdaptiveLossScaling(loss).plan
+    assert [n.type_name for n in plan.nodes.values() if n.loss_section] == ["MulScalar", "Mean"]
+    expected = native(loss)
+    np.testing.assert_array_equal(run(AdaptiveLossScaling(loss))["x"], expected["x"])
+
+
+def test_double_backward_goes_through_products_without_a_scale() -> None:
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+    x = nn.Variable.from_numpy_array(rng.randn(4, 3).astype(np.float32), need_grad=True)
+    y = PF.affine(F.tanh(PF.affine(x, 5, name="a", rng=rng)), 1, name="b", rng=rng)
+    (slope,) = nn.grad([y], [x])
+    loss = F.mean(F.sum(slope**2, axis=1)) * 1e-3
+    plan = AdaptiveLossScaling(loss).plan
+    kinds = {n.type_name: n.loss_section for n in plan.nodes.values()}
+    assert kinds["AffineDataGrad"] is False
+    expected = native(loss)
+    for name, gradient in run(AdaptiveLossScaling(loss)).items():
+        np.testing.assert_allclose(gradient, expected[name], rtol=1e-6, atol=1e-12, err_msg=name)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from typing import Any, Iterable, Tuple
+
 import nnabla as nn
 import nnabla.functions as F
 import numpy as np
@@ -14,7 +16,7 @@ from nnabla_adaloss.functions import ScaleTracker, branch, cast_loss_scaling, lo
 from tests.functions.graphs import bits, gradients, variable
 
 
-def casting(alphas, **kwargs):
+def casting(alphas: Iterable[float], **kwargs: Any) -> ScaleTracker:
     """A tracker whose casts have these scales, first in backward first."""
     scales = iter(alphas)
     return ScaleTracker(
@@ -24,7 +26,9 @@ def casting(alphas, **kwargs):
     )
 
 
-def fan_out(tracker, w, factors):
+def fan_out(
+    tracker: ScaleTracker, w: nn.Variable, factors: Any
+) -> Tuple[Tuple[nn.Variable, ...], nn.Variable]:
     """Branches whose gradients are the factors, each cast at a scale of its own, in backward order."""
     outputs = branch(unscale(w, tracker), len(factors), tracker)
     total = None
@@ -36,7 +40,7 @@ def fan_out(tracker, w, factors):
 
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from([1, 2, 5]), st.integers(0, 2**31), st.data())
-def test_adds_the_branches_at_one_scale(n, seed, data):
+def test_adds_the_branches_at_one_scale(n: int, seed: int, data: st.DataObject) -> None:
     rng = np.random.default_rng(seed)
     alphas = [2.0**k for k in data.draw(st.lists(st.integers(-6, 12), min_size=n, max_size=n))]
     factors = rng.standard_normal((n, 7)).astype(np.float32)
@@ -54,7 +58,7 @@ def test_adds_the_branches_at_one_scale(n, seed, data):
 @pytest.mark.parametrize(
     ("alphas", "largest"), [((1.0, 64.0), 1.0), ((1.0, 64.0), 60000.0), ((0.25, 16.0), 5000.0)]
 )
-def test_takes_the_common_scale_of_the_core(alphas, largest):
+def test_takes_the_common_scale_of_the_core(alphas: Tuple[float, float], largest: float) -> None:
     w = variable([1.0, -1.0])
     tracker = casting(alphas)
     tracker.scale = 1.0
@@ -72,11 +76,11 @@ def test_takes_the_common_scale_of_the_core(alphas, largest):
     np.testing.assert_array_equal(merged, expected * np.sum(factors, axis=0, dtype=np.float32))
 
 
-def test_adds_in_the_order_of_backward():
+def test_adds_in_the_order_of_backward() -> None:
     values = np.float32([1.0, 2.0**-24, 2.0**-24])
     w = variable([1.0])
 
-    def total(a, b, c):
+    def total(a: nn.Variable, b: nn.Variable, c: nn.Variable) -> nn.Variable:
         # Ranks make backward reach the deepest factor first: c, then b, then a.
         return F.sum((F.mul_scalar(a, values[0]) + F.mul_scalar(b, values[1])) + F.mul_scalar(c, values[2]))
 
@@ -89,7 +93,7 @@ def test_adds_in_the_order_of_backward():
     np.testing.assert_array_equal(bits(a[0]), bits(b[0]))
 
 
-def test_an_unused_branch_adds_nothing():
+def test_an_unused_branch_adds_nothing() -> None:
     tracker = ScaleTracker()
     w = variable([3.0])
     _, b, _ = branch(unscale(w, tracker), 3, tracker)
@@ -98,7 +102,7 @@ def test_an_unused_branch_adds_nothing():
     np.testing.assert_array_equal(gradients([w], loss.backward)[0], [6.0])
 
 
-def test_branches_of_branches_and_accumulation():
+def test_branches_of_branches_and_accumulation() -> None:
     tracker = casting([4.0, 2.0] * 2)
     w = variable([1.0, 2.0])
     a, b = branch(unscale(w, tracker), 2, tracker)
@@ -113,7 +117,7 @@ def test_branches_of_branches_and_accumulation():
     np.testing.assert_array_equal(gradients([w], twice)[0], [8.0, 8.0])
 
 
-def test_nonfinite_branches_are_reported_not_raised():
+def test_nonfinite_branches_are_reported_not_raised() -> None:
     tracker = casting([1.0, 8.0])
     w = variable([1.0, 2.0])
     _, loss = fan_out(tracker, w, [[np.inf, 1.0], [1.0, 1.0]])
@@ -123,14 +127,14 @@ def test_nonfinite_branches_are_reported_not_raised():
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
-def test_returns_a_tuple(n):
+def test_returns_a_tuple(n: int) -> None:
     for x in (nn.Variable((2, 3)), nn.NdArray.from_numpy_array(np.zeros((2, 3), np.float32))):
         outputs = branch(x, n, ScaleTracker())
         assert isinstance(outputs, tuple)
         assert [(type(y), y.shape) for y in outputs] == [(type(x), (2, 3))] * n
 
 
-def test_wrong_arguments_are_named():
+def test_wrong_arguments_are_named() -> None:
     x = nn.Variable((1,))
     with pytest.raises(ValueError, match=r"^n=0"):
         branch(x, 0, ScaleTracker())

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from typing import Any, Tuple
+
+import nnabla as nn
 import nnabla.functions as F
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ from nnabla_adaloss.functions import ScaleTracker, cast_loss_scaling, loss_scali
 from tests.functions.graphs import bits, gradients, variable
 
 
-def scaled(values, tracker, **kwargs):
+def scaled(values: np.ndarray, tracker: ScaleTracker, **kwargs: Any) -> Tuple[nn.Variable, nn.Variable]:
     """A parameter whose gradient is `values`, cast on its way, and the loss."""
     w = variable(np.ones_like(values))
     x = cast_loss_scaling(unscale(w, tracker), tracker, **kwargs)
@@ -21,7 +24,7 @@ def scaled(values, tracker, **kwargs):
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**31), st.floats(1e-9, 1e-3), st.booleans())
-def test_computes_the_scale_of_the_core_and_takes_it_back(seed, size, lognormal):
+def test_computes_the_scale_of_the_core_and_takes_it_back(seed: int, size: float, lognormal: bool) -> None:
     rng = np.random.default_rng(seed)
     values = (size * np.exp(rng.standard_normal(64)) * rng.choice([-1, 1, 1], 64)).astype(np.float32)
     config = AdaLossConfig(use_bound=False)
@@ -35,7 +38,7 @@ def test_computes_the_scale_of_the_core_and_takes_it_back(seed, size, lognormal)
     np.testing.assert_array_equal(bits(gradient), bits(values))
 
 
-def test_the_lognormal_scale_differs_from_the_normal_one():
+def test_the_lognormal_scale_differs_from_the_normal_one() -> None:
     values = np.exp(np.random.default_rng(0).standard_normal(1000) * 3 - 14)
     alphas = []
     for lognormal in (False, True):
@@ -47,7 +50,7 @@ def test_the_lognormal_scale_differs_from_the_normal_one():
     assert alphas[1] > alphas[0] >= 1.0
 
 
-def test_bounds_and_overflow_apply():
+def test_bounds_and_overflow_apply() -> None:
     for value, scale in ((1e-9, 16.0), (1e6, 2.0**-7)):
         tracker = ScaleTracker()
         w, loss = scaled(np.full(3, value) * [1, -1, 1], tracker)
@@ -56,7 +59,7 @@ def test_bounds_and_overflow_apply():
         assert tracker.layer_scales == {"CastLossScaling": scale}
 
 
-def test_zero_and_nonfinite_gradients_get_no_scale():
+def test_zero_and_nonfinite_gradients_get_no_scale() -> None:
     for value in (0.0, np.inf, np.nan):
         tracker = ScaleTracker()
         w, loss = scaled(np.full(3, value), tracker, lognormal=True)
@@ -65,7 +68,7 @@ def test_zero_and_nonfinite_gradients_get_no_scale():
         assert tracker.layer_scales == {"CastLossScaling": 1.0}
 
 
-def test_casts_are_told_apart():
+def test_casts_are_told_apart() -> None:
     tracker = ScaleTracker()
     w = variable([1.0, 2.0])
     x = cast_loss_scaling(cast_loss_scaling(unscale(w, tracker), tracker), tracker)
@@ -75,7 +78,7 @@ def test_casts_are_told_apart():
     assert tracker.layer_scales == {"CastLossScaling#2": 16.0, "CastLossScaling": 8.0}
 
 
-def test_wrong_arguments_are_named():
+def test_wrong_arguments_are_named() -> None:
     with pytest.raises(TypeError, match=r"^tracker must be"):
         cast_loss_scaling(variable([1.0]), 8.0)
     with pytest.raises(TypeError, match=r"^lognormal="):

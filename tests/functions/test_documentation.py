@@ -9,11 +9,12 @@ from typing import Any, Dict
 
 import nnabla as nn
 import numpy as np
+import pytest
 
 GUIDE = Path(__file__).parents[2] / "docs" / "functions.md"
 
 
-def test_the_program_of_the_guide_trains(capsys):
+def test_the_program_of_the_guide_trains(capsys: pytest.CaptureFixture[str]) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
     nn.clear_parameters()
     names: Dict[str, Any] = {}

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from typing import Any, Callable, Tuple
+
 import nnabla as nn
 import numpy as np
 import pytest
@@ -39,7 +41,7 @@ def same(actual: np.ndarray, expected: np.ndarray) -> None:
 
 @every_identity
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (8,), (2, 2, 2)])
-def test_hands_an_ndarray_on(function, shape):
+def test_hands_an_ndarray_on(function: Callable[[Any], Any], shape: Tuple[int, ...]) -> None:
     values = np.resize(SPECIAL, shape)
     y = function(nn.NdArray.from_numpy_array(values))
     assert isinstance(y, nn.NdArray)
@@ -48,7 +50,7 @@ def test_hands_an_ndarray_on(function, shape):
 
 
 @every_identity
-def test_hands_a_variable_on(function):
+def test_hands_a_variable_on(function: Callable[[Any], Any]) -> None:
     x = nn.Variable.from_numpy_array(SPECIAL)
     y = function(x)
     y.forward(clear_no_need_grad=True)
@@ -57,13 +59,13 @@ def test_hands_a_variable_on(function):
 
 
 @every_identity
-def test_runs_at_once_in_auto_forward(function):
+def test_runs_at_once_in_auto_forward(function: Callable[[Any], Any]) -> None:
     with nn.auto_forward():
         same(function(nn.Variable.from_numpy_array(SPECIAL)).d, SPECIAL)
 
 
 @every_identity
-def test_float16_stays_float16_and_other_types_become_float32(function):
+def test_float16_stays_float16_and_other_types_become_float32(function: Callable[[Any], Any]) -> None:
     halves = nn.NdArray.from_numpy_array(np.array([1.5, -2.0], np.float16))
     if function is not IDENTITIES["round_to_format"]:
         assert function(halves).dtype == np.float16
@@ -74,14 +76,14 @@ def test_float16_stays_float16_and_other_types_become_float32(function):
 
 
 @every_identity
-def test_a_lazy_zero_is_zero(function):
+def test_a_lazy_zero_is_zero(function: Callable[[Any], Any]) -> None:
     x = nn.NdArray((3,))
     x.zero()
     np.testing.assert_array_equal(function(x).data, np.zeros(3))
 
 
 @pytest.mark.parametrize("wrong", [None, 1.0, np.zeros(3)])
-def test_an_input_that_nnabla_does_not_know_is_refused(wrong):
+def test_an_input_that_nnabla_does_not_know_is_refused(wrong: Any) -> None:
     for function in IDENTITIES.values():
         with pytest.raises(TypeError, match=r"^[xw] must be an nnabla\.Variable or nnabla\.NdArray"):
             function(wrong)
@@ -102,7 +104,9 @@ floats = st.floats(-1e6, 1e6, width=32)
     st.sampled_from([np.float32, np.float16]),
     st.booleans(),
 )
-def test_passes_gradients_as_float64_does(source, target, exponent, dtype, accumulate):
+def test_passes_gradients_as_float64_does(
+    source: np.ndarray, target: np.ndarray, exponent: int, dtype: Any, accumulate: bool
+) -> None:
     source, target = np.clip(source, -6e4, 6e4).astype(dtype), np.clip(target, -6e4, 6e4).astype(dtype)
     factor = 2.0**exponent
     grad, into = nn.NdArray.from_numpy_array(source), nn.NdArray.from_numpy_array(target)
@@ -117,7 +121,7 @@ def test_passes_gradients_as_float64_does(source, target, exponent, dtype, accum
             np.testing.assert_array_equal(into.data, expected.astype(dtype))
 
 
-def test_a_lazily_zero_gradient_stays_so():
+def test_a_lazily_zero_gradient_stays_so() -> None:
     zero, into = nn.NdArray((3,)), nn.NdArray((3,))
     zero.zero()
     f = IdentityFunction()
@@ -132,7 +136,7 @@ def test_a_lazily_zero_gradient_stays_so():
     assert zero.zeroing
 
 
-def test_a_float64_gradient_is_read_as_float32():
+def test_a_float64_gradient_is_read_as_float32() -> None:
     into = nn.NdArray((2,))
     IdentityFunction().pass_gradient(
         nn.NdArray.from_numpy_array(np.array([1.0, 0.1])), into, 4.0, accumulate=False

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from typing import Any, List
+
 import nnabla as nn
 import nnabla.functions as F
 import numpy as np
@@ -14,7 +16,7 @@ from tests.functions.graphs import bits, gradients, variable
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(-30, 30), st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=6))
-def test_multiplies_the_gradient_exactly(exponent, values):
+def test_multiplies_the_gradient_exactly(exponent: int, values: List[float]) -> None:
     x = variable(values)
     weights = variable(np.arange(len(values)) - 1.5, need_grad=False)
     y = loss_scaling(F.tanh(x) * weights, 2.0**exponent)
@@ -26,7 +28,7 @@ def test_multiplies_the_gradient_exactly(exponent, values):
     np.testing.assert_array_equal(bits(scaled), bits(native * np.float32(2.0**exponent)))
 
 
-def test_accumulates_over_uses_and_over_calls():
+def test_accumulates_over_uses_and_over_calls() -> None:
     x = variable([1.0, 2.0])
     y = F.sum(loss_scaling(x, 4.0) + x + loss_scaling(x, 0.5))
 
@@ -38,14 +40,14 @@ def test_accumulates_over_uses_and_over_calls():
     np.testing.assert_array_equal(gradients([x], twice)[0], [11.0, 11.0])
 
 
-def test_a_scale_that_is_no_power_of_two():
+def test_a_scale_that_is_no_power_of_two() -> None:
     x = variable([1.0])
     y = loss_scaling(x, 3.0)
     y.forward()
     np.testing.assert_array_equal(gradients([x], y.backward)[0], [3.0])
 
 
-def test_does_not_run_backward_without_need():
+def test_does_not_run_backward_without_need() -> None:
     x = variable([1.0], need_grad=False)
     y = loss_scaling(x, 3.0)
     y.forward()
@@ -53,7 +55,7 @@ def test_does_not_run_backward_without_need():
     assert not y.need_grad
 
 
-def test_a_tracked_loss_carries_the_scale_of_the_tracker_as_it_is_now():
+def test_a_tracked_loss_carries_the_scale_of_the_tracker_as_it_is_now() -> None:
     tracker = ScaleTracker(scale=2.0)
     w = variable([3.0])
     v = unscale(w, tracker)
@@ -66,12 +68,12 @@ def test_a_tracked_loss_carries_the_scale_of_the_tracker_as_it_is_now():
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, np.inf, np.nan])
-def test_a_scale_out_of_range_is_refused(wrong):
+def test_a_scale_out_of_range_is_refused(wrong: float) -> None:
     with pytest.raises(ValueError, match=r"^scale="):
         loss_scaling(nn.Variable((1,)), wrong)
 
 
 @pytest.mark.parametrize("wrong", [None, "8", True])
-def test_a_scale_of_a_wrong_type_is_refused(wrong):
+def test_a_scale_of_a_wrong_type_is_refused(wrong: Any) -> None:
     with pytest.raises(TypeError, match=r"^scale="):
         loss_scaling(nn.Variable((1,)), wrong)

@@ -23,14 +23,16 @@ DTYPES = {
 every_float = arrays(np.float32, 6, elements=st.floats(width=32))
 
 
-def rounded(values, storage):
+def rounded(values: np.ndarray, storage: str) -> np.ndarray:
     with np.errstate(over="ignore", invalid="ignore"):
         return values.astype(DTYPES[storage]).astype(np.float32)
 
 
 @settings(max_examples=100, deadline=None)
 @given(every_float, every_float, st.sampled_from(sorted(DTYPES)), st.booleans(), st.booleans())
-def test_rounds_values_and_gradients(values, gradient, storage, forward, backward):
+def test_rounds_values_and_gradients(
+    values: np.ndarray, gradient: np.ndarray, storage: str, forward: bool, backward: bool
+) -> None:
     x = variable(values)
     y = round_to_format(x, storage, forward, backward)
     y.forward(clear_no_need_grad=True)
@@ -40,7 +42,7 @@ def test_rounds_values_and_gradients(values, gradient, storage, forward, backwar
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_accumulates(backward):
+def test_accumulates(backward: bool) -> None:
     x = variable([1.0, 2.0])
     loss = F.sum(3.0 * round_to_format(x, "float16", backward=backward) + (1.0 + 2.0**-12) * x)
     loss.forward()
@@ -49,7 +51,7 @@ def test_accumulates(backward):
     np.testing.assert_array_equal(x.g, np.full(2, 8.0 + 2.0**-11))
 
 
-def test_the_gradient_passes_straight_through_the_rounding_of_the_values():
+def test_the_gradient_passes_straight_through_the_rounding_of_the_values() -> None:
     x = variable([1e-9, 1e9])
     y = round_to_format(x, "float16")
     y.forward()
@@ -57,20 +59,20 @@ def test_the_gradient_passes_straight_through_the_rounding_of_the_values():
     np.testing.assert_array_equal(gradients([x], y.backward)[0], [1.0, 1.0])
 
 
-def test_float16_arrays_are_rounded_to_narrower_formats():
+def test_float16_arrays_are_rounded_to_narrower_formats() -> None:
     values = np.array([1.0 + 2.0**-5, 300.0], np.float16)
     y = round_to_format(nn.NdArray.from_numpy_array(values), "float8_e4m3")
     np.testing.assert_array_equal(y.data, rounded(values.astype(np.float32), "float8_e4m3"))
 
 
-def test_every_float16_survives():
+def test_every_float16_survives() -> None:
     values = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
     values = values[np.isfinite(values)]
     y = round_to_format(nn.NdArray.from_numpy_array(values), "float16")
     np.testing.assert_array_equal(bits(y.data), bits(values))
 
 
-def test_wrong_arguments_are_named():
+def test_wrong_arguments_are_named() -> None:
     x = nn.Variable((1,))
     with pytest.raises(ValueError, match="storage"):
         round_to_format(x, "float17")

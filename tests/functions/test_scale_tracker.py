@@ -22,7 +22,7 @@ from nnabla_adaloss.functions import (
 from tests.functions.graphs import gradients, variable
 
 
-def test_wrong_arguments_are_named():
+def test_wrong_arguments_are_named() -> None:
     with pytest.raises(TypeError, match=r"^config must be an AdaLossConfig"):
         ScaleTracker({"n_uf_threshold": 0.1})
     with pytest.raises(ValueError, match=r"^config\.delay is 1"):
@@ -36,12 +36,12 @@ def test_wrong_arguments_are_named():
     assert tracker.scale == 8.0
 
 
-def test_knows_nothing_before_the_first_backward():
+def test_knows_nothing_before_the_first_backward() -> None:
     tracker = ScaleTracker()
     assert (tracker.layer_scales, tracker.accumulated_scales, tracker.found_inf) == ({}, {}, False)
 
 
-def test_init_scale_is_part_of_the_start():
+def test_init_scale_is_part_of_the_start() -> None:
     tracker = ScaleTracker(AdaLossConfig(init_scale=4.0), scale=2.0)
     w = variable([3.0])
     v = unscale(w, tracker)
@@ -51,7 +51,7 @@ def test_init_scale_is_part_of_the_start():
     assert v.g[0] == 8.0
 
 
-def test_a_graph_built_anew_in_each_iteration_leaves_nothing_behind():
+def test_a_graph_built_anew_in_each_iteration_leaves_nothing_behind() -> None:
     tracker = ScaleTracker()
     w = variable(np.eye(4))
     x = variable(np.ones((2, 4)), need_grad=False)
@@ -70,7 +70,7 @@ def test_a_graph_built_anew_in_each_iteration_leaves_nothing_behind():
         assert len(tracker._functions) == 0
 
 
-def test_two_trackers_do_not_know_of_each_other():
+def test_two_trackers_do_not_know_of_each_other() -> None:
     trackers = [ScaleTracker(scale=2.0), ScaleTracker(scale=32.0)]
     w = variable([3.0])
     losses = [loss_scaling(F.sum(unscale(w, t) * 5.0), t) for t in trackers]
@@ -84,11 +84,11 @@ def test_two_trackers_do_not_know_of_each_other():
 
 @pytest.mark.parametrize("module", ["functions", "engine", "emulation", "kernels", "graph.plan"])
 @pytest.mark.slow
-def test_packages_can_be_imported_in_any_order(module):
+def test_packages_can_be_imported_in_any_order(module: str) -> None:
     subprocess.run([sys.executable, "-c", f"import nnabla_adaloss.{module}"], check=True)
 
 
-def test_auto_forward_with_a_whole_graph():
+def test_auto_forward_with_a_whole_graph() -> None:
     tracker = ScaleTracker()
     w = variable([3.0])
     with nn.auto_forward():

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from typing import Any, Tuple
+
 import nnabla as nn
 import nnabla.functions as F
 import numpy as np
@@ -15,7 +17,9 @@ from tests.functions.graphs import bits, gradients, variable
 HALF = nn.Context(["cpu:half"], "CpuCachedArray", "0")
 
 
-def one_layer(tracker, x, w, gradient):
+def one_layer(
+    tracker: ScaleTracker, x: nn.Variable, w: nn.Variable, gradient: Any
+) -> Tuple[nn.Variable, nn.Variable]:
     """A layer whose output gradient is `gradient`, and the loss."""
     v = unscale(w, tracker)
     y = adaptive_loss_scaling(F.affine(unscale(x, tracker), v), v, tracker)
@@ -31,7 +35,7 @@ def one_layer(tracker, x, w, gradient):
     st.booleans(),
 )
 @example(1_414_677_765, 1e-8, "abs_range", False)
-def test_applies_the_scale_of_the_core(seed, size, method, use_bound):
+def test_applies_the_scale_of_the_core(seed: int, size: float, method: str, use_bound: bool) -> None:
     rng = np.random.default_rng(seed)
     g, w = size * rng.standard_normal((4, 6)).astype(np.float32), rng.standard_normal((5, 6))
     config = AdaLossConfig(loss_scale_method=method, use_bound=use_bound)
@@ -52,7 +56,7 @@ def test_applies_the_scale_of_the_core(seed, size, method, use_bound):
         np.testing.assert_array_equal(bits(a), bits(b))
 
 
-def test_the_weight_gradient_carries_s_and_the_input_gradient_s_times_alpha():
+def test_the_weight_gradient_carries_s_and_the_input_gradient_s_times_alpha() -> None:
     config = AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=16.0)
     tracker = ScaleTracker(config, scale=2.0)
     x, w = variable(np.ones((1, 2))), variable(np.ones((2, 2)))
@@ -66,7 +70,7 @@ def test_the_weight_gradient_carries_s_and_the_input_gradient_s_times_alpha():
     np.testing.assert_array_equal(h.g, np.full((1, 2), 2.0 * 16.0 * 2))
 
 
-def test_the_input_gradient_is_scaled_before_it_is_stored():
+def test_the_input_gradient_is_scaled_before_it_is_stored() -> None:
     # The products are 2**-26, which float16 does not have; with alpha they are.
     x, w = variable(np.ones((1, 2))), variable(np.full((2, 2), 2.0**-14))
     found = {}
@@ -82,7 +86,7 @@ def test_the_input_gradient_is_scaled_before_it_is_stored():
     assert w.data.dtype == np.float32
 
 
-def test_backward_may_run_again_without_forward():
+def test_backward_may_run_again_without_forward() -> None:
     tracker = ScaleTracker(AdaLossConfig(u_min=1.0), scale=1.0)
     rng = np.random.default_rng(0)
     x, w = variable(rng.standard_normal((4, 5))), variable(rng.standard_normal((5, 6)))
@@ -100,7 +104,7 @@ def test_backward_may_run_again_without_forward():
     np.testing.assert_array_equal(v.d, before)
 
 
-def test_layers_may_share_a_weight():
+def test_layers_may_share_a_weight() -> None:
     config = AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=4.0)
     tracker = ScaleTracker(config)
     rng = np.random.default_rng(0)
@@ -118,11 +122,11 @@ def test_layers_may_share_a_weight():
     assert tracker.accumulated_scales["Affine"] == 8.0 * 4.0**3
 
 
-def test_recomputation_changes_nothing():
+def test_recomputation_changes_nothing() -> None:
     rng = np.random.default_rng(0)
     x, w, last = (variable(rng.standard_normal((4, 4))) for _ in range(3))
 
-    def build(recompute: bool):
+    def build(recompute: bool) -> nn.Variable:
         tracker = ScaleTracker(AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=4.0))
         with nn.recompute(recompute):
             v = unscale(w, tracker)
@@ -138,7 +142,7 @@ def test_recomputation_changes_nothing():
         np.testing.assert_array_equal(bits(a), bits(b))
 
 
-def test_a_frozen_weight_is_scaled_too():
+def test_a_frozen_weight_is_scaled_too() -> None:
     tracker = ScaleTracker(AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=4.0))
     x, w = variable(np.ones((1, 2))), variable(np.full((2, 2), 3.0))
     w.need_grad = False
@@ -150,7 +154,7 @@ def test_a_frozen_weight_is_scaled_too():
     assert tracker.layer_scales == {"Affine": 4.0}
 
 
-def test_layers_can_be_excluded_and_the_first_one_needs_none():
+def test_layers_can_be_excluded_and_the_first_one_needs_none() -> None:
     nn.clear_parameters()
     with nn.parameter_scope("net"):
         ws = [nn.parameter.get_parameter_or_create(f"fc{i}/W", (3, 3), need_grad=True) for i in range(3)]
@@ -170,7 +174,7 @@ def test_layers_can_be_excluded_and_the_first_one_needs_none():
 
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
-def test_a_nonfinite_gradient_gets_no_scale_and_is_reported(bad):
+def test_a_nonfinite_gradient_gets_no_scale_and_is_reported(bad: float) -> None:
     tracker = ScaleTracker()
     x, w = variable(np.ones((1, 2))), variable(np.ones((2, 2)))
     _, loss = one_layer(tracker, x, w, [[1e-9, bad]])
@@ -180,7 +184,7 @@ def test_a_nonfinite_gradient_gets_no_scale_and_is_reported(bad):
     assert tracker.found_inf
 
 
-def test_scales_are_kept_for_some_iterations():
+def test_scales_are_kept_for_some_iterations() -> None:
     tracker = ScaleTracker(AdaLossConfig(update_per_n_iteration=2), scale=1.0)
     x, w = variable(np.ones((1, 2))), variable(np.ones((2, 2)))
     factor = variable([[1e-8, -1e-8]], need_grad=False)
@@ -196,7 +200,7 @@ def test_scales_are_kept_for_some_iterations():
     assert seen[0] == seen[1] < seen[2]
 
 
-def test_an_ndarray_is_copied():
+def test_an_ndarray_is_copied() -> None:
     x = nn.NdArray.from_numpy_array(np.float32([1.0, -0.0]))
     y = adaptive_loss_scaling(x, nn.NdArray((2, 2)), ScaleTracker())
     assert isinstance(y, nn.NdArray)
@@ -204,7 +208,7 @@ def test_an_ndarray_is_copied():
     np.testing.assert_array_equal(y.data, x.data)
 
 
-def test_what_is_no_layer_with_this_weight_is_refused():
+def test_what_is_no_layer_with_this_weight_is_refused() -> None:
     tracker = ScaleTracker()
     x, w = nn.Variable((3, 2)), variable(np.eye(2))
     v = unscale(w, tracker)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from typing import Any, List
+
 import nnabla as nn
 import nnabla.functions as F
 import numpy as np
@@ -17,7 +19,7 @@ HALF = get_extension_context("cpu", type_config="half")
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(-30, 30), st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=6))
-def test_takes_loss_scaling_back(exponent, values):
+def test_takes_loss_scaling_back(exponent: int, values: List[float]) -> None:
     w = variable(values)
     scaled = loss_scaling(F.sum(F.sin(unscale(w, 2.0**exponent))), 2.0**exponent)
     plain = F.sum(F.sin(w))
@@ -28,7 +30,7 @@ def test_takes_loss_scaling_back(exponent, values):
 
 
 @pytest.mark.parametrize("tracked", [False, True])
-def test_accumulates_over_uses_and_over_calls(tracked):
+def test_accumulates_over_uses_and_over_calls(tracked: bool) -> None:
     scale = ScaleTracker(scale=8.0) if tracked else 8.0
     w = variable([1.0, 2.0])
     loss = loss_scaling(F.sum(unscale(w, scale) + 3.0 * unscale(w, scale)), scale)
@@ -41,7 +43,7 @@ def test_accumulates_over_uses_and_over_calls(tracked):
     np.testing.assert_array_equal(gradients([w], twice)[0], [8.0, 8.0])
 
 
-def test_the_gradient_is_float32_where_float16_would_lose_it():
+def test_the_gradient_is_float32_where_float16_would_lose_it() -> None:
     tracker = ScaleTracker(scale=2.0**15)
     with nn.context_scope(HALF):
         w = variable([1.0, 2.0])
@@ -53,7 +55,7 @@ def test_the_gradient_is_float32_where_float16_would_lose_it():
     np.testing.assert_array_equal(gradient, [2.0**-28, 2.0**-28])
 
 
-def test_a_float16_gradient_that_is_added_to_becomes_float32():
+def test_a_float16_gradient_that_is_added_to_becomes_float32() -> None:
     w = variable([1.0])
     w.grad = nn.NdArray.from_numpy_array(np.array([0.5], np.float16))
     y = unscale(w, 2.0**20)
@@ -63,7 +65,7 @@ def test_a_float16_gradient_that_is_added_to_becomes_float32():
     np.testing.assert_array_equal(w.g, [0.5 + 2.0**-20])
 
 
-def test_what_is_lazily_zero_stays_so():
+def test_what_is_lazily_zero_stays_so() -> None:
     w = variable([1.0, 2.0])
     y = unscale(w, 4.0)
     y.forward()
@@ -77,7 +79,7 @@ def test_what_is_lazily_zero_stays_so():
 
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
-def test_reports_what_is_not_finite(bad):
+def test_reports_what_is_not_finite(bad: float) -> None:
     tracker = ScaleTracker()
     w, factor = variable([1.0, 2.0]), variable([1.0, bad], need_grad=False)
     loss = loss_scaling(F.sum(unscale(w, tracker) * factor), tracker)
@@ -90,7 +92,7 @@ def test_reports_what_is_not_finite(bad):
     assert not tracker.found_inf
 
 
-def test_a_frozen_parameter_gets_no_gradient():
+def test_a_frozen_parameter_gets_no_gradient() -> None:
     tracker = ScaleTracker()
     w, x = variable([2.0], need_grad=False), variable([3.0])
     loss = loss_scaling(F.sum(unscale(w, tracker) * unscale(x, tracker)), tracker)
@@ -98,7 +100,7 @@ def test_a_frozen_parameter_gets_no_gradient():
     np.testing.assert_array_equal(gradients([x], loss.backward)[0], [2.0])
 
 
-def test_backward_from_elsewhere_is_refused():
+def test_backward_from_elsewhere_is_refused() -> None:
     tracker = ScaleTracker()
     w = variable([1.0])
     inner = F.sum(unscale(w, tracker))
@@ -110,7 +112,7 @@ def test_backward_from_elsewhere_is_refused():
     assert "twice in one backward" in str(cause(inner.backward))
 
 
-def test_only_the_last_loss_of_a_tracker_is_valid():
+def test_only_the_last_loss_of_a_tracker_is_valid() -> None:
     tracker = ScaleTracker()
     w = variable([1.0])
     inner = F.sum(unscale(w, tracker))
@@ -123,12 +125,12 @@ def test_only_the_last_loss_of_a_tracker_is_valid():
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, np.inf, np.nan])
-def test_a_scale_out_of_range_is_refused(wrong):
+def test_a_scale_out_of_range_is_refused(wrong: float) -> None:
     with pytest.raises(ValueError, match=r"^scale="):
         unscale(nn.Variable((1,)), wrong)
 
 
 @pytest.mark.parametrize("wrong", [None, "8", True])
-def test_a_scale_of_a_wrong_type_is_refused(wrong):
+def test_a_scale_of_a_wrong_type_is_refused(wrong: Any) -> None:
     with pytest.raises(TypeError, match=r"^scale="):
         unscale(nn.Variable((1,)), wrong)

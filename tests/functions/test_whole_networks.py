@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Optional
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple, Type
 
 import nnabla as nn
 import nnabla.functions as F
@@ -35,24 +35,26 @@ class Layers:
         w = self.parameters[name]
         return unscale(w, self.tracker) if self.tracker else w
 
-    def layer(self, function: Callable, h: nn.Variable, name: str, *shape: int, bias: int, **kwargs):
+    def layer(
+        self, function: Callable, h: nn.Variable, name: str, *shape: int, bias: int, **kwargs: Any
+    ) -> nn.Variable:
         w, b = self.parameter(name + "/W", *shape), self.parameter(name + "/b", bias)
         y = function(h, w, b, **kwargs)
         return adaptive_loss_scaling(y, w, self.tracker) if self.tracker else y
 
-    def affine(self, h, name, n):
+    def affine(self, h: nn.Variable, name: str, n: int) -> nn.Variable:
         return self.layer(F.affine, h, name, int(np.prod(h.shape[1:])), n, bias=n)
 
-    def convolution(self, h, name, n, kernel, **kwargs):
+    def convolution(self, h: nn.Variable, name: str, n: int, kernel: int, **kwargs: Any) -> nn.Variable:
         return self.layer(F.convolution, h, name, n, h.shape[1], kernel, kernel, bias=n, **kwargs)
 
-    def normalization(self, h, name):
+    def normalization(self, h: nn.Variable, name: str) -> nn.Variable:
         c = h.shape[1]
         mean, variance = nn.Variable((1, c, 1, 1)), nn.Variable((1, c, 1, 1))
         beta, gamma = (self.parameter(f"{name}/{p}", 1, c, 1, 1) for p in ("beta", "gamma"))
         return F.batch_normalization(h, beta, gamma + 1.0, mean, variance, batch_stat=True)
 
-    def branch(self, h, n):
+    def branch(self, h: nn.Variable, n: int) -> Tuple[nn.Variable, ...]:
         # nnabla's convolution adds to a gradient product by product; behind an identity it starts from zero.
         return branch(h, n, self.tracker) if self.tracker else tuple(F.identity(h) for _ in range(n))
 
@@ -60,7 +62,7 @@ class Layers:
 class PlainFanOut(Layers):
     """As most networks are written: without an identity before each branch."""
 
-    def branch(self, h, n):
+    def branch(self, h: nn.Variable, n: int) -> Tuple[nn.Variable, ...]:
         return (h,) * n
 
 
@@ -92,13 +94,19 @@ def loss_of(network: Callable, layers: Layers) -> nn.Variable:
 
 
 @pytest.fixture
-def parameters():
+def parameters() -> Iterator[Dict[str, nn.Variable]]:
     nn.clear_parameters()
     yield {}
     nn.clear_parameters()
 
 
-def run_both(network, plain_layers, parameters, accum_grad=1, scale=8.0):
+def run_both(
+    network: Callable,
+    plain_layers: Type[Layers],
+    parameters: Dict[str, nn.Variable],
+    accum_grad: int = 1,
+    scale: float = 8.0,
+) -> Tuple[ScaleTracker, AdaptiveLossScaling, Dict[str, Tuple[np.ndarray, np.ndarray]]]:
     tracker = ScaleTracker(CONFIG, scale)
     hand = loss_of(network, Layers(tracker, parameters))
     engine = AdaptiveLossScaling(loss_of(network, plain_layers(None, parameters)), CONFIG)
@@ -118,7 +126,7 @@ def run_both(network, plain_layers, parameters, accum_grad=1, scale=8.0):
     return tracker, engine, dict(zip(parameters, zip(a, b)))
 
 
-def assert_close(found):
+def assert_close(found: Dict[str, Tuple[np.ndarray, np.ndarray]]) -> None:
     # A bias before batch normalization has no gradient but rounding errors: compare with the largest of all.
     largest = max(np.abs(g).max() for g, _ in found.values())
     for name, (by_hand, by_engine) in found.items():
@@ -127,7 +135,9 @@ def assert_close(found):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("network", [mlp, residual])
-def test_alphas_and_gradients_are_those_of_the_engine(network, parameters):
+def test_alphas_and_gradients_are_those_of_the_engine(
+    network: Callable, parameters: Dict[str, nn.Variable]
+) -> None:
     tracker, engine, found = run_both(network, Layers, parameters)
     assert tracker.layer_scales == engine.layer_scales
     assert tracker.accumulated_scales == engine.accumulated_scales
@@ -138,7 +148,9 @@ def test_alphas_and_gradients_are_those_of_the_engine(network, parameters):
 
 
 @pytest.mark.slow
-def test_accumulated_gradients_differ_by_the_order_of_additions_only(parameters):
+def test_accumulated_gradients_differ_by_the_order_of_additions_only(
+    parameters: Dict[str, nn.Variable],
+) -> None:
     # nnabla's convolution adds to what it finds sample by sample; unscale adds the finished gradient.
     tracker, engine, found = run_both(residual, Layers, parameters, accum_grad=3)
     assert tracker.layer_scales == engine.layer_scales
@@ -146,7 +158,7 @@ def test_accumulated_gradients_differ_by_the_order_of_additions_only(parameters)
 
 
 @pytest.mark.slow
-def test_a_plain_fan_out_differs_by_the_order_of_additions_only(parameters):
+def test_a_plain_fan_out_differs_by_the_order_of_additions_only(parameters: Dict[str, nn.Variable]) -> None:
     tracker, engine, found = run_both(residual, PlainFanOut, parameters)
     assert tracker.accumulated_scales == engine.accumulated_scales
     assert_close(found)
@@ -154,7 +166,7 @@ def test_a_plain_fan_out_differs_by_the_order_of_additions_only(parameters):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("network", [mlp, residual])
-def test_gradients_are_those_of_nnabla(network, parameters):
+def test_gradients_are_those_of_nnabla(network: Callable, parameters: Dict[str, nn.Variable]) -> None:
     tracker = ScaleTracker(CONFIG)
     hand = loss_of(network, Layers(tracker, parameters))
     plain = loss_of(network, Layers(None, parameters))
@@ -166,14 +178,14 @@ def test_gradients_are_those_of_nnabla(network, parameters):
         np.testing.assert_array_equal(bits(a), bits(b), err_msg=name)
 
 
-def test_the_engine_refuses_a_graph_that_scales_itself(parameters):
+def test_the_engine_refuses_a_graph_that_scales_itself(parameters: Dict[str, nn.Variable]) -> None:
     hand = loss_of(residual, Layers(ScaleTracker(CONFIG), parameters))
     with pytest.raises(ValueError, match="loss scales itself already"):
         AdaptiveLossScaling(hand, CONFIG)
 
 
 @pytest.mark.slow
-def test_emulated_storage_leaves_unscaled_gradients_in_fp32(parameters):
+def test_emulated_storage_leaves_unscaled_gradients_in_fp32(parameters: Dict[str, nn.Variable]) -> None:
     exact = loss_of(residual, Layers(None, parameters))
     exact.forward()
     leaves = list(parameters.values())

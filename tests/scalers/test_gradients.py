@@ -5,7 +5,7 @@ import nnabla as nn
 import numpy as np
 import pytest
 
-from nnabla_adaloss.scalers.gradients import as_list, divisible_in_place, has_nonfinite, unscaled
+from nnabla_adaloss.scalers.gradients import divisible_in_place, gradient_list, has_nonfinite, unscaled
 
 
 def nd(values, dtype=np.float32):
@@ -93,9 +93,9 @@ def test_divisible_in_place():
 
 def test_one_or_many():
     one = np.ones(2)
-    assert as_list(one)[0] is one
-    assert len(as_list((one, nd([1.0]), variable([1.0])))) == 3
-    assert len(as_list({"a": one}.values())) == 1
+    assert gradient_list(one)[0] is one
+    assert len(gradient_list((one, nd([1.0]), variable([1.0])))) == 3
+    assert len(gradient_list({"a": one}.values())) == 1
 
 
 @pytest.mark.parametrize(
@@ -111,4 +111,4 @@ def test_one_or_many():
 )
 def test_refused(gradients, error, message):
     with pytest.raises(error, match=message):
-        as_list(gradients)
+        gradient_list(gradients)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import json
 import math
 import warnings
 
@@ -223,3 +224,35 @@ def test_str_summarizes():
 def test_refused(arguments, error, message):
     with pytest.raises(error, match=message):
         LossScaler(**arguments)
+
+
+def test_a_copy_by_its_state_goes_on_as_the_original():
+    scaler = LossScaler(initial_scale=8.0, growth_interval=3, growth_factor=4.0)
+    feed(scaler, BAD, GOOD, GOOD)
+    state = json.loads(json.dumps(scaler.state_dict()))
+    copy = LossScaler()
+    copy.load_state_dict(state)
+    assert copy.state_dict() == state
+    for one in (scaler, copy):
+        feed(one, GOOD, BAD, GOOD)
+    assert copy.state_dict() == scaler.state_dict()
+    assert str(copy) == str(scaler)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scale": -1.0}, "scale=-1.0"),
+        ({"good_updates": -1}, "good_updates=-1"),
+        ({"total_updates": None}, "total"),
+    ],
+)
+def test_a_state_that_is_none_changes_nothing(changes, message):
+    scaler = LossScaler()
+    feed(scaler, BAD, GOOD)
+    before = scaler.state_dict()
+    with pytest.raises((TypeError, ValueError), match=message):
+        scaler.load_state_dict({**before, "growth_factor": 8.0, **changes})
+    with pytest.raises(ValueError, match="state has no 'min_scale'"):
+        scaler.load_state_dict({name: value for name, value in before.items() if name != "min_scale"})
+    assert scaler.state_dict() == before

@@ -5,6 +5,8 @@ import math
 import sys
 import types
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,18 +16,18 @@ from nnabla_adaloss.core import METHODS, AdaLossConfig, Method, Needs, Range, re
 RANGE = Range(6e-8, 65504.0)
 
 
-def test_built_in_names():
+def test_built_in_names() -> None:
     assert set(METHODS) == {"approx_range", "abs_range", "element_wise_range", "fixed"}
     assert all(type(resolve_method(name)) is method for name, method in METHODS.items())
 
 
-def test_fixed_ignores_the_gradient():
+def test_fixed_ignores_the_gradient() -> None:
     method = AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=32.0).method
     assert method.needs is Needs.NOTHING
     assert method.scale(None, None, range=RANGE, fan_in=1.0) == 32.0
 
 
-def test_a_function_is_found_by_name(monkeypatch):
+def test_a_function_is_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("methods_of_a_user")
     module.constant = lambda g, W, *, config, fan_in: 4.0
     monkeypatch.setitem(sys.modules, "methods_of_a_user", module)
@@ -34,17 +36,19 @@ def test_a_function_is_found_by_name(monkeypatch):
     assert method.needs is Needs.ARRAYS
 
 
-def test_a_callable_is_taken_as_it_is():
+def test_a_callable_is_taken_as_it_is() -> None:
     assert resolve_method(math.fsum).function is math.fsum
 
 
 @pytest.mark.parametrize("name", ["", "approx", "math.fsum", "math:fsun", "no_module:f", ":", "a b:c"])
-def test_unknown_names(name):
+def test_unknown_names(name: str) -> None:
     with pytest.raises(ValueError, match=f"loss_scale_method='{name}'"):
         resolve_method(name)
 
 
-def test_a_callable_that_raises_while_imported_is_not_hidden(tmp_path, monkeypatch):
+def test_a_callable_that_raises_while_imported_is_not_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "broken_methods_of_a_user.py").write_text("import no_such_package\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match="cannot be imported: No module named 'no_such_package'"):
@@ -57,11 +61,11 @@ class OfAUser(Method):
     n_uf_threshold: float = 0.5
     margin: float = 2.0
 
-    def scale(self, g, W, *, range, fan_in):
+    def scale(self, g: Any, W: Any, *, range: Range, fan_in: float) -> float:
         return range.u_max / (self.margin * g.abs_max)
 
 
-def test_a_method_takes_its_parameters_from_the_configuration(monkeypatch):
+def test_a_method_takes_its_parameters_from_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("methods_of_a_user")
     module.OfAUser = OfAUser
     monkeypatch.setitem(sys.modules, "methods_of_a_user", module)
@@ -70,21 +74,21 @@ def test_a_method_takes_its_parameters_from_the_configuration(monkeypatch):
     assert config.method == OfAUser(n_uf_threshold=0.25, margin=2.0)
 
 
-def test_a_method_as_a_value_keeps_its_parameters():
+def test_a_method_as_a_value_keeps_its_parameters() -> None:
     method = OfAUser(margin=4.0)
     assert AdaLossConfig(loss_scale_method=method, n_uf_threshold=0.25).method is method
 
 
-def test_a_method_without_fields():
+def test_a_method_without_fields() -> None:
     class Eight(Method):
-        def scale(self, g, W, *, range, fan_in):
+        def scale(self, g: Any, W: Any, *, range: Range, fan_in: float) -> float:
             return 8.0
 
     assert resolve_method(Eight).scale(None, None, range=RANGE, fan_in=1.0) == 8.0
 
 
-def test_a_function_is_given_the_configuration():
-    def method(g, W, *, config, fan_in):
+def test_a_function_is_given_the_configuration() -> None:
+    def method(g: Any, W: Any, *, config: AdaLossConfig, fan_in: float) -> float:
         return config.fixed_loss_scale * g.max() * fan_in
 
     config = AdaLossConfig(loss_scale_method=method, fixed_loss_scale=3.0)

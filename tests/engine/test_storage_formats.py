@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The storage owns the format: ranges, formats of one's own, and two formats in one training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import numpy as np
+import pytest
+
+from nnabla_adaloss import (
+    AdaLossConfig,
+    AdaptiveLossScaling,
+    AdaptiveLossScalingUpdater,
+    FixedLossScalingUpdater,
+    Format,
+    FormatEmulation,
+    Precision,
+    round_to_format,
+)
+
+OWN = Format.ieee("float12", exponent_bits=5, mantissa_bits=6)
+
+
+def mlp(weight: float = 1.0) -> nn.Variable:
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+    h = nn.Variable.from_numpy_array(rng.randn(8, 5).astype(np.float32))
+    for name in ("a", "b", "c"):
+        h = F.tanh(PF.affine(h, 6, name=name, rng=rng))
+    return F.mean(h**2) * weight
+
+
+def trained(storage: Any, config: Any = None, updater: Any = AdaptiveLossScalingUpdater) -> Any:
+    loss = mlp()
+    solver = S.Sgd(0.1)
+    solver.set_parameters(nn.get_parameters())
+    options = {} if config is None else {"config": config}
+    made = updater(solver, loss, storage=storage, **options)
+    losses = []
+    for _ in range(30):
+        assert made.update().updated
+        losses.append(float(loss.d))
+    assert losses[-1] < losses[0]
+    return made
+
+
+def test_whatever_is_configured_the_range_is_that_of_the_storage() -> None:
+    updater = trained("float8_e4m3", AdaLossConfig(n_uf_threshold=1e-4))
+    assert updater.scaling.config.range == (2.0**-9, 448.0)
+
+
+def test_a_dtype_that_disagrees_with_the_storage_is_refused() -> None:
+    with pytest.raises(ValueError, match="config has dtype='float16', but storage keeps gradients in bfloat16"):
+        AdaptiveLossScaling(FormatEmulation(mlp(), "bfloat16"), AdaLossConfig(dtype="float16"))
+
+
+@pytest.mark.parametrize("updater", [AdaptiveLossScalingUpdater, FixedLossScalingUpdater])
+def test_a_format_of_ones_own_trains(updater: Any) -> None:
+    made = trained(OWN, updater=updater)
+    if updater is AdaptiveLossScalingUpdater:
+        assert made.scaling.config.range == (OWN.smallest_subnormal, OWN.max)
+        state = made.state_dict()
+        made.load_state_dict(state)
+        assert state["settings"]["dtype"]["mantissa_bits"] == 6
+
+
+def test_activations_and_gradients_in_two_formats() -> None:
+    made = trained(Precision("float8_e4m3", "float8_e5m2", saturate=True))
+    assert made.scaling.config.range.u_max == 57344.0
+    loss = mlp()
+    hidden = loss.parent.inputs[0].parent.inputs[0].parent.inputs[0]
+    emulation = FormatEmulation(loss, Precision("float8_e4m3", "float8_e5m2"))
+    emulation.forward()
+    emulation.backward(8.0)
+    for values, storage in ((hidden.d, "float8_e4m3"), (hidden.g, "float8_e5m2")):
+        rounded = round_to_format(nn.NdArray.from_numpy_array(values), storage).data
+        np.testing.assert_array_equal(values, rounded)
+        assert np.count_nonzero(values)
+
+
+def test_scaled_weights_are_stored_as_weights_are() -> None:
+    """Weights are in the format of forward: their scaled copies must stay in its range, not in the gradients'."""
+    loss = mlp(1e-6)
+    for name, v in nn.get_parameters().items():
+        if name.endswith("W"):
+            v.d = v.d * 100.0 + 100.0
+    config = AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=16.0)
+    storage = Precision("float8_e4m3", "float16", saturate=True)
+    scaling = AdaptiveLossScaling(FormatEmulation(loss, storage), config)
+    scaling.forward()
+    largest = {}
+
+    def look(f: Any) -> None:
+        if f.info.type_name == "Affine":
+            largest[len(largest)] = float(np.abs(f.inputs[1].d).max())
+
+    scaling.backward(1.0, function_pre_hook=look)
+    assert 200.0 < max(largest.values()) <= 448.0
+
+
+def test_saturated_gradients_are_finite() -> None:
+    loss = mlp(1e6)
+    overflowed = FormatEmulation(loss, "float8_e4m3")
+    saturated = FormatEmulation(loss, Precision("float8_e4m3", saturate=True))
+    for emulation, finite in ((overflowed, False), (saturated, True)):
+        for v in nn.get_parameters().values():
+            v.grad.zero()
+        emulation.forward()
+        emulation.backward(1e6)
+        assert all(np.isfinite(v.g).all() for v in nn.get_parameters().values()) == finite

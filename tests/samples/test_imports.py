@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples and documentation import nothing deeper than `nnabla_adaloss`, and no name but the public ones."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from textwrap import dedent, indent
+from typing import List
+
+import pytest
+
+import nnabla_adaloss
+
+ROOT = Path(__file__).parents[2]
+SAMPLES = sorted((ROOT / "samples").rglob("*.py"))
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def imports_of(program: str) -> List[str]:
+    """What a program imports of the package, wherever the statement stands: `nnabla_adaloss.core:AdaLoss`."""
+    found: List[str] = []
+    for node in ast.walk(ast.parse(program)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found += [f"{node.module}:{alias.name}" for alias in node.names]
+    return [name for name in found if re.match(r"nnabla_adaloss\b", name)]
+
+
+def too_deep(program: str) -> List[str]:
+    """The imports of the package that are neither the package nor one of its public names."""
+    public = {"nnabla_adaloss", *(f"nnabla_adaloss:{name}" for name in nnabla_adaloss.__all__)}
+    return [name for name in imports_of(program) if name not in public]
+
+
+def programs_in(document: str) -> List[str]:
+    """The code between ```python and ```, also that of a list's item."""
+    return [dedent(code) for _, code in re.findall(r"^([ >]*)```python\n(.*?)^\1```", document, re.M | re.S)]
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.name)
+def test_samples_import_the_public_names_only(sample: Path) -> None:
+    assert too_deep(sample.read_text("utf-8")) == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_documents_import_the_public_names_only(document: Path) -> None:
+    assert [name for code in programs_in(document.read_text("utf-8")) for name in too_deep(code)] == []
+
+
+def test_something_is_looked_at() -> None:
+    assert "nnabla_adaloss:AdaptiveLossScaling" in imports_of(
+        (ROOT / "samples/training.py").read_text("utf-8")
+    )
+    for document in ("README.md", "docs/functions.md", "docs/distributed.md", "docs/installing.md"):
+        text = (ROOT / document).read_text("utf-8")
+        assert len(programs_in(text)) == text.count("```python"), document
+        assert any(imports_of(code) for code in programs_in(text)), document
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("import nnabla_adaloss", []),
+        ("import nnabla.functions, nnabla_adaloss as scaling", []),
+        ("from nnabla_adaloss import (\n    AdaLoss,\n    branch,\n)", []),
+        ("from nnabla.communicators import MultiProcessCommunicator", []),
+        ("from nnabla_adaloss_tools.core import AdaLoss", []),
+        ("print('from nnabla_adaloss.core import AdaLoss')", []),
+        ("import os, nnabla_adaloss.core", ["nnabla_adaloss.core"]),
+        ("from nnabla_adaloss.core import AdaLoss", ["nnabla_adaloss.core:AdaLoss"]),
+        ("from nnabla_adaloss.graph.plan import GraphPlan as P", ["nnabla_adaloss.graph.plan:GraphPlan"]),
+        ("from nnabla_adaloss import core", ["nnabla_adaloss:core"]),
+        ("from nnabla_adaloss import *", ["nnabla_adaloss:*"]),
+    ],
+)
+def test_what_is_too_deep(line: str, found: List[str]) -> None:
+    assert too_deep(line) == found
+    assert too_deep(f"def late():\n{indent(line, '    ')}") == found
+
+
+def test_programs_in_lists_are_found() -> None:
+    document = (
+        "- Item:\n\n  ```python\n  import a\n  b()\n  ```\n\n```sh\nls\n```\n\n```python\nimport c\n```\n"
+    )
+    assert programs_in(document) == ["import a\nb()\n", "import c\n"]
