@@ -58,7 +58,7 @@ def _int64_digest(*parts: Any) -> int:
 
 
 def lower_and_upper(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Values whose MIN reduction gives both bounds of each: ``~x`` reverses the order and cannot overflow."""
+    """Values whose MIN reduction gives both bounds of each: `~x` reverses the order and cannot overflow."""
     return np.concatenate([values, ~values])
 
 
@@ -97,7 +97,7 @@ def from_ordered_int(ordered: npt.ArrayLike) -> npt.NDArray[np.float64]:
 
 
 def ranks_by_value(values: Iterable[Tuple[int, Hashable]]) -> str:
-    """Who holds what: ``"16.0 on ranks 0, 2; 8.0 on rank 1"``."""
+    """Who holds what: `"16.0 on ranks 0, 2; 8.0 on rank 1"`."""
     holders: Mapping[Hashable, List[int]] = defaultdict(list)
     for rank, value in values:
         holders[value].append(rank)
@@ -116,10 +116,10 @@ def check_equal(
     """Raise `RankDisagreementError` on every rank unless the values have the same bits on all.
 
     Args:
-        values: This rank's arrays, by the same names in the same order on every rank.
-        what: What they are, for the error.
-        reduce_min: Gives the smallest of each integer over the ranks.
-        all_gather: Gives the objects of all ranks; called only to describe a disagreement.
+        values: this rank's arrays, by the same names in the same order on every rank.
+        what: what they are, for the error.
+        reduce_min: gives the smallest of each integer over the ranks.
+        all_gather: gives the objects of all ranks; called only to describe a disagreement.
     """
     checksums = np.array([checksum(value) for value in values.values()], np.int64)
     different = differing(reduce_min(lower_and_upper(checksums)))

@@ -25,8 +25,8 @@ class Watchdog:
     times per timeout, so expiry is noticed at most a quarter of the timeout late.
 
     Args:
-        timeout_s: Seconds a block may take.
-        on_expiry: Called once per expired block, in the watchdog's thread.
+        timeout_s: seconds a block may take.
+        on_expiry: called once per expired block, in the watchdog's thread.
 
     Example:
         >>> watchdog = Watchdog(60.0, print)
@@ -68,7 +68,7 @@ class Watchdog:
 
 
 def exit_code_of(error: BaseException) -> int:
-    """The status with which Python exits after an exception: 0 only after ``sys.exit()`` without error."""
+    """The status with which Python exits after an exception: 0 only after `sys.exit()` without error."""
     if not isinstance(error, SystemExit):
         return 1
     if error.code is None or isinstance(error.code, int):

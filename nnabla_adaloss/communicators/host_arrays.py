@@ -37,7 +37,7 @@ def floating_list(data: Union[NdArray, Sequence[NdArray]]) -> List[NdArray]:
     """`array_list` for arrays that are to travel as float32.
 
     Raises:
-        TypeError: A dtype is not a floating point type: integers would be rounded.
+        TypeError: a dtype is not a floating point type: integers would be rounded.
     """
     arrays = array_list(data)
     for position, array in enumerate(arrays):
@@ -58,7 +58,7 @@ def host_view(array: NdArray) -> npt.NDArray[Any]:
     """A flat, writable NumPy view of an NdArray's memory, in the dtype it has.
 
     Clears the lazy-zero flag, as every access to the memory does. The view is valid until nnabla next uses
-    the NdArray. (``NdArray.data`` gives the same at 15 times the cost: it builds a context each time.)
+    the NdArray. (`NdArray.data` gives the same at 15 times the cost: it builds a context each time.)
     """
     dtype = dtype_of(array)
     address = array.data_ptr(dtype, HOST)

@@ -29,9 +29,9 @@ def plan_messages(
     The plan depends on the sizes alone, so every rank makes the same one without asking the others.
 
     Args:
-        sizes: Number of elements of each array.
-        small_array: Arrays of at most this many elements share a message; 0 gives every array its own.
-        message: No shared message is longer than this many elements.
+        sizes: number of elements of each array.
+        small_array: arrays of at most this many elements share a message; 0 gives every array its own.
+        message: no shared message is longer than this many elements.
 
     Returns:
         Positions per message, in the order of the first array of each. Empty arrays are in none.
@@ -80,8 +80,8 @@ class Packer:
 
         Args:
             arrays: NdArrays of floating point dtypes, which stay.
-            function: Changes a flat float32 array in place.
-            pack: Whether small arrays share messages.
+            function: changes a flat float32 array in place.
+            pack: whether small arrays share messages.
             keep_result: False leaves the arrays that were copied as they are.
         """
         sizes = tuple(array.size for array in arrays)

@@ -44,7 +44,7 @@ Arrays = Union[NdArray, Sequence[NdArray]]
 class MPICommunicator:
     """nnabla's communicator interface over MPI: gradients of CPU processes, summed in float32.
 
-    Takes the place of ``nnabla.communicators.MultiProcessCommunicator`` on hosts without GPUs. Every method
+    Takes the place of `nnabla.communicators.MultiProcessCommunicator` on hosts without GPUs. Every method
     that exchanges something is collective: all ranks (of the group) make the same calls in the same order.
     Each call first compares a fingerprint of itself and of its arrays' shapes across the ranks, so that a
     mistake raises `CollectiveMismatchError` on every rank instead of hanging or mixing arrays up.
@@ -53,14 +53,14 @@ class MPICommunicator:
     all ranks. Not to be used from several threads at once.
 
     Args:
-        comm: The mpi4py communicator of the processes that train together. Default: all of the job.
-        timeout_s: Seconds that one exchange may wait for the other ranks. When they have passed, the process
+        comm: the mpi4py communicator of the processes that train together. Default: all of the job.
+        timeout_s: seconds that one exchange may wait for the other ranks. When they have passed, the process
             says where it waits and ends, and the job with it. Choose more than the longest time that ranks
             spend between exchanges at different work, such as a validation on rank 0. Default None: wait for
             ever.
 
     Attributes:
-        iteration: The training iteration, named when an exchange times out. Whoever trains sets it.
+        iteration: the training iteration, named when an exchange times out. Whoever trains sets it.
 
     Raises:
         ImportError: mpi4py or an MPI library is missing.
@@ -133,13 +133,13 @@ class MPICommunicator:
         """Name some of the ranks, for the `group` argument of the exchanges. All ranks make this call.
 
         Args:
-            name_ranks: The name, and the ranks in the order in which they are numbered inside the group.
+            name_ranks: the name, and the ranks in the order in which they are numbered inside the group.
 
         Returns:
             The name.
 
         Raises:
-            ValueError: The name is taken, or the ranks are none, repeated or out of range.
+            ValueError: the name is taken, or the ranks are none, repeated or out of range.
         """
         name, ranks = name_ranks[0], tuple(int(rank) for rank in name_ranks[1])
         if name in self._groups:
@@ -174,9 +174,9 @@ class MPICommunicator:
 
         Args:
             data: NdArray or sequence of them, of any dtype.
-            src: The rank that gives, as numbered in the group.
-            inplace: Accepted for compatibility: arrays are never packed (parameters are sent once per run).
-            group: Name of the group.
+            src: the rank that gives, as numbered in the group.
+            inplace: accepted for compatibility: arrays are never packed (parameters are sent once per run).
+            group: name of the group.
         """
         arrays = array_list(data)
         with self._exchange("bcast", group, shapes_of(arrays), src=int(src)) as members:
@@ -198,14 +198,14 @@ class MPICommunicator:
 
         Args:
             data: NdArray or sequence of them, of floating point dtypes, which stay.
-            division: Divide the sum by the number of ranks, before it is rounded to a narrower dtype.
+            division: divide the sum by the number of ranks, before it is rounded to a narrower dtype.
             inplace: True sends each array by itself. It saves the packing buffer of 4 MB and is slower when
                 there are many small arrays.
-            group: Name of the group.
+            group: name of the group.
 
         Raises:
-            CollectiveMismatchError: On every rank, when the ranks' calls or shapes differ.
-            TypeError: An array is not floating point.
+            CollectiveMismatchError: on every rank, when the ranks' calls or shapes differ.
+            TypeError: an array is not floating point.
         """
         arrays = floating_list(data)
         with self._exchange(
@@ -230,11 +230,11 @@ class MPICommunicator:
         """Replace every array on one rank by its sum over the ranks; the other ranks keep theirs.
 
         Args:
-            data: As for `all_reduce`.
-            dst: The rank that gets the sum, as numbered in the group.
-            division: As for `all_reduce`.
-            inplace: As for `all_reduce`.
-            group: Name of the group.
+            data: as for `all_reduce`.
+            dst: the rank that gets the sum, as numbered in the group.
+            division: as for `all_reduce`.
+            inplace: as for `all_reduce`.
+            group: name of the group.
         """
         arrays = floating_list(data)
         with self._exchange(
@@ -256,9 +256,9 @@ class MPICommunicator:
         """Give every rank the array of each rank, bit for bit, in the giver's dtype.
 
         Args:
-            ndarray: This rank's array.
-            ndarray_list: Where to put the arrays of ranks 0, 1, ...: one per rank of the group, as large.
-            group: Name of the group.
+            ndarray: this rank's array.
+            ndarray_list: where to put the arrays of ranks 0, 1, ...: one per rank of the group, as large.
+            group: name of the group.
 
         Raises:
             ValueError: `ndarray_list` does not fit.
@@ -273,13 +273,13 @@ class MPICommunicator:
     def reduce_scatter(
         self, ndarray_list: Sequence[NdArray], ndarray: NdArray, division: bool = False, group: str = "world"
     ) -> None:
-        """Give each rank the sum of one array: rank i that of everybody's ``ndarray_list[i]``.
+        """Give each rank the sum of one array: rank i that of everybody's `ndarray_list[i]`.
 
         Args:
-            ndarray_list: One array per rank of the group, each as large as `ndarray`; unchanged.
-            ndarray: Where to put this rank's sum; floating point.
-            division: Divide the sum by the number of ranks.
-            group: Name of the group.
+            ndarray_list: one array per rank of the group, each as large as `ndarray`; unchanged.
+            ndarray: where to put this rank's sum; floating point.
+            division: divide the sum by the number of ranks.
+            group: name of the group.
 
         Raises:
             ValueError: `ndarray_list` does not fit.
@@ -304,7 +304,7 @@ class MPICommunicator:
         """Not available: nnabla takes only callbacks that its own GPU communicator made.
 
         Raises:
-            NotImplementedError: Always, saying what to use instead.
+            NotImplementedError: always, saying what to use instead.
         """
         raise NotImplementedError(
             "Variable.backward(communicator_callbacks=...) takes only objects made by nnabla's own GPU "
@@ -318,7 +318,7 @@ class MPICommunicator:
         """The largest of each value over the ranks: the same list on every rank.
 
         Args:
-            values: Integers of at most 64 bits, as many on each rank.
+            values: integers of at most 64 bits, as many on each rank.
         """
         with self._exchange("all_reduce_max_int", length=len(values)) as world:
             largest = world.reduce_ints(np.array(values, np.int64), self._mpi.MAX)
@@ -330,7 +330,7 @@ class MPICommunicator:
         (MPI's own maximum of floats loses a NaN that is on one rank only.)
 
         Args:
-            values: Array of any shape, the same on each rank, compared as float64.
+            values: array of any shape, the same on each rank, compared as float64.
         """
         ordered = to_ordered_int(values)
         with self._exchange("all_reduce_max_float", shape=ordered.shape) as world:
@@ -355,10 +355,10 @@ class MPICommunicator:
 
         Args:
             values: NdArrays, NumPy arrays or numbers, by name or in a sequence.
-            what: What they are, for the error.
+            what: what they are, for the error.
 
         Raises:
-            RankDisagreementError: On every rank, naming the first value that differs and who holds what.
+            RankDisagreementError: on every rank, naming the first value that differs and who holds what.
 
         Example:
             >>> comm = MPICommunicator()
@@ -384,7 +384,7 @@ class MPICommunicator:
     def abort_on_exception(self) -> Iterator[None]:
         """End the job, with the error, when the block ends with an exception on one of several ranks.
 
-        Beyond what `init` arranges, this covers ``sys.exit`` with an error, and surroundings that catch
+        Beyond what `init` arranges, this covers `sys.exit` with an error, and surroundings that catch
         exceptions themselves (test runners, notebooks). In a single process the exception passes as usual.
 
         Example:

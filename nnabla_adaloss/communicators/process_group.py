@@ -25,10 +25,10 @@ class ProcessGroup:
     """Named ranks and the MPI communicator between them.
 
     Attributes:
-        name: What users call the group.
-        ranks: The members' ranks in the job, in the order of their numbers in the group.
+        name: what users call the group.
+        ranks: the members' ranks in the job, in the order of their numbers in the group.
         comm: mpi4py communicator of the members; MPI's null communicator on all other ranks.
-        mpi: The module ``mpi4py.MPI``, which is imported only when a communicator is made.
+        mpi: the module `mpi4py.MPI`, which is imported only when a communicator is made.
     """
 
     name: str
@@ -52,7 +52,7 @@ class ProcessGroup:
         Costs one message of 16 bytes.
 
         Raises:
-            CollectiveMismatchError: On every member.
+            CollectiveMismatchError: on every member.
         """
         own = fingerprint(call)
         # The smallest fingerprint and the complement of the largest: both are our own only if all are equal.

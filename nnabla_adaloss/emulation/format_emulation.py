@@ -24,10 +24,10 @@ class GradientRounding(NamedTuple):
     """What rounding did to one variable's gradient in the last backward.
 
     Attributes:
-        elements: Number of elements.
-        nonzero: How many were not zero before rounding.
-        underflowed: How many of these became zero.
-        overflowed: How many finite ones became infinite.
+        elements: number of elements.
+        nonzero: how many were not zero before rounding.
+        underflowed: how many of these became zero.
+        overflowed: how many finite ones became infinite.
     """
 
     elements: int
@@ -43,17 +43,17 @@ class FormatEmulation:
     rounded half to even, with overflow to infinity and gradual underflow: outputs after each function's
     forward, gradients after each function's backward, weights at use (the fp32 masters stay untouched).
     Softmax, cross entropy, batch normalization's statistics, beta and gamma, labels and indices stay fp32.
-    What ``recompute`` computes again is not rounded. On a native half context there is nothing to emulate.
+    What `recompute` computes again is not rounded. On a native half context there is nothing to emulate.
 
     Args:
-        loss: The loss Variable.
-        storage: The format: ``"float16"`` (default), ``"bfloat16"``, ``"float8_e5m2"``, ``"float8_e4m3"``, or
-            a ``Format`` of your own; or a ``Precision``, where gradients have another one or numbers
+        loss: the loss Variable.
+        storage: the format: `"float16"` (default), `"bfloat16"`, `"float8_e5m2"`, `"float8_e4m3"`, or
+            a `Format` of your own; or a `Precision`, where gradients have another one or numbers
             saturate.
 
     Raises:
-        TypeError: ``loss`` is not a Variable; wrap the Variable first, then scale the emulation.
-        ValueError: ``loss`` needs no gradient, the format is unknown, or the context is a half one.
+        TypeError: `loss` is not a Variable; wrap the Variable first, then scale the emulation.
+        ValueError: `loss` needs no gradient, the format is unknown, or the context is a half one.
 
     Example:
         >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
@@ -92,7 +92,7 @@ class FormatEmulation:
         return self.emulated_storage.precision
 
     def gradient_rounding(self, variable: nn.Variable) -> Optional[GradientRounding]:
-        """Return what rounding did to the gradient of ``variable`` in the last backward, or None."""
+        """What rounding did to the gradient of `variable` in the last backward, or None."""
         found = self.emulated_storage.gradients.get(hash(variable))
         if found is None:
             return None
@@ -108,7 +108,7 @@ class FormatEmulation:
         function_pre_hook: Optional[Hook] = None,
         function_post_hook: Optional[Hook] = None,
     ) -> None:
-        """Run forward as ``Variable.forward`` does, in the emulated format."""
+        """Run forward as `Variable.forward` does, in the emulated format."""
         self._look_at_the_graph()
         self._round_weights()
         guard = HookGuard()
@@ -135,19 +135,19 @@ class FormatEmulation:
         *,
         grad: Optional[Seed] = None,
     ) -> None:
-        """Run backward as ``Variable.backward`` does, in the emulated format.
+        """Run backward as `Variable.backward` does, in the emulated format.
 
         Args:
-            scale: What the loss gradient is multiplied by; the gradients come out scaled.
-            clear_buffer: Free what backward no longer needs.
+            scale: what the loss gradient is multiplied by; the gradients come out scaled.
+            clear_buffer: free what backward no longer needs.
             communicator_callbacks: nnabla's.
-            function_pre_hook: Called before each function's backward.
-            function_post_hook: Called after each function's backward, when its gradients are rounded.
-            grad: Seed gradient of the loss's shape; None for one.
+            function_pre_hook: called before each function's backward.
+            function_post_hook: called after each function's backward, when its gradients are rounded.
+            grad: seed gradient of the loss's shape; None for one.
 
         Raises:
-            ValueError: ``scale`` is not positive and finite, or a loss of several elements came without
-                ``grad``, or ``grad`` has another shape.
+            ValueError: `scale` is not positive and finite, or a loss of several elements came without
+                `grad`, or `grad` has another shape.
         """
         check_scale(scale)
         check_seed(self._loss, grad)

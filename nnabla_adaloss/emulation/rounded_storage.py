@@ -17,8 +17,8 @@ class RoundedStorage:
     """Rounds arrays to a format in place and keeps the last statistics of each, by variable key.
 
     Args:
-        precision: The formats that are emulated.
-        kernels: The kernels that round.
+        precision: the formats that are emulated.
+        kernels: the kernels that round.
     """
 
     def __init__(self, precision: Precision, kernels: Kernels) -> None:
@@ -28,15 +28,15 @@ class RoundedStorage:
         self.data: Dict[int, RoundingStatistics] = {}
 
     def round_gradient(self, key: int, array: nn.NdArray) -> None:
-        """Round the gradient of the variable ``key``; unwritten and non-float32 arrays stay as they are."""
+        """Round the gradient of the variable `key`; unwritten and non-float32 arrays stay as they are."""
         if stored_dtype(array) == FLOAT32:
             self.gradients[key] = self.kernels.round_to_format(array, array, self.precision.backward)
 
     def round_data(self, key: int, source: nn.NdArray, target: nn.NdArray) -> nn.NdArray:
-        """Round the data of the variable ``key`` into ``target``, which may be ``source``.
+        """Round the data of the variable `key` into `target`, which may be `source`.
 
         Returns:
-            Where the stored data is: ``target``, or ``source`` when there is nothing to round.
+            Where the stored data is: `target`, or `source` when there is nothing to round.
         """
         stored = stored_dtype(source)
         if stored is None:
@@ -48,12 +48,12 @@ class RoundedStorage:
         return target
 
     def gradient_statistics(self, key: int) -> Optional[ArrayStatistics]:
-        """Return the statistics of a gradient as last rounded, or None."""
+        """The statistics of a gradient as last rounded, or None."""
         known = self.gradients.get(key)
         return known.statistics if known is not None else None
 
     def data_statistics(self, key: int) -> Optional[ArrayStatistics]:
-        """Return the statistics of a weight or activation as last rounded, or None."""
+        """The statistics of a weight or activation as last rounded, or None."""
         known = self.data.get(key)
         return known.statistics if known is not None else None
 

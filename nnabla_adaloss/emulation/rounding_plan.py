@@ -23,7 +23,7 @@ class Rounding(NamedTuple):
 
 
 class RoundingPlan:
-    """The roundings of every function of the graph behind ``loss``, by function key."""
+    """The roundings of every function of the graph behind `loss`, by function key."""
 
     def __init__(self, loss: nn.Variable) -> None:
         functions = forward_order(loss)
@@ -41,7 +41,7 @@ class RoundingPlan:
 
 
 def rounding_of(f: Any) -> Rounding:
-    """Return what is rounded when ``f`` has run."""
+    """What is rounded when `f` has run."""
     return Rounding(_keyed(half_outputs(f)), _keyed(half_gradients(f)))
 
 

@@ -32,7 +32,7 @@ _UNSCALES: FrozenSet[str] = frozenset({"Unscale", "TrackedUnscale"})
 
 
 def half_outputs(f: Any) -> List[nn.Variable]:
-    """Return the outputs of ``f`` that are stored in half precision."""
+    """The outputs of `f` that are stored in half precision."""
     type_name = f.info.type_name
     if type_name in KEEPS_FP32 or any(f.inplace_data(i) == 1 for i in range(len(f.inputs))):
         # An output that aliases its input was rounded with it, or is an fp32 master.
@@ -42,7 +42,7 @@ def half_outputs(f: Any) -> List[nn.Variable]:
 
 
 def half_leaves(f: Any) -> List[nn.Variable]:
-    """Return the leaves that ``f`` reads in half precision: weights, and the data of matrix products."""
+    """The leaves that `f` reads in half precision: weights, and the data of matrix products."""
     type_name = f.info.type_name
     if type_name in KEEPS_FP32 or type_name in OWN_REFERENCES:
         # The latter read weights through references that no swap reaches.
@@ -53,13 +53,13 @@ def half_leaves(f: Any) -> List[nn.Variable]:
 
 
 def fp32_leaves(f: Any) -> List[nn.Variable]:
-    """Return the leaves that ``f`` reads in fp32."""
+    """The leaves that `f` reads in fp32."""
     half = {hash(v) for v in half_leaves(f)}
     return [v for v in f.inputs if v.parent is None and hash(v) not in half]
 
 
 def half_gradients(f: Any) -> List[nn.Variable]:
-    """Return the inputs of ``f`` whose gradients are stored in half precision when ``f`` has run."""
+    """The inputs of `f` whose gradients are stored in half precision when `f` has run."""
     type_name = f.info.type_name
     keeps = type_name in KEEPS_FP32
     found: List[nn.Variable] = []

@@ -35,20 +35,20 @@ class AdaptiveLossScaling:
 
     The graph stays as it is: the scales are applied around each function's own backward. Afterwards every
     parameter gradient is unscaled, in fp32, added to what it held before; gradients of inputs and of
-    variables that stay readable (persistent, or ``clear_buffer=False``) are unscaled too.
+    variables that stay readable (persistent, or `clear_buffer=False`) are unscaled too.
 
     Args:
-        loss: The loss Variable, or a wrapper such as ``FormatEmulation``.
-        config: How scales are computed; None for ``AdaLossConfig()``.
-        non_homogeneous: Type names of functions whose input gradient is not proportional to their output
+        loss: the loss Variable, or a wrapper such as `FormatEmulation`.
+        config: how scales are computed; None for `AdaLossConfig()`.
+        non_homogeneous: type names of functions whose input gradient is not proportional to their output
             gradient, beyond nnabla's own. They see unscaled gradients.
-        parameters: Parameters by name, for layers whose parameters nnabla does not know by name: what
-            ``solver.get_parameters()`` or ``module.get_parameters()`` returns.
-        limit_policy: How a layer whose scale overflowed backs off and recovers.
+        parameters: parameters by name, for layers whose parameters nnabla does not know by name: what
+            `solver.get_parameters()` or `module.get_parameters()` returns.
+        limit_policy: how a layer whose scale overflowed backs off and recovers.
 
     Raises:
-        TypeError: ``loss`` is no loss, or ``config`` no ``AdaLossConfig``.
-        ValueError: ``loss`` needs no gradient or scales itself, or ``config.dtype`` is not what gradients are
+        TypeError: `loss` is no loss, or `config` no `AdaLossConfig`.
+        ValueError: `loss` needs no gradient or scales itself, or `config.dtype` is not what gradients are
             stored in.
 
     Example:
@@ -110,7 +110,7 @@ class AdaptiveLossScaling:
 
     @property
     def plan(self) -> GraphPlan:
-        """Every function in backward order with its role, as the graph is at the first use; ``print`` it."""
+        """Every function in backward order with its role, as the graph is at the first use; `print` it."""
         return self._for_this_graph().plan
 
     @property
@@ -134,13 +134,13 @@ class AdaptiveLossScaling:
         return list(self.plan.layers)
 
     def layer_to_blame(self) -> Optional[str]:
-        """Return the layer whose own scale made the last backward overflow; None: the global one did."""
+        """The layer whose own scale made the last backward overflow; None: the global one did."""
         if self._last is None or not self._last.found_inf:
             return None
         return layer_to_blame(self._last.plan, self._last.found_inf[0], self._last.layer_scales)
 
     def shared_statistics(self) -> Optional[NDArray[np.float64]]:
-        """Return what the next scales will be computed from, for other ranks; None when ``delay`` is 0."""
+        """What the next scales will be computed from, for other ranks; None when `delay` is 0."""
         planned = self._for_this_graph()
         return planned.statistics.table(planned.plan.variable_keys)
 
@@ -148,7 +148,7 @@ class AdaptiveLossScaling:
         """Compute the next scales from the statistics of all ranks: those of the whole batch.
 
         Args:
-            tables: What ``shared_statistics`` returned on every rank, stacked in the order of ranks.
+            tables: what `shared_statistics` returned on every rank, stacked in the order of ranks.
         """
         planned = self._for_this_graph()
         planned.statistics.adopt(planned.plan.variable_keys, tables)
@@ -159,7 +159,7 @@ class AdaptiveLossScaling:
         return self._ada_loss.limits
 
     def back_off(self, layer: str, alpha: float) -> bool:
-        """Halve the scale that ``layer`` may have after ``alpha`` overflowed; False: not to blame."""
+        """Halve the scale that `layer` may have after `alpha` overflowed; False: not to blame."""
         return self._ada_loss.back_off(layer, alpha)
 
     def after_update(self) -> None:
@@ -183,10 +183,10 @@ class AdaptiveLossScaling:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned; nothing changes when it raises.
+        """Take over what `state_dict` returned; nothing changes when it raises.
 
         Raises:
-            ValueError: The state is of another network, or damaged.
+            ValueError: the state is of another network, or damaged.
         """
         try:
             planned = self._for_this_graph()
@@ -200,10 +200,10 @@ class AdaptiveLossScaling:
         self.iteration, planned.statistics = iteration, statistics
 
     def scale_of(self, variable: nn.Variable) -> float:
-        """Return the scale S that the gradient of ``variable`` carried in the last backward.
+        """The scale S that the gradient of `variable` carried in the last backward.
 
         Raises:
-            KeyError: The last backward did not reach ``variable``, or there was none.
+            KeyError: the last backward did not reach `variable`, or there was none.
         """
         scales = self._last.scales if self._last else {}
         if hash(variable) not in scales:
@@ -217,7 +217,7 @@ class AdaptiveLossScaling:
         function_pre_hook: Optional[Hook] = None,
         function_post_hook: Optional[Hook] = None,
     ) -> None:
-        """Run forward as ``Variable.forward`` does."""
+        """Run forward as `Variable.forward` does."""
         self._loss.forward(
             clear_buffer=clear_buffer,
             clear_no_need_grad=clear_no_need_grad,
@@ -240,18 +240,18 @@ class AdaptiveLossScaling:
 
         Args:
             scale: S0, what the loss gradient is multiplied by.
-            clear_buffer: Free what backward no longer needs.
+            clear_buffer: free what backward no longer needs.
             communicator_callbacks: nnabla's; called after each function, when its gradients are unscaled.
-            function_pre_hook: Called before each function's backward, after the engine's own hook.
-            function_post_hook: Called after each function's backward, after the engine's own hook.
-            grad: Seed gradient of the loss's shape; None for one.
-            iteration: Number of the iteration; backward passes of one iteration (accumulation, retries) share
+            function_pre_hook: called before each function's backward, after the engine's own hook.
+            function_post_hook: called after each function's backward, after the engine's own hook.
+            grad: seed gradient of the loss's shape; None for one.
+            iteration: number of the iteration; backward passes of one iteration (accumulation, retries) share
                 a number, and methods are asked once. None counts each call.
 
         Raises:
-            ValueError: ``scale`` is not positive and finite, or a loss of several elements came without
-                ``grad``, or ``grad`` has another shape.
-            GraphChangedError: The graph was rewired while backward ran.
+            ValueError: `scale` is not positive and finite, or a loss of several elements came without
+                `grad`, or `grad` has another shape.
+            GraphChangedError: the graph was rewired while backward ran.
         """
         start_scale = check_scale(scale) * self.config.init_scale
         check_seed(self._variable, grad)

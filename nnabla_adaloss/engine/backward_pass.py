@@ -2,7 +2,7 @@
 """One backward pass: what happens before and after each function's own backward.
 
 Every gradient carries an accumulated scale S. Before a function runs, its output gradients are brought to
-one S; a layer's input gradient gets alpha by handing the function ``alpha * weight`` in place of its
+one S; a layer's input gradient gets alpha by handing the function `alpha * weight` in place of its
 weight; where branches of a fan-out meet, they are brought to a common scale before nnabla adds them. After
 it ran, weights are put back and parameter gradients are divided by S in fp32.
 """
@@ -48,12 +48,12 @@ class BackwardPass:
     """The state of one backward pass, and its two hooks.
 
     Args:
-        context: What the pass works with.
-        start_scale: The scale the loss gradient starts with.
-        iteration: Number of the iteration, for methods that do not recompute each time.
-        user_pre: The user's own pre hook, run after the engine's.
-        user_post: The user's own post hook, run after the engine's.
-        deferred: Where parameter gradients are unscaled at the end of the pass; None: after each function.
+        context: what the pass works with.
+        start_scale: the scale the loss gradient starts with.
+        iteration: number of the iteration, for methods that do not recompute each time.
+        user_pre: the user's own pre hook, run after the engine's.
+        user_post: the user's own post hook, run after the engine's.
+        deferred: where parameter gradients are unscaled at the end of the pass; None: after each function.
     """
 
     def __init__(
@@ -97,13 +97,13 @@ class BackwardPass:
         )
 
     def hooks(self, *, communicates: bool) -> Tuple[Hook, Optional[Hook]]:
-        """Return what runs before and after each function's backward.
+        """What runs before and after each function's backward.
 
         Every call of a hook costs, also of one that does nothing. Where nobody looks at gradients between two
-        functions, what is to be done after one is done before the next, and ``finish_last`` does the rest.
+        functions, what is to be done after one is done before the next, and `finish_last` does the rest.
 
         Args:
-            communicates: A communicator looks at gradients after each function.
+            communicates: a communicator looks at gradients after each function.
         """
         if communicates or self.user_post is not None:
             return self._before, self._after

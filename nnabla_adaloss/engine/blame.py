@@ -10,12 +10,12 @@ from ..graph.plan import GraphPlan
 
 
 def layer_to_blame(plan: GraphPlan, label: str, scales: Mapping[str, float]) -> Optional[str]:
-    """Return the nearest layer towards the loss that raised the gradient of the function ``label``.
+    """The nearest layer towards the loss that raised the gradient of the function `label`.
 
     Args:
-        plan: The graph.
-        label: Name of the first function whose gradients were not finite.
-        scales: The scale of each layer, by name.
+        plan: the graph.
+        label: name of the first function whose gradients were not finite.
+        scales: the scale of each layer, by name.
 
     Returns:
         A layer whose scale is above 1, or None: then the global scale is too large.

@@ -19,10 +19,10 @@ class EmulatedStorage(Protocol):
         """The formats that are stored."""
 
     def gradient_statistics(self, key: int) -> Optional[ArrayStatistics]:
-        """Return the statistics of the gradient as last stored, or None when it was not seen."""
+        """The statistics of the gradient as last stored, or None when it was not seen."""
 
     def data_statistics(self, key: int) -> Optional[ArrayStatistics]:
-        """Return the statistics of a weight or activation as last stored, or None."""
+        """The statistics of a weight or activation as last stored, or None."""
 
     def store_gradient(self, key: int, array: nn.NdArray) -> None:
         """Store a gradient again after the engine changed it in place."""

@@ -32,11 +32,11 @@ class LeafGradients:
     nnabla writes into the master itself where that is exact, else into a scratch array.
 
     Args:
-        kernels: The kernels that unscale.
-        pool: Where scratch arrays come from.
-        rounded: Whether gradients are rounded to a storage format after each function: then each
+        kernels: the kernels that unscale.
+        pool: where scratch arrays come from.
+        rounded: whether gradients are rounded to a storage format after each function: then each
             contribution is rounded by itself, in a scratch array.
-        deferred: Where gradients are unscaled at the end of the pass, in one go; None: after each function.
+        deferred: where gradients are unscaled at the end of the pass, in one go; None: after each function.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class LeafGradients:
         self.found_inf: List[str] = []
 
     def take(self, node: Node, scale: float, scales: Mapping[int, float]) -> None:
-        """Direct the gradients of the leaves of ``node`` to where they can be unscaled.
+        """Direct the gradients of the leaves of `node` to where they can be unscaled.
 
         Args:
-            node: The function that runs next.
-            scale: The scale that its contributions carry.
-            scales: Other scales of single inputs, by key.
+            node: the function that runs next.
+            scale: the scale that its contributions carry.
+            scales: other scales of single inputs, by key.
         """
         for leaf, key in zip(node.leaves, node.leaf_keys):
             carried = scales.get(key, scale)

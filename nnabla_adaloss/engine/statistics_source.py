@@ -25,8 +25,8 @@ class Findings(NamedTuple):
     """What was not finite in an iteration.
 
     Attributes:
-        gradients: Keys of the variables whose gradients were seen not to be finite.
-        found_inf: Whether a gradient that was unscaled by the source's own measurements was not.
+        gradients: keys of the variables whose gradients were seen not to be finite.
+        found_inf: whether a gradient that was unscaled by the source's own measurements was not.
     """
 
     gradients: Set[int]
@@ -37,10 +37,10 @@ class StatisticsSource(Protocol):
     """Statistics of gradients and weights, by variable key."""
 
     def gradient(self, variable: nn.Variable, key: int, scale: float) -> ArrayStatistics:
-        """Return the statistics of a gradient as it is now, carrying ``scale``."""
+        """The statistics of a gradient as it is now, carrying `scale`."""
 
     def data(self, variable: nn.Variable, key: int) -> ArrayStatistics:
-        """Return the statistics of a weight or activation."""
+        """The statistics of a weight or activation."""
 
     def begin(self, iteration: int) -> None:
         """Begin a pass; passes of one iteration share a number."""
@@ -49,13 +49,13 @@ class StatisticsSource(Protocol):
         """End a pass; return what was found to be not finite."""
 
     def state(self, keys: Sequence[int]) -> List[Any]:
-        """Return what is remembered of the variables ``keys``, as plain lists."""
+        """What is remembered of the variables `keys`, as plain lists."""
 
     def load_state(self, keys: Sequence[int], state: Sequence[Any]) -> None:
-        """Remember what ``state`` returned, here or in another process."""
+        """Remember what `state` returned, here or in another process."""
 
     def table(self, keys: Sequence[int]) -> Optional[NDArray[np.float64]]:
-        """Return what is remembered of the variables ``keys`` as an array; None when nothing ever is."""
+        """What is remembered of the variables `keys` as an array; None when nothing ever is."""
 
     def adopt(self, keys: Sequence[int], tables: NDArray[np.float64]) -> None:
         """Remember the statistics of all ranks' arrays together, from their tables."""
@@ -65,9 +65,9 @@ class ImmediateStatistics:
     """Statistics of the arrays as they are, read when asked for. On a GPU each read waits for the device.
 
     Args:
-        kernels: The kernels that read arrays.
-        pool: Where float32 copies of other dtypes go.
-        storage: A storage that has seen the arrays already, or None.
+        kernels: the kernels that read arrays.
+        pool: where float32 copies of other dtypes go.
+        storage: a storage that has seen the arrays already, or None.
     """
 
     def __init__(self, kernels: Kernels, pool: ScratchPool, storage: Optional[EmulatedStorage]) -> None:
@@ -77,7 +77,7 @@ class ImmediateStatistics:
         self._nonfinite: Set[int] = set()
 
     def gradient(self, variable: nn.Variable, key: int, scale: float) -> ArrayStatistics:
-        """Return the statistics of a gradient as it is now; ``scale`` is not needed for that."""
+        """The statistics of a gradient as it is now; `scale` is not needed for that."""
         found = self._storage.gradient_statistics(key) if self._storage is not None else None
         if found is None:
             array = variable.grad
@@ -89,7 +89,7 @@ class ImmediateStatistics:
         return found
 
     def data(self, variable: nn.Variable, key: int) -> ArrayStatistics:
-        """Return the statistics of a weight or activation."""
+        """The statistics of a weight or activation."""
         found = self._storage.data_statistics(key) if self._storage is not None else None
         if found is not None:
             return found
@@ -100,19 +100,19 @@ class ImmediateStatistics:
         """Do nothing: nothing is remembered."""
 
     def finish(self) -> Findings:
-        """Return the keys of the gradients that were not finite."""
+        """The keys of the gradients that were not finite."""
         found, self._nonfinite = self._nonfinite, set()
         return Findings(found, False)
 
     def state(self, keys: Sequence[int]) -> List[Any]:
-        """Return an empty list: nothing is remembered."""
+        """An empty list: nothing is remembered."""
         return []
 
     def load_state(self, keys: Sequence[int], state: Sequence[Any]) -> None:
         """Do nothing: nothing is remembered."""
 
     def table(self, keys: Sequence[int]) -> Optional[NDArray[np.float64]]:
-        """Return None: nothing is remembered."""
+        """None: nothing is remembered."""
         return None
 
     def adopt(self, keys: Sequence[int], tables: NDArray[np.float64]) -> None:
@@ -132,9 +132,9 @@ class DelayedStatistics:
     scales nothing. A gradient that was not finite leaves what was known before.
 
     Args:
-        measurements: Measures arrays; on a GPU without waiting for it.
-        pool: Where float32 copies of other dtypes go.
-        storage: A storage that has seen the arrays already, or None.
+        measurements: measures arrays; on a GPU without waiting for it.
+        pool: where float32 copies of other dtypes go.
+        storage: a storage that has seen the arrays already, or None.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class DelayedStatistics:
             self._answers = dict(self._gradients), dict(self._data)
 
     def gradient(self, variable: nn.Variable, key: int, scale: float) -> ArrayStatistics:
-        """Return what the gradient of the iteration before would be with ``scale``."""
+        """What the gradient of the iteration before would be with `scale`."""
         seen = self._storage.gradient_statistics(key) if self._storage is not None else None
         array = variable.grad
         if seen is not None:
@@ -169,7 +169,7 @@ class DelayedStatistics:
         return self._answers[0].get(key, NOTHING_KNOWN).scaled(scale)
 
     def data(self, variable: nn.Variable, key: int) -> ArrayStatistics:
-        """Return the statistics of the weight of the iteration before."""
+        """The statistics of the weight of the iteration before."""
         if key not in self._asked_data:
             seen = self._storage.data_statistics(key) if self._storage is not None else None
             if seen is None:
@@ -199,7 +199,7 @@ class DelayedStatistics:
         return Findings(nonfinite, found_inf)
 
     def state(self, keys: Sequence[int]) -> List[Any]:
-        """Return per variable its index in ``keys`` and what is known of its gradient and its data."""
+        """Per variable its index in `keys` and what is known of its gradient and its data."""
         found = []
         for index, key in enumerate(keys):
             gradient, data = self._gradients.get(key), self._data.get(key)
@@ -208,13 +208,13 @@ class DelayedStatistics:
         return found
 
     def load_state(self, keys: Sequence[int], state: Sequence[Any]) -> None:
-        """Know what ``state`` returned, here or in another process."""
+        """Know what `state` returned, here or in another process."""
         gradients = {keys[index]: _loaded(gradient) for index, gradient, _ in state if gradient}
         data = {keys[index]: _loaded(data) for index, _, data in state if data}
         self._gradients, self._data = gradients, data
 
     def table(self, keys: Sequence[int]) -> Optional[NDArray[np.float64]]:
-        """Return what is known of gradients and data, shape (2, len(keys), fields); zeros for nothing."""
+        """What is known of gradients and data, shape (2, len(keys), fields); zeros for nothing."""
         rows = [[known.get(key, NOTHING_KNOWN) for key in keys] for known in (self._gradients, self._data)]
         return np.array(rows, np.float64)
 

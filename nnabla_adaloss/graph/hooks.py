@@ -20,7 +20,7 @@ class HookGuard:
         self.error: Optional[BaseException] = None
 
     def chain(self, *hooks: Optional[Hook]) -> Optional[Hook]:
-        """Return one hook that calls ``hooks`` in order; None when there is none."""
+        """One hook that calls `hooks` in order; None when there is none."""
         present = [hook for hook in hooks if hook is not None]
         if not present:
             return None
@@ -37,7 +37,7 @@ class HookGuard:
         return guarded
 
     def run(self, call: Callable[[], None]) -> None:
-        """Call ``call`` and raise what a hook raised, as it was."""
+        """Call `call` and raise what a hook raised, as it was."""
         try:
             call()
         except BaseException as error:
@@ -47,7 +47,7 @@ class HookGuard:
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """Return what a SystemError raised by nnabla hides: a signal may arrive between two of our lines."""
+    """What a SystemError raised by nnabla hides: a signal may arrive between two of our lines."""
     while isinstance(error, SystemError) and error.__cause__ is not None:
         error = error.__cause__
     return error

@@ -22,7 +22,7 @@ class LossWrapper(Protocol):
 
     @property
     def variable(self) -> nn.Variable:
-        """Return the wrapped loss itself."""
+        """The wrapped loss itself."""
 
     def forward(
         self,
@@ -31,7 +31,7 @@ class LossWrapper(Protocol):
         function_pre_hook: Optional[Hook] = None,
         function_post_hook: Optional[Hook] = None,
     ) -> None:
-        """Run forward as ``Variable.forward`` does."""
+        """Run forward as `Variable.forward` does."""
 
     def backward(
         self,
@@ -43,18 +43,18 @@ class LossWrapper(Protocol):
         *,
         grad: Optional[Seed] = None,
     ) -> None:
-        """Run backward with the seed gradient ``scale * grad``."""
+        """Run backward with the seed gradient `scale * grad`."""
 
 
 LossLike = Union[nn.Variable, LossWrapper]
 
 
 def variable_of(loss: LossLike) -> nn.Variable:
-    """Return the Variable behind ``loss``.
+    """The Variable behind `loss`.
 
     Raises:
-        TypeError: ``loss`` is neither a Variable nor a wrapper of one.
-        ValueError: No parameter or input behind ``loss`` needs a gradient.
+        TypeError: `loss` is neither a Variable nor a wrapper of one.
+        ValueError: no parameter or input behind `loss` needs a gradient.
     """
     if isinstance(loss, nn.Variable):
         variable = loss
@@ -71,11 +71,11 @@ def variable_of(loss: LossLike) -> nn.Variable:
 
 
 def check_scale(scale: Any, name: str = "scale") -> float:
-    """Return ``scale`` as a Python float.
+    """`scale` as a Python float.
 
     Raises:
-        TypeError: It is not a number.
-        ValueError: It is not positive and finite.
+        TypeError: it is not a number.
+        ValueError: it is not positive and finite.
     """
     return positive_number(name, scale.item() if isinstance(scale, np.ndarray) and scale.ndim == 0 else scale)
 
@@ -89,10 +89,10 @@ def run_backward(
     pre: Optional[Hook],
     post: Optional[Hook],
 ) -> None:
-    """Call ``loss.backward`` with the seed gradient ``scale * grad`` (ones when ``grad`` is None).
+    """Call `loss.backward` with the seed gradient `scale * grad` (ones when `grad` is None).
 
     Raises:
-        ValueError: ``loss`` has several elements and ``grad`` is None, or their shapes differ.
+        ValueError: `loss` has several elements and `grad` is None, or their shapes differ.
     """
     if not isinstance(loss, nn.Variable):
         loss.backward(scale, clear_buffer, communicator_callbacks, pre, post, grad=grad)
@@ -107,10 +107,10 @@ def run_backward(
 
 
 def check_seed(loss: nn.Variable, grad: Optional[Seed]) -> None:
-    """Raise unless backward of ``loss`` can start from ``grad``.
+    """Raise unless backward of `loss` can start from `grad`.
 
     Raises:
-        ValueError: ``loss`` has several elements and ``grad`` is None, or their shapes differ.
+        ValueError: `loss` has several elements and `grad` is None, or their shapes differ.
     """
     if grad is None:
         if loss.size != 1:
@@ -125,10 +125,10 @@ def check_seed(loss: nn.Variable, grad: Optional[Seed]) -> None:
 
 
 def seed_gradient(loss: nn.Variable, scale: float, grad: Optional[Seed]) -> Union[float, NDArray[np.float32]]:
-    """Return the gradient that backward starts from: ``scale * grad``, ones when ``grad`` is None.
+    """The gradient that backward starts from: `scale * grad`, ones when `grad` is None.
 
     Raises:
-        ValueError: ``loss`` has several elements and ``grad`` is None, or their shapes differ.
+        ValueError: `loss` has several elements and `grad` is None, or their shapes differ.
     """
     check_seed(loss, grad)
     if grad is None:

@@ -5,7 +5,7 @@ Only a matrix product can be given a scale of its own: its input gradient is `g`
 it `alpha * weight` scales the input gradient and nothing else. The fan-in K is the number of products that
 are added up in one element of that input gradient (Zhao et al. 2019, section 3.2).
 
-A new one is a subclass of `_Product` and a line in `_SCALABLE`.
+A new one is a subclass of `Product` and a line in `SCALABLE`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _prod(values: Sequence[int]) -> int:
     return int(math.prod(values))
 
 
-class _Product:
+class Product:
     """A product with a weight, laid out as most are; subclasses say where they differ."""
 
     def slots(self, args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
@@ -58,7 +58,7 @@ class _Product:
         return w.reshape(w.shape[0], -1)
 
 
-class _Affine(_Product):
+class _Affine(Product):
     """A fully connected layer: weight (in, out...)."""
 
     def gradient(self, g: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
@@ -70,7 +70,7 @@ class _Affine(_Product):
         return w.reshape(w.shape[0], -1).T
 
 
-class _Convolution(_Product):
+class _Convolution(Product):
     """A convolution: weight (out, in/group, k...), or (out, k..., in/group) with channel_last."""
 
     def slots(self, args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
@@ -80,7 +80,7 @@ class _Convolution(_Product):
         return [GemmSlot(0, 1, *_strided(kernel, args["stride"], weight[0] // args["group"]))]
 
 
-class _DepthwiseConvolution(_Product):
+class _DepthwiseConvolution(Product):
     """A convolution of each channel by itself: weight (in * multiplier, k...)."""
 
     def slots(self, args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
@@ -88,7 +88,7 @@ class _DepthwiseConvolution(_Product):
         return [GemmSlot(0, 1, *_strided(inputs[1][1:], args["stride"], args["multiplier"]))]
 
 
-class _Deconvolution(_Product):
+class _Deconvolution(Product):
     """A transposed convolution: weight (in, out/group, k...)."""
 
     def factor(self, w: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
@@ -98,7 +98,7 @@ class _Deconvolution(_Product):
         return split.transpose(0, 2, 1, 3).reshape(group * w.shape[1], -1)
 
 
-class _DepthwiseDeconvolution(_Product):
+class _DepthwiseDeconvolution(Product):
     """A transposed convolution of each channel by itself: weight (in, k...)."""
 
     def factor(self, w: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
@@ -106,7 +106,7 @@ class _DepthwiseDeconvolution(_Product):
         return w.reshape(w.shape[0] // args["divisor"], -1)
 
 
-class _BatchMatmul(_Product):
+class _BatchMatmul(Product):
     """A product of two activations; each is the factor of the other's gradient.
 
     It is taken for one large product: its matrices pair every batch element with every other.
@@ -142,7 +142,7 @@ def _strided(kernel: Sequence[int], stride: Sequence[int], maps: int) -> Tuple[f
     return float(mean), float(bound)
 
 
-_SCALABLE: Dict[str, _Product] = {
+SCALABLE: Dict[str, Product] = {
     "Affine": _Affine(),
     "Convolution": _Convolution(),
     "FusedConvolution": _Convolution(),
@@ -198,7 +198,7 @@ def gemm_slots(type_name: str, args: Args, inputs: Sequence[Shape], output: Shap
         >>> gemm_slots("Affine", {"base_axis": 1}, [(32, 100), (100, 10), (10,)], (32, 10))
         [GemmSlot(input=0, factor=1, fan_in=10.0, fan_in_bound=10.0)]
     """
-    product = _SCALABLE.get(type_name)
+    product = SCALABLE.get(type_name)
     return product.slots(args, inputs, output) if product else []
 
 
@@ -210,15 +210,15 @@ def product_matrices(
     The input gradient is made of sums of products of an element of column c of the first with an element of
     row c of the second.
     """
-    product = _SCALABLE[type_name]
+    product = SCALABLE[type_name]
     return product.gradient(g, args, slot), product.factor(w, args, slot)
 
 
 def is_scalable(type_name: str) -> bool:
     """Whether functions of this type can have a scale of their own."""
-    return type_name in _SCALABLE
+    return type_name in SCALABLE
 
 
 def is_matrix_product(type_name: str) -> bool:
     """Whether functions of this type multiply by weights, with a scale of their own or without."""
-    return type_name in _SCALABLE or type_name in _UNSCALED
+    return type_name in SCALABLE or type_name in _UNSCALED

@@ -15,7 +15,7 @@ FLOAT16 = np.dtype(np.float16)
 
 
 def stored_dtype(array: nn.NdArray) -> Optional[np.dtype[Any]]:
-    """Return the dtype of what is stored; None when nothing was written since ``zero()``."""
+    """The dtype of what is stored; None when nothing was written since `zero()`."""
     if array.zeroing:
         return None
     try:
@@ -27,9 +27,9 @@ def stored_dtype(array: nn.NdArray) -> Optional[np.dtype[Any]]:
 
 
 def as_float32(array: nn.NdArray, copy: nn.NdArray) -> nn.NdArray:
-    """Return ``array`` when the kernels can read it, else ``copy`` filled with its values in float32.
+    """`array` when the kernels can read it, else `copy` filled with its values in float32.
 
-    ``variable.d = numpy_array`` may leave float64 or integers behind. The array itself keeps its dtype:
+    `variable.d = numpy_array` may leave float64 or integers behind. The array itself keeps its dtype:
     casting it in place would change what the user sees.
     """
     if stored_dtype(array) in (FLOAT32, FLOAT16):

@@ -98,7 +98,7 @@ def _as_bits(typing_context, value):
 
 
 def converts_halves() -> bool:
-    """Tell whether numba compiles for a processor that converts float16 by itself (x86 since 2012)."""
+    """Whether numba compiles for a processor that converts float16 by itself (x86 since 2012)."""
     *_, features = cpu_target.target_context.codegen().magic_tuple()
     return {"+avx", "+f16c"} <= set(features.split(","))
 

@@ -45,7 +45,7 @@ class _Task(NamedTuple):
 class CudaKernels:
     """`Kernels` for a CUDA context, in one pass over memory each.
 
-    Each method of `Kernels` waits here for its result. The methods whose names begin with ``launch_`` do not:
+    Each method of `Kernels` waits here for its result. The methods whose names begin with `launch_` do not:
     they start their kernels behind the nnabla functions called before and write what they find into a
     `DeviceTable`, so that a whole backward pass costs the host one wait, when it fetches the table. They take
     many arrays at once; up to 96 that do not depend on each other share a launch.
@@ -84,7 +84,7 @@ class CudaKernels:
         self._own_table = self.table(1)
 
     def table(self, rows: int, histograms: bool = False) -> DeviceTable:
-        """A table for the results of ``launch_`` methods, empty."""
+        """A table for the results of `launch_` methods, empty."""
         return DeviceTable(self._launcher, self._source, rows, histograms)
 
     # ---- many arrays, without waiting

@@ -32,14 +32,14 @@ class CudaSource:
         return re.findall(r"__global__ __launch_bounds__\(.*?\) void (\w+)\(", self.text)
 
     def constant(self, name: str) -> int:
-        """The value of ``constexpr u32 NAME = value;`` or ``#define NAME value``."""
+        """The value of `constexpr u32 NAME = value;` or `#define NAME value`."""
         match = re.search(rf"^(?:constexpr u32 {name} = |#define {name} )(\d+)\b", self.text, re.MULTILINE)
         if match is None:
             raise KeyError(name)
         return int(match[1])
 
     def layout(self, name: str) -> np.dtype[Any]:
-        """The dtype of ``struct NAME``, padded as C++ pads it."""
+        """The dtype of `struct NAME`, padded as C++ pads it."""
         match = re.search(rf"^struct {name} {{\n(.*?)^}};", self.text, re.MULTILINE | re.DOTALL)
         if match is None:
             raise KeyError(name)

@@ -85,7 +85,7 @@ class Kernels(Protocol):
             source: the scaled gradient, float32 or float16. Without `accumulate` it may be `master` itself.
             master: the unscaled gradient, float32, of the same size. Without `accumulate` its old content is
                 not read, so it need not be initialized.
-            scale: the divisor. The source is multiplied by ``float32(1 / scale)``: exact for powers of two.
+            scale: the divisor. The source is multiplied by `float32(1 / scale)`: exact for powers of two.
             accumulate: add to `master` in place of overwriting it.
 
         Returns:

@@ -16,8 +16,8 @@ class Measured(NamedTuple):
     """The results of one pass.
 
     Attributes:
-        statistics: One entry per measured array, in the order of the tickets.
-        found_inf: Whether an unscaled gradient holds an infinity or NaN.
+        statistics: one entry per measured array, in the order of the tickets.
+        found_inf: whether an unscaled gradient holds an infinity or NaN.
     """
 
     statistics: List[ArrayStatistics]
@@ -28,7 +28,7 @@ class Measurements(Protocol):
     """Takes work during a pass and hands all results out at its end."""
 
     def measure(self, array: nn.NdArray) -> int:
-        """Start taking the statistics of ``array`` as it is now; return the ticket of the result."""
+        """Start taking the statistics of `array` as it is now; return the ticket of the result."""
 
     def unscale(self, gradients: Sequence[GradientToUnscale]) -> None:
         """Start unscaling gradients into their masters."""
@@ -41,7 +41,7 @@ class HostMeasurements:
     """Measurements by kernels that return when they are done.
 
     Args:
-        kernels: Kernels of the CPU, or of any backend whose results may be waited for one by one.
+        kernels: kernels of the CPU, or of any backend whose results may be waited for one by one.
     """
 
     def __init__(self, kernels: Kernels) -> None:
@@ -50,7 +50,7 @@ class HostMeasurements:
         self._found_inf = False
 
     def measure(self, array: nn.NdArray) -> int:
-        """Take the statistics of ``array``; return the ticket of the result."""
+        """Take the statistics of `array`; return the ticket of the result."""
         self._statistics.append(self._kernels.statistics(array))
         return len(self._statistics) - 1
 
@@ -59,7 +59,7 @@ class HostMeasurements:
         self._found_inf |= self._kernels.unscale_add_all(gradients)
 
     def fetch(self) -> Measured:
-        """Return everything, and forget it."""
+        """Hand out everything, and forget it."""
         measured = Measured(self._statistics, self._found_inf)
         self._statistics, self._found_inf = [], False
         return measured
@@ -69,8 +69,8 @@ class DeviceMeasurements:
     """Measurements on a GPU: kernels write into a table in device memory, which is copied once per pass.
 
     Args:
-        kernels: The GPU's kernels.
-        rows: How many arrays one pass measures ordinarily; a table more is made when there are more.
+        kernels: the GPU's kernels.
+        rows: how many arrays one pass measures ordinarily; a table more is made when there are more.
     """
 
     def __init__(self, kernels: CudaKernels, rows: int) -> None:
@@ -80,7 +80,7 @@ class DeviceMeasurements:
         self._used = 0
 
     def measure(self, array: nn.NdArray) -> int:
-        """Launch the statistics of ``array``; return the ticket of the result."""
+        """Launch the statistics of `array`; return the ticket of the result."""
         table, row = divmod(self._used, self._rows)
         if table == len(self._tables):
             self._tables.append(self._kernels.table(self._rows))
@@ -106,7 +106,7 @@ class DeviceMeasurements:
 
 
 def measurements_by(kernels: Kernels, rows: int) -> Measurements:
-    """Return the measurements that suit ``kernels``; ``rows`` is how many arrays one pass measures."""
+    """The measurements that suit `kernels`; `rows` is how many arrays one pass measures."""
     if isinstance(kernels, CudaKernels):
         return DeviceMeasurements(kernels, rows)
     return HostMeasurements(kernels)

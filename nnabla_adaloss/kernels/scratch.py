@@ -11,14 +11,14 @@ import nnabla as nn
 class ScratchPool:
     """One array per shape and purpose, kept from iteration to iteration.
 
-    What an array holds is valid until the next call of ``get`` with the same arguments.
+    What an array holds is valid until the next call of `get` with the same arguments.
     """
 
     def __init__(self) -> None:
         self._arrays: Dict[Tuple[Tuple[int, ...], str, int], nn.NdArray] = {}
 
     def get(self, shape: Tuple[int, ...], purpose: str, index: int = 0) -> nn.NdArray:
-        """Return the array of ``shape`` for ``purpose``; ``index`` tells several of one function apart."""
+        """The array of `shape` for `purpose`; `index` tells several of one function apart."""
         key = (shape, purpose, index)
         array = self._arrays.get(key)
         if array is None:

@@ -23,15 +23,15 @@ class StateFileError(ValueError):
 
 
 def write_state(path: Union[str, os.PathLike[str]], state: Mapping[str, Any]) -> None:
-    """Write ``state`` to ``path``; a crash at any moment leaves the old file or the new one.
+    """Write `state` to `path`; a crash at any moment leaves the old file or the new one.
 
     Args:
-        path: The file; its folder must exist.
-        state: Dicts with string keys, lists, numbers, strings, booleans and None.
+        path: the file; its folder must exist.
+        state: dicts with string keys, lists, numbers, strings, booleans and None.
 
     Raises:
-        TypeError: ``state`` holds something else.
-        OSError: The file cannot be written; an older one is left as it was.
+        TypeError: `state` holds something else.
+        OSError: the file cannot be written; an older one is left as it was.
 
     Example:
         >>> import os, tempfile
@@ -69,11 +69,11 @@ def _sync_folder(folder: str) -> None:
 
 
 def read_state(path: Union[str, os.PathLike[str]]) -> Dict[str, Any]:
-    """Read a state that ``write_state`` wrote.
+    """Read a state that `write_state` wrote.
 
     Raises:
-        StateFileError: The file is truncated, damaged, of a newer version, or something else altogether.
-        OSError: It cannot be read.
+        StateFileError: the file is truncated, damaged, of a newer version, or something else altogether.
+        OSError: it cannot be read.
     """
     with open(path, "rb") as file:
         lines = file.read().split(b"\n")

@@ -30,7 +30,7 @@ from .storage import with_storage
 
 
 class _Window(NamedTuple):
-    """What happened in one window of ``accum_grad`` batches on this rank."""
+    """What happened in one window of `accum_grad` batches on this rank."""
 
     found_inf: bool = False
     nonfinite_loss: bool = False
@@ -42,43 +42,43 @@ class _Window(NamedTuple):
 class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[misc]
     """Trains with a global loss scale that grows and backs off, and adaptive scales per layer on top.
 
-    Takes the place of nnabla's ``DynamicLossScalingUpdater``: the same positional arguments, in the same
+    Takes the place of nnabla's `DynamicLossScalingUpdater`: the same positional arguments, in the same
     order, with the same defaults.
 
     Args:
-        solver: The solver, with its parameters set.
-        loss: The loss Variable of one element (or a wrapper of one, such as ``FormatEmulation``).
-        data_feeder: Called without arguments before each forward to fill the input variables.
+        solver: the solver, with its parameters set.
+        loss: the loss Variable of one element (or a wrapper of one, such as `FormatEmulation`).
+        data_feeder: called without arguments before each forward to fill the input variables.
         scale: S0, the global loss scale to start with. 8.0, as the baseline.
-        scaling_factor: What S0 is multiplied by to grow and divided by to back off. 2.0.
+        scaling_factor: what S0 is multiplied by to grow and divided by to back off. 2.0.
         N: S0 grows after more than this many updates without overflow. 2000.
-        clear_buffer: Free activations and gradients that are no longer needed. True.
-        accum_grad: Batches whose gradients are summed per update. 1. The gradients are added, not averaged,
-            unless ``average=True``; one overflow drops all of them.
-        weight_decay: Decay constant; None for no decay.
-        comm: A communicator for data-parallel training; None for one process.
-        grads: Gradients to exchange; None (or empty) means those of all the solver's parameters.
-        config: How layers are scaled; None for ``AdaLossConfig()``.
-        storage: Emulate this storage format on a float context, for example ``"float16"``, or a ``Format`` or
-            ``Precision``; None for the context's own types.
-        max_retries: Batches (or windows) that one call may throw away because of overflow before it
+        clear_buffer: free activations and gradients that are no longer needed. True.
+        accum_grad: batches whose gradients are summed per update. 1. The gradients are added, not averaged,
+            unless `average=True`; one overflow drops all of them.
+        weight_decay: decay constant; None for no decay.
+        comm: a communicator for data-parallel training; None for one process.
+        grads: gradients to exchange; None (or empty) means those of all the solver's parameters.
+        config: how layers are scaled; None for `AdaLossConfig()`.
+        storage: emulate this storage format on a float context, for example `"float16"`, or a `Format` or
+            `Precision`; None for the context's own types.
+        max_retries: batches (or windows) that one call may throw away because of overflow before it
             returns without an update. 100, as the baseline; 0 skips an iteration instead of retrying it.
-        on_nonfinite_loss: A loss that is not finite is no overflow and lowers no scale: ``"raise"``
-            (default) a LossScaleError, ``"skip"`` the update, or ``"warn"`` once and skip.
-        on_scale_floor: What to do about an overflow at ``min_scale``: ``"raise"`` (default) a
-            LossScaleError that names the first bad layer, ``"skip"`` the update, or ``"warn"`` once and skip.
+        on_nonfinite_loss: a loss that is not finite is no overflow and lowers no scale: `"raise"`
+            (default) a LossScaleError, `"skip"` the update, or `"warn"` once and skip.
+        on_scale_floor: what to do about an overflow at `min_scale`: `"raise"` (default) a
+            LossScaleError that names the first bad layer, `"skip"` the update, or `"warn"` once and skip.
         min_scale: S0 is never lowered below this. 2**-24, the smallest positive fp16 number.
         max_scale: S0 never grows above this. 2**64.
-        hysteresis: Overflows in a row it takes to lower S0. 1, as the baseline.
-        on_gradients: Called with the solver when the gradients are complete and unscaled, before weight
+        hysteresis: overflows in a row it takes to lower S0. 1, as the baseline.
+        on_gradients: called with the solver when the gradients are complete and unscaled, before weight
             decay and update: the place for clipping.
-        average: Average gradients over micro-batches and ranks instead of adding them. False, as the
+        average: average gradients over micro-batches and ranks instead of adding them. False, as the
             baseline.
-        check_every: With a communicator: compare checksums of parameters and scales between ranks every so
+        check_every: with a communicator: compare checksums of parameters and scales between ranks every so
             many iterations, and raise on every rank when they differ. 1000; 0 never does.
 
     Raises:
-        TypeError, ValueError: An argument is not as described; the message names it. Nothing was changed.
+        TypeError, ValueError: an argument is not as described; the message names it. Nothing was changed.
 
     Example:
         >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
@@ -156,18 +156,18 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         self._started = False
 
     def update(self) -> UpdateResult:
-        """Train on one batch, or on ``accum_grad`` of them.
+        """Train on one batch, or on `accum_grad` of them.
 
         Zeroes the gradients, feeds, runs forward and scaled backward, exchanges gradients, throws the batch
-        away and tries the next one while they are not finite, applies ``on_gradients`` and weight decay,
+        away and tries the next one while they are not finite, applies `on_gradients` and weight decay,
         and updates the parameters.
 
         Returns:
-            What happened; ``result.updated`` tells whether the parameters changed.
+            What happened; `result.updated` tells whether the parameters changed.
 
         Raises:
-            LossScaleError: The loss is not finite, or gradients overflow at the smallest scale, and the
-                policy for that is ``"raise"``. The parameters are as before.
+            LossScaleError: the loss is not finite, or gradients overflow at the smallest scale, and the
+                policy for that is `"raise"`. The parameters are as before.
         """
         self._start_iteration()
         retries = 0
@@ -195,32 +195,32 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         return UpdateResult(True, self.scale, retries, "updated", layers)
 
     def state_dict(self) -> Dict[str, Any]:
-        """Return everything that decides the next step, apart from parameters, solver states and data."""
+        """Everything that decides the next step, apart from parameters, solver states and data."""
         return state_of(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state that ``state_dict`` returned. Load the parameters before.
+        """Go on from a state that `state_dict` returned. Load the parameters before.
 
         Raises:
-            ValueError: The state is damaged, of a newer version, of another network, or of an updater with
+            ValueError: the state is damaged, of a newer version, of another network, or of an updater with
                 other settings. Nothing changes then.
         """
         restore(self, state)
 
     def save_states(self, path: Union[str, os.PathLike[str]]) -> None:
-        """Write the state to ``path``, beside the solver's own ``save_states``; whole or not at all.
+        """Write the state to `path`, beside the solver's own `save_states`; whole or not at all.
 
         Raises:
-            OSError: The file cannot be written; an older one is left as it was.
+            OSError: the file cannot be written; an older one is left as it was.
         """
         write_state(path, self.state_dict())
 
     def load_states(self, path: Union[str, os.PathLike[str]]) -> None:
-        """Go on from a file that ``save_states`` wrote. Load parameters and solver states before.
+        """Go on from a file that `save_states` wrote. Load parameters and solver states before.
 
         Raises:
-            ValueError: The file is truncated or damaged, or its state cannot be loaded here. Nothing changes.
-            OSError: The file cannot be read.
+            ValueError: the file is truncated or damaged, or its state cannot be loaded here. Nothing changes.
+            OSError: the file cannot be read.
         """
         self.load_state_dict(read_state(path))
 
@@ -262,7 +262,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             self.scaling.adopt_statistics(self._exchange.sum_with(own, average=self.average))
 
     def _agree_on_cause(self, window: _Window) -> Tuple[bool, bool]:
-        """Return whether a loss is not finite and whether S0 is to blame; lower layers that are instead."""
+        """Lower the layers that are to blame; returns whether a loss is not finite and whether S0 is."""
         layers = self.scaling.layers
         unexplained = window.found_inf and window.layer_to_blame is None
         blamed = [layer == window.layer_to_blame for layer in layers]

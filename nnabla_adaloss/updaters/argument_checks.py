@@ -23,8 +23,8 @@ def check_arguments(
     """Check what updaters have in common.
 
     Raises:
-        TypeError: An argument is of the wrong type; the message names it.
-        ValueError: ``accum_grad`` is less than 1.
+        TypeError: an argument is of the wrong type; the message names it.
+        ValueError: `accum_grad` is less than 1.
     """
     for method in ("zero_grad", "update", "weight_decay", "scale_grad", "get_parameters"):
         if not callable(getattr(solver, method, None)):
@@ -47,10 +47,10 @@ def check_arguments(
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
-    """Return ``value`` when it is one of ``choices``.
+    """`value` when it is one of `choices`.
 
     Raises:
-        ValueError: It is not; the message names the argument and the choices.
+        ValueError: it is not; the message names the argument and the choices.
     """
     if value not in choices:
         raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")

@@ -20,12 +20,12 @@ _Float = TypeVar("_Float", bound=np.floating[Any])
 class GradientExchange:
     """Sums gradients over the ranks of a communicator, and agrees on flags. Without one it does nothing.
 
-    Built from ``all_reduce`` and ``bcast`` alone, so that any communicator of nnabla's duck type works.
+    Built from `all_reduce` and `bcast` alone, so that any communicator of nnabla's duck type works.
 
     Args:
         comm: nnabla's communicator or one of its duck type; None for a single process.
-        grads: The gradients to exchange; None or empty means those of all the solver's parameters.
-        solver: The solver whose parameters are trained.
+        grads: the gradients to exchange; None or empty means those of all the solver's parameters.
+        solver: the solver whose parameters are trained.
     """
 
     def __init__(self, comm: Optional[Any], grads: Optional[Sequence[nn.NdArray]], solver: Any) -> None:
@@ -54,7 +54,7 @@ class GradientExchange:
             self.comm.all_reduce(self.grads, division=average, inplace=False)
 
     def sum_with(self, own: NDArray[_Float], *, average: bool) -> NDArray[_Float]:
-        """Sum the gradients, and gather ``own`` from every rank with the same message.
+        """Sum the gradients, and gather `own` from every rank with the same message.
 
         Returns:
             The arrays of all ranks, bit for bit, in the order of ranks; shape (ranks, \\*own.shape).
@@ -73,7 +73,7 @@ class GradientExchange:
         return tables
 
     def all_finite(self) -> bool:
-        """Tell whether the gradients of all the solver's parameters are finite, on every rank alike."""
+        """Whether the gradients of all the solver's parameters are finite, on every rank alike."""
         finite = not self._solver.check_inf_or_nan_grad()
         # Infinities and NaNs travel through the sum; those of gradients that are not exchanged do not.
         return finite if self._exchanges_all else not self.any([not finite])[0]
@@ -95,7 +95,7 @@ class GradientExchange:
         """Compare parameters and scales with those of rank 0.
 
         Raises:
-            RankDisagreementError: They differ on some rank; raised on every rank, naming the parameters.
+            RankDisagreementError: they differ on some rank; raised on every rank, naming the parameters.
         """
         if self.comm is None:
             return
@@ -116,11 +116,11 @@ class GradientExchange:
 
 
 def check_interval(name: str, value: Any) -> int:
-    """Return ``value`` when it is a number of iterations; 0 stands for never.
+    """`value` when it is a number of iterations; 0 stands for never.
 
     Raises:
-        TypeError: It is no integer.
-        ValueError: It is negative.
+        TypeError: it is no integer.
+        ValueError: it is negative.
     """
     if integer(name, value) < 0:
         raise ValueError(f"{name}={value!r} must be 0 (never) or more")

@@ -20,20 +20,20 @@ class FixedLossScalingUpdater:
     """Trains with one constant loss scale; a batch whose gradients overflow is dropped.
 
     Args:
-        solver: The solver, with its parameters set.
-        loss: The loss Variable of one element (or a wrapper of one, such as ``FormatEmulation``).
-        data_feeder: Called without arguments before each forward to fill the input variables.
-        scale: The loss scale. 128.0, the usual first try for fp16.
-        drop_overflow_update: Drop the update when a gradient is not finite; False does it all the same.
-        clear_buffer: Free activations and gradients that are no longer needed. True.
-        accum_grad: Batches whose gradients are summed per update. 1.
-        weight_decay: Decay constant; None for no decay.
-        comm: A communicator for data-parallel training; None for one process.
-        grads: Gradients to exchange; None (or empty) means those of all the solver's parameters.
-        storage: Emulate this storage format on a float context, for example ``"float16"``.
+        solver: the solver, with its parameters set.
+        loss: the loss Variable of one element (or a wrapper of one, such as `FormatEmulation`).
+        data_feeder: called without arguments before each forward to fill the input variables.
+        scale: the loss scale. 128.0, the usual first try for fp16.
+        drop_overflow_update: drop the update when a gradient is not finite; False does it all the same.
+        clear_buffer: free activations and gradients that are no longer needed. True.
+        accum_grad: batches whose gradients are summed per update. 1.
+        weight_decay: decay constant; None for no decay.
+        comm: a communicator for data-parallel training; None for one process.
+        grads: gradients to exchange; None (or empty) means those of all the solver's parameters.
+        storage: emulate this storage format on a float context, for example `"float16"`.
 
     Raises:
-        TypeError, ValueError: An argument is not as described; the message names it. Nothing was changed.
+        TypeError, ValueError: an argument is not as described; the message names it. Nothing was changed.
 
     Example:
         >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
@@ -79,10 +79,10 @@ class FixedLossScalingUpdater:
         self._exchange = GradientExchange(comm, grads, solver)
 
     def update(self) -> UpdateResult:
-        """Train on one batch, or on ``accum_grad`` of them; drop the update when gradients overflow.
+        """Train on one batch, or on `accum_grad` of them; drop the update when gradients overflow.
 
         Returns:
-            What happened; ``result.updated`` tells whether the parameters changed.
+            What happened; `result.updated` tells whether the parameters changed.
         """
         accumulate(self.solver, self.data_feeder, self.accum_grad, self._forward_backward)
         self._exchange.sum(average=False)

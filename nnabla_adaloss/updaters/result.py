@@ -10,12 +10,12 @@ class UpdateResult(NamedTuple):
     """Tells the training loop what happened, so that a learning-rate schedule knows whether to advance.
 
     Attributes:
-        updated: Whether the solver changed the parameters.
-        scale: The global loss scale S0 that the next call will start with.
-        retries: How many batches (or windows of ``accum_grad`` batches) were thrown away in this call.
-        reason: ``"updated"``, ``"overflow"`` (gradients were not finite to the last retry) or
-            ``"nonfinite_loss"``.
-        overflow_layers: Names of the layers whose gradient was not finite when a batch was last thrown
+        updated: whether the solver changed the parameters.
+        scale: the global loss scale S0 that the next call will start with.
+        retries: how many batches (or windows of `accum_grad` batches) were thrown away in this call.
+        reason: `"updated"`, `"overflow"` (gradients were not finite to the last retry) or
+            `"nonfinite_loss"`.
+        overflow_layers: names of the layers whose gradient was not finite when a batch was last thrown
             away, the first in backward order first; empty when none was.
 
     Example:

@@ -40,7 +40,7 @@ class Resumable(Protocol):
 
 
 def state_of(updater: Resumable) -> Dict[str, Any]:
-    """Return the state of ``updater`` as plain numbers, strings, lists and dicts."""
+    """The state of `updater` as plain numbers, strings, lists and dicts."""
     return {
         "version": _VERSION,
         "settings": _settings(updater),
@@ -53,10 +53,10 @@ def state_of(updater: Resumable) -> Dict[str, Any]:
 
 
 def restore(updater: Resumable, state: Mapping[str, Any]) -> None:
-    """Make ``updater`` go on from ``state``.
+    """Make `updater` go on from `state`.
 
     Raises:
-        ValueError: ``state`` is damaged, of a newer version, of another network, or of an updater with other
+        ValueError: `state` is damaged, of a newer version, of another network, or of an updater with other
             settings. Nothing changes then.
     """
     try:
@@ -87,7 +87,7 @@ def restore(updater: Resumable, state: Mapping[str, Any]) -> None:
 
 
 def _settings(updater: Resumable) -> Dict[str, Any]:
-    """Return what was chosen, as far as it decides the next step."""
+    """What was chosen, as far as it decides the next step."""
     config = {
         field.name: getattr(updater.scaling.config, field.name)
         for field in dataclasses.fields(updater.scaling.config)
@@ -103,7 +103,7 @@ def _settings(updater: Resumable) -> Dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return ``value`` as JSON gives it back; NumPy's numbers cannot be saved, and tuples become lists."""
+    """`value` as JSON gives it back; NumPy's numbers cannot be saved, and tuples become lists."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         parameters = {name: _plain(parameter) for name, parameter in dataclasses.asdict(value).items()}
         return {"type": f"{type(value).__module__}:{type(value).__qualname__}", **parameters}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``storage=`` of an updater means."""
+"""What `storage=` of an updater means."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..graph.loss_like import LossLike
 
 
 def with_storage(loss: LossLike, storage: Optional[StorageLike]) -> LossLike:
-    """Return ``loss``, emulating ``storage`` unless that is None.
+    """`loss`, emulating `storage` unless that is None.
 
     Raises:
-        TypeError: ``storage`` is given for a loss that is wrapped already.
-        ValueError: The format is unknown, or ``loss`` is computed in a half context.
+        TypeError: `storage` is given for a loss that is wrapped already.
+        ValueError: the format is unknown, or `loss` is computed in a half context.
     """
     if storage is None:
         return loss
