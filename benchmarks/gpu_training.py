@@ -40,7 +40,7 @@ Action = Callable[[], Any]
 
 
 def resnet50(x: nn.Variable, classes: int, width: int) -> nn.Variable:
-    """He et al. 2016: bottleneck blocks, 3 + 4 + 6 + 3 of them; ``width`` is 64 in the paper."""
+    """He et al. 2016: bottleneck blocks, 3 + 4 + 6 + 3 of them; `width` is 64 in the paper."""
 
     def unit(h: nn.Variable, maps: int, kernel: int, stride: int, name: str) -> nn.Variable:
         pad = (kernel // 2,) * 2
@@ -63,7 +63,7 @@ def resnet50(x: nn.Variable, classes: int, width: int) -> nn.Variable:
 
 
 def updater(method: str, solver: Any, loss: nn.Variable, feed: Action) -> Any:
-    """Return the training loop for ``method`` on a network that is half already."""
+    """The training loop for `method` on a network that is half already."""
     if method == "adaptive":
         return AdaptiveLossScalingUpdater(solver, loss, feed)
     if method == "dynamic":
@@ -149,7 +149,7 @@ def train(
 
 
 def make_context(extension: str, type_config: str, device: str) -> nn.Context:
-    """Return an nnabla context, or end the program saying what is missing."""
+    """An nnabla context, or end the program saying what is missing."""
     from nnabla.ext_utils import get_extension_context
 
     try:

@@ -97,7 +97,7 @@ CASES = {
 
 
 def trainer(case: Case, method: str) -> Action:
-    """Return what trains a network of its own on one batch."""
+    """What trains a network of its own on one batch."""
     random = np.random.default_rng(0)
     nn.seed(0)
     with nn.parameter_scope("", OrderedDict()):
@@ -142,7 +142,7 @@ def take_turns(actions: Dict[str, Action], rounds: int) -> Dict[str, List[Times]
 
 
 def ratio(taken: Dict[str, List[Times]], name: str, to: str, clock: str) -> float:
-    """Return the median over the rounds of how much longer ``name`` took than ``to``."""
+    """The median over the rounds of how much longer `name` took than `to`."""
     ratios: List[float] = [getattr(a, clock) / getattr(b, clock) for a, b in zip(taken[name], taken[to])]
     return median(ratios)
 

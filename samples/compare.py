@@ -82,7 +82,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
-    """Return the options; exits with a message when one is wrong."""
+    """The options; exits with a message when one is wrong."""
     parser = argparse.ArgumentParser(
         description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -35,7 +35,7 @@ class Digits(NamedTuple):
 
 
 def load() -> Digits:
-    """Return the digits, split once and for all."""
+    """The digits, split once and for all."""
     bunch = load_digits()
     pixels = (bunch.images[:, np.newaxis] / 8.0 - 1.0).astype(np.float32)
     digits = bunch.target[:, np.newaxis].astype(np.int64)
@@ -48,10 +48,10 @@ class BatchFeeder:
     """Fills two Variables with the next batch each time it is called; the order depends on the seed alone.
 
     Args:
-        images: What to draw from; each epoch in a new order, its incomplete last batch left out.
-        x: Gets the pixels; its first axis is the batch size.
-        t: Gets the digits.
-        seed: Decides the order.
+        images: what to draw from; each epoch in a new order, its incomplete last batch left out.
+        x: gets the pixels; its first axis is the batch size.
+        t: gets the digits.
+        seed: decides the order.
     """
 
     def __init__(self, images: Images, x: nn.Variable, t: nn.Variable, seed: int) -> None:

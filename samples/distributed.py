@@ -104,7 +104,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
-    """Return the options; exits with a message when one is wrong."""
+    """The options; exits with a message when one is wrong."""
     parser = argparse.ArgumentParser(
         description=DESCRIPTION,
         epilog=EPILOG,
@@ -169,11 +169,11 @@ class ShareFeeder:
     """Fills two Variables with this rank's share of the next batch.
 
     Args:
-        images: What to draw from.
-        x: Gets the pixels.
-        t: Gets the digits.
-        comm: Knows which share is this rank's.
-        seed: Decides the order.
+        images: what to draw from.
+        x: gets the pixels.
+        t: gets the digits.
+        comm: knows which share is this rank's.
+        seed: decides the order.
     """
 
     def __init__(self, images: Images, x: Any, t: Any, comm: MPICommunicator, seed: int) -> None:
@@ -265,7 +265,7 @@ UPDATERS: Dict[str, Any] = {"dynamic": _dynamic, "adaptive": _adaptive}
 
 
 def table(rows: Sequence[Row], ranks: int, batch_size: int) -> str:
-    """Return the rows below a head."""
+    """The rows below a head."""
     plural = "s" if ranks > 1 else ""
     lines: List[str] = [
         "",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways to scale a loss that are compared, each as a training loop with ``update()``."""
+"""The ways to scale a loss that are compared, each as a training loop with `update()`."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class Job(NamedTuple):
     """What a training loop is made for.
 
     Attributes:
-        solver: The solver, with its parameters set.
-        loss: The loss in fp32.
-        feeder: Fills the input with the next batch.
-        growth_interval: After how many updates without overflow dynamic and adaptive double the scale.
+        solver: the solver, with its parameters set.
+        loss: the loss in fp32.
+        feeder: fills the input with the next batch.
+        growth_interval: after how many updates without overflow dynamic and adaptive double the scale.
     """
 
     solver: Any
@@ -63,7 +63,7 @@ class Job(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """A training loop, and the loss whose ``backward(scale, ...)`` it calls."""
+    """A training loop, and the loss whose `backward(scale, ...)` it calls."""
 
     updater: Updater
     loss: LossLike

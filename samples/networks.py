@@ -16,10 +16,10 @@ class Network(NamedTuple):
     """A network and how it is trained.
 
     Attributes:
-        title: What it is.
-        build: Makes the logits, shape (batch, 10), from images of shape (batch, 1, 8, 8).
-        learning_rate: That of SGD with momentum 0.9 when the loss weight is 1.
-        batch_size: Images per batch.
+        title: what it is.
+        build: makes the logits, shape (batch, 10), from images of shape (batch, 1, 8, 8).
+        learning_rate: that of SGD with momentum 0.9 when the loss weight is 1.
+        batch_size: images per batch.
     """
 
     title: str

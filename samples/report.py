@@ -23,7 +23,7 @@ time per batch   relative to fp32 in the same process (median), emulation of fp1
 
 
 def table(results: Sequence[Result]) -> str:
-    """Return the table with its caption, one block for each network and loss weight."""
+    """The table with its caption, one block for each network and loss weight."""
     lines = []
     for (network, weight), block in groupby(results, key=lambda r: (r.network, r.loss_weight)):
         rows = [_HEAD, *map(_row, block)]
@@ -48,12 +48,12 @@ def _row(r: Result) -> tuple[str, ...]:
 
 
 def weight_label(weight: float) -> str:
-    """Return a loss weight as one writes it: 1, 1e-4."""
+    """A loss weight as one writes it: 1, 1e-4."""
     return f"{weight:g}" if weight >= 1.0 else np.format_float_scientific(weight, trim="-", exp_digits=1)
 
 
 def percent(share: float) -> str:
-    """Return a share in percent; what is not zero does not look like zero."""
+    """A share in percent; what is not zero does not look like zero."""
     if 0.0 < share < 5e-5:
         return "< 0.01%"
     return f"{share:.2%}"

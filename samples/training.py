@@ -28,9 +28,9 @@ class Settings(NamedTuple):
     """What all trainings of a comparison share.
 
     Attributes:
-        iterations: Batches each method may use, those it throws away included.
-        growth_interval: After how many updates without overflow dynamic and adaptive double the scale.
-        seed: Decides initial weights and the order of batches.
+        iterations: batches each method may use, those it throws away included.
+        growth_interval: after how many updates without overflow dynamic and adaptive double the scale.
+        seed: decides initial weights and the order of batches.
     """
 
     iterations: int
@@ -42,19 +42,19 @@ class Result(NamedTuple):
     """How one training went.
 
     Attributes:
-        network: Key of ``NETWORKS``.
-        loss_weight: What the mean cross entropy is multiplied by.
-        method: Key of ``METHODS``.
-        test_accuracy: Share of test images told right by the fp32 weights at the end.
-        final_loss: Mean cross entropy over all training images at the end, without the loss weight.
-        skipped_updates: Batches thrown away because of infinities or NaNs.
-        underflow: Share of all gradient elements that fp16 storage loses to zero, over the whole training.
-        underflow_by_layer: The same for each layer.
-        milliseconds: Median wall time of one batch.
-        relative_time: Median ratio of that time to fp32's for the same turn.
-        iterations: The numbers of the batches ``scales`` and ``global_scale`` belong to.
-        global_scale: The loss scale S0.
-        scales: For each layer the scale that the gradient of its output carries.
+        network: key of `NETWORKS`.
+        loss_weight: what the mean cross entropy is multiplied by.
+        method: key of `METHODS`.
+        test_accuracy: share of test images told right by the fp32 weights at the end.
+        final_loss: mean cross entropy over all training images at the end, without the loss weight.
+        skipped_updates: batches thrown away because of infinities or NaNs.
+        underflow: share of all gradient elements that fp16 storage loses to zero, over the whole training.
+        underflow_by_layer: the same for each layer.
+        milliseconds: median wall time of one batch.
+        relative_time: median ratio of that time to fp32's for the same turn.
+        iterations: the numbers of the batches `scales` and `global_scale` belong to.
+        global_scale: the loss scale S0.
+        scales: for each layer the scale that the gradient of its output carries.
     """
 
     network: str
@@ -75,14 +75,14 @@ class Result(NamedTuple):
 def compare_methods(
     network: str, loss_weight: float, data: Digits, settings: Settings, progress: Callable[[int], Any]
 ) -> List[Result]:
-    """Train ``network`` with every method and return a result for each.
+    """Train `network` with every method and return a result for each.
 
     Args:
-        network: Key of ``NETWORKS``.
-        loss_weight: What the mean cross entropy is multiplied by.
-        data: The digits.
-        settings: What all trainings share.
-        progress: Called after each turn with the number of trainings that took it.
+        network: key of `NETWORKS`.
+        loss_weight: what the mean cross entropy is multiplied by.
+        data: the digits.
+        settings: what all trainings share.
+        progress: called after each turn with the number of trainings that took it.
     """
     trainees = [Trainee(network, loss_weight, method, data, settings) for method in METHODS]
     probe_every = min(settings.iterations, max(_PROBE_INTERVAL, settings.iterations // _PROBES))
@@ -159,7 +159,7 @@ class Trainee:
         self._underflow.append(self._probe.measure(self._loop.loss, self._loop.updater.scale))
 
     def result(self, reference: Trainee) -> Result:
-        """Return how the training went; times are compared with those of ``reference``."""
+        """How the training went; times are compared with those of `reference`."""
         shared = sorted(self._seconds.keys() & reference._seconds.keys())
         accuracy, _ = self._evaluate(self._data.test)
         _, final_loss = self._evaluate(self._data.train)

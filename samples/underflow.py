@@ -40,10 +40,10 @@ class UnderflowProbe:
     nothing is left to flush. Hence the comparison with fp32, on the same weights and activations.
 
     Args:
-        loss: The loss in fp32, of a network without branches.
+        loss: the loss in fp32, of a network without branches.
 
     Attributes:
-        outputs: The output Variable of each layer, the layer nearest to the input first.
+        outputs: the output Variable of each layer, the layer nearest to the input first.
     """
 
     def __init__(self, loss: nn.Variable) -> None:
@@ -62,11 +62,11 @@ class UnderflowProbe:
                 self._layer_of[key] = layer
 
     def measure(self, scaled_loss: LossLike, scale: float) -> Dict[str, Underflow]:
-        """Return the counts per layer for the inputs that are fed now; parameter gradients end up zero.
+        """The counts per layer for the inputs that are fed now; parameter gradients end up zero.
 
         Args:
-            scaled_loss: What the method calls backward on: an emulation of the loss, or a wrapper of it.
-            scale: The loss scale it calls backward with.
+            scaled_loss: what the method calls backward on: an emulation of the loss, or a wrapper of it.
+            scale: the loss scale it calls backward with.
         """
         scaled_loss.forward()
         in_fp32 = self._nonzero_elements(self.loss, 1.0)

@@ -13,7 +13,7 @@ import nnabla as nn
 from ..core.precision import Precision, StorageLike, get_precision
 from ..graph.function_kinds import computes_in_half
 from ..graph.hooks import Hook, HookGuard
-from ..graph.loss_like import Seed, check_scale, check_seed, run_backward, variable_of
+from ..graph.loss_like import LossLike, Seed, check_scale, check_seed, run_backward, variable_of
 from ..kernels import select_kernels
 from ..kernels.scratch import ScratchPool
 from .rounded_storage import RoundedStorage
@@ -205,3 +205,20 @@ class FormatEmulation:
     def _add(self, f: Any) -> Any:
         rounding = self._plan.roundings[hash(f)] = rounding_of(f)
         return rounding
+
+
+def with_storage(loss: LossLike, storage: Optional[StorageLike]) -> LossLike:
+    """`loss`, emulating `storage` unless that is None.
+
+    Raises:
+        TypeError: `storage` is given for a loss that is wrapped already.
+        ValueError: the format is unknown, or `loss` is computed in a half context.
+    """
+    if storage is None:
+        return loss
+    if not isinstance(loss, nn.Variable):
+        raise TypeError(
+            f"storage={storage!r} emulates a format around a Variable, but loss is a {type(loss).__name__}; "
+            "leave storage out"
+        )
+    return FormatEmulation(loss, storage)

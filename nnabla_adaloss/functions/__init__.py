@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions for writing per-layer loss scales into a graph by hand, and the kernels they are made of."""
+"""Functions that write per-layer loss scales into a graph by hand."""
 
 from __future__ import annotations
 

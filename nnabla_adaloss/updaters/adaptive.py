@@ -17,6 +17,7 @@ from ..core.layer_limits import LayerLimitPolicy
 from ..core.precision import StorageLike
 from ..core.scale_policy import ScalePolicy, ScaleState
 from ..core.validation import integer
+from ..emulation import with_storage
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
 from ..errors import LossScaleError, LossScaleWarning
 from ..graph.loss_like import LossLike, check_scale
@@ -26,7 +27,6 @@ from .argument_checks import check_arguments, check_choice, keep_data
 from .exchange import GradientExchange, check_interval
 from .result import UpdateResult
 from .states import restore, state_of
-from .storage import with_storage
 
 
 class _Window(NamedTuple):

@@ -8,12 +8,12 @@ from typing import Any, Callable, Optional, Sequence
 import nnabla as nn
 
 from ..core.precision import StorageLike
+from ..emulation import with_storage
 from ..graph.loss_like import LossLike, check_scale, variable_of
 from .accumulation import accumulate
 from .argument_checks import check_arguments, keep_data
 from .exchange import GradientExchange
 from .result import UpdateResult
-from .storage import with_storage
 
 
 class FixedLossScalingUpdater:

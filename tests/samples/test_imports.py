@@ -37,7 +37,7 @@ def too_deep(program: str) -> List[str]:
 
 def programs_in(document: str) -> List[str]:
     """The code between ```python and ```, also that of a list's item."""
-    return [dedent(code) for _, code in re.findall(r"^([ >]*)```python\n(.*?)^\1```", document, re.M | re.S)]
+    return [dedent(code) for _, code in re.findall(r"^( *)```python\n(.*?)^\1```", document, re.M | re.S)]
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.name)
