@@ -26,6 +26,7 @@ from ..kernels.scratch import ScratchPool
 from .backward_pass import BackwardPass, PassContext
 from .blame import layer_to_blame
 from .emulated_storage import EmulatedStorage
+from .pass_hooks import PassHooks
 from .saved_names import fingerprint, with_names_of
 from .statistics_source import DelayedStatistics, ImmediateStatistics, StatisticsSource
 
@@ -265,11 +266,10 @@ class AdaptiveLossScaling:
             context,
             start_scale,
             iteration,
-            function_pre_hook,
-            function_post_hook,
             # A communicator takes gradients as each function leaves them.
             deferred=planned.measurements if communicator_callbacks is None else None,
         )
+        hooks = PassHooks(running, function_pre_hook, function_post_hook)
         error: Optional[BaseException] = None
         try:
             run_backward(
@@ -278,7 +278,7 @@ class AdaptiveLossScaling:
                 grad,
                 clear_buffer,
                 communicator_callbacks,
-                *running.hooks(communicates=communicator_callbacks is not None),
+                *hooks.pair(communicates=communicator_callbacks is not None),
             )
             running.finish_last()
         except BaseException as raised:
@@ -286,7 +286,7 @@ class AdaptiveLossScaling:
         finally:
             running.restore()
         # What a hook raised comes first: nnabla hides it behind an error of its own.
-        error = running.error or error
+        error = hooks.error or error
         if error is not None:
             planned.statistics.finish()
             if isinstance(error, GraphChangedError):

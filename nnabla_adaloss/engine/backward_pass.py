@@ -21,7 +21,6 @@ from ..core.loss_section import loss_section_factor
 from ..core.methods import Fixed
 from ..core.statistics import ArrayStatistics
 from ..errors import GraphChangedError
-from ..graph.hooks import Hook
 from ..graph.node import Node, Scaling
 from ..graph.plan import GraphPlan
 from ..kernels.arrays import as_float32, stored_dtype
@@ -45,14 +44,12 @@ class PassContext(NamedTuple):
 
 
 class BackwardPass:
-    """The state of one backward pass, and its two hooks.
+    """The state of one backward pass, and its steps: before a function, after it, and at the end.
 
     Args:
         context: what the pass works with.
         start_scale: the scale the loss gradient starts with.
         iteration: number of the iteration, for methods that do not recompute each time.
-        user_pre: the user's own pre hook, run after the engine's.
-        user_post: the user's own post hook, run after the engine's.
         deferred: where parameter gradients are unscaled at the end of the pass; None: after each function.
     """
 
@@ -61,8 +58,6 @@ class BackwardPass:
         context: PassContext,
         start_scale: float,
         iteration: int,
-        user_pre: Optional[Hook] = None,
-        user_post: Optional[Hook] = None,
         *,
         deferred: Optional[Measurements] = None,
     ) -> None:
@@ -78,17 +73,14 @@ class BackwardPass:
         self._measures = constant > 1.0
         self.start_scale = start_scale
         self.iteration = iteration
-        self.user_pre = user_pre
-        self.user_post = user_post
         self.scales: Dict[int, float] = {hash(v): start_scale for v in self.plan.roots}
         self.layer_scales: Dict[str, float] = {}
         self.accumulated_scales: Dict[str, float] = {}
         # How far the loss section raised the gradient: the bounds on accumulated scales do not count it.
         self.lift = 1.0
-        self.error: Optional[BaseException] = None
         self.found_inf: List[str] = []
         # The function that runs or ran last, if there is still something to do after it.
-        self._node: Optional[Node] = None
+        self.unfinished: List[Node] = []
         self._scale = start_scale
         self._targets: Dict[int, float] = {}
         self._data_swaps: List[Tuple[nn.Variable, nn.NdArray, nn.NdArray]] = []
@@ -96,83 +88,11 @@ class BackwardPass:
             self.kernels, self.pool, rounded=self.storage is not None, deferred=deferred
         )
 
-    def hooks(self, *, communicates: bool) -> Tuple[Hook, Optional[Hook]]:
-        """What runs before and after each function's backward.
-
-        Every call of a hook costs, also of one that does nothing. Where nobody looks at gradients between two
-        functions, what is to be done after one is done before the next, and `finish_last` does the rest.
-
-        Args:
-            communicates: a communicator looks at gradients after each function.
-        """
-        if communicates or self.user_post is not None:
-            return self._before, self._after
-        if self.user_pre is not None:
-            return self._between, None
-        find, scales = self.plan.trivial.get, self.scales
-        known = scales.get
-
-        # What most functions need is done here, without a call.
-        def before(f: Any) -> None:
-            if self._node is not None:
-                self._finish_last()
-            found = find(hash(f))
-            if found is not None:
-                output, first, others = found
-                scale = known(output)
-                if scale is not None and known(first, scale) == scale:
-                    for key in others:
-                        if known(key, scale) != scale:
-                            break
-                    else:
-                        scales[first] = scale
-                        for key in others:
-                            scales[key] = scale
-                        return
-            self._before(f)
-
-        return before, None
-
-    def _between(self, f: Any) -> None:
-        self._finish_last()
-        self._before(f)
-
-    def _before(self, f: Any) -> None:
-        if self.error is not None:
-            return
-        try:
-            self._prepare(f, self.nodes.get(hash(f)))
-            if self.user_pre is not None:
-                self.user_pre(f)
-        except BaseException as error:
-            self.fail(error)
-
-    def _finish_last(self) -> None:
-        if self.error is None:
-            try:
-                self.finish_last()
-            except BaseException as error:
-                self.fail(error)
-
-    def _after(self, f: Any) -> None:
-        self._finish_last()
-        if self.error is None and self.user_post is not None:
-            try:
-                self.user_post(f)
-            except BaseException as error:
-                self.fail(error)
-
     def finish_last(self) -> None:
         """Do what is to be done after the function that ran last, if that is still to be done."""
-        if self._node is not None:
-            self._finish(self._node)
-            self._node = None
-
-    def fail(self, error: BaseException) -> None:
-        """Remember the first exception and put every swapped array back."""
-        if self.error is None:
-            self.error = error
-        self.restore()
+        if self.unfinished:
+            self._finish(self.unfinished[0])
+            self.unfinished.clear()
 
     def restore(self) -> None:
         """Put every swapped array back; harmless when none is swapped."""
@@ -212,13 +132,19 @@ class BackwardPass:
 
     # Before a function's backward.
 
-    def _prepare(self, f: Any, node: Optional[Node]) -> None:
+    def prepare(self, f: Any) -> None:
+        """Do what is to be done before the function `f` runs.
+
+        Raises:
+            GraphChangedError: it is not in the plan.
+        """
+        node = self.nodes.get(hash(f))
         if node is None or not any(key in self.scales for key in node.output_keys):
             raise GraphChangedError(
                 f"{f.info.type_name} is not where it was when the loss was wrapped: the graph was rewired. "
                 "These gradients are not valid; the next backward will be"
             )
-        self._node = node
+        self.unfinished[:] = [node]
         scale = self._unify_outputs(node)
         if node.non_homogeneous:
             scale = self._to_unit_scale(node, scale)

@@ -364,7 +364,7 @@ def test_a_record_holds_the_scale_that_was_applied() -> None:
 
 
 def test_two_losses_that_toggle_need_grad_of_an_intermediate() -> None:
-    """As published GAN scripts do: the discriminator's loss stops at the fake, the generator's runs through it."""
+    """As published GAN scripts do: the discriminator's loss stops at the fake, the generator's does not."""
     nn.clear_parameters()
     rng = np.random.RandomState(0)
     z = nn.Variable.from_numpy_array(rng.randn(4, 3).astype(np.float32))

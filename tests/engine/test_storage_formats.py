@@ -55,7 +55,7 @@ def test_whatever_is_configured_the_range_is_that_of_the_storage() -> None:
 
 
 def test_a_dtype_that_disagrees_with_the_storage_is_refused() -> None:
-    with pytest.raises(ValueError, match="config has dtype='float16', but storage keeps gradients in bfloat16"):
+    with pytest.raises(ValueError, match="dtype='float16', but storage keeps gradients in bfloat16"):
         AdaptiveLossScaling(FormatEmulation(mlp(), "bfloat16"), AdaLossConfig(dtype="float16"))
 
 
@@ -84,7 +84,7 @@ def test_activations_and_gradients_in_two_formats() -> None:
 
 
 def test_scaled_weights_are_stored_as_weights_are() -> None:
-    """Weights are in the format of forward: their scaled copies must stay in its range, not in the gradients'."""
+    """Weights are in the format of forward: their scaled copies must stay in the range of that."""
     loss = mlp(1e-6)
     for name, v in nn.get_parameters().items():
         if name.endswith("W"):

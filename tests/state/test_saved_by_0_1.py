@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """State files of version 0.1 load: layers get the names they have now, and training goes on as it would have.
 
-The files were written by version 0.1 (commit a3169af), after six updates of the training in `saved_by_0_1/network.py`
-and with limits planted for two layers; `*_went_on.json` is what its next four updates did.
+The files were written by version 0.1 (commit a3169af), after six updates of the training in
+`saved_by_0_1/network.py` and with limits planted for two layers; `*_went_on.json` is what its next four
+updates did.
 """
 
 from __future__ import annotations

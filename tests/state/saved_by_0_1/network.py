@@ -15,7 +15,7 @@ from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
 
 
 def make(delay: int) -> Tuple[Any, AdaptiveLossScalingUpdater]:
-    """A shared weight, a product of two activations, and layers with names; data follows from the iteration."""
+    """A shared weight, a product of two activations, and layers with names; data follows from the number."""
     nn.clear_parameters()
     rng = np.random.RandomState(0)
     x = nn.Variable((4, 3, 6))

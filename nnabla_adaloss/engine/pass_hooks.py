@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hooks of one backward pass: when its steps run, and what becomes of exceptions in them.
+
+nnabla does not stop backward when a Python hook raises: the remaining functions run, and the caller gets a
+SystemError that hides the cause. The first exception is kept here, every array is put back at once, and later
+hooks do nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Tuple
+
+from ..graph.hooks import Hook
+from .backward_pass import BackwardPass
+
+
+class PassHooks:
+    """Runs the steps of a pass before and after each function's backward, and the user's own hooks after
+    them.
+
+    Args:
+        running: the pass.
+        user_pre: the user's own pre hook.
+        user_post: the user's own post hook.
+
+    Attributes:
+        error: the first exception that a step or a hook raised.
+    """
+
+    def __init__(
+        self, running: BackwardPass, user_pre: Optional[Hook] = None, user_post: Optional[Hook] = None
+    ) -> None:
+        self.error: Optional[BaseException] = None
+        self._pass = running
+        self._user_pre = user_pre
+        self._user_post = user_post
+
+    def pair(self, *, communicates: bool) -> Tuple[Hook, Optional[Hook]]:
+        """What runs before and after each function's backward.
+
+        Every call of a hook costs, also of one that does nothing. Where nobody looks at gradients between two
+        functions, what is to be done after one is done before the next, and `BackwardPass.finish_last` does
+        the rest.
+
+        Args:
+            communicates: a communicator looks at gradients after each function.
+        """
+        if communicates or self._user_post is not None:
+            return self._before, self._after
+        if self._user_pre is not None:
+            return self._between, None
+        return self._fast_path(), None
+
+    def _fast_path(self) -> Hook:
+        """As `_between`, with what most functions need done without a call."""
+        trivial, scales, unfinished = self._pass.plan.trivial, self._pass.scales, self._pass.unfinished
+
+        def between(f: Any) -> None:
+            if unfinished:
+                self._finish_last()
+            try:
+                output, first, others = trivial[hash(f)]
+                scale = scales[output]
+            except KeyError:
+                self._before(f)
+                return
+            # An input that another branch has reached already may carry another scale.
+            if (first in scales and scales[first] != scale) or (
+                others and any(scales.get(key, scale) != scale for key in others)
+            ):
+                self._before(f)
+                return
+            scales[first] = scale
+            for key in others:
+                scales[key] = scale
+
+        return between
+
+    def _between(self, f: Any) -> None:
+        self._finish_last()
+        self._before(f)
+
+    def _before(self, f: Any) -> None:
+        if self.error is not None:
+            return
+        try:
+            self._pass.prepare(f)
+            if self._user_pre is not None:
+                self._user_pre(f)
+        except BaseException as error:
+            self._fail(error)
+
+    def _after(self, f: Any) -> None:
+        self._finish_last()
+        if self.error is None and self._user_post is not None:
+            try:
+                self._user_post(f)
+            except BaseException as error:
+                self._fail(error)
+
+    def _finish_last(self) -> None:
+        if self.error is None:
+            try:
+                self._pass.finish_last()
+            except BaseException as error:
+                self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self.error = error
+        self._pass.restore()
