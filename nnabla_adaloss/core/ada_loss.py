@@ -45,6 +45,8 @@ class AdaLoss(ABC):
 
     Attributes:
         limits: limits of single layers' scales, lowered by overflows, by layer name.
+        adaptive: False for a method such as `"fixed"`, which asks for no statistics.
+        takes_statistics: True when the method needs no look at single elements.
 
     Example:
         >>> import numpy as np
@@ -66,6 +68,9 @@ class AdaLoss(ABC):
         self.config = AdaLossConfig() if config is None else config
         self.limits: Dict[str, LayerLimit] = {}
         self._limit_policy = LayerLimitPolicy() if limit_policy is None else limit_policy
+        # The configuration never changes, and these are asked for per layer and iteration.
+        self.adaptive = self.config.method.needs is not Needs.NOTHING
+        self.takes_statistics = self.config.method.needs is not Needs.ARRAYS
         self._layers: Dict[str, LayerState] = {}
         self._observer = LayerObserver(self.config)
 
@@ -76,16 +81,6 @@ class AdaLoss(ABC):
     @abstractmethod
     def to_numpy(self, array: Any) -> NDArray[Any]:
         """One of the framework's arrays as a NumPy array; it is only read."""
-
-    @property
-    def adaptive(self) -> bool:
-        """False for a method such as `"fixed"`, which asks for no statistics."""
-        return self.config.method.needs is not Needs.NOTHING
-
-    @property
-    def takes_statistics(self) -> bool:
-        """True when the method needs no look at single elements."""
-        return self.config.method.needs is not Needs.ARRAYS
 
     @property
     def layer_scales(self) -> Dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Dict, Union
 
 from .validation import boolean, integer, positive_number
@@ -88,7 +89,7 @@ class Format:
             u_min=u_min,
         )
 
-    @property
+    @cached_property
     def beyond_max(self) -> float:
         """What positive numbers beyond `max` become: an infinity, NaN, or `max` itself."""
         if self.saturates:

@@ -25,6 +25,19 @@ from .reason import Reason
 from .statistics import ArrayStatistics
 from .validation import integer, number, positive_number
 
+# Looking a member of an Enum up takes half a microsecond, and all this runs per layer and iteration.
+(
+    _METHOD,
+    _SCALE_BOUND,
+    _ACCUMULATED_BOUND,
+    _OVERFLOW_GUARD,
+    _LAYER_LIMIT,
+    _WEIGHT_RANGE,
+    _BRANCHES,
+    _NONFINITE,
+) = Reason
+_NOTHING, _HISTORY, _ARRAYS = Needs.NOTHING, Needs.HISTORY, Needs.ARRAYS
+
 
 class LayerState(NamedTuple):
     """What is remembered of a layer between iterations.
@@ -181,90 +194,79 @@ def decide(
         >>> alpha, reason.value
         (8.0, 'accumulated bound')
     """
-    g, weight = observed.g, observed.weight
+    iteration, S, _, fan_in_bound, g, weight, has_weight, lift, _ = observed
+    computed_at, unbounded, accumulated_limit, _, history = state
     if (g is not None and g.nonfinite) or (weight is not None and weight.nonfinite):
         # Not kept: the layer's scale is computed from the next gradient that is finite.
-        alpha, reason = 1.0, Reason.NONFINITE
+        alpha, reason = 1.0, _NONFINITE
     else:
-        state = _remembering(state, observed, config)
-        alpha, reason = _limited(state, observed, constraints.layer_limit, config)
+        needs = config.method.needs
+        # Statistics of no element: nothing is known yet, and nothing is kept.
+        unknown = needs is not _NOTHING and g is not None and not g.count
+        if not unknown and is_due(state, iteration, config):
+            if needs is _HISTORY and g is not None:
+                history = (*history, g.scaled(1.0 / S))[-config.method.window :]
+            computed_at, unbounded = iteration, _asked(observed, history, config)
+        u_max = config.range.u_max
+        if g is not None and has_weight == (weight is not None):
+            accumulated_limit = S * overflow_limit(g, weight, fan_in_bound, u_max)
+        alpha, reason = _limited(unbounded, accumulated_limit / S, S / lift, constraints.layer_limit, config)
         if weight is not None and alpha > 1.0 and alpha * weight.abs_max > constraints.weight_max:
             # The scaled weight is stored in the same format.
             alpha = max(floor_power_of_two(constraints.weight_max / weight.abs_max), 1.0)
-            reason = Reason.WEIGHT_RANGE
+            reason = _WEIGHT_RANGE
     earlier = constraints.earlier
     if earlier is not None:
-        own = observed.previous_scale * alpha
+        own = S * alpha
         if earlier.scale != own:
             branches = [(own, earlier.own_abs_max * alpha), (earlier.scale, earlier.abs_max)]
             common = common_scale(branches, u_max=config.range.u_max)
             if common != own:
-                alpha, reason = common / observed.previous_scale, Reason.BRANCHES
-    return Decision(alpha, reason, state._replace(alpha=alpha))
+                alpha, reason = common / S, _BRANCHES
+    return Decision(alpha, reason, LayerState(computed_at, unbounded, accumulated_limit, alpha, history))
 
 
-def _remembering(state: LayerState, observed: Observed, config: AdaLossConfig) -> LayerState:
-    """The state with what the method says, if it is due, and with what could overflow now."""
-    g, S = observed.g, observed.previous_scale
-    # Statistics of no element: nothing is known yet, and nothing is kept.
-    unknown = config.method.needs is not Needs.NOTHING and g is not None and not g.count
-    if is_due(state, observed.iteration, config) and not unknown:
-        if config.method.needs is Needs.HISTORY and g is not None:
-            history = (*state.history, g.scaled(1.0 / S))[-config.method.window :]
-            state = state._replace(history=history)
-        state = state._replace(computed_at=observed.iteration, unbounded=_asked(state, observed, config))
-    if g is not None and observed.has_weight == (observed.weight is not None):
-        limit = overflow_limit(g, observed.weight, observed.fan_in_bound, config.range.u_max)
-        state = state._replace(accumulated_limit=S * limit)
-    return state
-
-
-def _asked(state: LayerState, observed: Observed, config: AdaLossConfig) -> float:
-    method, g, W = config.method, observed.g, observed.weight
-    inputs: Tuple[Any, Any] = (g, W)
-    if method.needs is Needs.ARRAYS:
+def _asked(observed: Observed, history: Tuple[ArrayStatistics, ...], config: AdaLossConfig) -> float:
+    """What the method says, from what it needs to see."""
+    method = config.method
+    inputs: Tuple[Any, Any] = (observed.g, observed.weight)
+    if method.needs is _ARRAYS:
         if observed.arrays is None:
-            raise TypeError(
-                f"loss_scale_method={config.loss_scale_method!r} needs arrays, and none were given"
-            )
+            raise TypeError(f"loss_scale_method={config.loss_scale_method!r} needs arrays; none were given")
         inputs = observed.arrays()
-    elif method.needs is Needs.HISTORY:
-        inputs = tuple(statistics.scaled(observed.previous_scale) for statistics in state.history), W
-    return checked_scale(method.scale(*inputs, range=config.range, fan_in=observed.fan_in), config)
-
-
-def checked_scale(scale: Any, config: AdaLossConfig) -> float:
-    """A scale that a method returned, as a Python float; ValueError unless positive and finite."""
-    result = float(scale)
-    if not 0.0 < result < math.inf:
+    elif method.needs is _HISTORY:
+        inputs = tuple(statistics.scaled(observed.previous_scale) for statistics in history), observed.weight
+    found = method.scale(*inputs, range=config.range, fan_in=observed.fan_in)
+    scale = float(found)
+    if not 0.0 < scale < math.inf:
         raise ValueError(
-            f"loss_scale_method={config.loss_scale_method!r} returned {scale!r} for a finite gradient; "
+            f"loss_scale_method={config.loss_scale_method!r} returned {found!r} for a finite gradient; "
             "a scale must be positive and finite"
         )
-    return result
+    return scale
 
 
 def _limited(
-    state: LayerState, observed: Observed, layer_limit: float, config: AdaLossConfig
+    scale: float, overflow: float, previous_scale: float, layer_limit: float, config: AdaLossConfig
 ) -> Tuple[float, Reason]:
-    scale, reason = state.unbounded, Reason.METHOD
+    """The scale under bounds, overflow guard and the layer's limit, rounded down to a power of two."""
+    reason = _METHOD
     if config.use_bound and scale > 1.0:
-        scale, reason = bounded(scale, observed.previous_scale / observed.lift, config)
-    limit = state.accumulated_limit / observed.previous_scale
-    if layer_limit < limit:
+        scale, reason = bounded(scale, previous_scale, config)
+    if layer_limit < overflow:
         if scale > layer_limit:
-            scale, reason = clamp_scale(layer_limit), Reason.LAYER_LIMIT
-    elif scale > limit:
-        scale, reason = clamp_scale(limit), Reason.OVERFLOW_GUARD
+            scale, reason = clamp_scale(layer_limit), _LAYER_LIMIT
+    elif scale > overflow:
+        scale, reason = clamp_scale(overflow), _OVERFLOW_GUARD
     return floor_power_of_two(scale) if config.power_of_two else scale, reason
 
 
 def bounded(scale: float, previous_scale: float, config: AdaLossConfig) -> Tuple[float, Reason]:
     """A scale above 1 under `scale_upper_bound` and `accum_upper_bound`, which never turn it below 1."""
     # Comparisons instead of min and max, which are several times slower: this runs per layer and iteration.
-    upper, reason = config.accum_upper_bound / previous_scale, Reason.ACCUMULATED_BOUND
+    upper, reason = config.accum_upper_bound / previous_scale, _ACCUMULATED_BOUND
     if upper > config.scale_upper_bound:
-        upper, reason = config.scale_upper_bound, Reason.SCALE_BOUND
+        upper, reason = config.scale_upper_bound, _SCALE_BOUND
     if upper < 1.0:
         upper = 1.0
-    return (scale, Reason.METHOD) if scale < upper else (upper, reason)
+    return (scale, _METHOD) if scale < upper else (upper, reason)

@@ -67,7 +67,7 @@ class BackwardPass:
         self.u_max = config.range.u_max
         # Scaled copies of weights are stored as weights are.
         stored = self.storage.precision.forward.max if self.storage is not None else math.inf
-        self._weight_max = min(self.u_max, stored)
+        self._constraints = Constraints(weight_max=min(self.u_max, stored))
         # A constant that cannot overflow by itself needs no look at any array.
         constant = config.method.fixed_loss_scale if isinstance(config.method, Fixed) else math.inf
         self._measures = constant > 1.0
@@ -220,22 +220,25 @@ class BackwardPass:
 
     def _alpha(self, node: Node, scaling: Scaling, scale: float) -> float:
         g, w = self._operands(node, scaling, scale) if self._measures else (None, None)
-        slot, takes_statistics = scaling.slot, self.ada_loss.takes_statistics
+        slot = scaling.slot
         observed = Observed(
-            iteration=self.iteration,
-            previous_scale=scale,
-            fan_in=slot.fan_in,
-            fan_in_bound=slot.fan_in_bound,
-            g=g,
-            weight=w,
+            self.iteration,
+            scale,
+            slot.fan_in,
+            slot.fan_in_bound,
+            g,
+            w,
+            True,
             # Another branch of the loss may have been raised further.
-            lift=max(1.0, min(self.lift, scale / self.start_scale)),
-            arrays=None if takes_statistics else lambda: scaling.matrices(node),
+            max(1.0, min(self.lift, scale / self.start_scale)),
+            None if self.ada_loss.takes_statistics else lambda: scaling.matrices(node),
         )
+        constraints = self._constraints
         # A leaf's gradient is kept unscaled, in an array of its own: there is nothing to meet.
         stored = None if scaling.to_leaf else self.scales.get(scaling.target_key)
-        earlier = None if stored is None else _EarlierContribution(self, node, scaling, scale, stored)
-        constraints = Constraints(weight_max=self._weight_max, earlier=earlier)
+        if stored is not None:
+            earlier = _EarlierContribution(self, node, scaling, scale, stored)
+            constraints = constraints._replace(earlier=earlier)
         alpha = self.ada_loss.decide(scaling.layer, observed, constraints).alpha
         if stored is not None:
             self._bring_to(scaling.target, scaling.target_key, scale * alpha)

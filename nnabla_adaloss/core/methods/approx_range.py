@@ -50,7 +50,7 @@ class ApproxRange(Method):
         sigma = g.std if W is None else product_sigma(g, W, fan_in)
         if sigma == 0.0:
             return 1.0
-        scale = self.sigma_min(range) / sigma
+        scale = range.u_min / self._quantile / sigma
         if scale < 1.0:
             scale = 1.0
         limit = overflow_limit(g, W, fan_in, range.u_max)
