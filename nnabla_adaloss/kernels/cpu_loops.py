@@ -26,9 +26,8 @@ from numba.extending import intrinsic
 
 # Elements per block. Starting a block costs a wait for memory, so long ones are faster; short ones stay in
 # the cache while they are gone through twice, and keep float32 sums exact: these to 4e-6 in the worst case.
-# STATISTICS_BLOCK zeros are counted in 16 bits.
+# Zeros of a block are counted in 16 bits.
 BLOCK = 4096
-STATISTICS_BLOCK = 8192
 
 # Sums may be taken in any order; NaNs and infinities stay real. `exact` says so aloud: a function that says
 # nothing inherits the freedom of whichever caller happens to be compiled first, and (x + c) - c becomes x.
@@ -269,11 +268,11 @@ def statistics(address, size, is_half, counts_address):
     halves = carray(_pointer(address), (size,), np.uint16)
     bits = carray(_pointer(address), (size,), np.uint32)
     counts = carray(_pointer(counts_address), (256,), np.int64)
-    buffer = np.empty(STATISTICS_BLOCK if is_half else 0, np.uint32)
+    buffer = np.empty(BLOCK if is_half else 0, np.uint32)
     total, squares = 0.0, 0.0
     largest, negated_smallest, zeros, nonfinite = ZERO, ZERO, 0, 0
-    for start in range(0, size, STATISTICS_BLOCK):
-        stop = min(start + STATISTICS_BLOCK, size)
+    for start in range(0, size, BLOCK):
+        stop = min(start + BLOCK, size)
         if is_half:
             block_statistics = _block_statistics_of_halves(halves[start:stop], buffer)
         else:
