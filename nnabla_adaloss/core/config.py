@@ -44,7 +44,8 @@ class AdaLossConfig:
         power_of_two: round scales down to powers of two, so that scaling never rounds a gradient.
         max_rescue_ratio: for `"element_wise_range"`: share of the products, largest first, that is to be kept
             from underflow; in (0, 1]. None: all of them, which lets one tiny product decide.
-        recorder: called with a `LayerRecord` each time a layer is scaled. What it returns is ignored.
+        recorder: called with a `LayerRecord` each time a layer is scaled. What it returns is ignored; what it
+            raises is logged, once.
         debug_level: 0 logs nothing, 1 one line per iteration, 2 also one per layer; to
             `logging.getLogger("nnabla_adaloss")` at level INFO.
         include: names of the layers to scale, as `fnmatch` patterns. One that matches no layer is an error

@@ -221,7 +221,8 @@ def decide(
         if earlier.scale != own:
             branches = [(own, earlier.own_abs_max * alpha), (earlier.scale, earlier.abs_max)]
             common = common_scale(branches, u_max=config.range.u_max)
-            if common != own:
+            # A layer that overflowed goes with the other branch up to its limit only; else that comes down.
+            if common != own and common <= S * constraints.layer_limit:
                 alpha, reason = common / S, _BRANCHES
     return Decision(alpha, reason, LayerState(computed_at, unbounded, accumulated_limit, alpha, history))
 

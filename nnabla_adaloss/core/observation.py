@@ -22,6 +22,7 @@ class LayerObserver:
 
     def __init__(self, config: AdaLossConfig) -> None:
         self._recorder = config.recorder
+        self._recorder_failed = False
         self._debug_level = config.debug_level
         self.needed = config.recorder is not None or config.debug_level > 0
         self._iteration: Optional[int] = None
@@ -32,7 +33,7 @@ class LayerObserver:
     def __call__(self, record: LayerRecord) -> None:
         """Take one record."""
         if self._recorder is not None:
-            self._recorder(record)
+            self._record(record)
         if self._debug_level >= 1:
             if record.iteration != self._iteration:
                 self._finish()
@@ -52,6 +53,16 @@ class LayerObserver:
                 record.accumulated_scale,
                 record.fan_in,
             )
+
+    def _record(self, record: LayerRecord) -> None:
+        assert self._recorder is not None
+        try:
+            self._recorder(record)
+        except Exception:
+            # Told once: who only watches must not end a training of days.
+            if not self._recorder_failed:
+                self._recorder_failed = True
+                logger.exception("recorder raised an exception for layer %s; training goes on", record.layer)
 
     def _finish(self) -> None:
         if self._layers:

@@ -57,6 +57,10 @@ class RoundedStorage:
         known = self.data.get(key)
         return known.statistics if known is not None else None
 
+    def data_rounding(self, key: int) -> Optional[RoundingStatistics]:
+        """What rounding a weight or activation last did, or None."""
+        return self.data.get(key)
+
     def store_gradient(self, key: int, array: nn.NdArray) -> None:
         """Round a gradient again that was scaled in place, keeping the counts of its first rounding."""
         before = self.gradients.get(key)

@@ -189,7 +189,13 @@ class BackwardPass:
     def _rescale_loss_section(self, node: Node, scale: float) -> float:
         v, key = node.outputs[0], node.output_keys[0]
         factor = loss_section_factor(
-            self.abs_max(v, key), v.size, scale, self.start_scale, expands=node.expands, u_max=self.u_max
+            # Of what nothing is known, nothing is raised.
+            self.statistics.gradient(v, key, self.scales[key]).abs_max,
+            v.size,
+            scale,
+            self.start_scale,
+            expands=node.expands,
+            u_max=self.u_max,
         )
         if factor != 1.0:
             self._bring_to(v, key, scale * factor)
@@ -250,8 +256,9 @@ class BackwardPass:
         return max(scaling.slot.fan_in_bound * g.abs_max, 1.0) * w.abs_max
 
     def abs_max(self, variable: nn.Variable, key: int) -> float:
-        """The largest magnitude of a gradient as it is stored."""
-        return self.statistics.gradient(variable, key, self.scales[key]).abs_max
+        """The largest magnitude of a gradient as stored; the largest there is while it is not known."""
+        known = self.statistics.gradient(variable, key, self.scales[key])
+        return known.abs_max if known.count else self.u_max
 
     def _operands(
         self, node: Node, scaling: Scaling, scale: float

@@ -9,6 +9,7 @@ import nnabla as nn
 
 from ..core.precision import Precision
 from ..core.statistics import ArrayStatistics
+from ..kernels import RoundingStatistics
 
 
 class EmulatedStorage(Protocol):
@@ -23,6 +24,9 @@ class EmulatedStorage(Protocol):
 
     def data_statistics(self, key: int) -> Optional[ArrayStatistics]:
         """The statistics of a weight or activation as last stored, or None."""
+
+    def data_rounding(self, key: int) -> Optional[RoundingStatistics]:
+        """What rounding a weight or activation last did, or None."""
 
     def store_gradient(self, key: int, array: nn.NdArray) -> None:
         """Store a gradient again after the engine changed it in place."""

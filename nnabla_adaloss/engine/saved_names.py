@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 from itertools import takewhile, zip_longest
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, List, Mapping, Sequence
 
 from ..graph.plan import GraphPlan
 
 
 def fingerprint(plan: GraphPlan) -> List[str]:
-    """Type, name and output shape of each function, in backward order."""
-    return _fingerprint(plan, {})
+    """Type, name, and shapes of output and parameters of each function, in backward order."""
+    return [
+        " ".join([line, *(_by(leaf.shape) for leaf in node.leaves)])
+        for line, node in zip(_lines(plan, {}), plan.nodes.values())
+    ]
 
 
 def with_names_of(plan: GraphPlan, state: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -25,7 +28,7 @@ def with_names_of(plan: GraphPlan, state: Mapping[str, Any]) -> Mapping[str, Any
     if network == ours:
         return state
     name_now = plan.labels_before()
-    before = _fingerprint(plan, {now: before for before, now in name_now.items()})
+    before = _lines(plan, {now: before for before, now in name_now.items()})
     if network == before:
         return {**state, **{part: _renamed(state[part], name_now) for part in ("layers", "limits")}}
     known = max((ours, before), key=lambda names: _agreeing(network, names))
@@ -38,11 +41,15 @@ def _agreeing(network: List[str], names: List[str]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(network, names)))
 
 
-def _fingerprint(plan: GraphPlan, names: Mapping[str, str]) -> List[str]:
+def _lines(plan: GraphPlan, names: Mapping[str, str]) -> List[str]:
     return [
-        f"{node.type_name} {names.get(node.label, node.label)} {'x'.join(map(str, node.outputs[0].shape))}"
+        f"{node.type_name} {names.get(node.label, node.label)} {_by(node.outputs[0].shape)}"
         for node in plan.nodes.values()
     ]
+
+
+def _by(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
 
 
 def _renamed(layers: Mapping[str, Any], name_now: Mapping[str, str]) -> Dict[str, Any]:

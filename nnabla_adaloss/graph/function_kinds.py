@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import FrozenSet
+from typing import Any, Dict, FrozenSet, Mapping
 
 import nnabla as nn
 
@@ -18,3 +18,27 @@ def computes_in_half(context: nn.Context) -> bool:
     """Whether nnabla computes in a native half-precision type under `context`."""
     first = context.backend[0] if context.backend else ""
     return bool(first.endswith((":half", ":mixed_half")))
+
+
+# Functions that write into inputs of theirs in forward: which.
+_WRITES: Dict[str, FrozenSet[int]] = {
+    **dict.fromkeys(
+        ("BatchNormalization", "FusedBatchNormalization", "SyncBatchNormalization"), frozenset({3, 4})
+    ),
+    "SpectralNorm": frozenset({1}),
+    **dict.fromkeys(("BinaryConnectAffine", "BinaryConnectConvolution"), frozenset({2})),
+    **dict.fromkeys(("BinaryWeightAffine", "BinaryWeightConvolution"), frozenset({2, 3})),
+    **dict.fromkeys(("INQAffine", "INQConvolution"), frozenset({2})),
+}
+_NOTHING: FrozenSet[int] = frozenset()
+
+
+def written_inputs(type_name: str, args: Mapping[str, Any]) -> FrozenSet[int]:
+    """Indices of the inputs that forward of a function writes, as far as it is known; those that need no
+    gradient.
+
+    Example:
+        >>> sorted(written_inputs("BatchNormalization", {"batch_stat": True}))
+        [3, 4]
+    """
+    return _WRITES.get(type_name, _NOTHING) if args.get("batch_stat", True) else _NOTHING

@@ -38,6 +38,9 @@ class GraphPlan:
         variables: all variables that get a gradient but are no leaves.
         variable_keys: their keys.
         kept_keys: keys of those whose gradients stay even when buffers are cleared.
+        functions: all functions behind the loss, in forward order.
+        labels: the name of each, by function key.
+        names: the names of parameters, by variable key.
 
     Raises:
         ValueError: a pattern of the selection matches no layer.
@@ -78,7 +81,8 @@ class GraphPlan:
         self.variable_keys = [hash(v) for v in self.variables]
         # Sink keeps the gradients of its inputs even when buffers are cleared.
         self.kept_keys = {k for n in self.nodes.values() if n.type_name == "Sink" for k in n.input_keys}
-        self._order, self._names = order, names
+        self.functions, self.labels, self.names = functions, labels, names
+        self._order = order
         self._watch = GraphWatch(unique([loss, *(v for f in order for v in f.inputs)]))
 
     @property
@@ -88,7 +92,7 @@ class GraphPlan:
 
     def labels_before(self) -> Dict[str, str]:
         """What version 0.1 called each function; the name it has now by the one it had, in backward order."""
-        before = function_names_before(self._order, self._names)
+        before = function_names_before(self._order, self.names)
         return {before[key]: node.label for key, node in self.nodes.items()}
 
     def __str__(self) -> str:

@@ -33,7 +33,7 @@ SUM_LENGTH = (
 
 
 class PlainKernels:
-    """`Kernels` for any nnabla context, and what the other backends are tested against.
+    """`Kernels` for any nnabla context.
 
     Each method reads its arrays many times and waits for the device.
 

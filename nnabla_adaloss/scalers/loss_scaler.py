@@ -135,7 +135,17 @@ class LossScaler:
         return self.skipped_updates / self.total_updates if self.total_updates else 0.0
 
     def scale_loss(self, loss: Any) -> Any:
-        """The loss (Variable, NdArray, NumPy array or float) times the scale; float32 from float16."""
+        """The loss (Variable, NdArray, NumPy array or float) times the scale; float32 from float16.
+
+        Raises:
+            TypeError: it is none of these. A wrapper with a `backward(scale)` of its own is given the scale there.
+        """
+        if callable(getattr(loss, "backward", None)) and not isinstance(loss, nn.Variable):
+            raise TypeError(
+                f"loss is a {type(loss).__name__}, which takes the scale in backward: call "
+                "loss.backward(scaler.scale); if it unscales gradients by itself, as AdaptiveLossScaling does, "
+                "then check_gradients(gradients), else unscale_gradients_and_check(gradients)"
+            )
         if isinstance(loss, (np.ndarray, np.generic)):
             return loss * np.asarray(self.scale, dtype=np.result_type(loss, np.float32))
         if isinstance(loss, (nn.Variable, nn.NdArray)):
@@ -194,6 +204,21 @@ class LossScaler:
             elif isinstance(gradients, list):
                 gradients[i] = items[i] = result
         usable = not any(has_nonfinite(gradient) for gradient in items)
+        self._adjust(usable)
+        return usable
+
+    def check_gradients(self, gradients: Gradients) -> bool:
+        """Look for an overflow and adjust the scale, for gradients that are unscaled already.
+
+        Those of `AdaptiveLossScaling` are: `scaling.backward(scaler.scale)` divides by the scale itself.
+
+        Returns:
+            True when the gradients are good for an update; False when the update is to be skipped.
+
+        Raises:
+            TypeError, ValueError: as `unscale_gradient`. Nothing has been touched.
+        """
+        usable = not self.has_overflow(gradients)
         self._adjust(usable)
         return usable
 

@@ -10,12 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
-from contextlib import suppress
 from typing import Any, Dict, Mapping, Union
+
+from .whole_file import replace_file, special_kind
 
 FORMAT_VERSION = 1
 _KIND = "nnabla_adaloss state"
+_SIGNATURE = json.dumps({"kind": _KIND})[:-1].encode()
+_LONGEST_HEADER = 4096
+_LARGEST = 2**28  # bytes: hundreds of thousands of layers
 
 
 class StateFileError(ValueError):
@@ -25,12 +28,16 @@ class StateFileError(ValueError):
 def write_state(path: Union[str, os.PathLike[str]], state: Mapping[str, Any]) -> None:
     """Write `state` to `path`; a crash at any moment leaves the old file or the new one.
 
+    A link is followed, and permissions of an older file are kept. Temporary files that killed writers left
+    beside `path` are removed.
+
     Args:
         path: the file; its folder must exist.
         state: dicts with string keys, lists, numbers, strings, booleans and None.
 
     Raises:
         TypeError: `state` holds something else.
+        ValueError: `state` takes more than 256 MiB, which `read_state` would not read.
         OSError: the file cannot be written; an older one is left as it was.
 
     Example:
@@ -42,43 +49,49 @@ def write_state(path: Union[str, os.PathLike[str]], state: Mapping[str, Any]) ->
     """
     body = json.dumps(state, sort_keys=True).encode()
     header = {"kind": _KIND, "version": FORMAT_VERSION, "sha256": hashlib.sha256(body).hexdigest()}
-    target = os.path.abspath(os.fspath(path))
-    folder = os.path.dirname(target)
-    # In the same folder, for os.replace; not by tempfile, which would hide the file from other users.
-    temporary = f"{target}.{secrets.token_hex(8)}.tmp"
-    try:
-        with open(temporary, "xb") as file:
-            file.write(json.dumps(header).encode() + b"\n" + body + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-    _sync_folder(folder)
-
-
-def _sync_folder(folder: str) -> None:
-    # The new name is on disk only when its folder is.
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    content = json.dumps(header).encode() + b"\n" + body + b"\n"
+    if len(content) > _LARGEST:
+        raise ValueError(
+            f"state takes {len(content)} bytes, more than the {_LARGEST} that are read: save arrays in a "
+            "file of their own"
+        )
+    replace_file(path, content, _SIGNATURE)
 
 
 def read_state(path: Union[str, os.PathLike[str]]) -> Dict[str, Any]:
     """Read a state that `write_state` wrote.
 
     Raises:
-        StateFileError: the file is truncated, damaged, of a newer version, or something else altogether.
+        StateFileError: the file is truncated, damaged, too large, of a newer version, or something else
+            altogether.
         OSError: it cannot be read.
     """
-    with open(path, "rb") as file:
-        lines = file.read().split(b"\n")
-    name = os.fspath(path)
-    header = _parse(lines[0], f"{name} is no state file: its first line is not JSON")
+    name = os.fsdecode(path)
+    kind = special_kind(os.stat(name))
+    if kind:
+        raise StateFileError(f"{name} is {kind}, no state file of nnabla_adaloss: give the path of a file")
+    with open(name, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        first = file.readline(_LONGEST_HEADER)
+        header = _checked_header(name, first)
+        if size > _LARGEST:
+            raise StateFileError(
+                f"{name} is damaged: it has {size} bytes, and no state file more than {_LARGEST}; use an "
+                "earlier checkpoint"
+            )
+        body, end, more = file.read(size).partition(b"\n")
+    if not first.endswith(b"\n") or not end or more:
+        raise StateFileError(f"{name} is truncated, or something was added to it; use an earlier checkpoint")
+    if hashlib.sha256(body).hexdigest() != header.get("sha256"):
+        raise StateFileError(f"{name} is damaged: its checksum does not match; use an earlier checkpoint")
+    state = _parse(body, f"{name} is damaged")
+    if not isinstance(state, dict):
+        raise StateFileError(f"{name} is damaged: it holds no state")
+    return state
+
+
+def _checked_header(name: str, line: bytes) -> Dict[str, Any]:
+    header = _parse(line, f"{name} is no state file: its first line is not JSON")
     if not isinstance(header, dict) or header.get("kind") != _KIND:
         raise StateFileError(f"{name} is no state file of nnabla_adaloss")
     version = header.get("version")
@@ -91,18 +104,11 @@ def read_state(path: Union[str, os.PathLike[str]]) -> Dict[str, Any]:
             f"{name} has version {version} of the format, this package knows versions up to "
             f"{FORMAT_VERSION}: update nnabla_adaloss"
         )
-    if len(lines) != 3 or lines[2]:
-        raise StateFileError(f"{name} is truncated, or something was added to it; use an earlier checkpoint")
-    if hashlib.sha256(lines[1]).hexdigest() != header.get("sha256"):
-        raise StateFileError(f"{name} is damaged: its checksum does not match; use an earlier checkpoint")
-    state = _parse(lines[1], f"{name} is damaged")
-    if not isinstance(state, dict):
-        raise StateFileError(f"{name} is damaged: it holds no state")
-    return state
+    return header
 
 
 def _parse(line: bytes, complaint: str) -> Any:
     try:
         return json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter: brackets in brackets in brackets
         raise StateFileError(f"{complaint} ({error})") from None

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import nnabla as nn
 import numpy as np
@@ -20,23 +20,24 @@ from ..core.validation import integer
 from ..emulation import with_storage
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
 from ..errors import LossScaleError, LossScaleWarning
+from ..graph.function_kinds import computes_in_half
 from ..graph.loss_like import LossLike, check_scale
 from ..state import read_state, write_state
 from .accumulation import accumulate
 from .argument_checks import check_arguments, check_choice, keep_data
 from .exchange import GradientExchange, check_interval
+from .idle import Idle
 from .result import UpdateResult
 from .states import restore, state_of
+from .window import Window, examine
 
 
-class _Window(NamedTuple):
-    """What happened in one window of `accum_grad` batches on this rank."""
+class _Cause(NamedTuple):
+    """What all ranks take for the cause of gradients that are not finite."""
 
-    found_inf: bool = False
-    nonfinite_loss: bool = False
-    overflow_layers: Tuple[str, ...] = ()
-    layer_to_blame: Optional[str] = None
-    layer_scales: Mapping[str, float] = {}
+    nonfinite_loss: bool
+    nonfinite_forward: bool
+    global_scale: bool
 
 
 class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[misc]
@@ -65,6 +66,8 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             returns without an update. 100, as the baseline; 0 skips an iteration instead of retrying it.
         on_nonfinite_loss: a loss that is not finite is no overflow and lowers no scale: `"raise"`
             (default) a LossScaleError, `"skip"` the update, or `"warn"` once and skip.
+        on_nonfinite_forward: likewise, where the loss is finite but something in forward is not, in a way
+            that no scale mends: NaN in the data behind a ReLU, or activations beyond the storage format.
         on_scale_floor: what to do about an overflow at `min_scale`: `"raise"` (default) a
             LossScaleError that names the first bad layer, `"skip"` the update, or `"warn"` once and skip.
         min_scale: S0 is never lowered below this. 2**-24, the smallest positive fp16 number.
@@ -110,6 +113,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         storage: Optional[StorageLike] = None,
         max_retries: int = 100,
         on_nonfinite_loss: str = "raise",
+        on_nonfinite_forward: str = "raise",
         on_scale_floor: str = "raise",
         min_scale: float = 2.0**-24,
         max_scale: float = 2.0**64,
@@ -129,8 +133,14 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             )
         choices = ("raise", "skip", "warn")
         self.on_nonfinite_loss = check_choice("on_nonfinite_loss", on_nonfinite_loss, choices)
+        self.on_nonfinite_forward = check_choice("on_nonfinite_forward", on_nonfinite_forward, choices)
         self.on_scale_floor = check_choice("on_scale_floor", on_scale_floor, choices)
         self._config, self._storage, self.solver = config, storage, solver
+        self._loss: Optional[LossLike] = None
+        self.scaling: AdaptiveLossScaling
+        self._idle = Idle()
+        self._saved: List[AdaptiveLossScaling] = []
+        self._before_exchange = False
         self.loss = loss
         self._exchange = GradientExchange(comm, grads, solver)
         super().__init__(
@@ -146,6 +156,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             comm,
             self._exchange.grads if comm is not None else [],
         )
+        self._tell_of_float_storage()
         self.max_retries = max_retries
         self.on_gradients = on_gradients
         self.average = average
@@ -169,30 +180,78 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             LossScaleError: the loss is not finite, or gradients overflow at the smallest scale, and the
                 policy for that is `"raise"`. The parameters are as before.
         """
+        with self._idle.update():
+            scale_state, limits = self.scale_state, dict(self.scaling.limits)
+            try:
+                return self._update()
+            except LossScaleError:
+                # Raised on all ranks alike: no scale was at fault.
+                self.scale_state = scale_state
+                self.scaling.limits.clear()
+                self.scaling.limits.update(limits)
+                raise
+            except BaseException:
+                if self._before_exchange:
+                    # Other ranks, if there are any, wait for this one in the same iteration.
+                    self.iteration -= 1
+                raise
+
+    def _update(self) -> UpdateResult:
         self._start_iteration()
+        scale_state = self.scale_state  # what it was
         retries = 0
         layers: Tuple[str, ...] = ()
         while True:
+            self._before_exchange = True
             window = self._run_window()
             self._exchange_gradients()
+            self._before_exchange = False
             if not self._overflowed(window):
                 break
-            layers = window.overflow_layers
-            nonfinite_loss, global_scale = self._agree_on_cause(window)
-            if nonfinite_loss:
-                return self._skip_nonfinite_loss(window, retries)
-            if global_scale:
+            self._undo_batch()
+            layers = window.nonfinite_layers
+            cause = self._agree_on_cause(window)
+            if cause.nonfinite_loss or cause.nonfinite_forward:
+                return self._skip_bad_batch(window, cause, retries)
+            if cause.global_scale:
                 if self.policy.at_floor(self.scale_state):
-                    return self._skip_at_floor(layers, retries)
+                    return self._skip_at_floor(scale_state, layers, retries)
                 self.scale_state = self.policy.after_overflow(self.scale_state)
             retries += 1
             if retries > self.max_retries:
                 return UpdateResult(False, self.scale, retries, "overflow", layers)
+        reason = "zero_gradients" if self._gradients_are_zero() else "updated"
+        if not self.scaling.forward_state_is_finite():
+            self._undo_batch()
         self._apply_gradients()
         self.last_good_scale = self.scale
         self.scale_state = self.policy.after_update(self.scale_state)
         self.scaling.after_update()
-        return UpdateResult(True, self.scale, retries, "updated", layers)
+        return UpdateResult(True, self.scale, retries, reason, layers, window.nonfinite_layers)
+
+    @property
+    def parameters_lock(self) -> Any:
+        """A lock that is held while parameters are swapped for copies or being updated: hold it to read them.
+
+        For other threads, as in `with updater.parameters_lock: copy = parameter.d.copy()`. It is free while
+        the data feeder runs and between updates. In a signal handler use `when_idle`.
+        """
+        return self._idle.lock
+
+    def when_idle(self, callback: Callable[[], Any]) -> None:
+        """Call `callback` between two updates: at once if none is running, else at the end of the one that
+        is.
+
+        The place for checkpoints that a signal asks for: in a handler parameters may be swapped for copies at
+        that moment, and `nnabla.save_parameters` would save these.
+
+        Args:
+            callback: called without arguments, in the thread that updates, if an update is running.
+
+        Raises:
+            TypeError: it cannot be called.
+        """
+        self._idle.when_idle(callback)
 
     def state_dict(self) -> Dict[str, Any]:
         """Everything that decides the next step, apart from parameters, solver states and data."""
@@ -211,6 +270,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         """Write the state to `path`, beside the solver's own `save_states`; whole or not at all.
 
         Raises:
+            ValueError: the state is larger than a file may be that `load_states` reads.
             OSError: the file cannot be written; an older one is left as it was.
         """
         write_state(path, self.state_dict())
@@ -224,24 +284,74 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         """
         self.load_state_dict(read_state(path))
 
-    def _run_window(self) -> _Window:
-        window = _Window()
-        scaling = self.scaling
+    def _run_window(self) -> Window:
+        window = Window()
 
         def forward_backward() -> None:
             nonlocal window
-            scaling.forward(clear_no_need_grad=self.clear_buffer)
-            scaling.backward(self.scale, clear_buffer=self.clear_buffer, iteration=self.iteration)
-            if scaling.found_inf and not window.found_inf:
-                # Read only now: on a GPU it waits for the device.
-                nonfinite_loss = not math.isfinite(float(scaling.variable.d))
-                layers, blame = tuple(scaling.found_inf), scaling.layer_to_blame()
-                window = _Window(True, nonfinite_loss, layers, blame, scaling.layer_scales)
+            # The feeder may have assigned another loss.
+            scaling = self.scaling
+            with self._idle.lock:
+                scaling.forward(clear_no_need_grad=self.clear_buffer)
+                scaling.note_forward_state()
+                scaling.backward(self.scale, clear_buffer=self.clear_buffer, iteration=self.iteration)
+                if scaling.found_inf:
+                    window = examine(window, scaling, self.solver, self.policy.min_scale)
 
-        accumulate(self.solver, self.data_feeder, self.accum_grad, forward_backward)
+        def feed() -> None:
+            self.data_feeder()
+            if self.scaling is not saved[-1]:
+                self._save_forward_state(saved)
+
+        saved: List[AdaptiveLossScaling] = []
+        self._save_forward_state(saved)
+        accumulate(self.solver, feed, self.accum_grad, forward_backward)
+        self._saved = saved
         return window
 
+    def _save_forward_state(self, saved: List[AdaptiveLossScaling]) -> None:
+        self.scaling.save_forward_state()
+        saved.append(self.scaling)
+
+    def _undo_batch(self) -> None:
+        """Put back what forward has written in this window."""
+        with self._idle.lock:
+            for scaling in reversed(self._saved):
+                scaling.undo_forward()
+
+    def _tell_of_float_storage(self) -> None:
+        loss = self.loss
+        if (
+            self._storage is None
+            and isinstance(loss, nn.Variable)
+            and not computes_in_half(loss.parent.context)
+            and self._config is None
+        ):
+            warnings.warn(
+                "nothing is stored in half precision: the network is in a float context and storage is None. "
+                'Pass storage="float16" to emulate it, or build the network in a half context',
+                LossScaleWarning,
+                stacklevel=3,
+            )
+
+    def _check_what_is_trained(self) -> None:
+        parameters = self.solver.get_parameters()
+        if not parameters:
+            raise ValueError(
+                "solver has no parameters, so nothing would be trained: call "
+                "solver.set_parameters(nnabla.get_parameters()) first"
+            )
+        reached = {key for node in self.scaling.plan.nodes.values() for key in node.leaf_keys}
+        if not any(hash(v) in reached for v in parameters.values()):
+            self._warn(
+                "foreign_parameters",
+                f"the loss does not depend on any of the solver's {len(parameters)} parameters (the first is "
+                f"{next(iter(parameters))!r}): they are of another network, or none of them needs a gradient",
+            )
+
     def _start_iteration(self) -> None:
+        if not self.iteration:
+            self._check_what_is_trained()
         self.iteration += 1
         if self.comm is None:
             return
@@ -261,78 +371,110 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         else:
             self.scaling.adopt_statistics(self._exchange.sum_with(own, average=self.average))
 
-    def _agree_on_cause(self, window: _Window) -> Tuple[bool, bool]:
-        """Lower the layers that are to blame; returns whether a loss is not finite and whether S0 is."""
+    def _agree_on_cause(self, window: Window) -> _Cause:
+        """What all ranks take for the cause; layers that are to blame are lowered."""
         layers = self.scaling.layers
-        unexplained = window.found_inf and window.layer_to_blame is None
+        unexplained = window.overflowed and window.layer_to_blame is None
         blamed = [layer == window.layer_to_blame for layer in layers]
-        nonfinite_loss, global_scale, *blamed = self._exchange.any(
-            [window.nonfinite_loss, unexplained, *blamed]
+        nonfinite_loss, nonfinite_forward, global_scale, *blamed = self._exchange.any(
+            [window.nonfinite_loss, window.fault is not None, unexplained, *blamed]
         )
-        if not nonfinite_loss and not global_scale:
+        if not (nonfinite_loss or nonfinite_forward or global_scale):
             for layer, flag in zip(layers, blamed):
                 if flag:
                     scales = window.layer_scales or self.scaling.layer_scales
                     self.scaling.back_off(layer, scales.get(layer, 1.0))
         # The sum over ranks may overflow where no rank's own gradients did.
-        return nonfinite_loss, global_scale or not any(blamed)
+        return _Cause(nonfinite_loss, nonfinite_forward, global_scale or not any(blamed))
 
-    def _overflowed(self, window: _Window) -> bool:
+    def _overflowed(self, window: Window) -> bool:
         if self.comm is None:
-            return window.found_inf
+            return window.overflowed
         return not self._exchange.all_finite()
+
+    def _gradients_are_zero(self) -> bool:
+        """True when not one gradient of the solver holds anything, though the loss does; reported once."""
+        if not self.scaling.all_gradients_are_zero(self.solver.get_parameters().values()):
+            return False
+        if self.scaling.loss_is_zero():
+            return False
+        self._warn(
+            "zero_gradients",
+            f"every gradient is exactly zero in iteration {self.iteration}, at loss scale {self.scale:g}, "
+            "and the loss is not: the network is at rest, or everything underflows. Look at the loss weight",
+        )
+        return True
 
     def _apply_gradients(self) -> None:
         if self.average and self.accum_grad > 1:
             self.solver.scale_grad(1.0 / self.accum_grad)
         if self.on_gradients is not None:
             self.on_gradients(self.solver)
-        if self.weight_decay is not None:
-            self.solver.weight_decay(self.weight_decay)
-        self.solver.update()
+        with self._idle.lock:
+            if self.weight_decay is not None:
+                self.solver.weight_decay(self.weight_decay)
+            self.solver.update()
 
-    def _skip_nonfinite_loss(self, window: _Window, retries: int) -> UpdateResult:
-        where = "" if self.comm is None else f" of {'this' if window.nonfinite_loss else 'another'} rank"
+    def _skip_bad_batch(self, window: Window, cause: _Cause, retries: int) -> UpdateResult:
+        here = window.nonfinite_loss if cause.nonfinite_loss else window.fault is not None
+        where = "" if self.comm is None else f" of {'this' if here else 'another'} rank"
+        subject = "the loss" if cause.nonfinite_loss else "the forward pass"
+        detail = f": {window.fault}" if window.fault is not None else ""
         message = (
-            f"the loss{where} is not finite in iteration {self.iteration}; that is no overflow of gradients, "
-            f"and the loss scale stays at {self.scale:g}. Look at the data and the learning rate"
+            f"{subject}{where} is not finite in iteration {self.iteration}{detail}; that is no overflow of "
+            f"gradients, and the loss scale stays at {self.scale:g}. Look at the data and the learning rate"
         )
-        self._report(self.on_nonfinite_loss, "nonfinite_loss", message)
-        return UpdateResult(False, self.scale, retries, "nonfinite_loss", window.overflow_layers)
+        if cause.nonfinite_loss:
+            self._report(self.on_nonfinite_loss, "nonfinite_loss", message)
+        else:
+            self._report(self.on_nonfinite_forward, "nonfinite_forward", message)
+        reason = "nonfinite_loss" if cause.nonfinite_loss else "nonfinite_forward"
+        fault = "" if window.fault is None else str(window.fault)
+        layers = window.nonfinite_layers
+        return UpdateResult(False, self.scale, retries, reason, layers, layers, fault)
 
-    def _skip_at_floor(self, layers: Tuple[str, ...], retries: int) -> UpdateResult:
+    def _skip_at_floor(self, scale_state: ScaleState, layers: Tuple[str, ...], retries: int) -> UpdateResult:
         gradients = [v.g for v in self.solver.get_parameters().values()]
         nans = sum(int(np.isnan(g).sum()) for g in gradients)
         infinities = sum(int(np.isinf(g).sum()) for g in gradients)
+        floor, self.scale_state = self.scale, scale_state
         message = (
-            f"gradients overflow in iteration {self.iteration} at the smallest loss scale, {self.scale:g}; "
+            f"gradients overflow in iteration {self.iteration} at the smallest loss scale, {floor:g}; "
             f"first bad layer: {layers[0] if layers else 'on another rank'}; parameter gradients hold "
-            f"{nans} NaNs and {infinities} infinities; last good scale: {self.last_good_scale:g}"
+            f"{nans} NaNs and {infinities} infinities; last good scale: {self.last_good_scale:g}. "
+            f"The scale is {self.scale:g} again"
         )
         self._report(self.on_scale_floor, "scale_floor", message)
-        return UpdateResult(False, self.scale, retries, "overflow", layers)
+        return UpdateResult(False, self.scale, retries, "overflow", layers, layers)
 
     def _report(self, policy: str, kind: str, message: str) -> None:
         if policy == "raise":
             raise LossScaleError(message)
-        if policy == "warn" and kind not in self._warned:
+        if policy == "warn":
+            self._warn(kind, message)
+
+    def _warn(self, kind: str, message: str) -> None:
+        """Warn, the first time that there is something of this kind to warn of."""
+        if kind not in self._warned:
             self._warned.add(kind)
-            warnings.warn(message, LossScaleWarning, stacklevel=4)
+            warnings.warn(message, LossScaleWarning, stacklevel=5)
 
     @property
     def loss(self) -> LossLike:
         """The loss that is trained on; assign another for a graph that changes between iterations."""
+        assert self._loss is not None
         return self._loss
 
     @loss.setter
     def loss(self, loss: LossLike) -> None:
-        if loss is getattr(self, "_loss", None):
+        if self._loss is not None and loss is self._loss:
             return
         scaling = AdaptiveLossScaling(
             with_storage(loss, self._storage),
             self._config,
             parameters=self.solver.get_parameters(),
             limit_policy=LayerLimitPolicy(self.policy.N),
+            forward_state=None if self._loss is None else self.scaling.forward_state,
         )
         if scaling.variable.size != 1:
             raise ValueError(
@@ -340,6 +482,15 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
                 "reduce it with nnabla.functions.mean"
             )
         self._loss, self.scaling = loss, scaling
+
+    @property
+    def scale(self) -> float:
+        """S0, the global loss scale; may be set between updates."""
+        return self._scale
+
+    @scale.setter
+    def scale(self, value: float) -> None:
+        self._scale = check_scale(value)
 
     @property
     def scale_state(self) -> ScaleState:

@@ -9,6 +9,7 @@ import nnabla as nn
 
 from ..core.precision import StorageLike
 from ..emulation import with_storage
+from ..engine import AdaptiveLossScaling
 from ..graph.loss_like import LossLike, check_scale, variable_of
 from .accumulation import accumulate
 from .argument_checks import check_arguments, keep_data
@@ -66,6 +67,11 @@ class FixedLossScalingUpdater:
         if variable.size != 1:
             raise ValueError(
                 f"loss has shape {variable.shape}, not one element; reduce it with nnabla.functions.mean"
+            )
+        if isinstance(loss, AdaptiveLossScaling):
+            raise TypeError(
+                "loss is an AdaptiveLossScaling, which unscales by itself; give the loss that was wrapped in "
+                "it, or train with AdaptiveLossScalingUpdater"
             )
         self.scale = check_scale(scale)
         self.solver = solver

@@ -14,7 +14,6 @@ from nnabla_adaloss.core import (
     AdaLoss,
     AdaLossConfig,
     ArrayStatistics,
-    LayerRecord,
     Reason,
     get_loss_scale,
     statistics_of,
@@ -182,12 +181,20 @@ def test_recorder_gets_every_decision() -> None:
     assert (record.g, record.weight) == (statistics_of(G), statistics_of(W))
 
 
-def test_an_error_of_a_recorder_is_the_callers() -> None:
-    def recorder(record: LayerRecord) -> None:
+def test_an_error_of_a_recorder_is_told_once_and_ends_no_training(caplog: pytest.LogCaptureFixture) -> None:
+    seen = []
+
+    def recorder(record: Any) -> None:
+        seen.append(record)
         raise KeyError("full")
 
-    with pytest.raises(KeyError, match="full"):
-        call(NumpyAdaLoss(AdaLossConfig(recorder=recorder)))
+    ada_loss = NumpyAdaLoss(AdaLossConfig(recorder=recorder))
+    with caplog.at_level(logging.ERROR, logger="nnabla_adaloss"):
+        assert [call(ada_loss, iteration=i) for i in range(3)] == [16.0] * 3
+    assert len(seen) == 3
+    assert len(caplog.records) == 1
+    assert "layer fc" in caplog.text
+    assert "KeyError: 'full'" in caplog.text
 
 
 @pytest.mark.parametrize(("level", "lines"), [(0, 0), (1, 2), (2, 2 + 6)])

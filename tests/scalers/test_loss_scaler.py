@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nnabla_adaloss import AdaptiveLossScaling
 from nnabla_adaloss.errors import LossScaleWarning
 from nnabla_adaloss.scalers import LossScaler
 
@@ -256,3 +257,26 @@ def test_a_state_that_is_none_changes_nothing(changes, message):
     with pytest.raises(ValueError, match="state has no 'min_scale'"):
         scaler.load_state_dict({name: value for name, value in before.items() if name != "min_scale"})
     assert scaler.state_dict() == before
+
+
+def test_with_adaptive_loss_scaling_gradients_are_checked_only():
+    x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
+    w = nn.Variable.from_numpy_array(np.ones((3, 2), np.float32), need_grad=True)
+    loss = F.mean(F.affine(x, w) ** 2)
+    scaler, scaling = LossScaler(initial_scale=1024.0), AdaptiveLossScaling(loss)
+    with pytest.raises(
+        TypeError, match=r"AdaptiveLossScaling, which takes the scale in backward.*check_gradients"
+    ):
+        scaler.scale_loss(scaling)
+    w.grad.zero()
+    loss.forward()
+    loss.backward()
+    expected = w.g.copy()
+    w.grad.zero()
+    scaling.forward()
+    scaling.backward(scaler.scale)
+    assert scaler.check_gradients([w])
+    np.testing.assert_array_equal(w.g, expected)
+    w.g = np.inf
+    assert not scaler.check_gradients([w])
+    assert (scaler.scale, scaler.total_updates, scaler.skipped_updates) == (512.0, 2, 1)

@@ -4,22 +4,35 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import hashlib
 import json
 import math
 import os
+import signal
+import socket
 import stat
 import struct
 import tempfile
+import time
+import traceback
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator, Optional
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 
-from nnabla_adaloss.state import FORMAT_VERSION, StateFileError, read_state, write_state
+from nnabla_adaloss.state import (
+    FORMAT_VERSION,
+    StateFileError,
+    read_state,
+    state_file,
+    whole_file,
+    write_state,
+)
 
 STATE = {"scale": 8.0, "layers": {"conv1": [3, 16.0, math.inf]}, "names": ["a", "b"], "flag": None}
 
@@ -150,7 +163,6 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
 
 def test_a_full_disk(tmp_path: Path) -> None:
     resource = pytest.importorskip("resource")
-    signal = pytest.importorskip("signal")
     path = tmp_path / "state"
     write_state(path, STATE)
     # The kernel refuses to let any file grow beyond 4 KiB, as a full disk or a quota does.
@@ -200,6 +212,315 @@ def test_a_folder_that_cannot_be_written() -> None:
         folder.chmod(0o755)
 
 
+def test_a_folder_that_may_be_written_but_not_read() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o333)
+        with nobody():
+            write_state(folder / "state", STATE)
+            write_state(folder / "state", {"scale": 4.0})
+            assert read_state(folder / "state") == {"scale": 4.0}
+        folder.chmod(0o755)
+        assert os.listdir(folder) == ["state"]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EIO])
+def test_a_folder_that_cannot_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    sync = os.fsync
+    asked = []
+
+    def fsync(descriptor: int) -> None:
+        asked.append(stat.S_ISDIR(os.fstat(descriptor).st_mode))
+        (refuse(number) if asked[-1] else sync)(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_state(tmp_path / "state", STATE)
+    assert asked == [False, True]
+    assert read_state(tmp_path / "state") == STATE
+    assert os.listdir(tmp_path) == ["state"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("relative", [True, False])
+def test_a_link_is_followed_and_kept(tmp_path: Path, there: bool, relative: bool) -> None:
+    for folder in ("here", "elsewhere"):
+        (tmp_path / folder).mkdir()
+    link, target = tmp_path / "here" / "link", tmp_path / "elsewhere" / "state"
+    link.symlink_to(Path("..", "elsewhere", "state") if relative else target)
+    outer = tmp_path / "outer"
+    outer.symlink_to(link)
+    if there:
+        write_state(target, STATE)
+        target.chmod(0o640)
+    write_state(outer, {"scale": 4.0})
+    assert outer.is_symlink()
+    assert link.is_symlink()
+    assert not target.is_symlink()
+    assert read_state(outer) == read_state(target) == {"scale": 4.0}
+    assert not there or mode(target) == 0o640
+    assert os.listdir(tmp_path / "here") == ["link"]
+    assert os.listdir(tmp_path / "elsewhere") == ["state"]
+
+
+def test_links_that_lead_nowhere_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "circle").symlink_to("circle")
+    (tmp_path / "far").symlink_to(tmp_path / "nowhere" / "state")
+    with pytest.raises(OSError, match="symbolic links"):
+        write_state(tmp_path / "circle", STATE)
+    with pytest.raises(FileNotFoundError):
+        write_state(tmp_path / "far", STATE)
+    assert sorted(os.listdir(tmp_path)) == ["circle", "far"]
+
+
+def in_a_child(action: Callable[[], None]) -> int:
+    """Run this in a process of its own; return its number."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            action()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return pid
+
+
+def end_of(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def killed_while_saving(path: Path, state: Any, call: str = "replace") -> None:
+    """Write, and die of SIGKILL when `os.<call>` is called."""
+
+    def action() -> None:
+        setattr(os, call, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        write_state(path, state)
+
+    assert end_of(in_a_child(action)) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_what_killed_writers_left_is_removed(tmp_path: Path, linked: bool) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path = folder / "state [1]"
+    write_state(path, STATE)
+    for call in ("replace", "fsync"):
+        killed_while_saving(path, {"scale": 4.0}, call)
+    assert len(os.listdir(folder)) == 3
+    assert read_state(path) == STATE
+    # Killed when nothing or half of its first line was written.
+    for left in sorted(folder.glob("*.tmp")):
+        (folder / left.name.replace(left.name[-20:-12], "abcdef01")).write_bytes(b"")
+        left.write_bytes(left.read_bytes()[:9])
+    assert len(os.listdir(folder)) == 5
+    if linked:
+        (tmp_path / "link").symlink_to(path)
+        path = tmp_path / "link"
+    write_state(path, {"scale": 2.0})
+    assert os.listdir(folder) == ["state [1]"]
+    assert read_state(path) == {"scale": 2.0}
+
+
+def test_only_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    killed_while_saving(path, STATE)
+    (left,) = tmp_path.iterdir()
+    content = left.read_bytes()
+    token = left.name[len("state.") :]
+    for name in (
+        "state.tmp",
+        f"state.{token[:16]}.tmp",
+        f"state.backup.{token}",
+        f"state.{token.upper()}",
+        f"state.{token}.bak",
+        f"a{left.name}",
+        f"other.{token}",  # of another path
+    ):
+        (tmp_path / name).write_bytes(content)
+    other = f"state.{'0' * 16}.adaloss.tmp"
+    (tmp_path / other).write_bytes(b"something else")
+    (tmp_path / other.replace("0", "1")).mkdir()
+    (tmp_path / other.replace("0", "2")).symlink_to(left.name.replace("state", "other"))
+    os.mkfifo(tmp_path / other.replace("0", "3"))
+    names = set(os.listdir(tmp_path))
+    write_state(path, STATE)
+    assert set(os.listdir(tmp_path)) == names - {left.name} | {"state"}
+
+
+def test_a_failed_save_removes_no_left_overs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "state"
+    killed_while_saving(path, STATE)
+    before = os.listdir(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fail)
+        with pytest.raises(OSError, match="No space left"):
+            write_state(path, STATE)
+    assert os.listdir(tmp_path) == before
+
+
+@pytest.mark.parametrize("number", [None, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_writer_that_lives_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: Optional[int]
+) -> None:
+    path = tmp_path / "state"
+    ours, theirs = socket.socketpair()
+    if number is not None:  # a file system without locks
+        monkeypatch.setattr(fcntl, "flock", refuse(number))
+
+    def slow() -> None:
+        sync = os.fsync
+
+        def fsync(descriptor: int) -> None:
+            if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                theirs.sendall(b".")
+                theirs.recv(1)
+            sync(descriptor)
+
+        ours.close()
+        os.fsync = fsync  # type: ignore[assignment]
+        whole_file._ATTEMPTS = 1  # one that loses its temporary file does not begin again
+        write_state(path, {"scale": 2.0})
+
+    pid = in_a_child(slow)
+    theirs.close()
+    ours.settimeout(60.0)
+    assert ours.recv(1) == b"."
+    write_state(path, {"scale": 4.0})
+    assert read_state(path) == {"scale": 4.0}
+    assert len(os.listdir(tmp_path)) == 2
+    ours.close()
+    assert end_of(pid) == 0
+    assert read_state(path) == {"scale": 2.0}
+    assert os.listdir(tmp_path) == ["state"]
+
+
+def test_a_writer_whose_temporary_file_is_taken_begins_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "state"
+    sync = os.fsync
+    taken = []
+
+    def fsync(descriptor: int) -> None:
+        for found in tmp_path.glob("*.tmp"):
+            if len(taken) < limit:
+                taken.append(found.name)
+                found.unlink()
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    limit = 3
+    write_state(path, STATE)
+    assert len(set(taken)) == 3
+    assert read_state(path) == STATE
+    limit = 1000
+    with pytest.raises(FileNotFoundError, match="removes the temporary files"):
+        write_state(path, {"scale": 4.0})
+    assert read_state(path) == STATE
+    assert os.listdir(tmp_path) == ["state"]
+
+
+@pytest.mark.slow
+def test_writers_at_once_and_killed_ones_do_not_hurt_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    states = [{"writer": writer, "values": [float(writer)] * 2000} for writer in range(4)]
+    write_state(path, states[0])
+
+    def write(state: Any) -> Callable[[], None]:
+        def action() -> None:
+            os.fsync = lambda _: None  # type: ignore[assignment,misc]
+            until = time.monotonic() + 1.5
+            while time.monotonic() < until:
+                write_state(path, state)
+
+        return action
+
+    pids = [in_a_child(write(state)) for state in states]
+    until = time.monotonic() + 1.2
+    while time.monotonic() < until:
+        victim = in_a_child(write(states[0]))
+        for _ in range(5):
+            assert read_state(path) in states
+        os.kill(victim, signal.SIGKILL)
+        assert end_of(victim) == -signal.SIGKILL
+    assert [end_of(pid) for pid in pids] == [0] * 4
+    write_state(path, STATE)
+    assert os.listdir(tmp_path) == ["state"]
+
+
+def special_files(folder: Path) -> dict[str, Path]:
+    os.mkfifo(folder / "fifo")
+    with socket.socket(socket.AF_UNIX) as listener:
+        # Names of sockets are short.
+        before = os.getcwd()
+        os.chdir(folder)
+        try:
+            listener.bind("socket")
+        finally:
+            os.chdir(before)
+    (folder / "link").symlink_to("/dev/zero")
+    return {
+        "a FIFO": folder / "fifo",
+        "a socket": folder / "socket",
+        "a character device": folder / "link",
+    }
+
+
+def test_what_is_no_regular_file_is_neither_read_nor_replaced(tmp_path: Path) -> None:
+    for kind, path in special_files(tmp_path).items():
+        before = path.stat()
+        with pytest.raises(StateFileError, match=f"{path.name} is {kind}, no state file"):
+            read_state(path)
+        with pytest.raises(OSError, match=f"is {kind}: give the path of a file"):
+            write_state(path, STATE)
+        assert path.stat() == before
+    assert sorted(os.listdir(tmp_path)) == ["fifo", "link", "socket"]
+
+
+def test_a_huge_file_is_refused_without_reading_it(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    write_state(path, STATE)
+    os.truncate(path, 2**41)  # of holes
+    with pytest.raises(StateFileError, match=r"state is damaged: it has 2199023255552 bytes"):
+        read_state(path)
+    os.truncate(path, 0)
+    os.truncate(path, 2**41)
+    with pytest.raises(StateFileError, match=r"state is no state file"):
+        read_state(path)
+
+
+def test_what_would_be_too_large_to_be_read_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "state"
+    write_state(path, STATE)
+    monkeypatch.setattr(state_file, "_LARGEST", path.stat().st_size)
+    write_state(path, STATE)
+    assert read_state(path) == STATE
+    with pytest.raises(ValueError, match="state takes .* bytes, more than"):
+        write_state(path, {**STATE, "more": 1})
+    assert read_state(path) == STATE
+    assert os.listdir(tmp_path) == ["state"]
+
+
+@pytest.mark.parametrize("depth", [2_000, 1_000_000])
+def test_brackets_in_brackets_are_damage(tmp_path: Path, depth: int) -> None:
+    path = tmp_path / "state"
+    write_state(path, STATE)
+    body = b'{"a": ' + b"[" * depth + b"]" * depth + b"}"
+    header = json.loads(path.read_bytes().split(b"\n")[0])
+    header["sha256"] = hashlib.sha256(body).hexdigest()
+    path.write_bytes(json.dumps(header).encode() + b"\n" + body + b"\n")
+    with pytest.raises(StateFileError, match="state is damaged"):
+        read_state(path)
+    path.write_bytes(body)
+    with pytest.raises(StateFileError, match="state is no state file"):
+        read_state(path)
+
+
 def test_a_target_that_is_a_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     with pytest.raises(OSError, match="directory"):
@@ -207,11 +528,71 @@ def test_a_target_that_is_a_folder_is_left_alone(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["state"]
 
 
-def test_the_file_has_the_mode_that_any_new_file_has(tmp_path: Path) -> None:
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize(("mask", "expected"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_a_new_file_has_the_mode_that_any_new_file_has(tmp_path: Path, mask: int, expected: int) -> None:
+    with umask(mask):
+        write_state(tmp_path / "state", STATE)
+    assert mode(tmp_path / "state") == expected
+
+
+@pytest.mark.parametrize("kept", [0o600, 0o640, 0o664, 0o444])
+def test_a_file_that_is_replaced_keeps_its_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    path = tmp_path / "state"
+    write_state(path, STATE)
+    path.chmod(kept)
+    before = []
+    change = os.fchmod
+
+    def watched(descriptor: int, mode: int) -> None:
+        before.append(stat.S_IMODE(os.fstat(descriptor).st_mode))
+        change(descriptor, mode)
+
+    monkeypatch.setattr(os, "fchmod", watched)
+    with umask(0o022):
+        write_state(path, {"scale": 4.0})
+    assert mode(path) == kept
+    assert before == [0o600]  # nobody else reads it on the way
+    assert read_state(path) == {"scale": 4.0}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser gives files away")
+def test_a_file_that_is_replaced_keeps_its_owner(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    write_state(path, STATE)
+    path.chmod(0o600)
+    os.chown(path, 65534, 65534)
+    write_state(path, {"scale": 4.0})
+    assert (path.stat().st_uid, path.stat().st_gid, mode(path)) == (65534, 65534, 0o600)
+
+
+def test_a_file_system_without_permissions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_state(tmp_path / "state", STATE)
-    (tmp_path / "other").write_bytes(b"")
-    modes = {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("state", "other")}
-    assert len(modes) == 1
+    for call in ("fchmod", "fchown"):
+        monkeypatch.setattr(os, call, refuse(errno.EPERM))
+    write_state(tmp_path / "state", {"scale": 4.0})
+    assert read_state(tmp_path / "state") == {"scale": 4.0}
+
+
+def refuse(number: int) -> Callable[..., None]:
+    def call(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return call
 
 
 def test_a_path_may_be_a_string_relative_to_the_current_folder(

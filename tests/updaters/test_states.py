@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
 
 import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
 import numpy as np
 import pytest
 
@@ -307,3 +310,29 @@ def test_a_state_file_of_something_else_is_refused(tmp_path: Path) -> None:
             updater.load_states(tmp_path / "state")
 
     unchanged_by(attempt)
+
+
+def test_layers_with_other_kernels_are_another_network() -> None:
+    """Of the same types, names and output shapes."""
+
+    def updater(kernel: int, group: int) -> AdaptiveLossScalingUpdater:
+        nn.clear_parameters()
+        x = nn.Variable((2, 4, 8, 8))
+        h = PF.convolution(x, 4, (kernel, kernel), pad=(kernel // 2, kernel // 2), group=group, name="c")
+        solver = S.Sgd(0.1)
+        solver.set_parameters(nn.get_parameters())
+        return AdaptiveLossScalingUpdater(solver, F.mean(PF.affine(h, 2, name="d")), storage="float16")
+
+    state = updater(3, 1).state_dict()
+    for kernel, group in ((5, 1), (3, 2)):
+        with pytest.raises(ValueError, match="another network: it has Convolution c/conv 2x4x8x8 4x4x3x3 4"):
+            updater(kernel, group).load_state_dict(state)
+
+
+def test_a_scale_of_numpys_can_be_saved(tmp_path: Path) -> None:
+    updater = updater_on(training())
+    updater.scale = np.float32(16.0)
+    updater.save_states(tmp_path / "state")
+    with pytest.raises(ValueError, match="scale=0.0 must be a positive finite number"):
+        updater.scale = 0.0
+    assert updater.scale == 16.0

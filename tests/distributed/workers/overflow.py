@@ -27,7 +27,9 @@ def decisions(updater: AdaptiveLossScalingUpdater, iterations: int) -> List[Tupl
     found = []
     for _ in range(iterations):
         result: UpdateResult = updater.update()
-        found.append((*result._replace(overflow_layers=()), updater.scale_state))
+        found.append(
+            (*result._replace(overflow_layers=(), nonfinite_layers=(), cause=""), updater.scale_state)
+        )
     return found
 
 

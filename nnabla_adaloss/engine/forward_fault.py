@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where forward leaves the finite numbers: what no loss scale can mend."""
+
+from __future__ import annotations
+
+from typing import Any, List, NamedTuple, Optional
+
+import nnabla as nn
+
+from ..graph.loss_like import LossLike
+from ..graph.plan import GraphPlan
+from ..kernels import Kernels
+from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
+from .emulated_storage import EmulatedStorage
+
+
+class ForwardFault(NamedTuple):
+    """The first function of a forward pass that read or computed something that is not finite.
+
+    Attributes:
+        function: name of the function.
+        type_name: nnabla's type name of it.
+        what: what is wrong, in words.
+        inputs_finite: whether everything that the function reads is finite: it is where the trouble starts.
+    """
+
+    function: str
+    type_name: str
+    what: str
+    inputs_finite: bool
+
+    def __str__(self) -> str:
+        return f"{self.function} ({self.type_name}) {self.what}"
+
+
+def find_forward_fault(
+    loss: LossLike, plan: GraphPlan, kernels: Kernels, storage: Optional[EmulatedStorage]
+) -> Optional[ForwardFault]:
+    """The first fault of forward on what was fed, which runs once more for that; None when all is finite.
+
+    Args:
+        loss: what forward is called on.
+        plan: knows the names of functions and parameters.
+        kernels: the kernels that read arrays.
+        storage: an emulated storage, which knows what left its range; or None.
+    """
+    found: List[ForwardFault] = []
+
+    def look(f: Any) -> None:
+        if not found:
+            fault = _fault_of(f, plan, kernels, storage)
+            if fault is not None:
+                found.append(fault)
+
+    loss.forward(clear_no_need_grad=True, function_post_hook=look)
+    return found[0] if found else None
+
+
+def _fault_of(
+    f: Any, plan: GraphPlan, kernels: Kernels, storage: Optional[EmulatedStorage]
+) -> Optional[ForwardFault]:
+    def fault(what: str, inputs_finite: bool) -> ForwardFault:
+        return ForwardFault(plan.labels.get(hash(f), f.info.type_name), f.info.type_name, what, inputs_finite)
+
+    for v in f.inputs:
+        bad = 0 if v.parent is not None else _nonfinite(v, kernels)
+        if bad:
+            name = plan.names.get(hash(v))
+            which = f"an input of shape {v.shape}" if name is None else f"the parameter {name}"
+            return fault(f"reads {which} that holds {bad} infinities or NaNs", False)
+    for v in f.outputs:
+        bad = _nonfinite(v, kernels)
+        if bad:
+            inputs_finite = not any(_nonfinite(i, kernels) for i in f.inputs)
+            rounded = None if storage is None else storage.data_rounding(hash(v))
+            if rounded is not None and rounded.overflowed:
+                assert storage is not None
+                limit = f"{storage.precision.forward.name}, which ends at {storage.precision.forward.max:g}"
+                return fault(f"computes {rounded.overflowed} numbers beyond {limit}", inputs_finite)
+            return fault(f"computes {bad} infinities or NaNs from finite inputs", inputs_finite)
+    return None
+
+
+def _nonfinite(v: nn.Variable, kernels: Kernels) -> int:
+    # Functions without gradients may have had their inputs freed, or hold integers.
+    if v.data.clear_called or stored_dtype(v.data) not in (FLOAT32, FLOAT16):
+        return 0
+    return kernels.statistics(v.data).nonfinite

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What forward leaves behind in parameters, such as running statistics: kept, so that it can be undone."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Dict, List, NamedTuple, Optional, Set
+
+import nnabla as nn
+import numpy as np
+
+from ..graph.function_kinds import written_inputs
+from ..graph.plan import GraphPlan
+from ..kernels import Kernels
+from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
+
+
+class _Kept(NamedTuple):
+    """A leaf that forward writes, and where its values are kept."""
+
+    leaf: nn.Variable
+    copy: nn.NdArray
+
+
+class ForwardState:
+    """Parameters that forward writes: found by function and argument, and by what the first forward changes.
+
+    Inputs that a data feeder fills are not among them. It outlives graphs: what is known of a parameter is
+    kept when a network is built again.
+
+    Args:
+        kernels: the kernels that copy.
+    """
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._plan: Optional[GraphPlan] = None
+        self._copies: Dict[int, nn.NdArray] = {}
+        self._examined: Set[int] = set()
+        self._written: List[_Kept] = []
+        self._candidates: List[nn.Variable] = []
+        self._checksums: List[int] = []
+
+    def save(self, plan: GraphPlan) -> None:
+        """Keep what forward through `plan` is going to write."""
+        if plan is not self._plan:
+            self._find(plan)
+        for leaf, copy in self._written:
+            self._copy(leaf.data, copy)
+        self._checksums = [_checksum(leaf) for leaf in self._candidates]
+
+    def note_changes(self) -> None:
+        """Look what forward has written besides, if that is not known yet; from now on it is kept."""
+        for leaf, before in zip(self._candidates, self._checksums):
+            if _checksum(leaf) != before:
+                self._keep(leaf)
+        self._examined.update(map(hash, self._candidates))
+        self._candidates, self._checksums = [], []
+
+    def restore(self) -> None:
+        """Put everything back that was kept."""
+        for leaf, copy in self._written:
+            self._copy(copy, leaf.data)
+
+    def has_nonfinite(self) -> bool:
+        """True when something that forward writes holds an infinity or a NaN."""
+        return any(
+            stored_dtype(leaf.data) in (FLOAT32, FLOAT16) and self._kernels.statistics(leaf.data).nonfinite
+            for leaf, _ in self._written
+        )
+
+    def _find(self, plan: GraphPlan) -> None:
+        self._plan, self._written, self._candidates = plan, [], []
+        seen: Set[int] = set()
+        for f in plan.functions:
+            written = written_inputs(f.info.type_name, f.info.args)
+            for index, v in enumerate(f.inputs):
+                key = hash(v)
+                if v.parent is not None or v.need_grad or key in seen:
+                    continue
+                if index in written or key in self._copies:
+                    self._keep(v)
+                elif key in plan.names and key not in self._examined:
+                    self._candidates.append(v)
+                else:
+                    continue
+                seen.add(key)
+
+    def _keep(self, leaf: nn.Variable) -> None:
+        copy = self._copies.setdefault(hash(leaf), nn.NdArray(leaf.shape))
+        self._written.append(_Kept(leaf, copy))
+
+    def _copy(self, source: nn.NdArray, target: nn.NdArray) -> None:
+        stored = stored_dtype(source)
+        if stored is None:
+            target.zero()
+        elif stored in (FLOAT32, FLOAT16):
+            self._kernels.scaled_copy(source, target, 1.0)
+        else:
+            target.data = source.data
+
+
+def _checksum(leaf: nn.Variable) -> int:
+    return 0 if leaf.data.zeroing else zlib.crc32(np.ascontiguousarray(leaf.data.data).data)

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A file that is replaced as a whole: at any moment there is the old one or the new one.
+
+What is new goes to a temporary file in the same folder, which takes the name of the old one when it is on
+disk. Its writer keeps it locked, and a lock ends with its process: a temporary file without one was left by a
+writer that was killed. Where a lock says nothing of processes on other machines, as on some network file
+systems, the temporary file of a living writer may be removed all the same; that one then writes another.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+import stat
+from contextlib import suppress
+from typing import Optional, Union
+
+_SUFFIX = ".adaloss.tmp"
+# One is enough, unless another writer looks at the temporary file in the moment before it is locked.
+_ATTEMPTS = 20
+
+_SPECIAL = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+}
+
+
+def special_kind(status: os.stat_result) -> Optional[str]:
+    """What kind of special file, such as `"a FIFO"`, a file is; None if it can hold a state."""
+    return _SPECIAL.get(stat.S_IFMT(status.st_mode))
+
+
+def replace_file(path: Union[str, os.PathLike[str]], content: bytes, signature: bytes) -> None:
+    """Make a file of `content` at `path`; a crash at any moment leaves the old file or the new one.
+
+    A link is followed, and kept. So are the permissions of an older file and, where that is allowed, its
+    owner. Temporary files that killed writers left beside `path` are removed.
+
+    Args:
+        path: the file; its folder must exist.
+        content: what it holds then.
+        signature: what every content written here begins with: a file that begins otherwise is no left-over.
+
+    Raises:
+        OSError: the file cannot be written; an older one is left as it was.
+    """
+    target = os.path.realpath(os.fsdecode(path))
+    for _ in range(_ATTEMPTS):
+        if _write_and_rename(target, content):
+            break
+    else:
+        raise FileNotFoundError(
+            errno.ENOENT, "something removes the temporary files that become this one: stop it", target
+        )
+    # What follows cannot undo that the file is there, and raises nothing.
+    _sync_folder(os.path.dirname(target))
+    _remove_left_overs(target, signature)
+
+
+def _write_and_rename(target: str, content: bytes) -> bool:
+    # Returns False when the temporary file was gone before it could get its name.
+    old = _status(target)
+    # In the same folder, for os.replace. Until it has the permissions of the old one, it has fewer.
+    mode = 0o666 if old is None else 0o600
+    temporary = f"{target}.{secrets.token_hex(8)}{_SUFFIX}"
+    with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        try:
+            # A file system without locks, or another writer who has a look: then it writes another.
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file.write(content)
+            file.flush()
+            if old is not None:
+                with suppress(OSError):
+                    os.fchown(file.fileno(), old.st_uid, old.st_gid)
+                with suppress(OSError):  # a file system without permissions
+                    os.fchmod(file.fileno(), stat.S_IMODE(old.st_mode) & 0o777)
+            os.fsync(file.fileno())
+            os.replace(temporary, target)
+        except FileNotFoundError:
+            return False
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+    return True
+
+
+def _status(target: str) -> Optional[os.stat_result]:
+    try:
+        status = os.stat(target)
+    except FileNotFoundError:
+        return None
+    kind = special_kind(status)
+    if kind:
+        raise OSError(errno.EINVAL, f"is {kind}: give the path of a file", target)
+    return status
+
+
+def _sync_folder(folder: str) -> None:
+    # The new name is on disk only when its folder is. Some may not be opened, some file systems sync none.
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _remove_left_overs(target: str, signature: bytes) -> None:
+    folder, name = os.path.split(target)
+    temporary = re.compile(re.escape(name) + r"\.[0-9a-f]{16}" + re.escape(_SUFFIX))
+    with suppress(OSError):
+        for found in os.listdir(folder):
+            if temporary.fullmatch(found):
+                with suppress(OSError):
+                    _remove_if_left_over(os.path.join(folder, found), signature)
+
+
+def _remove_if_left_over(path: str, signature: bytes) -> None:
+    if not stat.S_ISREG(os.lstat(path).st_mode):
+        return
+    # For reading and writing: NFS locks no file otherwise.
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError: its writer lives
+        # A writer may have been killed before the signature was whole.
+        if signature.startswith(os.read(descriptor, len(signature))):
+            os.unlink(path)
+    finally:
+        os.close(descriptor)

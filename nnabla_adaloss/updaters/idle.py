@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When the parameters may be looked at by others: threads, and handlers of signals."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from contextlib import contextmanager
+from typing import Any, Callable, Deque, Iterator
+
+
+class Idle:
+    """Tells others when parameters are whole: not swapped for rounded or scaled copies, not half updated.
+
+    Attributes:
+        lock: held while parameters are swapped or being updated. For threads; a signal handler would find it
+            held by its own thread, and gets in.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._running = False
+        self._waiting: Deque[Callable[[], Any]] = deque()
+
+    def when_idle(self, callback: Callable[[], Any]) -> None:
+        """Call `callback` now if no update is running, else as soon as it has ended, in its thread.
+
+        Raises:
+            TypeError: `callback` cannot be called.
+        """
+        if not callable(callback):
+            raise TypeError(f"callback must be callable without arguments, got {type(callback).__name__}")
+        self._waiting.append(callback)
+        # An update that ends between these two lines finds it, or leaves it to us.
+        if not self._running:
+            self._drain()
+
+    @contextmanager
+    def update(self) -> Iterator[None]:
+        """A block that is one update; what waits for its end is called then, also after an exception."""
+        nested = self._running
+        self._running = True
+        try:
+            yield
+        finally:
+            if not nested:
+                self._running = False
+                self._drain()
+
+    def _drain(self) -> None:
+        while self._waiting:
+            try:
+                callback = self._waiting.popleft()
+            except IndexError:  # another thread was faster
+                return
+            callback()

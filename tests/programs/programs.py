@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the training programs share: data, planted overflows, the two updaters, and how they are compared."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any, Collection, Dict, Hashable, List, Mapping, NamedTuple, Tuple, Union
+
+import nnabla as nn
+import nnabla.functions as F
+import numpy as np
+
+from nnabla_adaloss import AdaptiveLossScalingUpdater, DynamicLossScalingUpdater, FormatEmulation
+
+CLASSES = 4
+FEATURES = 16
+_TEACHER = np.random.default_rng(7).standard_normal((FEATURES, CLASSES))
+
+
+class Outcome(NamedTuple):
+    """What a training program led to.
+
+    Attributes:
+        learned: the batches that parameters were updated with, by number, or by name and number.
+        loss: of data that were not trained on, without emulation.
+        before: the same, before the training.
+        arrays: what must be finite: outputs of the net in test mode, and parameters.
+    """
+
+    learned: Collection[Hashable]
+    loss: float
+    before: float
+    arrays: Mapping[str, np.ndarray]
+
+
+class Stream:
+    """Batches by number, the same ones in each training; in some of them all gradients are lost.
+
+    Args:
+        batches: how many there are for a training. Retries of the last one go on behind them; these are not
+            counted.
+        overflow: the numbers of those with gradients that are not finite, whatever the loss scale.
+        seed: what the data follow from.
+    """
+
+    def __init__(self, batches: int, *, overflow: Collection[int] = (), seed: int = 0) -> None:
+        self.batches, self.overflow, self.seed = batches, overflow, seed
+        self.number = -1
+        self._slope = nn.Variable.from_numpy_array(np.ones((1,), np.float32))
+
+    @property
+    def left(self) -> bool:
+        """Whether there are batches left."""
+        return self.number + 1 < self.batches
+
+    def next(self) -> np.random.Generator:
+        """The random numbers that the next batch is made of."""
+        self.number += 1
+        self._slope.d = float(self.number not in self.overflow)
+        return np.random.default_rng((self.seed, self.number))
+
+    def gated(self, loss: nn.Variable) -> nn.Variable:
+        """`loss`, whose gradient is lost in the batches that overflow."""
+        # A square root has an infinite slope at 0.
+        return loss + F.sum(F.pow_scalar(F.reshape(loss * 0.0, (1,)) + self._slope, 0.5)) - 1.0
+
+
+class Progress:
+    """Which batches a solver's parameters were updated with."""
+
+    def __init__(self, solver: Any, stream: Stream, name: str = "") -> None:
+        self._solver, self._stream, self._name = solver, stream, name
+        self._updates = updates_of(solver)
+        self.learned: List[Hashable] = []
+
+    def note(self) -> None:
+        """Look whether the last batch was learned from; to be called after each update."""
+        before, self._updates = self._updates, updates_of(self._solver)
+        if self._updates > before and self._stream.number < self._stream.batches:
+            number = self._stream.number
+            self.learned.append((self._name, number) if self._name else number)
+
+
+def updates_of(solver: Any) -> int:
+    """How many updates a solver has made of the parameters that it has had for longest."""
+    return max(state.t for state in solver.get_states().values())
+
+
+def start() -> None:
+    """Forget all parameters, and begin with the same random numbers."""
+    nn.clear_parameters()
+    nn.seed(0)
+
+
+def emulated(kind: str, loss: nn.Variable) -> Any:
+    """What an updater of this kind is given, so that both train under emulated float16."""
+    return loss if kind == "adaptive" else FormatEmulation(loss, "float16")
+
+
+def updater_of(
+    kind: str, solver: Any, loss: nn.Variable, feed: Any, **options: Any
+) -> Union[AdaptiveLossScalingUpdater, DynamicLossScalingUpdater]:
+    """Ours or nnabla's updater, both with the options that a program of a few hundred batches needs."""
+    options = {"scale": 64.0, "N": 20, **options}
+    if kind == "adaptive":
+        return AdaptiveLossScalingUpdater(solver, loss, feed, storage="float16", **options)
+    return DynamicLossScalingUpdater(solver, emulated(kind, loss), feed, **options)
+
+
+def points(rng: np.random.Generator, count: int) -> Tuple[np.ndarray, np.ndarray]:
+    """Points in space, and their classes."""
+    x = rng.standard_normal((count, FEATURES)).astype(np.float32)
+    return x, np.argmax(x @ _TEACHER, axis=1)[:, np.newaxis]
+
+
+def images(rng: np.random.Generator, count: int) -> Tuple[np.ndarray, np.ndarray]:
+    """Noisy images of 8x8 with one bright quarter, and the number of this quarter."""
+    t = rng.integers(0, CLASSES, (count, 1))
+    x = rng.standard_normal((count, 1, 8, 8)).astype(np.float32)
+    for image, quarter in zip(x, t[:, 0]):
+        row, column = 4 * (quarter // 2), 4 * (quarter % 2)
+        image[0, row : row + 4, column : column + 4] += 0.7
+    return x, t
+
+
+class Examination:
+    """A net's loss of data that it is not trained on, in test mode and without emulation.
+
+    Args:
+        loss: the loss.
+        output: what the loss is computed from.
+    """
+
+    def __init__(self, loss: nn.Variable, output: nn.Variable) -> None:
+        self._loss, self._output = loss, output
+        output.persistent = True
+        self.before = self.loss()
+
+    def loss(self) -> float:
+        """The loss as it is now."""
+        self._loss.forward()
+        return float(self._loss.d)
+
+    def outcome(self, learned: Collection[Hashable]) -> Outcome:
+        """What a training led to in which these batches were learned from."""
+        loss = self.loss()
+        arrays = {"outputs": self._output.d.copy(), **values_of(nn.get_parameters(grad_only=False))}
+        return Outcome(learned, loss, self.before, arrays)
+
+
+def checksum(arrays: Mapping[str, np.ndarray]) -> int:
+    """A number that tells whether arrays are bit for bit the same."""
+    found = 0
+    for name in sorted(arrays):
+        found = zlib.crc32(np.ascontiguousarray(arrays[name], np.float32).tobytes(), found)
+    return found
+
+
+def values_of(parameters: Mapping[str, nn.Variable]) -> Dict[str, np.ndarray]:
+    """Copies of what parameters hold."""
+    return {name: v.d.copy() for name, v in parameters.items()}
+
+
+def assert_same_or_better(ours: Outcome, theirs: Outcome, *, tolerance: float) -> None:
+    """Ours kept every update that nnabla's updater kept, is as good, and finite.
+
+    Args:
+        tolerance: how much greater our loss may be.
+    """
+    lost = [batch for batch in theirs.learned if batch not in set(ours.learned)]
+    assert not lost, f"{len(lost)} of {len(theirs.learned)} updates were lost, the first ones in {lost[:5]}"
+    bad = [name for name, array in ours.arrays.items() if not np.isfinite(array).all()]
+    assert not bad, f"not finite: {', '.join(bad)}"
+    assert theirs.loss < 0.8 * theirs.before, "the program does not train with nnabla's own updater"
+    assert ours.loss <= theirs.loss + tolerance, (ours.loss, theirs.loss)

@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches that no scale can help: told apart from overflows, named, and nothing of them stays behind."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any, Callable, Dict, List, Optional
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import numpy as np
+import pytest
+
+from nnabla_adaloss import (
+    AdaLossConfig,
+    AdaptiveLossScaling,
+    AdaptiveLossScalingUpdater,
+    DynamicLossScalingUpdater,
+    FixedLossScalingUpdater,
+    FormatEmulation,
+    LossScaleError,
+    LossScaleWarning,
+    UpdateResult,
+)
+
+
+class Work:
+    """A network with batch normalization, whose batches can be spoilt, and its updater."""
+
+    def __init__(
+        self,
+        spoil: Optional[Callable[[int, nn.Variable], None]] = None,
+        trained: Callable[[str], bool] = lambda name: True,
+        **options: Any,
+    ) -> None:
+        nn.clear_parameters()
+        rng = np.random.RandomState(0)
+        data = np.random.default_rng(0)
+        self.x, t, self.one = nn.Variable((8, 1, 6, 6)), nn.Variable((8, 1)), nn.Variable((1,))
+        h = PF.batch_normalization(PF.convolution(self.x, 4, (3, 3), name="conv", rng=rng), name="bn")
+        y = PF.affine(F.relu(h), 5, name="head", rng=rng)
+        # sqrt has an infinite slope at 0: where `one` is 0, every gradient is lost while forward is finite.
+        root = F.pow_scalar(F.reshape(F.mean(y) * 0.0, (1,)) + self.one, 0.5)
+        self.loss = F.mean(F.softmax_cross_entropy(y, t)) + F.sum(root)
+        self.solver = S.Momentum(0.05)
+        self.solver.set_parameters({n: v for n, v in nn.get_parameters().items() if trained(n)})
+        self.batches = 0
+        self.overflows: List[int] = []
+
+        def feed() -> None:
+            self.x.d = data.standard_normal(self.x.shape)
+            t.d = data.integers(0, 5, t.shape)
+            self.one.d = float(self.batches not in self.overflows)
+            if spoil is not None:
+                spoil(self.batches, self.x)
+            self.batches += 1
+
+        self.feed = feed
+        self.updater = AdaptiveLossScalingUpdater(
+            self.solver, self.loss, feed, **{"storage": "float16", **options}
+        )
+
+    def statistics(self) -> Dict[str, np.ndarray]:
+        names = ("bn/bn/mean", "bn/bn/var")
+        return {name: nn.get_parameters(grad_only=False)[name].d.copy() for name in names}
+
+
+def nan_pixel(*batches: int, value: float = math.nan) -> Callable[[int, nn.Variable], None]:
+    def spoil(batch: int, x: nn.Variable) -> None:
+        if batch in batches:
+            x.d[0, 0, 0, 0] = value
+
+    return spoil
+
+
+def equal(a: Dict[str, np.ndarray], b: Dict[str, np.ndarray]) -> bool:
+    return all(np.array_equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e6])
+def test_running_statistics_are_as_before_a_batch_that_was_thrown_away(value: float) -> None:
+    work = Work(nan_pixel(1, value=value), on_nonfinite_loss="skip", on_nonfinite_forward="skip")
+    assert work.updater.update().updated
+    before = work.statistics()
+    result = work.updater.update()
+    assert not result.updated
+    assert equal(work.statistics(), before)
+    assert work.updater.update().updated
+    assert not equal(work.statistics(), before)
+
+
+def test_running_statistics_are_as_before_an_overflow() -> None:
+    work = Work(max_retries=0)
+    work.updater.update()
+    before = work.statistics()
+    work.overflows = [1]
+    assert work.updater.update().reason == "overflow"
+    assert equal(work.statistics(), before)
+
+
+def test_with_accumulation_the_whole_window_is_undone() -> None:
+    work = Work(nan_pixel(4), on_nonfinite_loss="skip", on_nonfinite_forward="skip", accum_grad=3)
+    work.updater.update()
+    before = work.statistics()
+    assert not work.updater.update().updated
+    assert equal(work.statistics(), before)
+
+
+def test_what_else_forward_writes_is_found() -> None:
+    """Quantized weights, found by function; a counter that a user's function keeps, found by what it does."""
+    nn.clear_parameters()
+    x, one = (
+        nn.Variable.from_numpy_array(np.ones((4, 3), np.float32)),
+        nn.Variable.from_numpy_array(np.ones(1)),
+    )
+    counter = nn.parameter.get_parameter_or_create("counter", (1,), np.zeros(1), need_grad=False)
+    counted = F.assign(counter, counter + 1.0)
+    y = PF.binary_connect_affine(x, 2, name="b")
+    loss = (
+        F.mean(y**2) + F.sum(F.pow_scalar(F.reshape(F.mean(y) * 0.0, (1,)) + one, 0.5)) + F.sum(counted) * 0.0
+    )
+    solver = S.Sgd(0.1)
+    solver.set_parameters(nn.get_parameters())
+    updater = AdaptiveLossScalingUpdater(solver, loss, storage="float16", max_retries=0)
+    for expected in (1.0, 2.0):
+        assert updater.update().updated
+        assert float(counter.d[0]) == expected
+    one.d = 0.0
+    assert updater.update().reason == "overflow"
+    assert float(counter.d[0]) == 2.0
+
+
+def test_nan_in_the_data_behind_a_relu_is_named_after_one_batch() -> None:
+    """The loss stays finite: ReLU turns NaN into 0."""
+    nn.clear_parameters()
+    rng, data = np.random.RandomState(0), np.random.default_rng(0)
+    x = nn.Variable((4, 1, 6, 6))
+    h = F.relu(PF.convolution(x, 3, (3, 3), name="conv", rng=rng))
+    loss = F.mean(PF.affine(h, 2, name="head", rng=rng) ** 2)
+    solver = S.Sgd(0.01)
+    solver.set_parameters(nn.get_parameters())
+    fed = [0]
+
+    def feed() -> None:
+        x.d = data.standard_normal(x.shape)
+        if fed[0] in (1, 3):
+            x.d[0] = math.nan
+        fed[0] += 1
+
+    updater = AdaptiveLossScalingUpdater(solver, loss, feed, storage="float16", on_nonfinite_forward="skip")
+    results = [updater.update() for _ in range(5)]
+    assert [r.reason for r in results] == ["updated", "nonfinite_forward"] * 2 + ["updated"]
+    assert {r.scale for r in results} == {8.0}
+    assert fed[0] == 5
+    assert "conv/conv (Convolution) reads an input of shape (4, 1, 6, 6) that holds 36" in results[1].cause
+
+    fed[0], updater.on_nonfinite_forward = 3, "raise"
+    with pytest.raises(LossScaleError, match=r"the forward pass is not finite.*conv/conv.*stays at 8"):
+        updater.update()
+    assert updater.update().updated
+
+
+@pytest.mark.parametrize(
+    ("spoil", "cause"),
+    [
+        (
+            lambda work: np.copyto(nn.get_parameters()["head/affine/b"].d, np.nan),
+            "the parameter head/affine/b",
+        ),
+        (lambda work: np.copyto(nn.get_parameters()["head/affine/W"].d, 60000.0), "beyond float16"),
+    ],
+)
+def test_the_cause_is_named_and_no_scale_moves(spoil: Callable[[Work], None], cause: str) -> None:
+    work = Work()
+    work.updater.update()
+    spoil(work)
+    with pytest.raises(LossScaleError, match=cause):
+        work.updater.update()
+    assert work.updater.scale == 8.0
+    assert work.batches == 2
+
+
+def test_an_attention_mask_of_minus_infinity_is_no_fault() -> None:
+    """Forward holds infinities, but the overflow is one of scale: it is lowered until gradients fit."""
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+    x = nn.Variable.from_numpy_array(rng.randn(4, 6).astype(np.float32))
+    mask = nn.Variable.from_numpy_array(
+        np.where(np.arange(5) > 3, -np.inf, 0.0).astype(np.float32)[np.newaxis]
+    )
+    h = F.tanh(PF.affine(x, 5, name="a", rng=rng))
+    weights = F.softmax(PF.affine(h, 5, name="b", rng=rng) + F.broadcast(mask, (4, 5)))
+    loss = F.sum(weights * h) * 1e3
+    solver = S.Sgd(1e-6)
+    solver.set_parameters(nn.get_parameters())
+    updater = AdaptiveLossScalingUpdater(solver, loss, storage="float16", scale=2.0**40)
+    result = updater.update()
+    assert result.updated
+    assert result.retries > 10
+    assert updater.scale < 2.0**30
+
+
+def test_after_an_error_at_the_floor_the_scale_is_what_it_was() -> None:
+    work = Work(min_scale=2.0)
+    work.updater.update()
+    work.overflows = list(range(1, 4))
+    with pytest.raises(LossScaleError, match="at the smallest loss scale, 2"):
+        work.updater.update()
+    assert work.updater.scale == 8.0
+    work.overflows = []
+    before = nn.get_parameters()["head/affine/W"].d.copy()
+    assert work.updater.update()[:2] == (True, 8.0)
+    assert not np.array_equal(nn.get_parameters()["head/affine/W"].d, before)
+
+
+@pytest.mark.parametrize(("weight", "scale"), [(1e-12, 8.0), (1e-3, 2.0**-20)])
+def test_a_step_without_any_gradient_is_reported_once(weight: float, scale: float) -> None:
+    """Also where the loss itself is zero as it is stored, and only there."""
+    nn.clear_parameters()
+    x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
+    loss = F.mean(PF.affine(x, 2, name="a") ** 2) * weight
+    solver = S.Sgd(1.0)
+    solver.set_parameters(nn.get_parameters())
+    config = AdaLossConfig(loss_scale_method="fixed")
+    updater = AdaptiveLossScalingUpdater(solver, loss, storage="float16", config=config, scale=scale)
+    with pytest.warns(LossScaleWarning, match="every gradient is exactly zero") as caught:
+        results = [updater.update() for _ in range(3)]
+    assert [r.reason for r in results] == ["zero_gradients"] * 3
+    assert len([w for w in caught if "exactly zero" in str(w.message)]) == 1
+
+
+def test_a_loss_of_zero_without_gradients_is_nothing_to_report() -> None:
+    nn.clear_parameters()
+    x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
+    loss = F.mean(F.relu(PF.affine(x, 2, name="a") - 100.0))
+    solver = S.Sgd(1.0)
+    solver.set_parameters(nn.get_parameters())
+    assert AdaptiveLossScalingUpdater(solver, loss, storage="float16").update().reason == "updated"
+
+
+def test_parameters_that_the_solver_does_not_have_decide_nothing() -> None:
+    """Fine-tuning a head: the backbone's gradients are cleared by nobody, so an infinity in them stays."""
+    kept: Dict[str, List[UpdateResult]] = {}
+    for which in ("ours", "nnabla's"):
+        work = Work(trained=lambda name: name.startswith("head"), on_nonfinite_loss="skip")
+        work.overflows = [5, 11]
+        if which == "nnabla's":
+            updater = DynamicLossScalingUpdater(work.solver, FormatEmulation(work.loss), work.feed)
+            for _ in range(20):
+                updater.update()
+            kept[which] = work.batches, updater.scale
+        else:
+            results = [work.updater.update() for _ in range(20)]
+            assert all(r.updated for r in results)
+            kept[which] = work.batches, work.updater.scale
+            assert results[-1].nonfinite_layers
+    assert kept["ours"] == kept["nnabla's"] == (22, 2.0)
+
+
+def test_a_gradient_that_is_masked_before_any_parameter_is_no_overflow() -> None:
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+    x = nn.Variable.from_numpy_array(rng.randn(4, 6).astype(np.float32))
+    p = F.relu(PF.affine(x, 3, name="a", rng=rng))
+    # Where p is 0 the branch that is not taken has an infinite slope: 0 times infinity is NaN.
+    taken = F.greater_scalar(p.get_unlinked_variable(need_grad=False), 0.0)
+    chosen = F.where(taken, F.log(F.relu(p)), p)
+    loss = F.mean(chosen**2)
+    solver = S.Sgd(0.01)
+    solver.set_parameters(nn.get_parameters())
+    updater = AdaptiveLossScalingUpdater(solver, loss, storage="float16")
+    results = [updater.update() for _ in range(5)]
+    finite = all(np.isfinite(v.d).all() for v in nn.get_parameters().values())
+    assert finite
+    assert [(r.updated, r.retries, r.scale) for r in results] == [(True, 0, 8.0)] * 5
+
+
+def small(batches: int = 1) -> Any:
+    nn.clear_parameters()
+    x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
+    loss = F.mean(PF.affine(F.tanh(PF.affine(x, 3, name="a")), 2, name="b") ** 2)
+    solver = S.Sgd(0.1)
+    solver.set_parameters(nn.get_parameters())
+    return solver, loss
+
+
+@pytest.mark.parametrize("updater", [AdaptiveLossScalingUpdater, FixedLossScalingUpdater])
+def test_wrapping_twice_is_refused(updater: Any) -> None:
+    solver, loss = small()
+    with pytest.raises(TypeError, match="give the loss that was wrapped"):
+        updater(solver, AdaptiveLossScaling(loss))
+    with pytest.raises(TypeError, match="give the loss that was wrapped"):
+        AdaptiveLossScaling(AdaptiveLossScaling(loss))
+
+
+def test_no_loss_at_all() -> None:
+    solver, _ = small()
+    with pytest.raises(TypeError, match="loss must be"):
+        AdaptiveLossScalingUpdater(solver, None)  # type: ignore[arg-type]
+
+
+def test_a_loss_that_the_feeder_assigns_counts_at_once() -> None:
+    solver, loss = small()
+    other = F.mean(PF.affine(nn.Variable.from_numpy_array(np.ones((4, 3), np.float32)), 3, name="a") ** 2)
+
+    def feed() -> None:
+        updater.loss = other
+
+    updater = AdaptiveLossScalingUpdater(solver, loss, feed, storage="float16")
+    before = {name: v.d.copy() for name, v in nn.get_parameters().items()}
+    updater.update()
+    changed = {name for name, v in nn.get_parameters().items() if not np.array_equal(v.d, before[name])}
+    assert changed == {"a/affine/W", "a/affine/b"}
+
+
+def test_nothing_to_train_is_said() -> None:
+    _, loss = small()
+    with pytest.raises(ValueError, match="solver has no parameters.*set_parameters"):
+        AdaptiveLossScalingUpdater(S.Sgd(0.1), loss, storage="float16").update()
+    solver = S.Sgd(0.1)
+    solver.set_parameters({"other/W": nn.Variable((2, 2), need_grad=True)})
+    updater = AdaptiveLossScalingUpdater(solver, loss, storage="float16")
+    with pytest.warns(
+        LossScaleWarning, match="does not depend on any of the solver's 1 parameters.*'other/W'"
+    ):
+        updater.update()
+
+
+def test_training_in_fp32_is_said() -> None:
+    solver, loss = small()
+    with pytest.warns(LossScaleWarning, match='nothing is stored in half precision.*storage="float16"'):
+        AdaptiveLossScalingUpdater(solver, loss)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        AdaptiveLossScalingUpdater(solver, loss, storage="float16")
+        AdaptiveLossScalingUpdater(solver, loss, config=AdaLossConfig())
+
+
+def test_an_update_that_the_feeder_interrupts_did_not_happen() -> None:
+    solver, loss = small()
+    fail = [False]
+
+    def feed() -> None:
+        if fail[0]:
+            raise OSError("no data")
+
+    updater = AdaptiveLossScalingUpdater(solver, loss, feed, storage="float16")
+    updater.update()
+    fail[0] = True
+    with pytest.raises(OSError, match="no data"):
+        updater.update()
+    assert updater.iteration == 1
+    fail[0] = False
+    assert updater.update().updated
+    assert updater.iteration == 2

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshots of parameters at any moment: from other threads, and from handlers of signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any, Dict, Iterator, List
+
+import nnabla as nn
+import numpy as np
+import pytest
+
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
+from nnabla_adaloss.updaters.idle import Idle
+from tests.updaters.networks import training
+
+SNAPSHOTS = 1000
+CONFIG = AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=4.0, use_bound=False)
+
+
+class Watched:
+    """A training that notes after each update what the parameters are."""
+
+    def __init__(self) -> None:
+        train = training()
+        self.parameters = train.parameters
+        # Its data feeder takes its time, as real ones do.
+        self.updater = AdaptiveLossScalingUpdater(
+            train.solver, train.loss, train.feed, storage="float16", config=CONFIG
+        )
+        self.valid = {self.snapshot()}
+
+    def snapshot(self) -> bytes:
+        return b"".join(v.data.data.tobytes() for v in self.parameters.values())
+
+    def update(self) -> None:
+        assert self.updater.update().updated
+        self.valid.add(self.snapshot())
+
+
+@pytest.mark.slow
+def test_a_thread_that_holds_the_lock_never_sees_swapped_weights() -> None:
+    watched = Watched()
+    taken: List[bytes] = []
+
+    def watch() -> None:
+        while len(taken) < SNAPSHOTS:
+            with watched.updater.parameters_lock:
+                taken.append(watched.snapshot())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    while thread.is_alive():
+        watched.update()
+    thread.join()
+    assert set(taken) <= watched.valid
+    assert len(set(taken)) > 1
+
+
+@pytest.fixture
+def _alarm() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGALRM)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_alarm")
+def test_a_handler_that_waits_for_the_end_of_an_update_never_sees_swapped_weights() -> None:
+    watched = Watched()
+    taken: List[bytes] = []
+    signal.signal(
+        signal.SIGALRM, lambda *_: watched.updater.when_idle(lambda: taken.append(watched.snapshot()))
+    )
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.00137)
+    while len(taken) < SNAPSHOTS:
+        watched.update()
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
+    assert set(taken) <= watched.valid
+    assert len(set(taken)) > 100
+
+
+@pytest.mark.usefixtures("_alarm")
+def test_parameters_can_be_saved_from_a_handler(tmp_path: Any) -> None:
+    watched = Watched()
+    path = str(tmp_path / "parameters.h5")
+
+    def save() -> None:
+        nn.save_parameters(path)
+        watched.updater.save_states(tmp_path / "scaling.json")
+
+    signal.signal(signal.SIGALRM, lambda *_: watched.updater.when_idle(save))
+    feeder = watched.updater.data_feeder
+
+    def feed() -> None:
+        feeder()
+        os.kill(os.getpid(), signal.SIGALRM)
+        time.sleep(0.001)
+        assert not os.path.exists(path)
+
+    watched.updater.data_feeder = feed
+    watched.update()
+    expected: Dict[str, np.ndarray] = {name: v.d.copy() for name, v in watched.parameters.items()}
+    nn.clear_parameters()
+    nn.load_parameters(path)
+    for name, v in nn.get_parameters().items():
+        np.testing.assert_array_equal(v.d, expected[name], err_msg=name)
+
+
+def test_what_waits_is_called_once_in_order_and_after_exceptions_too() -> None:
+    idle, seen = Idle(), []
+    idle.when_idle(lambda: seen.append("now"))
+
+    def update() -> None:
+        with idle.update():
+            for i in range(2):
+                idle.when_idle(lambda i=i: seen.append(i))
+            seen.append("update")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        update()
+    assert seen == ["now", "update", 0, 1]
+    with idle.update():
+        pass
+    assert len(seen) == 4
+    with pytest.raises(TypeError, match="callback must be callable"):
+        idle.when_idle("now")  # type: ignore[arg-type]
