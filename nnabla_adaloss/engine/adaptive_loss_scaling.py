@@ -81,8 +81,8 @@ class AdaptiveLossScaling:
             raise TypeError(f"config must be an AdaLossConfig or None, got {type(config).__name__}")
         if isinstance(loss, AdaptiveLossScaling):
             raise TypeError(
-                "loss is scaled already: it is an AdaptiveLossScaling; give the loss that was wrapped in it, or "
-                "its FormatEmulation"
+                "loss is scaled already: it is an AdaptiveLossScaling; give the loss that was wrapped in it, "
+                "or its FormatEmulation"
             )
         self._storage: Optional[EmulatedStorage] = getattr(loss, "emulated_storage", None)
         self._variable = variable_of(loss)

@@ -15,14 +15,14 @@ changes in a function's own file only.
 
 from __future__ import annotations
 
-from typing import Any, Callable
-
 import numba
 import numpy as np
 from llvmlite import ir
 from numba import carray, types
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
+
+from .compilation import compiled
 
 # Elements per block. Starting a block costs a wait for memory, so long ones are faster; short ones stay in
 # the cache while they are gone through twice, and keep float32 sums exact: these to 4e-6 in the worst case.
@@ -59,14 +59,6 @@ FLOAT32_HALF_OVERFLOW = np.uint32(
 )  # 65520, halfway from the largest float16 to where the next would be
 # In [0.5, 1) float32 numbers are multiples of 2^-24, float16's smallest subnormal.
 HALF_ULP_BELOW_ONE = np.float32(0.5)
-
-
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile at the first call, and keep the machine code on disk where there is a place for it."""
-    try:
-        return numba.njit(nogil=True, cache=True)(function)
-    except RuntimeError:  # neither the package's directory nor a user cache directory can be written
-        return numba.njit(nogil=True)(function)
 
 
 @intrinsic

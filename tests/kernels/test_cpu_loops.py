@@ -8,19 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nnabla_adaloss.kernels.cpu_loops import compiled
-
 INTERFACE = Path(__file__).with_name("test_interface.py")
-
-
-def test_kernels_compile_where_nothing_can_be_kept_on_disk() -> None:
-    namespace: dict = {}
-    exec(
-        compile("def double(x):\n    return 2 * x", "<no file>", "exec"), namespace
-    )  # numba finds no cache for it
-    double = compiled(namespace["double"])
-    assert double(21) == 42
-    assert double.signatures  # compiled, not interpreted
 
 
 @pytest.mark.slow
