@@ -25,7 +25,14 @@ _SHRUNK = 2.0**-16
 
 
 def loss_section_factor(
-    abs_max: float, count: int, scale: float, start_scale: float, *, expands: bool, u_max: float
+    abs_max: float,
+    count: int,
+    scale: float,
+    start_scale: float,
+    *,
+    expands: bool,
+    u_max: float,
+    several: bool = False,
 ) -> float:
     """The factor to multiply a gradient by on its way from the loss to the first layer.
 
@@ -46,6 +53,8 @@ def loss_section_factor(
         start_scale: the scale that the loss gradient started with.
         expands: whether the function's input has more than one element.
         u_max: largest magnitude of the storage format.
+        several: whether several losses meet here. Then a small one is not raised to what it would be with a weight
+            of 1, where it might overflow as the others do not, but to 2**7 at most.
 
     Returns:
         A power of two, positive and finite; 1 when `abs_max` is 0 or not finite.
@@ -65,9 +74,12 @@ def loss_section_factor(
         target = min(_SCALAR_TARGET, _SCALAR_LIFT * start_scale, highest)
         return _raising(abs_max, floor_power_of_two(target), scale)
     target = min(start_scale, highest)
-    if abs_max <= target:
+    raised = min(target, _SCALAR_TARGET) if several else target
+    if abs_max <= raised:
         # The largest power of two that keeps it at or below the target.
-        return _within(_exponent_to_fall(abs_max, target), scale)
+        return _within(_exponent_to_fall(abs_max, raised), scale)
+    if abs_max <= target:
+        return 1.0
     # Lowered into (target / 2, target], but to no less than start_scale.
     exponent = min(max(_exponent_to_fall(abs_max, target), exponent_to_reach(scale, start_scale)), 0)
     return math.ldexp(1.0, max(exponent, -1022))

@@ -196,6 +196,7 @@ class BackwardPass:
             self.start_scale,
             expands=node.expands,
             u_max=self.u_max,
+            several=self.plan.loss_exits > 1,
         )
         if factor != 1.0:
             self._bring_to(v, key, scale * factor)

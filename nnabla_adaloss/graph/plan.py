@@ -32,6 +32,7 @@ class GraphPlan:
         nodes: what is known of each function, by function key, in backward order.
         trivial: functions that pass one scale on and have nothing else to be done: the keys of their output,
             of their first input, and of the others.
+        loss_exits: in how many places the gradient leaves the section between the loss and the first layers.
         layers: names of the layers that get a scale, in backward order.
         stopped: type names of the functions that backward does not visit.
         roots: the outputs that backward starts from.
@@ -74,6 +75,7 @@ class GraphPlan:
                 non_homogeneous=f.info.type_name in special,
             )
         self.trivial = _trivial(self.nodes)
+        self.loss_exits = sum(node.loss_exit for node in self.nodes.values())
         self.layers = [s.layer for node in self.nodes.values() for s in node.scalings]
         self.stopped = [f.info.type_name for f in functions if not f.need_grad]
         self.roots = loss.parent.outputs

@@ -234,7 +234,9 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         """A lock that is held while parameters are swapped for copies or being updated: hold it to read them.
 
         For other threads, as in `with updater.parameters_lock: copy = parameter.d.copy()`. It is free while
-        the data feeder runs and between updates. In a signal handler use `when_idle`.
+        the data feeder runs and between updates. Two threads must not read one array at a time (nnabla casts
+        without Python's lock): hold it in the training thread, too, while you read there. In a signal handler
+        use `when_idle`.
         """
         return self._idle.lock
 
@@ -246,7 +248,8 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         that moment, and `nnabla.save_parameters` would save these.
 
         Args:
-            callback: called without arguments, in the thread that updates, if an update is running.
+            callback: called without arguments, in the thread that updates, if an update is running. A signal that comes
+                while it runs runs its own inside.
 
         Raises:
             TypeError: it cannot be called.

@@ -53,4 +53,6 @@ class Idle:
                 callback = self._waiting.popleft()
             except IndexError:  # another thread was faster
                 return
-            callback()
+            # An update that another thread begins now waits with its first forward.
+            with self.lock:
+                callback()

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -87,3 +88,15 @@ def test_many_elements_are_raised_to_the_target_and_never_lowered(
         assert target <= abs_max * f < 2 * target
     else:
         assert f == 1.0
+
+
+def test_one_of_several_losses_is_raised_to_what_cannot_hurt_the_others() -> None:
+    options: Any = {"expands": True, "u_max": 65504.0}
+    small = loss_section_factor(1e-4, 1, 2.0**15, 2.0**15, several=True, **options)
+    assert 64.0 < small * 1e-4 <= 128.0
+    alone = loss_section_factor(1e-4, 1, 2.0**15, 2.0**15, **options)
+    assert 4096.0 < alone * 1e-4 <= 8188.0
+    # What is above that already is left, and what is too large is lowered all the same.
+    assert loss_section_factor(1000.0, 1, 2.0**15, 2.0**15, several=True, **options) == 1.0
+    for several in (False, True):
+        assert loss_section_factor(60000.0, 1, 2.0**20, 8.0, several=several, **options) < 1.0

@@ -83,7 +83,7 @@ class Progress:
 
 def updates_of(solver: Any) -> int:
     """How many updates a solver has made of the parameters that it has had for longest."""
-    return max(state.t for state in solver.get_states().values())
+    return int(max(state.t for state in solver.get_states().values()))
 
 
 def start() -> None:

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which loss weights the documentation promises to work, per format, and what is said about the others."""
+
+from __future__ import annotations
+
+from typing import Any, Tuple
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import numpy as np
+import pytest
+
+from nnabla_adaloss import AdaptiveLossScaling, AdaptiveLossScalingUpdater, FormatEmulation, LossScaleError
+
+
+def network(weight: float) -> nn.Variable:
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+    h = nn.Variable.from_numpy_array(rng.randn(32, 16).astype(np.float32))
+    t = nn.Variable.from_numpy_array(rng.randint(0, 10, (32, 1)))
+    for name in "abc":
+        h = F.tanh(PF.affine(h, 32, name=name, rng=rng))
+    return F.mean(F.softmax_cross_entropy(PF.affine(h, 10, name="d", rng=rng), t)) * weight
+
+
+def gradients(loss: Any, scale: float) -> np.ndarray:
+    for v in nn.get_parameters().values():
+        v.grad.zero()
+    loss.forward()
+    loss.backward(scale)
+    found = [v.g.ravel() for v in nn.get_parameters().values()]
+    return np.concatenate(found).astype(np.float64)
+
+
+def updater_with(weight: float, storage: str) -> Tuple[AdaptiveLossScalingUpdater, nn.Variable]:
+    loss = network(weight)
+    solver = S.Sgd(0.1 / weight)
+    solver.set_parameters(nn.get_parameters())
+    return AdaptiveLossScalingUpdater(solver, loss, storage=storage), loss
+
+
+@pytest.mark.parametrize(
+    ("storage", "smallest", "largest", "error"),
+    [("float16", -8, 4, 0.03), ("bfloat16", -12, 6, 0.01), ("float8_e5m2", -6, 3, 0.25)],
+)
+def test_weights_that_work(storage: str, smallest: int, largest: int, error: float) -> None:
+    for exponent in range(smallest, largest + 1):
+        updater, loss = updater_with(10.0**exponent, storage)
+        assert updater.update().reason == "updated", exponent
+        exact = gradients(loss, 1.0)
+        stored = gradients(AdaptiveLossScaling(FormatEmulation(loss, storage)), updater.scale)
+        assert np.linalg.norm(stored - exact) <= error * np.linalg.norm(exact), exponent
+
+
+@pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
+@pytest.mark.parametrize("weight", [1e-10, 1e-12])
+def test_weights_that_are_too_small_are_reported(weight: float) -> None:
+    updater, _ = updater_with(weight, "float16")
+    assert updater.update().reason == "zero_gradients"
+
+
+@pytest.mark.parametrize("weight", [1e5, 1e6])
+def test_weights_with_which_the_loss_leaves_the_format_are_named(weight: float) -> None:
+    updater, _ = updater_with(weight, "float16")
+    message = r"the loss is not finite.*MulScalar\) computes 1 numbers beyond float16, which ends at 65504"
+    with pytest.raises(LossScaleError, match=message):
+        updater.update()
+    assert updater.scale == 8.0
