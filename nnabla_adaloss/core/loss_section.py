@@ -53,8 +53,8 @@ def loss_section_factor(
         start_scale: the scale that the loss gradient started with.
         expands: whether the function's input has more than one element.
         u_max: largest magnitude of the storage format.
-        several: whether several losses meet here. Then a small one is not raised to what it would be with a weight
-            of 1, where it might overflow as the others do not, but to 2**7 at most.
+        several: whether several losses meet here. Then a small one is not raised to what it would be with a
+            weight of 1, where it might overflow as the others do not, but to 2**7 at most.
 
     Returns:
         A power of two, positive and finite; 1 when `abs_max` is 0 or not finite.
