@@ -248,8 +248,8 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         that moment, and `nnabla.save_parameters` would save these.
 
         Args:
-            callback: called without arguments, in the thread that updates, if an update is running. A signal
-                that comes while it runs runs its own inside.
+            callback: called without arguments, in the thread that updates, if an update is running. Callbacks
+                run one after another.
 
         Raises:
             TypeError: it cannot be called.

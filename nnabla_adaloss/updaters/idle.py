@@ -20,6 +20,7 @@ class Idle:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._running = False
+        self._calling = False
         self._waiting: Deque[Callable[[], Any]] = deque()
 
     def when_idle(self, callback: Callable[[], Any]) -> None:
@@ -48,11 +49,13 @@ class Idle:
                 self._drain()
 
     def _drain(self) -> None:
-        while self._waiting:
+        # One at a time: a signal that comes while a callback runs leaves its own to this loop.
+        while self._waiting and not self._calling:
+            self._calling = True
             try:
-                callback = self._waiting.popleft()
-            except IndexError:  # another thread was faster
-                return
-            # An update that another thread begins now waits with its first forward.
-            with self.lock:
-                callback()
+                # An update that another thread begins now waits with its first forward.
+                with self.lock:
+                    if self._waiting:
+                        self._waiting.popleft()()
+            finally:
+                self._calling = False
