@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import nnabla as nn
 import numpy as np
@@ -21,13 +21,12 @@ from ..graph.loss_like import LossLike, Seed, check_scale, check_seed, run_backw
 from ..graph.names import named, registered_names
 from ..graph.order import forward_order
 from ..graph.plan import GraphPlan
-from ..kernels import Kernels, Measurements, NNablaAdaLoss, measurements_by, select_kernels
-from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
+from ..kernels import Measurements, NNablaAdaLoss, measurements_by, select_kernels
 from ..kernels.scratch import ScratchPool
 from .backward_pass import BackwardPass, PassContext
+from .batch_guard import BatchGuard
 from .blame import layer_to_blame
 from .emulated_storage import EmulatedStorage
-from .forward_fault import ForwardFault, find_forward_fault
 from .forward_state import ForwardState
 from .pass_hooks import PassHooks
 from .saved_names import fingerprint, with_names_of
@@ -50,6 +49,11 @@ class AdaptiveLossScaling:
             `solver.get_parameters()` or `module.get_parameters()` returns.
         limit_policy: how a layer whose scale overflowed backs off and recovers.
         forward_state: that of the network's graph before, for one that is built anew in each iteration.
+
+    Attributes:
+        config: the configuration, with `dtype` filled in.
+        guard: what a training loop asks about single batches.
+        iteration: number of the next iteration.
 
     Raises:
         TypeError: `loss` is no loss, or `config` no `AdaLossConfig`.
@@ -107,7 +111,13 @@ class AdaptiveLossScaling:
             )
         self._pool = ScratchPool()
         self._planned: Optional[_Planned] = None
-        self._forward_state = ForwardState(self._kernels) if forward_state is None else forward_state
+        self.guard = BatchGuard(
+            loss,
+            lambda: self._for_this_graph(look_again=True).plan,
+            self._kernels,
+            self._storage,
+            forward_state,
+        )
         self._last: Optional[BackwardPass] = None
 
     @property
@@ -177,47 +187,6 @@ class AdaptiveLossScaling:
     def after_update(self) -> None:
         """Count a good update: the limits of layers recover."""
         self._ada_loss.after_update()
-
-    def save_forward_state(self) -> None:
-        """Keep the running statistics and whatever else forward writes, before it does."""
-        self._forward_state.save(self._for_this_graph(look_again=True).plan)
-
-    def note_forward_state(self) -> None:
-        """After forward: look what it has written, where that is not known yet."""
-        self._forward_state.note_changes()
-
-    def undo_forward(self) -> None:
-        """Put back what forward has written since `save_forward_state`: the batch leaves nothing behind."""
-        self._forward_state.restore()
-
-    @property
-    def forward_state(self) -> ForwardState:
-        """What is known of parameters that forward writes."""
-        return self._forward_state
-
-    def all_gradients_are_zero(self, parameters: Iterable[nn.Variable]) -> bool:
-        """True when no gradient of `parameters` holds anything but zeros; the smallest ones are looked at
-        first.
-
-        On a GPU, where each look would wait for the device, it is not looked, and False.
-        """
-        if self._kernels.asynchronous:
-            return False
-        return all(_is_zero(v.grad, self._kernels) for v in sorted(parameters, key=lambda v: v.size))
-
-    def loss_is_zero(self) -> bool:
-        """True when the loss is zero, and was not made so by storing it."""
-        rounded = None if self._storage is None else self._storage.data_rounding(hash(self._variable))
-        return not self._variable.d.any() and not (rounded is not None and rounded.underflowed)
-
-    def forward_state_is_finite(self) -> bool:
-        """True while nothing that forward writes holds an infinity or a NaN."""
-        return not self._forward_state.has_nonfinite()
-
-    def find_forward_fault(self) -> Optional[ForwardFault]:
-        """The first function that is not finite on what was fed last; forward runs once more for that."""
-        plan = self._for_this_graph(look_again=True).plan
-        return find_forward_fault(self._loss, plan, self._kernels, self._storage)
 
     def forget(self) -> None:
         """Drop what was learned of gradients and weights: call it after loading other weights."""
@@ -393,13 +362,6 @@ class _Planned:
     plan: GraphPlan
     measurements: Optional[Measurements]
     statistics: StatisticsSource
-
-
-def _is_zero(gradient: nn.NdArray, kernels: Kernels) -> bool:
-    stored = stored_dtype(gradient)
-    if stored is None:
-        return True
-    return stored in (FLOAT32, FLOAT16) and not kernels.statistics(gradient).abs_max
 
 
 def _refuse_a_loss_that_scales_itself(loss: nn.Variable) -> None:

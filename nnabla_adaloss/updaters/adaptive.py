@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import nnabla as nn
-import numpy as np
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
 
 from ..core.config import AdaLossConfig
@@ -19,14 +17,14 @@ from ..core.scale_policy import ScalePolicy, ScaleState
 from ..core.validation import integer
 from ..emulation import with_storage
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
-from ..errors import LossScaleError, LossScaleWarning
-from ..graph.function_kinds import computes_in_half
+from ..errors import LossScaleError
 from ..graph.loss_like import LossLike, check_scale
 from ..state import read_state, write_state
 from .accumulation import accumulate
 from .argument_checks import check_arguments, check_choice, keep_data
 from .exchange import GradientExchange, check_interval
 from .idle import Idle
+from .reports import Reports, nonfinite_gradients, tell_of_float_storage
 from .result import UpdateResult
 from .states import restore, state_of
 from .window import Window, examine
@@ -139,6 +137,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         self._loss: Optional[LossLike] = None
         self.scaling: AdaptiveLossScaling
         self._idle = Idle()
+        self._reports = Reports()
         self._saved: List[AdaptiveLossScaling] = []
         self._before_exchange = False
         self.loss = loss
@@ -156,14 +155,13 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             comm,
             self._exchange.grads if comm is not None else [],
         )
-        self._tell_of_float_storage()
+        tell_of_float_storage(loss, storage, config)
         self.max_retries = max_retries
         self.on_gradients = on_gradients
         self.average = average
         self.iteration = 0
         self.last_good_scale = math.nan
         self._hysteresis_left = hysteresis
-        self._warned: Set[str] = set()
         self._started = False
 
     def update(self) -> UpdateResult:
@@ -220,8 +218,8 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             retries += 1
             if retries > self.max_retries:
                 return UpdateResult(False, self.scale, retries, "overflow", layers)
-        reason = "zero_gradients" if self._gradients_are_zero() else "updated"
-        if not self.scaling.forward_state_is_finite():
+        reason = self._reason()
+        if self.scaling.guard.state.has_nonfinite():
             self._undo_batch()
         self._apply_gradients()
         self.last_good_scale = self.scale
@@ -296,7 +294,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             scaling = self.scaling
             with self._idle.lock:
                 scaling.forward(clear_no_need_grad=self.clear_buffer)
-                scaling.note_forward_state()
+                scaling.guard.after_forward()
                 scaling.backward(self.scale, clear_buffer=self.clear_buffer, iteration=self.iteration)
                 if scaling.found_inf:
                     window = examine(window, scaling, self.solver, self.policy.min_scale)
@@ -313,48 +311,18 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         return window
 
     def _save_forward_state(self, saved: List[AdaptiveLossScaling]) -> None:
-        self.scaling.save_forward_state()
+        self.scaling.guard.begin()
         saved.append(self.scaling)
 
     def _undo_batch(self) -> None:
         """Put back what forward has written in this window."""
         with self._idle.lock:
             for scaling in reversed(self._saved):
-                scaling.undo_forward()
-
-    def _tell_of_float_storage(self) -> None:
-        loss = self.loss
-        if (
-            self._storage is None
-            and isinstance(loss, nn.Variable)
-            and not computes_in_half(loss.parent.context)
-            and self._config is None
-        ):
-            warnings.warn(
-                "nothing is stored in half precision: the network is in a float context and storage is None. "
-                'Pass storage="float16" to emulate it, or build the network in a half context',
-                LossScaleWarning,
-                stacklevel=3,
-            )
-
-    def _check_what_is_trained(self) -> None:
-        parameters = self.solver.get_parameters()
-        if not parameters:
-            raise ValueError(
-                "solver has no parameters, so nothing would be trained: call "
-                "solver.set_parameters(nnabla.get_parameters()) first"
-            )
-        reached = {key for node in self.scaling.plan.nodes.values() for key in node.leaf_keys}
-        if not any(hash(v) in reached for v in parameters.values()):
-            self._warn(
-                "foreign_parameters",
-                f"the loss does not depend on any of the solver's {len(parameters)} parameters (the first is "
-                f"{next(iter(parameters))!r}): they are of another network, or none of them needs a gradient",
-            )
+                scaling.guard.undo()
 
     def _start_iteration(self) -> None:
         if not self.iteration:
-            self._check_what_is_trained()
+            self._reports.check_what_is_trained(self.solver, self.scaling.plan)
         self.iteration += 1
         if self.comm is None:
             return
@@ -395,18 +363,16 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             return window.overflowed
         return not self._exchange.all_finite()
 
-    def _gradients_are_zero(self) -> bool:
-        """True when not one gradient of the solver holds anything, though the loss does; reported once."""
-        if not self.scaling.all_gradients_are_zero(self.solver.get_parameters().values()):
-            return False
-        if self.scaling.loss_is_zero():
-            return False
-        self._warn(
+    def _reason(self) -> str:
+        """`"updated"`, or `"zero_gradients"`, which is warned of once."""
+        if not self.scaling.guard.gradients_are_zero(self.solver.get_parameters().values()):
+            return "updated"
+        self._reports.warn(
             "zero_gradients",
             f"every gradient is exactly zero in iteration {self.iteration}, at loss scale {self.scale:g}, "
             "and the loss is not: the network is at rest, or everything underflows. Look at the loss weight",
         )
-        return True
+        return "zero_gradients"
 
     def _apply_gradients(self) -> None:
         if self.average and self.accum_grad > 1:
@@ -428,18 +394,16 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             f"gradients, and the loss scale stays at {self.scale:g}. Look at the data and the learning rate"
         )
         if cause.nonfinite_loss:
-            self._report(self.on_nonfinite_loss, "nonfinite_loss", message)
+            self._reports.act(self.on_nonfinite_loss, "nonfinite_loss", message)
         else:
-            self._report(self.on_nonfinite_forward, "nonfinite_forward", message)
+            self._reports.act(self.on_nonfinite_forward, "nonfinite_forward", message)
         reason = "nonfinite_loss" if cause.nonfinite_loss else "nonfinite_forward"
         fault = "" if window.fault is None else str(window.fault)
         layers = window.nonfinite_layers
         return UpdateResult(False, self.scale, retries, reason, layers, layers, fault)
 
     def _skip_at_floor(self, scale_state: ScaleState, layers: Tuple[str, ...], retries: int) -> UpdateResult:
-        gradients = [v.g for v in self.solver.get_parameters().values()]
-        nans = sum(int(np.isnan(g).sum()) for g in gradients)
-        infinities = sum(int(np.isinf(g).sum()) for g in gradients)
+        nans, infinities = nonfinite_gradients(self.solver)
         floor, self.scale_state = self.scale, scale_state
         message = (
             f"gradients overflow in iteration {self.iteration} at the smallest loss scale, {floor:g}; "
@@ -447,20 +411,8 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             f"{nans} NaNs and {infinities} infinities; last good scale: {self.last_good_scale:g}. "
             f"The scale is {self.scale:g} again"
         )
-        self._report(self.on_scale_floor, "scale_floor", message)
+        self._reports.act(self.on_scale_floor, "scale_floor", message)
         return UpdateResult(False, self.scale, retries, "overflow", layers, layers)
-
-    def _report(self, policy: str, kind: str, message: str) -> None:
-        if policy == "raise":
-            raise LossScaleError(message)
-        if policy == "warn":
-            self._warn(kind, message)
-
-    def _warn(self, kind: str, message: str) -> None:
-        """Warn, the first time that there is something of this kind to warn of."""
-        if kind not in self._warned:
-            self._warned.add(kind)
-            warnings.warn(message, LossScaleWarning, stacklevel=5)
 
     @property
     def loss(self) -> LossLike:
@@ -477,7 +429,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             self._config,
             parameters=self.solver.get_parameters(),
             limit_policy=LayerLimitPolicy(self.policy.N),
-            forward_state=None if self._loss is None else self.scaling.forward_state,
+            forward_state=None if self._loss is None else self.scaling.guard.state,
         )
         if scaling.variable.size != 1:
             raise ValueError(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -49,10 +50,12 @@ def examine(window: Window, scaling: AdaptiveLossScaling, solver: Any, smallest_
         return window._replace(nonfinite_layers=layers)
     nonfinite_loss = not np.isfinite(scaling.variable.d).all()
     blame, scales = scaling.layer_to_blame(), scaling.layer_scales
-    fault = scaling.find_forward_fault()
+    fault = scaling.guard.find_fault()
     if fault is not None and not nonfinite_loss:
         solver.zero_grad()
         scaling.backward(smallest_scale, clear_buffer=True, iteration=scaling.iteration - 1)
         if not solver.check_inf_or_nan_grad():
             fault = None
+            # These gradients are no use, and other ranks shall see it in their sum.
+            next(iter(solver.get_parameters().values())).grad.fill(math.inf)
     return Window(True, layers, nonfinite_loss, fault, blame, scales)

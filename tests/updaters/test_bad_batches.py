@@ -25,6 +25,7 @@ from nnabla_adaloss import (
     LossScaleWarning,
     UpdateResult,
 )
+from nnabla_adaloss.updaters.window import Window, examine
 
 
 class Work:
@@ -356,3 +357,21 @@ def test_an_update_that_the_feeder_interrupts_did_not_happen() -> None:
     fail[0] = False
     assert updater.update().updated
     assert updater.iteration == 2
+
+
+def test_what_was_looked_at_with_a_smaller_scale_is_no_gradient() -> None:
+    """Ranks decide by the sum of their gradients: it must not be finite because one has looked closer."""
+    nn.clear_parameters()
+    x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
+    mask = nn.Variable.from_numpy_array(np.array([[0.0, -np.inf]], np.float32))
+    h = PF.affine(x, 2, name="a")
+    loss = F.sum(F.softmax(h + F.broadcast(mask, (4, 2))) * h) * 1e3
+    solver = S.Sgd(0.1)
+    solver.set_parameters(nn.get_parameters())
+    scaling = AdaptiveLossScaling(FormatEmulation(loss))
+    solver.zero_grad()
+    scaling.forward(clear_no_need_grad=True)
+    scaling.backward(2.0**40, clear_buffer=True)
+    window = examine(Window(), scaling, solver, 2.0**-24)
+    assert (window.overflowed, window.nonfinite_loss, window.fault) == (True, False, None)
+    assert solver.check_inf_or_nan_grad()

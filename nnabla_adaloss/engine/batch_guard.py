@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looks at single batches: what they leave behind, what is wrong with them, whether they teach anything."""
+
+from __future__ import annotations
+
+from typing import Callable, Iterable, Optional
+
+import nnabla as nn
+
+from ..graph.loss_like import LossLike, variable_of
+from ..graph.plan import GraphPlan
+from ..kernels import Kernels
+from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
+from .emulated_storage import EmulatedStorage
+from .forward_fault import ForwardFault, find_forward_fault
+from .forward_state import ForwardState
+
+
+class BatchGuard:
+    """What a training loop asks about the batch it is working on.
+
+    Args:
+        loss: what forward is called on.
+        plan: hands out the plan of the graph as it is now.
+        kernels: the kernels that read and copy arrays.
+        storage: an emulated storage, which knows what left its range; or None.
+        state: what is known of parameters that forward writes, from the network's graph before; or None.
+
+    Attributes:
+        state: what is known of parameters that forward writes.
+    """
+
+    def __init__(
+        self,
+        loss: LossLike,
+        plan: Callable[[], GraphPlan],
+        kernels: Kernels,
+        storage: Optional[EmulatedStorage],
+        state: Optional[ForwardState] = None,
+    ) -> None:
+        self.state = ForwardState(kernels) if state is None else state
+        self._loss = loss
+        self._plan = plan
+        self._kernels = kernels
+        self._storage = storage
+
+    def begin(self) -> None:
+        """Keep the running statistics and whatever else forward writes, before it does."""
+        self.state.save(self._plan())
+
+    def after_forward(self) -> None:
+        """Look what forward has written, where that is not known yet."""
+        self.state.note_changes()
+
+    def undo(self) -> None:
+        """Put back what forward has written since `begin`: the batch leaves nothing behind."""
+        self.state.restore()
+
+    def find_fault(self) -> Optional[ForwardFault]:
+        """The first function that is not finite on what was fed last; forward runs once more for that."""
+        return find_forward_fault(self._loss, self._plan(), self._kernels, self._storage)
+
+    def gradients_are_zero(self, parameters: Iterable[nn.Variable]) -> bool:
+        """True when no gradient of `parameters` holds anything but zeros, and the loss does.
+
+        The smallest ones are looked at first. On a GPU, where each look would wait for the device, it is not
+        looked, and False.
+        """
+        if self._kernels.asynchronous:
+            return False
+        smallest_first = sorted(parameters, key=lambda v: v.size)
+        return all(map(self._is_zero, smallest_first)) and not self._loss_is_zero()
+
+    def _is_zero(self, parameter: nn.Variable) -> bool:
+        stored = stored_dtype(parameter.grad)
+        if stored is None:
+            return True
+        return stored in (FLOAT32, FLOAT16) and not self._kernels.statistics(parameter.grad).abs_max
+
+    def _loss_is_zero(self) -> bool:
+        """True when the loss is zero, and was not made so by storing it."""
+        loss = variable_of(self._loss)
+        rounded = None if self._storage is None else self._storage.data_rounding(hash(loss))
+        return not loss.d.any() and not (rounded is not None and rounded.underflowed)
