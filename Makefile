@@ -38,7 +38,7 @@ unit: $(READY) ## unit tests, in parallel
 	$(PYTHON) -m pytest -n logical --dist worksteal $(PYTEST_ARGS)
 
 architecture: $(READY) ## draw the folders of the package and their imports: docs/images/architecture.png
-	$(PYTHON) tools/draw_architecture.py
+	$(PYTHON) -m tools.draw_architecture
 
 bench: $(READY) ## CPU benchmarks
 	for benchmark in benchmarks/cpu_kernels.py benchmarks/training_speed.py; do $(PYTHON) $$benchmark || exit 1; done

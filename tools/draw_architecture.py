@@ -4,29 +4,30 @@
 from __future__ import annotations
 
 import argparse
-import ast
-import itertools
-import math
-import random
 import re
 import sys
 import textwrap
 from collections import defaultdict
-from graphlib import TopologicalSorter
 from pathlib import Path
-from typing import Any, Collection, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-import grimp
 import matplotlib
-import numpy as np
-import numpy.typing as npt
-from scipy.optimize import lsq_linear
 
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 from matplotlib.path import Path as Curve
+
+from tools.house_placement import (
+    ROOM_HEIGHT,
+    ROOM_WIDTH,
+    STAIRS,
+    Plan,
+    Point,
+    make_plan,
+)
+from tools.house_rooms import Arrow, House, Room, read_house, without_implied
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -47,246 +48,12 @@ Red arrows. If rooms import each other in a circle, one of them imports upwards:
 imports is taken for it. tests/test_architecture.py fails then, and names the module and the line.
 
 examples:
-  python tools/draw_architecture.py                         the picture in docs/images
-  python tools/draw_architecture.py --output house.svg      another file; the suffix decides the format
-  python tools/draw_architecture.py --package other/folder  another package
+  python -m tools.draw_architecture                         the picture in docs/images
+  python -m tools.draw_architecture --output house.svg      another file; the suffix decides the format
+  python -m tools.draw_architecture --package other/folder  another package
 """
 
-Arrow = Tuple[str, str]  # a room, and another that it imports
-
-
-class Room(NamedTuple):
-    """A folder of a package, or a module beside the folders."""
-
-    purpose: str  # first line of its docstring
-    files: int
-    lines: int
-
-
-class House(NamedTuple):
-    """What is drawn: rooms by name, on floors counted from the ground."""
-
-    name: str
-    rooms: Mapping[str, Room]
-    floors: Mapping[str, int]
-    imports: Mapping[Arrow, int]  # how many imports of modules each arrow stands for
-    upward: Collection[Arrow]
-
-
-def read_house(package: Path) -> House:
-    """The house that a package is.
-
-    Args:
-        package: folder of the package.
-
-    Raises:
-        ValueError: `package` is no package.
-    """
-    if not (package / "__init__.py").is_file():
-        raise ValueError(f"package={str(package)!r} has no __init__.py: give the folder of a Python package")
-    package = package.resolve()
-    rooms = _rooms(package)
-    imports = _imports(package)
-    floors, upward = floors_of(rooms, imports)
-    return House(package.name, rooms, floors, imports, upward)
-
-
-def _rooms(package: Path) -> Dict[str, Room]:
-    files: Dict[str, List[Path]] = defaultdict(list)
-    for path in sorted(package.rglob("*")):
-        if path.suffix in {".py", ".cu", ".cuh"}:
-            files[_room_of(package.name, path.relative_to(package).with_suffix("").parts)].append(path)
-    return {
-        name: Room(
-            _purpose(package, name),
-            len(paths),
-            sum(len(path.read_text("utf-8").splitlines()) for path in paths),
-        )
-        for name, paths in files.items()
-    }
-
-
-def _room_of(package: str, parts: Sequence[str]) -> str:
-    return parts[0] if parts and parts[0] != "__init__" else package
-
-
-def _purpose(package: Path, room: str) -> str:
-    face = package / "__init__.py"
-    modules = [face] if room == package.name else [package / room / "__init__.py", package / f"{room}.py"]
-    text = "".join(module.read_text("utf-8") for module in modules if module.is_file())
-    docstring = ast.get_docstring(ast.parse(text)) or ""
-    return re.sub(r"\.$", "", docstring.partition("\n")[0].replace("`", ""))
-
-
-def _imports(package: Path) -> Dict[Arrow, int]:
-    sys.path.insert(0, str(package.parent))
-    try:
-        graph = grimp.build_graph(package.name, cache_dir=None)
-    finally:
-        sys.path.remove(str(package.parent))
-    counts: Dict[Arrow, int] = defaultdict(int)
-    for importer, imported in itertools.product(sorted(graph.modules), repeat=2):
-        above, below = (_room_of(package.name, name.split(".")[1:]) for name in (importer, imported))
-        if above != below:
-            counts[above, below] += len(graph.get_import_details(importer=importer, imported=imported))
-    return {arrow: count for arrow, count in counts.items() if count}
-
-
-def floors_of(rooms: Iterable[str], imports: Mapping[Arrow, int]) -> Tuple[Dict[str, int], List[Arrow]]:
-    """The floor of each room, and the imports that run upwards.
-
-    Args:
-        rooms: names of the rooms.
-        imports: rooms that import another, and how many imports these are.
-
-    Example:
-        >>> floors_of("abc", {("a", "b"): 5, ("b", "c"): 7, ("c", "a"): 1})
-        ({'c': 0, 'b': 1, 'a': 2}, [('c', 'a')])
-    """
-    below: Dict[str, Set[str]] = {room: set() for room in sorted(rooms)}
-    upward: List[Arrow] = []
-    for importer, imported in sorted(imports, key=lambda arrow: (-imports[arrow], arrow)):
-        if importer in _reached(imported, below):
-            upward.append((importer, imported))
-        else:
-            below[importer].add(imported)
-    floors: Dict[str, int] = {}
-    for room in TopologicalSorter(below).static_order():
-        floors[room] = max((floors[other] + 1 for other in below[room]), default=0)
-    return floors, sorted(upward)
-
-
-def without_implied(arrows: Collection[Arrow]) -> List[Arrow]:
-    """The arrows that do not follow from others; `arrows` make no circle.
-
-    Example:
-        >>> without_implied([("a", "b"), ("b", "c"), ("a", "c")])
-        [('a', 'b'), ('b', 'c')]
-    """
-    heads: Dict[str, Set[str]] = defaultdict(set)
-    for tail, head in arrows:
-        heads[tail].add(head)
-    return [
-        (tail, head) for tail, head in arrows if not any(head in _reached(via, heads) for via in heads[tail])
-    ]
-
-
-def _reached(start: str, heads: Mapping[str, Set[str]]) -> Set[str]:
-    return set().union(*({head} | _reached(head, heads) for head in heads.get(start, ())))
-
-
-# Where everything stands, in inches. An arrow over several floors passes those between in gaps of its own.
-
-Point = Tuple[float, float]
-
-ROOM_WIDTH, ROOM_HEIGHT = 2.8, 1.75
-GAP_WIDTH = 0.32
-SPACE, STAIRS = 0.28, 0.6  # between rooms of a floor, and between floors
-LINE = 27  # letters in a line of a room
-
-
-class Gap(NamedTuple):
-    """Where an arrow passes a floor."""
-
-    arrow: Arrow
-    floor: int
-
-
-Step = Tuple[Any, Any]  # of an arrow: from a room or gap to one on the floor below
-
-
-class Plan(NamedTuple):
-    """Where everything stands, from left to right, and by what way the arrows go."""
-
-    x: Mapping[Any, float]  # middle of each room and each gap
-    routes: Mapping[Arrow, Sequence[Any]]  # the room above, gaps, the room below
-
-
-def make_plan(floors: Mapping[str, int], arrows: Collection[Arrow]) -> Plan:
-    """Find places where few arrows cross and most run straight.
-
-    Args:
-        floors: floor of each room.
-        arrows: what is drawn, upward arrows included.
-    """
-    routes: Dict[Arrow, List[Any]] = {}
-    for arrow in arrows:
-        above, below = sorted(arrow, key=lambda room: -floors[room])
-        gaps = [Gap(arrow, floor) for floor in range(floors[above] - 1, floors[below], -1)]
-        routes[arrow] = [above, *gaps, below]
-    steps = [step for route in routes.values() for step in zip(route, route[1:])]
-    rows: List[List[Any]] = [[] for _ in range(max(floors.values()) + 1)]
-    for room, floor in floors.items():
-        rows[floor].append(room)
-    for gap in {place for route in routes.values() for place in route if isinstance(place, Gap)}:
-        rows[gap.floor].append(gap)
-    return Plan(_placed([sorted(row, key=str) for row in rows], steps), routes)
-
-
-def _placed(rows: Sequence[Sequence[Any]], steps: Sequence[Step]) -> Dict[Any, float]:
-    """Positions with few crossings: neighbours change places while that helps, from several beginnings."""
-    chance = random.Random(0)
-    best: Tuple[int, float, Dict[Any, float]] = (sys.maxsize, math.inf, {})
-    for _ in range(40):
-        order = [chance.sample(row, len(row)) for row in rows]
-        cost = _cost(order, steps)
-        while True:
-            before = cost
-            for row in order:
-                for i in range(len(row) - 1):
-                    row[i], row[i + 1] = row[i + 1], row[i]
-                    changed = _cost(order, steps)
-                    if changed < cost:
-                        cost = changed
-                    else:
-                        row[i], row[i + 1] = row[i + 1], row[i]
-            if cost == before:
-                break
-        best = min(best, (cost[0], *_positions(order, steps)), key=lambda found: found[:2])
-    return best[2]
-
-
-def _cost(rows: Sequence[Sequence[Any]], steps: Sequence[Step]) -> Tuple[int, float]:
-    """How many steps cross, and how far they go sideways (squared) if every row is centred."""
-    at: Dict[Any, Tuple[int, float]] = {}
-    for floor, row in enumerate(rows):
-        x = -sum(map(_width, row)) / 2
-        for place in row:
-            at[place] = floor, x + _width(place) / 2
-            x += _width(place)
-    crossings = sum(
-        at[a][0] == at[c][0] and (at[a][1] - at[c][1]) * (at[b][1] - at[d][1]) < 0
-        for (a, b), (c, d) in itertools.combinations(steps, 2)
-    )
-    return crossings, round(sum((at[a][1] - at[b][1]) ** 2 for a, b in steps), 6)
-
-
-def _width(place: Any) -> float:
-    return GAP_WIDTH if isinstance(place, Gap) else ROOM_WIDTH + SPACE
-
-
-def _positions(rows: Sequence[Sequence[Any]], steps: Sequence[Step]) -> Tuple[float, Dict[Any, float]]:
-    """Positions in the given order with the least way sideways (squared); arrows stay straight between gaps.
-
-    Returns:
-        What is left of the way sideways, and the positions.
-    """
-    # Every position is a sum: where its row begins, and the distances from one place to the next.
-    size = sum(map(len, rows))
-    sums: Dict[Any, npt.NDArray[np.float64]] = {}
-    least: List[float] = []
-    for row in rows:
-        for i, place in enumerate(row):
-            sums[place] = sums[row[i - 1]].copy() if i else np.zeros(size)
-            sums[place][len(least)] = 1.0
-            least.append((_width(row[i - 1]) + _width(place)) / 2 if i else -math.inf)
-    weights = [30.0 if isinstance(a, Gap) and isinstance(b, Gap) else 1.0 for a, b in steps]
-    pulls = [weight * (sums[a] - sums[b]) for weight, (a, b) in zip(weights, steps)]
-    pulls += [0.02 * position for position in sums.values()]  # to the middle
-    found = lsq_linear(np.array(pulls), np.zeros(len(pulls)), bounds=(least, math.inf))
-    return round(found.cost, 6), {place: float(position @ found.x) for place, position in sums.items()}
-
-
+_LINE = 27  # letters in a line of a room
 _INK, _FAINT, _UPWARD, _DOWNWARD = "#27333f", "#6b7885", "#d0312d", "#1a8a5f"
 _FLOORS = ("#e3edf7", "#e2f2ea", "#fbf1d9", "#f9e5dc", "#efe4f4", "#e1eff2", "#f3efe4", "#eceef1")
 _STYLE = {"font.family": "DejaVu Sans", "text.color": _INK}
@@ -388,15 +155,15 @@ def _draw_room(axes: Any, name: str, room: Room, x: float, floor: int) -> None:
 def _in_lines(purpose: str) -> str:
     """A purpose in lines of about one length; if it is too long for a room, without its last clauses."""
 
-    def wrapped(text: str, width: int = LINE) -> List[str]:
+    def wrapped(text: str, width: int = _LINE) -> List[str]:
         return textwrap.wrap(text, width, max_lines=4, placeholder=" …", break_on_hyphens=False)
 
-    def is_cut(text: str, width: int = LINE) -> bool:
+    def is_cut(text: str, width: int = _LINE) -> bool:
         return "".join(wrapped(text, width)).endswith("…")
 
     while is_cut(purpose) and re.search(r"[,:;] ", purpose):
         purpose = re.sub(r"[,:;] (?!.*[,:;] ).*", "", purpose)
-    width = LINE
+    width = _LINE
     while (
         width > 10
         and not is_cut(purpose, width - 1)

@@ -12,16 +12,9 @@ from typing import Any, Dict, List, Tuple
 
 import pytest
 
-from tools.draw_architecture import (
-    ROOM_WIDTH,
-    Gap,
-    draw,
-    floors_of,
-    main,
-    make_plan,
-    read_house,
-    without_implied,
-)
+from tools.draw_architecture import draw, main
+from tools.house_placement import ROOM_WIDTH, Gap, make_plan
+from tools.house_rooms import floors_of, read_house, without_implied
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "nnabla_adaloss"
@@ -132,8 +125,8 @@ def test_a_package_of_one_room(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_picture_of_this_package(tmp_path: Path) -> None:
     picture = tmp_path / "architecture.png"
-    command = [sys.executable, str(ROOT / "tools" / "draw_architecture.py"), "--output", str(picture)]
-    process = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    command = [sys.executable, "-m", "tools.draw_architecture", "--output", str(picture)]
+    process = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert process.returncode == 0, process.stderr
     assert process.stdout.startswith(f"{picture}: ")
     assert picture.read_bytes().startswith(b"\x89PNG")
