@@ -44,8 +44,14 @@ class BatchGuard:
         self._kernels = kernels
         self._storage = storage
 
-    def begin(self) -> None:
-        """Keep the running statistics and whatever else forward writes, before it does."""
+    def begin(self, *, more: bool = False) -> None:
+        """Keep the running statistics and whatever else forward writes, before it does.
+
+        Args:
+            more: add to what is kept already, for another graph of the same batch.
+        """
+        if not more:
+            self.state.drop()
         self.state.save(self._plan())
 
     def after_forward(self) -> None:

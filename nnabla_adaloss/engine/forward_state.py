@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import zlib
-from typing import Dict, List, NamedTuple, Optional, Set
+from typing import Dict, List, Optional, Set
 
 import nnabla as nn
 import numpy as np
@@ -13,13 +13,6 @@ from ..graph.function_kinds import written_inputs
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels
 from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
-
-
-class _Kept(NamedTuple):
-    """A leaf that forward writes, and where its values are kept."""
-
-    leaf: nn.Variable
-    copy: nn.NdArray
 
 
 class ForwardState:
@@ -36,37 +29,45 @@ class ForwardState:
         self._kernels = kernels
         self._plan: Optional[GraphPlan] = None
         self._copies: Dict[int, nn.NdArray] = {}
+        self._held: Dict[int, nn.Variable] = {}
         self._examined: Set[int] = set()
-        self._written: List[_Kept] = []
+        self._written: List[nn.Variable] = []
         self._candidates: List[nn.Variable] = []
         self._checksums: List[int] = []
 
+    def drop(self) -> None:
+        """Forget what is kept: the batch before is over."""
+        self._held.clear()
+
     def save(self, plan: GraphPlan) -> None:
-        """Keep what forward through `plan` is going to write."""
+        """Keep what forward through `plan` is going to write, besides what is kept already for this batch."""
         if plan is not self._plan:
             self._find(plan)
-        for leaf, copy in self._written:
-            self._copy(leaf.data, copy)
+        for leaf in self._written:
+            key = hash(leaf)
+            if key not in self._held:
+                self._copy(leaf.data, self._copies[key])
+                self._held[key] = leaf
         self._checksums = [_checksum(leaf) for leaf in self._candidates]
 
     def note_changes(self) -> None:
-        """Look what forward has written besides, if that is not known yet; from now on it is kept."""
+        """Look what forward has written besides, if that is not known yet; it is kept from now on."""
         for leaf, before in zip(self._candidates, self._checksums):
             if _checksum(leaf) != before:
-                self._keep(leaf)
+                self._note(leaf)
         self._examined.update(map(hash, self._candidates))
         self._candidates, self._checksums = [], []
 
     def restore(self) -> None:
         """Put everything back that was kept."""
-        for leaf, copy in self._written:
-            self._copy(copy, leaf.data)
+        for key, leaf in self._held.items():
+            self._copy(self._copies[key], leaf.data)
 
     def has_nonfinite(self) -> bool:
         """True when something that forward writes holds an infinity or a NaN."""
         return any(
             stored_dtype(leaf.data) in (FLOAT32, FLOAT16) and self._kernels.statistics(leaf.data).nonfinite
-            for leaf, _ in self._written
+            for leaf in self._written
         )
 
     def _find(self, plan: GraphPlan) -> None:
@@ -79,16 +80,16 @@ class ForwardState:
                 if v.parent is not None or v.need_grad or key in seen:
                     continue
                 if index in written or key in self._copies:
-                    self._keep(v)
+                    self._note(v)
                 elif key in plan.names and key not in self._examined:
                     self._candidates.append(v)
                 else:
                     continue
                 seen.add(key)
 
-    def _keep(self, leaf: nn.Variable) -> None:
-        copy = self._copies.setdefault(hash(leaf), nn.NdArray(leaf.shape))
-        self._written.append(_Kept(leaf, copy))
+    def _note(self, leaf: nn.Variable) -> None:
+        self._copies.setdefault(hash(leaf), nn.NdArray(leaf.shape))
+        self._written.append(leaf)
 
     def _copy(self, source: nn.NdArray, target: nn.NdArray) -> None:
         stored = stored_dtype(source)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import nnabla as nn
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
@@ -138,7 +138,6 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         self.scaling: AdaptiveLossScaling
         self._idle = Idle()
         self._reports = Reports()
-        self._saved: List[AdaptiveLossScaling] = []
         self._before_exchange = False
         self.loss = loss
         self._exchange = GradientExchange(comm, grads, solver)
@@ -192,9 +191,11 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
                 if self._before_exchange:
                     # Other ranks, if there are any, wait for this one in the same iteration.
                     self.iteration -= 1
+                    self._undo_batch()
                 raise
 
     def _update(self) -> UpdateResult:
+        self._before_exchange = False
         self._start_iteration()
         scale_state = self.scale_state  # what it was
         retries = 0
@@ -300,25 +301,19 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
                     window = examine(window, scaling, self.solver, self.policy.min_scale)
 
         def feed() -> None:
+            scaling = self.scaling
             self.data_feeder()
-            if self.scaling is not saved[-1]:
-                self._save_forward_state(saved)
+            if self.scaling is not scaling:
+                self.scaling.guard.begin(more=True)
 
-        saved: List[AdaptiveLossScaling] = []
-        self._save_forward_state(saved)
+        self.scaling.guard.begin()
         accumulate(self.solver, feed, self.accum_grad, forward_backward)
-        self._saved = saved
         return window
 
-    def _save_forward_state(self, saved: List[AdaptiveLossScaling]) -> None:
-        self.scaling.guard.begin()
-        saved.append(self.scaling)
-
     def _undo_batch(self) -> None:
-        """Put back what forward has written in this window."""
+        """Put back what forward has written in this window; graphs of a network share what is kept."""
         with self._idle.lock:
-            for scaling in reversed(self._saved):
-                scaling.guard.undo()
+            self.scaling.guard.undo()
 
     def _start_iteration(self) -> None:
         if not self.iteration:

@@ -375,3 +375,39 @@ def test_what_was_looked_at_with_a_smaller_scale_is_no_gradient() -> None:
     window = examine(Window(), scaling, solver, 2.0**-24)
     assert (window.overflowed, window.nonfinite_loss, window.fault) == (True, False, None)
     assert solver.check_inf_or_nan_grad()
+
+
+def test_a_graph_for_each_batch_of_a_window_is_undone_to_its_begin() -> None:
+    nn.clear_parameters()
+    data, fed = np.random.default_rng(0), [0]
+    one = nn.Variable.from_numpy_array(np.ones(1, np.float32))
+
+    def build() -> nn.Variable:
+        x = nn.Variable.from_numpy_array(data.standard_normal((8, 4)).astype(np.float32))
+        y = PF.affine(PF.batch_normalization(PF.affine(x, 3, name="a"), name="bn"), 2, name="b")
+        return F.mean(y**2) + F.sum(F.pow_scalar(F.reshape(F.mean(y) * 0.0, (1,)) + one, 0.5))
+
+    def feed() -> None:
+        updater.loss = build()
+        fed[0] += 1
+        one.d = float(fed[0] != 6)
+        if fed[0] == 9:
+            raise OSError("no data")
+
+    loss, solver = build(), S.Sgd(0.01)
+    solver.set_parameters(nn.get_parameters())
+    updater = AdaptiveLossScalingUpdater(solver, loss, feed, storage="float16", accum_grad=3, max_retries=0)
+    assert updater.update().updated
+
+    def statistics() -> List[np.ndarray]:
+        return [nn.get_parameters(grad_only=False)[f"bn/bn/{name}"].d.copy() for name in ("mean", "var")]
+
+    before = statistics()
+    assert updater.update().reason == "overflow"  # in the last of its three batches
+    for now, then in zip(statistics(), before):
+        np.testing.assert_array_equal(now, then)
+    with pytest.raises(OSError, match="no data"):
+        updater.update()
+    for now, then in zip(statistics(), before):
+        np.testing.assert_array_equal(now, then)
+    assert updater.update().updated
