@@ -69,28 +69,6 @@ def test_tries_are_bounded_by_the_bits_to_lose(
         assert result.retries <= exponent + 24 + layers * (math.log2(upper) + 20)
 
 
-@pytest.mark.parametrize("delay", [0, 1])
-def test_a_regularizer_beside_a_layer(delay: int) -> None:
-    """The small branch is lifted; the layer takes its scale where they meet, and the one below overflows."""
-    nn.clear_parameters()
-    rng = np.random.RandomState(0)
-    x = nn.Variable.from_numpy_array(rng.randn(8, 16).astype(np.float32))
-    h = PF.affine(x, 64, name="below", rng=rng)
-    h = F.tanh(PF.affine(h, 64, name="shared", rng=rng))
-    square = F.reshape(h, (8, 8, 8))
-    identity = nn.Variable.from_numpy_array(np.eye(8, dtype=np.float32)[np.newaxis])
-    product = F.batch_matmul(square, square, transpose_b=True) - F.broadcast(identity, (8, 8, 8))
-    y = PF.affine(h, 10, name="head", rng=rng)
-    labels = nn.Variable.from_numpy_array(rng.randint(0, 10, (8, 1)))
-    loss = F.mean(F.softmax_cross_entropy(y, labels)) + F.sum(product**2) * 0.001
-    solver = S.Sgd(1e-3)
-    solver.set_parameters(nn.get_parameters())
-    updater = AdaptiveLossScalingUpdater(solver, loss, storage="float16", config=AdaLossConfig(delay=delay))
-    results = [updater.update() for _ in range(20)]
-    assert all(r.updated for r in results)
-    assert sum(r.retries for r in results) <= 20
-
-
 def test_a_small_auxiliary_loss_drives_no_scale_down() -> None:
     nn.clear_parameters()
     rng = np.random.RandomState(0)
