@@ -137,7 +137,7 @@ def check_values(kernels: CudaKernels, check: Checks, dtype: Any, offset: int) -
         kernels.scaled_copy(x, target, 0.3)
         check(f"scaled_copy: {where}", same(target.values.get(), scaled))
         master = on_gpu(np.ones(values.size, np.float32), offset)
-        found_inf = kernels.unscale_add(x, master, 3.0, accumulate=True)
+        found_inf = math.isinf(kernels.unscale_add(x, master, 3.0, accumulate=True))
         check(
             f"unscale_add: {where}",
             same(master.values.get(), total) and found_inf != np.isfinite(total).all(),
@@ -202,7 +202,7 @@ def timings(kernels: CudaKernels, mib: int) -> List[Timing]:
     y = GpuArray(cupy.ones(size, np.float32))
     halves = GpuArray(cupy.tile(x.values.astype(np.float16), 2))
     half_copy = GpuArray(cupy.empty_like(halves.values))
-    table, histograms = kernels.table(1), kernels.table(1, histograms=True)
+    table, histograms = kernels.table(1, gradients=1), kernels.table(1, histograms=True)
     n = x.values.nbytes
 
     def unscale(source: GpuArray, accumulate: bool) -> None:
@@ -252,7 +252,7 @@ def print_many_arrays(kernels: CudaKernels) -> None:
     weights = [GpuArray(cupy.ones(size, np.float32)) for size in sizes]
     gradients = [GpuArray(cupy.ones(size, np.float16)) for size in sizes]
     scaled = [GpuArray(cupy.empty(size, np.float32)) for size in sizes]
-    table = kernels.table(len(sizes))
+    table = kernels.table(len(sizes), gradients=len(sizes))
     copies = [ScaledCopy(w, s, 0.5) for w, s in zip(weights, scaled)]
     unscaling = [GradientToUnscale(g, w, 1024.0, True) for g, w in zip(gradients, weights)]
     work = {

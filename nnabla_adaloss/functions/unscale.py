@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, List, Optional, Union
 
 import nnabla as nn
@@ -74,7 +75,8 @@ def divide_gradient(
             master.zero()
         return False
     prepare_master(master)
-    return kernels.unscale_add(source, master, scale, accumulate=accumulate and not master.zeroing)
+    largest = kernels.unscale_add(source, master, scale, accumulate=accumulate and not master.zeroing)
+    return not math.isfinite(largest)
 
 
 class Unscale(IdentityFunction):

@@ -470,7 +470,8 @@ struct Unscale {
     float* master;
     float factor;
     bool accumulate;
-    u32 largest;
+    u32 largest;      // of factor * source
+    u32 largest_sum;  // of what is written
 
     template <int N>
     __device__ inline ValuesAndOld<N> fetch(u64 i) const {
@@ -487,32 +488,42 @@ struct Unscale {
         for (int k = 0; k < N; ++k) {
             float& value = both.values.of[k];
             value = __fmul_rn(value, factor);
+            largest = max(largest, magnitude_of(value));
             if (accumulate) {
                 value = __fadd_rn(both.old.of[k], value);
+                largest_sum = max(largest_sum, magnitude_of(value));
             }
-            largest = max(largest, magnitude_of(value));
         }
         store(master + i, both.values.of);
     }
 };
 
+// In the first lane of each warp.
+__device__ inline u32 largest_of_warp(u32 largest) {
+    for (u32 distance = WARP / 2; distance > 0; distance /= 2) {
+        largest = max(largest, from_lane_above(largest, distance));
+    }
+    return largest;
+}
+
 template <typename T>
 __device__ inline u32 unscale_task(const Task& task, const Share& share) {
     Unscale<T> body = {reinterpret_cast<const T*>(task.source), reinterpret_cast<float*>(task.target), task.factor,
-                       (task.flags & ACCUMULATE) != 0, 0};
+                       (task.flags & ACCUMULATE) != 0, 0, 0};
     for_each_element<Pack<T>::WIDTH>(task, share, body);
-    return body.largest;
+    return max(body.largest, body.largest_sum) < EXPONENT ? body.largest : EXPONENT;
 }
 
-// target (float) = or += factor * source; found_inf becomes 1 if a result is not finite. target may be source.
-extern "C" __global__ __launch_bounds__(THREADS, RESIDENT_THREADS / THREADS) void unscale_add(const Tasks tasks, u32* found_inf) {
+// target (float) = or += factor * source; target may be source. largest[task.row] becomes the bit pattern of the
+// largest magnitude of factor * source, if it is larger than what is there; of infinity if a result is not finite.
+extern "C" __global__ __launch_bounds__(THREADS, RESIDENT_THREADS / THREADS) void unscale_add(const Tasks tasks, u32* largest) {
     const u32 index = task_of_block(tasks);
     const Task& task = tasks.task[index];
     const Share share = share_of_block(tasks, index);
-    const u32 largest =
-        task.flags & SOURCE_IS_HALF ? unscale_task<__half>(task, share) : unscale_task<float>(task, share);
-    if (largest >= EXPONENT) {
-        atomicMax(found_inf, 1u);
+    u32 mine = task.flags & SOURCE_IS_HALF ? unscale_task<__half>(task, share) : unscale_task<float>(task, share);
+    mine = largest_of_warp(mine);
+    if (threadIdx.x % WARP == 0) {
+        atomicMax(largest + task.row, mine);
     }
 }
 

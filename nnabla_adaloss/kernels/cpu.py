@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Iterable, Tuple
+from typing import Iterable, List, Tuple
 
 import numpy as np
 from nnabla import NdArray
@@ -71,7 +71,7 @@ class CpuKernels:
         address = x.data_ptr(FLOAT16 if half else FLOAT32, HOST)
         cpu_loops.scaled_copy(address, address, x.size, half, float(alpha))
 
-    def unscale_add(self, source: NdArray, master: NdArray, scale: float, *, accumulate: bool) -> bool:
+    def unscale_add(self, source: NdArray, master: NdArray, scale: float, *, accumulate: bool) -> float:
         factor = unscaling_factor(scale)
         half = is_half(source)
         size = require_same_size(source, master)
@@ -79,13 +79,13 @@ class CpuKernels:
         if accumulate:
             require_float32(master, "master")
         to_address = from_address if source is master else master.data_ptr(FLOAT32, HOST, not accumulate)
-        return bool(cpu_loops.unscale_add(from_address, to_address, size, half, factor, accumulate))
+        return float(cpu_loops.unscale_add(from_address, to_address, size, half, factor, accumulate))
 
-    def unscale_add_all(self, gradients: Iterable[GradientToUnscale]) -> bool:
-        found_inf = False
-        for source, master, scale, accumulate in gradients:
-            found_inf |= self.unscale_add(source, master, scale, accumulate=accumulate)
-        return found_inf
+    def unscale_add_all(self, gradients: Iterable[GradientToUnscale]) -> List[float]:
+        return [
+            self.unscale_add(source, master, scale, accumulate=accumulate)
+            for source, master, scale, accumulate in gradients
+        ]
 
     def round_to_format(self, source: NdArray, target: NdArray, storage: Format) -> RoundingStatistics:
         require_float32(source, "source")

@@ -286,7 +286,7 @@ def statistics(address, size, is_half, counts_address):
     return total, squares, abs_max, abs_min, zeros, nonfinite
 
 
-# ---- scaling: each returns the largest magnitude of what it wrote, which shows infinities and NaNs
+# ---- scaling: each returns the largest magnitude that it computed, which shows infinities and NaNs
 
 
 @exact
@@ -311,13 +311,14 @@ def _scale_into(source, target, factor):
 
 @exact
 def _scale_add(source, target, factor):
-    largest = ZERO
+    largest, largest_sum = ZERO, ZERO
     for i in range(source.size):
         product = np.float32(_as_float(source[i]) * factor)
         result = _as_bits(np.float32(_as_float(target[i]) + product))
         target[i] = result
-        largest = np.uint32(max(largest, np.uint32(result & MAGNITUDE)))
-    return largest
+        largest = np.uint32(max(largest, np.uint32(_as_bits(product) & MAGNITUDE)))
+        largest_sum = np.uint32(max(largest_sum, np.uint32(result & MAGNITUDE)))
+    return largest if largest_sum < EXPONENT else EXPONENT
 
 
 @compiled
@@ -344,7 +345,10 @@ def scaled_copy(source, target, size, is_half, factor):
 
 @compiled
 def unscale_add(source, master, size, is_half, factor, accumulate):
-    """Write or add factor * source to master, in float32; whether a result is not finite."""
+    """Write or add factor * source to master, in float32.
+
+    Returns the largest magnitude of factor * source; infinity when that or a result is not finite.
+    """
     factor = np.float32(factor)
     source_halves = carray(_pointer(source), (size,), np.uint16)
     source_bits = carray(_pointer(source), (size,), np.uint32)
@@ -365,7 +369,7 @@ def unscale_add(source, master, size, is_half, factor, accumulate):
             largest = max(largest, _scale(target, factor))
         else:
             largest = max(largest, _scale_into(block, target, factor))
-    return largest >= EXPONENT
+    return np.float64(_as_float(min(largest, EXPONENT)))
 
 
 # ---- rounding to a storage format

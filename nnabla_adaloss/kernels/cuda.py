@@ -81,11 +81,11 @@ class CudaKernels:
         self._partial = self._launcher.allocate(rows * source.layout("Row").itemsize)
         self._finished = self._launcher.allocate(self._max_tasks * 4)
         self._workspace = np.uint64(self._partial.ptr), np.uint64(self._finished.ptr)
-        self._own_table = self.table(1)
+        self._own_table = self.table(1, gradients=self._max_tasks)
 
-    def table(self, rows: int, histograms: bool = False) -> DeviceTable:
+    def table(self, rows: int, histograms: bool = False, gradients: int = 0) -> DeviceTable:
         """A table for the results of `launch_` methods, empty."""
-        return DeviceTable(self._launcher, self._source, rows, histograms)
+        return DeviceTable(self._launcher, self._source, rows, histograms, gradients)
 
     # ---- many arrays, without waiting
 
@@ -112,10 +112,21 @@ class CudaKernels:
             tasks.append(read._replace(target=address, factor=alpha))
         self._launch("scaled_copy", tasks)
 
-    def launch_unscale_add(self, gradients: Iterable[GradientToUnscale], table: DeviceTable) -> None:
-        """`unscale_add` for many gradients; sets the table's found_inf, never resets it."""
+    def launch_unscale_add(
+        self, gradients: Sequence[GradientToUnscale], table: DeviceTable, first: int = 0
+    ) -> None:
+        """`unscale_add` for many gradients; the largest magnitude of each goes to the table's place from `first`
+        on, unless a larger one is there.
+
+        Raises:
+            ValueError: the table has too few places.
+        """
+        if first + len(gradients) > table.gradients:
+            raise ValueError(
+                f"{len(gradients)} gradients from place {first} on do not fit into a table for {table.gradients}"
+            )
         tasks = []
-        for source, master, scale, accumulate in gradients:
+        for place, (source, master, scale, accumulate) in enumerate(gradients, first):
             factor = unscaling_factor(scale)
             read = self._reading(source)
             require_same_size(source, master)
@@ -123,8 +134,8 @@ class CudaKernels:
                 require_float32(master, "master")
             address = read.source if master is source else self._address(master, FLOAT32, not accumulate)
             flags = read.flags | (self._accumulate if accumulate else 0)
-            tasks.append(read._replace(target=address, factor=factor, flags=flags))
-        self._launch("unscale_add", tasks, table.found_inf)
+            tasks.append(read._replace(target=address, factor=factor, flags=flags, row=place))
+        self._launch("unscale_add", tasks, table.largest)
 
     def launch_round_to_format(
         self, source: NdArray, target: NdArray, storage: Format, table: DeviceTable, row: int = 0
@@ -166,13 +177,17 @@ class CudaKernels:
     def scale_(self, x: NdArray, alpha: float) -> None:
         self.launch_scaled_copies([ScaledCopy(x, x, alpha)])
 
-    def unscale_add(self, source: NdArray, master: NdArray, scale: float, *, accumulate: bool) -> bool:
-        return self.unscale_add_all([GradientToUnscale(source, master, scale, accumulate)])
+    def unscale_add(self, source: NdArray, master: NdArray, scale: float, *, accumulate: bool) -> float:
+        return self.unscale_add_all([GradientToUnscale(source, master, scale, accumulate)])[0]
 
-    def unscale_add_all(self, gradients: Iterable[GradientToUnscale]) -> bool:
-        self._own_table.clear()
-        self.launch_unscale_add(gradients, self._own_table)
-        return self._own_table.fetch().found_inf
+    def unscale_add_all(self, gradients: Iterable[GradientToUnscale]) -> List[float]:
+        waiting, found = list(gradients), []
+        while waiting:
+            some, waiting = waiting[: self._max_tasks], waiting[self._max_tasks :]
+            self._own_table.clear()
+            self.launch_unscale_add(some, self._own_table)
+            found += self._own_table.fetch().largest[: len(some)]
+        return found
 
     def round_to_format(self, source: NdArray, target: NdArray, storage: Format) -> RoundingStatistics:
         self._own_table.clear()

@@ -19,17 +19,18 @@ class TableContents(NamedTuple):
 
     Attributes:
         rows: one entry per row; a row that no kernel wrote is that of an empty array.
-        found_inf: whether an unscaled gradient held an infinity or NaN.
+        largest: the largest magnitude of each unscaled gradient; infinity where it, or what it was added to, held
+            an infinity or NaN; 0 where none was unscaled.
         exponents: exponent histograms, shape (rows, 256), or (0, 256) for a table without.
     """
 
     rows: List[RoundingStatistics]
-    found_inf: bool
+    largest: List[float]
     exponents: NDArray[np.int64]
 
 
 class DeviceTable:
-    """A table in device memory: a row of statistics per array, and a found_inf flag.
+    """A table in device memory: a row of statistics per array, and a largest magnitude per unscaled gradient.
 
     `CudaKernels` writes into it without the host waiting; `fetch` waits once for everything.
 
@@ -38,24 +39,34 @@ class DeviceTable:
         source: defines the layout of a row.
         rows: number of rows.
         histograms: whether every row has a histogram of exponents too.
+        gradients: number of places for the magnitudes of unscaled gradients.
     """
 
-    def __init__(self, launcher: Launcher, source: CudaSource, rows: int, histograms: bool = False) -> None:
+    def __init__(
+        self,
+        launcher: Launcher,
+        source: CudaSource,
+        rows: int,
+        histograms: bool = False,
+        gradients: int = 0,
+    ) -> None:
         fields: List[Any] = [
             ("rows", source.layout("Row"), (rows,)),
-            ("found_inf", np.uint64),
+            # What follows has 8 bytes per number.
+            ("largest", np.uint32, (gradients + gradients % 2,)),
             ("exponents", np.int64, (rows if histograms else 0, EXPONENT_BINS)),
         ]
         self.histograms = histograms
+        self.gradients = gradients
         self._launcher = launcher
         self._layout = np.dtype(fields)
         self._memory = launcher.allocate(self._layout.itemsize)
-        self.rows, self.found_inf, self.exponents = (
+        self.rows, self.largest, self.exponents = (
             np.uint64(self._memory.ptr + np.dtype(fields[:i]).itemsize) for i in range(len(fields))
         )
 
     def clear(self) -> None:
-        """Empty all rows and reset found_inf, without waiting."""
+        """Empty all rows and reset the magnitudes, without waiting."""
         self._launcher.clear(self._memory, self._layout.itemsize)
 
     def fetch(self) -> TableContents:
@@ -74,5 +85,7 @@ class DeviceTable:
         statistics = [ArrayStatistics(*row) for row in zip(*(column.tolist() for column in columns))]
         lost = zip(statistics, rows["underflowed"].tolist(), rows["overflowed"].tolist())
         return TableContents(
-            [RoundingStatistics(*row) for row in lost], bool(table["found_inf"]), table["exponents"]
+            [RoundingStatistics(*row) for row in lost],
+            table["largest"].view(np.float32)[: self.gradients].tolist(),
+            table["exponents"],
         )

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Iterable, NamedTuple, Protocol, Tuple
+from typing import Iterable, List, NamedTuple, Protocol, Tuple
 
 import numpy as np
 from nnabla import NdArray
@@ -78,7 +78,7 @@ class Kernels(Protocol):
     def scale_(self, x: NdArray, alpha: float) -> None:
         """Multiply `x` by alpha in place."""
 
-    def unscale_add(self, source: NdArray, master: NdArray, scale: float, *, accumulate: bool) -> bool:
+    def unscale_add(self, source: NdArray, master: NdArray, scale: float, *, accumulate: bool) -> float:
         """Write source / scale to `master`, or add it, in float32.
 
         Args:
@@ -89,14 +89,15 @@ class Kernels(Protocol):
             accumulate: add to `master` in place of overwriting it.
 
         Returns:
-            found_inf: whether an infinity or NaN is in `source` or in the result.
+            The largest magnitude of source / scale, as float32; infinity when an infinity or NaN is in
+            `source` or in the result.
 
         Raises:
             ValueError: `scale` is not a positive finite number, or the sizes differ.
         """
 
-    def unscale_add_all(self, gradients: Iterable[GradientToUnscale]) -> bool:
-        """`unscale_add` for many gradients, with one found_inf over all of them."""
+    def unscale_add_all(self, gradients: Iterable[GradientToUnscale]) -> List[float]:
+        """`unscale_add` for many gradients; what it returns for each."""
 
     def round_to_format(self, source: NdArray, target: NdArray, storage: Format) -> RoundingStatistics:
         """Write source, rounded half to even to the numbers that `storage` can hold, to `target` as float32.

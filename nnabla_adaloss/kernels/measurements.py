@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Protocol, Sequence
+from typing import List, NamedTuple, Protocol, Sequence, Tuple
 
 import nnabla as nn
 
 from ..core.statistics import ArrayStatistics
 from .cuda import CudaKernels
+from .device_table import DeviceTable
 from .interface import GradientToUnscale, Kernels
 
 
@@ -17,11 +18,12 @@ class Measured(NamedTuple):
 
     Attributes:
         statistics: one entry per measured array, in the order of the tickets.
-        found_inf: whether an unscaled gradient holds an infinity or NaN.
+        largest: the largest magnitude of each unscaled gradient, in the order in which they were given; infinity
+            where it, or what it was added to, holds an infinity or NaN.
     """
 
     statistics: List[ArrayStatistics]
-    found_inf: bool
+    largest: List[float]
 
 
 class Measurements(Protocol):
@@ -47,7 +49,7 @@ class HostMeasurements:
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
         self._statistics: List[ArrayStatistics] = []
-        self._found_inf = False
+        self._largest: List[float] = []
 
     def measure(self, array: nn.NdArray) -> int:
         """Take the statistics of `array`; return the ticket of the result."""
@@ -56,12 +58,12 @@ class HostMeasurements:
 
     def unscale(self, gradients: Sequence[GradientToUnscale]) -> None:
         """Unscale gradients into their masters."""
-        self._found_inf |= self._kernels.unscale_add_all(gradients)
+        self._largest += self._kernels.unscale_add_all(gradients)
 
     def fetch(self) -> Measured:
         """Hand out everything, and forget it."""
-        measured = Measured(self._statistics, self._found_inf)
-        self._statistics, self._found_inf = [], False
+        measured = Measured(self._statistics, self._largest)
+        self._statistics, self._largest = [], []
         return measured
 
 
@@ -70,39 +72,52 @@ class DeviceMeasurements:
 
     Args:
         kernels: the GPU's kernels.
-        rows: how many arrays one pass measures ordinarily; a table more is made when there are more.
+        rows: how many arrays one pass measures, and how many gradients it unscales, ordinarily; a table more is made
+            when there are more.
     """
 
     def __init__(self, kernels: CudaKernels, rows: int) -> None:
         self._kernels = kernels
         self._rows = rows
-        self._tables = [kernels.table(rows)]
+        self._tables = [kernels.table(rows, gradients=rows)]
         self._used = 0
+        self._unscaled = 0
 
     def measure(self, array: nn.NdArray) -> int:
         """Launch the statistics of `array`; return the ticket of the result."""
-        table, row = divmod(self._used, self._rows)
-        if table == len(self._tables):
-            self._tables.append(self._kernels.table(self._rows))
-        self._kernels.launch_statistics([array], self._tables[table], row)
+        table, row = self._place(self._used)
+        self._kernels.launch_statistics([array], table, row)
         self._used += 1
         return self._used - 1
 
     def unscale(self, gradients: Sequence[GradientToUnscale]) -> None:
         """Launch the unscaling of gradients into their masters: one launch for up to 96 of them."""
-        self._kernels.launch_unscale_add(gradients, self._tables[0])
+        waiting = list(gradients)
+        while waiting:
+            table, first = self._place(self._unscaled)
+            some, waiting = waiting[: self._rows - first], waiting[self._rows - first :]
+            self._kernels.launch_unscale_add(some, table, first)
+            self._unscaled += len(some)
 
     def fetch(self) -> Measured:
         """Wait for the device once, return everything and forget it."""
         statistics: List[ArrayStatistics] = []
-        found_inf = False
+        largest: List[float] = []
         for table in self._tables:
             contents = table.fetch()
             table.clear()
             statistics += [row.statistics for row in contents.rows]
-            found_inf |= contents.found_inf
-        used, self._used = self._used, 0
-        return Measured(statistics[:used], found_inf)
+            largest += contents.largest
+        measured = Measured(statistics[: self._used], largest[: self._unscaled])
+        self._used = self._unscaled = 0
+        return measured
+
+    def _place(self, index: int) -> Tuple[DeviceTable, int]:
+        """The table and the place in it for the measurement of this number."""
+        table, place = divmod(index, self._rows)
+        if table == len(self._tables):
+            self._tables.append(self._kernels.table(self._rows, gradients=self._rows))
+        return self._tables[table], place
 
 
 def measurements_by(kernels: Kernels, rows: int) -> Measurements:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Iterable, Tuple
+from typing import Iterable, List, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -100,21 +100,21 @@ class PlainKernels:
     def scale_(self, x: NdArray, alpha: float) -> None:
         self.scaled_copy(x, x, alpha)
 
-    def unscale_add(self, source: NdArray, master: NdArray, scale: float, *, accumulate: bool) -> bool:
+    def unscale_add(self, source: NdArray, master: NdArray, scale: float, *, accumulate: bool) -> float:
         factor = unscaling_factor(scale)
         is_half(source)
         require_same_size(source, master)
         with nn.context_scope(self._context):
-            result = F.reshape(F.mul_scalar(source, factor), master.shape)
+            quotient = result = F.reshape(F.mul_scalar(source, factor), master.shape)
             if accumulate:
                 require_float32(master, "master")
-                result = F.add2(master, result)
+                result = F.add2(master, quotient)
+            largest = self.statistics(quotient).abs_max
             master.copy_from(result)
-        return self.statistics(master).nonfinite > 0
+        return math.inf if self.statistics(master).nonfinite else largest
 
-    def unscale_add_all(self, gradients: Iterable[GradientToUnscale]) -> bool:
-        found = [self.unscale_add(g.source, g.master, g.scale, accumulate=g.accumulate) for g in gradients]
-        return any(found)
+    def unscale_add_all(self, gradients: Iterable[GradientToUnscale]) -> List[float]:
+        return [self.unscale_add(g.source, g.master, g.scale, accumulate=g.accumulate) for g in gradients]
 
     def round_to_format(self, source: NdArray, target: NdArray, storage: Format) -> RoundingStatistics:
         require_float32(source, "source")

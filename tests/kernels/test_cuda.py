@@ -87,25 +87,35 @@ def test_unscaling_of_many_gradients_takes_as_few_launches_as_fit(
     kernels: CudaKernels, launcher: HostLauncher
 ) -> None:
     gradients = gradients_to_unscale(100)
-    table = kernels.table(0)
-    kernels.launch_unscale_add(gradients, table)
+    table = kernels.table(0, gradients=103)
+    kernels.launch_unscale_add(gradients, table, first=3)
     assert launcher.launches == ["unscale_add"] * 2
-    assert table.fetch().found_inf is False
-    for source, master, scale, accumulate in gradients:
+    largest = table.fetch().largest
+    assert largest[:3] == [0.0] * 3
+    for found, (source, master, scale, accumulate) in zip(largest[3:], gradients):
         quotient = source.data.astype(np.float32) / np.float32(scale)
+        assert found == np.abs(quotient).max(initial=0.0)
         assert_same_floats(master.data, quotient + np.float32(1) if accumulate else quotient)
 
 
-def test_found_inf_stays_until_the_table_is_cleared(kernels: CudaKernels) -> None:
+def test_the_largest_magnitudes_stay_until_the_table_is_cleared(kernels: CudaKernels) -> None:
     gradients = gradients_to_unscale(50)
     bad = gradients[37].source.data.copy()
     bad[-1] = np.nan
-    table = kernels.table(2)
-    kernels.launch_unscale_add([*gradients, gradients[37]._replace(source=nd_array(bad))], table)
+    table = kernels.table(2, gradients=51)
+    kernels.launch_unscale_add([gradients[37]._replace(source=nd_array(bad)), *gradients], table)
     kernels.launch_unscale_add(gradients_to_unscale(3), table)
-    assert table.fetch().found_inf is True
+    largest = table.fetch().largest
+    assert largest[0] == np.inf
+    assert np.isfinite(largest[1:]).all()
     table.clear()
-    assert table.fetch().found_inf is False
+    assert table.fetch().largest == [0.0] * 51
+
+
+def test_a_table_with_too_few_places_is_refused(kernels: CudaKernels, launcher: HostLauncher) -> None:
+    with pytest.raises(ValueError, match="3 gradients from place 2 on do not fit into a table for 4"):
+        kernels.launch_unscale_add(gradients_to_unscale(3), kernels.table(1, gradients=4), first=2)
+    assert launcher.launches == []
 
 
 def test_gradients_that_depend_on_each_other_are_not_launched_together(
@@ -120,7 +130,7 @@ def test_gradients_that_depend_on_each_other_are_not_launched_together(
             GradientToUnscale(first, second, 1.0, False),  # independent of the one before
             GradientToUnscale(other, first, 1.0, False),  # writes what was read
         ],
-        kernels.table(1),
+        kernels.table(1, gradients=5),
     )
     assert launcher.launches == ["unscale_add"] * 4
     assert [x.data[0] for x in (first, second, master, other)] == [2.0, 2.0, 4.0, 2.0]
@@ -139,7 +149,7 @@ def test_rounding_writes_its_row(kernels: CudaKernels) -> None:
 def test_bad_arguments_launch_nothing(kernels: CudaKernels, launcher: HostLauncher) -> None:
     bad = GradientToUnscale(nd_array([1.0]), nd_array([1.0]), 0.0, False)
     with pytest.raises(ValueError, match="scale="):
-        kernels.launch_unscale_add([*gradients_to_unscale(3), bad], kernels.table(1))
+        kernels.launch_unscale_add([*gradients_to_unscale(3), bad], kernels.table(1, gradients=4))
     with pytest.raises(TypeError, match="int32"):
         kernels.launch_statistics([nd_array([1.0]), nd_array([1], np.int32)], kernels.table(2))
     assert launcher.launches == []

@@ -48,10 +48,10 @@ def test_results_come_in_the_order_of_tickets_and_once(measurements: Measurement
     for _ in range(2):
         # More arrays than a table has rows.
         tickets = [measurements.measure(array(float(i), 1.0)) for i in range(5)]
-        statistics, found_inf = measurements.fetch()
+        statistics, largest = measurements.fetch()
         assert [statistics[t].sum for t in tickets] == [1.0, 2.0, 3.0, 4.0, 5.0]
         assert len(statistics) == 5
-        assert not found_inf
+        assert largest == []
 
 
 def test_an_array_is_measured_as_it_was(measurements: Measurements) -> None:
@@ -66,11 +66,18 @@ def test_unscaling_reports_infinities_and_forgets_them(measurements: Measurement
     measurements.unscale(
         [GradientToUnscale(good, master, 4.0, True), GradientToUnscale(bad, bad, 2.0, False)]
     )
-    assert measurements.fetch().found_inf
+    assert measurements.fetch().largest == [2.0, np.inf]
     np.testing.assert_array_equal(master.data, [3.0, 2.0])
     measurements.unscale([GradientToUnscale(good, good, 4.0, False)])
-    assert not measurements.fetch().found_inf
+    assert measurements.fetch().largest == [2.0]
     np.testing.assert_array_equal(good.data, [2.0, 1.0])
+
+
+def test_magnitudes_come_in_the_order_of_the_gradients_also_beyond_one_table(measurements: Measurements) -> None:
+    gradients = [GradientToUnscale(array(-float(i)), array(100.0), 2.0, i % 2 == 0) for i in range(7)]
+    measurements.unscale(gradients[:1])
+    measurements.unscale(gradients[1:])
+    assert measurements.fetch().largest == [i / 2.0 for i in range(7)]
 
 
 def test_kernels_choose_their_measurements(cuda_kernels: CudaKernels) -> None:
