@@ -163,10 +163,14 @@ class AdaLoss(ABC):
         if layer in self.limits:
             constraints = constraints._replace(layer_limit=self.limits[layer].limit)
         decision = decide(self._layers.get(layer, NEW_LAYER), observed, constraints, self.config)
+        self.take_over(layer, observed, decision)
+        return decision
+
+    def take_over(self, layer: str, observed: Observed, decision: Decision) -> None:
+        """Remember and report what was decided about a layer, here or elsewhere."""
         self._layers[layer] = decision.state
         if self._observer.needed:
             self._observer(_record(layer, observed, decision))
-        return decision
 
     def back_off(self, layer: str, alpha: float) -> bool:
         """Halve the scale that `layer` may have after `alpha` overflowed; False when `alpha` is not to

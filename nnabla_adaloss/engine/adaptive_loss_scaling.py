@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import nnabla as nn
@@ -12,7 +13,10 @@ from numpy.typing import NDArray
 
 from ..core.config import AdaLossConfig
 from ..core.layer_limits import LayerLimit, LayerLimitPolicy
+from ..core.layer_scale import Constraints
+from ..core.methods import Needs
 from ..core.precision import Precision
+from ..core.scale_history import HistoryPolicy
 from ..core.validation import integer
 from ..errors import GraphChangedError
 from ..graph.function_kinds import computes_in_half
@@ -23,11 +27,14 @@ from ..graph.order import forward_order
 from ..graph.plan import GraphPlan
 from ..kernels import Measurements, NNablaAdaLoss, measurements_by, select_kernels
 from ..kernels.scratch import ScratchPool
-from .backward_pass import BackwardPass, PassContext
+from .backward_pass import BackwardPass, PassContext, ScaleChoice
 from .batch_guard import BatchGuard
 from .blame import layer_to_blame
+from .component_scales import ComponentPass, ComponentScales
 from .emulated_storage import EmulatedStorage
 from .forward_state import ForwardState
+from .layer_alphas import AlphasByComponent, AlphasByMethod, LayerAlphas
+from .loss_section import GivenScale, LossSection, MeasuredScale
 from .pass_hooks import PassHooks
 from .saved_names import fingerprint, with_names_of
 from .statistics_source import DelayedStatistics, ImmediateStatistics, StatisticsSource
@@ -48,10 +55,15 @@ class AdaptiveLossScaling:
         parameters: parameters by name, for layers whose parameters nnabla does not know by name: what
             `solver.get_parameters()` or `module.get_parameters()` returns.
         limit_policy: how a layer whose scale overflowed backs off and recovers.
+        history: how scales follow from what was measured, where `backward` is given none; None for
+            `HistoryPolicy()`.
+        components: what is known of the network from its graph before, for one that is built anew in each
+            iteration.
         forward_state: that of the network's graph before, for one that is built anew in each iteration.
 
     Attributes:
         config: the configuration, with `dtype` filled in.
+        components: what was measured of the network, and the scales that follow from it.
         guard: what a training loop asks about single batches.
         iteration: number of the next iteration.
 
@@ -66,7 +78,7 @@ class AdaptiveLossScaling:
         >>> loss = F.mean(PF.affine(F.tanh(PF.affine(x, 5, name="a")), 2, name="b") ** 2)
         >>> scaling = AdaptiveLossScaling(loss)
         >>> scaling.forward(clear_no_need_grad=True)
-        >>> scaling.backward(8.0, clear_buffer=True)
+        >>> scaling.backward(clear_buffer=True)
         >>> sorted(scaling.layer_scales)
         ['b/affine']
     """
@@ -79,6 +91,8 @@ class AdaptiveLossScaling:
         non_homogeneous: Sequence[str] = (),
         parameters: Optional[Mapping[str, nn.Variable]] = None,
         limit_policy: Optional[LayerLimitPolicy] = None,
+        history: Optional[HistoryPolicy] = None,
+        components: Optional[ComponentScales] = None,
         forward_state: Optional[ForwardState] = None,
     ) -> None:
         if config is not None and not isinstance(config, AdaLossConfig):
@@ -109,6 +123,14 @@ class AdaptiveLossScaling:
                 f"loss_scale_method={self.config.loss_scale_method!r} looks at arrays; "
                 "choose delay=0 or another method"
             )
+        method = self.config.method
+        self._by_layer = method.needs is Needs.COMPONENTS
+        policy = HistoryPolicy() if history is None else history
+        if self._by_layer:
+            policy = replace(policy, margin=method.margin, window=method.window)
+        self.components = (
+            ComponentScales(policy, self.config.range.u_max) if components is None else components
+        )
         self._pool = ScratchPool()
         self._planned: Optional[_Planned] = None
         self.guard = BatchGuard(
@@ -155,16 +177,60 @@ class AdaptiveLossScaling:
         """Names of the layers that are scaled, in backward order."""
         return list(self.plan.layers)
 
+    @property
+    def loss_scale(self) -> float:
+        """The scale with which the gradient left the functions at the loss in the last backward: S0, or what
+        was chosen in its place.
+        """
+        return self._last.loss_scale if self._last else self.components.policy.start_scale
+
+    @property
+    def settled(self) -> bool:
+        """False when the last backward has learned that its scales were far too low: run the same batch again."""
+        return self.components.settled
+
     def layer_to_blame(self) -> Optional[str]:
         """The layer whose own scale made the last backward overflow; None: the global one did."""
         if self._last is None or not self._last.found_inf:
             return None
         return layer_to_blame(self._last.plan, self._last.found_inf[0], self._last.layer_scales)
 
+    def after_overflow(self) -> bool:
+        """Lower what made the last backward overflow; False: only a lower S0 can help, or nothing can.
+
+        Call it when gradients that matter are not finite, and try again. It is for the loop to know which do:
+        infinities behind a mask, or in parameters that are not trained, do no harm.
+        """
+        last, layer = self._last, self.layer_to_blame()
+        if last is None:
+            return False
+        if not self._by_layer and layer is not None:
+            return self.back_off(layer, last.layer_scales[layer])
+        measured = last.components
+        if measured is None or measured.overflowed is None:
+            return False
+        names = last.plan.components(by_layer=self._by_layer).names
+        if not last.measures_loss and not any(
+            measured.of.get(s.target_key) == measured.overflowed
+            for node in last.nodes.values()
+            for s in node.scalings
+        ):
+            return False
+        scale = measured.scales[measured.overflowed]
+        return scale is not None and self.components.after_overflow(names[measured.overflowed], scale)
+
     def shared_statistics(self) -> Optional[NDArray[np.float64]]:
-        """What the next scales will be computed from, for other ranks; None when `delay` is 0."""
+        """What the next scales will be computed from, for other ranks; None when that is nothing."""
         planned = self._for_this_graph()
-        return planned.statistics.table(planned.plan.variable_keys)
+        table = planned.statistics.table(planned.plan.variable_keys)
+        if self._last is None or self._last.components is None:
+            return table
+        seen = np.array(self.components.seen(self._names_of_components), np.float64)
+        return seen if table is None else np.concatenate([seen, table.ravel()])
+
+    @property
+    def _names_of_components(self) -> List[str]:
+        return self._for_this_graph().plan.components(by_layer=self._by_layer).names
 
     def adopt_statistics(self, tables: NDArray[np.float64]) -> None:
         """Compute the next scales from the statistics of all ranks: those of the whole batch.
@@ -173,7 +239,14 @@ class AdaptiveLossScaling:
             tables: what `shared_statistics` returned on every rank, stacked in the order of ranks.
         """
         planned = self._for_this_graph()
-        planned.statistics.adopt(planned.plan.variable_keys, tables)
+        keys = planned.plan.variable_keys
+        if self._last is not None and self._last.components is not None:
+            names = self._names_of_components
+            seen, tables = tables[:, : len(names)], tables[:, len(names) :]
+            self.components.adopt(names, seen.max(axis=0).tolist())
+        own = planned.statistics.table(keys)
+        if own is not None:
+            planned.statistics.adopt(keys, tables.reshape(len(tables), *own.shape))
 
     @property
     def limits(self) -> Dict[str, LayerLimit]:
@@ -185,12 +258,14 @@ class AdaptiveLossScaling:
         return self._ada_loss.back_off(layer, alpha)
 
     def after_update(self) -> None:
-        """Count a good update: the limits of layers recover."""
+        """Count a good update: the limits of layers recover, and what was measured is remembered."""
         self._ada_loss.after_update()
+        self.components.end_iteration()
 
     def forget(self) -> None:
         """Drop what was learned of gradients and weights: call it after loading other weights."""
         self._ada_loss.forget()
+        self.components.forget()
         planned = self._for_this_graph()
         planned.statistics = self._statistics_with(planned.measurements)
 
@@ -201,6 +276,7 @@ class AdaptiveLossScaling:
             "iteration": self.iteration,
             "network": fingerprint(planned.plan),
             "delayed": planned.statistics.state(planned.plan.variable_keys),
+            "components": self.components.state_dict(),
             **self._ada_loss.state_dict(),
         }
 
@@ -216,6 +292,7 @@ class AdaptiveLossScaling:
             state = with_names_of(planned.plan, state)
             statistics = self._statistics_with(planned.measurements)
             statistics.load_state(planned.plan.variable_keys, state["delayed"])
+            self.components.load_state_dict(state.get("components", {}))
             self._ada_loss.load_state_dict(state)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"state is damaged, or none of an AdaptiveLossScaling: {error!r}") from error
@@ -249,7 +326,7 @@ class AdaptiveLossScaling:
 
     def backward(
         self,
-        scale: float = 1.0,
+        scale: Optional[float] = None,
         clear_buffer: bool = False,
         communicator_callbacks: Optional[Any] = None,
         function_pre_hook: Optional[Hook] = None,
@@ -257,11 +334,13 @@ class AdaptiveLossScaling:
         *,
         grad: Optional[Seed] = None,
         iteration: Optional[int] = None,
+        again: bool = False,
     ) -> None:
         """Run backward; every parameter gradient comes out unscaled, in fp32.
 
         Args:
-            scale: S0, what the loss gradient is multiplied by.
+            scale: S0, what the loss gradient is multiplied by. None: chosen from what was measured before, so
+                that nothing has to be tuned; see `settled` and `after_overflow`.
             clear_buffer: free what backward no longer needs.
             communicator_callbacks: nnabla's; called after each function, when its gradients are unscaled.
             function_pre_hook: called before each function's backward, after the engine's own hook.
@@ -269,33 +348,87 @@ class AdaptiveLossScaling:
             grad: seed gradient of the loss's shape; None for one.
             iteration: number of the iteration; backward passes of one iteration (accumulation, retries) share
                 a number, and methods are asked once. None counts each call.
+            again: this is the batch of the last backward once more: what that has found is known already.
 
         Raises:
             ValueError: `scale` is not positive and finite, or a loss of several elements came without
                 `grad`, or `grad` has another shape.
             GraphChangedError: the graph was rewired while backward ran.
         """
-        start_scale = check_scale(scale) * self.config.init_scale
+        if scale is not None:
+            check_scale(scale)
         check_seed(self._variable, grad)
         planned = self._for_this_graph(look_again=True)
         iteration = self.iteration if iteration is None else iteration
-        planned.statistics.begin(iteration)
+        if iteration != self.iteration - 1:
+            self.components.end_iteration()
+        planned.statistics.begin(iteration, anew=again and scale is None)
+        start_scale = self.components.policy.start_scale if scale is None else scale
+        components: Optional[ComponentPass] = None
+        if scale is None or self._by_layer:
+            components = self.components.begin(planned.plan.components(by_layer=self._by_layer))
+        running = self._pass(
+            planned, start_scale, iteration, components, scale is None, communicator_callbacks
+        )
+        self._run(running, grad, clear_buffer, communicator_callbacks, function_pre_hook, function_post_hook)
+        if components is not None:
+            self.components.learn(planned.plan.components(by_layer=self._by_layer), components)
+        self._unscale_visible(running, clear_buffer)
+        self._last = running
+        self.iteration = iteration + 1
+
+    def probe(self, scale: float) -> None:
+        """Run backward once more as if nothing had been measured yet, and learn nothing from it.
+
+        Args:
+            scale: S0.
+        """
+        planned = self._for_this_graph()
+        components: Optional[ComponentPass] = None
+        if self._by_layer:
+            connected = planned.plan.components(by_layer=True)
+            components = ComponentPass(connected, [None] * len(connected.names))
+        running = self._pass(planned, check_scale(scale), self.iteration - 1, components, False, None)
+        self._run(running, None, True, None, None, None)
+
+    def _pass(
+        self,
+        planned: _Planned,
+        start_scale: float,
+        iteration: int,
+        components: Optional[ComponentPass],
+        measured: bool,
+        communicator_callbacks: Optional[Any],
+    ) -> BackwardPass:
+        start_scale *= self.config.init_scale
         context = PassContext(
-            planned.plan, self._ada_loss, self._kernels, self._pool, planned.statistics, self._storage
+            planned.plan,
+            self._kernels,
+            self._pool,
+            planned.statistics,
+            self._storage,
+            self.config.range.u_max,
         )
-        running = BackwardPass(
-            context,
-            start_scale,
-            iteration,
-            # A communicator takes gradients as each function leaves them.
-            deferred=planned.measurements if communicator_callbacks is None else None,
-        )
+        # A communicator takes gradients as each function leaves them.
+        deferred = planned.measurements if communicator_callbacks is None else None
+        choice = self._choice(start_scale, components, measured=measured)
+        return BackwardPass(context, choice, start_scale, iteration, deferred=deferred)
+
+    def _run(
+        self,
+        running: BackwardPass,
+        grad: Optional[Seed],
+        clear_buffer: bool,
+        communicator_callbacks: Optional[Any],
+        function_pre_hook: Optional[Hook],
+        function_post_hook: Optional[Hook],
+    ) -> None:
         hooks = PassHooks(running, function_pre_hook, function_post_hook)
         error: Optional[BaseException] = None
         try:
             run_backward(
                 self._loss,
-                start_scale,
+                running.seed,
                 grad,
                 clear_buffer,
                 communicator_callbacks,
@@ -309,14 +442,26 @@ class AdaptiveLossScaling:
         # What a hook raised comes first: nnabla hides it behind an error of its own.
         error = hooks.error or error
         if error is not None:
-            planned.statistics.finish()
+            running.statistics.finish()
             if isinstance(error, GraphChangedError):
                 self._planned = None
             raise error
         running.finish()
-        self._unscale_visible(running, clear_buffer)
-        self._last = running
-        self.iteration = running.iteration + 1
+
+    def _choice(
+        self, start_scale: float, components: Optional[ComponentPass], *, measured: bool
+    ) -> ScaleChoice:
+        """Who chooses the scales of a pass."""
+        # Scaled copies of weights are stored as weights are.
+        stored = self._storage.precision.forward.max if self._storage is not None else math.inf
+        constraints = Constraints(weight_max=min(self.config.range.u_max, stored))
+        section: LossSection = GivenScale(start_scale)
+        alphas: LayerAlphas = AlphasByMethod(self._ada_loss, constraints)
+        if measured and components is not None:
+            section = MeasuredScale(components, hash(self._variable), start_scale)
+        if self._by_layer and components is not None:
+            alphas = AlphasByComponent(self._ada_loss, constraints, components)
+        return ScaleChoice(section, alphas, components)
 
     def _unscale_visible(self, running: BackwardPass, clear_buffer: bool) -> None:
         plan = running.plan

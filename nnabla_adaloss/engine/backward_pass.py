@@ -10,16 +10,11 @@ it ran, weights are put back and parameter gradients are divided by S in fp32.
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import nnabla as nn
 
-from ..core.ada_loss import AdaLoss
 from ..core.branches import common_scale
-from ..core.layer_scale import Constraints, Observed
-from ..core.loss_section import loss_section_factor
-from ..core.methods import Fixed
-from ..core.statistics import ArrayStatistics
 from ..errors import GraphChangedError
 from ..graph.node import Node, Scaling
 from ..graph.plan import GraphPlan
@@ -27,20 +22,37 @@ from ..kernels.arrays import as_float32, stored_dtype
 from ..kernels.interface import Kernels
 from ..kernels.measurements import Measurements
 from ..kernels.scratch import ScratchPool
+from .component_scales import ComponentPass
 from .emulated_storage import EmulatedStorage
-from .leaf_gradients import LeafGradients
-from .statistics_source import StatisticsSource
+from .layer_alphas import LayerAlphas
+from .leaf_gradients import LeafGradients, Written
+from .loss_section import LossSection
+from .statistics_source import Findings, StatisticsSource
 
 
 class PassContext(NamedTuple):
     """What all passes of one engine share."""
 
     plan: GraphPlan
-    ada_loss: AdaLoss
     kernels: Kernels
     pool: ScratchPool
     statistics: StatisticsSource
     storage: Optional[EmulatedStorage]
+    u_max: float
+
+
+class ScaleChoice(NamedTuple):
+    """Who chooses the scales of one pass.
+
+    Attributes:
+        loss_section: between the loss and the first layers.
+        alphas: of the layers.
+        components: the scales of components, where scales come from them; None: nothing is measured of them.
+    """
+
+    loss_section: LossSection
+    alphas: LayerAlphas
+    components: Optional[ComponentPass] = None
 
 
 class BackwardPass:
@@ -48,7 +60,8 @@ class BackwardPass:
 
     Args:
         context: what the pass works with.
-        start_scale: the scale the loss gradient starts with.
+        choice: who chooses the scales.
+        start_scale: the scale the loss gradient starts with when nothing is known.
         iteration: number of the iteration, for methods that do not recompute each time.
         deferred: where parameter gradients are unscaled at the end of the pass; None: after each function.
     """
@@ -56,24 +69,18 @@ class BackwardPass:
     def __init__(
         self,
         context: PassContext,
+        choice: ScaleChoice,
         start_scale: float,
         iteration: int,
         *,
         deferred: Optional[Measurements] = None,
     ) -> None:
-        self.plan, self.ada_loss, self.kernels, self.pool, self.statistics, self.storage = context
+        self.plan, self.kernels, self.pool, self.statistics, self.storage, self.u_max = context
         self.nodes = self.plan.nodes
-        config = self.ada_loss.config
-        self.u_max = config.range.u_max
-        # Scaled copies of weights are stored as weights are.
-        stored = self.storage.precision.forward.max if self.storage is not None else math.inf
-        self._constraints = Constraints(weight_max=min(self.u_max, stored))
-        # A constant that cannot overflow by itself needs no look at any array.
-        constant = config.method.fixed_loss_scale if isinstance(config.method, Fixed) else math.inf
-        self._measures = constant > 1.0
+        self._loss_section, self._alphas, self.components = choice
         self.start_scale = start_scale
         self.iteration = iteration
-        self.scales: Dict[int, float] = {hash(v): start_scale for v in self.plan.roots}
+        self.scales: Dict[int, float] = {hash(v): self._loss_section.seed for v in self.plan.roots}
         self.layer_scales: Dict[str, float] = {}
         self.accumulated_scales: Dict[str, float] = {}
         # How far the loss section raised the gradient: the bounds on accumulated scales do not count it.
@@ -87,6 +94,21 @@ class BackwardPass:
         self._leaves = LeafGradients(
             self.kernels, self.pool, rounded=self.storage is not None, deferred=deferred
         )
+
+    @property
+    def seed(self) -> float:
+        """The scale that the loss gradient itself carries."""
+        return self._loss_section.seed
+
+    @property
+    def loss_scale(self) -> float:
+        """The scale with which the gradient left the functions of one element at the loss."""
+        return self._loss_section.left_with
+
+    @property
+    def measures_loss(self) -> bool:
+        """Whether that was chosen from what was measured."""
+        return self._loss_section.measures
 
     def finish_last(self) -> None:
         """Do what is to be done after the function that ran last, if that is still to be done."""
@@ -111,10 +133,11 @@ class BackwardPass:
     def finish(self) -> None:
         """End the pass: unscale what is left, and collect the layers that were not finite."""
         self._leaves.finish()
-        keys, found_inf = self.statistics.finish()
-        if found_inf:
-            self._leaves.find_inf()
-        labels = set(self._leaves.found_inf)
+        findings = self.statistics.finish()
+        written = self._leaves.results(findings.largest)
+        keys, labels = findings.nonfinite, {w.node.label for w, largest in written if largest == math.inf}
+        if self.components is not None:
+            self._measure_components(self.components, findings, written)
         if keys or labels:
             self.found_inf = [
                 node.label
@@ -123,6 +146,41 @@ class BackwardPass:
                 # All uses of a weight share its master: where output gradients were seen, they tell more.
                 or (node.label in labels and not (keys and node.scalings))
             ]
+
+    def _measure_components(
+        self, components: ComponentPass, findings: Findings, written: Sequence[Tuple[Written, float]]
+    ) -> None:
+        bad = set(findings.nonfinite)
+        if self.storage is None:
+            for key, magnitude in findings.amax.items():
+                components.measure_gradient(key, magnitude * self.scales[key], self.scales[key])
+        else:
+            # It has seen every gradient, as it was stored last.
+            for key, scale in self.scales.items():
+                seen = self.storage.gradient_statistics(key)
+                if seen is not None:
+                    components.measure_gradient(key, seen.abs_max, scale)
+                    if seen.nonfinite:
+                        bad.add(key)
+        bad_leaves: Dict[int, int] = {}
+        for entry, largest in written:
+            component = self._component_of(components, entry)
+            if largest == math.inf:
+                bad_leaves.setdefault(entry.node.function_key, component)
+            elif entry.alone:
+                components.measure(component, largest * entry.scale, entry.scale)
+        for node in self.nodes.values() if bad or bad_leaves else ():
+            if not bad.isdisjoint(node.output_keys):
+                components.overflowed = components.producers[node.function_key]
+            else:
+                components.overflowed = bad_leaves.get(node.function_key)
+            if components.overflowed is not None:
+                break
+
+    def _component_of(self, components: ComponentPass, entry: Written) -> int:
+        if entry.key in components.of and any(s.target_key == entry.key for s in entry.node.scalings):
+            return components.of[entry.key]
+        return components.producers[entry.node.function_key]
 
     def unscale_visible(self, variable: nn.Variable, key: int) -> None:
         """Divide a gradient that stays readable after backward by its scale."""
@@ -154,7 +212,7 @@ class BackwardPass:
         self._scale = scale
         self._targets.clear()
         for index, scaling in enumerate(node.scalings):
-            alpha = self._alpha(node, scaling, scale)
+            alpha = self._alphas.alpha(self, node, scaling, scale)
             self._targets[scaling.target_key] = scale * alpha
             self.layer_scales[scaling.layer] = alpha
             self.accumulated_scales[scaling.layer] = scale * alpha
@@ -173,36 +231,25 @@ class BackwardPass:
             return seen[0][2]
         target = common_scale([(s, self.abs_max(v, k)) for v, k, s in seen], u_max=self.u_max)
         for v, k, _ in seen:
-            self._bring_to(v, k, target)
+            self.bring_to(v, k, target)
         return target
 
     def _to_unit_scale(self, node: Node, scale: float) -> float:
         # Clipping compares the gradient with a threshold that the user means unscaled.
         for v, k in zip(node.outputs, node.output_keys):
             if k in self.scales:
-                self._bring_to(v, k, 1.0)
+                self.bring_to(v, k, 1.0)
         for v, k in zip(node.inputs, node.input_keys):
             if k in self.scales:
-                self._bring_to(v, k, 1.0)
+                self.bring_to(v, k, 1.0)
         return 1.0
 
     def _rescale_loss_section(self, node: Node, scale: float) -> float:
-        v, key = node.outputs[0], node.output_keys[0]
-        factor = loss_section_factor(
-            # Of what nothing is known, nothing is raised.
-            self.statistics.gradient(v, key, self.scales[key]).abs_max,
-            v.size,
-            scale,
-            self.start_scale,
-            expands=node.expands,
-            u_max=self.u_max,
-            several=self.plan.loss_exits > 1,
-        )
-        if factor != 1.0:
-            self._bring_to(v, key, scale * factor)
+        target = self._loss_section.scale(self, node, scale)
+        self.bring_to(node.outputs[0], node.output_keys[0], target)
         if node.loss_exit:
-            self.lift = max(self.lift, scale * factor / self.start_scale)
-        return scale * factor
+            self.lift = max(self.lift, target / self.start_scale)
+        return target
 
     def _join(self, node: Node, scale: float) -> float:
         """Bring earlier branches of the unscaled inputs and the output gradient to one scale."""
@@ -219,53 +266,16 @@ class BackwardPass:
         arriving = max((self.abs_max(v, k) for v, k in outputs if k in self.scales), default=0.0)
         target = common_scale([(scale, arriving), *branches], u_max=self.u_max)
         for v, k, _ in stored:
-            self._bring_to(v, k, target)
+            self.bring_to(v, k, target)
         for v, k in outputs:
             if k in self.scales:
-                self._bring_to(v, k, target)
+                self.bring_to(v, k, target)
         return target
-
-    def _alpha(self, node: Node, scaling: Scaling, scale: float) -> float:
-        g, w = self._operands(node, scaling, scale) if self._measures else (None, None)
-        slot = scaling.slot
-        observed = Observed(
-            self.iteration,
-            scale,
-            slot.fan_in,
-            slot.fan_in_bound,
-            g,
-            w,
-            True,
-            # Another branch of the loss may have been raised further.
-            max(1.0, min(self.lift, scale / self.start_scale)),
-            None if self.ada_loss.takes_statistics else lambda: scaling.matrices(node),
-        )
-        constraints = self._constraints
-        # A leaf's gradient is kept unscaled, in an array of its own: there is nothing to meet.
-        stored = None if scaling.to_leaf else self.scales.get(scaling.target_key)
-        if stored is not None:
-            earlier = _EarlierContribution(self, node, scaling, scale, stored)
-            constraints = constraints._replace(earlier=earlier)
-        alpha = self.ada_loss.decide(scaling.layer, observed, constraints).alpha
-        if stored is not None:
-            self._bring_to(scaling.target, scaling.target_key, scale * alpha)
-        return alpha
-
-    def largest_contribution(self, node: Node, scaling: Scaling, scale: float) -> float:
-        """Bound of the layer's input gradient with an alpha of 1, and of its weight."""
-        g, w = self._operands(node, scaling, scale)
-        return max(scaling.slot.fan_in_bound * g.abs_max, 1.0) * w.abs_max
 
     def abs_max(self, variable: nn.Variable, key: int) -> float:
         """The largest magnitude of a gradient as stored; the largest there is while it is not known."""
         known = self.statistics.gradient(variable, key, self.scales[key])
         return known.abs_max if known.count else self.u_max
-
-    def _operands(
-        self, node: Node, scaling: Scaling, scale: float
-    ) -> Tuple[ArrayStatistics, ArrayStatistics]:
-        g = self.statistics.gradient(node.outputs[0], node.output_keys[0], scale)
-        return g, self.statistics.data(scaling.factor, scaling.factor_key)
 
     def _swap_factor(self, scaling: Scaling, alpha: float, index: int) -> None:
         factor = scaling.factor
@@ -291,12 +301,14 @@ class BackwardPass:
             self._leaves.give_back()
 
     def _from_unit_scale(self, node: Node) -> None:
+        components = self.components
         for v, k in zip(node.inputs, node.input_keys):
-            self._bring_to(v, k, self.start_scale)
+            wanted = None if components is None else components.scales[components.of[k]]
+            self.bring_to(v, k, self.start_scale if wanted is None else wanted)
 
     # Gradients and what is known of them.
 
-    def _bring_to(self, variable: nn.Variable, key: int, target: float) -> None:
+    def bring_to(self, variable: nn.Variable, key: int, target: float) -> None:
         scale = self.scales[key]
         if scale == target:
             return
@@ -310,24 +322,3 @@ class BackwardPass:
 
     def _readable(self, variable: nn.Variable) -> nn.NdArray:
         return as_float32(variable.data, self.pool.get(variable.shape, "float32"))
-
-
-class _EarlierContribution:
-    """What a layer's input gradient is added to; it is looked at only when the scales differ."""
-
-    __slots__ = ("_node", "_pass", "_previous_scale", "_scaling", "scale")
-
-    def __init__(
-        self, running: BackwardPass, node: Node, scaling: Scaling, previous_scale: float, scale: float
-    ) -> None:
-        self._pass, self._node, self._scaling = running, node, scaling
-        self._previous_scale = previous_scale
-        self.scale = scale
-
-    @property
-    def own_abs_max(self) -> float:
-        return self._pass.largest_contribution(self._node, self._scaling, self._previous_scale)
-
-    @property
-    def abs_max(self) -> float:
-        return self._pass.abs_max(self._scaling.target, self._scaling.target_key)

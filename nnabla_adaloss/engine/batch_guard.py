@@ -14,6 +14,7 @@ from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
 from .emulated_storage import EmulatedStorage
 from .forward_fault import ForwardFault, find_forward_fault
 from .forward_state import ForwardState
+from .kept_gradients import KeptGradients
 
 
 class BatchGuard:
@@ -43,6 +44,8 @@ class BatchGuard:
         self._plan = plan
         self._kernels = kernels
         self._storage = storage
+        self._first = True
+        self._gradients = KeptGradients(kernels)
 
     def begin(self, *, more: bool = False) -> None:
         """Keep the running statistics and whatever else forward writes, before it does.
@@ -61,6 +64,28 @@ class BatchGuard:
     def undo(self) -> None:
         """Put back what forward has written since `begin`: the batch leaves nothing behind."""
         self.state.restore()
+
+    def begin_batch(self, *, first: bool) -> None:
+        """Keep what one batch is going to change, for `undo_batch`: leaf gradients, and what forward writes.
+
+        Args:
+            first: whether it is the first since `begin`: then what forward writes is kept already.
+        """
+        self._first = first
+        if not first:
+            self.state.save_batch()
+        leaves = {
+            key: v for node in self._plan().nodes.values() for key, v in zip(node.leaf_keys, node.leaves)
+        }
+        self._gradients.save(leaves)
+
+    def undo_batch(self) -> None:
+        """Put back what was there when the batch began, for it to be repeated."""
+        if self._first:
+            self.state.restore()
+        else:
+            self.state.restore_batch()
+        self._gradients.restore()
 
     def find_fault(self) -> Optional[ForwardFault]:
         """The first function that is not finite on what was fed last; forward runs once more for that."""

@@ -13,6 +13,7 @@ from ..graph.function_kinds import written_inputs
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels
 from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
+from ..kernels.copies import copy_array
 
 
 class ForwardState:
@@ -30,6 +31,7 @@ class ForwardState:
         self._plan: Optional[GraphPlan] = None
         self._copies: Dict[int, nn.NdArray] = {}
         self._held: Dict[int, nn.Variable] = {}
+        self._batch: Dict[int, nn.NdArray] = {}
         self._examined: Set[int] = set()
         self._written: List[nn.Variable] = []
         self._candidates: List[nn.Variable] = []
@@ -63,6 +65,17 @@ class ForwardState:
         for key, leaf in self._held.items():
             self._copy(self._copies[key], leaf.data)
 
+    def save_batch(self) -> None:
+        """Keep what was written so far, besides, for one batch of several that may be repeated."""
+        for key, leaf in self._held.items():
+            self._copy(leaf.data, self._batch.setdefault(key, nn.NdArray(leaf.shape)))
+
+    def restore_batch(self) -> None:
+        """Put back what `save_batch` kept."""
+        for key, leaf in self._held.items():
+            if key in self._batch:
+                self._copy(self._batch[key], leaf.data)
+
     def has_nonfinite(self) -> bool:
         """True when something that forward writes holds an infinity or a NaN."""
         return any(
@@ -92,13 +105,7 @@ class ForwardState:
         self._written.append(leaf)
 
     def _copy(self, source: nn.NdArray, target: nn.NdArray) -> None:
-        stored = stored_dtype(source)
-        if stored is None:
-            target.zero()
-        elif stored in (FLOAT32, FLOAT16):
-            self._kernels.scaled_copy(source, target, 1.0)
-        else:
-            target.data = source.data
+        copy_array(self._kernels, source, target)
 
 
 def _checksum(leaf: nn.Variable) -> int:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Optional
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import nnabla as nn
 
@@ -15,15 +15,26 @@ from ..kernels.measurements import Measurements
 from ..kernels.scratch import ScratchPool
 
 
-class _Written(NamedTuple):
-    """A gradient that a function writes: into its master, or into a scratch array swapped in for it."""
+class Written(NamedTuple):
+    """A gradient that a function writes: into its master, or into a scratch array swapped in for it.
+
+    Attributes:
+        key: key of the leaf.
+        node: the function.
+        leaf: the parameter, or other leaf.
+        target: what nnabla writes to.
+        master: the leaf's own gradient.
+        scale: what the function's contribution carries.
+        alone: whether `target` holds nothing but this contribution.
+    """
 
     key: int
-    label: str
+    node: Node
     leaf: nn.Variable
     target: nn.NdArray
     master: nn.NdArray
     scale: float
+    alone: bool
 
 
 class LeafGradients:
@@ -46,11 +57,11 @@ class LeafGradients:
         self._pool = pool
         self._rounded = rounded
         self._deferred = deferred
-        self._unscaled: List[_Written] = []
-        self._running: List[_Written] = []
-        self._waiting: Dict[int, List[_Written]] = {}
+        self._unscaled: List[Written] = []
+        self._largest: List[float] = []
+        self._running: List[Written] = []
+        self._waiting: Dict[int, List[Written]] = {}
         self._scratches = 0
-        self.found_inf: List[str] = []
 
     def take(self, node: Node, scale: float, scales: Mapping[int, float]) -> None:
         """Direct the gradients of the leaves of `node` to where they can be unscaled.
@@ -63,7 +74,7 @@ class LeafGradients:
         for leaf, key in zip(node.leaves, node.leaf_keys):
             carried = scales.get(key, scale)
             master = leaf.grad
-            target = master
+            target, alone = master, True
             prepare_master(master)
             # A second use of a leaf must find its master as the first one leaves it.
             self._unscale(self._waiting.pop(key, []))
@@ -72,12 +83,13 @@ class LeafGradients:
             elif node.in_place or (not node.half and not self._rounded and is_power_of_two(carried)):
                 # Exact both ways, and nnabla adds as it does without the engine.
                 self._kernels.scale_(master, carried)
+                alone = False
             else:
                 target = self._pool.get(leaf.shape, "gradient", self._scratches)
                 self._scratches += 1
                 target.zero()
             # Noted before it is swapped: a signal may interrupt us between any two lines.
-            self._running.append(_Written(key, node.label, leaf, target, master, carried))
+            self._running.append(Written(key, node, leaf, target, master, carried, alone))
             if target is not master:
                 leaf.grad = target
 
@@ -104,6 +116,15 @@ class LeafGradients:
         self._scratches = 0
         self._unscale(waiting)
 
+    def results(self, deferred: Sequence[float]) -> List[Tuple[Written, float]]:
+        """What was written in this pass, each with its largest magnitude, divided by the scale; infinity
+        where it was not finite.
+
+        Args:
+            deferred: the magnitudes that the deferred measurements have found.
+        """
+        return list(zip(self._unscaled, self._largest if self._deferred is None else deferred))
+
     def restore(self) -> None:
         """Put the masters back when a pass is given up; harmless when none is away."""
         for entry in self._running:
@@ -113,26 +134,17 @@ class LeafGradients:
         self._running.clear()
         self.finish()
 
-    def _unscale(self, written: List[_Written]) -> None:
+    def _unscale(self, written: List[Written]) -> None:
         if not written:
             return
         tasks = [self._task(entry) for entry in written]
+        self._unscaled += written
         if self._deferred is not None:
             self._deferred.unscale(tasks)
-            self._unscaled += written
-        elif self._kernels.unscale_add_all(tasks):
-            self._find_inf(written)
+        else:
+            self._largest += self._kernels.unscale_add_all(tasks)
 
-    def find_inf(self) -> None:
-        """Look for what made the deferred measurements find an infinity or NaN."""
-        self._find_inf(self._unscaled)
-
-    def _find_inf(self, written: List[_Written]) -> None:
-        # One by one, now that it is worth it.
-        bad = [e.label for e in written if self._kernels.statistics(e.master).nonfinite]
-        self.found_inf += bad or [entry.label for entry in written[:1]]
-
-    def _task(self, entry: _Written) -> GradientToUnscale:
+    def _task(self, entry: Written) -> GradientToUnscale:
         source, in_place = entry.target, entry.target is entry.master
         if in_place and stored_dtype(source) == FLOAT16:
             # nnabla turned the master into half precision: take a copy, and write float32 over it.

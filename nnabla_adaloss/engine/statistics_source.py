@@ -22,15 +22,18 @@ NOTHING_KNOWN = ArrayStatistics.of_zeros(0)
 
 
 class Findings(NamedTuple):
-    """What was not finite in an iteration.
+    """What a pass has found.
 
     Attributes:
-        gradients: keys of the variables whose gradients were seen not to be finite.
-        found_inf: whether a gradient that was unscaled by the source's own measurements was not.
+        nonfinite: keys of the variables whose gradients were seen not to be finite.
+        amax: the largest finite magnitude of each gradient that was asked for, divided by its scale, by key.
+        largest: the largest magnitude of each gradient that the source's own measurements unscaled, in the
+            order in which they were given; infinity where it was not finite.
     """
 
-    gradients: Set[int]
-    found_inf: bool
+    nonfinite: Set[int]
+    amax: Dict[int, float]
+    largest: List[float]
 
 
 class StatisticsSource(Protocol):
@@ -42,8 +45,13 @@ class StatisticsSource(Protocol):
     def data(self, variable: nn.Variable, key: int) -> ArrayStatistics:
         """The statistics of a weight or activation."""
 
-    def begin(self, iteration: int) -> None:
-        """Begin a pass; passes of one iteration share a number."""
+    def begin(self, iteration: int, *, anew: bool) -> None:
+        """Begin a pass; passes of one iteration share a number, and with it what they are told.
+
+        Args:
+            iteration: number of the iteration.
+            anew: tell what is known by now all the same.
+        """
 
     def finish(self) -> Findings:
         """End a pass; return what was found to be not finite."""
@@ -75,9 +83,10 @@ class ImmediateStatistics:
         self._pool = pool
         self._storage = storage
         self._nonfinite: Set[int] = set()
+        self._amax: Dict[int, float] = {}
 
     def gradient(self, variable: nn.Variable, key: int, scale: float) -> ArrayStatistics:
-        """The statistics of a gradient as it is now; `scale` is not needed for that."""
+        """The statistics of a gradient as it is now."""
         found = self._storage.gradient_statistics(key) if self._storage is not None else None
         if found is None:
             array = variable.grad
@@ -86,6 +95,7 @@ class ImmediateStatistics:
             found = self._kernels.statistics(array)
         if found.nonfinite:
             self._nonfinite.add(key)
+        self._amax[key] = found.abs_max / scale
         return found
 
     def data(self, variable: nn.Variable, key: int) -> ArrayStatistics:
@@ -96,13 +106,14 @@ class ImmediateStatistics:
         array = as_float32(variable.data, self._pool.get(variable.shape, "float32"))
         return self._kernels.statistics(array)
 
-    def begin(self, iteration: int) -> None:
+    def begin(self, iteration: int, *, anew: bool) -> None:
         """Do nothing: nothing is remembered."""
 
     def finish(self) -> Findings:
-        """The keys of the gradients that were not finite."""
-        found, self._nonfinite = self._nonfinite, set()
-        return Findings(found, False)
+        """What was asked for."""
+        found = Findings(self._nonfinite, self._amax, [])
+        self._nonfinite, self._amax = set(), {}
+        return found
 
     def state(self, keys: Sequence[int]) -> List[Any]:
         """An empty list: nothing is remembered."""
@@ -152,9 +163,9 @@ class DelayedStatistics:
         self._asked: Dict[int, Tuple[Union[int, ArrayStatistics], float]] = {}
         self._asked_data: Dict[int, Union[int, ArrayStatistics]] = {}
 
-    def begin(self, iteration: int) -> None:
+    def begin(self, iteration: int, *, anew: bool) -> None:
         """In a new iteration, answer from what is known now."""
-        if iteration != self._iteration:
+        if anew or iteration != self._iteration:
             self._iteration = iteration
             self._answers = dict(self._gradients), dict(self._data)
 
@@ -184,10 +195,12 @@ class DelayedStatistics:
         # Forgotten first: after an interruption no ticket may be left without a measurement.
         gradients, self._asked = self._asked, {}
         data, self._asked_data = self._asked_data, {}
-        measured, found_inf = self._measurements.fetch()
+        measured, largest = self._measurements.fetch()
         nonfinite: Set[int] = set()
+        amax: Dict[int, float] = {}
         for key, (asked, scale) in gradients.items():
             found = measured[asked] if isinstance(asked, int) else asked
+            amax[key] = found.abs_max / scale
             if found.nonfinite:
                 nonfinite.add(key)
             else:
@@ -196,7 +209,7 @@ class DelayedStatistics:
             found = measured[asked] if isinstance(asked, int) else asked
             if not found.nonfinite:
                 self._data[key] = found
-        return Findings(nonfinite, found_inf)
+        return Findings(nonfinite, amax, largest)
 
     def state(self, keys: Sequence[int]) -> List[Any]:
         """Per variable its index in `keys` and what is known of its gradient and its data."""

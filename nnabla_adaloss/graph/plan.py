@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 import nnabla as nn
 
 from ..core.layer_selection import LayerSelection
+from .components import Components, components_of
 from .function_kinds import NON_HOMOGENEOUS
 from .matrix_products import is_matrix_product, is_scalable
 from .names import ParameterNames, function_names, registered_names
@@ -85,12 +86,19 @@ class GraphPlan:
         self.kept_keys = {k for n in self.nodes.values() if n.type_name == "Sink" for k in n.input_keys}
         self.functions, self.labels, self.names = functions, labels, names
         self._order = order
+        self._components: Dict[bool, Components] = {}
         self._watch = GraphWatch(unique([loss, *(v for f in order for v in f.inputs)]))
 
     @property
     def is_current(self) -> bool:
         """True while the graph is what it was: nothing rewired, no `need_grad` changed."""
         return not self._watch.changed
+
+    def components(self, *, by_layer: bool) -> Components:
+        """What functions that pass a scale on connect; see `components_of`."""
+        if by_layer not in self._components:
+            self._components[by_layer] = components_of(self.nodes.values(), by_layer=by_layer)
+        return self._components[by_layer]
 
     def labels_before(self) -> Dict[str, str]:
         """What version 0.1 called each function; the name it has now by the one it had, in backward order."""

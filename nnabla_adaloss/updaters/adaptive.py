@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adaptive updater: nnabla's dynamic loss scaling loop, with a scale for every layer."""
+"""The adaptive updater: nnabla's dynamic loss scaling loop, with measured scales and one for every layer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import nnabla as nn
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
 
 from ..core.config import AdaLossConfig
-from ..core.layer_limits import LayerLimitPolicy
+from ..core.layer_limits import LayerLimit, LayerLimitPolicy
 from ..core.precision import StorageLike
+from ..core.scale_history import HistoryPolicy
 from ..core.scale_policy import ScalePolicy, ScaleState
 from ..core.validation import integer
 from ..emulation import with_storage
@@ -20,14 +21,20 @@ from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
 from ..errors import LossScaleError
 from ..graph.loss_like import LossLike, check_scale
 from ..state import read_state, write_state
-from .accumulation import accumulate
 from .argument_checks import check_arguments, check_choice, keep_data
 from .exchange import GradientExchange, check_interval
+from .global_scale import history_of
 from .idle import Idle
 from .reports import Reports, nonfinite_gradients, tell_of_float_storage
 from .result import UpdateResult
+from .shared_state import adopt_shared_state, agreed_scales, shared_state
 from .states import restore, state_of
-from .window import Window, examine
+from .window import Window, examine, smallest_scale_helps
+
+# After so many repeats in vain of one batch it is tried with the smallest scale at once.
+_REPEATS_BEFORE_LOOKING = 3
+# So many batches in a row that no scale helps are no matter of single batches.
+_HOPELESS = 3
 
 
 class _Cause(NamedTuple):
@@ -35,11 +42,13 @@ class _Cause(NamedTuple):
 
     nonfinite_loss: bool
     nonfinite_forward: bool
+    at_floor: bool
+    exhausted: bool
     global_scale: bool
 
 
 class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[misc]
-    """Trains with a global loss scale that grows and backs off, and adaptive scales per layer on top.
+    """Trains with a loss scale that is measured, not searched for, and adaptive scales per layer on top.
 
     Takes the place of nnabla's `DynamicLossScalingUpdater`: the same positional arguments, in the same
     order, with the same defaults.
@@ -49,28 +58,37 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         loss: the loss Variable of one element (or a wrapper of one, such as `FormatEmulation`).
         data_feeder: called without arguments before each forward to fill the input variables.
         scale: S0, the global loss scale to start with. 8.0, as the baseline.
-        scaling_factor: what S0 is multiplied by to grow and divided by to back off. 2.0.
-        N: S0 grows after more than this many updates without overflow. 2000.
+        scaling_factor: what S0 is multiplied by to grow and divided by to back off, with
+            `global_scale="dynamic"`. 2.0.
+        N: S0 grows after more than this many updates without overflow, likewise; and the limit of a layer
+            that overflowed. 2000.
         clear_buffer: free activations and gradients that are no longer needed. True.
         accum_grad: batches whose gradients are summed per update. 1. The gradients are added, not averaged,
             unless `average=True`; one overflow drops all of them.
         weight_decay: decay constant; None for no decay.
         comm: a communicator for data-parallel training; None for one process.
         grads: gradients to exchange; None (or empty) means those of all the solver's parameters.
+        global_scale: `"history"` (default): the largest scale that the gradients of the last iterations leave
+            room for, from the first batch on, or a `HistoryPolicy` with settings of your own; or `"dynamic"`:
+            grows and backs off as the baseline's.
+        on_overflow: `"repeat"` (default): the same batch again, with what overflowed lowered, so that no
+            batch is lost; or `"next"`: throw the batch away and take the next one, as the baseline does.
         config: how layers are scaled; None for `AdaLossConfig()`.
         storage: emulate this storage format on a float context, for example `"float16"`, or a `Format` or
             `Precision`; None for the context's own types.
-        max_retries: batches (or windows) that one call may throw away because of overflow before it
+        max_retries: how often one call may repeat a batch because of overflow before `on_scale_floor`
+            applies, or with `on_overflow="next"` how many batches (or windows) it may throw away before it
             returns without an update. 100, as the baseline; 0 skips an iteration instead of retrying it.
         on_nonfinite_loss: a loss that is not finite is no overflow and lowers no scale: `"raise"`
             (default) a LossScaleError, `"skip"` the update, or `"warn"` once and skip.
         on_nonfinite_forward: likewise, where the loss is finite but something in forward is not, in a way
             that no scale mends: NaN in the data behind a ReLU, or activations beyond the storage format.
-        on_scale_floor: what to do about an overflow at `min_scale`: `"raise"` (default) a
+        on_scale_floor: what to do about an overflow at `min_scale`, where the same batch is repeated: about
+            three such batches in a row (single ones are thrown away, and told of once): `"raise"` (default) a
             LossScaleError that names the first bad layer, `"skip"` the update, or `"warn"` once and skip.
         min_scale: S0 is never lowered below this. 2**-24, the smallest positive fp16 number.
-        max_scale: S0 never grows above this. 2**64.
-        hysteresis: overflows in a row it takes to lower S0. 1, as the baseline.
+        max_scale: S0 never grows above this, with `global_scale="dynamic"`. 2**64.
+        hysteresis: overflows in a row it takes to lower S0, likewise. 1, as the baseline.
         on_gradients: called with the solver when the gradients are complete and unscaled, before weight
             decay and update: the place for clipping.
         average: average gradients over micro-batches and ranks instead of adding them. False, as the
@@ -107,6 +125,8 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         comm: Optional[Any] = None,
         grads: Optional[Sequence[nn.NdArray]] = None,
         *,
+        global_scale: Union[str, HistoryPolicy] = "history",
+        on_overflow: str = "repeat",
         config: Optional[AdaLossConfig] = None,
         storage: Optional[StorageLike] = None,
         max_retries: int = 100,
@@ -133,12 +153,17 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         self.on_nonfinite_loss = check_choice("on_nonfinite_loss", on_nonfinite_loss, choices)
         self.on_nonfinite_forward = check_choice("on_nonfinite_forward", on_nonfinite_forward, choices)
         self.on_scale_floor = check_choice("on_scale_floor", on_scale_floor, choices)
+        self.on_overflow = check_choice("on_overflow", on_overflow, ("repeat", "next"))
+        self.history = history_of(global_scale, check_scale(scale), min_scale)
         self._config, self._storage, self.solver = config, storage, solver
         self._loss: Optional[LossLike] = None
         self.scaling: AdaptiveLossScaling
         self._idle = Idle()
         self._reports = Reports()
         self._before_exchange = False
+        self._repeat = on_overflow == "repeat"
+        self._repeats = 0
+        self.iteration = 0
         self.loss = loss
         self._exchange = GradientExchange(comm, grads, solver)
         super().__init__(
@@ -158,7 +183,6 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         self.max_retries = max_retries
         self.on_gradients = on_gradients
         self.average = average
-        self.iteration = 0
         self.last_good_scale = math.nan
         self._hysteresis_left = hysteresis
         self._started = False
@@ -183,9 +207,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
                 return self._update()
             except LossScaleError:
                 # Raised on all ranks alike: no scale was at fault.
-                self.scale_state = scale_state
-                self.scaling.limits.clear()
-                self.scaling.limits.update(limits)
+                self._forget_overflows(scale_state, limits)
                 raise
             except BaseException:
                 if self._before_exchange:
@@ -197,8 +219,8 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
     def _update(self) -> UpdateResult:
         self._before_exchange = False
         self._start_iteration()
-        scale_state = self.scale_state  # what it was
-        retries = 0
+        scale_state, limits = self.scale_state, dict(self.scaling.limits)  # what they were
+        self._repeats = thrown_away = hopeless = 0
         layers: Tuple[str, ...] = ()
         while True:
             self._before_exchange = True
@@ -210,22 +232,37 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             self._undo_batch()
             layers = window.nonfinite_layers
             cause = self._agree_on_cause(window)
+            retries = self._repeats + thrown_away
             if cause.nonfinite_loss or cause.nonfinite_forward:
+                self.scaling.components.drop_iteration()
                 return self._skip_bad_batch(window, cause, retries)
-            if cause.global_scale:
-                if self.policy.at_floor(self.scale_state):
+            if cause.at_floor:
+                # No scale helps this batch, so that none of those that were tried is kept.
+                hopeless += 1
+                self._forget_overflows(scale_state, limits)
+                if hopeless == _HOPELESS or thrown_away == self.max_retries:
                     return self._skip_at_floor(scale_state, layers, retries)
-                self.scale_state = self.policy.after_overflow(self.scale_state)
-            retries += 1
-            if retries > self.max_retries:
-                return UpdateResult(False, self.scale, retries, "overflow", layers)
+                self._tell_of_hopeless_batch(layers)
+                thrown_away += 1
+                continue
+            if cause.global_scale and not self._lower_global_scale():
+                return self._skip_at_floor(scale_state, layers, retries)
+            thrown_away += 1
+            if cause.exhausted or thrown_away > self.max_retries:
+                self.scaling.components.end_iteration()
+                return self._give_up(layers, self._repeats + thrown_away)
+        layers = layers or window.overflow_layers
         reason = self._reason()
         if self.scaling.guard.state.has_nonfinite():
             self._undo_batch()
         self._apply_gradients()
+        if self._measured:
+            self._scale = self.scaling.loss_scale
         self.last_good_scale = self.scale
-        self.scale_state = self.policy.after_update(self.scale_state)
+        if not self._measured:
+            self.scale_state = self.policy.after_update(self.scale_state)
         self.scaling.after_update()
+        retries = self._repeats + thrown_away
         return UpdateResult(True, self.scale, retries, reason, layers, window.nonfinite_layers)
 
     @property
@@ -287,28 +324,77 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         self.load_state_dict(read_state(path))
 
     def _run_window(self) -> Window:
+        """Zero the gradients, then feed, run forward and backward `accum_grad` times."""
         window = Window()
-
-        def forward_backward() -> None:
-            nonlocal window
-            # The feeder may have assigned another loss.
+        self.scaling.guard.begin()
+        self.solver.zero_grad()
+        for index in range(self.accum_grad):
             scaling = self.scaling
+            self.data_feeder()
+            # The feeder may have assigned another loss.
+            if self.scaling is not scaling:
+                self.scaling.guard.begin(more=True)
+            window = self._run_batch(window, first=not index)
+        return window
+
+    def _run_batch(self, window: Window, *, first: bool) -> Window:
+        """Forward and backward of what was fed, again and again where that is wanted, until its gradients hold."""
+        scaling, repeats = self.scaling, 0
+        if self._repeat:
+            with self._idle.lock:
+                scaling.guard.begin_batch(first=first)
+        while True:
             with self._idle.lock:
                 scaling.forward(clear_no_need_grad=self.clear_buffer)
                 scaling.guard.after_forward()
-                scaling.backward(self.scale, clear_buffer=self.clear_buffer, iteration=self.iteration)
-                if scaling.found_inf:
-                    window = examine(window, scaling, self.solver, self.policy.min_scale)
+                scaling.backward(
+                    None if self._measured else self._scale,
+                    clear_buffer=self.clear_buffer,
+                    iteration=self.iteration,
+                    again=repeats > 0,
+                )
+                found = examine(window, scaling, self.solver, self.policy.min_scale)
+                done = window.overflowed or self._holds(scaling, found)
+                if done:
+                    return found
+                if found.overflowed:
+                    lowered = self._lower(scaling)
+                    if not self._repeat:
+                        return found._replace(lowered=lowered)
+                    if not lowered or (
+                        repeats == _REPEATS_BEFORE_LOOKING
+                        and not smallest_scale_helps(scaling, self.solver, self.policy.min_scale)
+                    ):
+                        return found._replace(at_floor=True)
+                if repeats == self.max_retries:
+                    return found._replace(exhausted=found.overflowed)
+                repeats += 1
+                self._repeats += 1
+                window = window.after_repeat(found)
+                scaling.guard.undo_batch()
 
-        def feed() -> None:
-            scaling = self.scaling
-            self.data_feeder()
-            if self.scaling is not scaling:
-                self.scaling.guard.begin(more=True)
+    def _holds(self, scaling: AdaptiveLossScaling, found: Window) -> bool:
+        """Whether nothing is gained by running this batch again."""
+        if found.overflowed:
+            # Neither does a lower scale help there, nor is a single layer to be lowered on one rank alone.
+            return (
+                found.nonfinite_loss
+                or found.fault is not None
+                or (not self._repeat and found.layer_to_blame is not None)
+            )
+        return not (self._repeat and self._measured) or scaling.settled
 
-        self.scaling.guard.begin()
-        accumulate(self.solver, feed, self.accum_grad, forward_backward)
-        return window
+    def _lower(self, scaling: AdaptiveLossScaling) -> bool:
+        """Lower what overflowed, without asking other ranks; False: nothing can go lower, or all ranks must."""
+        if scaling.after_overflow():
+            return True
+        return self._repeat and self._lower_global_scale()
+
+    def _lower_global_scale(self) -> bool:
+        if self._measured or self.policy.at_floor(self.scale_state):
+            return False
+        self.scale_state = self.policy.after_overflow(self.scale_state)
+        return True
 
     def _undo_batch(self) -> None:
         """Put back what forward has written in this window; graphs of a network share what is kept."""
@@ -327,31 +413,35 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             self._exchange.broadcast_parameters()
             self._started = True
         elif self.check_every and self.iteration % self.check_every == 0:
-            scales = [self.scale, *(self.scaling.layer_scales.values() if self.scaling.delay else ())]
-            self._exchange.check_ranks_agree(scales, self.iteration)
+            self._exchange.check_ranks_agree(agreed_scales(self), self.iteration)
 
     def _exchange_gradients(self) -> None:
-        own = self.scaling.shared_statistics() if self.comm is not None else None
+        if self.comm is None:
+            return
+        own = shared_state(self)
         if own is None:
             self._exchange.sum(average=self.average)
         else:
-            self.scaling.adopt_statistics(self._exchange.sum_with(own, average=self.average))
+            adopt_shared_state(self, self._exchange.sum_with(own, average=self.average))
 
     def _agree_on_cause(self, window: Window) -> _Cause:
         """What all ranks take for the cause; layers that are to blame are lowered."""
-        layers = self.scaling.layers
-        unexplained = window.overflowed and window.layer_to_blame is None
-        blamed = [layer == window.layer_to_blame for layer in layers]
-        nonfinite_loss, nonfinite_forward, global_scale, *blamed = self._exchange.any(
-            [window.nonfinite_loss, window.fault is not None, unexplained, *blamed]
+        layers = [] if self._repeat else self.scaling.layers
+        blame = None if window.lowered else window.layer_to_blame
+        unexplained = window.overflowed and blame is None and not window.lowered and not self._repeat
+        flags = [window.nonfinite_loss, window.fault is not None, window.at_floor, window.exhausted]
+        *agreed, lowered, global_scale = self._exchange.any(
+            [*flags, *(layer == blame for layer in layers), window.lowered, unexplained]
         )
+        nonfinite_loss, nonfinite_forward, at_floor, exhausted, *blamed = agreed
         if not (nonfinite_loss or nonfinite_forward or global_scale):
             for layer, flag in zip(layers, blamed):
                 if flag:
                     scales = window.layer_scales or self.scaling.layer_scales
                     self.scaling.back_off(layer, scales.get(layer, 1.0))
         # The sum over ranks may overflow where no rank's own gradients did.
-        return _Cause(nonfinite_loss, nonfinite_forward, global_scale or not any(blamed))
+        explained = any(blamed) or lowered or at_floor or exhausted
+        return _Cause(nonfinite_loss, nonfinite_forward, at_floor, exhausted, global_scale or not explained)
 
     def _overflowed(self, window: Window) -> bool:
         if self.comm is None:
@@ -397,9 +487,25 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         layers = window.nonfinite_layers
         return UpdateResult(False, self.scale, retries, reason, layers, layers, fault)
 
+    def _forget_overflows(self, scale_state: ScaleState, limits: Mapping[str, LayerLimit]) -> None:
+        self.scale_state = scale_state
+        self.scaling.limits.clear()
+        self.scaling.limits.update(limits)
+        self.scaling.components.drop_iteration()
+
+    def _tell_of_hopeless_batch(self, layers: Tuple[str, ...]) -> None:
+        self._reports.warn(
+            "hopeless",
+            f"gradients of a batch in iteration {self.iteration} are not finite at any loss scale: it is thrown "
+            f"away; first bad layer: {layers[0] if layers else 'on another rank'}",
+        )
+
     def _skip_at_floor(self, scale_state: ScaleState, layers: Tuple[str, ...], retries: int) -> UpdateResult:
         nans, infinities = nonfinite_gradients(self.solver)
-        floor, self.scale_state = self.scale, scale_state
+        # A batch that was repeated was tried with the smallest scale at the end.
+        floor = self.policy.min_scale if self._repeat or self._measured else self._scale
+        self.scale_state = scale_state
+        self.scaling.components.drop_iteration()
         message = (
             f"gradients overflow in iteration {self.iteration} at the smallest loss scale, {floor:g}; "
             f"first bad layer: {layers[0] if layers else 'on another rank'}; parameter gradients hold "
@@ -408,6 +514,16 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         )
         self._reports.act(self.on_scale_floor, "scale_floor", message)
         return UpdateResult(False, self.scale, retries, "overflow", layers, layers)
+
+    def _give_up(self, layers: Tuple[str, ...], retries: int) -> UpdateResult:
+        if self._repeat and self.max_retries:
+            self._reports.act(
+                self.on_scale_floor,
+                "retries",
+                f"gradients of one batch overflowed {retries} times in iteration {self.iteration}, with ever "
+                f"lower scales; first bad layer: {layers[0] if layers else 'on another rank'}. Look at that layer",
+            )
+        return UpdateResult(False, self.scale, retries, "overflow", layers)
 
     @property
     def loss(self) -> LossLike:
@@ -424,6 +540,8 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             self._config,
             parameters=self.solver.get_parameters(),
             limit_policy=LayerLimitPolicy(self.policy.N),
+            history=self.history,
+            components=None if self._loss is None else self.scaling.components,
             forward_state=None if self._loss is None else self.scaling.guard.state,
         )
         if scaling.variable.size != 1:
@@ -435,18 +553,27 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
 
     @property
     def scale(self) -> float:
-        """S0, the global loss scale; may be set between updates."""
+        """S0, the global loss scale; may be set between updates.
+
+        With `global_scale="history"`: what was chosen for the last batch; setting it starts anew from there.
+        """
         return self._scale
 
     @scale.setter
     def scale(self, value: float) -> None:
         self._scale = check_scale(value)
+        if self._measured and self._loss is not None:
+            self.scaling.components.restart(self._scale)
 
     @property
     def scale_state(self) -> ScaleState:
-        """The global loss scale with its counters."""
-        return ScaleState(self.scale, self._counter, self._hysteresis_left)
+        """The global loss scale with its counters, as `global_scale="dynamic"` uses them."""
+        return ScaleState(self._scale, self._counter, self._hysteresis_left)
 
     @scale_state.setter
     def scale_state(self, state: ScaleState) -> None:
-        self.scale, self._counter, self._hysteresis_left = state
+        self._scale, self._counter, self._hysteresis_left = state
+
+    @property
+    def _measured(self) -> bool:
+        return self.history is not None

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from typing import Any, Dict, Mapping, Protocol
+from typing import Any, Dict, Mapping, Optional, Protocol
 
 import numpy as np
 
 from ..core.methods import Method
+from ..core.scale_history import HistoryPolicy
 from ..core.scale_policy import ScalePolicy, ScaleState
 from ..core.validation import integer, number
 from ..engine import AdaptiveLossScaling
@@ -17,7 +18,9 @@ from ..errors import LossScaleWarning
 from .checksums import crc32
 
 # 2: layers are numbered in forward order, with #. Names of version 1 are read.
-_VERSION = 2
+# 3: scales may come from what was measured. States before are of trainings that searched for theirs.
+_VERSION = 3
+_BEFORE_3 = {"global_scale": "dynamic", "on_overflow": "next"}
 
 
 class Resumable(Protocol):
@@ -26,6 +29,8 @@ class Resumable(Protocol):
     policy: ScalePolicy
     scaling: AdaptiveLossScaling
     solver: Any
+    history: Optional[HistoryPolicy]
+    on_overflow: str
     accum_grad: int
     average: bool
     last_good_scale: float
@@ -65,7 +70,8 @@ def restore(updater: Resumable, state: Mapping[str, Any]) -> None:
             raise ValueError(
                 f"state has version {version}, this package knows {_VERSION}: update nnabla_adaloss"
             )
-        _compare_settings(state["settings"], _settings(updater))
+        saved = state["settings"] if version >= 3 else {**_BEFORE_3, **state["settings"]}
+        _compare_settings(saved, _settings(updater))
         scale_state = updater.policy.checked(ScaleState(**state["scale_state"]))
         last_good_scale = number("last_good_scale", state["last_good_scale"])
         iteration = integer("iteration", state["iteration"])
@@ -96,6 +102,8 @@ def _settings(updater: Resumable) -> Dict[str, Any]:
     chosen = {
         **config,
         **dataclasses.asdict(updater.policy),
+        "global_scale": "dynamic" if updater.history is None else updater.history,
+        "on_overflow": updater.on_overflow,
         "accum_grad": updater.accum_grad,
         "average": bool(updater.average),
     }

@@ -23,6 +23,10 @@ class Window(NamedTuple):
         fault: where forward was not finite, in a way that no loss scale mends.
         layer_to_blame: the layer whose own scale is the cause; None: another cause, or none.
         layer_scales: the scales that layers had then.
+        overflow_layers: as `nonfinite_layers`, where a batch was repeated for that.
+        lowered: whether something was lowered because of it on this rank, other than S0.
+        at_floor: whether nothing was left that could go lower.
+        exhausted: whether the batch was repeated too often.
     """
 
     overflowed: bool = False
@@ -31,10 +35,20 @@ class Window(NamedTuple):
     fault: Optional[ForwardFault] = None
     layer_to_blame: Optional[str] = None
     layer_scales: Mapping[str, float] = {}
+    overflow_layers: Tuple[str, ...] = ()
+    lowered: bool = False
+    at_floor: bool = False
+    exhausted: bool = False
+
+    def after_repeat(self, found: Window) -> Window:
+        """The window before a batch that is going to be repeated because of what was `found`."""
+        return self._replace(
+            overflow_layers=found.nonfinite_layers if found.overflowed else self.overflow_layers
+        )
 
 
 def examine(window: Window, scaling: AdaptiveLossScaling, solver: Any, smallest_scale: float) -> Window:
-    """The window after a pass that found infinities or NaNs: only gradients of the solver's parameters count.
+    """The window after a pass: only infinities and NaNs in the gradients of the solver's parameters count.
 
     Where forward itself is not finite, backward runs once more with the smallest scale: when gradients are
     finite then (an attention mask of minus infinity is no fault), the scale was too large all the same.
@@ -45,17 +59,30 @@ def examine(window: Window, scaling: AdaptiveLossScaling, solver: Any, smallest_
         solver: the solver.
         smallest_scale: the smallest global loss scale there is.
     """
+    if not scaling.found_inf:
+        return window
     layers = tuple(dict.fromkeys((*window.nonfinite_layers, *scaling.found_inf)))
     if window.overflowed or not solver.check_inf_or_nan_grad():
         return window._replace(nonfinite_layers=layers)
     nonfinite_loss = not np.isfinite(scaling.variable.d).all()
     blame, scales = scaling.layer_to_blame(), scaling.layer_scales
     fault = scaling.guard.find_fault()
-    if fault is not None and not nonfinite_loss:
-        solver.zero_grad()
-        scaling.backward(smallest_scale, clear_buffer=True, iteration=scaling.iteration - 1)
-        if not solver.check_inf_or_nan_grad():
-            fault = None
-            # These gradients are no use, and other ranks shall see it in their sum.
-            next(iter(solver.get_parameters().values())).grad.fill(math.inf)
-    return Window(True, layers, nonfinite_loss, fault, blame, scales)
+    if fault is not None and not nonfinite_loss and _finite_at(smallest_scale, scaling, solver):
+        fault = None
+        # These gradients are no use, and other ranks shall see it in their sum.
+        next(iter(solver.get_parameters().values())).grad.fill(math.inf)
+    return Window(True, layers, nonfinite_loss, fault, blame, scales, window.overflow_layers)
+
+
+def smallest_scale_helps(scaling: AdaptiveLossScaling, solver: Any, smallest_scale: float) -> bool:
+    """Whether gradients of the last batch are finite at the smallest scale; they are of no use afterwards."""
+    scaling.forward(clear_no_need_grad=True)
+    helps = _finite_at(smallest_scale, scaling, solver)
+    next(iter(solver.get_parameters().values())).grad.fill(math.inf)
+    return helps
+
+
+def _finite_at(scale: float, scaling: AdaptiveLossScaling, solver: Any) -> bool:
+    solver.zero_grad()
+    scaling.probe(scale)
+    return not solver.check_inf_or_nan_grad()

@@ -95,7 +95,7 @@ def test_numbers_of_another_type(name: str, value: Any) -> None:
         (
             {"loss_scale_method": "aprox"},
             ValueError,
-            "'aprox' is unknown; choose one of approx_range, abs_range",
+            "'aprox' is unknown; choose one of approx_range, amax_history",
         ),
         ({"loss_scale_method": "no_such_module:f"}, ValueError, "cannot be imported: No module named"),
         ({"loss_scale_method": "math:no_such"}, ValueError, "cannot be imported: .*no_such"),

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -11,7 +11,7 @@ import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
-from nnabla_adaloss.engine.leaf_gradients import LeafGradients
+from nnabla_adaloss.engine.leaf_gradients import LeafGradients, Written
 from nnabla_adaloss.graph.node import Node
 from nnabla_adaloss.graph.plan import GraphPlan
 from nnabla_adaloss.kernels import CpuKernels
@@ -49,6 +49,9 @@ class Stage:
 
     def node(self, f: object) -> Node:
         return self.plan.nodes[hash(f)]
+
+    def results(self) -> List[Tuple[Written, float]]:
+        return self.leaves.results(self.measurements.fetch().largest)
 
     def backward(self, scale: float, stop_at: Optional[str] = None) -> None:
         seen: List[str] = []
@@ -88,7 +91,7 @@ def test_powers_of_two_come_out_without_a_trace(rounded: bool, deferred: bool, s
             np.testing.assert_allclose(gradient, expected, rtol=1e-6, atol=1e-9, err_msg=name)
         else:
             np.testing.assert_array_equal(gradient, expected, err_msg=name)
-    assert stage.leaves.found_inf == []
+    assert all(np.isfinite(largest) for _, largest in stage.results())
     assert stage.masters == {name: v.grad for name, v in stage.parameters.items()}
 
 
@@ -135,10 +138,20 @@ def test_infinities_are_found_with_the_layer(rounded: bool, deferred: bool) -> N
     head = stage.parameters["head/affine/b"]
     head.g = np.inf
     stage.backward(8.0)
-    if deferred:
-        assert stage.measurements.fetch().found_inf
-        stage.leaves.find_inf()
-    assert stage.leaves.found_inf == ["head/affine"]
+    assert [w.node.label for w, largest in stage.results() if largest == np.inf] == ["head/affine"]
+
+
+@MODES
+@WHEN
+def test_what_is_written_comes_with_its_largest_magnitude(rounded: bool, deferred: bool) -> None:
+    stage = Stage(rounded=rounded, deferred=deferred)
+    stage.backward(64.0)
+    alone = {(w.node.label, w.key): largest for w, largest in stage.results() if w.alone}
+    head = stage.parameters["head/affine/W"]
+    assert alone["head/affine", hash(head)] == np.abs(stage.expected["head/affine/W"]).max()
+    # Written into the master itself, the second use of a weight cannot be told from the first.
+    assert ("w/affine", hash(stage.parameters["w/affine/W"])) in alone or not rounded
+    assert len(alone) == (6 if rounded else 4)
 
 
 @WHEN

@@ -55,25 +55,26 @@ def test_immediate_statistics_are_of_what_is_there_now() -> None:
     v.g = 2.0
     assert source.gradient(v, 1, 8.0).abs_max == 2.0
     assert source.data(v, 1) == statistics_of(v.d)
-    assert source.finish() == (set(), False)
+    assert source.finish() == (set(), {1: 0.25}, [])
+    assert source.finish() == (set(), {}, [])
     assert source.table([1]) is None
     assert source.state([1]) == []
 
 
 def test_delayed_statistics_are_those_of_the_iteration_before_at_the_scale_of_now() -> None:
     source, v = delayed(), variable(1.0, -4.0, 0.0)
-    source.begin(0)
+    source.begin(0, anew=False)
     assert source.gradient(v, 1, 8.0).abs_max == 0.0
     assert source.data(v, 1) == NOTHING_KNOWN
-    assert source.finish() == (set(), False)
+    assert source.finish() == (set(), {1: 0.5}, [])
     expected = statistics_of(v.g / 8.0)
     v.g, v.d = 7.0, 5.0
     for _ in range(2):  # micro-batches or retries of one iteration
-        source.begin(1)
+        source.begin(1, anew=False)
         assert source.gradient(v, 1, 32.0) == expected.scaled(32.0)
         assert source.data(v, 1).abs_max == 4.0
         source.finish()
-    source.begin(2)
+    source.begin(1, anew=True)  # the same batch once more
     assert source.gradient(v, 1, 32.0).abs_max == 7.0
     assert source.data(v, 1).abs_max == 5.0
 
@@ -85,8 +86,8 @@ def test_what_is_not_finite_is_found_once(make: Any, bad: float) -> None:
     good, spoilt = variable(1.0, 2.0), variable(1.0, bad)
     source.gradient(good, 1, 4.0)
     source.gradient(spoilt, 2, 4.0)
-    assert source.finish().gradients == {2}
-    assert source.finish().gradients == set()
+    assert source.finish().nonfinite == {2}
+    assert source.finish().nonfinite == set()
 
 
 def test_what_is_not_finite_leaves_what_was_known() -> None:
@@ -108,7 +109,7 @@ def test_a_lazily_zero_gradient_stays_so(make: Any) -> None:
     v.grad.zero()
     source.gradient(v, 1, 4.0)
     assert v.grad.zeroing
-    assert source.finish() == (set(), False)
+    assert source.finish().nonfinite == set()
 
 
 @pytest.mark.parametrize("make", [immediate, delayed])
@@ -116,7 +117,7 @@ def test_what_a_storage_has_seen_is_not_read_again(make: Any) -> None:
     g, d = statistics_of(np.array([3.0])), statistics_of(np.array([5.0]))
     source, v = make(Seen(g1=g, d1=d)), variable(1.0)
     for iteration in range(2):
-        source.begin(iteration)
+        source.begin(iteration, anew=False)
         found = source.gradient(v, 1, 1.0), source.data(v, 1)
         source.finish()
     assert found == (g, d)
@@ -139,8 +140,8 @@ def test_the_state_comes_back_in_another_process() -> None:
     state = json.loads(json.dumps(source.state(keys)))
     other = delayed()
     other.load_state(elsewhere, state)
-    source.begin(1)
-    other.begin(1)
+    source.begin(1, anew=False)
+    other.begin(1, anew=False)
     assert other.state(elsewhere) == state
     for key, there, v in zip(keys, elsewhere, variables):
         assert other.gradient(v, there, 8.0) == source.gradient(v, key, 8.0)
@@ -171,7 +172,7 @@ def test_statistics_of_all_ranks_are_those_of_one_array() -> None:
     assert tables.dtype == np.float64
     for source in sources:
         source.adopt([1, 2, 3], tables)
-        source.begin(1)
+        source.begin(1, anew=False)
         v = variable(0.0)
         expected = pool([statistics_of(np.array(part[1])) for part in parts])
         assert source.gradient(v, 1, 1.0) == expected
@@ -191,8 +192,8 @@ def test_an_interruption_leaves_no_ticket_without_a_measurement() -> None:
         source.finish()
     del measurements.fetch
     source.gradient(variable(7.0), 1, 1.0)
-    assert source.finish() == (set(), False)
-    source.begin(1)
+    assert source.finish() == (set(), {1: 7.0}, [])
+    source.begin(1, anew=False)
     assert source.gradient(v, 1, 1.0).abs_max == 7.0
 
 

@@ -73,7 +73,9 @@ def test_unscaling_reports_infinities_and_forgets_them(measurements: Measurement
     np.testing.assert_array_equal(good.data, [2.0, 1.0])
 
 
-def test_magnitudes_come_in_the_order_of_the_gradients_also_beyond_one_table(measurements: Measurements) -> None:
+def test_magnitudes_come_in_the_order_of_the_gradients_also_beyond_one_table(
+    measurements: Measurements,
+) -> None:
     gradients = [GradientToUnscale(array(-float(i)), array(100.0), 2.0, i % 2 == 0) for i in range(7)]
     measurements.unscale(gradients[:1])
     measurements.unscale(gradients[1:])

@@ -11,6 +11,9 @@ import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
 
+# The words with which the adaptive updater searches for its scale as nnabla's does.
+AS_THE_BASELINE: Dict[str, Any] = {"global_scale": "dynamic", "on_overflow": "next"}
+
 Feeder = Callable[[], None]
 
 

@@ -22,7 +22,7 @@ from nnabla_adaloss import (
     LossScaleError,
     LossScaleWarning,
 )
-from tests.updaters.networks import Training, snapshot, training
+from tests.updaters.networks import AS_THE_BASELINE, Training, snapshot, training
 
 ALL_ONE = AdaLossConfig(loss_scale_method="fixed")
 PLANTED = (3, 4, 11, 30)
@@ -35,7 +35,13 @@ def parameters_after(
     options = {"N": 5, "accum_grad": accum_grad, "weight_decay": weight_decay}
     if adaptive:
         updater: Any = AdaptiveLossScalingUpdater(
-            train.solver, train.loss, train.feed, config=ALL_ONE, storage=storage, **options
+            train.solver,
+            train.loss,
+            train.feed,
+            config=ALL_ONE,
+            storage=storage,
+            **options,
+            **AS_THE_BASELINE,
         )
     else:
         loss = FormatEmulation(train.loss, storage) if storage else train.loss
@@ -73,7 +79,7 @@ def test_with_accumulation_it_is_the_baseline_to_rounding() -> None:
 
 
 def updater_on(train: Training, **options: Any) -> AdaptiveLossScalingUpdater:
-    return AdaptiveLossScalingUpdater(train.solver, train.loss, train.feed, **options)
+    return AdaptiveLossScalingUpdater(train.solver, train.loss, train.feed, **options, **AS_THE_BASELINE)
 
 
 def test_an_overflow_backs_off_and_takes_the_next_batch() -> None:
@@ -185,7 +191,7 @@ def test_bad_arguments_are_named(options: Dict[str, Any], error: type, named: st
     solver, loss = scalar_loss()
     before = snapshot(nn.get_parameters())
     with pytest.raises(error, match=named):
-        AdaptiveLossScalingUpdater(solver, loss, **options)
+        AdaptiveLossScalingUpdater(solver, loss, **options, **AS_THE_BASELINE)
     for name, value in before.items():
         np.testing.assert_array_equal(nn.get_parameters()[name].d, value)
 
@@ -194,15 +200,15 @@ def test_losses_that_cannot_be_trained_on() -> None:
     solver, _ = scalar_loss()
     x = nn.Variable.from_numpy_array(np.ones((2, 3), np.float32))
     with pytest.raises(ValueError, match="needs no gradient"):
-        AdaptiveLossScalingUpdater(solver, F.mean(x))
+        AdaptiveLossScalingUpdater(solver, F.mean(x), **AS_THE_BASELINE)
     with pytest.raises(ValueError, match=r"shape \(2, 2\)"):
-        AdaptiveLossScalingUpdater(solver, PF.affine(x, 2, name="vector"))
+        AdaptiveLossScalingUpdater(solver, PF.affine(x, 2, name="vector"), **AS_THE_BASELINE)
     with pytest.raises(TypeError, match="loss"):
-        AdaptiveLossScalingUpdater(solver, 3.0)  # type: ignore[arg-type]
+        AdaptiveLossScalingUpdater(solver, 3.0, **AS_THE_BASELINE)  # type: ignore[arg-type]
     with nn.context_scope(nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")):
         half = F.mean(PF.affine(x, 2, name="half") ** 2)
     with pytest.raises(ValueError, match=r"storage.*cpu:half"):
-        AdaptiveLossScalingUpdater(solver, half, storage="float16")
+        AdaptiveLossScalingUpdater(solver, half, storage="float16", **AS_THE_BASELINE)
 
 
 class Planned(Exception):
@@ -218,14 +224,14 @@ def test_what_the_data_feeder_raises_comes_out_as_itself(storage: Any) -> None:
         raise Planned
 
     with pytest.raises(Planned):
-        AdaptiveLossScalingUpdater(solver, loss, feed, storage=storage).update()
+        AdaptiveLossScalingUpdater(solver, loss, feed, storage=storage, **AS_THE_BASELINE).update()
     for name, v in nn.get_parameters().items():
         assert (v.data, v.grad) == arrays[name]
 
 
 def test_a_new_loss_can_be_assigned_as_in_the_baseline() -> None:
     solver, loss = scalar_loss()
-    updater = AdaptiveLossScalingUpdater(solver, loss)
+    updater = AdaptiveLossScalingUpdater(solver, loss, **AS_THE_BASELINE)
     updater.update()
     x = nn.Variable.from_numpy_array(np.full((5, 3), 2.0, np.float32))
     updater.loss = F.mean(PF.affine(x, 2) ** 2)

@@ -26,6 +26,7 @@ from nnabla_adaloss import (
     UpdateResult,
 )
 from nnabla_adaloss.updaters.window import Window, examine
+from tests.updaters.networks import AS_THE_BASELINE
 
 
 class Work:
@@ -154,12 +155,12 @@ def test_nan_in_the_data_behind_a_relu_is_named_after_one_batch() -> None:
     updater = AdaptiveLossScalingUpdater(solver, loss, feed, storage="float16", on_nonfinite_forward="skip")
     results = [updater.update() for _ in range(5)]
     assert [r.reason for r in results] == ["updated", "nonfinite_forward"] * 2 + ["updated"]
-    assert {r.scale for r in results} == {8.0}
+    assert len({r.scale for r in results}) == 1
     assert fed[0] == 5
     assert "conv/conv (Convolution) reads an input of shape (4, 1, 6, 6) that holds 36" in results[1].cause
 
     fed[0], updater.on_nonfinite_forward = 3, "raise"
-    with pytest.raises(LossScaleError, match=r"the forward pass is not finite.*conv/conv.*stays at 8"):
+    with pytest.raises(LossScaleError, match=r"the forward pass is not finite.*conv/conv.*stays at 8192"):
         updater.update()
     assert updater.update().updated
 
@@ -176,11 +177,11 @@ def test_nan_in_the_data_behind_a_relu_is_named_after_one_batch() -> None:
 )
 def test_the_cause_is_named_and_no_scale_moves(spoil: Callable[[Work], None], cause: str) -> None:
     work = Work()
-    work.updater.update()
+    scale = work.updater.update().scale
     spoil(work)
     with pytest.raises(LossScaleError, match=cause):
         work.updater.update()
-    assert work.updater.scale == 8.0
+    assert work.updater.scale == scale
     assert work.batches == 2
 
 
@@ -200,20 +201,20 @@ def test_an_attention_mask_of_minus_infinity_is_no_fault() -> None:
     updater = AdaptiveLossScalingUpdater(solver, loss, storage="float16", scale=2.0**40)
     result = updater.update()
     assert result.updated
-    assert result.retries > 10
+    assert result.retries > 2
     assert updater.scale < 2.0**30
 
 
 def test_after_an_error_at_the_floor_the_scale_is_what_it_was() -> None:
     work = Work(min_scale=2.0)
-    work.updater.update()
+    scale = work.updater.update().scale
     work.overflows = list(range(1, 4))
     with pytest.raises(LossScaleError, match="at the smallest loss scale, 2"):
         work.updater.update()
-    assert work.updater.scale == 8.0
+    assert work.updater.scale == scale
     work.overflows = []
     before = nn.get_parameters()["head/affine/W"].d.copy()
-    assert work.updater.update()[:2] == (True, 8.0)
+    assert work.updater.update()[:3] == (True, scale, 0)
     assert not np.array_equal(nn.get_parameters()["head/affine/W"].d, before)
 
 
@@ -242,11 +243,12 @@ def test_a_loss_of_zero_without_gradients_is_nothing_to_report() -> None:
     assert AdaptiveLossScalingUpdater(solver, loss, storage="float16").update().reason == "updated"
 
 
-def test_parameters_that_the_solver_does_not_have_decide_nothing() -> None:
+@pytest.mark.parametrize("options", [{}, AS_THE_BASELINE])
+def test_parameters_that_the_solver_does_not_have_decide_nothing(options: Dict[str, Any]) -> None:
     """Fine-tuning a head: the backbone's gradients are cleared by nobody, so an infinity in them stays."""
     kept: Dict[str, List[UpdateResult]] = {}
     for which in ("ours", "nnabla's"):
-        work = Work(trained=lambda name: name.startswith("head"), on_nonfinite_loss="skip")
+        work = Work(trained=lambda name: name.startswith("head"), on_nonfinite_loss="skip", **options)
         work.overflows = [5, 11]
         if which == "nnabla's":
             updater = DynamicLossScalingUpdater(work.solver, FormatEmulation(work.loss), work.feed)
@@ -258,7 +260,8 @@ def test_parameters_that_the_solver_does_not_have_decide_nothing() -> None:
             assert all(r.updated for r in results)
             kept[which] = work.batches, work.updater.scale
             assert results[-1].nonfinite_layers
-    assert kept["ours"] == kept["nnabla's"] == (22, 2.0)
+    assert kept["nnabla's"] == (22, 2.0)
+    assert kept["ours"] == (22, 2.0 if options else 16384.0)
 
 
 def test_a_gradient_that_is_masked_before_any_parameter_is_no_overflow() -> None:
@@ -276,7 +279,9 @@ def test_a_gradient_that_is_masked_before_any_parameter_is_no_overflow() -> None
     results = [updater.update() for _ in range(5)]
     finite = all(np.isfinite(v.d).all() for v in nn.get_parameters().values())
     assert finite
-    assert [(r.updated, r.retries, r.scale) for r in results] == [(True, 0, 8.0)] * 5
+    # The first batch is repeated, with what it has shown.
+    assert [(r.updated, r.retries) for r in results] == [(True, 1), *[(True, 0)] * 4]
+    assert {r.scale for r in results} == {16384.0}
 
 
 def small(batches: int = 1) -> Any:

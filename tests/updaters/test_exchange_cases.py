@@ -14,6 +14,7 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
 from nnabla_adaloss.updaters.exchange import GradientExchange
+from tests.updaters.networks import AS_THE_BASELINE
 
 
 class Pair:
@@ -51,7 +52,9 @@ def test_a_sum_that_overflows_where_no_rank_did_lowers_the_global_scale() -> Non
     comm = Pair(lambda own: own)
     # No layer has a scale of its own: in none can the cause be.
     config = AdaLossConfig(loss_scale_method="fixed", delay=0)
-    updater = AdaptiveLossScalingUpdater(solver, loss, feed, scale=1.0, comm=comm, config=config)
+    updater = AdaptiveLossScalingUpdater(
+        solver, loss, feed, scale=1.0, comm=comm, config=config, **AS_THE_BASELINE
+    )
     assert updater.update()[:4] == (True, 1.0, 0, "updated")
     result = updater.update()
     assert result[:4] == (True, 0.5, 1, "updated")

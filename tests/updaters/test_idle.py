@@ -74,10 +74,17 @@ def _alarm() -> Iterator[None]:
 def test_a_handler_that_waits_for_the_end_of_an_update_never_sees_swapped_weights() -> None:
     watched = Watched()
     taken: List[bytes] = []
-    signal.signal(
-        signal.SIGALRM, lambda *_: watched.updater.when_idle(lambda: taken.append(watched.snapshot()))
-    )
-    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.00137)
+
+    def arm() -> None:
+        # Each time anew: a busy machine must have time for something else than handlers.
+        signal.setitimer(signal.ITIMER_REAL, 0.0005 + 0.001 * (len(taken) % 7))
+
+    def take() -> None:
+        taken.append(watched.snapshot())
+        arm()
+
+    signal.signal(signal.SIGALRM, lambda *_: watched.updater.when_idle(take))
+    arm()
     while len(taken) < SNAPSHOTS:
         watched.update()
     signal.setitimer(signal.ITIMER_REAL, 0.0)

@@ -17,7 +17,7 @@ import pytest
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, LossScaleError
 from nnabla_adaloss.core.power_of_two import floor_power_of_two
 from tests.tampering import Tampering
-from tests.updaters.networks import snapshot, training
+from tests.updaters.networks import AS_THE_BASELINE, snapshot, training
 
 BATCH = 4
 
@@ -98,7 +98,7 @@ class Planted:
             self.batches += 1
 
         options = {"storage": "float16", **options}
-        self.updater = AdaptiveLossScalingUpdater(self.solver, self.loss, feed, **options)
+        self.updater = AdaptiveLossScalingUpdater(self.solver, self.loss, feed, **options, **AS_THE_BASELINE)
 
 
 def cases() -> List[Any]:
@@ -200,7 +200,7 @@ def test_a_layer_whose_scale_came_down_to_one_gives_way_to_the_global_scale() ->
 def test_the_scale_stays_positive_and_finite_over_thousands_of_overflows() -> None:
     train = training(overflow=range(10**6))
     updater = AdaptiveLossScalingUpdater(
-        train.solver, train.loss, train.feed, max_retries=0, on_scale_floor="skip"
+        train.solver, train.loss, train.feed, max_retries=0, on_scale_floor="skip", **AS_THE_BASELINE
     )
     for _ in range(150):
         result = updater.update()
@@ -248,6 +248,7 @@ def test_an_overflow_in_any_micro_batch_drops_the_whole_window(micro_batch: int,
             scale=8.0 / (2.0 if skip else 1.0),
             accum_grad=3,
             config=AdaLossConfig(loss_scale_method="fixed", delay=delay),
+            **AS_THE_BASELINE,
         )
         # The running statistics of batch normalization see the dropped window too.
         result = updater.update()
@@ -264,7 +265,7 @@ def test_an_overflow_in_any_micro_batch_drops_the_whole_window(micro_batch: int,
 def test_the_learning_rate_schedule_counts_updates() -> None:
     train = training(overflow=[1, 4, 5], nan=[7])
     updater = AdaptiveLossScalingUpdater(
-        train.solver, train.loss, train.feed, max_retries=0, on_nonfinite_loss="skip"
+        train.solver, train.loss, train.feed, max_retries=0, on_nonfinite_loss="skip", **AS_THE_BASELINE
     )
     step, rates = 0, []
     for _ in range(10):

@@ -12,6 +12,7 @@ from pkgutil import resolve_name
 from typing import Any, Callable, Dict, Type, Union
 
 from .abs_range import AbsRange
+from .amax_history import AmaxHistory
 from .approx_range import ApproxRange
 from .array_function import ArrayFunction
 from .element_wise_range import ElementWiseRange
@@ -22,6 +23,7 @@ from .method import Method, Needs, Range
 __all__ = [
     "METHODS",
     "AbsRange",
+    "AmaxHistory",
     "ApproxRange",
     "ArrayFunction",
     "ElementWiseRange",
@@ -36,6 +38,7 @@ __all__ = [
 
 METHODS: Dict[str, Type[Method]] = {
     "approx_range": ApproxRange,
+    "amax_history": AmaxHistory,
     "abs_range": AbsRange,
     "element_wise_range": ElementWiseRange,
     "fixed": Fixed,

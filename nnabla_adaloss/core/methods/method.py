@@ -20,6 +20,9 @@ class Needs(str, Enum):
     HISTORY = "history"
     """As `STATISTICS`, and the gradient's statistics of the iterations before."""
 
+    COMPONENTS = "components"
+    """The largest magnitudes of what a network connects, over iterations: the engine chooses the scales."""
+
     ARRAYS = "arrays"
     """The elements, as NumPy arrays: `delay=0` only, and on a GPU a copy to the host per layer."""
 
@@ -39,7 +42,9 @@ class Method(ABC):
 
     Attributes:
         needs: what `scale` is given.
-        window: for `Needs.HISTORY`: how many iterations, the present one included.
+        window: for `Needs.HISTORY`: how many iterations, the present one included; for `Needs.COMPONENTS`,
+            too.
+        margin: for `Needs.COMPONENTS`: how many times larger than what was measured a gradient may be.
 
     Example:
         >>> from dataclasses import dataclass
@@ -56,6 +61,7 @@ class Method(ABC):
 
     needs: ClassVar[Needs] = Needs.STATISTICS
     window: int = 1
+    margin: float = 4.0
 
     @abstractmethod
     def scale(self, g: Any, W: Any, *, range: Range, fan_in: float) -> float:

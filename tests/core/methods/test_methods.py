@@ -17,7 +17,7 @@ RANGE = Range(6e-8, 65504.0)
 
 
 def test_built_in_names() -> None:
-    assert set(METHODS) == {"approx_range", "abs_range", "element_wise_range", "fixed"}
+    assert set(METHODS) == {"approx_range", "amax_history", "abs_range", "element_wise_range", "fixed"}
     assert all(type(resolve_method(name)) is method for name, method in METHODS.items())
 
 

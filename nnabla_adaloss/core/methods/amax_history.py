@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every part of the network at the largest scale that its gradients leave room for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..scale_history import HistoryPolicy
+from .method import Method, Needs, Range
+
+
+@dataclass(frozen=True)
+class AmaxHistory(Method):
+    """One scale for each connected component of the gradients, from the largest magnitudes of the last
+    iterations.
+
+    All functions but matrix products pass the scale of a gradient on, so what they connect carries one scale:
+    a component. A matrix product leads from one component to another, and its alpha is the ratio of their
+    scales. It needs nothing but maxima, and branches never have to be brought to a common scale.
+
+    Attributes:
+        margin: how many times larger than anything in the window a gradient may be before it overflows. 4.0.
+        window: how many iterations are remembered. 64.
+
+    Raises:
+        TypeError, ValueError: a parameter is no number, or out of range.
+    """
+
+    needs = Needs.COMPONENTS
+    margin: float = 4.0
+    window: int = 64
+
+    def __post_init__(self) -> None:
+        HistoryPolicy(self.margin, self.window)
+
+    def scale(self, g: Any, W: Any, *, range: Range, fan_in: float) -> float:
+        """1.0: a layer by itself, without the components of a network, is not scaled."""
+        return 1.0

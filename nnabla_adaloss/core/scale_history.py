@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A loss scale from what was measured: the largest one that the last iterations leave room for.
+
+    entry = largest magnitude of an iteration, as stored, divided by its scale
+    amax  = largest entry of the last `window` iterations
+    scale = largest power of two with scale * amax <= u_max / margin
+    after an overflow at scale s:  entry >= u_max / s;  tried again with s / (4 * margin)
+
+The policy and what it remembers are apart, as those of the growing scale are
+(`nnabla_adaloss.core.scale_policy`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, List, NamedTuple, Sequence, Tuple
+
+from .power_of_two import clamp_scale, floor_power_of_two
+from .validation import integer, number, positive_number
+
+# How much further than to a margin below the overflow a scale goes down for the next try.
+_STEPS = 4.0
+
+
+class AmaxWindow(NamedTuple):
+    """The largest magnitude of the last iterations; what is smaller and older than another entry is
+    forgotten.
+
+    Attributes:
+        pushed: how many entries there were in all.
+        entries: (number, magnitude) of those that count or will count, magnitudes falling.
+
+    Example:
+        >>> window = AmaxWindow()
+        >>> for magnitude in (3.0, 1.0, 2.0, 0.5):
+        ...     window = window.push(magnitude, 3)
+        >>> window.amax, window.entries
+        (2.0, ((3, 2.0), (4, 0.5)))
+    """
+
+    pushed: int = 0
+    entries: Tuple[Tuple[int, float], ...] = ()
+
+    @property
+    def amax(self) -> float:
+        """The largest entry; 0.0 without any."""
+        return self.entries[0][1] if self.entries else 0.0
+
+    def push(self, magnitude: float, length: int) -> AmaxWindow:
+        """The window after one more iteration, of which the last `length` count."""
+        pushed = self.pushed + 1
+        kept = [e for e in self.entries if e[0] > pushed - length and e[1] > magnitude]
+        return AmaxWindow(pushed, (*kept, (pushed, magnitude)))
+
+    def as_list(self) -> List[Any]:
+        """The window as plain numbers and lists, for saving."""
+        return [self.pushed, [list(entry) for entry in self.entries]]
+
+    @classmethod
+    def from_list(cls, values: Sequence[Any]) -> AmaxWindow:
+        """The window that `as_list` returned; TypeError or ValueError when its numbers cannot come from one."""
+        pushed, entries = values
+        window = cls(
+            integer("pushed", pushed), tuple((integer("entry", i), number("amax", x)) for i, x in entries)
+        )
+        numbers, magnitudes = (
+            [0, *(i for i, _ in window.entries), window.pushed + 1],
+            [x for _, x in window.entries],
+        )
+        if any(a >= b for a, b in zip(numbers, numbers[1:])) or any(
+            not a > b for a, b in zip(magnitudes, [*magnitudes[1:], -1.0])
+        ):
+            raise ValueError(f"entries={entries!r} are none of a window of {pushed} iterations")
+        return window
+
+
+@dataclass(frozen=True)
+class HistoryPolicy:
+    """The largest scale at which what was measured stays a margin below the end of the range.
+
+    Attributes:
+        margin: how many times larger than anything in the window a gradient may be before it overflows. 4.0:
+            two bits.
+        window: how many iterations are remembered. 64.
+        start_scale: what the loss gradient starts with while nothing is known. 8.0.
+        min_scale: no scale is lower. 2**-24.
+        max_scale: no scale is higher. 2**100: float32 holds its reciprocal with room to spare.
+
+    Raises:
+        TypeError: an argument is not a number.
+        ValueError: an argument is out of range.
+
+    Example:
+        >>> policy = HistoryPolicy()
+        >>> policy.scale(1e-3, u_max=65504.0)
+        8388608.0
+        >>> policy.after_overflow(1024.0)
+        64.0
+    """
+
+    margin: float = 4.0
+    window: int = 64
+    start_scale: float = 8.0
+    min_scale: float = 2.0**-24
+    max_scale: float = 2.0**100
+
+    def __post_init__(self) -> None:
+        if number("margin", self.margin) < 1.0:
+            raise ValueError(f"margin={self.margin!r} must be 1 or more")
+        if integer("window", self.window) < 1:
+            raise ValueError(f"window={self.window!r} must be 1 or more")
+        positive_number("start_scale", self.start_scale)
+        if positive_number("min_scale", self.min_scale) > positive_number("max_scale", self.max_scale):
+            raise ValueError(
+                f"min_scale={self.min_scale!r} must not be larger than max_scale={self.max_scale!r}"
+            )
+
+    def scale(self, amax: float, *, u_max: float) -> float:
+        """The scale for gradients of magnitude `amax` at most, which is positive; a power of two."""
+        return self._within(floor_power_of_two(clamp_scale(u_max / self.margin / amax)))
+
+    def after_overflow(self, scale: float) -> float:
+        """The scale to try next where `scale` was too large."""
+        return self._within(scale / (_STEPS * floor_power_of_two(self.margin)))
+
+    def at_floor(self, scale: float) -> bool:
+        """True when a further overflow will not lower the scale: the cause is not the scale."""
+        return scale <= self.min_scale
+
+    def _within(self, scale: float) -> float:
+        return min(max(scale, self.min_scale), self.max_scale)

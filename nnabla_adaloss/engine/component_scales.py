@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was measured of a network's components, and the scales that follow from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from ..core.scale_history import AmaxWindow, HistoryPolicy
+from ..graph.components import Components
+
+
+class ComponentPass:
+    """The scales of the components in one backward pass, and what it measures of them.
+
+    Args:
+        components: the components.
+        scales: the scale of each; None where nothing is known yet.
+
+    Attributes:
+        of: component of each variable, by key.
+        producers: component of a function's output, by function key.
+        scales: the scale that each component has in this pass; None until something has reached it.
+        magnitudes: the largest magnitude seen in each, as stored, divided by its scale; None where none was.
+        unknown: whether nothing was known of a component when the pass began.
+        overflowed: the first component, in backward order, that was not finite; None: all were.
+    """
+
+    def __init__(self, components: Components, scales: Sequence[Optional[float]]) -> None:
+        self.of, _, self.producers, self._handed_over = components
+        self.scales = list(scales)
+        self.magnitudes: List[Optional[float]] = [None] * len(self.scales)
+        self.unknown = [scale is None for scale in scales]
+        self.overflowed: Optional[int] = None
+
+    def measure_gradient(self, key: int, stored: float, scale: float) -> None:
+        """Take note of the gradient `key` of magnitude `stored` that carries `scale`."""
+        component = self.of.get(key)
+        if component is None:
+            return
+        if key in self._handed_over:
+            # It does not carry its component's scale any more.
+            own = self.scales[component] or scale
+            stored, scale = stored * (own / scale), own
+        self.measure(component, stored, scale)
+
+    def measure(self, component: int, stored: float, scale: float) -> None:
+        """Take note of something in a component, of magnitude `stored`, that carries `scale`."""
+        own = self.scales[component]
+        if own is None:
+            own = self.scales[component] = scale
+        magnitude = stored / own
+        known = self.magnitudes[component]
+        if known is None or magnitude > known:
+            self.magnitudes[component] = magnitude
+
+
+class ComponentScales:
+    """Windows of magnitudes by the name of a component, so that they outlive a graph that is built again.
+
+    Args:
+        policy: how a scale follows from what was measured.
+        u_max: the largest magnitude of the storage format.
+
+    Attributes:
+        settled: False when the last pass was the first to measure a component, and used a scale for it that
+            is more than a margin too low: the same batch, once more, gives better gradients.
+    """
+
+    def __init__(self, policy: HistoryPolicy, u_max: float) -> None:
+        self.policy = policy
+        self.u_max = u_max
+        self.settled = True
+        self._windows: Dict[str, AmaxWindow] = {}
+        # Of the present iteration: what was seen, and what an overflow has ruled out for the next tries.
+        self._seen: Dict[str, float] = {}
+        self._ceilings: Dict[str, float] = {}
+
+    def scale(self, name: str) -> Optional[float]:
+        """The scale of a component; None while nothing is known of it."""
+        amax = max(self._windows.get(name, AmaxWindow()).amax, self._seen.get(name, 0.0))
+        ceiling = self._ceilings.get(name)
+        if amax == 0.0:
+            return ceiling
+        scale = self.policy.scale(amax, u_max=self.u_max)
+        return scale if ceiling is None or scale < ceiling else ceiling
+
+    def begin(self, components: Components) -> ComponentPass:
+        """A pass with the scales that follow from what is known now."""
+        return ComponentPass(components, [self.scale(name) for name in components.names])
+
+    def learn(self, components: Components, measured: ComponentPass) -> None:
+        """Take over what a pass has measured."""
+        self.settled = True
+        for index, magnitude in enumerate(measured.magnitudes):
+            if magnitude is None:
+                continue
+            name = components.names[index]
+            self._seen[name] = max(self._seen.get(name, 0.0), magnitude)
+            if magnitude and measured.unknown[index]:
+                used, wanted = measured.scales[index], self.scale(name)
+                if used is not None and wanted is not None and wanted > used * self.policy.margin:
+                    self.settled = False
+
+    def after_overflow(self, name: str, scale: float) -> bool:
+        """Lower a component that overflowed at `scale`; False when it cannot go lower."""
+        self._seen[name] = max(self._seen.get(name, 0.0), self.u_max / scale)
+        self._ceilings[name] = self.policy.after_overflow(scale)
+        return not self.policy.at_floor(scale)
+
+    def seen(self, names: Sequence[str]) -> List[float]:
+        """The largest magnitude that this iteration has seen in each component; -1 where none."""
+        return [self._seen.get(name, -1.0) for name in names]
+
+    def adopt(self, names: Sequence[str], seen: Sequence[float]) -> None:
+        """Take what all ranks have seen together for what this iteration has."""
+        self._seen = {name: magnitude for name, magnitude in zip(names, seen) if magnitude >= 0.0}
+
+    def end_iteration(self) -> None:
+        """What this iteration has seen becomes an entry of the windows."""
+        for name, magnitude in self._seen.items():
+            self._windows[name] = self._windows.get(name, AmaxWindow()).push(magnitude, self.policy.window)
+        self.drop_iteration()
+
+    def drop_iteration(self) -> None:
+        """Forget what this iteration has seen, as if it had not been."""
+        self._seen, self._ceilings = {}, {}
+
+    def amaxes(self) -> Dict[str, float]:
+        """The largest magnitude in the window of each component, by name."""
+        return {name: window.amax for name, window in self._windows.items()}
+
+    def restart(self, start_scale: float) -> None:
+        """Forget everything, and start with another scale."""
+        self.policy = replace(self.policy, start_scale=start_scale)
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget everything."""
+        self._windows.clear()
+        self.drop_iteration()
+
+    def state_dict(self) -> Dict[str, Any]:
+        """The windows as plain lists, by name of the component; with what this iteration has seen so far."""
+        ended = {
+            name: self._windows.get(name, AmaxWindow()).push(magnitude, self.policy.window)
+            for name, magnitude in self._seen.items()
+        }
+        return {name: window.as_list() for name, window in {**self._windows, **ended}.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned; nothing changes when it raises."""
+        windows = {str(name): AmaxWindow.from_list(values) for name, values in state.items()}
+        self.drop_iteration()
+        self._windows = windows

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients as they were before a batch, so that it can be repeated."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, Tuple
+
+import nnabla as nn
+
+from ..kernels import Kernels
+from ..kernels.copies import copy_array
+
+
+class KeptGradients:
+    """Copies of the gradients that a batch adds to; those that are lazily zero need none.
+
+    Args:
+        kernels: the kernels that copy.
+    """
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._copies: Dict[int, nn.NdArray] = {}
+        self._kept: List[Tuple[nn.NdArray, nn.NdArray]] = []
+        self._zero: List[nn.NdArray] = []
+
+    def save(self, leaves: Mapping[int, nn.Variable]) -> None:
+        """Keep the gradients of `leaves`, by key, as they are."""
+        self._kept, self._zero = [], []
+        for key, leaf in leaves.items():
+            gradient = leaf.grad
+            if gradient.zeroing:
+                self._zero.append(gradient)
+                continue
+            copy = self._copies.get(key)
+            if copy is None or copy.shape != gradient.shape:
+                copy = self._copies[key] = nn.NdArray(gradient.shape)
+            copy_array(self._kernels, gradient, copy)
+            self._kept.append((gradient, copy))
+
+    def restore(self) -> None:
+        """Put them back."""
+        for gradient in self._zero:
+            gradient.zero()
+        for gradient, copy in self._kept:
+            copy_array(self._kernels, copy, gradient)

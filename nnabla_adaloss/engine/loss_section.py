@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which scale a gradient has when it leaves the functions between the loss and the first layers."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ..core.loss_section import loss_section_factor
+from ..core.power_of_two import clamp_scale, floor_power_of_two
+from ..graph.components import separates
+from ..graph.node import Node
+from .component_scales import ComponentPass
+from .running_pass import RunningPass
+
+
+class LossSection(Protocol):
+    """Chooses scales in the loss section."""
+
+    @property
+    def measures(self) -> bool:
+        """Whether scales come from what was measured."""
+
+    @property
+    def seed(self) -> float:
+        """The scale that the loss gradient itself starts with."""
+
+    @property
+    def left_with(self) -> float:
+        """The scale that the gradient first left the functions of one element with."""
+
+    def scale(self, running: RunningPass, node: Node, scale: float) -> float:
+        """The scale that the output gradient of `node`, which carries `scale`, is to be brought to."""
+
+
+class GivenScale:
+    """The loss gradient carries S0, and is lifted where a small loss weight or a mean shrinks it.
+
+    Args:
+        start_scale: S0.
+    """
+
+    def __init__(self, start_scale: float) -> None:
+        self.seed = self.left_with = start_scale
+        self.measures = False
+
+    def scale(self, running: RunningPass, node: Node, scale: float) -> float:
+        """S0, lifted."""
+        return scale * _lift(running, node, scale, several=running.plan.loss_exits > 1)
+
+
+class MeasuredScale:
+    """The gradient leaves the section with the scale that its component has room for.
+
+    Args:
+        components: scales of the components.
+        root: key of the loss.
+        start_scale: what the loss gradient starts with while nothing is known.
+    """
+
+    def __init__(self, components: ComponentPass, root: int, start_scale: float) -> None:
+        self._components = components
+        known = components.scales[components.of[root]]
+        self.seed = start_scale if known is None else known
+        self.left_with = self.seed
+        self.measures = True
+        self._left = False
+
+    def scale(self, running: RunningPass, node: Node, scale: float) -> float:
+        """The scale of the component behind `node`, or less where that would overflow now."""
+        if not separates(node) or not node.input_keys:
+            return scale
+        components = self._components
+        behind = components.of[node.input_keys[0]]
+        wanted = components.scales[behind]
+        v, key = node.outputs[0], node.output_keys[0]
+        if wanted is None:
+            wanted = scale * _lift(running, node, scale, several=False)
+        else:
+            abs_max = running.statistics.gradient(v, key, running.scales[key]).abs_max
+            if abs_max * (wanted / scale) > running.u_max:
+                wanted = scale * floor_power_of_two(clamp_scale(running.u_max / abs_max))
+        components.scales[behind] = wanted
+        if node.expands and not self._left:
+            self._left, self.left_with = True, wanted
+        return wanted
+
+
+def _lift(running: RunningPass, node: Node, scale: float, *, several: bool) -> float:
+    v, key = node.outputs[0], node.output_keys[0]
+    return loss_section_factor(
+        # Of what nothing is known, nothing is raised.
+        running.statistics.gradient(v, key, running.scales[key]).abs_max,
+        v.size,
+        scale,
+        running.start_scale,
+        expands=node.expands,
+        u_max=running.u_max,
+        several=several,
+    )
