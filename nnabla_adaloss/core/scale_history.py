@@ -58,7 +58,7 @@ class AmaxWindow(NamedTuple):
 
     @classmethod
     def from_list(cls, values: Sequence[Any]) -> AmaxWindow:
-        """The window that `as_list` returned; TypeError or ValueError when its numbers cannot come from one."""
+        """The window that `as_list` returned; TypeError or ValueError when that cannot be."""
         pushed, entries = values
         window = cls(
             integer("pushed", pushed), tuple((integer("entry", i), number("amax", x)) for i, x in entries)

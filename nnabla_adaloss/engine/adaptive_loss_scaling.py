@@ -186,7 +186,7 @@ class AdaptiveLossScaling:
 
     @property
     def settled(self) -> bool:
-        """False when the last backward has learned that its scales were far too low: run the same batch again."""
+        """False when the last backward has learned that its scales were far too low: run the batch again."""
         return self.components.settled
 
     def layer_to_blame(self) -> Optional[str]:

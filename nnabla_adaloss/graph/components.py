@@ -52,7 +52,7 @@ def components_of(nodes: Iterable[Node], *, by_layer: bool) -> Components:
 
 
 def separates(node: Node) -> bool:
-    """Whether the input gradients of `node` may carry another scale than its output gradient, with no layer."""
+    """Whether input gradients of `node` may carry another scale than its output gradient, with no layer."""
     return node.non_homogeneous or (
         node.loss_section and node.single is not None and node.outputs[0].size == 1
     )

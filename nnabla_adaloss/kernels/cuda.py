@@ -115,15 +115,20 @@ class CudaKernels:
     def launch_unscale_add(
         self, gradients: Sequence[GradientToUnscale], table: DeviceTable, first: int = 0
     ) -> None:
-        """`unscale_add` for many gradients; the largest magnitude of each goes to the table's place from `first`
-        on, unless a larger one is there.
+        """`unscale_add` for many gradients; the largest magnitude of each goes to the table's places.
+
+        Args:
+            gradients: what is unscaled.
+            table: a place keeps the largest magnitude that it was given.
+            first: the place of the first gradient.
 
         Raises:
             ValueError: the table has too few places.
         """
         if first + len(gradients) > table.gradients:
             raise ValueError(
-                f"{len(gradients)} gradients from place {first} on do not fit into a table for {table.gradients}"
+                f"{len(gradients)} gradients from place {first} on do not fit into a table for "
+                f"{table.gradients}"
             )
         tasks = []
         for place, (source, master, scale, accumulate) in enumerate(gradients, first):

@@ -19,8 +19,8 @@ class TableContents(NamedTuple):
 
     Attributes:
         rows: one entry per row; a row that no kernel wrote is that of an empty array.
-        largest: the largest magnitude of each unscaled gradient; infinity where it, or what it was added to, held
-            an infinity or NaN; 0 where none was unscaled.
+        largest: the largest magnitude of each unscaled gradient; infinity where it, or what it was added to,
+            held an infinity or NaN; 0 where none was unscaled.
         exponents: exponent histograms, shape (rows, 256), or (0, 256) for a table without.
     """
 

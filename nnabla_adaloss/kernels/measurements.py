@@ -18,7 +18,7 @@ class Measured(NamedTuple):
 
     Attributes:
         statistics: one entry per measured array, in the order of the tickets.
-        largest: the largest magnitude of each unscaled gradient, in the order in which they were given; infinity
+        largest: the largest magnitude of each unscaled gradient, in the order of the gradients; infinity
             where it, or what it was added to, holds an infinity or NaN.
     """
 
@@ -72,8 +72,8 @@ class DeviceMeasurements:
 
     Args:
         kernels: the GPU's kernels.
-        rows: how many arrays one pass measures, and how many gradients it unscales, ordinarily; a table more is made
-            when there are more.
+        rows: how many arrays one pass measures, and how many gradients it unscales, ordinarily; a table more
+            is made when there are more.
     """
 
     def __init__(self, kernels: CudaKernels, rows: int) -> None:

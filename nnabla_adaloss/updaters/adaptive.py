@@ -338,7 +338,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         return window
 
     def _run_batch(self, window: Window, *, first: bool) -> Window:
-        """Forward and backward of what was fed, again and again where that is wanted, until its gradients hold."""
+        """Forward and backward of what was fed; again, where that is wanted, until its gradients hold."""
         scaling, repeats = self.scaling, 0
         if self._repeat:
             with self._idle.lock:
@@ -385,7 +385,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         return not (self._repeat and self._measured) or scaling.settled
 
     def _lower(self, scaling: AdaptiveLossScaling) -> bool:
-        """Lower what overflowed, without asking other ranks; False: nothing can go lower, or all ranks must."""
+        """Lower what overflowed, without asking other ranks; False: nothing can, or all ranks must."""
         if scaling.after_overflow():
             return True
         return self._repeat and self._lower_global_scale()
@@ -496,8 +496,8 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
     def _tell_of_hopeless_batch(self, layers: Tuple[str, ...]) -> None:
         self._reports.warn(
             "hopeless",
-            f"gradients of a batch in iteration {self.iteration} are not finite at any loss scale: it is thrown "
-            f"away; first bad layer: {layers[0] if layers else 'on another rank'}",
+            f"gradients of a batch in iteration {self.iteration} are not finite at any loss scale: it is "
+            f"thrown away; first bad layer: {layers[0] if layers else 'on another rank'}",
         )
 
     def _skip_at_floor(self, scale_state: ScaleState, layers: Tuple[str, ...], retries: int) -> UpdateResult:
@@ -521,7 +521,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
                 self.on_scale_floor,
                 "retries",
                 f"gradients of one batch overflowed {retries} times in iteration {self.iteration}, with ever "
-                f"lower scales; first bad layer: {layers[0] if layers else 'on another rank'}. Look at that layer",
+                f"lower scales; first bad layer: {layers[0] if layers else 'on another rank'}",
             )
         return UpdateResult(False, self.scale, retries, "overflow", layers)
 
