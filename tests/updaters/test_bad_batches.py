@@ -261,22 +261,47 @@ def test_parameters_that_the_solver_does_not_have_decide_nothing() -> None:
     assert kept["ours"] == kept["nnabla's"] == (22, 2.0)
 
 
-def test_a_gradient_that_is_masked_before_any_parameter_is_no_overflow() -> None:
-    nn.clear_parameters()
-    rng = np.random.RandomState(0)
-    x = nn.Variable.from_numpy_array(rng.randn(4, 6).astype(np.float32))
-    p = F.relu(PF.affine(x, 3, name="a", rng=rng))
-    # Where p is 0 the branch that is not taken has an infinite slope: 0 times infinity is NaN.
-    taken = F.greater_scalar(p.get_unlinked_variable(need_grad=False), 0.0)
-    chosen = F.where(taken, F.log(F.relu(p)), p)
-    loss = F.mean(chosen**2)
-    solver = S.Sgd(0.01)
-    solver.set_parameters(nn.get_parameters())
+def log_of_maximum(p: nn.Variable) -> nn.Variable:
+    """As published: the constant is 0 in float16."""
+    return F.log(F.maximum_scalar(p, 1e-12))
+
+
+def log_of_relu(p: nn.Variable) -> nn.Variable:
+    return F.log(F.relu(p))
+
+
+@pytest.mark.parametrize("log", [log_of_maximum, log_of_relu])
+def test_a_gradient_that_is_masked_before_any_parameter_is_no_overflow(
+    log: Callable[[nn.Variable], nn.Variable],
+) -> None:
+    """Where p is 0 the branch that is not taken has an infinite slope: 0 times infinity is NaN."""
+
+    def training() -> Any:
+        nn.clear_parameters()
+        rng = np.random.RandomState(0)
+        x = nn.Variable.from_numpy_array(rng.randn(16, 6).astype(np.float32))
+        p = F.relu(PF.affine(x, 8, name="a", rng=rng))
+        p.forward()
+        taken = nn.Variable.from_numpy_array((p.d > 0.1).astype(np.float32))
+        loss = F.mean(F.where(taken, log(p), p) ** 2)
+        solver = S.Sgd(0.01)
+        solver.set_parameters(nn.get_parameters())
+        return solver, loss
+
+    solver, loss = training()
+    dynamic = DynamicLossScalingUpdater(solver, FormatEmulation(loss), lambda: None)
+    for _ in range(5):
+        dynamic.update()
+    theirs = {name: v.d.copy() for name, v in nn.get_parameters().items()}
+
+    solver, loss = training()
     updater = AdaptiveLossScalingUpdater(solver, loss, storage="float16")
     results = [updater.update() for _ in range(5)]
-    finite = all(np.isfinite(v.d).all() for v in nn.get_parameters().values())
-    assert finite
     assert [(r.updated, r.retries, r.scale) for r in results] == [(True, 0, 8.0)] * 5
+    assert all(r.nonfinite_layers for r in results), "nothing was masked"
+    assert dynamic.scale == 8.0
+    for name, v in nn.get_parameters().items():
+        np.testing.assert_allclose(v.d, theirs[name], rtol=0, atol=1e-3, err_msg=name)
 
 
 def small(batches: int = 1) -> Any:
