@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -119,6 +119,8 @@ class AdaptiveLossScaling:
             forward_state,
         )
         self._last: Optional[BackwardPass] = None
+        # The iteration of the pass that began last, and the number of the pass in it.
+        self._began: Tuple[int, int] = -1, 0
 
     @property
     def variable(self) -> nn.Variable:
@@ -219,7 +221,7 @@ class AdaptiveLossScaling:
             self._ada_loss.load_state_dict(state)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"state is damaged, or none of an AdaptiveLossScaling: {error!r}") from error
-        self.iteration, planned.statistics = iteration, statistics
+        self.iteration, planned.statistics, self._began = iteration, statistics, (-1, 0)
 
     def scale_of(self, variable: nn.Variable) -> float:
         """The scale S that the gradient of `variable` carried in the last backward.
@@ -268,17 +270,20 @@ class AdaptiveLossScaling:
             function_post_hook: called after each function's backward, after the engine's own hook.
             grad: seed gradient of the loss's shape; None for one.
             iteration: number of the iteration; backward passes of one iteration (accumulation, retries) share
-                a number, and methods are asked once. None counts each call.
+                a number, and methods are asked once. None counts each call. In records, passes that
+                share a number are told apart by `attempt`.
 
         Raises:
-            ValueError: `scale` is not positive and finite, or a loss of several elements came without
+            ValueError: `scale` is not finite or less than 2**-126, or a loss of several elements came without
                 `grad`, or `grad` has another shape.
             GraphChangedError: the graph was rewired while backward ran.
         """
-        start_scale = check_scale(scale) * self.config.init_scale
+        start_scale = check_scale(check_scale(scale) * self.config.init_scale, "scale * init_scale")
         check_seed(self._variable, grad)
         planned = self._for_this_graph(look_again=True)
         iteration = self.iteration if iteration is None else iteration
+        attempt = self._began[1] + 1 if self._began[0] == iteration else 0
+        self._began = iteration, attempt
         planned.statistics.begin(iteration)
         context = PassContext(
             planned.plan, self._ada_loss, self._kernels, self._pool, planned.statistics, self._storage
@@ -287,6 +292,7 @@ class AdaptiveLossScaling:
             context,
             start_scale,
             iteration,
+            attempt=attempt,
             # A communicator takes gradients as each function leaves them.
             deferred=planned.measurements if communicator_callbacks is None else None,
         )

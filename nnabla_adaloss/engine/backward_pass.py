@@ -50,6 +50,7 @@ class BackwardPass:
         context: what the pass works with.
         start_scale: the scale the loss gradient starts with.
         iteration: number of the iteration, for methods that do not recompute each time.
+        attempt: number of the pass within the iteration.
         deferred: where parameter gradients are unscaled at the end of the pass; None: after each function.
     """
 
@@ -59,6 +60,7 @@ class BackwardPass:
         start_scale: float,
         iteration: int,
         *,
+        attempt: int = 0,
         deferred: Optional[Measurements] = None,
     ) -> None:
         self.plan, self.ada_loss, self.kernels, self.pool, self.statistics, self.storage = context
@@ -73,6 +75,7 @@ class BackwardPass:
         self._measures = constant > 1.0
         self.start_scale = start_scale
         self.iteration = iteration
+        self.attempt = attempt
         self.scales: Dict[int, float] = {hash(v): start_scale for v in self.plan.roots}
         self.layer_scales: Dict[str, float] = {}
         self.accumulated_scales: Dict[str, float] = {}
@@ -239,6 +242,7 @@ class BackwardPass:
             # Another branch of the loss may have been raised further.
             max(1.0, min(self.lift, scale / self.start_scale)),
             None if self.ada_loss.takes_statistics else lambda: scaling.matrices(node),
+            self.attempt,
         )
         constraints = self._constraints
         # A leaf's gradient is kept unscaled, in an array of its own: there is nothing to meet.

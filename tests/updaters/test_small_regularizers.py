@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A layer whose input also feeds a regularizer of small weight: both scales meet, and one of them gives way."""
+"""A layer whose input also feeds a regularizer of small weight: two scales meet, and one gives way."""
 
 from __future__ import annotations
 
