@@ -11,7 +11,7 @@ import nnabla as nn
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
 
 from ..core.config import AdaLossConfig
-from ..core.layer_limits import LayerLimitPolicy
+from ..core.layer_limits import LayerLimit, LayerLimitPolicy
 from ..core.precision import StorageLike
 from ..core.scale_policy import ScalePolicy, ScaleState
 from ..core.validation import integer
@@ -36,6 +36,15 @@ class _Cause(NamedTuple):
     nonfinite_loss: bool
     nonfinite_forward: bool
     global_scale: bool
+
+
+class _Begun(NamedTuple):
+    """An iteration that has begun: how scales were before it, and what its tries have come to."""
+
+    scale_state: ScaleState
+    limits: Mapping[str, LayerLimit]
+    retries: int = 0
+    layers: Tuple[str, ...] = ()
 
 
 class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[misc]
@@ -139,6 +148,8 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         self._idle = Idle()
         self._reports = Reports()
         self._before_exchange = False
+        self._begun: _Begun
+        self._interrupted: Optional[_Begun] = None
         self.loss = loss
         self._exchange = GradientExchange(comm, grads, solver)
         super().__init__(
@@ -178,29 +189,31 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
                 policy for that is `"raise"`. The parameters are as before.
         """
         with self._idle.update():
-            scale_state, limits = self.scale_state, dict(self.scaling.limits)
+            resumed, self._interrupted = self._interrupted, None
+            begun = self._begun = resumed or _Begun(self.scale_state, dict(self.scaling.limits))
             try:
-                return self._update()
+                return self._update(resumed=resumed is not None)
             except LossScaleError:
                 # Raised on all ranks alike: no scale was at fault.
-                self.scale_state = scale_state
+                self.scale_state = begun.scale_state
                 self.scaling.limits.clear()
-                self.scaling.limits.update(limits)
+                self.scaling.limits.update(begun.limits)
                 raise
             except BaseException:
                 if self._before_exchange:
-                    # Other ranks, if there are any, wait for this one in the same iteration.
                     self.iteration -= 1
                     self._undo_batch()
+                    if self.comm is not None:
+                        # Other ranks wait for this one in the same try of the same iteration.
+                        self._interrupted = self._begun
                 raise
 
-    def _update(self) -> UpdateResult:
+    def _update(self, *, resumed: bool) -> UpdateResult:
         self._before_exchange = False
-        self._start_iteration()
-        scale_state = self.scale_state  # what it was
-        retries = 0
-        layers: Tuple[str, ...] = ()
+        self._start_iteration(resumed=resumed)
+        scale_state, _, retries, layers = self._begun
         while True:
+            self._begun = self._begun._replace(retries=retries, layers=layers)
             self._before_exchange = True
             window = self._run_window()
             self._exchange_gradients()
@@ -267,6 +280,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
                 other settings. Nothing changes then.
         """
         restore(self, state)
+        self._interrupted = None
 
     def save_states(self, path: Union[str, os.PathLike[str]]) -> None:
         """Write the state to `path`, beside the solver's own `save_states`; whole or not at all.
@@ -315,7 +329,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         with self._idle.lock:
             self.scaling.guard.undo()
 
-    def _start_iteration(self) -> None:
+    def _start_iteration(self, *, resumed: bool) -> None:
         if not self.iteration:
             self._reports.check_what_is_trained(self.solver, self.scaling.plan)
         self.iteration += 1
@@ -323,6 +337,8 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             return
         if hasattr(self.comm, "iteration"):
             self.comm.iteration = self.iteration
+        if resumed:
+            return
         if not self._started:
             self._exchange.broadcast_parameters()
             self._started = True
