@@ -385,6 +385,7 @@ def test_layers_with_other_kernels_are_another_network() -> None:
 def test_a_scale_of_numpys_can_be_saved(tmp_path: Path) -> None:
     updater = updater_on(training())
     updater.scale = np.float32(16.0)
+    assert updater.update().updated
     updater.save_states(tmp_path / "state")
     with pytest.raises(ValueError, match="scale=0.0 must be a positive finite number"):
         updater.scale = 0.0
