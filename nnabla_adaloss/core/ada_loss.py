@@ -221,4 +221,5 @@ def _record(layer: str, observed: Observed, decision: Decision) -> LayerRecord:
         g=observed.g,
         weight=observed.weight,
         reason=decision.reason,
+        attempt=observed.attempt,
     )

@@ -24,6 +24,9 @@ class LayerRecord(NamedTuple):
         g: statistics of the output gradient, S included; None when the method did not ask for them.
         weight: statistics of the weight; None where there is no weight or the method did not ask.
         reason: what held alpha where it is.
+        attempt: number of the backward pass within its iteration, from 0: retries of a batch that was thrown
+            away count on, and so do the micro-batches of a window (`accum_grad`). Each wrapped graph counts
+            by itself; functions that scale without an engine leave it 0.
     """
 
     iteration: int
@@ -36,3 +39,4 @@ class LayerRecord(NamedTuple):
     g: Optional[ArrayStatistics]
     weight: Optional[ArrayStatistics]
     reason: Reason = Reason.METHOD
+    attempt: int = 0

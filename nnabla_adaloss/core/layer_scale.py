@@ -97,6 +97,7 @@ class Observed(NamedTuple):
         has_weight: False for a function without a weight, such as a cast.
         lift: the part of S that makes up for a small loss; `accum_upper_bound` does not count it.
         arrays: for methods with `Needs.ARRAYS`: hands out gradient and weight as NumPy arrays.
+        attempt: number of the pass within its iteration; it decides nothing.
     """
 
     iteration: int
@@ -108,6 +109,7 @@ class Observed(NamedTuple):
     has_weight: bool = True
     lift: float = 1.0
     arrays: Optional[Callable[[], Tuple[Any, Any]]] = None
+    attempt: int = 0
 
 
 class Contribution(Protocol):
@@ -194,7 +196,7 @@ def decide(
         >>> alpha, reason.value
         (8.0, 'accumulated bound')
     """
-    iteration, S, _, fan_in_bound, g, weight, has_weight, lift, _ = observed
+    iteration, S, _, fan_in_bound, g, weight, has_weight, lift, _, _ = observed
     computed_at, unbounded, accumulated_limit, _, history = state
     if (g is not None and g.nonfinite) or (weight is not None and weight.nonfinite):
         # Not kept: the layer's scale is computed from the next gradient that is finite.

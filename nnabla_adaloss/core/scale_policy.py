@@ -16,6 +16,19 @@ from typing import NamedTuple
 
 from .validation import integer, number, positive_number
 
+# Gradients are unscaled in float32, by 1 / scale: below the smallest normal float32 that becomes infinite.
+SMALLEST_SCALE = 2.0**-126
+
+
+def global_scale(name: str, value: object) -> float:
+    """`value` as a Python float; ValueError unless gradients can carry it, and be unscaled again."""
+    result = positive_number(name, value)
+    if result < SMALLEST_SCALE:
+        raise ValueError(
+            f"{name}={value!r} is too small to unscale gradients in float32: it must be 2**-126 or more"
+        )
+    return result
+
 
 class ScaleState(NamedTuple):
     """State of the global loss scale.
@@ -73,7 +86,7 @@ class ScalePolicy:
             raise ValueError(f"scaling_factor={self.scaling_factor!r} must be 1 or more")
         if not number("N", self.N) >= 0:
             raise ValueError(f"N={self.N!r} must be 0 or more; math.inf never grows the scale")
-        if positive_number("min_scale", self.min_scale) > positive_number("max_scale", self.max_scale):
+        if global_scale("min_scale", self.min_scale) > positive_number("max_scale", self.max_scale):
             raise ValueError(
                 f"min_scale={self.min_scale!r} must not be larger than max_scale={self.max_scale!r}"
             )
@@ -81,8 +94,8 @@ class ScalePolicy:
             raise ValueError(f"hysteresis={self.hysteresis!r} must be 1 or more")
 
     def initial(self, scale: float) -> ScaleState:
-        """The state to start with; ValueError unless `scale` is positive and finite."""
-        return ScaleState(positive_number("scale", scale), 0, self.hysteresis)
+        """The state to start with; ValueError unless `scale` is finite, and 2**-126 or more."""
+        return ScaleState(global_scale("scale", scale), 0, self.hysteresis)
 
     def checked(self, state: ScaleState) -> ScaleState:
         """`state` with its numbers checked; ValueError or TypeError when they cannot come from a policy."""
@@ -90,7 +103,7 @@ class ScalePolicy:
             raise ValueError(f"counter={state.counter!r} must be 0 or more")
         if not 1 <= integer("hysteresis_left", state.hysteresis_left) <= self.hysteresis:
             raise ValueError(f"hysteresis_left={state.hysteresis_left!r} must lie in [1, {self.hysteresis}]")
-        return state._replace(scale=positive_number("scale", state.scale))
+        return state._replace(scale=global_scale("scale", state.scale))
 
     def after_overflow(self, state: ScaleState) -> ScaleState:
         """The state after gradients with an infinity or a NaN."""

@@ -146,7 +146,7 @@ class FormatEmulation:
             grad: seed gradient of the loss's shape; None for one.
 
         Raises:
-            ValueError: `scale` is not positive and finite, or a loss of several elements came without
+            ValueError: `scale` is not finite or less than 2**-126, or a loss of several elements came without
                 `grad`, or `grad` has another shape.
         """
         check_scale(scale)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -141,6 +141,8 @@ class AdaptiveLossScaling:
             forward_state,
         )
         self._last: Optional[BackwardPass] = None
+        # The iteration of the pass that began last, and the number of the pass in it.
+        self._began: Tuple[int, int] = -1, 0
 
     @property
     def variable(self) -> nn.Variable:
@@ -296,7 +298,7 @@ class AdaptiveLossScaling:
             self._ada_loss.load_state_dict(state)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"state is damaged, or none of an AdaptiveLossScaling: {error!r}") from error
-        self.iteration, planned.statistics = iteration, statistics
+        self.iteration, planned.statistics, self._began = iteration, statistics, (-1, 0)
 
     def scale_of(self, variable: nn.Variable) -> float:
         """The scale S that the gradient of `variable` carried in the last backward.
@@ -347,11 +349,12 @@ class AdaptiveLossScaling:
             function_post_hook: called after each function's backward, after the engine's own hook.
             grad: seed gradient of the loss's shape; None for one.
             iteration: number of the iteration; backward passes of one iteration (accumulation, retries) share
-                a number, and methods are asked once. None counts each call.
+                a number, and methods are asked once. None counts each call. In records, passes that
+                share a number are told apart by `attempt`.
             again: this is the batch of the last backward once more: what that has found is known already.
 
         Raises:
-            ValueError: `scale` is not positive and finite, or a loss of several elements came without
+            ValueError: `scale` is not finite or less than 2**-126, or a loss of several elements came without
                 `grad`, or `grad` has another shape.
             GraphChangedError: the graph was rewired while backward ran.
         """
@@ -360,7 +363,9 @@ class AdaptiveLossScaling:
         check_seed(self._variable, grad)
         planned = self._for_this_graph(look_again=True)
         iteration = self.iteration if iteration is None else iteration
-        if iteration != self.iteration - 1:
+        attempt = self._began[1] + 1 if self._began[0] == iteration else 0
+        self._began = iteration, attempt
+        if not attempt:
             self.components.end_iteration()
         planned.statistics.begin(iteration, anew=again and scale is None)
         start_scale = self.components.policy.start_scale if scale is None else scale
@@ -400,7 +405,7 @@ class AdaptiveLossScaling:
         measured: bool,
         communicator_callbacks: Optional[Any],
     ) -> BackwardPass:
-        start_scale *= self.config.init_scale
+        start_scale = check_scale(start_scale * self.config.init_scale, "scale * init_scale")
         context = PassContext(
             planned.plan,
             self._kernels,
@@ -412,7 +417,9 @@ class AdaptiveLossScaling:
         # A communicator takes gradients as each function leaves them.
         deferred = planned.measurements if communicator_callbacks is None else None
         choice = self._choice(start_scale, components, measured=measured)
-        return BackwardPass(context, choice, start_scale, iteration, deferred=deferred)
+        return BackwardPass(
+            context, choice, start_scale, iteration, attempt=self._began[1], deferred=deferred
+        )
 
     def _run(
         self,

@@ -63,6 +63,7 @@ class BackwardPass:
         choice: who chooses the scales.
         start_scale: the scale the loss gradient starts with when nothing is known.
         iteration: number of the iteration, for methods that do not recompute each time.
+        attempt: number of the pass within the iteration.
         deferred: where parameter gradients are unscaled at the end of the pass; None: after each function.
     """
 
@@ -73,6 +74,7 @@ class BackwardPass:
         start_scale: float,
         iteration: int,
         *,
+        attempt: int = 0,
         deferred: Optional[Measurements] = None,
     ) -> None:
         self.plan, self.kernels, self.pool, self.statistics, self.storage, self.u_max = context
@@ -81,6 +83,7 @@ class BackwardPass:
         self.start_scale = start_scale
         self.iteration = iteration
         self.scales: Dict[int, float] = {hash(v): self._loss_section.seed for v in self.plan.roots}
+        self.attempt = attempt
         self.layer_scales: Dict[str, float] = {}
         self.accumulated_scales: Dict[str, float] = {}
         # How far the loss section raised the gradient: the bounds on accumulated scales do not count it.

@@ -55,6 +55,7 @@ class AlphasByMethod:
             # Another branch of the loss may have been raised further.
             max(1.0, min(running.lift, scale / running.start_scale)),
             None if self._ada_loss.takes_statistics else lambda: scaling.matrices(node),
+            running.attempt,
         )
         constraints = self._constraints
         # A leaf's gradient is kept unscaled, in an array of its own: there is nothing to meet.
@@ -98,7 +99,9 @@ class AlphasByComponent:
         if not scaling.to_leaf and scaling.target_key in running.scales:
             running.bring_to(scaling.target, scaling.target_key, scale * alpha)
         self._components.scales[component] = scale * alpha
-        observed = Observed(running.iteration, scale, slot.fan_in, slot.fan_in_bound, g, weight)
+        observed = Observed(
+            running.iteration, scale, slot.fan_in, slot.fan_in_bound, g, weight, attempt=running.attempt
+        )
         state = LayerState(running.iteration, alpha, alpha=alpha)
         self._ada_loss.take_over(scaling.layer, observed, Decision(alpha, reason, state))
         return alpha

@@ -22,6 +22,7 @@ class RunningPass(Protocol):
         scales: the scale of each gradient so far, by variable key.
         u_max: the largest magnitude of the storage format.
         iteration: number of the iteration.
+        attempt: number of the pass within the iteration.
         start_scale: the scale that the loss gradient starts with when nothing is known.
         lift: how far the loss section has raised the gradient above that.
     """
@@ -32,6 +33,7 @@ class RunningPass(Protocol):
     scales: Dict[int, float]
     u_max: float
     iteration: int
+    attempt: int
     start_scale: float
     lift: float
 

@@ -10,7 +10,7 @@ import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.validation import positive_number
+from ..core.scale_policy import global_scale
 from .hooks import Hook
 
 Seed = Union[NDArray[Any], nn.NdArray]
@@ -75,9 +75,9 @@ def check_scale(scale: Any, name: str = "scale") -> float:
 
     Raises:
         TypeError: it is not a number.
-        ValueError: it is not positive and finite.
+        ValueError: it is not finite, or less than 2**-126: gradients could not be unscaled in float32.
     """
-    return positive_number(name, scale.item() if isinstance(scale, np.ndarray) and scale.ndim == 0 else scale)
+    return global_scale(name, scale.item() if isinstance(scale, np.ndarray) and scale.ndim == 0 else scale)
 
 
 def run_backward(

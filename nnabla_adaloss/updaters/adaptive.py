@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Union
 
 import nnabla as nn
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
 
 from ..core.config import AdaLossConfig
-from ..core.layer_limits import LayerLimit, LayerLimitPolicy
+from ..core.layer_limits import LayerLimitPolicy
 from ..core.precision import StorageLike
 from ..core.scale_history import HistoryPolicy
 from ..core.scale_policy import ScalePolicy, ScaleState
@@ -29,6 +29,7 @@ from .reports import Reports, nonfinite_gradients, tell_of_float_storage
 from .result import UpdateResult
 from .shared_state import adopt_shared_state, agreed_scales, shared_state
 from .states import restore, state_of
+from .tries import Tries
 from .window import Window, examine, smallest_scale_helps
 
 # After so many repeats in vain of one batch it is tried with the smallest scale at once.
@@ -162,7 +163,8 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         self._reports = Reports()
         self._before_exchange = False
         self._repeat = on_overflow == "repeat"
-        self._repeats = 0
+        self._tries: Tries
+        self._interrupted: Optional[Tries] = None
         self.iteration = 0
         self.loss = loss
         self._exchange = GradientExchange(comm, grads, solver)
@@ -202,26 +204,27 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
                 policy for that is `"raise"`. The parameters are as before.
         """
         with self._idle.update():
-            scale_state, limits = self.scale_state, dict(self.scaling.limits)
+            resumed, self._interrupted = self._interrupted, None
+            self._tries = resumed or Tries(self.scale_state, dict(self.scaling.limits))
             try:
-                return self._update()
+                return self._update(resumed=resumed is not None)
             except LossScaleError:
                 # Raised on all ranks alike: no scale was at fault.
-                self._forget_overflows(scale_state, limits)
+                self._forget_overflows()
                 raise
             except BaseException:
                 if self._before_exchange:
-                    # Other ranks, if there are any, wait for this one in the same iteration.
                     self.iteration -= 1
                     self._undo_batch()
+                    if self.comm is not None:
+                        # Other ranks wait for this one in the same try of the same iteration.
+                        self._interrupted = self._tries
                 raise
 
-    def _update(self) -> UpdateResult:
+    def _update(self, *, resumed: bool) -> UpdateResult:
         self._before_exchange = False
-        self._start_iteration()
-        scale_state, limits = self.scale_state, dict(self.scaling.limits)  # what they were
-        self._repeats = thrown_away = hopeless = 0
-        layers: Tuple[str, ...] = ()
+        self._start_iteration(resumed=resumed)
+        tries = self._tries
         while True:
             self._before_exchange = True
             window = self._run_window()
@@ -230,40 +233,34 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             if not self._overflowed(window):
                 break
             self._undo_batch()
-            layers = window.nonfinite_layers
             cause = self._agree_on_cause(window)
-            retries = self._repeats + thrown_away
             if cause.nonfinite_loss or cause.nonfinite_forward:
-                self.scaling.components.drop_iteration()
-                return self._skip_bad_batch(window, cause, retries)
+                return self._skip_bad_batch(window, cause)
+            tries.layers = window.nonfinite_layers
             if cause.at_floor:
                 # No scale helps this batch, so that none of those that were tried is kept.
-                hopeless += 1
-                self._forget_overflows(scale_state, limits)
-                if hopeless == _HOPELESS or thrown_away == self.max_retries:
-                    return self._skip_at_floor(scale_state, layers, retries)
-                self._tell_of_hopeless_batch(layers)
-                thrown_away += 1
-                continue
-            if cause.global_scale and not self._lower_global_scale():
-                return self._skip_at_floor(scale_state, layers, retries)
-            thrown_away += 1
-            if cause.exhausted or thrown_away > self.max_retries:
-                self.scaling.components.end_iteration()
-                return self._give_up(layers, self._repeats + thrown_away)
-        layers = layers or window.overflow_layers
+                self._forget_overflows()
+                tries.hopeless += 1
+                if tries.hopeless == _HOPELESS or tries.thrown_away == self.max_retries:
+                    return self._skip_at_floor()
+                self._tell_of_hopeless_batch()
+            elif cause.global_scale and not self._lower_global_scale():
+                return self._skip_at_floor()
+            tries.thrown_away += 1
+            if cause.exhausted or tries.thrown_away > self.max_retries:
+                return self._give_up()
         reason = self._reason()
         if self.scaling.guard.state.has_nonfinite():
             self._undo_batch()
         self._apply_gradients()
         if self._measured:
             self._scale = self.scaling.loss_scale
-        self.last_good_scale = self.scale
+        self.last_good_scale = self._scale
         if not self._measured:
             self.scale_state = self.policy.after_update(self.scale_state)
         self.scaling.after_update()
-        retries = self._repeats + thrown_away
-        return UpdateResult(True, self.scale, retries, reason, layers, window.nonfinite_layers)
+        layers = tries.layers or window.overflow_layers
+        return UpdateResult(True, self.scale, tries.retries, reason, layers, window.nonfinite_layers)
 
     @property
     def parameters_lock(self) -> Any:
@@ -304,6 +301,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
                 other settings. Nothing changes then.
         """
         restore(self, state)
+        self._interrupted = None
 
     def save_states(self, path: Union[str, os.PathLike[str]]) -> None:
         """Write the state to `path`, beside the solver's own `save_states`; whole or not at all.
@@ -369,7 +367,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
                 if repeats == self.max_retries:
                     return found._replace(exhausted=found.overflowed)
                 repeats += 1
-                self._repeats += 1
+                self._tries.repeats += 1
                 window = window.after_repeat(found)
                 scaling.guard.undo_batch()
 
@@ -401,7 +399,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         with self._idle.lock:
             self.scaling.guard.undo()
 
-    def _start_iteration(self) -> None:
+    def _start_iteration(self, *, resumed: bool) -> None:
         if not self.iteration:
             self._reports.check_what_is_trained(self.solver, self.scaling.plan)
         self.iteration += 1
@@ -409,6 +407,8 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             return
         if hasattr(self.comm, "iteration"):
             self.comm.iteration = self.iteration
+        if resumed:
+            return
         if not self._started:
             self._exchange.broadcast_parameters()
             self._started = True
@@ -469,7 +469,8 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
                 self.solver.weight_decay(self.weight_decay)
             self.solver.update()
 
-    def _skip_bad_batch(self, window: Window, cause: _Cause, retries: int) -> UpdateResult:
+    def _skip_bad_batch(self, window: Window, cause: _Cause) -> UpdateResult:
+        self.scaling.components.drop_iteration()
         here = window.nonfinite_loss if cause.nonfinite_loss else window.fault is not None
         where = "" if self.comm is None else f" of {'this' if here else 'another'} rank"
         subject = "the loss" if cause.nonfinite_loss else "the forward pass"
@@ -485,45 +486,51 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         reason = "nonfinite_loss" if cause.nonfinite_loss else "nonfinite_forward"
         fault = "" if window.fault is None else str(window.fault)
         layers = window.nonfinite_layers
-        return UpdateResult(False, self.scale, retries, reason, layers, layers, fault)
+        return UpdateResult(False, self.scale, self._tries.retries, reason, layers, layers, fault)
 
-    def _forget_overflows(self, scale_state: ScaleState, limits: Mapping[str, LayerLimit]) -> None:
-        self.scale_state = scale_state
+    def _forget_overflows(self) -> None:
+        self.scale_state = self._tries.scale_state
         self.scaling.limits.clear()
-        self.scaling.limits.update(limits)
+        self.scaling.limits.update(self._tries.limits)
         self.scaling.components.drop_iteration()
 
-    def _tell_of_hopeless_batch(self, layers: Tuple[str, ...]) -> None:
+    def _tell_of_hopeless_batch(self) -> None:
         self._reports.warn(
             "hopeless",
             f"gradients of a batch in iteration {self.iteration} are not finite at any loss scale: it is "
-            f"thrown away; first bad layer: {layers[0] if layers else 'on another rank'}",
+            f"thrown away; first bad layer: {self._first_bad_layer}",
         )
 
-    def _skip_at_floor(self, scale_state: ScaleState, layers: Tuple[str, ...], retries: int) -> UpdateResult:
+    @property
+    def _first_bad_layer(self) -> str:
+        return self._tries.layers[0] if self._tries.layers else "on another rank"
+
+    def _skip_at_floor(self) -> UpdateResult:
         nans, infinities = nonfinite_gradients(self.solver)
         # A batch that was repeated was tried with the smallest scale at the end.
         floor = self.policy.min_scale if self._repeat or self._measured else self._scale
-        self.scale_state = scale_state
-        self.scaling.components.drop_iteration()
+        self._forget_overflows()
         message = (
             f"gradients overflow in iteration {self.iteration} at the smallest loss scale, {floor:g}; "
-            f"first bad layer: {layers[0] if layers else 'on another rank'}; parameter gradients hold "
+            f"first bad layer: {self._first_bad_layer}; parameter gradients hold "
             f"{nans} NaNs and {infinities} infinities; last good scale: {self.last_good_scale:g}. "
             f"The scale is {self.scale:g} again"
         )
         self._reports.act(self.on_scale_floor, "scale_floor", message)
-        return UpdateResult(False, self.scale, retries, "overflow", layers, layers)
+        layers = self._tries.layers
+        return UpdateResult(False, self.scale, self._tries.retries, "overflow", layers, layers)
 
-    def _give_up(self, layers: Tuple[str, ...], retries: int) -> UpdateResult:
+    def _give_up(self) -> UpdateResult:
+        tries = self._tries
+        self.scaling.components.end_iteration()
         if self._repeat and self.max_retries:
             self._reports.act(
                 self.on_scale_floor,
                 "retries",
-                f"gradients of one batch overflowed {retries} times in iteration {self.iteration}, with ever "
-                f"lower scales; first bad layer: {layers[0] if layers else 'on another rank'}",
+                f"gradients overflowed {tries.retries} times in iteration {self.iteration}, with ever lower "
+                f"scales; first bad layer: {self._first_bad_layer}",
             )
-        return UpdateResult(False, self.scale, retries, "overflow", layers)
+        return UpdateResult(False, self.scale, tries.retries, "overflow", tries.layers)
 
     @property
     def loss(self) -> LossLike:

@@ -63,6 +63,17 @@ def test_failure_of_one_rank_ends_all_with_its_error(mpirun, way, n):
     assert FAILURES[way].format(last=n - 1) in result.stderr, printed_by(result)
 
 
+def test_without_a_timeout_ranks_wait_as_long_as_it_takes(mpirun):
+    """As the documentation says of the default; three times what ends the job with a timeout of 1 s."""
+    result = mpirun(WORKERS / "failing.py", 2, "pause", "hook")
+    assert result.returncode == 0, printed_by(result)
+    assert "no answer" not in result.stderr
+    text = (Path(__file__).parents[2] / "docs" / "distributed.md").read_text("utf-8")
+    assert "needs `timeout_s`, which is off by default: without it, the others wait for ever" in " ".join(
+        text.split()
+    )
+
+
 def test_exit_with_an_error_inside_the_context_ends_all_with_its_code(mpirun):
     result = mpirun(WORKERS / "failing.py", 2, "exit", "context")
     assert result.returncode == 3, printed_by(result)

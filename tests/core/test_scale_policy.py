@@ -4,6 +4,7 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, List, Tuple
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,7 +44,7 @@ def test_is_the_baseline(scale: float, factor: float, N: int, overflows: List[bo
     assert history == baseline(scale, factor, N, overflows)
 
 
-@given(st.floats(1e-300, 1e300), st.lists(st.booleans(), max_size=50), st.floats(1.0, 1e20))
+@given(st.floats(2.0**-126, 1e300), st.lists(st.booleans(), max_size=50), st.floats(1.0, 1e20))
 def test_scale_stays_positive_and_finite(scale: float, overflows: List[bool], factor: float) -> None:
     policy = ScalePolicy(scaling_factor=factor, N=0)
     state = policy.initial(scale)
@@ -104,6 +105,7 @@ def test_never_grows_with_infinite_N() -> None:
         ({"N": -1}, "N=-1 must be 0 or more"),
         ({"N": math.nan}, "N=nan"),
         ({"min_scale": 0.0}, "min_scale=0.0"),
+        ({"min_scale": 5e-324}, r"min_scale=5e-324 is too small to unscale .* 2\*\*-126 or more"),
         ({"max_scale": math.inf}, "max_scale=inf"),
         ({"min_scale": 2.0, "max_scale": 1.0}, "min_scale=2.0 must not be larger than max_scale=1.0"),
         ({"hysteresis": 0}, "hysteresis=0 must be 1 or more"),
@@ -118,3 +120,13 @@ def test_refused(arguments: Dict[str, Any], message: str) -> None:
 def test_initial_scale_refused(scale: float) -> None:
     with pytest.raises(ValueError, match=r"scale=.* must be a positive finite number"):
         ScalePolicy().initial(scale)
+
+
+def test_a_scale_that_float32_cannot_take_away_again_is_refused() -> None:
+    policy = ScalePolicy(min_scale=2.0**-126)
+    assert np.isfinite(np.float32(1.0 / policy.min_scale))
+    assert policy.checked(policy.initial(2.0**-126)).scale == 2.0**-126
+    for attempt in (policy.initial, lambda scale: policy.checked(ScaleState(scale, 0, 1))):
+        for scale in (2.0**-127, 5e-324):
+            with pytest.raises(ValueError, match=f"scale={scale!r} is too small to unscale"):
+                attempt(scale)

@@ -36,6 +36,14 @@ def test_what_holds_on_every_rank(mpirun: Launch, n: int) -> None:
     assert result.stdout.split() == re.findall(r"^def (check_\w+)", sources, re.M)
 
 
+@pytest.mark.parametrize("n", [2, 3])
+def test_one_rank_whose_data_feeder_fails_now_and_then(mpirun: Launch, n: int) -> None:
+    result = mpirun(WORKERS / "checks.py", n, "feeder_errors", timeout=120)
+    assert result.returncode == 0, printed_by(result)
+    source = (WORKERS / "feeder_errors.py").read_text("utf-8")
+    assert result.stdout.split() == re.findall(r"^def (check_\w+)", source, re.M)
+
+
 @pytest.mark.parametrize(("way", "n"), [("kill", 2), ("kill", 4), ("feeder", 2), ("nan", 2)])
 def test_one_rank_that_fails_ends_the_job_with_its_error(mpirun: Launch, way: str, n: int) -> None:
     result = mpirun(WORKERS / "failing.py", n, way)

@@ -364,6 +364,36 @@ def test_a_record_holds_the_scale_that_was_applied(which: str) -> None:
     assert (record.alpha < record.unbounded == 64.0, record.reason.value) == (True, which)
 
 
+def test_passes_of_one_iteration_are_numbered_in_records() -> None:
+    records: List[Any] = []
+    scaling = AdaptiveLossScaling(mlp(), AdaLossConfig(recorder=records.append))
+
+    def numbers() -> List[Any]:
+        found = [(record.iteration, record.attempt) for record in records]
+        records.clear()
+        assert found == sorted(found)
+        return list(dict.fromkeys(found))
+
+    for iteration in (1, 1, 1, 2, 3, 3):
+        run(scaling, iteration=iteration)
+    assert numbers() == [(1, 0), (1, 1), (1, 2), (2, 0), (3, 0), (3, 1)]
+    state = scaling.state_dict()
+    for _ in range(2):
+        run(scaling)
+    assert numbers() == [(4, 0), (5, 0)]
+    scaling.load_state_dict(state)
+    run(scaling)
+    assert numbers() == [(4, 0)]
+
+    def fail(f: Any) -> None:
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        run(scaling, iteration=5, function_post_hook=fail)
+    run(scaling, iteration=5)
+    assert numbers()[-1] == (5, 1)
+
+
 def test_two_losses_that_toggle_need_grad_of_an_intermediate() -> None:
     """As published GAN scripts do: the discriminator's loss stops at the fake, the generator's does not."""
     nn.clear_parameters()

@@ -44,7 +44,7 @@ def test_what_needs_no_gradient() -> None:
             variable_of(loss)
 
 
-@pytest.mark.parametrize("scale", [1, 8.0, np.float32(2.0), np.int64(4), np.array(0.5), 5e-324, 1e308])
+@pytest.mark.parametrize("scale", [1, 8.0, np.float32(2.0), np.int64(4), np.array(0.5), 2.0**-126, 1e308])
 def test_scales(scale: Any) -> None:
     found = check_scale(scale)
     assert found == float(scale)
@@ -55,6 +55,11 @@ def test_scales(scale: Any) -> None:
 def test_scales_out_of_range(scale: Any) -> None:
     with pytest.raises(ValueError, match="factor=.* must be a positive finite number"):
         check_scale(scale, "factor")
+
+
+def test_a_scale_that_is_too_small_to_unscale() -> None:
+    with pytest.raises(ValueError, match=r"factor=5e-324 is too small to unscale .* 2\*\*-126 or more"):
+        check_scale(5e-324, "factor")
 
 
 @pytest.mark.parametrize("scale", [None, "8", True, [8.0], np.array([8.0]), 1j])

@@ -20,11 +20,12 @@ from tests.programs.programs import (
     Stream,
     assert_same_or_better,
     images,
+    planted,
     start,
     updater_of,
 )
 
-BATCH = 16
+BATCH, BATCHES = 16, 1000
 
 
 def backbone(x: nn.Variable) -> nn.Variable:
@@ -70,7 +71,7 @@ def train(kind: str) -> Outcome:
     examination = Examination(loss_test, y_test)
 
     x, t, _, loss = network(BATCH)
-    stream = Stream(150, overflow=(10, 40, 41, 90, 130))
+    stream = Stream(BATCHES, overflow=planted(BATCHES))
 
     def feed() -> None:
         x.d, t.d = batch(stream.next(), BATCH)

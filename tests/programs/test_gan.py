@@ -18,11 +18,12 @@ from tests.programs.programs import (
     Progress,
     Stream,
     assert_same_or_better,
+    planted,
     start,
     updater_of,
 )
 
-BATCH = 64
+BATCH, BATCHES = 32, 1000
 NOISE = 4
 
 
@@ -73,8 +74,8 @@ def train(kind: str) -> Outcome:
     with nn.parameter_scope("discriminator"):
         solver_dis.set_parameters(nn.get_parameters())
 
-    stream_gen = Stream(300, overflow=(10, 70, 150, 220), seed=1)
-    stream_dis = Stream(300, overflow=(30, 31, 110, 200, 260), seed=2)
+    stream_gen = Stream(BATCHES, overflow=planted(BATCHES, seed=1), seed=1)
+    stream_dis = Stream(BATCHES, overflow=planted(BATCHES, seed=2), seed=2)
 
     def feed_gen() -> None:
         z.d = stream_gen.next().standard_normal(z.shape)

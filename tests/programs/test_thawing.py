@@ -21,13 +21,14 @@ from tests.programs.programs import (
     Stream,
     assert_same_or_better,
     checksum,
+    planted,
     points,
     start,
     updater_of,
     values_of,
 )
 
-BATCH = 32
+BATCH, BATCHES = 32, 1000
 
 
 def network(count: int) -> Tuple[nn.Variable, nn.Variable, nn.Variable, nn.Variable]:
@@ -63,7 +64,7 @@ def train(kind: str) -> Outcome:
     frozen = leaves(loss, lower)
     for v in frozen:
         v.need_grad = False
-    stream = Stream(240, overflow=(30, 70, 119, 125, 126, 200))
+    stream = Stream(BATCHES, overflow=planted(BATCHES))
 
     def feed() -> None:
         x.d, t.d = points(stream.next(), BATCH)
@@ -74,7 +75,7 @@ def train(kind: str) -> Outcome:
     progress = Progress(solver, stream)
     before = checksum(values_of(lower))
     while stream.left:
-        if stream.number >= 120 and frozen:
+        if stream.number >= BATCHES // 2 and frozen:
             assert checksum(values_of(lower)) == before
             while frozen:
                 frozen.pop().need_grad = True

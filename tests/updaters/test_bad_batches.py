@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -88,10 +88,24 @@ def test_running_statistics_are_as_before_a_batch_that_was_thrown_away(value: fl
     assert work.updater.update().updated
     before = work.statistics()
     result = work.updater.update()
+    for name, array in work.statistics().items():
+        assert np.isfinite(array).all(), name
     assert not result.updated
     assert equal(work.statistics(), before)
     assert work.updater.update().updated
     assert not equal(work.statistics(), before)
+
+
+@pytest.mark.parametrize("value", [math.nan, 1e6])
+def test_running_statistics_are_as_before_an_error(value: float) -> None:
+    """Also those that a script goes on with, or saves, after it has caught it."""
+    work = Work(nan_pixel(1, value=value))
+    work.updater.update()
+    before = work.statistics()
+    with pytest.raises(LossScaleError, match="the forward pass is not finite|the loss is not finite"):
+        work.updater.update()
+    assert equal(work.statistics(), before)
+    assert work.updater.update().updated
 
 
 def test_running_statistics_are_as_before_an_overflow() -> None:
@@ -135,12 +149,13 @@ def test_what_else_forward_writes_is_found() -> None:
     assert float(counter.d[0]) == 2.0
 
 
-def test_nan_in_the_data_behind_a_relu_is_named_after_one_batch() -> None:
-    """The loss stays finite: ReLU turns NaN into 0."""
+@pytest.mark.parametrize("activation", [F.relu, F.crelu])
+def test_nan_in_the_data_behind_a_relu_is_named_after_one_batch(activation: Any) -> None:
+    """The loss stays finite: it turns NaN into 0."""
     nn.clear_parameters()
     rng, data = np.random.RandomState(0), np.random.default_rng(0)
     x = nn.Variable((4, 1, 6, 6))
-    h = F.relu(PF.convolution(x, 3, (3, 3), name="conv", rng=rng))
+    h = activation(PF.convolution(x, 3, (3, 3), name="conv", rng=rng))
     loss = F.mean(PF.affine(h, 2, name="head", rng=rng) ** 2)
     solver = S.Sgd(0.01)
     solver.set_parameters(nn.get_parameters())
@@ -264,24 +279,49 @@ def test_parameters_that_the_solver_does_not_have_decide_nothing(options: Dict[s
     assert kept["ours"] == (22, 2.0 if options else 16384.0)
 
 
-def test_a_gradient_that_is_masked_before_any_parameter_is_no_overflow() -> None:
-    nn.clear_parameters()
-    rng = np.random.RandomState(0)
-    x = nn.Variable.from_numpy_array(rng.randn(4, 6).astype(np.float32))
-    p = F.relu(PF.affine(x, 3, name="a", rng=rng))
-    # Where p is 0 the branch that is not taken has an infinite slope: 0 times infinity is NaN.
-    taken = F.greater_scalar(p.get_unlinked_variable(need_grad=False), 0.0)
-    chosen = F.where(taken, F.log(F.relu(p)), p)
-    loss = F.mean(chosen**2)
-    solver = S.Sgd(0.01)
-    solver.set_parameters(nn.get_parameters())
+def log_of_maximum(p: nn.Variable) -> nn.Variable:
+    """As published: the constant is 0 in float16."""
+    return F.log(F.maximum_scalar(p, 1e-12))
+
+
+def log_of_relu(p: nn.Variable) -> nn.Variable:
+    return F.log(F.relu(p))
+
+
+@pytest.mark.parametrize("log", [log_of_maximum, log_of_relu])
+def test_a_gradient_that_is_masked_before_any_parameter_is_no_overflow(
+    log: Callable[[nn.Variable], nn.Variable],
+) -> None:
+    """Where p is 0 the branch that is not taken has an infinite slope: 0 times infinity is NaN."""
+
+    def training() -> Any:
+        nn.clear_parameters()
+        rng = np.random.RandomState(0)
+        x = nn.Variable.from_numpy_array(rng.randn(16, 6).astype(np.float32))
+        p = F.relu(PF.affine(x, 8, name="a", rng=rng))
+        p.forward()
+        taken = nn.Variable.from_numpy_array((p.d > 0.1).astype(np.float32))
+        loss = F.mean(F.where(taken, log(p), p) ** 2)
+        solver = S.Sgd(0.01)
+        solver.set_parameters(nn.get_parameters())
+        return solver, loss
+
+    solver, loss = training()
+    dynamic = DynamicLossScalingUpdater(solver, FormatEmulation(loss), lambda: None)
+    for _ in range(5):
+        dynamic.update()
+    theirs = {name: v.d.copy() for name, v in nn.get_parameters().items()}
+
+    solver, loss = training()
     updater = AdaptiveLossScalingUpdater(solver, loss, storage="float16")
     results = [updater.update() for _ in range(5)]
-    finite = all(np.isfinite(v.d).all() for v in nn.get_parameters().values())
-    assert finite
     # The first batch is repeated, with what it has shown.
     assert [(r.updated, r.retries) for r in results] == [(True, 1), *[(True, 0)] * 4]
-    assert {r.scale for r in results} == {16384.0}
+    assert len({r.scale for r in results}) == 1
+    assert all(r.nonfinite_layers for r in results), "nothing was masked"
+    assert dynamic.scale == 8.0
+    for name, v in nn.get_parameters().items():
+        np.testing.assert_allclose(v.d, theirs[name], rtol=0, atol=1e-3, err_msg=name)
 
 
 def small(batches: int = 1) -> Any:
@@ -306,6 +346,21 @@ def test_no_loss_at_all() -> None:
     solver, _ = small()
     with pytest.raises(TypeError, match="loss must be"):
         AdaptiveLossScalingUpdater(solver, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_a_loss_of_one_element_may_have_any_shape(shape: Tuple[int, ...]) -> None:
+    nn.clear_parameters()
+    x = nn.Variable((4, 3))
+    loss = F.reshape(F.mean(PF.affine(x, 2, name="a") ** 2), shape)
+    solver = S.Sgd(0.1)
+    solver.set_parameters(nn.get_parameters())
+    updater = AdaptiveLossScalingUpdater(solver, loss, storage="float16", on_nonfinite_loss="skip")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # NumPy's, of arrays that are taken for numbers
+        for value, reason in ((math.nan, "nonfinite_loss"), (1.0, "updated")):
+            x.d = value
+            assert updater.update().reason == reason
 
 
 def test_a_loss_that_the_feeder_assigns_counts_at_once() -> None:

@@ -280,6 +280,26 @@ def test_the_learning_rate_schedule_counts_updates() -> None:
     np.testing.assert_allclose(rates, [0.1 * 0.5**s for s in (0, 1, 1, 2, 3, 3, 3, 4, 4, 5)], rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("accum_grad", "expected"),
+    [
+        (1, [(1, 0), (2, 0), (2, 1), (2, 2), (3, 0)]),
+        (2, [(1, 0), (1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (2, 0), (2, 1), (3, 0), (3, 1)]),
+    ],
+)
+def test_records_tell_tries_and_micro_batches_apart(accum_grad: int, expected: List[Any]) -> None:
+    records: List[Any] = []
+    train = training(overflow=[1, 2])
+    config = AdaLossConfig(recorder=records.append)
+    updater = AdaptiveLossScalingUpdater(
+        train.solver, train.loss, train.feed, config=config, storage="float16", accum_grad=accum_grad
+    )
+    for _ in range(3):
+        assert updater.update().updated
+    assert list(dict.fromkeys((record.iteration, record.attempt) for record in records)) == expected
+    assert len({(record.iteration, record.attempt, record.layer) for record in records}) == len(records)
+
+
 def test_an_overflow_during_retries_ends_after_max_retries() -> None:
     planted = Planted(
         mlp, jump(math.inf, *range(100)), config=AdaLossConfig(loss_scale_method="fixed"), max_retries=4

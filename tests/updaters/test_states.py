@@ -18,7 +18,7 @@ import nnabla.solvers as S
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, LossScaleWarning
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, LossScaleWarning
 from nnabla_adaloss.core.layer_limits import LayerLimit
 from nnabla_adaloss.state import read_state, write_state
 from tests.updaters.networks import Training, snapshot, training
@@ -251,6 +251,59 @@ def test_any_entry_of_a_wrong_type_is_refused_or_harmless() -> None:
     assert updater.update().updated
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
+@pytest.mark.parametrize("delay", [0, 1])
+def test_what_can_be_loaded_can_be_saved_and_loaded_again(tmp_path: Path, delay: int) -> None:
+    """With any number in it, now and after some updates."""
+    options = {"on_nonfinite_loss": "skip", "on_nonfinite_forward": "skip", "min_scale": 2.0**-126}
+    _, updater = trained(delay=delay, **options)
+    state = updater.state_dict()
+    state["scaling"]["limits"]["hidden/affine"] = [2.0, 8.0, 3]
+    updater.max_retries = 2
+
+    def there_and_back() -> None:
+        updater.save_states(tmp_path / "state")
+        updater.load_states(tmp_path / "state")
+
+    accepted = 0
+    for path in leaves_of(state):
+        inner: Any = state
+        for key in path:
+            inner = inner[key]
+        if path[0] in ("settings", "parameters") or not isinstance(inner, (int, float)):
+            continue
+        if path[1:2] == ("delayed",) and path[2] > 2:
+            continue  # as the first ones
+        for value in (5e-324, 2.0**-126, 1e300, 2**64, -1, 0, math.nan, math.inf):
+            try:
+                updater.load_state_dict(replaced(state, path, value))
+            except ValueError:
+                continue
+            accepted += 1
+            there_and_back()
+            updater.update()
+            there_and_back()
+    assert accepted > 20
+
+
+def test_a_scale_that_is_too_small_to_unscale_is_refused_wherever_it_comes_from() -> None:
+    def attempt(updater: AdaptiveLossScalingUpdater) -> None:
+        state = updater.state_dict()
+        with pytest.raises(ValueError, match="scale=5e-324 is too small to unscale"):
+            updater.load_state_dict(replaced(state, ("scale_state", "scale"), 5e-324))
+        with pytest.raises(ValueError, match="scale=5e-324 is too small to unscale"):
+            updater.scale = 5e-324
+
+    unchanged_by(attempt)
+    for name in ("scale", "min_scale"):
+        with pytest.raises(ValueError, match=f"{name}=5e-324 is too small to unscale"):
+            updater_on(training(), **{name: 5e-324})
+    config = AdaLossConfig(init_scale=1e-36)
+    with pytest.raises(ValueError, match=r"scale \* init_scale=.* is too small to unscale"):
+        AdaptiveLossScaling(training().loss, config).backward(2.0**-20)
+
+
 @pytest.mark.parametrize("key", ["version", "settings", "scale_state", "iteration", "parameters", "scaling"])
 def test_a_missing_entry_is_named(key: str) -> None:
     def attempt(updater: AdaptiveLossScalingUpdater) -> None:
@@ -333,6 +386,7 @@ def test_layers_with_other_kernels_are_another_network() -> None:
 def test_a_scale_of_numpys_can_be_saved(tmp_path: Path) -> None:
     updater = updater_on(training())
     updater.scale = np.float32(16.0)
+    assert updater.update().updated
     updater.save_states(tmp_path / "state")
     with pytest.raises(ValueError, match="scale=0.0 must be a positive finite number"):
         updater.scale = 0.0

@@ -27,6 +27,8 @@ def fail(way: str) -> None:
         os.kill(os.getpid(), signal.SIGINT)
     if way == "stall":
         time.sleep(3600)
+    if way == "pause":
+        time.sleep(3)
 
 
 def train(comm: MPICommunicator, way: str) -> None:

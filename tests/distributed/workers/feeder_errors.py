@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A data feeder that fails on one rank, whose script tries again: the others wait in the same iteration."""
+
+from __future__ import annotations
+
+from typing import Any, Collection, Dict, List, Mapping, Tuple
+
+import numpy as np
+import pytest
+
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, LossScaleError
+from nnabla_adaloss.communicators import MPICommunicator
+from tests.distributed.workers.ranks import is_last, on_last, same_on_all
+from tests.distributed.workers.task import Task, task
+
+DELAYS = (0, 1)
+
+
+class Flaky:
+    """A training whose data feeder fails on the last rank at some of its calls, and its script's retries.
+
+    Args:
+        fails: numbers of calls of the feeder that fail, failed ones counted.
+        spoiled: as `task` has it, on the last rank.
+    """
+
+    def __init__(
+        self,
+        comm: MPICommunicator,
+        fails: Collection[int],
+        spoiled: Mapping[int, str] = {},
+        **options: Any,
+    ) -> None:
+        self.work: Task = task(comm.rank, comm.size, spoiled=on_last(comm, spoiled))
+        self.updater: AdaptiveLossScalingUpdater = self.work.updater(comm=comm, **options)
+        self.updater.data_feeder = self._feed
+        self.errors = 0
+        self._calls = 0
+        self._fails = fails if is_last(comm) else ()
+
+    def _feed(self) -> None:
+        self._calls += 1
+        if self._calls - 1 in self._fails:
+            raise OSError("no connection to the images")
+        self.work.feed()
+
+    def update(self) -> Any:
+        while True:
+            iteration = self.updater.iteration
+            try:
+                return self.updater.update()
+            except OSError:
+                self.errors += 1
+                assert self.updater.iteration == iteration
+
+    def decisions(self, iterations: int) -> List[Tuple[Any, ...]]:
+        return [(self.update()[:4], self.updater.iteration) for _ in range(iterations)]
+
+    def bits(self) -> Dict[str, bytes]:
+        return {name: array.tobytes() for name, array in self.work.snapshot().items()}
+
+
+def goes_on_as_without_errors(
+    comm: MPICommunicator, fails: Collection[int], errors: int, iterations: int = 9, **options: Any
+) -> List[Tuple[Any, ...]]:
+    """Assert that ranks stay equal, to each other and to those of a training in which no feeder fails."""
+    for delay in DELAYS:
+        config = AdaLossConfig(delay=delay)
+        smooth = Flaky(comm, (), config=config, check_every=4, **options)
+        expected, bits = smooth.decisions(iterations), smooth.bits()
+        flaky = Flaky(comm, fails, config=config, check_every=4, **options)
+        found = flaky.decisions(iterations)
+        assert flaky.errors == (errors if is_last(comm) else 0)
+        state = found, flaky.updater.scale_state, flaky.updater.iteration, flaky.bits()
+        assert same_on_all(comm, state)
+        assert found == expected
+        assert flaky.bits() == bits
+        assert all(np.isfinite(array).all() for array in flaky.work.snapshot().values())
+    return found
+
+
+def check_an_error_in_any_iteration(comm: MPICommunicator) -> None:
+    """In the first, where parameters are sent; in some; several in a row; where ranks are compared."""
+    found = goes_on_as_without_errors(comm, (0, 3, 5, 6, 7, 9), errors=6)
+    assert [iteration for _, iteration in found] == list(range(1, 10))
+
+
+def check_an_error_where_ranks_are_compared(comm: MPICommunicator) -> None:
+    goes_on_as_without_errors(comm, (3,), errors=1)
+    goes_on_as_without_errors(comm, (7, 8), errors=2)
+
+
+def check_an_error_in_the_middle_of_a_window(comm: MPICommunicator) -> None:
+    """The whole window is fed again: what was fed of it before is lost, so that only ranks are compared."""
+    for delay in DELAYS:
+        flaky = Flaky(comm, (1, 5, 6), config=AdaLossConfig(delay=delay), accum_grad=2, check_every=2)
+        found = flaky.decisions(8)
+        assert flaky.errors == (3 if is_last(comm) else 0)
+        assert same_on_all(comm, (found, flaky.updater.scale_state, flaky.bits()))
+        assert [iteration for _, iteration in found] == list(range(1, 9))
+
+
+def check_an_error_in_a_retry(comm: MPICommunicator) -> None:
+    """Tries before the error count: ranks give up together."""
+    spoiled = {2: "gradient", 3: "gradient", 7: "gradient"}
+    # Call 3 is the second try of iteration 3.
+    found = goes_on_as_without_errors(comm, (3, 4), errors=2, spoiled=spoiled)
+    assert [decided[2] for decided, _ in found] == [0, 0, 2, 0, 0, 1, 0, 0, 0]
+    found = goes_on_as_without_errors(comm, (3,), errors=1, spoiled=spoiled, max_retries=1)
+    assert [decided[0] for decided, _ in found] == [True, True, False, *[True] * 6]
+
+
+def check_an_error_in_a_retry_before_the_floor(comm: MPICommunicator) -> None:
+    """All ranks go back to the scale before the iteration, not before the error."""
+    spoiled = dict.fromkeys(range(2, 5), "gradient")
+    options = {"spoiled": spoiled, "min_scale": 2.0}
+    goes_on_as_without_errors(comm, (4,), errors=1, on_scale_floor="skip", **options)
+    for fails in ((3,), (4, 5)):
+        flaky = Flaky(comm, fails, **options)
+        flaky.decisions(2)
+        with pytest.raises(LossScaleError, match=r"at the smallest loss scale, 2.*The scale is 8 again"):
+            flaky.update()
+        assert flaky.errors == (len(fails) if is_last(comm) else 0)
+        assert flaky.updater.scale == 8.0
+        assert same_on_all(comm, (flaky.decisions(4), flaky.updater.scale_state, flaky.bits()))
+
+
+def check_what_is_loaded_after_an_error_begins_anew(comm: MPICommunicator) -> None:
+    """All ranks fail in a retry, and go back to a state: nothing is left of the iteration."""
+    flaky = Flaky(comm, (), {2: "gradient", 3: "gradient"}, max_retries=1)
+    flaky.decisions(2)
+    state = flaky.updater.state_dict()
+    feed, fed = flaky.updater.data_feeder, []
+
+    def fails_at_once() -> None:
+        fed.append(True)
+        if len(fed) == 2:
+            raise OSError("no connection to the images")
+        feed()
+
+    flaky.updater.data_feeder = fails_at_once
+    with pytest.raises(OSError, match="no connection"):
+        flaky.updater.update()
+    assert flaky.updater.scale == 4.0
+    flaky.updater.load_state_dict(state)
+    assert flaky.update()[:4] == (True, 4.0, 1, "updated")
+    assert same_on_all(comm, (flaky.updater.iteration, flaky.bits()))
+    assert flaky.updater.iteration == 3

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A layer whose input also feeds a regularizer of small weight: two scales meet, and one gives way."""
+
+from __future__ import annotations
+
+from typing import Any, List
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import numpy as np
+import pytest
+
+from nnabla_adaloss import (
+    AdaLossConfig,
+    AdaptiveLossScalingUpdater,
+    DynamicLossScalingUpdater,
+    FormatEmulation,
+)
+
+CLOUDS, POINTS, CLASSES = 16, 5, 4
+
+
+def constant(values: Any) -> nn.Variable:
+    return nn.Variable.from_numpy_array(np.asarray(values, np.float32))
+
+
+def orthogonality(matrix: nn.Variable) -> nn.Variable:
+    """How far matrices are from being orthogonal."""
+    product = F.batch_matmul(matrix, F.transpose(matrix, (0, 2, 1)))
+    identity = constant(np.tile(np.eye(3), (CLOUDS, 1, 1)))
+    return F.mean(F.norm(F.reshape(product - identity, (CLOUDS, -1)), axis=1))
+
+
+def point_net(*, spread: float, size: float) -> nn.Variable:
+    """The loss of a net that turns point clouds by matrices of its own, before it classifies them.
+
+    Args:
+        spread: how much clouds differ. Where they are nearly alike, batch normalization divides by little,
+            and multiplies gradients by as much.
+        size: of the clouds.
+    """
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+    features = constant(rng.randn(1, 6) + spread * rng.randn(CLOUDS, 6))
+    points = constant(rng.randn(CLOUDS, POINTS, 3) * size)
+    h = F.relu(PF.batch_normalization(PF.affine(features, 8, name="turn1", rng=rng), name="turn1"))
+    # The matrix feeds the product with the points, and the regularizer.
+    turned = PF.affine(h, 9, name="turn2", rng=rng) + constant(np.tile(np.eye(3).reshape(1, 9), (CLOUDS, 1)))
+    matrix = F.reshape(turned, (CLOUDS, 3, 3))
+    h = F.relu(PF.affine(F.batch_matmul(points, matrix), 8, base_axis=2, name="point", rng=rng))
+    y = PF.affine(F.max(h, axis=1), CLASSES, name="class", rng=rng)
+    t = constant(rng.randint(0, CLASSES, (CLOUDS, 1)))
+    return F.mean(F.softmax_cross_entropy(y, t)) + 0.001 * orthogonality(matrix)
+
+
+def keep_data() -> None:
+    """All batches are the same."""
+
+
+def adam() -> Any:
+    solver = S.Adam(0.001)
+    solver.set_parameters(nn.get_parameters())
+    return solver
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize(
+    ("spread", "size", "scale"),
+    [(1e-2, 1.0, 128.0), (1e-2, 8.0, 8.0), (1e-3, 1.0, 8.0), (1e-3, 8.0, 8.0), (1e-4, 1.0, 8.0)],
+)
+def test_training_goes_on_where_a_layer_meets_a_small_regularizer(
+    spread: float, size: float, scale: float, delay: int
+) -> None:
+    """nnabla's updater needs one batch for an update; the layers' scales may cost some in the first one."""
+    loss = point_net(spread=spread, size=size)
+    dynamic = DynamicLossScalingUpdater(adam(), FormatEmulation(loss), keep_data, scale=scale)
+    dynamic.update()
+    assert dynamic.scale > scale / 64.0, "the batch is no good example"
+
+    loss = point_net(spread=spread, size=size)
+    before = {name: v.d.copy() for name, v in nn.get_parameters().items()}
+    updater = AdaptiveLossScalingUpdater(
+        adam(), loss, keep_data, scale=scale, storage="float16", config=AdaLossConfig(delay=delay)
+    )
+    results: List[Any] = [updater.update() for _ in range(8)]
+    assert all(result.updated for result in results), results
+    # Each one that is thrown away halves the scale of the layer, or the global one.
+    assert sum(result.retries for result in results) <= 30, results
+    assert [result.retries for result in results[-4:]] == [0] * 4
+    for name, v in nn.get_parameters().items():
+        assert not np.array_equal(v.d, before[name]), name
