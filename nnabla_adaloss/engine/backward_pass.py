@@ -66,7 +66,7 @@ class BackwardPass:
         config = self.ada_loss.config
         self.u_max = config.range.u_max
         # Scaled copies of weights are stored as weights are.
-        stored = self.storage.precision.forward.max if self.storage is not None else math.inf
+        stored = self.storage.precision.stored_data.max if self.storage is not None else math.inf
         self._constraints = Constraints(weight_max=min(self.u_max, stored))
         # A constant that cannot overflow by itself needs no look at any array.
         constant = config.method.fixed_loss_scale if isinstance(config.method, Fixed) else math.inf
