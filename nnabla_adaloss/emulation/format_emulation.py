@@ -44,13 +44,14 @@ class FormatEmulation:
     rounded half to even, with overflow to infinity and gradual underflow: outputs after each function's
     forward, gradients after each function's backward, weights at use (the fp32 masters stay untouched).
     Softmax, cross entropy, batch normalization's statistics, beta and gamma, labels and indices stay fp32.
-    What `recompute` computes again is not rounded. On a native half context there is nothing to emulate.
+    Arrays of one element are not stored in less than 16 bits. What `recompute` computes again is not
+    rounded. On a native half context there is nothing to emulate.
 
     Args:
         loss: the loss Variable.
         storage: the format: `"float16"` (default), `"bfloat16"`, `"float8_e5m2"`, `"float8_e4m3"`, or
-            a `Format` of your own; or a `Precision`, where gradients have another one or numbers
-            saturate.
+            a `Format` of your own; or a `Precision`, where gradients have another one or numbers saturate;
+            or `"fp8_hybrid"`, where only matrix products read 8 bits and the rest is stored in float16.
 
     Raises:
         TypeError: `loss` is not a Variable; wrap the Variable first, then scale the emulation.
@@ -110,7 +111,10 @@ class FormatEmulation:
         function_pre_hook: Optional[Hook] = None,
         function_post_hook: Optional[Hook] = None,
     ) -> None:
-        """Run forward as `Variable.forward` does, in the emulated format."""
+        """Run forward as `Variable.forward` does, in the emulated format.
+
+        Hooks see arrays as they are stored, not what a matrix product reads in their place.
+        """
         self._look_at_the_graph()
         self._round_weights()
         self._operands.begin_forward()
