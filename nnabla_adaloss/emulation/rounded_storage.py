@@ -32,13 +32,14 @@ class RoundedStorage:
         self.gradients: Dict[int, RoundingStatistics] = {}
         self.data: Dict[int, RoundingStatistics] = {}
         self.draws = 0
+        # With `operands_only` these are products' operands, not what is stored.
+        self._at_random = None if precision.operands_only else precision.backward
 
     def round_gradient(self, key: int, array: nn.NdArray) -> None:
         """Round the gradient of the variable `key`; unwritten and non-float32 arrays stay as they are."""
         if stored_dtype(array) == FLOAT32:
             storage = self.precision.gradient_format(array.size)
-            at_random = storage == self.precision.backward and not self.precision.operands_only
-            random_key = self._random_key() if at_random else None
+            random_key = self._random_key() if storage is self._at_random else None
             self.gradients[key] = self.kernels.round_to_format(array, array, storage, random_key=random_key)
 
     def round_data(self, key: int, source: nn.NdArray, target: nn.NdArray) -> nn.NdArray:
