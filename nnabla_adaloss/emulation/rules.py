@@ -45,6 +45,7 @@ _OPERANDS: Dict[str, Tuple[int, ...]] = {
         ),
         (0,),
     ),
+    # No swap reaches what these read.
     **dict.fromkeys(OWN_REFERENCES, ()),
 }
 
@@ -53,7 +54,7 @@ _READ_GRADIENTS: FrozenSet[str] = frozenset(
     name + grad for name in ("Affine", "Convolution", "Deconvolution") for grad in ("DataGrad", "FilterGrad")
 )
 
-# Batch normalization lies between the gradient of its output and the product.
+# Between the gradient of their output and their product lies more: batch normalization, gates.
 _GRADIENT_WITHIN: FrozenSet[str] = frozenset({"FusedConvolution", *OWN_REFERENCES})
 
 
