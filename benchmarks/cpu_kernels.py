@@ -17,7 +17,7 @@ import nnabla as nn
 import numba
 import numpy as np
 
-from nnabla_adaloss.core.formats import FLOAT16
+from nnabla_adaloss.core.formats import FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16
 from nnabla_adaloss.kernels import CpuKernels
 
 LAYERS = {
@@ -77,6 +77,14 @@ def print_passes(megabytes: int, seconds: float) -> None:
         "unscale_add, in place": (lambda: kernels.unscale_add(y, y, 1.0, accumulate=False), read),
         "round_to_format float16": (lambda: kernels.round_to_format(x, y, FLOAT16), move),
         "round_to_format float16, in place": (lambda: kernels.round_to_format(y, y, FLOAT16), read),
+        "round_to_format float8, fitted": (
+            lambda: kernels.round_to_format(x, y, FLOAT8_E4M3, fitted=True),
+            move,
+        ),
+        "round_to_format float8, at random": (
+            lambda: kernels.round_to_format(x, y, FLOAT8_E5M2, random_key=1),
+            move,
+        ),
     }
     print(f"\n{megabytes} MiB of float32 or float16")
     print(f"{'kernel':36}{'ms':>9}{'memory':>9}   {'of memory speed':>15}")

@@ -16,7 +16,8 @@ import argparse
 import math
 import sys
 import time
-from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Tuple
+from itertools import product
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -143,14 +144,15 @@ def check_values(kernels: CudaKernels, check: Checks, dtype: Any, offset: int) -
             same(master.values.get(), total) and found_inf != np.isfinite(total).all(),
         )
         if dtype == np.float32:
-            for storage in (FLOAT16, BFLOAT16, FLOAT8_E5M2, FLOAT8_E4M3):
+            options: List[Dict[str, Any]] = [{}, {"fitted": True}, {"random_key": 2**63 + 5}]
+            for storage, option in product((FLOAT16, BFLOAT16, FLOAT8_E5M2, FLOAT8_E4M3), options):
                 here = nn.NdArray.from_numpy_array(values)
-                lost = cpu.round_to_format(here, here, storage)
-                actual = kernels.round_to_format(x, target, storage)
+                lost = cpu.round_to_format(here, here, storage, **option)
+                actual = kernels.round_to_format(x, target, storage, **option)
                 right = actual[1:] == lost[1:] and same(target.values.get(), here.data)
                 finite = np.abs(here.data[np.isfinite(here.data)].astype(np.float64)).sum()
                 right = right and agree(actual.statistics, statistics_of(here.data), float(finite))
-                check(f"round_to_format {storage.name}: {where}", right)
+                check(f"round_to_format {storage.name} {option}: {where}", right)
 
 
 def check_large(kernels: CudaKernels, check: Checks, gib: float) -> None:

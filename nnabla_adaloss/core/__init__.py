@@ -24,7 +24,7 @@ from .loss_section import loss_section_factor
 from .methods import METHODS, Method, Needs, Range, resolve_method
 from .overflow import overflow_limit
 from .power_of_two import get_power_of_two_scale
-from .precision import Precision, StorageLike, get_precision
+from .precision import PRECISIONS, Precision, StorageLike, get_precision
 from .published import (
     bound_loss_scale_by_heuristics,
     get_loss_scale,
@@ -44,6 +44,7 @@ __all__ = [
     "FLOAT32",
     "FORMATS",
     "METHODS",
+    "PRECISIONS",
     "AdaLoss",
     "AdaLossConfig",
     "ArrayStatistics",

@@ -160,7 +160,7 @@ class AdaLossConfig:
         """
         if precision is None:
             return self if self.dtype is not None else replace(self, dtype="float16")
-        stored = precision.backward.saturating(False)
+        stored = precision.stored_gradients.saturating(False)
         if self.dtype is None:
             return replace(self, dtype=stored.name if FORMATS.get(stored.name) == stored else stored)
         if get_format(self.dtype, argument="dtype").saturating(False) != stored:

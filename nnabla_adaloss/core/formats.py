@@ -96,9 +96,46 @@ class Format:
             return self.max
         return math.inf if self.has_infinity else math.nan
 
+    @property
+    def bits(self) -> int:
+        """How wide a number is."""
+        return 1 + self.exponent_bits + self.mantissa_bits
+
     def saturating(self, saturates: bool = True) -> Format:
         """The same numbers, with conversions that saturate, or that do not."""
         return self if saturates == self.saturates else replace(self, saturates=saturates)
+
+    def fitted_to(self, abs_max: float) -> Format:
+        """The format's numbers times the power of two that brings `max` to `abs_max`, or just above it.
+
+        Rounding an array to it is the same as multiplying the array by the inverse power of two, rounding to
+        the format, and dividing again. Numbers stay in the normal range of float32, where that is exact.
+
+        Args:
+            abs_max: the largest magnitude of an array; 0: the format itself.
+
+        Example:
+            >>> get_format("float8_e4m3").fitted_to(3.0).max
+            3.5
+        """
+        if abs_max == 0.0:
+            return self
+        (own, own_exponent), (given, given_exponent) = math.frexp(self.max), math.frexp(abs_max)
+        _, normal_exponent = math.frexp(self.smallest_normal)
+        dropped = 23 - self.mantissa_bits
+        power = given_exponent - own_exponent + (given > own)
+        # The kernels round by adding a number that is 2**dropped times as large as what they round.
+        power = min(power, 128 - own_exponent, 128 - dropped - normal_exponent)
+        power = max(power, -125 - normal_exponent)
+        if power == 0:
+            return self
+        return replace(
+            self,
+            max=math.ldexp(self.max, power),
+            smallest_normal=math.ldexp(self.smallest_normal, power),
+            smallest_subnormal=math.ldexp(self.smallest_subnormal, power),
+            u_min=math.ldexp(self.u_min, power),
+        )
 
 
 _FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127

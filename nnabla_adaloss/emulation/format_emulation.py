@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from itertools import repeat
+from itertools import chain, repeat, starmap
 from typing import Any, Callable, Dict, NamedTuple, Optional
 
 import nnabla as nn
@@ -16,8 +16,9 @@ from ..graph.hooks import Hook, HookGuard
 from ..graph.loss_like import LossLike, Seed, check_scale, check_seed, run_backward, variable_of
 from ..kernels import select_kernels
 from ..kernels.scratch import ScratchPool
+from .operands import OperandSwap
 from .rounded_storage import RoundedStorage
-from .rounding_plan import RoundingPlan, rounding_of
+from .rounding_plan import Rounding, RoundingPlan
 
 
 class GradientRounding(NamedTuple):
@@ -43,13 +44,14 @@ class FormatEmulation:
     rounded half to even, with overflow to infinity and gradual underflow: outputs after each function's
     forward, gradients after each function's backward, weights at use (the fp32 masters stay untouched).
     Softmax, cross entropy, batch normalization's statistics, beta and gamma, labels and indices stay fp32.
-    What `recompute` computes again is not rounded. On a native half context there is nothing to emulate.
+    Arrays of one element are not stored in less than 16 bits. What `recompute` computes again is not
+    rounded. On a native half context there is nothing to emulate.
 
     Args:
         loss: the loss Variable.
         storage: the format: `"float16"` (default), `"bfloat16"`, `"float8_e5m2"`, `"float8_e4m3"`, or
-            a `Format` of your own; or a `Precision`, where gradients have another one or numbers
-            saturate.
+            a `Format` of your own; or a `Precision`, where gradients have another one or numbers saturate;
+            or `"fp8_hybrid"`, where only matrix products read 8 bits and the rest is stored in float16.
 
     Raises:
         TypeError: `loss` is not a Variable; wrap the Variable first, then scale the emulation.
@@ -80,6 +82,7 @@ class FormatEmulation:
         self._made: Optional[RoundingPlan] = None
         self._weights: Dict[int, nn.NdArray] = {}
         self.emulated_storage = RoundedStorage(get_precision(storage), select_kernels(context))
+        self._operands = OperandSwap(self.emulated_storage, self._pool)
 
     @property
     def variable(self) -> nn.Variable:
@@ -108,11 +111,15 @@ class FormatEmulation:
         function_pre_hook: Optional[Hook] = None,
         function_post_hook: Optional[Hook] = None,
     ) -> None:
-        """Run forward as `Variable.forward` does, in the emulated format."""
+        """Run forward as `Variable.forward` does, in the emulated format.
+
+        Hooks see arrays as they are stored, not what a matrix product reads in their place.
+        """
         self._look_at_the_graph()
         self._round_weights()
+        self._operands.begin_forward()
         guard = HookGuard()
-        pre = guard.chain(function_pre_hook)
+        pre = guard.chain(function_pre_hook, self._before_forward if self.precision.operands_only else None)
         post = guard.chain(self._round_outputs, function_post_hook)
         self._with_weights(
             lambda: guard.run(
@@ -156,7 +163,8 @@ class FormatEmulation:
             self._round_weights()
         self.emulated_storage.gradients.clear()
         guard = HookGuard()
-        pre = guard.chain(function_pre_hook)
+        # What the engine has swapped by then is rounded where a product reads it.
+        pre = guard.chain(function_pre_hook, self._before_backward if self.precision.operands_only else None)
         post = guard.chain(self._round_gradients, function_post_hook)
         self._with_weights(
             lambda: guard.run(
@@ -170,7 +178,7 @@ class FormatEmulation:
 
     def _look_at_the_graph(self) -> RoundingPlan:
         if self._made is None or not self._made.is_current:
-            self._made = RoundingPlan(self._loss)
+            self._made = RoundingPlan(self._loss, operands=self.precision.operands_only)
         return self._made
 
     def _round_weights(self) -> None:
@@ -183,27 +191,43 @@ class FormatEmulation:
         leaves = [leaf for _, leaf in self._plan.leaves]
         # One call into C that runs no line of Python: no signal can interrupt it halfway.
         masters = map(setattr, leaves, repeat("data"), [leaf.data for leaf in leaves])
-        put_back: Callable[[], Any] = partial(deque, masters, 0)
+        operands = starmap(setattr, self._operands.swapped)
+        put_back: Callable[[], Any] = partial(deque, chain(operands, masters), 0)
         try:
             for key, leaf in self._plan.leaves:
                 leaf.data = self._weights[key]
             call()
         finally:
             put_back()
+            self._operands.swapped.clear()
+
+    def _before_forward(self, f: Any) -> None:
+        operands = self._rounding(f).operands.forward
+        if operands:
+            self._operands.swap(operands, remember=True)
+
+    def _before_backward(self, f: Any) -> None:
+        operands = self._rounding(f).operands.backward
+        if operands:
+            self._operands.swap(operands, remember=False)
 
     def _round_outputs(self, f: Any) -> None:
-        rounding = self._plan.roundings.get(hash(f))
-        for key, variable in (rounding or self._add(f)).outputs:
+        self._operands.put_back()
+        for key, variable in self._rounding(f).outputs:
             array = variable.data
             self.emulated_storage.round_data(key, array, array)
 
     def _round_gradients(self, f: Any) -> None:
-        rounding = self._plan.roundings.get(hash(f))
-        for key, variable in (rounding or self._add(f)).gradients:
+        self._operands.put_back()
+        for key, variable in self._rounding(f).gradients:
             self.emulated_storage.round_gradient(key, variable.grad)
 
-    def _add(self, f: Any) -> Any:
-        rounding = self._plan.roundings[hash(f)] = rounding_of(f)
+    def _rounding(self, f: Any) -> Rounding:
+        roundings = self._plan.roundings
+        key = hash(f)
+        rounding = roundings.get(key)
+        if rounding is None:
+            rounding = roundings[key] = self._plan.rounding_of(f)
         return rounding
 
 

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Any, FrozenSet, List, Sequence
+from typing import Any, Dict, FrozenSet, List, Sequence, Tuple
 
 import nnabla as nn
 
 from ..graph.function_kinds import OWN_REFERENCES
-from ..graph.matrix_products import is_scalable
+from ..graph.matrix_products import is_matrix_product, is_scalable
 
 # cudnn:half computes these in float: what they write stays fp32 until a half function reads it.
 _REDUCTIONS: FrozenSet[str] = frozenset({"Softmax", "LogSoftmax", "SoftmaxCrossEntropy", "CumSum", "CumProd"})
@@ -29,6 +29,33 @@ _BATCH_NORMALIZATIONS: FrozenSet[str] = frozenset(
 
 # They leave an unscaled fp32 gradient in a leaf: rounding it would undo what scaling saved.
 _UNSCALES: FrozenSet[str] = frozenset({"Unscale", "TrackedUnscale"})
+
+# Products whose operands are not their first two inputs.
+_OPERANDS: Dict[str, Tuple[int, ...]] = {
+    "AdaptiveSeparableConvolution": (0, 1, 2),
+    # They quantize their weight themselves.
+    **dict.fromkeys(
+        (
+            "BinaryConnectAffine",
+            "BinaryConnectConvolution",
+            "BinaryWeightAffine",
+            "BinaryWeightConvolution",
+            "INQAffine",
+            "INQConvolution",
+        ),
+        (0,),
+    ),
+    # No swap reaches what these read.
+    **dict.fromkeys(OWN_REFERENCES, ()),
+}
+
+# Their first input is an output gradient.
+_READ_GRADIENTS: FrozenSet[str] = frozenset(
+    name + grad for name in ("Affine", "Convolution", "Deconvolution") for grad in ("DataGrad", "FilterGrad")
+)
+
+# Between the gradient of their output and their product lies more: batch normalization, gates.
+_GRADIENT_WITHIN: FrozenSet[str] = frozenset({"FusedConvolution", *OWN_REFERENCES})
 
 
 def half_outputs(f: Any) -> List[nn.Variable]:
@@ -71,6 +98,38 @@ def half_gradients(f: Any) -> List[nn.Variable]:
         if v.need_grad and not (keeps and reader_keeps):
             found.append(v)
     return list({hash(v): v for v in found}.values())
+
+
+def operands(f: Any) -> List[Tuple[int, nn.Variable, bool]]:
+    """The inputs that `f` multiplies: index, variable, and whether it holds an output gradient.
+
+    A single element is not worth rounding.
+    """
+    type_name = f.info.type_name
+    if not is_matrix_product(type_name):
+        return []
+    inputs = f.inputs
+    indices = [i for i in _operand_indices(type_name, inputs) if inputs[i].size > 1]
+    return [(i, inputs[i], i == 0 and type_name in _READ_GRADIENTS) for i in indices]
+
+
+def read_in_backward(f: Any, index: int) -> bool:
+    """Whether backward of the product `f` reads its operand `index`: if its factor there needs a gradient."""
+    inputs = f.inputs
+    others = {0, 1, *_operand_indices(f.info.type_name, inputs)} - {index}
+    return any(v.need_grad for i, v in enumerate(inputs) if i in others)
+
+
+def gradient_operands(f: Any) -> List[nn.Variable]:
+    """The outputs of `f` whose gradients it multiplies in backward."""
+    type_name = f.info.type_name
+    if not is_matrix_product(type_name) or type_name in _GRADIENT_WITHIN:
+        return []
+    return [v for v in f.outputs if v.size > 1]
+
+
+def _operand_indices(type_name: str, inputs: Sequence[nn.Variable]) -> Sequence[int]:
+    return range(len(inputs)) if type_name == "Einsum" else _OPERANDS.get(type_name, (0, 1))
 
 
 def _parameters_in_half(type_name: str, inputs: Sequence[nn.Variable]) -> Sequence[nn.Variable]:

@@ -460,7 +460,7 @@ class AdaptiveLossScaling:
     ) -> ScaleChoice:
         """Who chooses the scales of a pass."""
         # Scaled copies of weights are stored as weights are.
-        stored = self._storage.precision.forward.max if self._storage is not None else math.inf
+        stored = self._storage.precision.stored_data.max if self._storage is not None else math.inf
         constraints = Constraints(weight_max=min(self.config.range.u_max, stored))
         section: LossSection = GivenScale(start_scale)
         alphas: LayerAlphas = AlphasByMethod(self._ada_loss, constraints)

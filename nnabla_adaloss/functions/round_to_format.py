@@ -9,6 +9,7 @@ import nnabla as nn
 
 from ..core.formats import Format
 from ..core.precision import Precision, StorageLike, get_precision
+from ..core.random_streams import stream_key
 from ..core.validation import boolean
 from ..kernels.arrays import FLOAT32, as_float32, stored_dtype
 from .identity import Array, IdentityFunction, check_array
@@ -26,12 +27,13 @@ def round_to_format(
 
     Rounding is half to even, with gradual underflow, and overflow to infinity (to NaN in a format without
     infinities, to the largest number in one that saturates), as IEEE 754 rounds. The gradient passes through
-    the rounding of `x` as if there was none.
+    the rounding of `x` as if there was none. A precision with `operands_only` rounds as a matrix product
+    reads: with a power of two for the array, and infinities stay.
 
     Args:
         x: Variable or NdArray of any shape and dtype.
-        storage: `"float16"`, `"bfloat16"`, `"float8_e5m2"`, `"float8_e4m3"`, `"float32"`, or a `Format`; or
-            a `Precision`, where gradients have another format than values.
+        storage: `"float16"`, `"bfloat16"`, `"float8_e5m2"`, `"float8_e4m3"`, `"float32"`, `"fp8_hybrid"`, or
+            a `Format`; or a `Precision`, where gradients have another format than values.
         forward: round the values; False hands them on as they are.
         backward: round the gradient; False hands it on as it is.
         ctx: context to run in; None for the current one.
@@ -66,6 +68,7 @@ class RoundToFormat(IdentityFunction):
         self._precision = precision
         self._forward = forward
         self._backward = backward
+        self._draws = 0
 
     def forward_impl(self, inputs: List[Any], outputs: List[Any]) -> None:
         """Round or copy the values."""
@@ -84,12 +87,21 @@ class RoundToFormat(IdentityFunction):
         if self._backward:
             # A gradient that is added to is not rounded again: what arrived here is.
             rounded = nn.NdArray(source.shape) if accum[0] else target
-            self._round(source, rounded, self._precision.backward)
+            self._round(source, rounded, self._precision.backward, self._random_key())
             source = rounded
         if source is not target:
             self.pass_gradient(source, target, 1.0, accumulate=accum[0])
 
-    def _round(self, source: nn.NdArray, target: nn.NdArray, storage: Format) -> None:
+    def _random_key(self) -> Optional[int]:
+        seed = self._precision.stochastic_seed
+        if seed is None:
+            return None
+        self._draws += 1
+        return stream_key(seed, self._draws)
+
+    def _round(
+        self, source: nn.NdArray, target: nn.NdArray, storage: Format, random_key: Optional[int] = None
+    ) -> None:
         if stored_dtype(source) is None:
             target.zero()
             return
@@ -97,4 +109,5 @@ class RoundToFormat(IdentityFunction):
         if stored_dtype(readable) != FLOAT32:
             self.kernels.unscale_add(readable, target, 1.0, accumulate=False)
             readable = target
-        self.kernels.round_to_format(readable, target, storage)
+        fitted = self._precision.operands_only
+        self.kernels.round_to_format(readable, target, storage, fitted=fitted, random_key=random_key)

@@ -63,6 +63,10 @@ struct Format {
     float smallest_normal;
     float max;
     float beyond_max;  // what larger numbers become: infinity, NaN, or max
+    u32 fitted;        // whether numbers are taken times the power of two that suits the largest of the array
+    u32 at_random;     // whether a number is rounded to either neighbour, and the key of the random bits
+    u32 key_low;
+    u32 key_high;
 };
 
 constexpr u32 SIGN = 0x80000000u;
@@ -532,22 +536,75 @@ extern "C" __global__ __launch_bounds__(THREADS, RESIDENT_THREADS / THREADS) voi
 struct Rounding {
     u32 dropped;          // mantissa bits that the format lacks, 1 or more
     u32 smallest_normal;  // bit patterns
+    u32 largest;
     u32 largest_kept;     // the largest magnitude that does not overflow
     u32 overflow;         // what becomes of the others
+    u32 infinity;         // and of infinity
+    u32 at_random;
+    u32 key_low;
+    u32 key_high;
 };
 
-__device__ inline Rounding rounding_to(const Format& format) {
+// The power of two of Python's Format.fitted_to, as its exponent.
+__device__ inline int power_to_fit(u32 largest, u32 smallest_normal, u32 max_bits, u32 dropped) {
+    if (largest == 0) {
+        return 0;
+    }
+    const int normal_exponent = smallest_normal >> 23, max_exponent = max_bits >> 23;
+    // Bit patterns of float's subnormal numbers do not count by exponents.
+    const int above = largest < 1u << 23 ? -512 : (static_cast<int>(largest - max_bits) + (1 << 23) - 1) >> 23;
+    const int at_most = min(254 - max_exponent, 254 - static_cast<int>(dropped) - normal_exponent);
+    return max(min(above, at_most), 1 - normal_exponent);
+}
+
+__device__ inline Rounding rounding_to(const Format& format, const Row* measured) {
     const u32 dropped = 23 - format.mantissa_bits;
-    const u32 max_bits = __float_as_uint(format.max);
+    u32 smallest_normal = __float_as_uint(format.smallest_normal), max_bits = __float_as_uint(format.max);
+    u32 overflow = __float_as_uint(format.beyond_max), infinity = overflow;
+    if (format.fitted) {
+        const bool saturates = overflow == max_bits;
+        const u32 power = static_cast<u32>(power_to_fit(measured->largest, smallest_normal, max_bits, dropped)) << 23;
+        smallest_normal += power;
+        max_bits += power;
+        overflow = saturates ? max_bits : overflow;
+        infinity = EXPONENT;
+    }
     // Halfway to overflow, a tie goes to the even neighbour: to max itself if its last bit is 0, else beyond it.
     const u32 largest_kept = max_bits + (1u << (dropped - 1)) - (max_bits >> dropped & 1u);
-    return Rounding{dropped, __float_as_uint(format.smallest_normal), largest_kept,
-                    __float_as_uint(format.beyond_max)};
+    return Rounding{dropped,  smallest_normal,  max_bits,       largest_kept,   overflow,
+                    infinity, format.at_random, format.key_low, format.key_high};
+}
+
+__device__ inline u32 mixed(u32 x) {
+    x = (x ^ (x >> 16)) * 0x7feb352du;
+    x = (x ^ (x >> 15)) * 0x846ca68bu;
+    return x ^ (x >> 16);
+}
+
+__device__ inline u32 rounded_at_random(u32 magnitude, u32 random, const Rounding& to) {
+    if (magnitude >= to.smallest_normal) {
+        // Up, if the bits that are dropped are more than the random number.
+        const u32 mask = (1u << to.dropped) - 1;
+        return (magnitude + (mask - (random >> (32 - to.dropped)))) & ~mask;
+    }
+    // In units of the smallest subnormal number: `whole` of them, and a fraction in 32 bits.
+    const u32 exponent = max(magnitude >> 23, 1u);
+    const u32 significand = (magnitude & 0x7fffffu) | (magnitude >> 23 ? 0x800000u : 0u);
+    const u32 behind = to.dropped + (to.smallest_normal >> 23) - exponent;
+    const u32 whole = significand >> min(behind, 31u);
+    const u32 fraction = behind <= 32 ? significand << (32 - behind) : significand >> min(behind - 32, 31u);
+    const float units = static_cast<float>(whole + (random < fraction ? 1u : 0u));
+    // Two factors: what one unit is may be below float's normal range.
+    const float unit = __uint_as_float((104 + to.dropped) << 23);
+    return __float_as_uint(__fmul_rn(__fmul_rn(units, unit), __uint_as_float(to.smallest_normal)));
 }
 
 __device__ inline u32 rounded(u32 magnitude, const Rounding& to) {
     if (magnitude > EXPONENT) {
         return magnitude;
+    }
+    if (magnitude == EXPONENT) {
+        return to.infinity;
     }
     if (magnitude > to.largest_kept) {
         return to.overflow;
@@ -578,7 +635,13 @@ struct Round {
         for (int k = 0; k < N; ++k) {
             const u32 bits = __float_as_uint(values.of[k]);
             const u32 before = bits & MAGNITUDE;
-            const u32 after = rounded(before, to);
+            u32 after;
+            if (to.at_random && before <= to.largest) {
+                const u32 random = mixed(mixed(static_cast<u32>(i + k) ^ to.key_low) + to.key_high);
+                after = rounded_at_random(before, random, to);
+            } else {
+                after = rounded(before, to);
+            }
             tally.underflowed += after == 0 && before != 0;
             tally.overflowed += before > to.largest_kept && before < EXPONENT;
             values.of[k] = __uint_as_float(after | (bits & SIGN));
@@ -588,14 +651,15 @@ struct Round {
     }
 };
 
-// target = source, both float, rounded half to even; its statistics in rows[task.row]. target may be source.
-extern "C" __global__ __launch_bounds__(THREADS, RESIDENT_THREADS / THREADS) void round_to_format(const Tasks tasks, const Format format, Row* rows, Row* partial,
-                                           u32* finished) {
+// target = source, both float, rounded half to even or at random; its statistics in rows[task.row]. target may be
+// source. `measured` are the source's own statistics, for a format that is fitted.
+extern "C" __global__ __launch_bounds__(THREADS, RESIDENT_THREADS / THREADS) void round_to_format(const Tasks tasks, const Format format, const Row* measured, Row* rows,
+                                           Row* partial, u32* finished) {
     const u32 index = task_of_block(tasks);
     const Task& task = tasks.task[index];
     const Share share = share_of_block(tasks, index);
     Round body = {reinterpret_cast<const float*>(task.source), reinterpret_cast<float*>(task.target),
-                  rounding_to(format), Tally()};
+                  rounding_to(format, measured), Tally()};
     for_each_element<Pack<float>::WIDTH>(task, share, body);
     add_up_task(body.tally, task, share, rows, partial + task.first_block, finished + index);
 }

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Iterable, List, Tuple
+from typing import Iterable, List, Optional, Tuple
 
 import numpy as np
 from nnabla import NdArray
@@ -87,7 +87,15 @@ class CpuKernels:
             for source, master, scale, accumulate in gradients
         ]
 
-    def round_to_format(self, source: NdArray, target: NdArray, storage: Format) -> RoundingStatistics:
+    def round_to_format(
+        self,
+        source: NdArray,
+        target: NdArray,
+        storage: Format,
+        *,
+        fitted: bool = False,
+        random_key: Optional[int] = None,
+    ) -> RoundingStatistics:
         require_float32(source, "source")
         if storage.mantissa_bits >= 23:
             if target is not source:
@@ -104,5 +112,9 @@ class CpuKernels:
             storage.smallest_normal,
             storage.max,
             storage.beyond_max,
+            fitted,
+            random_key is not None,
+            (random_key or 0) & 0xFFFFFFFF,
+            (random_key or 0) >> 32,
         )
         return RoundingStatistics(ArrayStatistics(size, *statistics), underflowed, overflowed)

@@ -385,9 +385,11 @@ def _round_to_multiple(magnitude, smallest_normal, dropped):
 
 
 @exact
-def _round_any(magnitude, smallest_normal, dropped, largest_kept, overflow):
+def _round_any(magnitude, smallest_normal, dropped, largest_kept, overflow, infinity):
     if magnitude > EXPONENT:
         return magnitude
+    if magnitude == EXPONENT:
+        return infinity
     if magnitude > largest_kept:
         return overflow
     if magnitude < smallest_normal:
@@ -417,11 +419,11 @@ def _round_ordinary(bits, smallest_normal, dropped):
 
 
 @exact
-def _round_any_block(bits, smallest_normal, dropped, largest_kept, overflow):
+def _round_any_block(bits, smallest_normal, dropped, largest_kept, overflow, infinity):
     underflowed, overflowed = 0, 0
     for i in range(bits.size):
         magnitude = np.uint32(bits[i] & MAGNITUDE)
-        rounded = _round_any(magnitude, smallest_normal, dropped, largest_kept, overflow)
+        rounded = _round_any(magnitude, smallest_normal, dropped, largest_kept, overflow, infinity)
         bits[i] = np.uint32(rounded | np.uint32(bits[i] & SIGN))
         underflowed += rounded == ZERO and magnitude != ZERO
         overflowed += magnitude > largest_kept and magnitude < EXPONENT
@@ -437,18 +439,135 @@ def _copy_and_largest(source, target):
     return largest
 
 
+@exact
+def _mixed(x):
+    x = np.uint32(np.uint32(x ^ np.uint32(x >> np.uint32(16))) * np.uint32(0x7FEB352D))
+    x = np.uint32(np.uint32(x ^ np.uint32(x >> np.uint32(15))) * np.uint32(0x846CA68B))
+    return np.uint32(x ^ np.uint32(x >> np.uint32(16)))
+
+
+@exact
+def _random_bits(index, key_low, key_high):
+    return _mixed(np.uint32(_mixed(np.uint32(index ^ key_low)) + key_high))
+
+
+@exact
+def _round_subnormal_at_random(magnitude, random, smallest_normal, dropped):
+    # In units of the smallest subnormal number: `whole` of them, and a fraction in 32 bits.
+    field = np.uint32(magnitude >> np.uint32(23))
+    implicit = np.uint32(np.uint32(min(field, ONE)) << np.uint32(23))
+    significand = np.uint32(np.uint32(magnitude & np.uint32(0x7FFFFF)) | implicit)
+    behind = np.uint32(np.uint32(dropped + np.uint32(smallest_normal >> np.uint32(23))) - max(field, ONE))
+    left = np.uint32(np.uint32(32) - np.uint32(min(behind, np.uint32(32))))
+    right = np.uint32(min(np.uint32(np.uint32(max(behind, np.uint32(32))) - np.uint32(32)), np.uint32(31)))
+    whole = np.uint32(significand >> np.uint32(min(behind, np.uint32(31))))
+    fraction = np.uint32(np.uint32(significand << left) >> right)
+    units = np.float32(np.int32(np.uint32(whole + np.uint32(random < fraction))))
+    # Two factors: what one unit is may be below float32's normal range.
+    units = np.float32(units * _as_float(np.uint32(np.uint32(np.uint32(104) + dropped) << np.uint32(23))))
+    return _as_bits(np.float32(units * _as_float(smallest_normal)))
+
+
+@exact
+def _round_inside_at_random(bits, start, key_low, key_high, smallest_normal, dropped):
+    mask = np.uint32(np.uint32(ONE << dropped) - ONE)
+    kept = np.uint32(~mask)
+    shift = np.uint32(np.uint32(32) - dropped)
+    underflowed = ZERO
+    for i in range(bits.size):
+        magnitude = np.uint32(bits[i] & MAGNITUDE)
+        random = _random_bits(np.uint32(start + np.uint32(i)), key_low, key_high)
+        # Up, if the bits that are dropped are more than the random number.
+        normal = np.uint32(np.uint32(magnitude + np.uint32(mask - np.uint32(random >> shift))) & kept)
+        subnormal = _round_subnormal_at_random(
+            np.uint32(min(magnitude, smallest_normal)), random, smallest_normal, dropped
+        )
+        rounded = normal if magnitude >= smallest_normal else subnormal
+        bits[i] = np.uint32(rounded | np.uint32(bits[i] & SIGN))
+        underflowed = np.uint32(underflowed + np.uint32(rounded == ZERO and magnitude != ZERO))
+    return np.int64(underflowed)
+
+
+@exact
+def _round_block_at_random(
+    bits, start, key_low, key_high, smallest_normal, dropped, largest, largest_kept, overflow, infinity
+):
+    if _largest(bits) <= largest:
+        return _round_inside_at_random(bits, start, key_low, key_high, smallest_normal, dropped), 0
+    underflowed, overflowed = 0, 0
+    one = np.empty(1, np.uint32)
+    for i in range(bits.size):
+        magnitude = np.uint32(bits[i] & MAGNITUDE)
+        if magnitude <= largest:
+            one[0] = bits[i]
+            index = np.uint32(start + np.uint32(i))
+            underflowed += _round_inside_at_random(one, index, key_low, key_high, smallest_normal, dropped)
+            bits[i] = one[0]
+        else:
+            rounded = _round_any(magnitude, smallest_normal, dropped, largest_kept, overflow, infinity)
+            bits[i] = np.uint32(rounded | np.uint32(bits[i] & SIGN))
+            overflowed += magnitude > largest_kept and magnitude < EXPONENT
+    return underflowed, overflowed
+
+
+@exact
+def _largest_finite(bits):
+    largest = ZERO
+    for i in range(bits.size):
+        magnitude = np.uint32(bits[i] & MAGNITUDE)
+        largest = np.uint32(max(largest, magnitude if magnitude < EXPONENT else ZERO))
+    return largest
+
+
+@exact
+def _power_to_fit(bits, smallest_normal, max_bits, dropped):
+    """The power of two of `Format.fitted_to`, as its exponent."""
+    largest = ZERO
+    for start in range(0, bits.size, BLOCK):
+        block = bits[start : min(start + BLOCK, bits.size)]
+        found = _largest(block)
+        largest = max(largest, found if found < EXPONENT else _largest_finite(block))
+    if largest == ZERO:
+        return 0
+    above = np.int64(largest) - np.int64(max_bits) + ((1 << 23) - 1)
+    if largest < (1 << 23):  # bit patterns of float32's subnormal numbers do not count by exponents
+        above = np.int64(-(1 << 40))
+    power = min(above >> 23, 254 - np.int64(max_bits >> np.uint32(23)))
+    power = min(power, 254 - np.int64(dropped) - np.int64(smallest_normal >> np.uint32(23)))
+    return max(power, 1 - np.int64(smallest_normal >> np.uint32(23)))
+
+
 @compiled
-def round_to_format(source, target, size, mantissa_bits, smallest_normal, largest, beyond_max):
-    """As `statistics` of the rounded values, then the counts of underflows and overflows; see `Format`."""
+def round_to_format(
+    source,
+    target,
+    size,
+    mantissa_bits,
+    smallest_normal,
+    largest,
+    beyond_max,
+    fitted,
+    at_random,
+    key_low,
+    key_high,
+):
+    """As `statistics` of the rounded values, then the counts of underflows and overflows; see `Kernels`."""
     smallest_normal, max_bits = _as_bits(np.float32(smallest_normal)), _as_bits(np.float32(largest))
     dropped = np.uint32(23 - mantissa_bits)  # at least 1
+    overflow = infinity = _as_bits(np.float32(beyond_max))
+    source_bits = carray(_pointer(source), (size,), np.uint32)
+    target_bits = carray(_pointer(target), (size,), np.uint32)
+    if fitted:
+        power = _power_to_fit(source_bits, smallest_normal, max_bits, dropped)
+        if overflow == max_bits:
+            overflow = np.uint32(max_bits + (power << 23))
+        smallest_normal = np.uint32(smallest_normal + (power << 23))
+        max_bits = np.uint32(max_bits + (power << 23))
+        infinity = EXPONENT
     halfway_to_overflow = np.uint32(max_bits + np.uint32(ONE << np.uint32(dropped - ONE)))
     # A tie goes to the even neighbour: to `largest` itself if its last bit is 0, else beyond it.
     largest_kept = np.uint32(halfway_to_overflow - np.uint32(np.uint32(max_bits >> dropped) & ONE))
-    overflow = _as_bits(np.float32(beyond_max))
     largest_shiftable = np.uint32(np.uint32(np.uint32(254) - dropped) << np.uint32(23))
-    source_bits = carray(_pointer(source), (size,), np.uint32)
-    target_bits = carray(_pointer(target), (size,), np.uint32)
     total, squares = 0.0, 0.0
     abs_largest, negated_smallest, zeros, nonfinite = ZERO, ZERO, 0, 0
     underflowed, overflowed = 0, 0
@@ -460,7 +579,9 @@ def round_to_format(source, target, size, mantissa_bits, smallest_normal, larges
         else:
             largest_before = _copy_and_largest(source_bits[start:stop], block)
         rounded_largest = ZERO
-        ordinary = largest_before <= largest_kept and largest_before <= largest_shiftable
+        ordinary = not at_random
+        if ordinary:
+            ordinary = largest_before <= largest_kept and largest_before <= largest_shiftable
         if ordinary:
             rounded_largest = _round_to_multiple(largest_before, smallest_normal, dropped)
             ordinary = _can_square(rounded_largest)
@@ -473,10 +594,26 @@ def round_to_format(source, target, size, mantissa_bits, smallest_normal, larges
             zeros += np.int64(ordinary_block[3])
             underflowed += np.int64(ordinary_block[3]) - np.int64(ordinary_block[4])
         else:
-            flushed, lost = _round_any_block(block, smallest_normal, dropped, largest_kept, overflow)
+            if at_random:
+                flushed, lost = _round_block_at_random(
+                    block,
+                    np.uint32(start),
+                    np.uint32(key_low),
+                    np.uint32(key_high),
+                    smallest_normal,
+                    dropped,
+                    max_bits,
+                    largest_kept,
+                    overflow,
+                    infinity,
+                )
+            else:
+                flushed, lost = _round_any_block(
+                    block, smallest_normal, dropped, largest_kept, overflow, infinity
+                )
             underflowed += flushed
             overflowed += lost
-            block_statistics = _statistics_of_any(block)
+            block_statistics = _block_statistics(block)
             total += block_statistics[0]
             squares += block_statistics[1]
             abs_largest = max(abs_largest, block_statistics[2])

@@ -81,7 +81,7 @@ class CudaKernels:
         self._partial = self._launcher.allocate(rows * source.layout("Row").itemsize)
         self._finished = self._launcher.allocate(self._max_tasks * 4)
         self._workspace = np.uint64(self._partial.ptr), np.uint64(self._finished.ptr)
-        self._own_table = self.table(1, gradients=self._max_tasks)
+        self._own_table, self._measured = self.table(1, gradients=self._max_tasks), self.table(1)
 
     def table(self, rows: int, histograms: bool = False, gradients: int = 0) -> DeviceTable:
         """A table for the results of `launch_` methods, empty."""
@@ -143,7 +143,15 @@ class CudaKernels:
         self._launch("unscale_add", tasks, table.largest)
 
     def launch_round_to_format(
-        self, source: NdArray, target: NdArray, storage: Format, table: DeviceTable, row: int = 0
+        self,
+        source: NdArray,
+        target: NdArray,
+        storage: Format,
+        table: DeviceTable,
+        row: int = 0,
+        *,
+        fitted: bool = False,
+        random_key: Optional[int] = None,
     ) -> None:
         """`round_to_format` with its statistics in a row of the table."""
         require_float32(source, "source")
@@ -155,9 +163,18 @@ class CudaKernels:
             return
         read = self._reading(source, row)
         address = read.source if target is source else self._address(target, FLOAT32, True)
-        self._format[0] = (storage.mantissa_bits, storage.smallest_normal, storage.max, storage.beyond_max)
+        if fitted:
+            self.launch_statistics([source], self._measured)
+        numbers = storage.mantissa_bits, storage.smallest_normal, storage.max, storage.beyond_max
+        key = random_key or 0
+        self._format[0] = (*numbers, fitted, random_key is not None, key & 0xFFFFFFFF, key >> 32)
         self._launch(
-            "round_to_format", [read._replace(target=address)], self._format, table.rows, *self._workspace
+            "round_to_format",
+            [read._replace(target=address)],
+            self._format,
+            self._measured.rows,
+            table.rows,
+            *self._workspace,
         )
 
     # ---- Kernels
@@ -194,9 +211,19 @@ class CudaKernels:
             found += self._own_table.fetch().largest[: len(some)]
         return found
 
-    def round_to_format(self, source: NdArray, target: NdArray, storage: Format) -> RoundingStatistics:
+    def round_to_format(
+        self,
+        source: NdArray,
+        target: NdArray,
+        storage: Format,
+        *,
+        fitted: bool = False,
+        random_key: Optional[int] = None,
+    ) -> RoundingStatistics:
         self._own_table.clear()
-        self.launch_round_to_format(source, target, storage, self._own_table)
+        self.launch_round_to_format(
+            source, target, storage, self._own_table, fitted=fitted, random_key=random_key
+        )
         return self._own_table.fetch().rows[0]
 
     # ---- launching

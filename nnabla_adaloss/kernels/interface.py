@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Iterable, List, NamedTuple, Protocol, Tuple
+from typing import Iterable, List, NamedTuple, Optional, Protocol, Tuple
 
 import numpy as np
 from nnabla import NdArray
@@ -99,7 +99,15 @@ class Kernels(Protocol):
     def unscale_add_all(self, gradients: Iterable[GradientToUnscale]) -> List[float]:
         """`unscale_add` for many gradients; what it returns for each."""
 
-    def round_to_format(self, source: NdArray, target: NdArray, storage: Format) -> RoundingStatistics:
+    def round_to_format(
+        self,
+        source: NdArray,
+        target: NdArray,
+        storage: Format,
+        *,
+        fitted: bool = False,
+        random_key: Optional[int] = None,
+    ) -> RoundingStatistics:
         """Write source, rounded half to even to the numbers that `storage` can hold, to `target` as float32.
 
         As IEEE 754 rounds: results below the normal range become subnormals or zero, results beyond the range
@@ -110,4 +118,11 @@ class Kernels(Protocol):
             source: float32.
             target: float32 or uninitialized, same size; may be `source` itself.
             storage: the format, see `nnabla_adaloss.core.formats`.
+            fitted: round to `storage.fitted_to(the largest finite magnitude)`, and leave infinities as they
+                are. This reads the source twice.
+            random_key: round to one of the two neighbours at random, so that the expected value is the number
+                itself, to within 2^-32 of the distance between them. The 64 bits of the key and the index
+                of an element decide, on every backend alike. Zeros, numbers of the format, infinities and
+                NaN become what they do without it, and so do magnitudes beyond the largest number. None:
+                round half to even.
         """

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Iterable, List, Tuple
+from typing import Iterable, List, Optional, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -26,6 +26,7 @@ from .interface import (
     GradientToUnscale,
     RoundingStatistics,
 )
+from .random_rounding import rounded_at_random
 
 SUM_LENGTH = (
     64  # nnabla sums one number after another in float32: short sums on the device, the rest in float64
@@ -116,14 +117,29 @@ class PlainKernels:
     def unscale_add_all(self, gradients: Iterable[GradientToUnscale]) -> List[float]:
         return [self.unscale_add(g.source, g.master, g.scale, accumulate=g.accumulate) for g in gradients]
 
-    def round_to_format(self, source: NdArray, target: NdArray, storage: Format) -> RoundingStatistics:
+    def round_to_format(
+        self,
+        source: NdArray,
+        target: NdArray,
+        storage: Format,
+        *,
+        fitted: bool = False,
+        random_key: Optional[int] = None,
+    ) -> RoundingStatistics:
         require_float32(source, "source")
         require_same_size(source, target)
         if source.size == 0:
             self.scaled_copy(source, target, 1.0)
             return RoundingStatistics(self.statistics(target), 0, 0)
         with nn.context_scope(self._context):
-            rounded, too_large = _rounded(source, storage)
+            if fitted:
+                storage = storage.fitted_to(self.statistics(source).abs_max)
+            inside = source
+            if random_key is not None and storage.mantissa_bits < 23:
+                inside = NdArray.from_numpy_array(rounded_at_random(source.data, storage, random_key))
+            rounded, too_large = _rounded(inside, storage)
+            if fitted:
+                rounded = F.where(F.isinf(source), source, rounded)
             underflowed = _count(F.logical_and(F.equal_scalar(rounded, 0.0), F.not_equal_scalar(source, 0.0)))
             overflowed = _count(F.logical_and(too_large, F.logical_not(_nonfinite(source))))
             target.copy_from(F.reshape(rounded, target.shape))

@@ -31,7 +31,7 @@ class FixedLossScalingUpdater:
         weight_decay: decay constant; None for no decay.
         comm: a communicator for data-parallel training; None for one process.
         grads: gradients to exchange; None (or empty) means those of all the solver's parameters.
-        storage: emulate this storage format on a float context, for example `"float16"`.
+        storage: emulate this storage format on a float context, for example `"float16"` or `"fp8_hybrid"`.
 
     Raises:
         TypeError, ValueError: an argument is not as described; the message names it. Nothing was changed.

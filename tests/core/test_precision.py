@@ -10,7 +10,18 @@ from typing import Any
 
 import pytest
 
-from nnabla_adaloss.core import FLOAT8_E4M3, FLOAT16, AdaLossConfig, Format, Precision, Range, get_precision
+from nnabla_adaloss.core import (
+    FLOAT8_E4M3,
+    FLOAT8_E5M2,
+    FLOAT16,
+    FORMATS,
+    PRECISIONS,
+    AdaLossConfig,
+    Format,
+    Precision,
+    Range,
+    get_precision,
+)
 
 OWN = Format.ieee("float12", exponent_bits=5, mantissa_bits=6)
 
@@ -39,13 +50,58 @@ def test_saturation_is_of_both() -> None:
         ({"forward": "half"}, ValueError, "forward='half' is unknown; choose one of float16"),
         ({"backward": "half"}, ValueError, "backward='half' is unknown"),
         ({"saturate": 1}, TypeError, "saturate=1"),
+        ({"operands_only": 1}, TypeError, "operands_only=1"),
+        ({"otherwise": "half"}, ValueError, "otherwise='half' is unknown; choose one of float16"),
+        ({"otherwise": "float8_e5m2"}, ValueError, "otherwise='float8_e5m2' has 8 bits.* needs 16 or more"),
+        ({"stochastic_seed": 1.5}, TypeError, "stochastic_seed=1.5"),
     ],
 )
 def test_refused(arguments: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         Precision(**arguments)
-    with pytest.raises(ValueError, match="storage='half' is unknown"):
-        get_precision("half")
+    for name in ("half", None, 8, ["float16"]):
+        with pytest.raises(ValueError, match=r"storage=.* is unknown; choose one of float16.*fp8_hybrid"):
+            get_precision(name)  # type: ignore[arg-type]
+
+
+def test_names_of_formats_and_of_precisions() -> None:
+    assert list(PRECISIONS) == [*FORMATS, "fp8_hybrid"]
+    for name, stored in FORMATS.items():
+        assert get_precision(name) == Precision(stored) == get_precision(stored)
+
+
+def test_fp8_hybrid() -> None:
+    hybrid = get_precision("fp8_hybrid")
+    assert hybrid == Precision("float8_e4m3", "float8_e5m2", True, operands_only=True)
+    assert (hybrid.forward, hybrid.backward) == (FLOAT8_E4M3.saturating(), FLOAT8_E5M2.saturating())
+    assert hybrid.stored_data is hybrid.stored_gradients is hybrid.otherwise is FLOAT16
+    assert str(hybrid) == "float16, and float8_e4m3 with gradients in float8_e5m2 in matrix products"
+    assert AdaLossConfig().stored_in(hybrid).range == Range(6e-8, 65504.0)
+    with pytest.raises(ValueError, match="dtype='float8_e5m2', but storage keeps gradients in float16"):
+        AdaLossConfig(dtype="float8_e5m2").stored_in(hybrid)
+    assert pickle.loads(pickle.dumps(hybrid)) == hybrid
+    assert hash(hybrid) == hash(PRECISIONS["fp8_hybrid"])
+
+
+def test_what_is_stored_otherwise() -> None:
+    assert (
+        Precision("float8_e4m3", operands_only=True, otherwise="bfloat16").stored_gradients.name == "bfloat16"
+    )
+    stored = Precision("float8_e4m3", "float8_e5m2")
+    assert (stored.stored_data, stored.stored_gradients) == (FLOAT8_E4M3, FLOAT8_E5M2)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_single_element_is_never_narrower_than_16_bits(name: str) -> None:
+    precision = Precision(name)
+    for find in (precision.data_format, precision.gradient_format):
+        assert find(2) == find(0) == FORMATS[name]
+        assert find(1).bits >= 16
+        assert find(1) == (FLOAT16 if name.startswith("float8") else FORMATS[name])
+    saturating = Precision(name, saturate=True)
+    assert saturating.data_format(1).saturates
+    hybrid = Precision(name, operands_only=True, saturate=True, otherwise="bfloat16")
+    assert hybrid.data_format(1) == hybrid.gradient_format(7) == FORMATS["bfloat16"]
 
 
 def test_the_range_follows_the_gradients() -> None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
+from nnabla_adaloss.core import get_precision
 from tests.engine import random_graphs
 from tests.engine.random_graphs import STEPS, Network
 from tests.fuzz.budget import budget
@@ -117,7 +118,7 @@ def check(
         assert difference <= rtol * largest + atol, f"{name}: off by {difference:g} of {largest:g}"
 
 
-FORMATS = ["float16", "bfloat16", "float8_e5m2", "float8_e4m3"]
+FORMATS = ["float16", "bfloat16", "float8_e5m2", "float8_e4m3", "fp8_hybrid"]
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -126,7 +127,7 @@ FORMATS = ["float16", "bfloat16", "float8_e5m2", "float8_e4m3"]
 def test_in_any_format_nothing_breaks_and_no_infinity_is_silent(
     network: Network, config: AdaLossConfig, exponent: int, delay: int, storage: str
 ) -> None:
-    config = with_delay(config, delay, storage)
+    config = with_delay(config, delay, get_precision(storage).stored_gradients.name)
     before = arrays(network)
     scaling = AdaptiveLossScaling(FormatEmulation(network.loss, storage), config)
     for _ in range(2):

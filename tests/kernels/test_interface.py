@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from nnabla_adaloss.core.formats import FLOAT16, FLOAT32, FORMATS, Format
+from nnabla_adaloss.core.formats import FLOAT8_E4M3, FLOAT16, FLOAT32, FORMATS, Format
 from nnabla_adaloss.kernels import EXPONENT_BINS, GradientToUnscale, Kernels, PlainKernels
 from tests.kernels.arrays import (
     NARROW_DTYPES,
@@ -321,3 +321,88 @@ def test_rounding_to_float32_changes_nothing(kernels: Kernels) -> None:
 
 def test_every_format_is_tested() -> None:
     assert {*NARROW_DTYPES, FLOAT32} == set(FORMATS.values())
+
+
+# ---- rounding to a format that is fitted to the array
+
+
+def rounded_in_float64(values: np.ndarray, storage: Format) -> np.ndarray:
+    """The definition: times a power of two, rounded, and divided by it again."""
+    wide = values.astype(np.float64)
+    finite = np.isfinite(wide)
+    largest = np.abs(wide[finite]).max(initial=0.0)
+    allowed = [
+        2.0**e
+        for e in range(-126, 127)
+        if storage.smallest_normal * 2.0**e >= 2.0**-126
+        and storage.smallest_normal * 2.0 ** (e + 23 - storage.mantissa_bits) <= 2.0**127
+        and storage.max * 2.0**e < 2.0**128
+    ]
+    enough = [p for p in allowed if largest <= storage.max * p]
+    power = 1.0 if largest == 0.0 else min(enough) if enough else max(allowed)
+    scaled = np.where(finite, wide, 0.0) / power
+    exponent = np.maximum(np.frexp(scaled)[1] - 1, np.frexp(storage.smallest_normal)[1] - 1)
+    unit = np.ldexp(1.0, exponent - storage.mantissa_bits)
+    rounded = np.rint(scaled / unit) * unit
+    rounded = np.where(np.abs(rounded) > storage.max, np.copysign(storage.beyond_max, wide), rounded)
+    return np.where(finite, np.copysign(rounded, wide) * power, wide).astype(np.float32)
+
+
+def check_fitted(kernels: Kernels, values: np.ndarray, storage: Format) -> None:
+    expected = rounded_in_float64(values, storage)
+    source, target = nd_array(values), nn.NdArray(values.shape)
+    for result in (target, source):
+        rounding = kernels.round_to_format(source, result, storage, fitted=True)
+        assert_same_floats(result.data, expected)
+        assert_statistics(rounding.statistics, expected)
+        assert rounding.underflowed == np.count_nonzero((values != 0) & (expected == 0))
+
+
+@pytest.mark.parametrize("saturates", [False, True])
+@pytest.mark.parametrize("storage", NARROW_FORMATS, ids=lambda storage: storage.name)
+@examples
+@given(bits=float32_bits)
+def test_fitted_rounding_of_any_bit_pattern(
+    kernels: Kernels, storage: Format, saturates: bool, bits: np.ndarray
+) -> None:
+    check_fitted(kernels, bits.view(np.float32), storage.saturating(saturates))
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("storage", NARROW_FORMATS, ids=lambda storage: storage.name)
+def test_fitted_rounding_of_ordinary_numbers(kernels: Kernels, storage: Format, length: int) -> None:
+    for magnitude in (1e-30, 1.0, 1e20):
+        check_fitted(kernels, normal(length, np.float32) * np.float32(magnitude), storage)
+
+
+@pytest.mark.parametrize("exponent", [-90, -7, 0, 1, 20])
+@pytest.mark.parametrize("storage", NARROW_FORMATS[2:], ids=lambda storage: storage.name)
+def test_fitted_rounding_around_every_number_times_a_power_of_two(
+    kernels: Kernels, storage: Format, exponent: int
+) -> None:
+    numbers = np.arange(256, dtype=np.uint8).view(NARROW_DTYPES[storage]).astype(np.float32)
+    values = neighbours(numbers)
+    values = np.concatenate([values[np.abs(values) <= storage.max], np.array([0.0, -0.0], np.float32)])
+    expected, target = nn.NdArray(values.shape), nn.NdArray(values.shape)
+    kernels.round_to_format(nd_array(values), expected, storage)
+    scaled_values = nd_array(values * np.float32(2.0**exponent))
+    kernels.round_to_format(scaled_values, target, storage, fitted=True)
+    assert_same_floats(target.data, expected.data * np.float32(2.0**exponent))
+
+
+@pytest.mark.parametrize("saturates", [False, True])
+def test_what_is_not_finite_stays_and_the_rest_is_fitted_to_the_finite(
+    kernels: Kernels, saturates: bool
+) -> None:
+    storage = FLOAT8_E4M3.saturating(saturates)
+    values = np.array([np.inf, 1.05, -np.inf, np.nan, -3.1, 0.0, -0.0], np.float32)
+    target = nn.NdArray(values.shape)
+    rounding = kernels.round_to_format(nd_array(values), target, storage, fitted=True)
+    assert_same_floats(target.data, np.array([np.inf, 1.0, -np.inf, np.nan, -3.0, 0.0, -0.0], np.float32))
+    assert rounding.statistics.nonfinite == 3
+    assert rounding.overflowed == 0
+
+
+@pytest.mark.parametrize("values", [[], [0.0, -0.0], [np.inf], [np.nan, 0.0], [3.3]])
+def test_fitted_rounding_of_little(kernels: Kernels, values: list) -> None:
+    check_fitted(kernels, np.array(values, np.float32), FLOAT8_E4M3)

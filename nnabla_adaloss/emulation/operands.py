@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What matrix products read: rounded copies, which lie in the place of the arrays while a product runs."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import starmap
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import nnabla as nn
+
+from ..kernels.scratch import ScratchPool
+from .rounded_storage import RoundedStorage
+from .rules import gradient_operands, operands, read_in_backward
+
+
+class Operand(NamedTuple):
+    """An array that a matrix product reads.
+
+    Attributes:
+        key: key of the variable.
+        variable: whose array it is.
+        attribute: which one: `"data"` or `"grad"`.
+        holds_gradient: whether it is read in the format of gradients.
+        position: tells the operands of one product apart.
+        is_leaf: whether it stays the same from forward to backward.
+    """
+
+    key: int
+    variable: nn.Variable
+    attribute: str
+    holds_gradient: bool
+    position: int
+    is_leaf: bool
+
+
+class ProductOperands(NamedTuple):
+    """What one function reads as a matrix product: in forward, and in backward."""
+
+    forward: List[Operand]
+    backward: List[Operand]
+
+
+def operands_of(f: Any) -> ProductOperands:
+    """The operands of `f`; none when it is no matrix product."""
+    forward: Dict[int, Operand] = {}
+    backward: Dict[int, Operand] = {}
+    for position, v, holds_gradient in operands(f):
+        operand = Operand(hash(v), v, "data", holds_gradient, position, v.parent is None)
+        forward[operand.key] = operand
+        if read_in_backward(f, position):
+            backward[operand.key] = operand
+    gradients = [Operand(hash(v), v, "grad", True, i, False) for i, v in enumerate(gradient_operands(f))]
+    return ProductOperands([*forward.values()], [*backward.values(), *gradients])
+
+
+class OperandSwap:
+    """Puts rounded copies in the place of a product's operands before it runs, and the arrays back after it.
+
+    A leaf is rounded once in a forward pass, and used in backward as well, unless somebody has put another
+    array in its place by then.
+
+    Args:
+        storage: rounds.
+        pool: where copies go.
+
+    Attributes:
+        swapped: what is to be put back: variables, attributes and arrays, for `setattr`.
+    """
+
+    def __init__(self, storage: RoundedStorage, pool: ScratchPool) -> None:
+        self.swapped: List[Tuple[nn.Variable, str, nn.NdArray]] = []
+        self._storage = storage
+        self._pool = pool
+        self._leaves: Dict[int, Tuple[nn.NdArray, nn.NdArray]] = {}
+
+    def begin_forward(self) -> None:
+        """Forget the leaves of the forward pass before."""
+        self._leaves.clear()
+
+    def swap(self, found: Sequence[Operand], *, remember: bool) -> None:
+        """Put rounded copies in the place of the arrays.
+
+        Args:
+            found: the operands.
+            remember: keep what leaves are rounded to for the other products of the pass, and for backward.
+        """
+        for operand in found:
+            source = getattr(operand.variable, operand.attribute)
+            rounded = self._rounded(operand, source, remember)
+            if rounded is not None:
+                # Noted before it is swapped: a signal may interrupt us between any two lines.
+                self.swapped.append((operand.variable, operand.attribute, source))
+                setattr(operand.variable, operand.attribute, rounded)
+
+    def put_back(self) -> None:
+        """Put the arrays back; harmless when none is away."""
+        # One call into C that runs no line of Python: no signal can interrupt it halfway.
+        deque(starmap(setattr, self.swapped), 0)
+        self.swapped.clear()
+
+    def _rounded(self, operand: Operand, source: nn.NdArray, remember: bool) -> Optional[nn.NdArray]:
+        if source.clear_called:
+            return None
+        if operand.is_leaf and not operand.holds_gradient:
+            known = self._leaves.get(operand.key)
+            if known is not None and known[0] == source:
+                return known[1]
+            if remember:
+                return self._remembered(operand, source)
+        target = self._pool.get(source.shape, f"operand {operand.attribute}", operand.position)
+        if operand.holds_gradient:
+            statistics = self._storage.round_gradient_operand(source, target)
+        else:
+            statistics = self._storage.round_data_operand(source, target)
+        return None if statistics is None else target
+
+    def _remembered(self, operand: Operand, source: nn.NdArray) -> Optional[nn.NdArray]:
+        target = self._pool.get(source.shape, "operand of all products", operand.key)
+        rounding = self._storage.round_data_operand(source, target)
+        if rounding is None:
+            return None
+        self._storage.data[operand.key] = rounding
+        self._leaves[operand.key] = source, target
+        return target

@@ -1,0 +1,466 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What matrix products read, what everybody else reads, and that all arrays come back."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Callable, Dict, List, Tuple
+
+import ml_dtypes
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, Format, FormatEmulation, Precision
+from nnabla_adaloss.emulation.operands import OperandSwap, operands_of
+from nnabla_adaloss.graph.matrix_products import SCALABLE, is_matrix_product
+from nnabla_adaloss.graph.order import forward_order
+from tests.engine.random_graphs import STEPS, build
+
+# A format of 16 bits' mantissa in which nothing here under- or overflows.
+WIDE = Format.ieee("float19", exponent_bits=8, mantissa_bits=10)
+WIDE_HYBRID = Precision("float8_e4m3", "float8_e5m2", saturate=True, operands_only=True, otherwise=WIDE)
+FORMATS = {False: (ml_dtypes.float8_e4m3fn, 448.0), True: (ml_dtypes.float8_e5m2, 57344.0)}
+
+
+def read(array: np.ndarray, *, gradient: bool = False) -> np.ndarray:
+    """What a product reads of an array, in NumPy."""
+    dtype, largest = FORMATS[gradient]
+    abs_max = np.abs(array).max()
+    scale = np.float32(2.0 ** np.floor(np.log2(largest / abs_max))) if abs_max else np.float32(1.0)
+    return (array * scale).astype(dtype).astype(np.float32) / scale
+
+
+def is_half(array: np.ndarray) -> bool:
+    return np.array_equal(array, array.astype(np.float16).astype(np.float32))
+
+
+Seen = List[Tuple[str, np.ndarray, np.ndarray, bool]]
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+    """What was there, and what a product reads in its place: attribute, before, after, is gradient."""
+    found: Seen = []
+    swap = OperandSwap.swap
+
+    def spy(self: OperandSwap, operands: Any, **options: Any) -> None:
+        before = [getattr(o.variable, o.attribute).data.copy() for o in operands]
+        swap(self, operands, **options)
+        for o, old in zip(operands, before):
+            new = getattr(o.variable, o.attribute).data.copy()
+            found.append((o.attribute, old, new, o.holds_gradient))
+
+    monkeypatch.setattr(OperandSwap, "swap", spy)
+    return found
+
+
+def parameter(*shape: int, seed: int = 0, size: float = 1.0) -> nn.Variable:
+    rng = np.random.default_rng((seed, *shape))
+    return nn.Variable.from_numpy_array(
+        (rng.standard_normal(shape) * size).astype(np.float32), need_grad=True
+    )
+
+
+def data(*shape: int, seed: int = 1) -> nn.Variable:
+    v = parameter(*shape, seed=seed)
+    v.need_grad = False
+    return v
+
+
+def mlp() -> nn.Variable:
+    h = F.tanh(F.affine(data(4, 3), parameter(3, 5), parameter(5)))
+    return F.mean(F.affine(h, parameter(5, 2), parameter(2)) ** 2)
+
+
+def residual() -> nn.Variable:
+    def unit(h: nn.Variable, seed: int) -> nn.Variable:
+        h = F.convolution(h, parameter(3, h.shape[1], 3, 3, seed=seed), pad=(1, 1))
+        mean, variance = nn.Variable((1, 3, 1, 1)), nn.Variable((1, 3, 1, 1))
+        mean.d, variance.d = 0, 1
+        beta, gamma = parameter(1, 3, 1, 1, seed=seed), parameter(1, 3, 1, 1, seed=seed + 9)
+        return F.batch_normalization(h, beta, gamma, mean, variance, batch_stat=True)
+
+    h = F.relu(unit(data(2, 2, 5, 5), 1))
+    h = F.relu(unit(h, 2) + h)
+    return F.mean(F.affine(h, parameter(75, 2)) ** 2)
+
+
+def attention() -> nn.Variable:
+    x = data(2, 4, 3)
+    q, k, v = (F.affine(x, parameter(3, 3, seed=i), base_axis=2) for i in range(3))
+    mask = nn.Variable.from_numpy_array(np.triu(np.full((1, 4, 4), -1e4, np.float32), 1))
+    scores = F.batch_matmul(q, k, transpose_b=True) + F.broadcast(mask, (2, 4, 4))
+    return F.mean(F.affine(F.batch_matmul(F.softmax(scores), v), parameter(3, 2), base_axis=2) ** 2)
+
+
+def shared() -> nn.Variable:
+    w = parameter(3, 3)
+    h = F.tanh(F.affine(F.tanh(F.affine(data(4, 3), w)), w))
+    return F.mean(F.affine(h, F.transpose(w, (1, 0))) ** 2)
+
+
+def recurrent() -> nn.Variable:
+    x, w, u = data(2, 3, 4), parameter(4, 5), parameter(5, 5)
+    h = F.constant(0.1, (2, 5))
+    for t in range(3):
+        h = F.tanh(F.affine(x[:, t], w) + F.affine(h, u))
+    return F.mean(h**2)
+
+
+GRAPHS: Dict[str, Callable[[], nn.Variable]] = {
+    f.__name__: f for f in (mlp, residual, attention, shared, recurrent)
+}
+
+
+def variables_of(loss: nn.Variable) -> Dict[int, nn.Variable]:
+    return {hash(v): v for f in forward_order(loss) for v in (*f.inputs, *f.outputs)}
+
+
+def leaves_of(loss: nn.Variable) -> List[nn.Variable]:
+    return [v for v in variables_of(loss).values() if v.parent is None and v.need_grad]
+
+
+def arrays_of(loss: nn.Variable) -> List[Tuple[nn.NdArray, nn.NdArray]]:
+    return [(v.data, v.grad) for v in variables_of(loss).values()]
+
+
+def gradients(scaled: Any, scale: float = 1.0) -> List[np.ndarray]:
+    leaves = leaves_of(scaled.variable)
+    for leaf in leaves:
+        leaf.grad.zero()
+    scaled.forward(clear_no_need_grad=True)
+    scaled.backward(scale, clear_buffer=True)
+    return [leaf.g.copy() for leaf in leaves]
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_every_product_reads_rounded_operands(name: str, seen: Seen) -> None:
+    loss = GRAPHS[name]()
+    before = arrays_of(loss)
+    emulation = FormatEmulation(loss, "fp8_hybrid")
+    emulation.forward()
+    forward = len(seen)
+    products = [f for f in forward_order(loss) if is_matrix_product(f.info.type_name)]
+    assert forward == sum(len({hash(v) for v in f.inputs[:2]}) for f in products)
+    emulation.backward(1.0)
+    assert sum(attribute == "grad" for attribute, *_ in seen[forward:]) == len(products)
+    for attribute, old, new, gradient in seen:
+        assert gradient == (attribute == "grad")
+        np.testing.assert_array_equal(new, read(old, gradient=gradient))
+    assert arrays_of(loss) == before
+
+
+def test_everybody_else_reads_half_precision() -> None:
+    loss = mlp()
+    hidden = loss.parent.inputs[0].parent.inputs[0].parent.inputs[0]
+    emulation = FormatEmulation(loss, "fp8_hybrid")
+    emulation.forward()
+    emulation.backward(8.0)
+    for values, gradient in ((hidden.d, False), (hidden.g, True)):
+        assert is_half(values)
+        assert not np.array_equal(values, read(values, gradient=gradient))
+    weight = hidden.parent.inputs[0].parent.inputs[1]
+    assert not is_half(weight.d)
+    assert is_half(weight.g)
+
+
+def test_what_a_product_computes() -> None:
+    x, w, b = data(6, 8), parameter(8, 5), parameter(5)
+    y = F.affine(x, w, b)
+    FormatEmulation(F.sum(y), "fp8_hybrid").forward()
+    expected = read(x.d) @ read(w.d) + b.d.astype(np.float16)
+    np.testing.assert_array_equal(y.d, expected.astype(np.float16).astype(np.float32))
+
+
+def test_a_leaf_is_rounded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = recurrent()
+    emulation = FormatEmulation(loss, "fp8_hybrid")
+    count: List[Any] = []
+    round_operand = emulation.emulated_storage.round_data_operand
+    monkeypatch.setattr(
+        emulation.emulated_storage,
+        "round_data_operand",
+        lambda source, target: (count.append(source.shape), round_operand(source, target))[1],
+    )
+    for _ in range(2):
+        count.clear()
+        emulation.forward()
+        emulation.backward(1.0)
+        # Weights once; in backward again what flows into products whose weight needs a gradient.
+        assert sorted(count) == sorted([(4, 5), (5, 5), *[(2, 4), (2, 5)] * 6])
+
+
+def test_weights_that_changed_are_rounded_anew() -> None:
+    x, w = data(4, 3), parameter(3, 2)
+    y = F.affine(x, w)
+    emulation = FormatEmulation(F.sum(y), "fp8_hybrid")
+    emulation.forward()
+    w.d = w.d * 3.0 + 1.0
+    emulation.forward()
+    np.testing.assert_allclose(y.d, read(x.d) @ read(w.d), rtol=1e-3)
+
+
+def test_the_engines_scaled_weights_are_read_in_eight_bits(seen: Seen) -> None:
+    loss = mlp()
+    weight = leaves_of(loss)[2]
+    assert weight.shape == (5, 2)
+    config = AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=8.0)
+    scaling = AdaptiveLossScaling(FormatEmulation(loss, "fp8_hybrid"), config)
+    scaling.forward()
+    seen.clear()
+    scaling.backward(1.0)
+    scaled = [new for _, old, new, _ in seen if old.shape == (5, 2)]
+    assert len(scaled) == 1
+    np.testing.assert_array_equal(scaled[0], 8.0 * read(weight.d))
+
+
+def random_scales(seed: int) -> AdaLossConfig:
+    rng = np.random.default_rng(seed)
+
+    def method(g: np.ndarray, W: np.ndarray, *, config: AdaLossConfig, fan_in: float) -> float:
+        return float(2.0 ** rng.integers(-6, 10))
+
+    return AdaLossConfig(loss_scale_method=method, use_bound=False)
+
+
+def check_no_bit_changes(
+    loss: nn.Variable, scale: float, precision: Precision, seed: int = 3
+) -> AdaptiveLossScaling:
+    ones = AdaptiveLossScaling(
+        FormatEmulation(loss, precision), AdaLossConfig(loss_scale_method="fixed", use_bound=False)
+    )
+    scaling = AdaptiveLossScaling(FormatEmulation(loss, precision), random_scales(seed))
+    for one, other in zip(gradients(ones, scale), gradients(scaling, scale)):
+        np.testing.assert_array_equal(one, other)
+    assert set(ones.layer_scales.values()) <= {1.0}
+    return scaling
+
+
+@pytest.mark.parametrize("stochastic_seed", [None, 5])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_layer_scales_change_no_bit(name: str, stochastic_seed: Any) -> None:
+    precision = Precision(
+        "float8_e4m3",
+        "float8_e5m2",
+        saturate=True,
+        operands_only=True,
+        otherwise=WIDE,
+        stochastic_seed=stochastic_seed,
+    )
+    scaling = check_no_bit_changes(GRAPHS[name](), 8.0, precision)
+    assert set(scaling.layer_scales.values()) != {1.0}
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.integers(0, 2**31),
+    st.lists(st.sampled_from(sorted(STEPS)), max_size=6),
+    st.booleans(),
+    st.integers(-8, 16),
+)
+def test_layer_scales_change_no_bit_of_random_graphs(
+    seed: int, steps: List[str], input_gradient: bool, exponent: int
+) -> None:
+    loss = build(seed, steps, input_gradient=input_gradient).loss
+    check_no_bit_changes(loss, 2.0**exponent, WIDE_HYBRID, seed)
+
+
+def test_an_overflow_stays_to_be_seen() -> None:
+    loss = mlp()
+    emulation = FormatEmulation(loss, "fp8_hybrid")
+    assert all(np.isfinite(g).all() for g in gradients(emulation, 64.0))
+    assert not all(np.isfinite(g).all() for g in gradients(emulation, 1e9))
+    scaling = AdaptiveLossScaling(emulation)
+    assert not all(np.isfinite(g).all() for g in gradients(scaling, 1e9))
+    assert scaling.found_inf
+
+
+# ---- other products
+
+
+def zeros(*shape: int) -> nn.Variable:
+    v = nn.Variable(shape)
+    v.d = 0
+    return v
+
+
+# What it computes, and which inputs are its operands.
+PRODUCTS: Dict[str, Tuple[Callable[[], nn.Variable], List[int]]] = {
+    "Einsum": (lambda: F.einsum(parameter(4, 6), parameter(6, 3), equation="ij,jk->ik"), [0, 1]),
+    "INQAffine": (
+        lambda: F.inq_affine(parameter(4, 6), parameter(6, 3), zeros(6, 3), num_bits=4, inq_iterations=(5,)),
+        [0],
+    ),
+    "BinaryConnectAffine": (
+        lambda: F.binary_connect_affine(parameter(4, 6), parameter(6, 3), zeros(6, 3)),
+        [0],
+    ),
+    "BinaryWeightAffine": (
+        lambda: F.binary_weight_affine(parameter(4, 6), parameter(6, 3), zeros(6, 3), zeros(3)),
+        [0],
+    ),
+    "DepthwiseConvolution": (
+        lambda: F.depthwise_convolution(parameter(2, 2, 5, 5), parameter(2, 3, 3)),
+        [0, 1],
+    ),
+    "Deconvolution": (lambda: F.deconvolution(parameter(2, 2, 5, 5), parameter(2, 3, 3, 3)), [0, 1]),
+    "DeformableConvolution": (
+        lambda: F.deformable_convolution(
+            parameter(2, 2, 5, 5), parameter(3, 2, 3, 3), parameter(2, 18, 5, 5), pad=(1, 1)
+        ),
+        [0, 1],
+    ),
+    "FusedConvolution": (
+        lambda: F.fused_convolution(parameter(2, 2, 5, 5), parameter(3, 2, 3, 3), parameter(3)),
+        [0, 1],
+    ),
+    "AdaptiveSeparableConvolution": (
+        lambda: F.adaptive_separable_convolution(
+            parameter(2, 2, 5, 5), parameter(2, 3, 3, 3), parameter(2, 3, 3, 3)
+        ),
+        [0, 1, 2],
+    ),
+    "PatchCorrelation": (
+        lambda: F.patch_correlation(parameter(1, 4, 4, 2), parameter(1, 4, 4, 2), channel_last=True),
+        [0, 1],
+    ),
+    "BatchMatmul": (lambda: F.batch_matmul(parameter(2, 3, 3), parameter(2, 3, 4)), [0, 1]),
+}
+
+
+@pytest.mark.parametrize("type_name", PRODUCTS)
+def test_other_products(type_name: str, seen: Seen) -> None:
+    build_product, expected = PRODUCTS[type_name]
+    y = build_product()
+    f = next(f for f in forward_order(y) if f.info.type_name == type_name)
+    assert is_matrix_product(type_name)
+    operands = operands_of(f)
+    assert [o.variable for o in operands.forward] == [f.inputs[i] for i in expected]
+    assert [o.attribute for o in operands.backward].count("grad") == (type_name != "FusedConvolution")
+    loss = F.mean(y**2)
+    before = arrays_of(loss)
+    alone = gradients(FormatEmulation(loss, WIDE_HYBRID))
+    assert all(np.isfinite(g).all() for g in alone)
+    # They do read what lies in the place of their arrays.
+    exact = gradients(FormatEmulation(loss, WIDE))
+    assert any(not np.array_equal(one, other) for one, other in zip(alone, exact))
+    assert arrays_of(loss) == before
+    for _, old, new, gradient in seen:
+        np.testing.assert_array_equal(new, read(old, gradient=gradient))
+
+
+def test_the_same_variable_in_both_slots_is_one_operand() -> None:
+    v = parameter(2, 3, 3)
+    found = operands_of(F.batch_matmul(v, v).parent)
+    assert [o.variable for o in found.forward] == [v]
+    assert [o.variable for o in found.backward][:1] == [v]
+
+
+def test_backward_reads_what_it_multiplies() -> None:
+    x, w, b = data(4, 3), parameter(3, 2), parameter(2)
+    f = F.affine(x, w, b).parent
+    assert [o.variable for o in operands_of(f).backward] == [x, f.outputs[0]]
+    f = F.affine(parameter(4, 3), w, b).parent
+    assert [o.position for o in operands_of(f).backward] == [0, 1, 0]
+
+
+def test_layers_with_references_of_their_own_are_left_alone() -> None:
+    nn.clear_parameters()
+    x = nn.Variable.from_numpy_array(np.ones((3, 2, 4), np.float32))
+    y, *_ = PF.lstm(x, nn.Variable((1, 1, 2, 5)), nn.Variable((1, 1, 2, 5)))
+    f = next(f for f in forward_order(F.sum(y)) if f.info.type_name == "LSTM")
+    assert operands_of(f) == ([], [])
+
+
+def test_gradients_of_gradients() -> None:
+    x, w = parameter(4, 3), parameter(3, 2)
+    y = F.tanh(F.affine(x, w))
+    (g,) = nn.grad([y], [x])
+    loss = F.mean(g**2)
+    types = {f.info.type_name for f in forward_order(loss)}
+    assert "AffineDataGrad" in types
+    data_grad = next(f for f in forward_order(loss) if f.info.type_name == "AffineDataGrad")
+    assert [o.holds_gradient for o in operands_of(data_grad).forward] == [True, False]
+    assert all(np.isfinite(g).all() for g in gradients(FormatEmulation(loss, "fp8_hybrid")))
+
+
+def test_every_scalable_product_has_its_operands() -> None:
+    assert set(SCALABLE) <= {
+        *("Affine", "Convolution", "FusedConvolution", "Deconvolution"),
+        *("DepthwiseConvolution", "DepthwiseDeconvolution", "BatchMatmul"),
+    }, "look at emulation/rules.py: are the first two inputs its operands?"
+
+
+# ---- interruptions
+
+
+class Planned(Exception):
+    pass
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("which", ["function_pre_hook", "function_post_hook"])
+def test_after_an_exception_in_a_hook_all_arrays_are_back(direction: str, which: str) -> None:
+    loss = mlp()
+    emulation = FormatEmulation(loss, "fp8_hybrid")
+    emulation.forward()
+    before = arrays_of(loss)
+
+    def hook(f: Any) -> None:
+        if f.info.type_name == "Affine":
+            raise Planned
+
+    with pytest.raises(Planned):
+        getattr(emulation, direction)(**{which: hook})
+    assert arrays_of(loss) == before
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_an_interruption_at_any_line_leaves_nothing_swapped(direction: str) -> None:
+    loss = attention()
+    emulation = FormatEmulation(loss, "fp8_hybrid")
+    scaling = AdaptiveLossScaling(emulation, AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=4.0))
+    scaling.forward()
+    scaling.backward(1.0)
+    before = arrays_of(loss)
+    finished, line = False, 0
+    while not finished:
+        line += 3
+        try:
+            sys.settrace(interrupting_at(line))
+            getattr(scaling, direction)()
+            finished = True
+        except (KeyboardInterrupt, SystemError):
+            pass
+        finally:
+            sys.settrace(None)
+        assert arrays_of(loss) == before, line
+    assert line > 100
+
+
+INTERRUPTED = {
+    *("_before_forward", "_before_backward", "_round_outputs", "_round_gradients"),
+    *("swap", "put_back", "_rounded", "_remembered", "round_data_operand", "round_gradient_operand"),
+}
+
+
+def interrupting_at(number: int) -> Callable[..., Any]:
+    """A trace function that raises at the given line that is run while a product's operands are away."""
+    left = [number]
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        if "/emulation/" not in frame.f_code.co_filename or frame.f_code.co_name not in INTERRUPTED:
+            return None
+        if event == "line":
+            left[0] -= 1
+            if left[0] == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    return trace
