@@ -128,9 +128,9 @@ class AdaptiveLossScaling:
         policy = HistoryPolicy() if history is None else history
         if self._by_layer:
             policy = replace(policy, margin=method.margin, window=method.window)
-        self.components = (
-            ComponentScales(policy, self.config.range.u_max) if components is None else components
-        )
+        if components is None:
+            components = ComponentScales(policy, self.config.range.u_max, self._u_max_single)
+        self.components = components
         self._pool = ScratchPool()
         self._planned: Optional[_Planned] = None
         self.guard = BatchGuard(
@@ -396,6 +396,12 @@ class AdaptiveLossScaling:
         running = self._pass(planned, check_scale(scale), self.iteration - 1, components, False, None)
         self._run(running, None, True, None, None, None)
 
+    @property
+    def _u_max_single(self) -> float:
+        """The largest magnitude of a gradient of one element; such are never stored in 8 bits."""
+        u_max = self.config.range.u_max
+        return u_max if self._storage is None else max(u_max, self._storage.precision.gradient_format(1).max)
+
     def _pass(
         self,
         planned: _Planned,
@@ -465,7 +471,7 @@ class AdaptiveLossScaling:
         section: LossSection = GivenScale(start_scale)
         alphas: LayerAlphas = AlphasByMethod(self._ada_loss, constraints)
         if measured and components is not None:
-            section = MeasuredScale(components, hash(self._variable), start_scale)
+            section = MeasuredScale(components, hash(self._variable), start_scale, self._u_max_single)
         if self._by_layer and components is not None:
             alphas = AlphasByComponent(self._ada_loss, constraints, components)
         return ScaleChoice(section, alphas, components)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence
 
 from ..core.scale_history import AmaxWindow, HistoryPolicy
 from ..graph.components import Components
@@ -27,7 +27,11 @@ class ComponentPass:
     """
 
     def __init__(self, components: Components, scales: Sequence[Optional[float]]) -> None:
-        self.of, _, self.producers, self._handed_over = components
+        self.of, self.producers, self._handed_over = (
+            components.of,
+            components.producers,
+            components.handed_over,
+        )
         self.scales = list(scales)
         self.magnitudes: List[Optional[float]] = [None] * len(self.scales)
         self.unknown = [scale is None for scale in scales]
@@ -61,20 +65,27 @@ class ComponentScales:
     Args:
         policy: how a scale follows from what was measured.
         u_max: the largest magnitude of the storage format.
+        u_max_single: that of the format in which gradients of one element are stored. None: the same.
 
     Attributes:
         settled: False when the last pass was the first to measure a component, and used a scale for it that
             is more than a margin too low: the same batch, once more, gives better gradients.
     """
 
-    def __init__(self, policy: HistoryPolicy, u_max: float) -> None:
+    def __init__(self, policy: HistoryPolicy, u_max: float, u_max_single: Optional[float] = None) -> None:
         self.policy = policy
-        self.u_max = u_max
+        self._u_max = u_max
+        self._u_max_single = u_max if u_max_single is None else u_max_single
+        self._single: FrozenSet[str] = frozenset()
         self.settled = True
         self._windows: Dict[str, AmaxWindow] = {}
         # Of the present iteration: what was seen, and what an overflow has ruled out for the next tries.
         self._seen: Dict[str, float] = {}
         self._ceilings: Dict[str, float] = {}
+
+    def u_max(self, name: str) -> float:
+        """The largest magnitude that a gradient of a component can have."""
+        return self._u_max_single if name in self._single else self._u_max
 
     def scale(self, name: str) -> Optional[float]:
         """The scale of a component; None while nothing is known of it."""
@@ -82,11 +93,12 @@ class ComponentScales:
         ceiling = self._ceilings.get(name)
         if amax == 0.0:
             return ceiling
-        scale = self.policy.scale(amax, u_max=self.u_max)
+        scale = self.policy.scale(amax, u_max=self.u_max(name))
         return scale if ceiling is None or scale < ceiling else ceiling
 
     def begin(self, components: Components) -> ComponentPass:
         """A pass with the scales that follow from what is known now."""
+        self._single = components.single
         return ComponentPass(components, [self.scale(name) for name in components.names])
 
     def learn(self, components: Components, measured: ComponentPass) -> None:
@@ -104,7 +116,7 @@ class ComponentScales:
 
     def after_overflow(self, name: str, scale: float) -> bool:
         """Lower a component that overflowed at `scale`; False when it cannot go lower."""
-        self._seen[name] = max(self._seen.get(name, 0.0), self.u_max / scale)
+        self._seen[name] = max(self._seen.get(name, 0.0), self.u_max(name) / scale)
         self._ceilings[name] = self.policy.after_overflow(scale)
         return not self.policy.at_floor(scale)
 

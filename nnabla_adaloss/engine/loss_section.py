@@ -55,10 +55,12 @@ class MeasuredScale:
         components: scales of the components.
         root: key of the loss.
         start_scale: what the loss gradient starts with while nothing is known.
+        u_max: the largest magnitude of a gradient of one element.
     """
 
-    def __init__(self, components: ComponentPass, root: int, start_scale: float) -> None:
+    def __init__(self, components: ComponentPass, root: int, start_scale: float, u_max: float) -> None:
         self._components = components
+        self._u_max = u_max
         known = components.scales[components.of[root]]
         self.seed = start_scale if known is None else known
         self.left_with = self.seed
@@ -77,8 +79,8 @@ class MeasuredScale:
             wanted = scale * _lift(running, node, scale, several=False)
         else:
             abs_max = running.statistics.gradient(v, key, running.scales[key]).abs_max
-            if abs_max * (wanted / scale) > running.u_max:
-                wanted = scale * floor_power_of_two(clamp_scale(running.u_max / abs_max))
+            if abs_max * (wanted / scale) > self._u_max:
+                wanted = scale * floor_power_of_two(clamp_scale(self._u_max / abs_max))
         components.scales[behind] = wanted
         if node.expands and not self._left:
             self._left, self.left_with = True, wanted

@@ -18,12 +18,14 @@ class Components(NamedTuple):
             gradient of.
         producers: index of the component that the gradient of a function's output is in, by function key.
         handed_over: keys of the gradients that a function brings to the scale of the component behind it.
+        single: names of the components in which every gradient has one element.
     """
 
     of: Dict[int, int]
     names: List[str]
     producers: Dict[int, int]
     handed_over: FrozenSet[int]
+    single: FrozenSet[str]
 
 
 def components_of(nodes: Iterable[Node], *, by_layer: bool) -> Components:
@@ -81,7 +83,12 @@ def _numbered(nodes: List[Node], sets: _DisjointSets) -> Components:
             if key not in of and scaling.to_leaf and sets.knows(key):
                 of[key] = number(key, f"{scaling.layer}:input")
     handed_over = frozenset(key for node in nodes if separates(node) for key in node.output_keys)
-    return Components(of, names, producers, handed_over)
+    several = {of[key] for node in nodes for v, key in zip(node.outputs, node.output_keys) if v.size != 1}
+    several.update(
+        of[s.target_key] for node in nodes for s in node.scalings if s.target_key in of and s.target.size != 1
+    )
+    single = frozenset(name for index, name in enumerate(names) if index not in several)
+    return Components(of, names, producers, handed_over, single)
 
 
 class _DisjointSets:
