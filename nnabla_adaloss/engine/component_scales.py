@@ -23,10 +23,16 @@ class ComponentPass:
         scales: the scale that each component has in this pass; None until something has reached it.
         magnitudes: the largest magnitude seen in each, as stored, divided by its scale; None where none was.
         unknown: whether nothing was known of a component when the pass began.
+        silent: whether all that was ever measured of it is zeros: a larger scale may show more.
         overflowed: the first component, in backward order, that was not finite; None: all were.
     """
 
-    def __init__(self, components: Components, scales: Sequence[Optional[float]]) -> None:
+    def __init__(
+        self,
+        components: Components,
+        scales: Sequence[Optional[float]],
+        silent: FrozenSet[str] = frozenset(),
+    ) -> None:
         self.of, self.producers, self._handed_over = (
             components.of,
             components.producers,
@@ -35,6 +41,7 @@ class ComponentPass:
         self.scales = list(scales)
         self.magnitudes: List[Optional[float]] = [None] * len(self.scales)
         self.unknown = [scale is None for scale in scales]
+        self.silent = [name in silent for name in components.names]
         self.overflowed: Optional[int] = None
 
     def measure_gradient(self, key: int, stored: float, scale: float) -> None:
@@ -69,7 +76,8 @@ class ComponentScales:
 
     Attributes:
         settled: False when the last pass was the first to measure a component, and used a scale for it that
-            is more than a margin too low: the same batch, once more, gives better gradients.
+            is more than a margin too low, or saw nothing but zeros: the same batch, once more, gives better
+            gradients.
     """
 
     def __init__(self, policy: HistoryPolicy, u_max: float, u_max_single: Optional[float] = None) -> None:
@@ -99,7 +107,10 @@ class ComponentScales:
     def begin(self, components: Components) -> ComponentPass:
         """A pass with the scales that follow from what is known now."""
         self._single = components.single
-        return ComponentPass(components, [self.scale(name) for name in components.names])
+        scales = [self.scale(name) for name in components.names]
+        known = {**self._windows, **self._seen}
+        silent = frozenset(n for n, scale in zip(components.names, scales) if scale is None and n in known)
+        return ComponentPass(components, scales, silent)
 
     def learn(self, components: Components, measured: ComponentPass) -> None:
         """Take over what a pass has measured."""
@@ -109,6 +120,8 @@ class ComponentScales:
                 continue
             name = components.names[index]
             self._seen[name] = max(self._seen.get(name, 0.0), magnitude)
+            if not magnitude and measured.unknown[index] and not measured.silent[index]:
+                self.settled = False
             if magnitude and measured.unknown[index]:
                 used, wanted = measured.scales[index], self.scale(name)
                 if used is not None and wanted is not None and wanted > used * self.policy.margin:

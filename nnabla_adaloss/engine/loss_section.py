@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 from ..core.loss_section import loss_section_factor
@@ -75,12 +76,13 @@ class MeasuredScale:
         behind = components.of[node.input_keys[0]]
         wanted = components.scales[behind]
         v, key = node.outputs[0], node.output_keys[0]
+        abs_max = running.statistics.gradient(v, key, running.scales[key]).abs_max
+        highest = scale * floor_power_of_two(clamp_scale(self._u_max / abs_max)) if abs_max else math.inf
         if wanted is None:
-            wanted = scale * _lift(running, node, scale, several=False)
-        else:
-            abs_max = running.statistics.gradient(v, key, running.scales[key]).abs_max
-            if abs_max * (wanted / scale) > self._u_max:
-                wanted = scale * floor_power_of_two(clamp_scale(self._u_max / abs_max))
+            lifted = scale * _lift(running, node, scale, several=False)
+            wanted = highest if components.silent[behind] and highest < math.inf else lifted
+        elif wanted > highest:
+            wanted = highest
         components.scales[behind] = wanted
         if node.expands and not self._left:
             self._left, self.left_with = True, wanted
