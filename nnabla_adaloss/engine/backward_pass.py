@@ -10,7 +10,7 @@ it ran, weights are put back and parameter gradients are divided by S in fp32.
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 
@@ -138,9 +138,12 @@ class BackwardPass:
         self._leaves.finish()
         findings = self.statistics.finish()
         written = self._leaves.results(findings.largest)
-        keys, labels = findings.nonfinite, {w.node.label for w, largest in written if largest == math.inf}
+        keys, labels = (
+            set(findings.nonfinite),
+            {w.node.label for w, largest in written if largest == math.inf},
+        )
         if self.components is not None:
-            self._measure_components(self.components, findings, written)
+            keys |= self._measure_components(self.components, findings, written)
         if keys or labels:
             self.found_inf = [
                 node.label
@@ -152,7 +155,8 @@ class BackwardPass:
 
     def _measure_components(
         self, components: ComponentPass, findings: Findings, written: Sequence[Tuple[Written, float]]
-    ) -> None:
+    ) -> Set[int]:
+        """Measure what the pass has left, and find what is not finite."""
         bad = set(findings.nonfinite)
         if self.storage is None:
             for key, magnitude in findings.amax.items():
@@ -179,6 +183,7 @@ class BackwardPass:
                 components.overflowed = bad_leaves.get(node.function_key)
             if components.overflowed is not None:
                 break
+        return bad
 
     def _component_of(self, components: ComponentPass, entry: Written) -> int:
         if entry.key in components.of and any(s.target_key == entry.key for s in entry.node.scalings):

@@ -32,10 +32,12 @@ from .states import restore, state_of
 from .tries import Tries
 from .window import Window, examine, smallest_scale_helps
 
-# After so many repeats in vain of one batch it is tried with the smallest scale at once.
+# After so many repeats in vain of one batch it is tried with the smallest scale at once; once one was
+# hopeless, the next ones at their first overflow.
 _REPEATS_BEFORE_LOOKING = 3
-# So many batches in a row that no scale helps are no matter of single batches.
-_HOPELESS = 3
+# So many batches in a row that no scale helps are no matter of single batches. nnabla's updater would have
+# halved its scale as often, to where no gradient is left.
+_HOPELESS = 25
 
 
 class _Cause(NamedTuple):
@@ -360,7 +362,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
                     if not self._repeat:
                         return found._replace(lowered=lowered)
                     if not lowered or (
-                        repeats == _REPEATS_BEFORE_LOOKING
+                        repeats == (0 if self._tries.hopeless else _REPEATS_BEFORE_LOOKING)
                         and not smallest_scale_helps(scaling, self.solver, self.policy.min_scale)
                     ):
                         return found._replace(at_floor=True)
@@ -556,6 +558,9 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
                 f"loss has shape {scaling.variable.shape}, not one element; "
                 "reduce it with nnabla.functions.mean"
             )
+        if self._loss is not None:
+            # Layers go by name: what overflowed in one graph would in the next.
+            scaling.limits.update(self.scaling.limits)
         self._loss, self.scaling = loss, scaling
 
     @property

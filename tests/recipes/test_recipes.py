@@ -28,7 +28,9 @@ from nnabla_adaloss.kernels import CpuKernels, CudaKernels, Kernels, PlainKernel
 from nnabla_adaloss.kernels.cuda_source import CudaSource
 
 
-def updater_with(config: AdaLossConfig, storage: Any = "float16") -> AdaptiveLossScalingUpdater:
+def updater_with(
+    config: AdaLossConfig, storage: Any = "float16", **options: Any
+) -> AdaptiveLossScalingUpdater:
     nn.clear_parameters()
     rng = np.random.RandomState(0)
     h = nn.Variable.from_numpy_array(rng.randn(8, 5).astype(np.float32))
@@ -37,14 +39,14 @@ def updater_with(config: AdaLossConfig, storage: Any = "float16") -> AdaptiveLos
     loss = F.mean(h**2) * 1e-6
     solver = S.Sgd(1e5)
     solver.set_parameters(nn.get_parameters())
-    return AdaptiveLossScalingUpdater(solver, loss, config=config, storage=storage)
+    return AdaptiveLossScalingUpdater(solver, loss, config=config, storage=storage, **options)
 
 
 def test_add_a_method(tmp_path: Path) -> None:
     lines = Path(__file__).with_name("a_method.py").read_text("utf-8").splitlines()
     assert len([line for line in lines if line.strip() and not line.startswith("#")]) <= 15
     config = AdaLossConfig(loss_scale_method="tests.recipes.a_method:Headroom", delay=1, use_bound=False)
-    updater = updater_with(config)
+    updater = updater_with(config, global_scale="dynamic", on_overflow="next")
     scales = []
     for _ in range(4):
         assert updater.update().updated
@@ -67,8 +69,10 @@ def test_add_a_monitor() -> None:
     records: List[LayerRecord] = []
     updater = updater_with(AdaLossConfig(recorder=records.append))
     for _ in range(3):
-        updater.update()
-    assert Counter(record.layer for record in records) == {"c/affine": 3, "b/affine": 3}
+        assert updater.update().updated
+    # The first batch is run again, with what it has shown.
+    seen = {(record.layer, record.iteration) for record in records}
+    assert Counter(layer for layer, _ in seen) == {"c/affine": 3, "b/affine": 3}
     assert {record.reason for record in records} <= set(Reason)
     assert {r.layer: r.alpha for r in records[-2:]} == updater.scaling.layer_scales
 

@@ -292,7 +292,13 @@ def test_records_tell_tries_and_micro_batches_apart(accum_grad: int, expected: L
     train = training(overflow=[1, 2])
     config = AdaLossConfig(recorder=records.append)
     updater = AdaptiveLossScalingUpdater(
-        train.solver, train.loss, train.feed, config=config, storage="float16", accum_grad=accum_grad
+        train.solver,
+        train.loss,
+        train.feed,
+        config=config,
+        storage="float16",
+        accum_grad=accum_grad,
+        **AS_THE_BASELINE,
     )
     for _ in range(3):
         assert updater.update().updated

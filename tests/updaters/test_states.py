@@ -21,7 +21,7 @@ import pytest
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, LossScaleWarning
 from nnabla_adaloss.core.layer_limits import LayerLimit
 from nnabla_adaloss.state import read_state, write_state
-from tests.updaters.networks import Training, snapshot, training
+from tests.updaters.networks import AS_THE_BASELINE, Training, snapshot, training
 
 OPTIONS: Dict[str, Any] = {"storage": "float16", "N": 5, "on_scale_floor": "skip"}
 
@@ -384,7 +384,7 @@ def test_layers_with_other_kernels_are_another_network() -> None:
 
 
 def test_a_scale_of_numpys_can_be_saved(tmp_path: Path) -> None:
-    updater = updater_on(training())
+    updater = updater_on(training(), **AS_THE_BASELINE)
     updater.scale = np.float32(16.0)
     assert updater.update().updated
     updater.save_states(tmp_path / "state")

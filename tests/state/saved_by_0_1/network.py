@@ -32,5 +32,14 @@ def make(delay: int) -> Tuple[Any, AdaptiveLossScalingUpdater]:
         x.d = np.random.default_rng(updater.iteration).standard_normal(x.shape)
 
     config = AdaLossConfig(delay=delay, loss_scale_method="approx_range")
-    updater = AdaptiveLossScalingUpdater(solver, loss, feed, storage="float16", N=3, config=config)
+    updater = AdaptiveLossScalingUpdater(
+        solver,
+        loss,
+        feed,
+        storage="float16",
+        N=3,
+        config=config,
+        global_scale="dynamic",
+        on_overflow="next",
+    )
     return solver, updater
