@@ -52,7 +52,11 @@ ROOMS = {
     "updaters": Room(("updaters/*",), ("tests/updaters",), without=("updaters/exchange.py",)),
     "exchange": Room(
         ("updaters/exchange.py", "communicators/agreement.py"),
-        ("tests/updaters/test_exchange_cases.py", "tests/communicators/test_agreement.py"),
+        (
+            "tests/updaters/test_exchange.py",
+            "tests/updaters/test_exchange_cases.py",
+            "tests/communicators/test_agreement.py",
+        ),
     ),
 }
 

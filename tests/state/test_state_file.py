@@ -502,7 +502,7 @@ def test_a_huge_file_is_refused_without_reading_it(tmp_path: Path) -> None:
     path = tmp_path / "state"
     write_state(path, STATE)
     os.truncate(path, 2**41)  # of holes
-    with pytest.raises(StateFileError, match=r"state is damaged: it has 2199023255552 bytes"):
+    with pytest.raises(StateFileError, match=r"damaged: it has 2199023255552 bytes.* earlier checkpoint$"):
         read_state(path)
     os.truncate(path, 0)
     os.truncate(path, 2**41)
@@ -522,6 +522,20 @@ def test_what_would_be_too_large_to_be_read_is_not_written(
         write_state(path, {**STATE, "more": 1})
     assert read_state(path) == STATE
     assert os.listdir(tmp_path) == ["state"]
+
+
+def test_what_is_wrong_with_a_file_is_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    write_state(path, STATE)
+    content = path.read_bytes()
+    path.write_bytes(content + b"more\n")
+    with pytest.raises(StateFileError, match="something was added to it; use an earlier checkpoint$"):
+        read_state(path)
+    body = b"[1, 2]"
+    path.write_bytes(content.split(b"\n")[0] + b"\n" + body + b"\n")
+    rewritten(path, sha256=hashlib.sha256(body).hexdigest())
+    with pytest.raises(StateFileError, match="state is damaged: it holds no state$"):
+        read_state(path)
 
 
 @pytest.mark.parametrize("depth", [2_000, 1_000_000])
