@@ -198,14 +198,24 @@ def test_whatever_is_seen_nothing_overflows(
     assert reason in set(Reason) - {Reason.NONFINITE, Reason.BRANCHES}
 
 
+def test_a_state_is_saved_in_as_few_numbers_as_it_has() -> None:
+    # A limit below 1 is that of gradients near the end of the range.
+    state = LayerState(3, 8.0, 0.5, 4.0)
+    assert state.as_list() == [3, 8.0, 0.5, 4.0]
+    assert LayerState.from_list(state.as_list()) == state
+    remembered = state._replace(history=(SMALL,))
+    assert remembered.as_list() == [3, 8.0, 0.5, 4.0, [list(SMALL)]]
+
+
 def test_states_that_came_from_no_layer_are_refused() -> None:
-    for values in (
-        [-1, 0.0, math.inf, 1.0],
-        [0.5, 1.0, math.inf, 1.0],
-        [0, 1.0, -1.0, 1.0],
-        [0, 1.0, 1.0, math.nan],
+    for values, message in (
+        ([0.5, 1.0, math.inf, 1.0], "computed_at=0.5"),
+        ([-1, 0.0, math.inf, 1.0], "unbounded=0.0"),
+        ([0, 1.0, 0.0, 1.0], "accumulated_limit=0.0 must be positive"),
+        ([0, 1.0, "all", 1.0], "accumulated_limit='all'"),
+        ([0, 1.0, 1.0, math.nan], "alpha=nan"),
     ):
-        with pytest.raises((TypeError, ValueError)):
+        with pytest.raises((TypeError, ValueError), match=f"^{message}"):
             LayerState.from_list(values)
-    with pytest.raises(TypeError, match="history"):
+    with pytest.raises(TypeError, match="^history='much'"):
         LayerState.from_list([0, 1.0, 1.0, 1.0, [["much"]]])

@@ -29,6 +29,7 @@ def test_saturation_is_of_both() -> None:
     assert precision.forward.beyond_max == 448.0
     assert precision.backward.beyond_max == 65504.0
     assert precision != Precision("float8_e4m3", "float16")
+    assert math.isnan(Precision("float8_e4m3", saturate=False).forward.beyond_max)
     assert math.isnan(FLOAT8_E4M3.beyond_max)
     assert FLOAT16.beyond_max == math.inf
 
@@ -44,8 +45,10 @@ def test_saturation_is_of_both() -> None:
 def test_refused(arguments: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         Precision(**arguments)
-    with pytest.raises(ValueError, match="storage='half' is unknown"):
+    with pytest.raises(ValueError, match="^storage='half' is unknown"):
         get_precision("half")
+    with pytest.raises(ValueError, match="^kept_in='half' is unknown"):
+        get_precision("half", "kept_in")
 
 
 def test_the_range_follows_the_gradients() -> None:

@@ -101,7 +101,7 @@ def test_never_grows_with_infinite_N() -> None:
     [
         ({"scaling_factor": 0.5}, "scaling_factor=0.5 must be 1 or more"),
         ({"scaling_factor": math.nan}, "scaling_factor=nan must be a positive finite number"),
-        ({"N": -1}, "N=-1 must be 0 or more"),
+        ({"N": -1}, "N=-1 must be 0 or more; math.inf never grows the scale$"),
         ({"N": math.nan}, "N=nan"),
         ({"min_scale": 0.0}, "min_scale=0.0"),
         ({"max_scale": math.inf}, "max_scale=inf"),
@@ -110,8 +110,20 @@ def test_never_grows_with_infinite_N() -> None:
     ],
 )
 def test_refused(arguments: Dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"^{message}"):
         ScalePolicy(**arguments)
+
+
+@pytest.mark.parametrize("name", ["scaling_factor", "N", "min_scale", "max_scale", "hysteresis"])
+def test_arguments_must_be_numbers(name: str) -> None:
+    with pytest.raises(TypeError, match=f"^{name}='many' must be"):
+        ScalePolicy(**{name: "many"})
+
+
+def test_a_scale_may_be_held_by_limits_that_are_equal() -> None:
+    policy = ScalePolicy(N=0, min_scale=8.0, max_scale=8.0)
+    assert policy.after_overflow(policy.initial(8.0)).scale == 8.0
+    assert policy.after_update(ScaleState(8.0, 1, 1)).scale == 8.0
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf])
