@@ -234,7 +234,7 @@ def test_an_error_of_a_recorder_is_told_once_and_ends_no_training(caplog: pytest
         assert [call(ada_loss, iteration=i) for i in range(3)] == [16.0] * 3
     assert len(seen) == 3
     assert len(caplog.records) == 1
-    assert "layer fc" in caplog.text
+    assert caplog.records[0].getMessage() == "recorder raised an exception for layer fc; training goes on"
     assert "KeyError: 'full'" in caplog.text
 
 
@@ -249,6 +249,24 @@ def test_log(level: int, lines: int, caplog: pytest.LogCaptureFixture) -> None:
     if level:
         summaries = [r.getMessage() for r in caplog.records if "layers" in r.getMessage()]
         assert summaries[0] == "iteration 0: 2 layers, scales from 1 to 16, largest accumulated scale 16"
+    if level == 2:
+        single = "layer b: scale 1 (unbounded 1), accumulated scale 1 -> 1, fan-in 4"
+        assert caplog.records[1].getMessage() == f"iteration 0, {single}"
+
+
+def test_the_log_sums_up_each_iteration_by_itself(caplog: pytest.LogCaptureFixture) -> None:
+    ada_loss = NumpyAdaLoss(AdaLossConfig(debug_level=1))
+    large = arrays(0, 20)[0]
+    with caplog.at_level(logging.INFO, logger="nnabla_adaloss"):
+        for iteration, scale in enumerate((8.0, 2.0, 1.0)):
+            call(ada_loss, large, iteration=iteration, previous_scale=scale)
+    alpha = ada_loss.layer_scales["fc"]
+    assert alpha < 0.125
+    told = [record.getMessage() for record in caplog.records]
+    for line, iteration, accumulated in zip(told, (0, 1), (alpha * 8.0, alpha * 2.0)):
+        scales = f"scales from {alpha:g} to {alpha:g}, largest accumulated scale {accumulated:g}"
+        assert line == f"iteration {iteration}: 1 layers, {scales}"
+    assert len(told) == 2
 
 
 def test_memory_does_not_grow_with_iterations() -> None:

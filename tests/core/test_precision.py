@@ -70,7 +70,7 @@ def test_a_dtype_that_agrees_with_the_storage_may_be_given() -> None:
 
 
 def test_a_dtype_that_disagrees_with_the_storage_is_an_error() -> None:
-    with pytest.raises(ValueError, match="dtype='float16', but storage keeps gradients in float8_e4m3"):
+    with pytest.raises(ValueError, match="dtype='float16', but storage .* float8_e4m3: leave dtype out"):
         AdaLossConfig(dtype="float16").stored_in(get_precision("float8_e4m3"))
     with pytest.raises(ValueError, match="dtype='float12', but storage keeps gradients in float16"):
         AdaLossConfig(dtype=OWN).stored_in(get_precision("float16"))
