@@ -58,6 +58,8 @@ def test_hysteresis_tolerates_single_overflows() -> None:
     for _ in range(5):
         state = policy.after_update(policy.after_overflow(state))
     assert state.scale == 8.0
+    # One that is tolerated ends the run of good updates all the same.
+    assert policy.after_overflow(state) == ScaleState(8.0, 0, 1)
     state = policy.after_overflow(policy.after_overflow(state))
     assert state == ScaleState(4.0, 0, 1)
     assert policy.after_overflow(state).scale == 2.0
@@ -130,3 +132,27 @@ def test_a_scale_may_be_held_by_limits_that_are_equal() -> None:
 def test_initial_scale_refused(scale: float) -> None:
     with pytest.raises(ValueError, match=r"scale=.* must be a positive finite number"):
         ScalePolicy().initial(scale)
+
+
+@pytest.mark.parametrize("state", [ScaleState(8.0, 0, 2), ScaleState(0.5, 7, 1)])
+def test_states_of_a_policy_are_taken_back(state: ScaleState) -> None:
+    found = ScalePolicy(hysteresis=2).checked(state)
+    assert found == state
+    assert type(found.scale) is float
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "message"),
+    [
+        ((0.0, 0, 1), ValueError, "scale=0.0 must be a positive"),
+        (("much", 0, 1), TypeError, "scale='much' must be a number"),
+        ((8.0, -1, 1), ValueError, "counter=-1 must be 0 or more"),
+        ((8.0, 0.5, 1), TypeError, "counter=0.5 must be an integer"),
+        ((8.0, 0, 0), ValueError, r"hysteresis_left=0 must lie in \[1, 2\]"),
+        ((8.0, 0, 3), ValueError, r"hysteresis_left=3 must lie in \[1, 2\]"),
+        ((8.0, 0, None), TypeError, "hysteresis_left=None must be an integer"),
+    ],
+)
+def test_states_of_no_policy(state: Tuple[Any, Any, Any], error: type, message: str) -> None:
+    with pytest.raises(error, match=f"^{message}"):
+        ScalePolicy(hysteresis=2).checked(ScaleState(*state))

@@ -31,6 +31,11 @@ def test_of_few_elements(x: Any, expected: ArrayStatistics) -> None:
     assert statistics_of(x) == expected
 
 
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_of_zeros(count: int) -> None:
+    assert ArrayStatistics.of_zeros(count) == statistics_of(np.zeros(count))
+
+
 def test_moments_are_of_the_finite_elements() -> None:
     s = statistics_of(np.array([1.0, 3.0, np.nan, np.inf]))
     assert (s.mean, s.mean_square, s.std, s.finite) == (2.0, 5.0, 1.0, False)
