@@ -173,6 +173,26 @@ def test_a_loss_of_several_elements_starts_from_its_seed() -> None:
         loss.backward(4.0)
 
 
+def test_a_function_that_a_hook_brings_into_the_graph_rounds_as_any_other() -> None:
+    x = nn.Variable.from_numpy_array(np.array([1.0, 2.0], np.float32), need_grad=True)
+    inner = x * 2.0
+    outer = F.sin(inner)
+    loss = FormatEmulation(F.sum(outer + 1.0))
+    loss.forward()
+    seen: List[str] = []
+
+    def rewire(f: Any) -> None:
+        seen.append(f.info.type_name)
+        if len(seen) == 1:
+            outer.rewire_on(F.tan(inner))
+
+    x.grad.zero()
+    loss.backward(function_pre_hook=rewire)
+    assert "Tan" in seen
+    assert is_half(inner.g)
+    np.testing.assert_allclose(inner.g, 1.0 + np.tan(inner.d) ** 2, rtol=1e-3)
+
+
 def chain() -> Dict[str, nn.Variable]:
     x = nn.Variable.from_numpy_array(np.ones(2, np.float32), need_grad=True)
     made = {"needed": x * 2.0}
