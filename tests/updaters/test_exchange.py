@@ -29,6 +29,7 @@ class Rank:
     def all_reduce(self, arrays: Sequence[nn.NdArray], division: bool = False, inplace: bool = False) -> None:
         self.messages.append(("all_reduce", len(arrays), division, inplace))
         for array in arrays:
+            assert array.dtype == np.float32  # as nnabla's communicators sum it
             total = np.sum(self._all(array), axis=0, dtype=np.float32)
             array.data = total / np.float32(self.size) if division else total
 
@@ -53,8 +54,8 @@ def exchanges(names: Sequence[str] = ("b", "a")) -> List[GradientExchange]:
         # Each rank has the parameters in another order.
         parameters = {name: nn.Variable((2,), need_grad=True) for name in sorted(names, reverse=rank % 2 > 0)}
         for name, v in parameters.items():
-            v.d = [rank, ord(name[-1])]
-            v.g = [rank + 1.0, ord(name[-1])]
+            v.d = np.float32([rank, ord(name[-1])])
+            v.g = np.float32([rank + 1.0, ord(name[-1])])
         solver = S.Sgd(1.0)
         solver.set_parameters(parameters)
         made.append(GradientExchange(Rank(rank, meeting, held), None, solver))
@@ -134,9 +135,11 @@ def equal(names: Sequence[str]) -> List[GradientExchange]:
 
 def test_ranks_that_agree_are_left_alone() -> None:
     # That one counts in integers is no difference.
-    scales = [[8, 0.1], [8.0, 0.1], [np.float32(8.0), 0.1]]
-    found = on_all(lambda e: e.check_ranks_agree(scales[e.comm.rank], 7), equal("ab"))
-    assert found == [None] * SIZE
+    scales = [[8, 2], [8.0, 2.0], [np.float32(8.0), 2]]
+    made = equal("ab")
+    assert on_all(lambda e: e.check_ranks_agree(scales[e.comm.rank], 7), made) == [None] * SIZE
+    # A checksum each, whatever the parameters' sizes.
+    assert made[0].comm.messages == [("bcast", 1, 0, True), ("all_reduce", 1, False, True)]
 
 
 def test_scales_that_differ_in_the_last_bit_are_told_of() -> None:
