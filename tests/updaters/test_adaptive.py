@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List, Sequence
 
 import nnabla as nn
 import nnabla.functions as F
@@ -103,10 +103,13 @@ def test_a_loss_that_is_not_finite_is_no_overflow(policy: str) -> None:
     updater = updater_on(training(nan=[1, 2]), on_nonfinite_loss=policy)
     updater.update()
     if policy == "raise":
-        with pytest.raises(LossScaleError, match="iteration 2"):
+        with pytest.raises(LossScaleError, match="^the loss is not finite in iteration 2: conv/conv"):
             updater.update()
     elif policy == "skip":
-        assert updater.update().reason == "nonfinite_loss"
+        result = updater.update()
+        assert result.reason == "nonfinite_loss"
+        assert result.nonfinite_layers == result.overflow_layers
+        assert result.nonfinite_layers[0] == "output/affine/Add2"
     else:
         with pytest.warns(LossScaleWarning) as caught:
             results = [updater.update(), updater.update()]
@@ -122,11 +125,70 @@ def test_at_the_floor_the_error_names_the_layer() -> None:
     assert updater.scale == 8.0
 
 
+def test_at_the_floor_an_update_may_be_skipped() -> None:
+    updater = updater_on(training(overflow=range(100)), min_scale=2.0, on_scale_floor="skip")
+    result = updater.update()
+    assert result[:4] == (False, 8.0, 2, "overflow")
+    assert result.overflow_layers == result.nonfinite_layers
+    assert result.overflow_layers[0] == "output/affine/Add2"
+
+
+class OfTwo:
+    """A communicator of two ranks: what the other one has of an array follows from ours."""
+
+    rank, size = 0, 2
+
+    def __init__(self, other: Callable[[np.ndarray], Any]) -> None:
+        self._other = other
+
+    def all_reduce(self, arrays: Sequence[nn.NdArray], division: bool = False, inplace: bool = False) -> None:
+        for array in arrays:
+            array.data = array.data + self._other(array.data)
+
+    def bcast(self, arrays: Sequence[nn.NdArray], src: int, inplace: bool = False) -> None:
+        """Nothing to do on the first rank."""
+
+
+def troubled(*flags: bool) -> Callable[[np.ndarray], Any]:
+    """A rank whose gradients are not finite, and what it says of the cause."""
+
+    def other(own: np.ndarray) -> Any:
+        if own.ndim > 1 or own.size < 7:
+            return np.full_like(own, np.nan)
+        return np.array([*flags, *[False] * (own.size - len(flags))], np.float32)
+
+    return other
+
+
+@pytest.mark.parametrize(
+    ("nan", "other", "told"),
+    [
+        ([0], lambda own: 0.0, "the loss of this rank is not finite in iteration 1: a/affine"),
+        ([], "loss", "the loss of another rank is not finite in iteration 1; that is no overflow"),
+        ([], "forward", "the forward pass of another rank is not finite in iteration 1; that is no overflow"),
+    ],
+)
+def test_the_rank_with_a_bad_batch_is_told(nan: List[int], other: Any, told: str) -> None:
+    h = x = nn.Variable((4, 8))
+    for name in "abcde":
+        h = F.tanh(PF.affine(h, 8, name=name, with_bias=False))
+    loss = F.mean(h**2)
+    x.d = np.nan if nan else 0.5
+    solver = S.Sgd(0.1)
+    solver.set_parameters(nn.get_parameters())
+    answers = {"loss": troubled(True, False), "forward": troubled(False, True)}
+    comm = OfTwo(answers[other] if isinstance(other, str) else other)
+    updater = AdaptiveLossScalingUpdater(solver, loss, comm=comm, config=AdaLossConfig())
+    with pytest.raises(LossScaleError, match=f"^{told}"):
+        updater.update()
+
+
 def test_on_gradients_sees_unscaled_gradients_before_the_update() -> None:
     seen: List[float] = []
     train = training()
 
     def look(solver: Any) -> None:
+        assert solver is train.solver
         seen.append(float(np.abs(train.parameters["output/affine/W"].g).max()))
 
     updater_on(train, scale=2.0**14, on_gradients=look).update()

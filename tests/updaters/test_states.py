@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import json
 import math
 import os
+import struct
+import zlib
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
 
@@ -19,6 +22,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, LossScaleWarning
+from nnabla_adaloss.core import Method, Needs
 from nnabla_adaloss.core.layer_limits import LayerLimit
 from nnabla_adaloss.state import read_state, write_state
 from tests.updaters.networks import Training, snapshot, training
@@ -213,6 +217,47 @@ def test_other_settings_are_named_and_nothing_changes(options: Dict[str, Any], n
             updater.load_state_dict(state)
 
     unchanged_by(attempt)
+
+
+def test_both_settings_are_named_with_the_cure() -> None:
+    _, updater = trained(1, N=6)
+    message = "^state was saved with N=6, this updater has 5: make the updater with the same settings$"
+    with pytest.raises(ValueError, match=message):
+        updater_on(training()).load_state_dict(updater.state_dict())
+
+
+@dataclasses.dataclass(frozen=True)
+class Margin(Method):
+    needs = Needs.STATISTICS
+    margin: float = 2.0
+
+    def scale(self, g: Any, W: Any, *, range: Any, fan_in: float) -> float:
+        return self.margin
+
+
+def test_a_method_is_saved_with_its_parameters() -> None:
+    _, updater = trained(1, config=AdaLossConfig(loss_scale_method=Margin(4.0)))
+    state = json.loads(json.dumps(updater.state_dict()))
+    assert state["settings"]["loss_scale_method"] == {"type": f"{__name__}:Margin", "margin": 4.0}
+    same = AdaLossConfig(loss_scale_method=Margin(4.0))
+    updater_on(training(), config=same).load_state_dict(updater.state_dict())
+    with pytest.raises(ValueError, match="loss_scale_method={.*4.0}, this updater has {.*2.0}"):
+        updater_on(training(), config=AdaLossConfig(loss_scale_method=Margin())).load_state_dict(state)
+
+
+def test_who_looks_on_is_no_setting() -> None:
+    train, updater = trained(1)
+    watched = AdaLossConfig(delay=0, recorder=print, debug_level=1)
+    other = updater_on(train, config=watched)
+    other.load_state_dict(updater.state_dict())
+    assert other.state_dict() == updater.state_dict()
+
+
+def test_the_checksum_of_the_parameters_is_the_same_everywhere() -> None:
+    train, updater = trained(1)
+    ordered = [v for _, v in sorted(train.solver.get_parameters().items())]
+    each = [zlib.crc32(v.d.tobytes()) for v in ordered]
+    assert updater.state_dict()["parameters"] == zlib.crc32(struct.pack(f"<{len(each)}I", *each))
 
 
 def leaves_of(value: Any, path: Tuple[Any, ...] = ()) -> List[Tuple[Any, ...]]:
