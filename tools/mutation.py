@@ -202,6 +202,9 @@ def main() -> None:
             # mutmut forgets what it knows when the tests are others: they get a folder of their own.
             folder = WORK / f"{name}-others" if given.survivors else folder
         prepare(folder, room, given.survivors or room.tests)
+        if given.survivors is not None:
+            # mutmut would ask only new tests which functions they run, and old ones may run more than before.
+            (folder / "mutants" / "mutmut-stats.json").unlink(missing_ok=True)
         if names is None and (given.only != "*" or given.share < 1.0):
             names = drawn(fnmatch.filter(mutants_of(folder), given.only), given.share, given.seed)
         run(folder, names, given.jobs)

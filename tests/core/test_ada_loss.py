@@ -278,7 +278,7 @@ def test_memory_does_not_grow_with_iterations() -> None:
 
 def test_a_useless_scale_of_ones_own_method_is_refused() -> None:
     config = AdaLossConfig(loss_scale_method=lambda g, W, *, config, fan_in: 0.0)
-    with pytest.raises(ValueError, match="must be positive and finite"):
+    with pytest.raises(ValueError, match="; a scale must be positive and finite$"):
         call(NumpyAdaLoss(config))
 
 

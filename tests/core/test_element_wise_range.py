@@ -75,8 +75,11 @@ def test_at_least_one_product_is_kept(ratio: float, kept: float) -> None:
     g = np.array([1e-9, 1e-8, 1e-10])
     config = AdaLossConfig(max_rescue_ratio=ratio)
     assert math.isclose(get_loss_scale_by_element_wise_range(g, config=config), 6e-8 / kept)
-    scale = get_loss_scale_by_element_wise_range(g[None], np.ones((3, 1)), config=config, fan_in=1)
-    assert math.isclose(scale, 6e-8 / kept)
+    for weight in (0.25, 4.0):
+        scale = get_loss_scale_by_element_wise_range(
+            g[None], np.full((3, 1), weight), config=config, fan_in=1
+        )
+        assert math.isclose(scale, max(6e-8 / (weight * kept), 1.0))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -109,3 +109,12 @@ def test_a_format_with_little_room_lifts_a_scalar_less(u_max: float, reached: fl
 
 def test_the_smallest_number_there_is_at_a_small_scale() -> None:
     assert loss_section_factor(5e-324, 1, 2.0**-10, 8.0, expands=False, u_max=FP16) == 2.0**1023
+
+
+def test_what_is_too_large_is_never_raised() -> None:
+    # It carries less than start_scale already: lowering it would carry less still.
+    assert loss_section_factor(16.0, 1, 4.0, 8.0, expands=True, u_max=FP16) == 1.0
+
+
+def test_what_is_far_too_large_is_lowered_by_a_number_of_full_precision() -> None:
+    assert loss_section_factor(1e308, 1, 1e308, 1e-15, expands=True, u_max=FP16) == 2.0**-1022
