@@ -22,6 +22,7 @@ from nnabla_adaloss import (
     LossScaleError,
     LossScaleWarning,
 )
+from nnabla_adaloss.updaters.exchange import GradientExchange
 from tests.updaters.networks import Training, snapshot, training
 
 ALL_ONE = AdaLossConfig(loss_scale_method="fixed")
@@ -295,3 +296,48 @@ def test_a_new_loss_can_be_assigned_as_in_the_baseline() -> None:
     assert first.updated
     assert isinstance(updater.scaling, AdaptiveLossScaling)
     assert updater.scaling.variable is updater.loss
+
+
+class Alone:
+    """A communicator of one rank, which writes down what it is asked for."""
+
+    rank, size = 0, 1
+    iteration = 0
+
+    def __init__(self) -> None:
+        self.asked: List[Any] = []
+
+    def all_reduce(self, arrays: Sequence[nn.NdArray], division: bool = False, inplace: bool = False) -> None:
+        self.asked.append((self.iteration, "all_reduce", len(arrays)))
+
+    def bcast(self, arrays: Sequence[nn.NdArray], src: int, inplace: bool = False) -> None:
+        self.asked.append((self.iteration, "bcast", len(arrays)))
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_with_one_rank_it_trains_as_without_a_communicator(
+    delay: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: List[Any] = []
+    monkeypatch.setattr(
+        GradientExchange,
+        "check_ranks_agree",
+        lambda _, scales, iteration: checked.append((iteration, scales)),
+    )
+    found, comm = [], Alone()
+    for given in (None, comm):
+        train = training(overflow=[4])
+        config = AdaLossConfig(delay=delay)
+        updater = updater_on(train, storage="float16", config=config, comm=given, check_every=3)
+        found.append(([updater.update() for _ in range(6)], updater.state_dict()))
+    assert found[0] == found[1]
+    # Ranks must have the same scales of layers only where these come from what they have shared.
+    layers = updater.scaling.layer_scales.values() if delay else ()
+    assert [iteration for iteration, _ in checked] == [3, 6]
+    assert [len(scales) for _, scales in checked] == [1 + len(layers)] * 2
+    assert [scales[0] for _, scales in checked] == [8.0, 4.0]
+    parameters = len(train.solver.get_parameters())
+    assert [entry for entry in comm.asked if entry[1] == "bcast"] == [(1, "bcast", parameters)]
+    # The statistics go with the gradients: there is no message more.
+    assert comm.asked.count((2, "all_reduce", parameters + bool(delay))) == 1
+    assert updater_on(training()).check_every == 1000
