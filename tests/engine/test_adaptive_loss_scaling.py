@@ -528,8 +528,9 @@ def test_clipping_where_other_branches_have_been(clipped_first: bool) -> None:
         return F.sum(PF.affine(F.clip_grad_by_value(h, low, high), 2, name="b", rng=rng) ** 2)
 
     def other() -> nn.Variable:
-        # Longer, so that it arrives first where it is not clipped.
-        return F.mean(PF.affine(F.tanh(PF.affine(h, 3, name="c", rng=rng)), 2, name="d", rng=rng) ** 2)
+        # Added to something deeper: its gradient arrives at h before that of the branch that is clipped.
+        deep = F.tanh(PF.affine(F.tanh(PF.affine(x, 3, name="c", rng=rng)), 3, name="d", rng=rng))
+        return F.mean(PF.affine(h + deep, 2, name="e", rng=rng) ** 2)
 
     loss = clipped() + other() if clipped_first else other() + clipped()
     expected = native(loss)
