@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
+from nnabla_adaloss.core import LayerLimitPolicy
 
 FIXED = {"loss_scale_method": "fixed", "use_bound": False}
 
@@ -536,3 +537,32 @@ def test_clipping_where_other_branches_have_been(clipped_first: bool) -> None:
     expected = native(loss)
     for name, gradient in run(AdaptiveLossScaling(loss), 1024.0).items():
         np.testing.assert_allclose(gradient, expected[name], rtol=1e-5, atol=1e-8, err_msg=name)
+
+
+def test_the_format_of_a_configuration_is_that_of_the_storage_if_there_is_one() -> None:
+    config = AdaLossConfig(dtype="float32")
+    # In fp32 nothing is stored in a format of its own, and any may be computed for.
+    assert AdaptiveLossScaling(mlp(), config).config is config
+    with nn.context_scope(nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")):
+        x = nn.Variable((2, 2), need_grad=True)
+        loss = F.sum(x * x)
+    with pytest.raises(ValueError, match="dtype='float32', but storage keeps gradients in float16"):
+        AdaptiveLossScaling(loss, config)
+    assert AdaptiveLossScaling(loss).config.dtype == "float16"
+
+
+def test_the_policy_of_limits_is_the_one_that_is_given() -> None:
+    scaling = AdaptiveLossScaling(mlp(), limit_policy=LayerLimitPolicy(1))
+    assert scaling.back_off("b/affine", 4.0)
+    assert list(scaling.limits) == ["b/affine"]
+    scaling.after_update()
+    assert scaling.limits == {}
+
+
+def test_a_method_of_arrays_cannot_be_delayed() -> None:
+    config = AdaLossConfig(loss_scale_method="element_wise_range", delay=1)
+    message = (
+        "^delay=1 keeps statistics, .* loss_scale_method='element_wise_range' looks at arrays; choose delay=0"
+    )
+    with pytest.raises(ValueError, match=message):
+        AdaptiveLossScaling(mlp(), config)
