@@ -247,7 +247,7 @@ class NoAllReduce:
 def test_bad_arguments_are_named(options: Dict[str, Any], error: type, named: str) -> None:
     solver, loss = scalar_loss()
     before = snapshot(nn.get_parameters())
-    with pytest.raises(error, match=named):
+    with pytest.raises(error, match=f"^{named}"):
         AdaptiveLossScalingUpdater(solver, loss, **options)
     for name, value in before.items():
         np.testing.assert_array_equal(nn.get_parameters()[name].d, value)

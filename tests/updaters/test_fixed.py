@@ -106,7 +106,7 @@ def test_storage_is_emulated() -> None:
 )
 def test_bad_arguments_are_named(options: Dict[str, Any], error: type, named: str) -> None:
     train = training()
-    with pytest.raises(error, match=named):
+    with pytest.raises(error, match=f"^{named}"):
         FixedLossScalingUpdater(train.solver, train.loss, **options)
 
 

@@ -307,12 +307,23 @@ def test_a_missing_entry_is_named(key: str) -> None:
     unchanged_by(attempt)
 
 
+@pytest.mark.parametrize("key", ["version", "last_good_scale", "iteration", "parameters"])
+def test_an_entry_of_a_wrong_type_is_named(key: str) -> None:
+    def attempt(updater: AdaptiveLossScalingUpdater) -> None:
+        with pytest.raises(ValueError, match=f"damaged.*{key}='much' must be"):
+            updater.load_state_dict({**updater.state_dict(), key: "much"})
+
+    unchanged_by(attempt)
+
+
 @pytest.mark.parametrize("delay", [0, 1])
 def test_other_weights_drop_what_was_learned_and_keep_the_scale(delay: int) -> None:
     train, updater = trained(delay=delay)
     state = updater.state_dict()
     train.parameters["conv/conv/W"].d *= 2.0
-    with pytest.warns(LossScaleWarning, match="Load the parameters before"):
+    with pytest.warns(
+        LossScaleWarning, match="^the parameters are not those .*Load the parameters before the state$"
+    ):
         updater.load_state_dict(state)
     now = updater.state_dict()
     assert now["scale_state"] == state["scale_state"]
