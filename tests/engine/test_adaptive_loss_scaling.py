@@ -477,14 +477,14 @@ def test_what_is_no_configuration_and_what_is_scaled_already() -> None:
         AdaptiveLossScaling(AdaptiveLossScaling(loss))
 
 
-def test_without_a_scale_backward_starts_with_one() -> None:
+def test_backward_starts_with_the_scale_that_it_is_given() -> None:
     scaling = AdaptiveLossScaling(mlp())
     starts = []
-    for scale in ((), (1.0,), (2.0,)):
+    for scale in (1.0, 2.0):
         scaling.forward()
-        scaling.backward(*scale)
+        scaling.backward(scale)
         starts.append(scaling.scale_of(scaling.variable))
-    assert starts[0] == starts[1] == starts[2] / 2.0
+    assert starts[0] == starts[1] / 2.0
     assert scaling.found_inf == []
     assert scaling.layer_to_blame() is None
 

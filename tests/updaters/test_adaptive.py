@@ -185,7 +185,8 @@ def test_the_rank_with_a_bad_batch_is_told(nan: List[int], other: Any, told: str
     solver.set_parameters(nn.get_parameters())
     answers = {"loss": troubled(True, False), "forward": troubled(False, True)}
     comm = OfTwo(answers[other] if isinstance(other, str) else other)
-    updater = AdaptiveLossScalingUpdater(solver, loss, comm=comm, config=AdaLossConfig())
+    config = AdaLossConfig()
+    updater = AdaptiveLossScalingUpdater(solver, loss, comm=comm, config=config, **AS_THE_BASELINE)
     with pytest.raises(LossScaleError, match=f"^{told}"):
         updater.update()
 
