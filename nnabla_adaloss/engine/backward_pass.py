@@ -158,17 +158,15 @@ class BackwardPass:
     ) -> Set[int]:
         """Measure what the pass has left, and find what is not finite."""
         bad = set(findings.nonfinite)
-        if self.storage is None:
-            for key, magnitude in findings.amax.items():
-                components.measure_gradient(key, magnitude * self.scales[key], self.scales[key])
-        else:
-            # It has seen every gradient, as it was stored last.
-            for key, scale in self.scales.items():
-                seen = self.storage.gradient_statistics(key)
-                if seen is not None:
-                    components.measure_gradient(key, seen.abs_max, scale)
-                    if seen.nonfinite:
-                        bad.add(key)
+        # An emulated storage has seen every gradient, as it was stored last, but the one that backward began with.
+        for key, scale in self.scales.items():
+            seen = None if self.storage is None else self.storage.gradient_statistics(key)
+            if seen is not None:
+                components.measure_gradient(key, seen.abs_max, scale)
+                if seen.nonfinite:
+                    bad.add(key)
+            elif key in findings.amax:
+                components.measure_gradient(key, findings.amax[key] * scale, scale)
         bad_leaves: Dict[int, int] = {}
         for entry, largest in written:
             component = self._component_of(components, entry)
