@@ -240,15 +240,14 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             if cause.nonfinite_loss or cause.nonfinite_forward:
                 return self._skip_bad_batch(window, cause)
             tries.layers = window.nonfinite_layers
-            if cause.at_floor:
+            if cause.at_floor or (cause.global_scale and not self._lower_global_scale()):
+                tries.hopeless += 1
+                searching = not (self._repeat or self._measured)
+                if searching or tries.hopeless == _HOPELESS or tries.thrown_away == self.max_retries:
+                    return self._skip_at_floor()
                 # No scale helps this batch, so that none of those that were tried is kept.
                 self._forget_overflows()
-                tries.hopeless += 1
-                if tries.hopeless == _HOPELESS or tries.thrown_away == self.max_retries:
-                    return self._skip_at_floor()
                 self._tell_of_hopeless_batch()
-            elif cause.global_scale and not self._lower_global_scale():
-                return self._skip_at_floor()
             tries.thrown_away += 1
             if cause.exhausted or tries.thrown_away > self.max_retries:
                 return self._give_up()

@@ -60,7 +60,7 @@ def tell_of_float_storage(loss: LossLike, storage: Optional[Any], config: Option
             "nothing is stored in half precision: the network is in a float context and storage is None. "
             'Pass storage="float16" to emulate it, or build the network in a half context',
             LossScaleWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss.core import METHODS, AdaLossConfig, Method, Needs, Range, resolve_method
+from nnabla_adaloss.core.methods import ElementWiseRange, Fixed
 
 RANGE = Range(6e-8, 65504.0)
 
@@ -93,3 +94,11 @@ def test_a_function_is_given_the_configuration() -> None:
 
     config = AdaLossConfig(loss_scale_method=method, fixed_loss_scale=3.0)
     assert config.method.scale(np.ones(2), None, range=RANGE, fan_in=2.0) == 6.0
+
+
+@pytest.mark.parametrize(
+    ("method", "name"), [(Fixed, "fixed_loss_scale"), (ElementWiseRange, "max_rescue_ratio")]
+)
+def test_parameters_must_be_numbers(method: Any, name: str) -> None:
+    with pytest.raises(TypeError, match=f"^{name}='1' must be a number"):
+        method("1")
