@@ -30,7 +30,7 @@ from ..kernels.scratch import ScratchPool
 from .backward_pass import BackwardPass, PassContext, ScaleChoice
 from .batch_guard import BatchGuard
 from .blame import layer_to_blame
-from .component_scales import ComponentPass, ComponentScales
+from .component_scales import ComponentPass, ComponentScales, windows_of
 from .emulated_storage import EmulatedStorage
 from .forward_state import ForwardState
 from .layer_alphas import AlphasByComponent, AlphasByMethod, LayerAlphas
@@ -294,10 +294,11 @@ class AdaptiveLossScaling:
             state = with_names_of(planned.plan, state)
             statistics = self._statistics_with(planned.measurements)
             statistics.load_state(planned.plan.variable_keys, state["delayed"])
-            self.components.load_state_dict(state.get("components", {}))
+            windows = windows_of(state.get("components", {}))
             self._ada_loss.load_state_dict(state)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"state is damaged, or none of an AdaptiveLossScaling: {error!r}") from error
+        self.components.load(windows)
         self.iteration, planned.statistics, self._began = iteration, statistics, (-1, 0)
 
     def scale_of(self, variable: nn.Variable) -> float:

@@ -16,6 +16,7 @@ import nnabla as nn
 
 from ..core.branches import common_scale
 from ..errors import GraphChangedError
+from ..graph.components import separates
 from ..graph.node import Node, Scaling
 from ..graph.plan import GraphPlan
 from ..kernels.arrays import as_float32, stored_dtype
@@ -176,7 +177,13 @@ class BackwardPass:
                 components.measure(component, largest * entry.scale, entry.scale)
         for node in self.nodes.values() if bad or bad_leaves else ():
             if not bad.isdisjoint(node.output_keys):
-                components.overflowed = components.producers[node.function_key]
+                raised = self.measures_loss and node.single in bad and node.single not in findings.nonfinite
+                # What arrived finite was brought too far to the scale of the component behind it.
+                components.overflowed = (
+                    components.of[node.input_keys[0]]
+                    if raised and separates(node) and node.input_keys
+                    else components.producers[node.function_key]
+                )
             else:
                 components.overflowed = bad_leaves.get(node.function_key)
             if components.overflowed is not None:

@@ -173,8 +173,12 @@ class ComponentScales:
         }
         return {name: window.as_list() for name, window in {**self._windows, **ended}.items()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned; nothing changes when it raises."""
-        windows = {str(name): AmaxWindow.from_list(values) for name, values in state.items()}
+    def load(self, windows: Mapping[str, AmaxWindow]) -> None:
+        """Take over the windows that `windows_of` found in a state."""
         self.drop_iteration()
-        self._windows = windows
+        self._windows = dict(windows)
+
+
+def windows_of(state: Mapping[str, Any]) -> Dict[str, AmaxWindow]:
+    """The windows that `ComponentScales.state_dict` wrote; TypeError or ValueError when that cannot be."""
+    return {str(name): AmaxWindow.from_list(values) for name, values in state.items()}

@@ -27,7 +27,7 @@ from .global_scale import history_of
 from .idle import Idle
 from .reports import Reports, nonfinite_gradients, tell_of_float_storage
 from .result import UpdateResult
-from .shared_state import adopt_shared_state, agreed_scales, shared_state
+from .shared_state import adopt_shared_state, agreed_scales, reached_state, shared_state
 from .states import restore, state_of
 from .tries import Tries
 from .window import Window, examine, smallest_scale_helps
@@ -165,6 +165,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         self._reports = Reports()
         self._before_exchange = False
         self._repeat = on_overflow == "repeat"
+        self._reached = scale
         self._tries: Tries
         self._interrupted: Optional[Tries] = None
         self.iteration = 0
@@ -255,7 +256,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             self._undo_batch()
         self._apply_gradients()
         if self._measured:
-            self._scale = self.scaling.loss_scale
+            self._scale = self._reached
         self.last_good_scale = self._scale
         if not self._measured:
             self.scale_state = self.policy.after_update(self.scale_state)
@@ -417,13 +418,17 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             self._exchange.check_ranks_agree(agreed_scales(self), self.iteration)
 
     def _exchange_gradients(self) -> None:
-        if self.comm is None:
-            return
-        own = shared_state(self)
-        if own is None:
-            self._exchange.sum(average=self.average)
-        else:
-            adopt_shared_state(self, self._exchange.sum_with(own, average=self.average))
+        state = reached_state(self)
+        if self.comm is not None:
+            own = shared_state(self)
+            if own is None:
+                self._exchange.sum(average=self.average)
+            else:
+                state = adopt_shared_state(self, self._exchange.sum_with(own, average=self.average))
+        # What was measured becomes the updater's scale when the batch has been good for an update.
+        self._reached = state.scale
+        if not self._measured:
+            self.scale_state = state
 
     def _agree_on_cause(self, window: Window) -> _Cause:
         """What all ranks take for the cause; layers that are to blame are lowered."""
