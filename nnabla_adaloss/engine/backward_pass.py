@@ -159,7 +159,8 @@ class BackwardPass:
     ) -> Set[int]:
         """Measure what the pass has left, and find what is not finite."""
         bad = set(findings.nonfinite)
-        # An emulated storage has seen every gradient, as it was stored last, but the one that backward began with.
+        # An emulated storage has seen every gradient, as it was stored last, but the one that backward began
+        # with.
         for key, scale in self.scales.items():
             seen = None if self.storage is None else self.storage.gradient_statistics(key)
             if seen is not None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any
 
 import nnabla as nn
 import nnabla.functions as F
@@ -12,7 +12,7 @@ import nnabla.solvers as S
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
+from nnabla_adaloss import AdaptiveLossScalingUpdater
 
 
 def mean_square(batch: int = 8) -> nn.Variable:
