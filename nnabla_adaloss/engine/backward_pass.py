@@ -168,7 +168,8 @@ class BackwardPass:
                 seen = self.storage.gradient_statistics(key)
                 if seen is not None:
                     components.measure_gradient(key, seen.abs_max, scale)
-                    if seen.nonfinite:
+                    # Gradients of leaves were looked at when they were unscaled.
+                    if seen.nonfinite and key not in self.plan.leaves:
                         bad.add(key)
         bad_leaves: Dict[int, int] = {}
         for entry, largest in written:
