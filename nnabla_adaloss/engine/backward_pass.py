@@ -165,7 +165,8 @@ class BackwardPass:
             seen = None if self.storage is None else self.storage.gradient_statistics(key)
             if seen is not None:
                 components.measure_gradient(key, seen.abs_max, scale)
-                if seen.nonfinite:
+                # Gradients of leaves were looked at when they were unscaled.
+                if seen.nonfinite and key not in self.plan.leaves:
                     bad.add(key)
             elif key in findings.amax:
                 components.measure_gradient(key, findings.amax[key] * scale, scale)

@@ -69,6 +69,16 @@ class AlphasByMethod:
         return alpha
 
 
+class AlphasOfOne:
+    """No layer is scaled."""
+
+    def alpha(self, running: RunningPass, node: Node, scaling: Scaling, scale: float) -> float:
+        """1."""
+        if not scaling.to_leaf and scaling.target_key in running.scales:
+            running.bring_to(scaling.target, scaling.target_key, scale)
+        return 1.0
+
+
 class AlphasByComponent:
     """Each layer leads from the scale of one component to that of another.
 

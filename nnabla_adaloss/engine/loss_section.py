@@ -33,6 +33,22 @@ class LossSection(Protocol):
         """The scale that the output gradient of `node`, which carries `scale`, is to be brought to."""
 
 
+class OneScale:
+    """The loss gradient carries S0, and so does everything behind it.
+
+    Args:
+        start_scale: S0.
+    """
+
+    def __init__(self, start_scale: float) -> None:
+        self.seed = self.left_with = start_scale
+        self.measures = False
+
+    def scale(self, running: RunningPass, node: Node, scale: float) -> float:
+        """The scale as it is."""
+        return scale
+
+
 class GivenScale:
     """The loss gradient carries S0, and is lifted where a small loss weight or a mean shrinks it.
 

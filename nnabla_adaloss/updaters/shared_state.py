@@ -81,7 +81,7 @@ def agreed_scales(updater: Any) -> List[float]:
     scaling = updater.scaling
     own = [updater.scale_state.scale, *(limit.limit for _, limit in sorted(scaling.limits.items()))]
     learned = [amax for _, amax in sorted(scaling.components.amaxes().items())]
-    # A repeated batch may have had scales of its own on one rank, and so may a second one of an iteration: what
-    # the first has shown of components counts at once.
+    # A repeated batch may have had scales of its own on one rank, and so may the second one of an iteration:
+    # what the first has shown of components counts at once.
     delayed = scaling.delay and updater.on_overflow != "repeat" and not learned
     return [*own, *learned, *(scaling.layer_scales.values() if delayed else ())]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch that overflows is run again with what overflowed lowered: nothing of it is lost, nothing counts twice."""
+"""A batch that is run again is not lost, and nothing of it counts twice."""
 
 from __future__ import annotations
 

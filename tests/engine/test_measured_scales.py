@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backward without a scale: no bit of a gradient changes, and each component gets the scale that was measured."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable, Dict, List, Optional
+
+import hypothesis.strategies as st
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
+from nnabla_adaloss.core.scale_history import HistoryPolicy
+from nnabla_adaloss.engine.backward_pass import BackwardPass
+from tests.engine.random_graphs import Network, networks
+from tests.engine.test_architectures import NETWORKS
+from tests.engine.test_bit_identity import bits, gradients
+
+METHODS = ("approx_range", "amax_history")
+
+
+def measured(method: str, delay: int = 0, **options: Any) -> AdaLossConfig:
+    """float16's range in fp32: scales are large, and nothing overflows."""
+    return AdaLossConfig(loss_scale_method=method, dtype="float16", delay=delay, **options)
+
+
+def in_fp32(config: AdaLossConfig) -> AdaLossConfig:
+    return AdaLossConfig(
+        loss_scale_method=config.loss_scale_method, dtype="float32", u_max=65504.0, u_min=6e-8, delay=config.delay
+    )
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    networks,
+    st.sampled_from(METHODS),
+    st.sampled_from([0, 1]),
+    st.booleans(),
+    st.sampled_from([1, 2]),
+    st.sampled_from([1.0, 2.0**-20]),
+)
+def test_no_bit_changes(
+    network: Network, method: str, delay: int, clear_buffer: bool, accum_grad: int, weight: float
+) -> None:
+    loss = network.loss * weight
+    scaling = AdaptiveLossScaling(loss, in_fp32(measured(method, delay)))
+
+    def run(backward: Callable[[], None]) -> Dict[str, np.ndarray]:
+        # What a user has in the gradients stays there.
+        for leaf in network.leaves.values():
+            leaf.grad.zero() if leaf.ndim > 1 else leaf.grad.fill(0.5)
+        for _ in range(accum_grad):
+            loss.forward(clear_no_need_grad=clear_buffer)
+            backward()
+        return {name: leaf.g.copy() for name, leaf in network.leaves.items()}
+
+    native = run(lambda: loss.backward(1.0, clear_buffer=clear_buffer))
+    for _ in range(3):
+        found = run(lambda: scaling.backward(clear_buffer=clear_buffer))
+        for name in network.leaves:
+            np.testing.assert_array_equal(bits(found[name]), bits(native[name]), err_msg=name)
