@@ -50,11 +50,9 @@ def _row(r: Result) -> tuple[str, ...]:
 
 def weight_label(weight: float) -> str:
     """A loss weight as one writes it: 1, 1e-4."""
-    return (
-        f"{weight:g}"
-        if 1.0 <= weight < 1000.0
-        else np.format_float_scientific(weight, trim="-", exp_digits=1)
-    )
+    if 1.0 <= weight < 1000.0:
+        return f"{weight:g}"
+    return np.format_float_scientific(weight, trim="-", exp_digits=1).replace("e+", "e")
 
 
 def percent(share: float) -> str:

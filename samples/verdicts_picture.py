@@ -85,7 +85,7 @@ def save(path: Path, verdicts: Verdicts) -> None:
         -3.0,
         bottom + 0.4,
         f"✓ test accuracy at most {POINTS} points below fp32's, ✗ further below; "
-        "handwritten digits, the same batches for all",
+        "emulated fp16, handwritten digits, the same batches for all",
         fontsize=13,
         va="center",
         color="#444444",
