@@ -22,8 +22,8 @@ class AdaLossConfig:
     Immutable and validated when made; `dataclasses.replace(config, ...)` makes a changed copy.
 
     Attributes:
-        loss_scale_method: how a layer's scale is computed. A built-in name (`"approx_range"`, `"abs_range"`,
-            `"element_wise_range"`, `"fixed"`), or `"package.module:name"`, or a `Method`, or a function
+        loss_scale_method: how a layer's scale is computed. A built-in name (`"approx_range"`,
+            `"amax_history"`, `"abs_range"`, `"element_wise_range"`, `"fixed"`), or `"package.module:name"`, or a `Method`, or a function
             `f(g, W, *, config, fan_in) -> float` of NumPy arrays (`W` may be None).
             `"approx_range"` assumes normal distributions (section 3.3 of the paper) and is the cheapest
             adaptive one.
