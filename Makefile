@@ -14,8 +14,8 @@ PYTEST_ARGS ?=
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY) ## train on handwritten digits with every kind of loss scaling, and compare
-	$(PYTHON) samples/compare.py
+demo: $(READY) ## which loss scaling trains without being tuned? a table and a picture in a minute
+	$(PYTHON) samples/demo.py
 
 test: lint types unit ## everything that must pass: lint, types, unit tests
 

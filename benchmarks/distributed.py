@@ -6,8 +6,10 @@
 
 The first column is the time of an update, of the slowest rank; the second that of the exchange alone, after
 a barrier, with all gradients ready: packing, summing and, with delay 1, the statistics. Both are the fastest
-tenth of the repetitions, because other programs on the machine can only make them slower. Ranks with a core
-each should take little more than their share of the time of one rank. Set OMP_NUM_THREADS=1 in all cases.
+tenth of the repetitions, because other programs on the machine can only make them slower. Both kinds of
+scaling are at their defaults: adaptive measures its global scale, which travels with the gradients. Ranks
+with a core each should take little more than their share of the time of one rank. Set OMP_NUM_THREADS=1 in
+all cases.
 """
 
 from __future__ import annotations

@@ -18,8 +18,10 @@ if TYPE_CHECKING:  # for type checkers; what runs is `_HOMES`
     from .communicators import RankDisagreementError as RankDisagreementError
     from .core import AdaLoss as AdaLoss
     from .core import AdaLossConfig as AdaLossConfig
+    from .core import AmaxHistory as AmaxHistory
     from .core import ArrayStatistics as ArrayStatistics
     from .core import Format as Format
+    from .core import HistoryPolicy as HistoryPolicy
     from .core import LayerLimit as LayerLimit
     from .core import LayerLimitPolicy as LayerLimitPolicy
     from .core import LayerRecord as LayerRecord
@@ -66,6 +68,7 @@ _HOMES: Dict[str, str] = {
     "AdaLossConfig": "core",
     "AdaptiveLossScaling": "engine",
     "AdaptiveLossScalingUpdater": "updaters",
+    "AmaxHistory": "core",
     "ArrayStatistics": "core",
     "CollectiveMismatchError": "communicators",
     "DynamicLossScalingUpdater": "updaters",
@@ -75,6 +78,7 @@ _HOMES: Dict[str, str] = {
     "GradientRounding": "emulation",
     "GraphChangedError": "errors",
     "GraphPlan": "graph",
+    "HistoryPolicy": "core",
     "LayerLimit": "core",
     "LayerLimitPolicy": "core",
     "LayerRecord": "core",

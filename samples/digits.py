@@ -63,12 +63,17 @@ class BatchFeeder:
         self._order = np.empty(0, dtype=np.int64)
 
     def __call__(self) -> None:
-        size = self._x.shape[0]
+        size = self.batch_size
         if len(self._order) < size:
             self._order = self._random.permutation(len(self._images.pixels))
         self.feed(self._order[:size])
         self._order = self._order[size:]
         self.count += 1
+
+    @property
+    def batch_size(self) -> int:
+        """Images in a batch."""
+        return int(self._x.shape[0])
 
     def feed(self, indices: npt.NDArray[np.int64]) -> None:
         """Fill the Variables with the images of these indices, which does not count as a batch."""

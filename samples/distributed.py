@@ -23,7 +23,7 @@ Trains a network on scikit-learn's handwritten digits with several MPI processes
 fp16 storage, and prints how the loss scaling methods compare:
 
   dynamic      nnabla's DynamicLossScalingUpdater: one scale for the whole network
-  adaptive     AdaptiveLossScalingUpdater: the same, and on top of it a scale for each layer
+  adaptive     AdaptiveLossScalingUpdater as it comes: a scale from what was measured, and one for each layer
 
 Start it in one of these ways; it is the same program on any number of ranks:
 
@@ -43,8 +43,9 @@ Where the two methods differ in use:
   dynamic      you send the parameters of rank 0 to all, and list the gradients to exchange
   adaptive     you pass the communicator; the rest is done, and checked every check_every updates
 
-An overflow on one rank is one on all: they throw the batch away together. Ctrl-C, an exception, or a rank
-that is killed ends all ranks, with the error of the one that failed.
+With dynamic, an overflow on one rank is one on all: they throw the batch away together. With adaptive, the
+rank runs its share of the batch again with lower scales while the others wait, and none is lost. Ctrl-C, an
+exception, or a rank that is killed ends all ranks, with the error of the one that failed.
 
 The table: test accuracy on 360 images; batches thrown away because of an overflow; images per second, of all
 ranks together, with the emulation of fp16 (it says nothing about a GPU, and ranks that share too few cores
@@ -216,8 +217,7 @@ def train(method: str, comm: MPICommunicator, options: argparse.Namespace) -> Ro
     solver = S.Momentum(learning_rate, 0.9)
     solver.set_parameters(nn.get_parameters())
     feeder = ShareFeeder(data.train, x, t, comm, options.seed)
-    growth_interval = max(1, options.iterations // 40)
-    updater = UPDATERS[method](solver, loss, feeder, growth_interval, comm)
+    updater = UPDATERS[method](solver, loss, feeder, comm, options.iterations)
 
     begin, warmed_up = 0.0, 0
     # mpirun hides from its ranks whether somebody watches: one bar, and only now and then a new state of it.
@@ -241,24 +241,22 @@ def train(method: str, comm: MPICommunicator, options: argparse.Namespace) -> Ro
     return Row(method, right, float(mean.d), feeder.count - options.iterations, images_per_second)
 
 
-def _dynamic(solver: Any, loss: Any, feeder: ShareFeeder, growth_interval: int, comm: MPICommunicator) -> Any:
+def _dynamic(solver: Any, loss: Any, feeder: ShareFeeder, comm: MPICommunicator, iterations: int) -> Any:
     from nnabla_adaloss import DynamicLossScalingUpdater, FormatEmulation
 
     parameters = solver.get_parameters().values()
     comm.bcast([p.data for p in parameters], 0)
     grads = [p.grad for p in parameters]
     loss = FormatEmulation(loss, "float16")
+    # nnabla's 2000 updates until the scale doubles are too many for a training as short as this.
+    growth_interval = max(1, iterations // 40)
     return DynamicLossScalingUpdater(solver, loss, feeder, N=growth_interval, comm=comm, grads=grads)
 
 
-def _adaptive(
-    solver: Any, loss: Any, feeder: ShareFeeder, growth_interval: int, comm: MPICommunicator
-) -> Any:
+def _adaptive(solver: Any, loss: Any, feeder: ShareFeeder, comm: MPICommunicator, iterations: int) -> Any:
     from nnabla_adaloss import AdaptiveLossScalingUpdater
 
-    return AdaptiveLossScalingUpdater(
-        solver, loss, feeder, N=growth_interval, comm=comm, storage="float16", check_every=50
-    )
+    return AdaptiveLossScalingUpdater(solver, loss, feeder, comm=comm, storage="float16", check_every=50)
 
 
 UPDATERS: Dict[str, Any] = {"dynamic": _dynamic, "adaptive": _adaptive}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways to scale a loss that are compared, each as a training loop with `update()`."""
+"""The ways to scale a loss, each as a training loop with `update()`; all as they come, with nothing set."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from nnabla_adaloss import (
 )
 
 STORAGE = "float16"
+NNABLAS_GROWTH_INTERVAL = 2000
 
 
 class Updater(Protocol):
@@ -53,13 +54,13 @@ class Job(NamedTuple):
         solver: the solver, with its parameters set.
         loss: the loss in fp32.
         feeder: fills the input with the next batch.
-        growth_interval: after how many updates without overflow dynamic and adaptive double the scale.
+        growth_interval: after how many updates without overflow dynamic scaling doubles its scale.
     """
 
     solver: Any
     loss: nn.Variable
     feeder: Callable[[], Any]
-    growth_interval: int
+    growth_interval: int = NNABLAS_GROWTH_INTERVAL
 
 
 class Loop(NamedTuple):
@@ -73,31 +74,35 @@ def _fp32(job: Job) -> Loop:
     return Loop(PlainUpdater(job.solver, job.loss, job.feeder), job.loss)
 
 
-def _no_scaling(job: Job) -> Loop:
-    loss = FormatEmulation(job.loss, STORAGE)
-    return Loop(FixedLossScalingUpdater(job.solver, loss, job.feeder, scale=1.0), loss)
+def _fixed(scale: float) -> Callable[[Job], Loop]:
+    def make(job: Job) -> Loop:
+        loss = FormatEmulation(job.loss, STORAGE)
+        return Loop(FixedLossScalingUpdater(job.solver, loss, job.feeder, scale=scale), loss)
+
+    return make
 
 
-def _fixed(job: Job) -> Loop:
-    loss = FormatEmulation(job.loss, STORAGE)
-    return Loop(FixedLossScalingUpdater(job.solver, loss, job.feeder, scale=128.0), loss)
+def _dynamic(start_scale: float) -> Callable[[Job], Loop]:
+    def make(job: Job) -> Loop:
+        loss = FormatEmulation(job.loss, STORAGE)
+        updater = DynamicLossScalingUpdater(
+            job.solver, loss, job.feeder, scale=start_scale, N=job.growth_interval
+        )
+        return Loop(updater, loss)
 
-
-def _dynamic(job: Job) -> Loop:
-    loss = FormatEmulation(job.loss, STORAGE)
-    return Loop(DynamicLossScalingUpdater(job.solver, loss, job.feeder, N=job.growth_interval), loss)
+    return make
 
 
 def _adaptive(job: Job) -> Loop:
-    loss = FormatEmulation(job.loss, STORAGE)
-    updater = AdaptiveLossScalingUpdater(job.solver, loss, job.feeder, N=job.growth_interval)
+    updater = AdaptiveLossScalingUpdater(job.solver, job.loss, job.feeder, storage=STORAGE)
     return Loop(updater, updater.scaling)
 
 
 METHODS: Dict[str, Callable[[Job], Loop]] = {
     "fp32": _fp32,
-    "no scaling": _no_scaling,
-    "fixed (128)": _fixed,
-    "dynamic": _dynamic,
+    "no scaling": _fixed(1.0),
+    "fixed (128)": _fixed(128.0),
+    "dynamic": _dynamic(8.0),
+    "dynamic (65536)": _dynamic(65536.0),
     "adaptive": _adaptive,
 }

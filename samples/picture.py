@@ -12,11 +12,11 @@ import matplotlib
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
+from comparison import Result
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MultipleLocator
 from networks import NETWORKS
 from report import weight_label
-from training import Result
 
 _COLORS = {"no scaling": "#b8442f", "fixed (128)": "#d89a1c", "dynamic": "#2e6fb0", "adaptive": "#1a8a5f"}
 _MARKERS = {"no scaling": "X", "fixed (128)": "s", "dynamic": "D", "adaptive": "o"}

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Sequence
 
 import numpy as np
+from comparison import Result
 from networks import NETWORKS
-from training import Result, Settings
+from training import Settings
 
 _HEAD = ("", "test accuracy", "final loss", "skipped updates", "underflow", "time per batch")
 
@@ -49,7 +50,9 @@ def _row(r: Result) -> tuple[str, ...]:
 
 def weight_label(weight: float) -> str:
     """A loss weight as one writes it: 1, 1e-4."""
-    return f"{weight:g}" if weight >= 1.0 else np.format_float_scientific(weight, trim="-", exp_digits=1)
+    if 1.0 <= weight < 1000.0:
+        return f"{weight:g}"
+    return np.format_float_scientific(weight, trim="-", exp_digits=1).replace("e+", "e")
 
 
 def percent(share: float) -> str:

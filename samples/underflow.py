@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, NamedTuple
+from typing import Any, Dict, Iterable, NamedTuple, Optional
 
 import nnabla as nn
 import numpy as np
 import numpy.typing as npt
 
-from nnabla_adaloss import GraphPlan, LossLike
+from nnabla_adaloss import AdaptiveLossScaling, GraphPlan, LossLike
 
 
 class Underflow(NamedTuple):
@@ -66,11 +66,17 @@ class UnderflowProbe:
 
         Args:
             scaled_loss: what the method calls backward on: an emulation of the loss, or a wrapper of it.
-            scale: the loss scale it calls backward with.
+            scale: the loss scale it calls backward with; not looked at where scales are measured, which
+                learn nothing from this pass.
         """
         scaled_loss.forward()
         in_fp32 = self._nonzero_elements(self.loss, 1.0)
-        stored = self._nonzero_elements(scaled_loss, scale)
+        if isinstance(scaled_loss, AdaptiveLossScaling):
+            learned = scaled_loss.state_dict()
+            stored = self._nonzero_elements(scaled_loss, None)
+            scaled_loss.load_state_dict(learned)
+        else:
+            stored = self._nonzero_elements(scaled_loss, scale)
         counts: Dict[str, Underflow] = {name: Underflow(0, 0) for name in self.outputs}
         for key, layer in self._layer_of.items():
             lost = in_fp32[key] & ~stored[key]
@@ -78,7 +84,7 @@ class UnderflowProbe:
             counts[layer] = total([counts[layer], here])
         return counts
 
-    def _nonzero_elements(self, loss: LossLike, scale: float) -> Dict[int, npt.NDArray[np.bool_]]:
+    def _nonzero_elements(self, loss: LossLike, scale: Optional[float]) -> Dict[int, npt.NDArray[np.bool_]]:
         found: Dict[int, npt.NDArray[np.bool_]] = {}
 
         def note(f: Any) -> None:

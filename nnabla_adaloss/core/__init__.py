@@ -21,7 +21,7 @@ from .layer_record import LayerRecord
 from .layer_scale import Constraints, Decision, LayerState, Observed, decide
 from .layer_selection import LayerSelection
 from .loss_section import loss_section_factor
-from .methods import METHODS, Method, Needs, Range, resolve_method
+from .methods import METHODS, AmaxHistory, Method, Needs, Range, resolve_method
 from .overflow import overflow_limit
 from .power_of_two import get_power_of_two_scale
 from .precision import PRECISIONS, Precision, StorageLike, get_precision
@@ -33,6 +33,7 @@ from .published import (
     get_loss_scale_by_element_wise_range,
 )
 from .reason import Reason
+from .scale_history import HistoryPolicy
 from .scale_policy import ScalePolicy, ScaleState
 from .statistics import ArrayStatistics, statistics_of
 
@@ -47,10 +48,12 @@ __all__ = [
     "PRECISIONS",
     "AdaLoss",
     "AdaLossConfig",
+    "AmaxHistory",
     "ArrayStatistics",
     "Constraints",
     "Decision",
     "Format",
+    "HistoryPolicy",
     "LayerLimit",
     "LayerLimitPolicy",
     "LayerRecord",

@@ -22,11 +22,11 @@ class AdaLossConfig:
     Immutable and validated when made; `dataclasses.replace(config, ...)` makes a changed copy.
 
     Attributes:
-        loss_scale_method: how a layer's scale is computed. A built-in name (`"approx_range"`, `"abs_range"`,
-            `"element_wise_range"`, `"fixed"`), or `"package.module:name"`, or a `Method`, or a function
-            `f(g, W, *, config, fan_in) -> float` of NumPy arrays (`W` may be None).
-            `"approx_range"` assumes normal distributions (section 3.3 of the paper) and is the cheapest
-            adaptive one.
+        loss_scale_method: how a layer's scale is computed. A built-in name (`"approx_range"`,
+            `"amax_history"`, `"abs_range"`, `"element_wise_range"`, `"fixed"`), or `"package.module:name"`,
+            or a `Method`, or a function `f(g, W, *, config, fan_in) -> float` of NumPy arrays (`W` may be
+            None). `"approx_range"` assumes normal distributions (section 3.3 of the paper). `"amax_history"`
+            gives each part of the network the largest scale that its gradients leave room for.
         fixed_loss_scale: the scale of every layer when the method is `"fixed"`.
         init_scale: factor the loss gradient is multiplied by, on top of the global loss scale.
         n_uf_threshold: p, accepted share of input gradient elements that underflow; between 0 and 1. The

@@ -80,6 +80,8 @@ class AmaxWindow(NamedTuple):
 class HistoryPolicy:
     """The largest scale at which what was measured stays a margin below the end of the range.
 
+    What `global_scale="history"` stands for in `AdaptiveLossScalingUpdater`, with settings of one's own.
+
     Attributes:
         margin: how many times larger than anything in the window a gradient may be before it overflows. 4.0:
             two bits.
@@ -98,6 +100,8 @@ class HistoryPolicy:
         8388608.0
         >>> policy.after_overflow(1024.0)
         64.0
+        >>> HistoryPolicy(margin=16.0, window=256).scale(1e-3, u_max=65504.0)
+        2097152.0
     """
 
     margin: float = 4.0

@@ -11,18 +11,16 @@ class UpdateResult(NamedTuple):
 
     Attributes:
         updated: whether the solver changed the parameters.
-        scale: the global loss scale S0: what the loss gradient carried where it met the first layer, or with
-            `global_scale="dynamic"` what the next call will start with.
-        retries: how often gradients were computed in vain in this call: how often a batch was run again, here
-            on this rank, and how many batches (or windows of `accum_grad` of them) were thrown away.
+        scale: the global loss scale S0 that the next call will start with; measured, that of the last batch.
+        retries: how often gradients were computed in vain in this call: a batch was repeated, or a batch (or
+            window of `accum_grad` batches) thrown away.
         reason: `"updated"`; `"zero_gradients"` (updated, but every gradient was exactly zero and the loss was
             not); `"overflow"` (gradients were not finite to the last retry); `"nonfinite_loss"`;
             `"nonfinite_forward"` (the loss was finite, something in forward was not).
-        overflow_layers: names of the layers whose gradient was not finite when a batch was last run again or
-            thrown away because of that, the first in backward order first; empty when none was.
+        overflow_layers: names of the layers whose gradient was not finite when a batch was last repeated or
+            thrown away for that, the first in backward order first; empty when none was.
         nonfinite_layers: names of the layers whose gradient was not finite in the last batch, also where that
-            did no
-            harm: behind a mask, or in parameters that the solver does not update.
+            did no harm: behind a mask, or in parameters that the solver does not update.
         cause: what in forward was not finite, in words; empty when nothing was.
 
     Example:

@@ -63,6 +63,7 @@ def check_smallest_loss_weight(network: str, results: Results) -> None:
     assert unscaled["test_accuracy"] < 0.3
     assert adaptive["test_accuracy"] > fp32["test_accuracy"] - 0.02
     assert adaptive["underflow"] < 0.05 < dynamic["underflow"]
+    assert adaptive["skipped_updates"] == 0
 
 
 def check_loss_weights(network: str, results: Results) -> None:
@@ -74,10 +75,11 @@ def check_loss_weights(network: str, results: Results) -> None:
 @pytest.mark.slow
 def test_one_seed_gives_one_result() -> None:
     import digits
-    from training import Settings, compare_methods
+    from comparison import compare_methods
+    from training import Settings
 
     def results(seed: int) -> List[Tuple[Any, ...]]:
-        found = compare_methods("mlp", 1e-4, digits.load(), Settings(12, 2, seed), lambda trained: None)
+        found = compare_methods("mlp", 1e-4, digits.load(), Settings(12, seed, 2), lambda trained: None)
         return [r._replace(milliseconds=0.0, relative_time=0.0) for r in found]
 
     first = results(seed=3)

@@ -65,6 +65,19 @@ def test_adaptive_scaling_is_probed_through_its_own_backward() -> None:
     assert set(scaling.layer_scales) == {"b/affine"}
 
 
+def test_measured_scales_learn_nothing_from_being_probed() -> None:
+    from underflow import UnderflowProbe
+
+    loss = tanh_net()
+    scaling = AdaptiveLossScaling(FormatEmulation(loss))
+    scaling.forward()
+    scaling.backward()
+    scaling.after_update()
+    before = scaling.state_dict()
+    UnderflowProbe(loss).measure(scaling, 8.0)
+    assert scaling.state_dict() == before
+
+
 def test_nothing_to_lose_is_no_loss() -> None:
     from underflow import Underflow, total
 

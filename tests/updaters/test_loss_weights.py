@@ -56,8 +56,8 @@ def test_weights_that_work(storage: str, smallest: int, largest: int, error: flo
         assert updater.update().reason == "updated", exponent
         exact = gradients(loss, 1.0)
         stored = gradients(AdaptiveLossScaling(FormatEmulation(loss, storage)))
-        # The weight itself is a subnormal float16 below 6e-5: at 1e-11 little of it is left.
-        allowed = 0.002 if storage == "float16" and exponent >= -7 else error
+        # At 1e-11 the largest product with the weight is a subnormal float16 of few bits.
+        allowed = 0.002 if storage == "float16" and exponent >= -10 else error
         assert np.linalg.norm(stored - exact) <= allowed * np.linalg.norm(exact), exponent
 
 

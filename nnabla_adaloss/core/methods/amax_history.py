@@ -25,6 +25,22 @@ class AmaxHistory(Method):
 
     Raises:
         TypeError, ValueError: a parameter is no number, or out of range.
+
+    Example:
+        >>> from nnabla_adaloss import AdaLossConfig
+        >>> AdaLossConfig(loss_scale_method="amax_history").method
+        AmaxHistory(margin=4.0, window=64)
+        >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
+        >>> from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
+        >>> x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
+        >>> loss = F.mean(PF.affine(F.tanh(PF.affine(x, 5, name="a")), 2, name="b") ** 2) * 1e-9
+        >>> config = AdaLossConfig(loss_scale_method=AmaxHistory(margin=16.0))
+        >>> scaling = AdaptiveLossScaling(FormatEmulation(loss, "float16"), config)
+        >>> for again in (False, True):  # the first pass measures
+        ...     scaling.forward()
+        ...     scaling.backward(iteration=0, again=again)
+        >>> scaling.settled, scaling.found_inf
+        (True, [])
     """
 
     needs = Needs.COMPONENTS

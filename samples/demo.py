@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which way of loss scaling trains without being tuned? A table and a picture in a minute."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
+
+if TYPE_CHECKING:
+    from digits import Digits
+    from training import Settings
+    from verdicts import Score
+
+LOSS_WEIGHTS = (1.0, 1e-3, 1e-6, 1e-9)
+
+DESCRIPTION = """\
+Trains two networks on scikit-learn's handwritten digits, each with four loss weights and in six ways, all of
+them as they come, with nothing set:
+
+  fp32             everything in single precision: what the others are measured against
+  no scaling       gradients stored in fp16 as they are
+  fixed (128)      the loss multiplied by 128 before backward
+  dynamic          nnabla's DynamicLossScalingUpdater: one scale, 8 at first, halved on overflow
+  dynamic (65536)  the same from 65536, where torch.amp.GradScaler starts
+  adaptive         AdaptiveLossScalingUpdater
+
+All but fp32 run under emulated fp16 storage: nnabla computes in fp32, and what a half-precision GPU
+would store in fp16 (activations, gradients, weights at use) is rounded to fp16.
+"""
+
+EPILOG = """\
+Why loss weights. A loss is often one small term of several, or a mean over many pixels: its gradients are
+tiny, and fp16 turns what is smaller than about 6e-8 to zero. Here the mean cross entropy is multiplied by 1,
+1e-3, 1e-6 and 1e-9, and the learning rate is divided by the same number. SGD with momentum then takes the
+same steps: in fp32 nothing changes but for rounding. What changes in the other rows is fp16's doing.
+
+Fairness. All start from the same weights and get the same number of batches in the same order. A batch that
+a method throws away because its gradients overflowed is gone for it. The dynamic ones double their scale
+after 2000 updates, nnabla's default; no training here lasts so long, so that only their starts count.
+
+How to read the table. A mark tells whether a training came to what fp32 came to, by the rule below the table.
+One test image is 0.28 points: small differences are chance, and --seed shows how much. The last lines count
+marks, and the batches that a method threw away.
+
+Files, written into --out:
+  demo.png      the table as a picture
+
+Everything is the same in each run with the same --seed on the same machine. samples/compare.py looks closer
+at fewer cases: which gradients are lost, which scales layers get, how long a batch takes.
+
+Examples:
+  python samples/demo.py --seed 1
+  python samples/demo.py --loss-weights 1e4 100 1e-10 1e-11
+  python samples/demo.py --iterations 60 --networks mlp
+"""
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Run the trainings, print the table, draw the picture; returns the exit status."""
+    options = parse(arguments)
+    # Networks this small gain nothing from threads, and the processes share the cores.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # nnabla is imported late: --help answers at once, and nnabla's announcement of itself can be silenced.
+    from parallel import run_all, silence_nnabla
+
+    silence_nnabla()
+    import digits
+    from methods import METHODS
+    from training import Settings
+    from verdicts import Verdicts
+
+    settings, data = Settings(options.iterations, options.seed), digits.load()
+    cases = [
+        (network, weight, method, data, settings)
+        for network in options.networks
+        for weight in options.loss_weights
+        for method in METHODS
+    ]
+    batches = len(cases) * options.iterations
+    scores = run_all(train, cases, options.jobs, batches, f"{len(cases)} trainings")
+    verdicts = Verdicts(sorted(scores, key=lambda score: list(METHODS).index(score.method)))
+    print(verdicts.table(sys.stdout.encoding))
+    import verdicts_picture
+
+    options.out.mkdir(parents=True, exist_ok=True)
+    verdicts_picture.save(options.out / "demo.png", verdicts)
+    print(f"\nPicture: {options.out / 'demo.png'}")
+    return 0
+
+
+def parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
+    """The options; exits with a message when one is wrong."""
+    from parallel import positive
+
+    parser = argparse.ArgumentParser(
+        description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--iterations", type=positive, default=200, metavar="N", help="batches per training (default: 200)")
+    add("--networks", nargs="+", choices=("lenet", "mlp"), default=["lenet", "mlp"], help="(default: both)")
+    add(
+        "--loss-weights",
+        nargs="+",
+        type=_weight,
+        default=LOSS_WEIGHTS,
+        metavar="W",
+        help="what the loss is multiplied by (default: 1 1e-3 1e-6 1e-9)",
+    )
+    add("--seed", type=int, default=0, help="decides initial weights and batches (default: 0)")
+    add("--out", type=Path, default=Path("build/demo"), help="folder for the picture (default: build/demo)")
+    add("--jobs", type=positive, default=min(2, os.cpu_count() or 1), help="processes to use (default: 2)")
+    return parser.parse_args(arguments)
+
+
+def _weight(text: str) -> float:
+    number = float(text)
+    if not 0.0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not positive and finite")
+    return number
+
+
+def train(
+    network: str,
+    loss_weight: float,
+    method: str,
+    data: Digits,
+    settings: Settings,
+    progress: Callable[[int], Any],
+) -> Score:
+    """Train one network with one method until its batches are used up."""
+    from training import Training
+    from verdicts import Score
+
+    training = Training(network, loss_weight, method, data, settings)
+    while training.feeder.count < settings.iterations:
+        progress(training.update())
+    accuracy, _ = training.evaluate(data.test)
+    return Score(network, loss_weight, method, accuracy, training.thrown_away)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

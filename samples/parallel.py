@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs trainings in several processes, behind one progress bar."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import multiprocessing
+import queue
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from typing import Any, Callable, List, Sequence, Tuple
+
+
+def run_all(
+    work: Callable[..., Any], cases: Sequence[Tuple[Any, ...]], jobs: int, batches: int, title: str
+) -> List[Any]:
+    """What `work(*case, progress)` returns for each case, in their order.
+
+    Args:
+        work: a function that other processes can import; it calls `progress(n)` after every `n` batches.
+        cases: its arguments.
+        jobs: how many processes.
+        batches: of all cases together: the length of the bar.
+        title: stands before the bar.
+    """
+    from tqdm import tqdm
+
+    # Spawned, because a fork of a process that has threads may hang.
+    context = multiprocessing.get_context("spawn")
+    with (
+        context.Manager() as manager,
+        ProcessPoolExecutor(jobs, mp_context=context, initializer=silence_nnabla) as pool,
+    ):
+        done = manager.Queue()
+        futures = [pool.submit(work, *case, done.put) for case in cases]
+        with tqdm(total=batches, desc=title, unit=" batches", disable=None) as bar:
+            while not all(future.done() for future in futures):
+                with suppress(queue.Empty):
+                    bar.update(done.get(timeout=0.2))
+            bar.update(batches - bar.n)
+        return [future.result() for future in futures]
+
+
+def silence_nnabla() -> None:
+    """Keep nnabla from logging that it is being imported, once in every process."""
+    logging.getLogger("nnabla").setLevel(logging.WARNING)
+
+
+def positive(text: str) -> int:
+    """An option's value of 1 or more, for argparse."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return number

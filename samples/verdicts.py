@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a method trains as fp32 does: the rule, and the table."""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Sequence, Tuple
+
+from networks import NETWORKS
+from report import weight_label
+
+REFERENCE = "fp32"
+POINTS = 3
+"""How many percentage points of test accuracy below fp32 still count as the same."""
+
+# What is printed where no other marks can be.
+_ASCII = {"✓": "+", "✗": "-"}
+
+
+class Score(NamedTuple):
+    """How one training ended.
+
+    Attributes:
+        network: key of `NETWORKS`.
+        loss_weight: what the mean cross entropy is multiplied by.
+        method: key of `METHODS`.
+        test_accuracy: share of test images told right by the fp32 weights at the end.
+        thrown_away: batches that no update was made with.
+    """
+
+    network: str
+    loss_weight: float
+    method: str
+    test_accuracy: float
+    thrown_away: int
+
+
+class Verdicts:
+    """Scores, and which of them are as good as fp32's with the same network and loss weight.
+
+    Args:
+        scores: one for each method, network and loss weight, fp32 included.
+
+    Attributes:
+        methods: in the order of the scores.
+        cases: network and loss weight, likewise.
+    """
+
+    def __init__(self, scores: Sequence[Score]) -> None:
+        self._scores = {(s.method, s.network, s.loss_weight): s for s in scores}
+        self.methods = list(dict.fromkeys(s.method for s in scores))
+        self.cases: List[Tuple[str, float]] = list(dict.fromkeys((s.network, s.loss_weight) for s in scores))
+
+    def accuracy(self, method: str, case: Tuple[str, float]) -> float:
+        """The test accuracy of a method in a case."""
+        return self._scores[method, case[0], case[1]].test_accuracy
+
+    def works(self, method: str, case: Tuple[str, float]) -> bool:
+        """Whether that is at most `POINTS` percentage points below fp32's."""
+        below = self.accuracy(REFERENCE, case) - self.accuracy(method, case)
+        return below <= POINTS / 100 + 1e-9
+
+    def count(self, method: str) -> int:
+        """In how many cases a method works."""
+        return sum(self.works(method, case) for case in self.cases)
+
+    def table(self, encoding: str = "utf-8") -> str:
+        """A row for each method, then the rule, then a line for each method with its count."""
+        marks = marks_for(encoding)
+        networks = list(dict.fromkeys(network for network, _ in self.cases))
+        weights = [weight_label(weight) for _, weight in self.cases]
+        per_network = len(self.cases) // len(networks)
+        first = "".join(f"   {NETWORKS[name].title:^{10 * per_network - 3}}" for name in networks)
+        lines = ["", f"{'test accuracy':16}{first}".rstrip(), _row("loss weight", weights, per_network)]
+        for method in self.methods:
+            cells = [self._cell(method, case, marks) for case in self.cases]
+            lines.append(_row(method, cells, per_network))
+        lines += [
+            "",
+            f"{marks['✓']} at most {POINTS} points below fp32 with the same net and loss weight, "
+            f"{marks['✗']} further below",
+            "",
+        ]
+        lines += [self._summary(method) for method in self.methods if method != REFERENCE]
+        return "\n".join(lines)
+
+    def _summary(self, method: str) -> str:
+        thrown_away = sum(self._scores[(method, *case)].thrown_away for case in self.cases)
+        batches = f"{thrown_away} batch{'es' if thrown_away != 1 else ''} thrown away"
+        return f"{method:16} works untouched in {self.count(method)} of {len(self.cases)}, {batches}"
+
+    def _cell(self, method: str, case: Tuple[str, float], marks: Dict[str, str]) -> str:
+        mark = " " if method == REFERENCE else marks["✓" if self.works(method, case) else "✗"]
+        return f"{self.accuracy(method, case):.1%} {mark}"
+
+
+def _row(head: str, cells: Sequence[str], per_network: int) -> str:
+    text = f"{head:16}"
+    for index, cell in enumerate(cells):
+        text += ("   " if index % per_network == 0 else "  ") + f"{cell:>8}"
+    return text.rstrip()
+
+
+def marks_for(encoding: str) -> Dict[str, str]:
+    """How ✓ and ✗ are written in an encoding."""
+    try:
+        "✓✗".encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return _ASCII
+    return {mark: mark for mark in _ASCII}

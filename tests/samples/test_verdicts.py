@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from verdicts import Verdicts
+
+
+def verdicts(**accuracies: float) -> Verdicts:
+    """One case for each method; "no_scaling" threw two batches away."""
+    from verdicts import Score, Verdicts
+
+    scores = [
+        Score("mlp", 1e-3, name.replace("_", " "), accuracy, 2 * (name == "no_scaling"))
+        for name, accuracy in accuracies.items()
+    ]
+    return Verdicts(scores)
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "works"), [(0.99, True), (0.95, True), (0.92, True), (0.919, False), (0.1, False)]
+)
+def test_three_points_below_fp32_are_the_same(accuracy: float, works: bool) -> None:
+    found = verdicts(fp32=0.95, adaptive=accuracy)
+    assert found.works("adaptive", ("mlp", 1e-3)) is works
+    assert found.count("adaptive") == int(works)
+    assert ("✓" if works else "✗") in found.table().splitlines()[4]
+
+
+def test_the_table_has_a_row_a_rule_and_a_last_line_for_each_method() -> None:
+    lines = verdicts(fp32=0.95, no_scaling=0.081, adaptive=0.947).table().splitlines()
+    assert lines[2].split() == ["loss", "weight", "1e-3"]
+    assert lines[3].split() == ["fp32", "95.0%"]
+    assert lines[4].split() == ["no", "scaling", "8.1%", "✗"]
+    assert lines[5].split() == ["adaptive", "94.7%", "✓"]
+    assert "at most 3 points below fp32" in lines[7]
+    assert lines[-2:] == [
+        "no scaling       works untouched in 0 of 1, 2 batches thrown away",
+        "adaptive         works untouched in 1 of 1, 0 batches thrown away",
+    ]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "iso8859-1", "no such"])
+def test_terminals_without_marks_get_others(encoding: str) -> None:
+    printed = verdicts(fp32=0.95, no_scaling=0.1, adaptive=0.95).table(encoding)
+    assert "95.0% +" in printed
+    assert "10.0% -" in printed
+    assert printed.isascii()
+
+
+def test_the_picture_is_written(tmp_path: Path) -> None:
+    import verdicts_picture
+
+    verdicts_picture.save(tmp_path / "demo.png", verdicts(fp32=0.95, no_scaling=0.1, adaptive=0.95))
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG\r\n")
