@@ -114,7 +114,7 @@ def test_a_loss_that_is_not_finite_is_no_overflow(policy: str) -> None:
             updater.update()
     elif policy == "skip":
         result = updater.update()
-        assert result.reason == "nonfinite_loss"
+        assert (result.reason, result.retries) == ("nonfinite_loss", 0)
         assert result.nonfinite_layers == result.overflow_layers
         assert result.nonfinite_layers[0] == "output/affine/Add2"
     else:
@@ -245,6 +245,9 @@ class NoAllReduce:
         ({"storage": "float17"}, ValueError, "storage.*float16"),
         ({"max_retries": -1}, ValueError, "max_retries"),
         ({"on_nonfinite_loss": "ignore"}, ValueError, "on_nonfinite_loss.*'skip'"),
+        ({"on_nonfinite_forward": "ignore"}, ValueError, "on_nonfinite_forward='ignore'"),
+        ({"max_retries": 0.5}, TypeError, "max_retries=0.5"),
+        ({"grads": [nn.NdArray((1,))]}, ValueError, "grads are exchanged through comm"),
         ({"on_gradients": 3}, TypeError, "on_gradients"),
         ({"data_feeder": None}, TypeError, "data_feeder"),
         ({"config": {}}, TypeError, "config"),
@@ -348,3 +351,12 @@ def test_with_one_rank_it_trains_as_without_a_communicator(
     # The statistics go with the gradients: there is no message more.
     assert comm.asked.count((2, "all_reduce", parameters + bool(delay))) == 1
     assert updater_on(training()).check_every == 1000
+
+
+def test_what_the_baseline_has_as_attributes_is_there() -> None:
+    train, comm = training(), Alone()
+    updater = updater_on(train, scaling_factor=4.0, N=7, accum_grad=2, weight_decay=0.5, comm=comm)
+    assert (updater.scaling_factor, updater.N, updater.accum_grad, updater.weight_decay) == (4.0, 7, 2, 0.5)
+    assert updater.comm is comm
+    assert updater.grads == [v.grad for _, v in sorted(train.solver.get_parameters().items())]
+    assert updater_on(train).grads == []
