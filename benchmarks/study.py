@@ -6,16 +6,20 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections import Counter
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence
+from typing import TYPE_CHECKING, List, Optional, Sequence
 
 if TYPE_CHECKING:
+    from scaling_study.experiment import Experiment
     from scaling_study.plan import Choice
-    from scaling_study.training import Run
 
 RESULTS = Path(__file__).parent / "results"
+
+EXPERIMENTS = {
+    "weights": "LeNet in float16 with loss weights from 1e-12 to 1e4, and how right its gradients are",
+    "windows": "overflows and underflow with margins of 2 to 16 and windows of 16 to 256 iterations",
+    "planted": "a loss that jumps by 2^10, for one batch or for good: how soon the scale is right again",
+}
 
 DESCRIPTION = """\
 Trains ten networks on real data, with the loss multiplied by 1, 1e-3, 1e-6 and 1e-9, under three emulated
@@ -42,6 +46,9 @@ cell follow each other, so that part of a study can be read as well (--report).
 
 Time. Everything takes about three hours on two idle cores. --quick has its own file of results.
 
+Files. FILE.jsonl with a line for each training, FILE.md with the table, FILE.png with the picture; each
+further experiment (--weights, --windows, --planted) has its own, such as benchmarks/results/weights.jsonl.
+
 Examples:
   python benchmarks/study.py --quick                       five minutes: does it work?
   python benchmarks/study.py                               everything
@@ -52,56 +59,45 @@ Examples:
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Run the study; returns the exit status."""
+    """Run the study, or another experiment; returns the exit status."""
     options = parse(arguments)
+    from scaling_study import experiment, records
+
+    chosen = experiment_of(options)
+    results = options.results or RESULTS / f"{chosen.name}.jsonl"
     if not options.report:
-        run(options)
+        try:
+            experiment.run(chosen, results, processes=options.jobs, budget=options.budget)
+        except KeyboardInterrupt:
+            print(f"Stopped: what is done is in {results}, and the same command goes on from there.")
+            return 130
+    lines = records.read(results)
+    table = chosen.table(lines)
+    results.with_suffix(".md").write_text(table, "utf-8")
+    print(table)
+    if options.experiment is None:
+        from scaling_study import picture
+        from scaling_study.training import runs_of
+
+        picture.save(results.with_suffix(".png"), runs_of(lines))
+        print(f"Picture: {results.with_suffix('.png')}")
     return 0
 
 
-def run(options: argparse.Namespace) -> None:
-    """Do the trainings that are not in the file of results yet."""
-    from scaling_study import records
+def experiment_of(options: argparse.Namespace) -> Experiment:
+    """The experiment that the options choose."""
+    if options.experiment is not None:
+        from importlib import import_module
+
+        module = import_module(f"scaling_study.{options.experiment}")
+        made: Experiment = module.experiment(options.only)
+        return made
+    from scaling_study import table, training
+    from scaling_study.experiment import Experiment
     from scaling_study.plan import planned
-    from scaling_study.training import runs_of
-    from scaling_study.working import do_all
 
-    with records.appending(options.results) as file:
-        there = runs_of(records.read(options.results))
-        missing = [run for run in planned(choice_of(options)) if run not in there]
-        taken: Dict[Any, List[float]] = {}
-        for run, result in there.items():
-            taken.setdefault((run.net, run.storage), []).append(result.seconds)
-            taken.setdefault(run.net, []).append(result.seconds)
-
-        def done(record: Dict[str, Any]) -> None:
-            taken.setdefault((record["net"], record["storage"]), []).append(record["seconds"])
-            taken.setdefault(record["net"], []).append(record["seconds"])
-            file.add(record)
-
-        def expected(run: Run) -> float:
-            known = taken.get((run.net, run.storage)) or taken.get(run.net) or [0.0]
-            # The first training of a process may have to compile kernels.
-            return 1.5 * median(known)
-
-        count = do_all(
-            missing,
-            work,
-            done,
-            processes=options.jobs,
-            budget=options.budget,
-            expected=expected,
-            title=options.results.stem,
-        )
-    left = Counter(run.net for run in missing[count:])
-    print(f"{len(there)} trainings were there, {count} were done now, {sum(left.values())} are left.")
-
-
-def work(run: Run) -> Dict[str, Any]:
-    """Do one training and return its line; called in a process of its own."""
-    from scaling_study.training import as_record, train
-
-    return as_record(run, train(run))
+    name = "study_quick" if options.quick else "study"
+    return Experiment(name, planned(choice_of(options)), training.work, table.markdown)
 
 
 def choice_of(options: argparse.Namespace) -> Choice:
@@ -124,10 +120,10 @@ def choice_of(options: argparse.Namespace) -> Choice:
 
 def parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     """The options; exits with a message when one is wrong."""
-    from_names = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add = from_names.add_argument
+    add = parser.add_argument
     add("--quick", action="store_true", help="three networks, short trainings, float16, one seed")
     add("--only", type=_names, metavar="NET,...", help="networks (default: all ten)")
     add("--storage", type=_names, metavar="NAME,...", help="storages (default: float16,fp8_hybrid,e4m3)")
@@ -135,15 +131,15 @@ def parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     add("--seeds", type=_positive, metavar="N", help="trainings of each cell (default: 3; fp32: 5)")
     add("--budget", type=float, metavar="SECONDS", help="begin no training that would end later")
     add("--jobs", type=_positive, default=2, metavar="N", help="trainings at a time (default: 2)")
-    add("--results", type=Path, help="the file of results (default: benchmarks/results/study.jsonl)")
+    add("--results", type=Path, metavar="FILE", help="the results (default: benchmarks/results/study.jsonl)")
     add(
         "--report", action="store_true", help="train nothing: only the table and the picture of what is there"
     )
-    options = from_names.parse_args(arguments)
+    for name, text in EXPERIMENTS.items():
+        add(f"--{name}", dest="experiment", action="store_const", const=name, help=f"instead: {text}")
+    options = parser.parse_args(arguments)
     logging.getLogger("nnabla").setLevel(logging.WARNING)
-    if options.results is None:
-        options.results = RESULTS / ("study_quick.jsonl" if options.quick else "study.jsonl")
-    _check_names(from_names, options)
+    _check_names(parser, options)
     return options
 
 

@@ -7,7 +7,7 @@ import math
 import time
 import warnings
 from collections import OrderedDict
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import nnabla as nn
 import nnabla.solvers as S
@@ -173,16 +173,25 @@ class Trainee:
         scaling.after_overflow = counted  # type: ignore[method-assign]
 
     def _look_at_rounding(self, emulation: FormatEmulation) -> None:
-        for found in emulation.emulated_storage.gradients.values():
-            count, zeros = found.statistics.count, found.statistics.zeros
-            self.elements += count
-            # Behind a gradient that was lost whole, nothing is left to be flushed.
-            self.flushed += count if zeros == count else found.underflowed
+        elements, flushed = rounded(emulation)
+        self.elements += elements
+        self.flushed += flushed
 
 
-def as_record(run: Run, result: Result) -> Dict[str, Any]:
-    """A training as a line of the results file has it."""
-    return {**run._asdict(), **result._asdict()}
+def rounded(emulation: FormatEmulation) -> Tuple[int, int]:
+    """How many elements of gradients the last backward stored, and how many of them it lost to zero."""
+    elements = flushed = 0
+    for found in emulation.emulated_storage.gradients.values():
+        count, zeros = found.statistics.count, found.statistics.zeros
+        elements += count
+        # Behind a gradient that was lost whole, nothing is left to be flushed.
+        flushed += count if zeros == count else found.underflowed
+    return elements, flushed
+
+
+def work(run: Run) -> Dict[str, Any]:
+    """Do one training and return its line of the results file."""
+    return {**run._asdict(), **train(run)._asdict()}
 
 
 def runs_of(records: List[Dict[str, Any]]) -> Dict[Run, Result]:
