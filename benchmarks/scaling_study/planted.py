@@ -133,12 +133,12 @@ def markdown(records: List[Dict[str, Any]]) -> str:
         "mean after",
     ]
     text = (
-        f"Made by `python benchmarks/study.py --planted`: float16; the loss of batch {_AT} is multiplied, "
-        "or that of all batches from there on, and the learning rate divided, so that the steps are the same. "
+        f"Made by `python benchmarks/study.py --planted`: float16; the loss of batch {_AT} is multiplied, or "
+        "that of all batches from there on, and the learning rate divided, so that the steps are the same. "
         f"The scale is right again when from there on it stays within a factor of {_NEAR:g} of that of a "
-        "training without a jump, less the jump. Lost and repeats are those beyond that training's. "
-        "Underflow is the share of elements of gradients that became zero: in the 20 batches before the jump, "
-        "and from it until the scale is right, 20 batches at least."
+        "training without a jump, less the jump. Lost and repeats are those beyond that training's. Underflow"
+        " is the share of elements of gradients that became zero: in the 20 batches before the jump, and from"
+        " it until the scale is right, 20 batches at least."
     )
     return "\n".join(["# A loss that jumps\n", paragraph(text), rows(head, body)])
 

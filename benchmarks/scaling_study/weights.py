@@ -108,8 +108,8 @@ def markdown(records: List[Dict[str, Any]]) -> str:
     errors = sorted({f"- {weight_label(r['weight'])}: {r['error']}\n" for r in records if r["error"]})
     text = (
         "Made by `python benchmarks/study.py --weights`: float16, AdaptiveLossScalingUpdater with its "
-        "defaults. The error of gradients is the norm of the difference from fp32's on the same weights and batch, "
-        "relative to the norm of fp32's, over all parameters: the median over every "
-        f"{_LOOK_EVERY}th update, and the largest."
+        "defaults. The error of gradients is the norm of the difference from fp32's on the same weights and "
+        f"batch, relative to the norm of fp32's, over all parameters: the median over every {_LOOK_EVERY}th "
+        "update, and the largest."
     )
     return "\n".join(["# Sixteen decades of the loss weight\n", paragraph(text), rows(head, body), *errors])
