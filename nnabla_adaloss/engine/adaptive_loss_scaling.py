@@ -175,6 +175,14 @@ class AdaptiveLossScaling:
         return self._last.found_inf if self._last else []
 
     @property
+    def matched(self) -> int:
+        """How many gradients the last backward brought to the scale of another branch that they meet.
+
+        Each costs a pass over the gradient; `"amax_history"` gets along without, once it has measured.
+        """
+        return self._last.matched if self._last else 0
+
+    @property
     def layers(self) -> List[str]:
         """Names of the layers that are scaled, in backward order."""
         return list(self.plan.layers)

@@ -90,6 +90,8 @@ class BackwardPass:
         # How far the loss section raised the gradient: the bounds on accumulated scales do not count it.
         self.lift = 1.0
         self.found_inf: List[str] = []
+        # How many gradients were brought to the scale of a branch that they meet.
+        self.matched = 0
         # The function that runs or ran last, if there is still something to do after it.
         self.unfinished: List[Node] = []
         self._scale = start_scale
@@ -246,7 +248,7 @@ class BackwardPass:
             return seen[0][2]
         target = common_scale([(s, self.abs_max(v, k)) for v, k, s in seen], u_max=self.u_max)
         for v, k, _ in seen:
-            self.bring_to(v, k, target)
+            self.match(v, k, target)
         return target
 
     def _to_unit_scale(self, node: Node, scale: float) -> float:
@@ -281,10 +283,10 @@ class BackwardPass:
         arriving = max((self.abs_max(v, k) for v, k in outputs if k in self.scales), default=0.0)
         target = common_scale([(scale, arriving), *branches], u_max=self.u_max)
         for v, k, _ in stored:
-            self.bring_to(v, k, target)
+            self.match(v, k, target)
         for v, k in outputs:
             if k in self.scales:
-                self.bring_to(v, k, target)
+                self.match(v, k, target)
         return target
 
     def abs_max(self, variable: nn.Variable, key: int) -> float:
@@ -322,6 +324,10 @@ class BackwardPass:
             self.bring_to(v, k, self.start_scale if wanted is None else wanted)
 
     # Gradients and what is known of them.
+
+    def match(self, variable: nn.Variable, key: int, target: float) -> None:
+        self.matched += self.scales[key] != target
+        self.bring_to(variable, key, target)
 
     def bring_to(self, variable: nn.Variable, key: int, target: float) -> None:
         scale = self.scales[key]
