@@ -3,23 +3,16 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict
 
 import hypothesis.strategies as st
-import nnabla as nn
-import nnabla.functions as F
-import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
-from nnabla_adaloss.core.scale_history import HistoryPolicy
-from nnabla_adaloss.engine.backward_pass import BackwardPass
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling
 from tests.engine.random_graphs import Network, networks
-from tests.engine.test_architectures import NETWORKS
-from tests.engine.test_bit_identity import bits, gradients
+from tests.engine.test_bit_identity import bits
 
 METHODS = ("approx_range", "amax_history")
 
@@ -31,7 +24,11 @@ def measured(method: str, delay: int = 0, **options: Any) -> AdaLossConfig:
 
 def in_fp32(config: AdaLossConfig) -> AdaLossConfig:
     return AdaLossConfig(
-        loss_scale_method=config.loss_scale_method, dtype="float32", u_max=65504.0, u_min=6e-8, delay=config.delay
+        loss_scale_method=config.loss_scale_method,
+        dtype="float32",
+        u_max=65504.0,
+        u_min=6e-8,
+        delay=config.delay,
     )
 
 
