@@ -58,8 +58,8 @@ def markdown(records: List[Dict[str, Any]]) -> str:
     parts = [
         "# Margins and windows\n",
         paragraph(
-            f"Made by `python benchmarks/study.py --windows`: float16, loss weight {_WEIGHT:g}, {_ITERATIONS} "
-            "iterations. Overflows of 1000 batches, and the share of elements of gradients that became zero."
+            f"Made by `python benchmarks/study.py --windows`: float16, loss weight {_WEIGHT:g}, "
+            f"{_ITERATIONS} iterations. Overflows of 1000 batches, and the share of elements of gradients that became zero."
         ),
     ]
     titles = {

@@ -111,7 +111,7 @@ class HistoryPolicy:
     max_scale: float = 2.0**100
 
     def __post_init__(self) -> None:
-        if number("margin", self.margin) < 1.0:
+        if positive_number("margin", self.margin) < 1.0:
             raise ValueError(f"margin={self.margin!r} must be 1 or more")
         if integer("window", self.window) < 1:
             raise ValueError(f"window={self.window!r} must be 1 or more")

@@ -77,8 +77,8 @@ class Reports:
             policy,
             "scale_floor",
             f"gradients overflow in iteration {iteration} at the smallest loss scale, {floor:g}; first bad "
-            f"layer: {_first(layers)}; parameter gradients hold {nans} NaNs and {infinities} infinities; last "
-            f"good scale: {last_good_scale:g}. The scale is {scale:g} again",
+            f"layer: {_first(layers)}; parameter gradients hold {nans} NaNs and {infinities} infinities; "
+            f"last good scale: {last_good_scale:g}. The scale is {scale:g} again",
         )
 
     def exhausted(self, policy: str, iteration: int, retries: int, layers: Sequence[str]) -> None:
