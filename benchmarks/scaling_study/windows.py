@@ -59,7 +59,8 @@ def markdown(records: List[Dict[str, Any]]) -> str:
         "# Margins and windows\n",
         paragraph(
             f"Made by `python benchmarks/study.py --windows`: float16, loss weight {_WEIGHT:g}, "
-            f"{_ITERATIONS} iterations. Overflows of 1000 batches, and the share of elements of gradients that became zero."
+            f"{_ITERATIONS} iterations. Overflows of 1000 batches, and the share of elements of gradients "
+            "that became zero."
         ),
     ]
     titles = {

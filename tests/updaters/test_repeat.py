@@ -117,7 +117,7 @@ def test_a_jump_for_good_costs_no_more_than_its_first_batch(
     results = [deep.updater.update() for _ in range(70)]
     assert all(r.updated for r in results)
     assert results[0].retries > 0
-    # Statistics of the iteration before, and windows in which the small gradients still are, may cost one more.
+    # Statistics of the iteration before, and windows that still hold the small gradients, may cost one more.
     assert sum(r.retries for r in results[1:]) <= 1
     assert results[-1].scale <= 64.0
 
