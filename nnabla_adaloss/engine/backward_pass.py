@@ -163,10 +163,12 @@ class BackwardPass:
             for key, magnitude in findings.amax.items():
                 components.measure_gradient(key, magnitude * self.scales[key], self.scales[key])
         else:
-            # It has seen every gradient, as it was stored last.
+            # It has seen every gradient, as it was stored last, but for the loss's own.
             for key, scale in self.scales.items():
                 seen = self.storage.gradient_statistics(key)
-                if seen is not None:
+                if seen is None and key in findings.amax:
+                    components.measure_gradient(key, findings.amax[key] * scale, scale)
+                elif seen is not None:
                     components.measure_gradient(key, seen.abs_max, scale)
                     # Gradients of leaves were looked at when they were unscaled.
                     if seen.nonfinite and key not in self.plan.leaves:
