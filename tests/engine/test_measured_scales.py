@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backward without a scale: gradients stay as they are, components get the scale that they have room for."""
+"""Backward without a scale: no bit of a gradient changes, and each component has what it has room for."""
 
 from __future__ import annotations
 
-from typing import Callable, Dict
+from typing import Any, Callable, Dict
 
 import hypothesis.strategies as st
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
+from nnabla_adaloss.engine.backward_pass import BackwardPass
 from tests.engine.random_graphs import Network, networks
+from tests.engine.test_architectures import NETWORKS
 from tests.engine.test_bit_identity import bits
+from tests.updaters.test_overflow import Gate
 
 METHODS = ("approx_range", "amax_history")
 
@@ -54,3 +60,230 @@ def test_no_bit_changes(
         found = run(lambda: scaling.backward(clear_buffer=clear_buffer))
         for name in network.leaves:
             np.testing.assert_array_equal(bits(found[name]), bits(native[name]), err_msg=name)
+
+
+def mlp(depth: int = 3, batch: int = 8, width: int = 8) -> nn.Variable:
+    rng = np.random.RandomState(0)
+    h = nn.Variable.from_numpy_array(rng.randn(batch, width).astype(np.float32))
+    for index in range(depth):
+        h = F.tanh(PF.affine(h, width, name=f"layer{index}", rng=rng))
+    return F.mean(h**2)
+
+
+def step(scaling: AdaptiveLossScaling, *scale: float, **options: Any) -> Dict[str, np.ndarray]:
+    for v in nn.get_parameters().values():
+        v.grad.zero()
+    scaling.forward()
+    scaling.backward(*scale, **options)
+    return {name: v.g.copy() for name, v in nn.get_parameters().items()}
+
+
+def test_what_overflows_in_a_leaf_hides_nothing() -> None:
+    """An infinity in the gradient of an input beside one in a bias's, while the output gradient is finite."""
+    x = nn.Variable((64, 8), need_grad=True)
+    x.d = 1.0
+    loss = F.sum(PF.affine(x, 8, name="a", rng=np.random.RandomState(0)))
+    config = AdaLossConfig(loss_scale_method="amax_history")
+    scaling = AdaptiveLossScaling(FormatEmulation(loss), config)
+    step(scaling, 1.0)
+    nn.get_parameters()["a/affine/W"].d *= 64.0
+    found = step(scaling, 2.0**11)
+    assert np.isinf(x.g).any()
+    assert np.isinf(found["a/affine/b"]).all()
+    assert scaling.found_inf == ["a/affine"]
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("network", sorted(NETWORKS))
+def test_no_bit_of_known_architectures_changes(network: str, method: str, delay: int) -> None:
+    loss = NETWORKS[network]()
+    buffers = [(v, v.d.copy()) for v in nn.get_parameters(grad_only=False).values() if not v.need_grad]
+
+    def run(backward: Callable[[], None]) -> Dict[str, np.ndarray]:
+        for v, value in buffers:
+            v.d = value
+        for v in nn.get_parameters().values():
+            v.grad.zero()
+        loss.forward(clear_no_need_grad=True)
+        backward()
+        return {name: v.g.copy() for name, v in nn.get_parameters().items()}
+
+    expected = run(lambda: loss.backward(1.0, clear_buffer=True))
+    scaling = AdaptiveLossScaling(loss, in_fp32(method, delay))
+    for _ in range(3):
+        found = run(lambda: scaling.backward(clear_buffer=True))
+        for name, gradient in expected.items():
+            np.testing.assert_array_equal(bits(found[name]), bits(gradient), err_msg=name)
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("method", METHODS)
+def test_no_bit_changes_with_losses_of_any_weight(method: str, delay: int) -> None:
+    x = nn.Variable.from_numpy_array(np.random.RandomState(1).randn(6, 8).astype(np.float32))
+    h = F.tanh(PF.affine(x, 8, name="trunk", rng=np.random.RandomState(0)))
+    heads = [PF.affine(h, 4, name=name, rng=np.random.RandomState(2)) for name in "ab"]
+    loss = F.mean(heads[0] ** 2) + 1e-8 * F.sum(F.sigmoid(heads[1])) + 1e-3 * F.mean(h**2)
+    loss.forward()
+    for v in nn.get_parameters().values():
+        v.grad.zero()
+    loss.backward(1.0)
+    expected = {name: v.g.copy() for name, v in nn.get_parameters().items()}
+    scaling = AdaptiveLossScaling(loss, in_fp32(method, delay))
+    for _ in range(4):
+        found = step(scaling)
+    for name, gradient in expected.items():
+        np.testing.assert_array_equal(bits(found[name]), bits(gradient), err_msg=name)
+
+
+def batch(scaling: AdaptiveLossScaling) -> int:
+    """One iteration of a training loop of one's own: how often the batch was repeated."""
+    iteration, repeats = scaling.iteration, 0
+    step(scaling, iteration=iteration)
+    while scaling.found_inf or not scaling.settled:
+        if scaling.found_inf:
+            assert scaling.after_overflow()
+        repeats += 1
+        assert repeats < 40
+        step(scaling, again=True, iteration=iteration)
+    scaling.after_update()
+    return repeats
+
+
+@pytest.mark.parametrize("storage", ["float16", "bfloat16", "float8_e5m2", "float8_e4m3"])
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("method", METHODS)
+def test_each_component_fills_the_range_but_for_the_margin(method: str, delay: int, storage: str) -> None:
+    loss = mlp() * 1e-4
+    config = AdaLossConfig(loss_scale_method=method, delay=delay)
+    scaling = AdaptiveLossScaling(FormatEmulation(loss, storage), config)
+    batch(scaling)
+    assert [batch(scaling) for _ in range(3)] == [0, 0, 0]
+    policy, components = scaling.components.policy, scaling.components
+    amaxes = components.amaxes()
+    assert set(amaxes) == set(scaling.plan.components(by_layer=method == "amax_history").names)
+    u_max = scaling.config.range.u_max
+    for name, amax in amaxes.items():
+        scale = components.scale(name)
+        assert scale == policy.scale(amax, u_max=components.u_max(name))
+        if scale < policy.max_scale:
+            assert components.u_max(name) / (2.0 * policy.margin) < scale * amax
+        assert scale * amax <= components.u_max(name) / policy.margin
+        assert components.u_max(name) >= u_max
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("network", ["transformer_block", "u_net", "dense_block", "unrolled_lstm"])
+def test_branches_carry_one_scale_where_they_meet(
+    network: str, delay: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss = NETWORKS[network]()
+    scaling = AdaptiveLossScaling(loss, in_fp32("amax_history", delay))
+    step(scaling)
+    step(scaling)
+    brought: list[Any] = []
+    scalars = {hash(v) for v in scaling.plan.variables if v.size == 1}
+    real = BackwardPass.bring_to
+
+    def bring_to(running: BackwardPass, variable: nn.Variable, key: int, target: float) -> None:
+        if running.scales[key] != target and key not in scalars:
+            brought.append(variable)
+        real(running, variable, key, target)
+
+    monkeypatch.setattr(BackwardPass, "bring_to", bring_to)
+    step(scaling)
+    assert not brought
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_an_overflow_lowers_the_component_where_it_is(delay: int) -> None:
+    nn.clear_parameters()
+    gates: Dict[str, Gate] = {}
+    x = nn.Variable.from_numpy_array(np.random.RandomState(1).randn(8, 8).astype(np.float32))
+    h = x
+    for name in "abc":
+        gates[name] = Gate()
+        h = F.tanh(gates[name](PF.affine(h, 8, name=name, rng=np.random.RandomState(0))))
+    scaling = AdaptiveLossScaling(
+        FormatEmulation(F.mean(h**2)), AdaLossConfig(loss_scale_method="amax_history", delay=delay)
+    )
+    for _ in range(3):
+        step(scaling)
+        scaling.after_update()
+    names = scaling.plan.components(by_layer=True).names
+    before = {name: scaling.components.scale(name) for name in names}
+    gates["b"].first = 2.0**10
+    step(scaling)
+    assert scaling.found_inf
+    assert scaling.after_overflow()
+    after = {name: scaling.components.scale(name) for name in names}
+    (hit,) = [name for name in names if after[name] != before[name]]
+    assert after[hit] == before[hit] / 16.0
+    components = scaling.plan.components(by_layer=True)
+    (layer,) = [n for n in scaling.plan.nodes.values() if n.label == scaling.found_inf[0] == "b/affine"]
+    assert hit == components.names[components.producers[layer.function_key]]
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("method", METHODS)
+def test_what_was_silent_is_seen_when_it_speaks(method: str, delay: int) -> None:
+    """Gradients that are zero at first, behind a gate, and small later."""
+    gate = nn.Variable((1,))
+    x = nn.Variable.from_numpy_array(np.random.RandomState(1).randn(8, 8).astype(np.float32))
+    h = F.tanh(PF.affine(x, 8, name="a", rng=np.random.RandomState(0)))
+    loss = F.sum(F.reshape(F.mean(PF.affine(h, 8, name="b", rng=np.random.RandomState(0)) ** 2), (1,)) * gate)
+    config = AdaLossConfig(loss_scale_method=method, delay=delay)
+    scaling = AdaptiveLossScaling(FormatEmulation(loss), config)
+
+    gate.d = 0.0
+    assert [batch(scaling) for _ in range(3)][1:] == [0, 0]
+    gate.d = 1e-6
+    assert batch(scaling) <= 2
+    assert batch(scaling) == 0
+    stored = {name: v.g.copy() for name, v in nn.get_parameters().items()}
+    for v in nn.get_parameters().values():
+        v.grad.zero()
+    loss.forward()
+    loss.backward(1.0)
+    for name, v in nn.get_parameters().items():
+        # The weight itself is a subnormal number of float16.
+        np.testing.assert_allclose(stored[name], v.g, rtol=0.3, atol=0.1 * np.abs(v.g).max(), err_msg=name)
+
+
+@pytest.mark.parametrize("on", ["one loss", "a graph for each batch"])
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_scalar_is_raised_no_further_than_it_fits(method: str, delay: int, on: str) -> None:
+    """Many elements behind a mean ask for a scale at which the mean's own gradient would not fit."""
+    config = AdaLossConfig(loss_scale_method=method, delay=delay)
+
+    def build(components: Any = None) -> AdaptiveLossScaling:
+        return AdaptiveLossScaling(FormatEmulation(mlp(1, batch=512)), config, components=components)
+
+    scaling = build()
+    step(scaling)
+    for _ in range(3):
+        scaling.after_update()
+        if on != "one loss":
+            scaling = build(scaling.components)
+        step(scaling)
+        assert not scaling.found_inf
+        assert scaling.settled
+
+
+def test_a_state_whose_layers_are_damaged_changes_nothing() -> None:
+    scaling = AdaptiveLossScaling(mlp())
+    step(scaling)
+    scaling.after_update()
+    state = scaling.state_dict()
+    for _ in range(3):
+        step(scaling)
+        scaling.after_update()
+    before = scaling.state_dict()
+    for damaged in (
+        {**state, "limits": {"x": [0.0, 1.0, 1]}},
+        {k: v for k, v in state.items() if k != "limits"},
+    ):
+        with pytest.raises(ValueError, match="limit|damaged"):
+            scaling.load_state_dict(damaged)
+        assert scaling.state_dict() == before
