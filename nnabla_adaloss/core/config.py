@@ -163,7 +163,7 @@ class AdaLossConfig:
         stored = precision.stored_gradients.saturating(False)
         if self.dtype is None:
             return replace(self, dtype=stored.name if FORMATS.get(stored.name) == stored else stored)
-        if get_format(self.dtype, argument="dtype").saturating(False) != stored:
+        if get_format(self.dtype).saturating(False) != stored:
             raise ValueError(
                 f"config has dtype={_name(self.dtype)!r}, but storage keeps gradients in {stored.name}: "
                 "leave dtype out (u_min and u_max set a range of your own)"

@@ -204,7 +204,7 @@ def bound_loss_scale_by_heuristics(
     """
     checked = positive_number("scale", float(scale))
     previous_scale = positive_number("prev_scale", prev_scale)
-    return np.array(bounded(checked, previous_scale, config)[0] if checked > 1.0 else checked)
+    return np.array(bounded(checked, previous_scale, config)[0])
 
 
 def get_loss_scale(

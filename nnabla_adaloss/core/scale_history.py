@@ -12,6 +12,7 @@ The policy and what it remembers are apart, as those of the growing scale are
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, List, NamedTuple, Sequence, Tuple
 
@@ -67,9 +68,10 @@ class AmaxWindow(NamedTuple):
             [0, *(i for i, _ in window.entries), window.pushed + 1],
             [x for _, x in window.entries],
         )
-        if any(a >= b for a, b in zip(numbers, numbers[1:])) or any(
-            not a > b for a, b in zip(magnitudes, [*magnitudes[1:], -1.0])
-        ):
+        # The last entry is that of the last iteration, and none is negative, infinite or NaN.
+        in_order = all(a < b for a, b in zip(numbers, numbers[1:])) and numbers[-2] == window.pushed
+        falling = all(a > b for a, b in zip([math.inf, *magnitudes], magnitudes))
+        if not (in_order and falling and (not magnitudes or magnitudes[-1] >= 0.0)):
             raise ValueError(f"entries={entries!r} are none of a window of {pushed} iterations")
         return window
 
@@ -109,7 +111,7 @@ class HistoryPolicy:
     max_scale: float = 2.0**100
 
     def __post_init__(self) -> None:
-        if number("margin", self.margin) < 1.0:
+        if positive_number("margin", self.margin) < 1.0:
             raise ValueError(f"margin={self.margin!r} must be 1 or more")
         if integer("window", self.window) < 1:
             raise ValueError(f"window={self.window!r} must be 1 or more")

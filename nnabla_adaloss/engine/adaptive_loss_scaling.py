@@ -30,11 +30,11 @@ from ..kernels.scratch import ScratchPool
 from .backward_pass import BackwardPass, PassContext, ScaleChoice
 from .batch_guard import BatchGuard
 from .blame import layer_to_blame
-from .component_scales import ComponentPass, ComponentScales
+from .component_scales import ComponentPass, ComponentScales, windows_of
 from .emulated_storage import EmulatedStorage
 from .forward_state import ForwardState
-from .layer_alphas import AlphasByComponent, AlphasByMethod, LayerAlphas
-from .loss_section import GivenScale, LossSection, MeasuredScale
+from .layer_alphas import AlphasByComponent, AlphasByMethod, AlphasOfOne, LayerAlphas
+from .loss_section import GivenScale, LossSection, MeasuredScale, OneScale
 from .pass_hooks import PassHooks
 from .saved_names import fingerprint, with_names_of
 from .statistics_source import DelayedStatistics, ImmediateStatistics, StatisticsSource
@@ -175,6 +175,14 @@ class AdaptiveLossScaling:
         return self._last.found_inf if self._last else []
 
     @property
+    def matched(self) -> int:
+        """How many gradients the last backward brought to the scale of another branch that they meet.
+
+        Each costs a pass over the gradient; `"amax_history"` gets along without, once it has measured.
+        """
+        return self._last.matched if self._last else 0
+
+    @property
     def layers(self) -> List[str]:
         """Names of the layers that are scaled, in backward order."""
         return list(self.plan.layers)
@@ -294,10 +302,11 @@ class AdaptiveLossScaling:
             state = with_names_of(planned.plan, state)
             statistics = self._statistics_with(planned.measurements)
             statistics.load_state(planned.plan.variable_keys, state["delayed"])
-            self.components.load_state_dict(state.get("components", {}))
+            windows = windows_of(state.get("components", {}))
             self._ada_loss.load_state_dict(state)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"state is damaged, or none of an AdaptiveLossScaling: {error!r}") from error
+        self.components.load(windows)
         self.iteration, planned.statistics, self._began = iteration, statistics, (-1, 0)
 
     def scale_of(self, variable: nn.Variable) -> float:
@@ -369,12 +378,12 @@ class AdaptiveLossScaling:
             self.components.end_iteration()
         planned.statistics.begin(iteration, anew=again and scale is None)
         start_scale = self.components.policy.start_scale if scale is None else scale
+        start_scale = check_scale(start_scale * self.config.init_scale, "scale * init_scale")
         components: Optional[ComponentPass] = None
         if scale is None or self._by_layer:
             components = self.components.begin(planned.plan.components(by_layer=self._by_layer))
-        running = self._pass(
-            planned, start_scale, iteration, components, scale is None, communicator_callbacks
-        )
+        choice = self._choice(start_scale, components, measured=scale is None)
+        running = self._pass(planned, start_scale, iteration, choice, communicator_callbacks)
         self._run(running, grad, clear_buffer, communicator_callbacks, function_pre_hook, function_post_hook)
         if components is not None:
             self.components.learn(planned.plan.components(by_layer=self._by_layer), components)
@@ -383,17 +392,16 @@ class AdaptiveLossScaling:
         self.iteration = iteration + 1
 
     def probe(self, scale: float) -> None:
-        """Run backward once more as if nothing had been measured yet, and learn nothing from it.
+        """Run backward once more with one scale for all layers, and learn nothing from it.
+
+        What was measured before must not raise anything: it may be of gradients that were much smaller.
 
         Args:
             scale: S0.
         """
         planned = self._for_this_graph()
-        components: Optional[ComponentPass] = None
-        if self._by_layer:
-            connected = planned.plan.components(by_layer=True)
-            components = ComponentPass(connected, [None] * len(connected.names))
-        running = self._pass(planned, check_scale(scale), self.iteration - 1, components, False, None)
+        choice = ScaleChoice(OneScale(check_scale(scale)), AlphasOfOne())
+        running = self._pass(planned, scale, self.iteration - 1, choice, None)
         self._run(running, None, True, None, None, None)
 
     @property
@@ -407,11 +415,9 @@ class AdaptiveLossScaling:
         planned: _Planned,
         start_scale: float,
         iteration: int,
-        components: Optional[ComponentPass],
-        measured: bool,
+        choice: ScaleChoice,
         communicator_callbacks: Optional[Any],
     ) -> BackwardPass:
-        start_scale = check_scale(start_scale * self.config.init_scale, "scale * init_scale")
         context = PassContext(
             planned.plan,
             self._kernels,
@@ -422,7 +428,6 @@ class AdaptiveLossScaling:
         )
         # A communicator takes gradients as each function leaves them.
         deferred = planned.measurements if communicator_callbacks is None else None
-        choice = self._choice(start_scale, components, measured=measured)
         return BackwardPass(
             context, choice, start_scale, iteration, attempt=self._began[1], deferred=deferred
         )

@@ -16,6 +16,7 @@ import nnabla as nn
 
 from ..core.branches import common_scale
 from ..errors import GraphChangedError
+from ..graph.components import separates
 from ..graph.node import Node, Scaling
 from ..graph.plan import GraphPlan
 from ..kernels.arrays import as_float32, stored_dtype
@@ -89,6 +90,8 @@ class BackwardPass:
         # How far the loss section raised the gradient: the bounds on accumulated scales do not count it.
         self.lift = 1.0
         self.found_inf: List[str] = []
+        # How many gradients were brought to the scale of a branch that they meet.
+        self.matched = 0
         # The function that runs or ran last, if there is still something to do after it.
         self.unfinished: List[Node] = []
         self._scale = start_scale
@@ -158,17 +161,17 @@ class BackwardPass:
     ) -> Set[int]:
         """Measure what the pass has left, and find what is not finite."""
         bad = set(findings.nonfinite)
-        if self.storage is None:
-            for key, magnitude in findings.amax.items():
-                components.measure_gradient(key, magnitude * self.scales[key], self.scales[key])
-        else:
-            # It has seen every gradient, as it was stored last.
-            for key, scale in self.scales.items():
-                seen = self.storage.gradient_statistics(key)
-                if seen is not None:
-                    components.measure_gradient(key, seen.abs_max, scale)
-                    if seen.nonfinite:
-                        bad.add(key)
+        # An emulated storage has seen every gradient, as it was stored last, but the one that backward began
+        # with.
+        for key, scale in self.scales.items():
+            seen = None if self.storage is None else self.storage.gradient_statistics(key)
+            if seen is not None:
+                components.measure_gradient(key, seen.abs_max, scale)
+                # Gradients of leaves were looked at when they were unscaled.
+                if seen.nonfinite and key not in self.plan.leaves:
+                    bad.add(key)
+            elif key in findings.amax:
+                components.measure_gradient(key, findings.amax[key] * scale, scale)
         bad_leaves: Dict[int, int] = {}
         for entry, largest in written:
             component = self._component_of(components, entry)
@@ -178,7 +181,13 @@ class BackwardPass:
                 components.measure(component, largest * entry.scale, entry.scale)
         for node in self.nodes.values() if bad or bad_leaves else ():
             if not bad.isdisjoint(node.output_keys):
-                components.overflowed = components.producers[node.function_key]
+                raised = self.measures_loss and node.single in bad and node.single not in findings.nonfinite
+                # What arrived finite was brought too far to the scale of the component behind it.
+                components.overflowed = (
+                    components.of[node.input_keys[0]]
+                    if raised and separates(node) and node.input_keys
+                    else components.producers[node.function_key]
+                )
             else:
                 components.overflowed = bad_leaves.get(node.function_key)
             if components.overflowed is not None:
@@ -239,7 +248,7 @@ class BackwardPass:
             return seen[0][2]
         target = common_scale([(s, self.abs_max(v, k)) for v, k, s in seen], u_max=self.u_max)
         for v, k, _ in seen:
-            self.bring_to(v, k, target)
+            self.match(v, k, target)
         return target
 
     def _to_unit_scale(self, node: Node, scale: float) -> float:
@@ -274,10 +283,10 @@ class BackwardPass:
         arriving = max((self.abs_max(v, k) for v, k in outputs if k in self.scales), default=0.0)
         target = common_scale([(scale, arriving), *branches], u_max=self.u_max)
         for v, k, _ in stored:
-            self.bring_to(v, k, target)
+            self.match(v, k, target)
         for v, k in outputs:
             if k in self.scales:
-                self.bring_to(v, k, target)
+                self.match(v, k, target)
         return target
 
     def abs_max(self, variable: nn.Variable, key: int) -> float:
@@ -315,6 +324,10 @@ class BackwardPass:
             self.bring_to(v, k, self.start_scale if wanted is None else wanted)
 
     # Gradients and what is known of them.
+
+    def match(self, variable: nn.Variable, key: int, target: float) -> None:
+        self.matched += self.scales[key] != target
+        self.bring_to(variable, key, target)
 
     def bring_to(self, variable: nn.Variable, key: int, target: float) -> None:
         scale = self.scales[key]

@@ -74,10 +74,7 @@ class BatchGuard:
         self._first = first
         if not first:
             self.state.save_batch()
-        leaves = {
-            key: v for node in self._plan().nodes.values() for key, v in zip(node.leaf_keys, node.leaves)
-        }
-        self._gradients.save(leaves)
+        self._gradients.save(self._plan().leaves)
 
     def undo_batch(self) -> None:
         """Put back what was there when the batch began, for it to be repeated."""

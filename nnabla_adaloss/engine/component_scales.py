@@ -85,6 +85,7 @@ class ComponentScales:
         self._u_max = u_max
         self._u_max_single = u_max if u_max_single is None else u_max_single
         self._single: FrozenSet[str] = frozenset()
+        self._names: List[str] = []
         self.settled = True
         self._windows: Dict[str, AmaxWindow] = {}
         # Of the present iteration: what was seen, and what an overflow has ruled out for the next tries.
@@ -106,7 +107,7 @@ class ComponentScales:
 
     def begin(self, components: Components) -> ComponentPass:
         """A pass with the scales that follow from what is known now."""
-        self._single = components.single
+        self._single, self._names = components.single, components.names
         scales = [self.scale(name) for name in components.names]
         known = {**self._windows, **self._seen}
         silent = frozenset(n for n, scale in zip(components.names, scales) if scale is None and n in known)
@@ -128,9 +129,19 @@ class ComponentScales:
                     self.settled = False
 
     def after_overflow(self, name: str, scale: float) -> bool:
-        """Lower a component that overflowed at `scale`; False when it cannot go lower."""
+        """Lower a component that overflowed at `scale`; False when it cannot go lower.
+
+        The first time in an iteration that one alone. When that was not enough, gradients have grown on the
+        whole way behind it, and all components there are lowered with it: else each would overflow in turn.
+        """
+        again = bool(self._ceilings)
         self._seen[name] = max(self._seen.get(name, 0.0), self.u_max(name) / scale)
         self._ceilings[name] = self.policy.after_overflow(scale)
+        behind = self._names[self._names.index(name) + 1 :] if again and name in self._names else []
+        for other in behind:
+            present = self.scale(other)
+            if present is not None:
+                self._ceilings[other] = self.policy.after_overflow(present)
         return not self.policy.at_floor(scale)
 
     def seen(self, names: Sequence[str]) -> List[float]:
@@ -173,8 +184,12 @@ class ComponentScales:
         }
         return {name: window.as_list() for name, window in {**self._windows, **ended}.items()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned; nothing changes when it raises."""
-        windows = {str(name): AmaxWindow.from_list(values) for name, values in state.items()}
+    def load(self, windows: Mapping[str, AmaxWindow]) -> None:
+        """Take over the windows that `windows_of` found in a state."""
         self.drop_iteration()
-        self._windows = windows
+        self._windows = dict(windows)
+
+
+def windows_of(state: Mapping[str, Any]) -> Dict[str, AmaxWindow]:
+    """The windows that `ComponentScales.state_dict` wrote; TypeError or ValueError when that cannot be."""
+    return {str(name): AmaxWindow.from_list(values) for name, values in state.items()}

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any, List, NamedTuple, Optional
 
 import nnabla as nn
+import numpy as np
 
 from ..graph.loss_like import LossLike
 from ..graph.plan import GraphPlan
@@ -83,7 +84,11 @@ def _fault_of(
 
 
 def _nonfinite(v: nn.Variable, kernels: Kernels) -> int:
-    # Functions without gradients may have had their inputs freed, or hold integers.
-    if v.data.clear_called or stored_dtype(v.data) not in (FLOAT32, FLOAT16):
+    # Functions without gradients may have had their inputs freed.
+    stored = None if v.data.clear_called else stored_dtype(v.data)
+    if stored is None:
         return 0
-    return kernels.statistics(v.data).nonfinite
+    if stored in (FLOAT32, FLOAT16):
+        return kernels.statistics(v.data).nonfinite
+    # What was assigned as float64 stays so until it is read; integers are finite.
+    return int(np.count_nonzero(~np.isfinite(v.data.data))) if stored.kind == "f" else 0

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import zlib
-from typing import Dict, List, Optional, Set
+from typing import Any, Dict, List, Optional, Set
 
 import nnabla as nn
 import numpy as np
+from numpy.typing import NDArray
 
 from ..graph.function_kinds import written_inputs
 from ..graph.plan import GraphPlan
@@ -35,7 +35,8 @@ class ForwardState:
         self._examined: Set[int] = set()
         self._written: List[nn.Variable] = []
         self._candidates: List[nn.Variable] = []
-        self._checksums: List[int] = []
+        # The candidates as they were before the first forward; kept no longer than that.
+        self._before: List[Optional[NDArray[Any]]] = []
 
     def drop(self) -> None:
         """Forget what is kept: the batch before is over."""
@@ -50,15 +51,23 @@ class ForwardState:
             if key not in self._held:
                 self._copy(leaf.data, self._copies[key])
                 self._held[key] = leaf
-        self._checksums = [_checksum(leaf) for leaf in self._candidates]
+        self._before = [_contents(leaf) for leaf in self._candidates]
 
     def note_changes(self) -> None:
         """Look what forward has written besides, if that is not known yet; it is kept from now on."""
-        for leaf, before in zip(self._candidates, self._checksums):
-            if _checksum(leaf) != before:
-                self._note(leaf)
+        for leaf, before in zip(self._candidates, self._before):
+            now = _contents(leaf)
+            if (None if now is None else now.tobytes()) == (None if before is None else before.tobytes()):
+                continue
+            self._note(leaf)
+            copy = self._copies[hash(leaf)]
+            if before is None:
+                copy.zero()
+            else:
+                copy.data = before
+            self._held[hash(leaf)] = leaf
         self._examined.update(map(hash, self._candidates))
-        self._candidates, self._checksums = [], []
+        self._candidates, self._before = [], []
 
     def restore(self) -> None:
         """Put everything back that was kept."""
@@ -108,5 +117,5 @@ class ForwardState:
         copy_array(self._kernels, source, target)
 
 
-def _checksum(leaf: nn.Variable) -> int:
-    return 0 if leaf.data.zeroing else zlib.crc32(np.ascontiguousarray(leaf.data.data).data)
+def _contents(leaf: nn.Variable) -> Optional[NDArray[Any]]:
+    return None if leaf.data.zeroing else np.array(leaf.data.data)

@@ -65,8 +65,18 @@ class AlphasByMethod:
             constraints = constraints._replace(earlier=earlier)
         alpha = self._ada_loss.decide(scaling.layer, observed, constraints).alpha
         if stored is not None:
-            running.bring_to(scaling.target, scaling.target_key, scale * alpha)
+            running.match(scaling.target, scaling.target_key, scale * alpha)
         return alpha
+
+
+class AlphasOfOne:
+    """No layer is scaled."""
+
+    def alpha(self, running: RunningPass, node: Node, scaling: Scaling, scale: float) -> float:
+        """1."""
+        if not scaling.to_leaf and scaling.target_key in running.scales:
+            running.bring_to(scaling.target, scaling.target_key, scale)
+        return 1.0
 
 
 class AlphasByComponent:
@@ -97,7 +107,7 @@ class AlphasByComponent:
             scale, wanted, g, weight, slot.fan_in_bound, running.u_max, self._constraints
         )
         if not scaling.to_leaf and scaling.target_key in running.scales:
-            running.bring_to(scaling.target, scaling.target_key, scale * alpha)
+            running.match(scaling.target, scaling.target_key, scale * alpha)
         self._components.scales[component] = scale * alpha
         observed = Observed(
             running.iteration, scale, slot.fan_in, slot.fan_in_bound, g, weight, attempt=running.attempt

@@ -33,6 +33,22 @@ class LossSection(Protocol):
         """The scale that the output gradient of `node`, which carries `scale`, is to be brought to."""
 
 
+class OneScale:
+    """The loss gradient carries S0, and so does everything behind it.
+
+    Args:
+        start_scale: S0.
+    """
+
+    def __init__(self, start_scale: float) -> None:
+        self.seed = self.left_with = start_scale
+        self.measures = False
+
+    def scale(self, running: RunningPass, node: Node, scale: float) -> float:
+        """The scale as it is."""
+        return scale
+
+
 class GivenScale:
     """The loss gradient carries S0, and is lifted where a small loss weight or a mean shrinks it.
 
@@ -75,9 +91,7 @@ class MeasuredScale:
         components = self._components
         behind = components.of[node.input_keys[0]]
         wanted = components.scales[behind]
-        v, key = node.outputs[0], node.output_keys[0]
-        abs_max = running.statistics.gradient(v, key, running.scales[key]).abs_max
-        highest = scale * floor_power_of_two(clamp_scale(self._u_max / abs_max)) if abs_max else math.inf
+        highest = self._highest(running, node, scale)
         if wanted is None:
             lifted = scale * _lift(running, node, scale, several=False)
             wanted = highest if components.silent[behind] and highest < math.inf else lifted
@@ -87,6 +101,17 @@ class MeasuredScale:
         if node.expands and not self._left:
             self._left, self.left_with = True, wanted
         return wanted
+
+    def _highest(self, running: RunningPass, node: Node, scale: float) -> float:
+        """The largest scale with which the output gradient of `node` itself stays in range."""
+        v, key = node.outputs[0], node.output_keys[0]
+        g = running.statistics.gradient(v, key, running.scales[key])
+        if g.abs_max:
+            return scale * floor_power_of_two(clamp_scale(self._u_max / g.abs_max))
+        own = self._components.of[key]
+        known = None if self._components.unknown[own] else self._components.scales[own]
+        # Where the statistics of the iteration before do not know it, its component does.
+        return math.inf if g.count or known is None else known
 
 
 def _lift(running: RunningPass, node: Node, scale: float, *, several: bool) -> float:

@@ -40,5 +40,8 @@ class RunningPass(Protocol):
     def bring_to(self, variable: nn.Variable, key: int, target: float) -> None:
         """Multiply a gradient in place, so that it carries the scale `target`."""
 
+    def match(self, variable: nn.Variable, key: int, target: float) -> None:
+        """Likewise, because it meets another branch that carries `target`; it is counted."""
+
     def abs_max(self, variable: nn.Variable, key: int) -> float:
         """The largest magnitude of a gradient as stored; the largest there is while it is not known."""

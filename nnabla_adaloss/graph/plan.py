@@ -40,6 +40,7 @@ class GraphPlan:
         variables: all variables that get a gradient but are no leaves.
         variable_keys: their keys.
         kept_keys: keys of those whose gradients stay even when buffers are cleared.
+        leaves: the leaves that get a gradient, by variable key.
         functions: all functions behind the loss, in forward order.
         labels: the name of each, by function key.
         names: the names of parameters, by variable key.
@@ -84,6 +85,7 @@ class GraphPlan:
         self.variable_keys = [hash(v) for v in self.variables]
         # Sink keeps the gradients of its inputs even when buffers are cleared.
         self.kept_keys = {k for n in self.nodes.values() if n.type_name == "Sink" for k in n.input_keys}
+        self.leaves = {k: v for node in self.nodes.values() for k, v in zip(node.leaf_keys, node.leaves)}
         self.functions, self.labels, self.names = functions, labels, names
         self._order = order
         self._components: Dict[bool, Components] = {}

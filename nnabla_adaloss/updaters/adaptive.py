@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Union
 
 import nnabla as nn
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
@@ -22,32 +22,21 @@ from ..errors import LossScaleError
 from ..graph.loss_like import LossLike, check_scale
 from ..state import read_state, write_state
 from .argument_checks import check_arguments, check_choice, keep_data
+from .batch_run import BatchRun
+from .cause import Cause, agree_on_cause
 from .exchange import GradientExchange, check_interval
 from .global_scale import history_of
 from .idle import Idle
 from .reports import Reports, nonfinite_gradients, tell_of_float_storage
 from .result import UpdateResult
-from .shared_state import adopt_shared_state, agreed_scales, shared_state
+from .shared_state import adopt_shared_state, agreed_scales, reached_state, shared_state
 from .states import restore, state_of
 from .tries import Tries
-from .window import Window, examine, smallest_scale_helps
+from .window import Window
 
-# After so many repeats in vain of one batch it is tried with the smallest scale at once; once one was
-# hopeless, the next ones at their first overflow.
-_REPEATS_BEFORE_LOOKING = 3
 # So many batches in a row that no scale helps are no matter of single batches. nnabla's updater would have
 # halved its scale as often, to where no gradient is left.
 _HOPELESS = 25
-
-
-class _Cause(NamedTuple):
-    """What all ranks take for the cause of gradients that are not finite."""
-
-    nonfinite_loss: bool
-    nonfinite_forward: bool
-    at_floor: bool
-    exhausted: bool
-    global_scale: bool
 
 
 class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[misc]
@@ -165,6 +154,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         self._reports = Reports()
         self._before_exchange = False
         self._repeat = on_overflow == "repeat"
+        self._reached = scale
         self._tries: Tries
         self._interrupted: Optional[Tries] = None
         self.iteration = 0
@@ -235,19 +225,18 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             if not self._overflowed(window):
                 break
             self._undo_batch()
-            cause = self._agree_on_cause(window)
-            if cause.nonfinite_loss or cause.nonfinite_forward:
+            cause = agree_on_cause(self._exchange, window, self.scaling, repeat=self._repeat)
+            if cause.bad_batch:
                 return self._skip_bad_batch(window, cause)
             tries.layers = window.nonfinite_layers
-            if cause.at_floor:
+            if cause.at_floor or (cause.global_scale and not self._lower_global_scale()):
+                tries.hopeless += 1
+                searching = not (self._repeat or self._measured)
+                if searching or tries.hopeless == _HOPELESS or tries.thrown_away == self.max_retries:
+                    return self._skip_at_floor()
                 # No scale helps this batch, so that none of those that were tried is kept.
                 self._forget_overflows()
-                tries.hopeless += 1
-                if tries.hopeless == _HOPELESS or tries.thrown_away == self.max_retries:
-                    return self._skip_at_floor()
-                self._tell_of_hopeless_batch()
-            elif cause.global_scale and not self._lower_global_scale():
-                return self._skip_at_floor()
+                self._reports.tell_of_hopeless_batch(self.iteration, tries.layers)
             tries.thrown_away += 1
             if cause.exhausted or tries.thrown_away > self.max_retries:
                 return self._give_up()
@@ -256,7 +245,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             self._undo_batch()
         self._apply_gradients()
         if self._measured:
-            self._scale = self.scaling.loss_scale
+            self._scale = self._reached
         self.last_good_scale = self._scale
         if not self._measured:
             self.scale_state = self.policy.after_update(self.scale_state)
@@ -334,61 +323,23 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             # The feeder may have assigned another loss.
             if self.scaling is not scaling:
                 self.scaling.guard.begin(more=True)
-            window = self._run_batch(window, first=not index)
+            window = self._batch_run().run(window, first=not index)
         return window
 
-    def _run_batch(self, window: Window, *, first: bool) -> Window:
-        """Forward and backward of what was fed; again, where that is wanted, until its gradients hold."""
-        scaling, repeats = self.scaling, 0
-        if self._repeat:
-            with self._idle.lock:
-                scaling.guard.begin_batch(first=first)
-        while True:
-            with self._idle.lock:
-                scaling.forward(clear_no_need_grad=self.clear_buffer)
-                scaling.guard.after_forward()
-                scaling.backward(
-                    None if self._measured else self._scale,
-                    clear_buffer=self.clear_buffer,
-                    iteration=self.iteration,
-                    again=repeats > 0,
-                )
-                found = examine(window, scaling, self.solver, self.policy.min_scale)
-                done = window.overflowed or self._holds(scaling, found)
-                if done:
-                    return found
-                if found.overflowed:
-                    lowered = self._lower(scaling)
-                    if not self._repeat:
-                        return found._replace(lowered=lowered)
-                    if not lowered or (
-                        repeats == (0 if self._tries.hopeless else _REPEATS_BEFORE_LOOKING)
-                        and not smallest_scale_helps(scaling, self.solver, self.policy.min_scale)
-                    ):
-                        return found._replace(at_floor=True)
-                if repeats == self.max_retries:
-                    return found._replace(exhausted=found.overflowed)
-                repeats += 1
-                self._tries.repeats += 1
-                window = window.after_repeat(found)
-                scaling.guard.undo_batch()
-
-    def _holds(self, scaling: AdaptiveLossScaling, found: Window) -> bool:
-        """Whether nothing is gained by running this batch again."""
-        if found.overflowed:
-            # Neither does a lower scale help there, nor is a single layer to be lowered on one rank alone.
-            return (
-                found.nonfinite_loss
-                or found.fault is not None
-                or (not self._repeat and found.layer_to_blame is not None)
-            )
-        return not (self._repeat and self._measured) or scaling.settled
-
-    def _lower(self, scaling: AdaptiveLossScaling) -> bool:
-        """Lower what overflowed, without asking other ranks; False: nothing can, or all ranks must."""
-        if scaling.after_overflow():
-            return True
-        return self._repeat and self._lower_global_scale()
+    def _batch_run(self) -> BatchRun:
+        return BatchRun(
+            self.scaling,
+            self.solver,
+            self._idle.lock,
+            self.iteration,
+            lambda: None if self._measured else self._scale,
+            self._lower_global_scale,
+            self.policy.min_scale,
+            self._repeat,
+            self.max_retries,
+            self.clear_buffer,
+            self._tries,
+        )
 
     def _lower_global_scale(self) -> bool:
         if self._measured or self.policy.at_floor(self.scale_state):
@@ -418,32 +369,17 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             self._exchange.check_ranks_agree(agreed_scales(self), self.iteration)
 
     def _exchange_gradients(self) -> None:
-        if self.comm is None:
-            return
-        own = shared_state(self)
-        if own is None:
-            self._exchange.sum(average=self.average)
-        else:
-            adopt_shared_state(self, self._exchange.sum_with(own, average=self.average))
-
-    def _agree_on_cause(self, window: Window) -> _Cause:
-        """What all ranks take for the cause; layers that are to blame are lowered."""
-        layers = [] if self._repeat else self.scaling.layers
-        blame = None if window.lowered else window.layer_to_blame
-        unexplained = window.overflowed and blame is None and not window.lowered and not self._repeat
-        flags = [window.nonfinite_loss, window.fault is not None, window.at_floor, window.exhausted]
-        *agreed, lowered, global_scale = self._exchange.any(
-            [*flags, *(layer == blame for layer in layers), window.lowered, unexplained]
-        )
-        nonfinite_loss, nonfinite_forward, at_floor, exhausted, *blamed = agreed
-        if not (nonfinite_loss or nonfinite_forward or global_scale):
-            for layer, flag in zip(layers, blamed):
-                if flag:
-                    scales = window.layer_scales or self.scaling.layer_scales
-                    self.scaling.back_off(layer, scales.get(layer, 1.0))
-        # The sum over ranks may overflow where no rank's own gradients did.
-        explained = any(blamed) or lowered or at_floor or exhausted
-        return _Cause(nonfinite_loss, nonfinite_forward, at_floor, exhausted, global_scale or not explained)
+        state = reached_state(self)
+        if self.comm is not None:
+            own = shared_state(self)
+            if own is None:
+                self._exchange.sum(average=self.average)
+            else:
+                state = adopt_shared_state(self, self._exchange.sum_with(own, average=self.average))
+        # What was measured becomes the updater's scale when the batch has been good for an update.
+        self._reached = state.scale
+        if not self._measured:
+            self.scale_state = state
 
     def _overflowed(self, window: Window) -> bool:
         if self.comm is None:
@@ -454,11 +390,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         """`"updated"`, or `"zero_gradients"`, which is warned of once."""
         if not self.scaling.guard.gradients_are_zero(self.solver.get_parameters().values()):
             return "updated"
-        self._reports.warn(
-            "zero_gradients",
-            f"every gradient is exactly zero in iteration {self.iteration}, at loss scale {self.scale:g}, "
-            "and the loss is not: the network is at rest, or everything underflows. Look at the loss weight",
-        )
+        self._reports.tell_of_zero_gradients(self.iteration, self.scale)
         return "zero_gradients"
 
     def _apply_gradients(self) -> None:
@@ -471,22 +403,14 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
                 self.solver.weight_decay(self.weight_decay)
             self.solver.update()
 
-    def _skip_bad_batch(self, window: Window, cause: _Cause) -> UpdateResult:
+    def _skip_bad_batch(self, window: Window, cause: Cause) -> UpdateResult:
         self.scaling.components.drop_iteration()
         here = window.nonfinite_loss if cause.nonfinite_loss else window.fault is not None
-        where = "" if self.comm is None else f" of {'this' if here else 'another'} rank"
-        subject = "the loss" if cause.nonfinite_loss else "the forward pass"
-        detail = f": {window.fault}" if window.fault is not None else ""
-        message = (
-            f"{subject}{where} is not finite in iteration {self.iteration}{detail}; that is no overflow of "
-            f"gradients, and the loss scale stays at {self.scale:g}. Look at the data and the learning rate"
-        )
-        if cause.nonfinite_loss:
-            self._reports.act(self.on_nonfinite_loss, "nonfinite_loss", message)
-        else:
-            self._reports.act(self.on_nonfinite_forward, "nonfinite_forward", message)
+        whose = "" if self.comm is None else f" of {'this' if here else 'another'} rank"
         reason = "nonfinite_loss" if cause.nonfinite_loss else "nonfinite_forward"
+        policy = self.on_nonfinite_loss if cause.nonfinite_loss else self.on_nonfinite_forward
         fault = "" if window.fault is None else str(window.fault)
+        self._reports.bad_batch(policy, reason, whose, fault, self.iteration, self.scale)
         layers = window.nonfinite_layers
         return UpdateResult(False, self.scale, self._tries.retries, reason, layers, layers, fault)
 
@@ -496,42 +420,22 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         self.scaling.limits.update(self._tries.limits)
         self.scaling.components.drop_iteration()
 
-    def _tell_of_hopeless_batch(self) -> None:
-        self._reports.warn(
-            "hopeless",
-            f"gradients of a batch in iteration {self.iteration} are not finite at any loss scale: it is "
-            f"thrown away; first bad layer: {self._first_bad_layer}",
-        )
-
-    @property
-    def _first_bad_layer(self) -> str:
-        return self._tries.layers[0] if self._tries.layers else "on another rank"
-
     def _skip_at_floor(self) -> UpdateResult:
-        nans, infinities = nonfinite_gradients(self.solver)
+        bad = nonfinite_gradients(self.solver)
         # A batch that was repeated was tried with the smallest scale at the end.
         floor = self.policy.min_scale if self._repeat or self._measured else self._scale
         self._forget_overflows()
-        message = (
-            f"gradients overflow in iteration {self.iteration} at the smallest loss scale, {floor:g}; "
-            f"first bad layer: {self._first_bad_layer}; parameter gradients hold "
-            f"{nans} NaNs and {infinities} infinities; last good scale: {self.last_good_scale:g}. "
-            f"The scale is {self.scale:g} again"
-        )
-        self._reports.act(self.on_scale_floor, "scale_floor", message)
         layers = self._tries.layers
+        self._reports.floor(
+            self.on_scale_floor, self.iteration, floor, layers, bad, self.last_good_scale, self.scale
+        )
         return UpdateResult(False, self.scale, self._tries.retries, "overflow", layers, layers)
 
     def _give_up(self) -> UpdateResult:
         tries = self._tries
         self.scaling.components.end_iteration()
         if self._repeat and self.max_retries:
-            self._reports.act(
-                self.on_scale_floor,
-                "retries",
-                f"gradients overflowed {tries.retries} times in iteration {self.iteration}, with ever lower "
-                f"scales; first bad layer: {self._first_bad_layer}",
-            )
+            self._reports.exhausted(self.on_scale_floor, self.iteration, tries.retries, tries.layers)
         return UpdateResult(False, self.scale, tries.retries, "overflow", tries.layers)
 
     @property

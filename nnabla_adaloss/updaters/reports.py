@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Optional, Set, Tuple
+from typing import Any, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -34,6 +34,62 @@ class Reports:
             self._told.add(kind)
             warnings.warn(message, LossScaleWarning, stacklevel=5)
 
+    def tell_of_zero_gradients(self, iteration: int, scale: float) -> None:
+        """Warn of an update without any gradient."""
+        self.warn(
+            "zero_gradients",
+            f"every gradient is exactly zero in iteration {iteration}, at loss scale {scale:g}, and the loss "
+            "is not: the network is at rest, or everything underflows. Look at the loss weight",
+        )
+
+    def tell_of_hopeless_batch(self, iteration: int, layers: Sequence[str]) -> None:
+        """Warn of a batch that is thrown away because no scale helps it."""
+        self.warn(
+            "hopeless",
+            f"gradients of a batch in iteration {iteration} are not finite at any loss scale: it is thrown "
+            f"away; first bad layer: {_first(layers)}",
+        )
+
+    def bad_batch(self, policy: str, kind: str, whose: str, fault: str, iteration: int, scale: float) -> None:
+        """Report a batch with which something is wrong that no scale mends, as `policy` says."""
+        subject = "the loss" if kind == "nonfinite_loss" else "the forward pass"
+        self.act(
+            policy,
+            kind,
+            f"{subject}{whose} is not finite in iteration {iteration}{': ' if fault else ''}{fault}; that is "
+            f"no overflow of gradients, and the loss scale stays at {scale:g}. Look at the data and the "
+            "learning rate",
+        )
+
+    def floor(
+        self,
+        policy: str,
+        iteration: int,
+        floor: float,
+        layers: Sequence[str],
+        nonfinite: Tuple[int, int],
+        last_good_scale: float,
+        scale: float,
+    ) -> None:
+        """Report an overflow at the smallest scale, as `policy` says."""
+        nans, infinities = nonfinite
+        self.act(
+            policy,
+            "scale_floor",
+            f"gradients overflow in iteration {iteration} at the smallest loss scale, {floor:g}; first bad "
+            f"layer: {_first(layers)}; parameter gradients hold {nans} NaNs and {infinities} infinities; "
+            f"last good scale: {last_good_scale:g}. The scale is {scale:g} again",
+        )
+
+    def exhausted(self, policy: str, iteration: int, retries: int, layers: Sequence[str]) -> None:
+        """Report a batch that was repeated as often as may be, as `policy` says."""
+        self.act(
+            policy,
+            "retries",
+            f"gradients overflowed {retries} times in iteration {iteration}, with ever lower scales; first "
+            f"bad layer: {_first(layers)}",
+        )
+
     def check_what_is_trained(self, solver: Any, plan: GraphPlan) -> None:
         """Raise ValueError when the solver has no parameters, warn when they are not the network's."""
         parameters = solver.get_parameters()
@@ -51,6 +107,10 @@ class Reports:
             )
 
 
+def _first(layers: Sequence[str]) -> str:
+    return layers[0] if layers else "on another rank"
+
+
 def tell_of_float_storage(loss: LossLike, storage: Optional[Any], config: Optional[Any]) -> None:
     """Warn when training is in fp32 only because nobody said anything about storage."""
     if storage is not None or config is not None or not isinstance(loss, nn.Variable):
@@ -60,7 +120,7 @@ def tell_of_float_storage(loss: LossLike, storage: Optional[Any], config: Option
             "nothing is stored in half precision: the network is in a float context and storage is None. "
             'Pass storage="float16" to emulate it, or build the network in a half context',
             LossScaleWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
 
 

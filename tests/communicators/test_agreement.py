@@ -51,6 +51,10 @@ def test_ordered_integers_have_the_shape_of_the_floats(shape):
     assert ordered.flags.c_contiguous
 
 
+def test_integers_are_ordered_as_the_floats_that_they_are():
+    np.testing.assert_array_equal(to_ordered_int([-2, 0, 3]), to_ordered_int([-2.0, 0.0, 3.0]))
+
+
 def test_nan_of_either_sign_is_above_infinity():
     nan, negative_nan, inf = to_ordered_int([np.nan, -np.nan, np.inf])
     assert nan == negative_nan > inf
@@ -114,6 +118,13 @@ def test_fingerprint_tells_calls_apart():
     assert len({fingerprint(call) for call in calls}) == len(calls)
 
 
+def test_a_call_is_written_as_it_was_made():
+    assert (
+        str(Call("bcast", (("src", 1), ("inplace", True)), ("w", "b")))
+        == "bcast(2 entries, src=1, inplace=True)"
+    )
+
+
 def test_ranks_are_listed_by_what_they_hold():
     assert ranks_by_value([(0, 16.0), (1, 8.0), (2, 16.0)]) == "16.0 on ranks 0, 2; 8.0 on rank 1"
 
@@ -145,11 +156,16 @@ def on_all(*held: dict[str, np.ndarray]) -> list[str]:
     """The errors that ranks with these values get from `check_equal`, without any MPI."""
     bounds = [lower_and_upper(np.array([checksum(v) for v in values.values()], np.int64)) for values in held]
     owns: list[object] = []
+
+    def smallest(own: np.ndarray) -> np.ndarray:
+        assert any(np.array_equal(own, bound) for bound in bounds)
+        return np.min(bounds, axis=0)
+
     for gather in (lambda own: owns.append(own) or [own], lambda own: list(owns)):
         errors = []
         for values in held:
             try:
-                check_equal(values, "scales", lambda _: np.min(bounds, axis=0), gather)
+                check_equal(values, "scales", smallest, gather)
             except RankDisagreementError as error:
                 errors.append(str(error))
     return errors
@@ -168,3 +184,16 @@ def test_unequal_values_raise_the_same_on_every_rank():
     assert errors[0].startswith(
         "scales differ between ranks: 'b' is 0.0 on ranks 0, 2; 1.0 on rank 1; 2 of 3 differ."
     )
+
+
+def test_an_array_of_several_elements_is_told_by_its_checksum():
+    first = np.arange(3.0)
+    # The checksum of one is negative, that of the other is not.
+    other = next(first + i for i in range(1, 99) if (checksum(first + i) < 0) != (checksum(first) < 0))
+    ranks = [{"a": np.ones(9), "w": value, "z": value * 2} for value in (first, other)]
+    (error,) = set(on_all(*ranks))
+    one, two = (
+        f"checksum {checksum(value) % 2**64:#018x} on rank {rank}"
+        for rank, value in enumerate((first, other))
+    )
+    assert error.startswith(f"scales differ between ranks: 'w' is {one}; {two}; 2 of 3 differ. ")

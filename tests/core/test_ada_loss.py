@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any, Optional, Tuple
 
@@ -14,6 +15,9 @@ from nnabla_adaloss.core import (
     AdaLoss,
     AdaLossConfig,
     ArrayStatistics,
+    LayerLimit,
+    LayerLimitPolicy,
+    Needs,
     Reason,
     get_loss_scale,
     statistics_of,
@@ -23,8 +27,8 @@ from nnabla_adaloss.core import (
 class NumpyAdaLoss(AdaLoss):
     """Counts how often arrays are read."""
 
-    def __init__(self, config: Optional[AdaLossConfig] = None) -> None:
-        super().__init__(config)
+    def __init__(self, config: Optional[AdaLossConfig] = None, *policy: LayerLimitPolicy) -> None:
+        super().__init__(config, *policy)
         self.reads = 0
 
     def statistics(self, array: Any) -> ArrayStatistics:
@@ -167,6 +171,40 @@ def test_nonfinite_gives_one_and_is_not_kept(bad: float, method: Any) -> None:
     assert call(ada_loss, G, iteration=2, g_statistics=statistics_of(np.array([bad]))) == 1.0
 
 
+@pytest.mark.parametrize("weight", [W, None])
+def test_a_method_that_looks_at_arrays_gets_them_as_numpy_has_them(weight: Optional[np.ndarray]) -> None:
+    seen = []
+
+    def method(g: Any, W: Any, *, config: AdaLossConfig, fan_in: float) -> float:
+        seen.append((g, W))
+        return 2.0
+
+    class Boxed(NumpyAdaLoss):
+        def statistics(self, array: Any) -> ArrayStatistics:
+            return statistics_of(array[0])
+
+        def to_numpy(self, array: Any) -> np.ndarray:
+            return array[0]
+
+    ada_loss = Boxed(AdaLossConfig(loss_scale_method=method))
+    assert not ada_loss.takes_statistics
+    assert call(ada_loss, (G,), None if weight is None else (weight,)) == 2.0
+    assert seen[0][0] is G
+    assert seen[0][1] is weight
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_what_a_method_needs_is_known_before_it_is_asked(method: str) -> None:
+    ada_loss = NumpyAdaLoss(AdaLossConfig(loss_scale_method=method))
+    assert ada_loss.takes_statistics is (METHODS[method].needs is not Needs.ARRAYS)
+    assert ada_loss.adaptive is (METHODS[method].needs is not Needs.NOTHING)
+
+
+def test_the_accumulated_bound_does_not_count_the_lift() -> None:
+    assert call(NumpyAdaLoss(), previous_scale=256.0) == 4.0
+    assert call(NumpyAdaLoss(), previous_scale=256.0, lift=4.0) == 16.0
+
+
 def test_recorder_gets_every_decision() -> None:
     records = []
     ada_loss = NumpyAdaLoss(AdaLossConfig(recorder=records.append))
@@ -179,6 +217,9 @@ def test_recorder_gets_every_decision() -> None:
     assert record.fan_in == 4.0
     assert record.reason is Reason.SCALE_BOUND
     assert (record.g, record.weight) == (statistics_of(G), statistics_of(W))
+    # What the method gave before does not stand in a record of a gradient that it was not asked about.
+    call(ada_loss, np.full((3, 4), np.nan), iteration=8)
+    assert (records[1].alpha, records[1].unbounded, records[1].reason) == (1.0, 1.0, Reason.NONFINITE)
 
 
 def test_an_error_of_a_recorder_is_told_once_and_ends_no_training(caplog: pytest.LogCaptureFixture) -> None:
@@ -193,7 +234,7 @@ def test_an_error_of_a_recorder_is_told_once_and_ends_no_training(caplog: pytest
         assert [call(ada_loss, iteration=i) for i in range(3)] == [16.0] * 3
     assert len(seen) == 3
     assert len(caplog.records) == 1
-    assert "layer fc" in caplog.text
+    assert caplog.records[0].getMessage() == "recorder raised an exception for layer fc; training goes on"
     assert "KeyError: 'full'" in caplog.text
 
 
@@ -208,6 +249,24 @@ def test_log(level: int, lines: int, caplog: pytest.LogCaptureFixture) -> None:
     if level:
         summaries = [r.getMessage() for r in caplog.records if "layers" in r.getMessage()]
         assert summaries[0] == "iteration 0: 2 layers, scales from 1 to 16, largest accumulated scale 16"
+    if level == 2:
+        single = "layer b: scale 1 (unbounded 1), accumulated scale 1 -> 1, fan-in 4"
+        assert caplog.records[1].getMessage() == f"iteration 0, {single}"
+
+
+def test_the_log_sums_up_each_iteration_by_itself(caplog: pytest.LogCaptureFixture) -> None:
+    ada_loss = NumpyAdaLoss(AdaLossConfig(debug_level=1))
+    large = arrays(0, 20)[0]
+    with caplog.at_level(logging.INFO, logger="nnabla_adaloss"):
+        for iteration, scale in enumerate((8.0, 2.0, 1.0)):
+            call(ada_loss, large, iteration=iteration, previous_scale=scale)
+    alpha = ada_loss.layer_scales["fc"]
+    assert alpha < 0.125
+    told = [record.getMessage() for record in caplog.records]
+    for line, iteration, accumulated in zip(told, (0, 1), (alpha * 8.0, alpha * 2.0)):
+        scales = f"scales from {alpha:g} to {alpha:g}, largest accumulated scale {accumulated:g}"
+        assert line == f"iteration {iteration}: 1 layers, {scales}"
+    assert len(told) == 2
 
 
 def test_memory_does_not_grow_with_iterations() -> None:
@@ -219,7 +278,7 @@ def test_memory_does_not_grow_with_iterations() -> None:
 
 def test_a_useless_scale_of_ones_own_method_is_refused() -> None:
     config = AdaLossConfig(loss_scale_method=lambda g, W, *, config, fan_in: 0.0)
-    with pytest.raises(ValueError, match="must be positive and finite"):
+    with pytest.raises(ValueError, match="; a scale must be positive and finite$"):
         call(NumpyAdaLoss(config))
 
 
@@ -234,3 +293,44 @@ def test_a_layer_that_overflowed_is_lowered_and_recovers() -> None:
         ada_loss.after_update()
     assert not ada_loss.limits
     assert call(ada_loss, layer="a") == 16.0
+
+
+def test_limits_of_layers_are_apart_and_recover_each_by_itself() -> None:
+    ada_loss = NumpyAdaLoss(None, LayerLimitPolicy(1))
+    for alpha in (64.0, 32.0, 16.0):
+        assert ada_loss.back_off("a", alpha)
+    assert ada_loss.back_off("b", 8.0)
+    assert ada_loss.limits == {"a": LayerLimit(8.0, 64.0, 0), "b": LayerLimit(4.0, 8.0, 0)}
+    ada_loss.after_update()
+    assert ada_loss.limits == {"a": LayerLimit(16.0, 64.0, 0)}
+
+
+def test_a_copy_goes_on_from_the_state_of_the_original() -> None:
+    config = AdaLossConfig(update_per_n_iteration=10)
+    original, copy = NumpyAdaLoss(config), NumpyAdaLoss(config)
+    call(original, layer="a")
+    call(original, arrays(0, 10)[0], layer="b")
+    original.back_off("a", 16.0)
+    state = json.loads(json.dumps(original.state_dict()))
+    assert sorted(state) == ["layers", "limits"]
+    copy.load_state_dict(state)
+    assert copy.state_dict() == original.state_dict() == state
+    assert copy.layer_scales == {"a": 16.0, "b": 1.0}
+    # It is not asked anew, and it is limited.
+    assert call(copy, arrays(0, 10)[0], layer="a", iteration=1) == 8.0
+    copy.forget()
+    assert copy.layer_scales == {}
+    assert copy.limits == original.limits
+
+
+def test_a_state_that_cannot_be_loaded_changes_nothing() -> None:
+    ada_loss = NumpyAdaLoss()
+    call(ada_loss)
+    before = ada_loss.state_dict()
+    for damaged in (
+        {**before, "limits": {"fc": [0.5, 2.0, 0]}},
+        {**before, "layers": {"fc": [0, 0.0, 1.0, 1.0]}},
+    ):
+        with pytest.raises(ValueError, match="must be"):
+            ada_loss.load_state_dict(damaged)
+    assert ada_loss.state_dict() == before

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss.core import AdaLossConfig, get_loss_scale_by_approx_range, statistics_of
-from nnabla_adaloss.core.methods import ApproxRange
+from nnabla_adaloss.core.methods import ApproxRange, LognormalRange, Range
 
 CONFIG = AdaLossConfig()
 
@@ -102,6 +102,27 @@ def test_without_fan_in_it_is_read_from_the_weight() -> None:
     assert inferred == get_loss_scale_by_approx_range(g, W, config=CONFIG, fan_in=6 * 5 * 2)
 
 
+def test_a_weight_of_no_dimension_is_one_product() -> None:
+    g, W = normal(5, (2, 6), 1e-6), np.array(0.1)
+    assert get_loss_scale_by_approx_range(g, W, config=CONFIG) == get_loss_scale_by_approx_range(
+        g, W, config=CONFIG, fan_in=1
+    )
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0, math.nan])
+@pytest.mark.parametrize("method", [ApproxRange, LognormalRange])
+def test_a_share_that_is_none_is_refused(method: Any, p: float) -> None:
+    with pytest.raises(ValueError, match=f"^n_uf_threshold={p} is a share of elements .* 0.001 is usual$"):
+        method(p)
+
+
+def test_a_scale_beyond_all_numbers_is_limited() -> None:
+    # Magnitudes 80 decades apart, of which hardly one may underflow: exp of more than 709 is asked for.
+    g = np.array([1e-43, 1e37], np.float32)
+    found = LognormalRange(1e-300).scale(g, None, range=Range(6e-8, 65504.0), fan_in=1.0)
+    assert found == 65504.0 / float(g[1])
+
+
 @pytest.mark.parametrize("fan_in", [0, -1.0, math.nan, math.inf])
 def test_fan_in_refused(fan_in: float) -> None:
     with pytest.raises(ValueError, match="fan_in"):
@@ -109,5 +130,5 @@ def test_fan_in_refused(fan_in: float) -> None:
 
 
 def test_lognormal_with_a_weight_is_refused() -> None:
-    with pytest.raises(ValueError, match="lognormal=True is defined without a weight only"):
+    with pytest.raises(ValueError, match="^lognormal=True is defined without a weight only"):
         get_loss_scale_by_approx_range(np.ones(2), np.ones((2, 2)), config=CONFIG, lognormal=True)

@@ -43,6 +43,8 @@ def test_is_the_largest_given_scale_that_fits(branches: List[Tuple[float, float]
         ([(8.0, math.nan), (1024.0, 1.0)], 1024.0),
         ([(8.0, 1.0), (1024.0, math.inf)], 1024.0),
         ([(8.0, U_MAX), (2.0, U_MAX)], 2.0),
+        # A sum that reaches u_max has not overflowed.
+        ([(8.0, U_MAX / 256), (1024.0, U_MAX / 2)], 1024.0),
     ],
 )
 def test_cases(branches: List[Tuple[float, float]], expected: float) -> None:
@@ -51,5 +53,5 @@ def test_cases(branches: List[Tuple[float, float]], expected: float) -> None:
 
 
 def test_no_branch() -> None:
-    with pytest.raises(ValueError, match="branches is empty"):
+    with pytest.raises(ValueError, match="^branches is empty"):
         common_scale([], u_max=U_MAX)

@@ -95,12 +95,12 @@ def test_numbers_of_another_type(name: str, value: Any) -> None:
         (
             {"loss_scale_method": "aprox"},
             ValueError,
-            "'aprox' is unknown; choose one of approx_range, amax_history",
+            "'aprox' is unknown; choose one of approx_range, .*, or name a method of your own as .*:name\"$",
         ),
         ({"loss_scale_method": "no_such_module:f"}, ValueError, "cannot be imported: No module named"),
         ({"loss_scale_method": "math:no_such"}, ValueError, "cannot be imported: .*no_such"),
         ({"loss_scale_method": "math:pi"}, TypeError, "must be a name or a callable"),
-        ({"loss_scale_method": None}, TypeError, "must be a name or a callable"),
+        ({"loss_scale_method": None}, TypeError, "must be a name or a callable .*, or a Method$"),
         ({"n_uf_threshold": 0.0}, ValueError, "n_uf_threshold=0.0 .* strictly between 0 and 1"),
         ({"n_uf_threshold": 1.0}, ValueError, "n_uf_threshold=1.0"),
         ({"n_uf_threshold": math.nan}, ValueError, "n_uf_threshold=nan"),
@@ -114,6 +114,7 @@ def test_numbers_of_another_type(name: str, value: Any) -> None:
         ({"debug_level": 3}, ValueError, "debug_level=3 must be 0, 1 or 2"),
         ({"debug_level": True}, TypeError, "debug_level=True must be an integer"),
         ({"delay": 2}, ValueError, "delay=2 must be 0, 1 or None"),
+        ({"delay": 0.5}, TypeError, "^delay=0.5 must be an integer"),
         ({"use_bound": 1}, TypeError, "use_bound=1 must be True or False"),
         ({"power_of_two": None}, TypeError, "power_of_two=None must be True or False"),
         ({"recorder": 3}, TypeError, "recorder=3 must be None or a callable"),
@@ -125,3 +126,8 @@ def test_numbers_of_another_type(name: str, value: Any) -> None:
 def test_refused(arguments: Dict[str, Any], error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         AdaLossConfig(**arguments)
+
+
+@pytest.mark.parametrize("delay", [0, 1, None])
+def test_statistics_of_now_or_of_the_iteration_before(delay: Any) -> None:
+    assert AdaLossConfig(delay=delay).delay == delay

@@ -30,7 +30,7 @@ def plain(g: np.ndarray, W: np.ndarray, config: AdaLossConfig, fan_in: float) ->
     st.integers(0, 2**32 - 1),
     st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5)),
     st.sampled_from([None, 0.01, 0.5, 0.9, 1.0]),
-    st.integers(-20, 12),
+    st.integers(-40, 12),
     st.sampled_from([np.float16, np.float32]),
 )
 def test_agrees_with_all_products(
@@ -64,6 +64,22 @@ def test_convolution_pairs_channels() -> None:
 def test_without_a_weight_the_products_are_the_elements() -> None:
     g = np.array([1e-8, -1e-7, 0.0])
     assert math.isclose(get_loss_scale_by_element_wise_range(g, config=AdaLossConfig()), 6.0)
+    assert get_loss_scale_by_element_wise_range(0.0 * g, config=AdaLossConfig()) == 1.0
+    # Nothing is summed: K is 1, whatever is given.
+    large = np.array([1e5, 6e4])
+    assert get_loss_scale_by_element_wise_range(large, config=AdaLossConfig(), fan_in=7) == 65504.0 / 1e5
+
+
+@pytest.mark.parametrize(("ratio", "kept"), [(0.01, 1e-8), (0.5, 1e-8), (0.67, 1e-9), (1.0, 1e-10)])
+def test_at_least_one_product_is_kept(ratio: float, kept: float) -> None:
+    g = np.array([1e-9, 1e-8, 1e-10])
+    config = AdaLossConfig(max_rescue_ratio=ratio)
+    assert math.isclose(get_loss_scale_by_element_wise_range(g, config=config), 6e-8 / kept)
+    for weight in (0.25, 4.0):
+        scale = get_loss_scale_by_element_wise_range(
+            g[None], np.full((3, 1), weight), config=config, fan_in=1
+        )
+        assert math.isclose(scale, max(6e-8 / (weight * kept), 1.0))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -82,7 +98,8 @@ def test_no_product_gives_one(g: np.ndarray) -> None:
 def test_extremes_of_float64_stay_finite_and_positive() -> None:
     g = np.array([[5e-324, 1e308]])
     for W in (g.T, g[:, ::-1].T):
-        scale = float(get_loss_scale_by_element_wise_range(g, W, config=AdaLossConfig(), fan_in=2))
+        with np.errstate(all="raise"):  # none of numpy's complaints is for the user
+            scale = float(get_loss_scale_by_element_wise_range(g, W, config=AdaLossConfig(), fan_in=2))
         assert 0.0 < scale < math.inf
 
 
@@ -98,5 +115,5 @@ def test_memory_is_that_of_the_inputs() -> None:
 
 @pytest.mark.parametrize("W", [np.ones((3, 2)), np.ones(2)])
 def test_shapes_that_do_not_meet(W: np.ndarray) -> None:
-    with pytest.raises(ValueError, match=r"axis 1 of g .* are the same channels"):
+    with pytest.raises(ValueError, match=r"do not meet: axis 1 of g \(N, C, ...\) .* are the same channels$"):
         get_loss_scale_by_element_wise_range(np.ones((4, 2)), W, config=AdaLossConfig(), fan_in=2)

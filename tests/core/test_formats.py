@@ -71,3 +71,22 @@ def test_names_lead_to_their_formats() -> None:
 def test_unknown_name(name: Any) -> None:
     with pytest.raises(ValueError, match=r"storage=.* choose one of float16, bfloat16"):
         get_format(name)
+
+
+@pytest.mark.parametrize("given", [FLOAT16, BFLOAT16, FLOAT32, FLOAT8_E5M2])
+def test_a_format_follows_from_the_widths_of_its_fields(given: Format) -> None:
+    assert Format.ieee(given.name, given.exponent_bits, given.mantissa_bits, u_min=given.u_min) == given
+    plain = Format.ieee(given.name, given.exponent_bits, given.mantissa_bits)
+    assert plain.u_min == plain.smallest_subnormal
+
+
+def test_the_narrowest_and_the_widest_format() -> None:
+    assert Format.ieee("float32", exponent_bits=8, mantissa_bits=23).max == FLOAT32.max
+    narrow = Format(
+        "two bits", 1, 1, max=1.5, smallest_normal=1.0, smallest_subnormal=0.5, has_infinity=False
+    )
+    assert narrow.u_min == 0.5
+    with pytest.raises(TypeError, match="^exponent_bits='5' must be an integer"):
+        Format.ieee("float12", "5", 6)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^mantissa_bits=24 must lie in \[1, 23\]"):
+        Format.ieee("float33", 8, 24)

@@ -70,6 +70,19 @@ def test_limits_double_until_they_end() -> None:
     assert limits.state is None
 
 
+@pytest.mark.parametrize("interval", [1, 3, 5])
+def test_a_limit_doubles_after_as_many_updates_as_the_interval_has(interval: int) -> None:
+    limits = Layer(interval)
+    for alpha in (16.0, 8.0, 4.0):
+        limits.back_off(alpha)
+    assert recovery(limits, 2 * interval) == [2.0] * (interval - 1) + [4.0] * interval + [8.0]
+
+
+def test_a_limit_goes_on_until_the_next_step_would_reach_what_overflowed() -> None:
+    assert LayerLimitPolicy(1).after_update(LayerLimit(4.0, 12.0, 0)) == LayerLimit(8.0, 12.0, 0)
+    assert LayerLimitPolicy(1).after_update(LayerLimit(4.0, 8.0, 0)) is None
+
+
 def test_an_overflow_during_recovery_starts_it_anew() -> None:
     limits = Layer(recovery_interval=2)
     limits.back_off(16.0)
@@ -114,12 +127,22 @@ def test_limits_stay_in_range_and_end(events: List[float], interval: int) -> Non
     assert limits.state is None
 
 
-@pytest.mark.parametrize("limit", [(0.5, 2.0, 0), (math.nan, 2.0, 0), (2.0, math.inf, 0), (2.0, 4.0, -1)])
-def test_numbers_that_come_from_no_overflow(limit: tuple[float, float, int]) -> None:
-    with pytest.raises(ValueError, match="must be"):
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        ((0.5, 2.0, 0), "limit=0.5 must be 1 or more"),
+        ((math.nan, 2.0, 0), "limit=nan must be a positive"),
+        ((2.0, math.inf, 0), "overflowed=inf must be a positive"),
+        ((2.0, 4.0, -1), "updates=-1 must be 0 or more"),
+    ],
+)
+def test_numbers_that_come_from_no_overflow(limit: tuple[float, float, int], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
         LayerLimit(*limit).checked()
+    with pytest.raises(TypeError, match="^updates=0.5 must be an integer"):
+        LayerLimit(1.0, 2.0, 0.5).checked()  # type: ignore[arg-type]
 
 
 def test_an_interval_must_be_a_number() -> None:
-    with pytest.raises(TypeError, match="recovery_interval"):
+    with pytest.raises(TypeError, match="^recovery_interval="):
         LayerLimitPolicy("often")  # type: ignore[arg-type]

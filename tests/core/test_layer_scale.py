@@ -89,6 +89,20 @@ def test_the_scaled_weight_stays_in_range() -> None:
     assert ask(FIXED, seen, weight_max=65504.0) == (16.0, Reason.WEIGHT_RANGE)
     assert ask(FIXED, seen, weight_max=100.0) == (1.0, Reason.WEIGHT_RANGE)
     assert ask(FIXED, seen) == (64.0, Reason.METHOD)
+    # What reaches the end of the range is in it.
+    assert ask(FIXED, seen, weight_max=64.0 * 3000.0) == (64.0, Reason.METHOD)
+    two = dataclasses.replace(FIXED, fixed_loss_scale=2.0)
+    assert ask(two, seen, weight_max=3000.0) == (1.0, Reason.WEIGHT_RANGE)
+    # A weight that is beyond the range by itself is not the scale's fault.
+    one = dataclasses.replace(FIXED, fixed_loss_scale=1.0)
+    assert ask(one, seen, weight_max=100.0) == (1.0, Reason.METHOD)
+
+
+def test_small_scales_are_bounded_too() -> None:
+    config = dataclasses.replace(FIXED, use_bound=True, fixed_loss_scale=2.0)
+    assert ask(config, observed(previous_scale=1e6)) == (1.0, Reason.ACCUMULATED_BOUND)
+    config = dataclasses.replace(config, fixed_loss_scale=1.0)
+    assert ask(config, observed(previous_scale=1e6)) == (1.0, Reason.METHOD)
 
 
 def test_where_branches_meet() -> None:
@@ -101,6 +115,22 @@ def test_where_branches_meet() -> None:
     assert ask(FIXED, observed(), earlier=large) == (1.0, Reason.BRANCHES)
     # It is the other one that comes up.
     assert ask(FIXED, observed(), earlier=large._replace(abs_max=1.0)) == (64.0, Reason.METHOD)
+
+
+def test_where_branches_meet_the_layer_counts_with_its_own_scale() -> None:
+    # At an alpha of 64 the layer's own contribution leaves no room to stay with the larger scale.
+    earlier = Earlier(scale=16.0, abs_max=1.0, own_abs_max=1000.0)
+    assert ask(FIXED, observed(), earlier=earlier) == (64.0, Reason.METHOD)
+    assert ask(FIXED, observed(), earlier=earlier._replace(own_abs_max=2000.0)) == (16.0, Reason.BRANCHES)
+
+
+def test_where_branches_meet_the_gradient_carries_a_scale_already() -> None:
+    earlier = Earlier(scale=1024.0, abs_max=1.0, own_abs_max=1e-3)
+    seen_scaled = observed(previous_scale=4.0)
+    assert ask(FIXED, seen_scaled, earlier=earlier) == (256.0, Reason.BRANCHES)
+    # Up to its limit a layer goes along.
+    assert ask(FIXED, seen_scaled, earlier=earlier, layer_limit=256.0) == (256.0, Reason.BRANCHES)
+    assert ask(FIXED, seen_scaled, earlier=earlier, layer_limit=128.0) == (64.0, Reason.METHOD)
 
 
 def test_magnitudes_are_looked_at_only_where_scales_differ() -> None:
@@ -124,6 +154,20 @@ def test_what_is_not_finite_scales_nothing_and_is_not_remembered(
     alpha, reason, after = decide(state, observed(g, weight, iteration=1), Constraints(), FIXED)
     assert (alpha, reason) == (1.0, Reason.NONFINITE)
     assert after == state._replace(alpha=1.0)
+
+
+def test_the_overflow_limit_is_kept_until_all_that_it_needs_is_seen_again() -> None:
+    state = decide(NEW_LAYER, observed(), Constraints(), FIXED).state
+    assert state.accumulated_limit < math.inf
+    for changes in ({"g": None}, {"weight": None}, {"g": None, "weight": None, "has_weight": False}):
+        after = decide(state, observed(iteration=1)._replace(**changes), Constraints(), FIXED).state
+        assert after.accumulated_limit == state.accumulated_limit
+    alone = observed(weight=None, has_weight=False)
+    assert decide(state, alone, Constraints(), FIXED).state.accumulated_limit == 65504.0 / SMALL.abs_max
+
+
+def test_a_method_without_a_history_is_remembered_none() -> None:
+    assert decide(NEW_LAYER, observed(), Constraints(), AdaLossConfig()).state.history == ()
 
 
 def test_statistics_of_nothing_are_not_remembered() -> None:
@@ -198,14 +242,24 @@ def test_whatever_is_seen_nothing_overflows(
     assert reason in set(Reason) - {Reason.NONFINITE, Reason.BRANCHES}
 
 
+def test_a_state_is_saved_in_as_few_numbers_as_it_has() -> None:
+    # A limit below 1 is that of gradients near the end of the range.
+    state = LayerState(3, 8.0, 0.5, 4.0)
+    assert state.as_list() == [3, 8.0, 0.5, 4.0]
+    assert LayerState.from_list(state.as_list()) == state
+    remembered = state._replace(history=(SMALL,))
+    assert remembered.as_list() == [3, 8.0, 0.5, 4.0, [list(SMALL)]]
+
+
 def test_states_that_came_from_no_layer_are_refused() -> None:
-    for values in (
-        [-1, 0.0, math.inf, 1.0],
-        [0.5, 1.0, math.inf, 1.0],
-        [0, 1.0, -1.0, 1.0],
-        [0, 1.0, 1.0, math.nan],
+    for values, message in (
+        ([0.5, 1.0, math.inf, 1.0], "computed_at=0.5"),
+        ([-1, 0.0, math.inf, 1.0], "unbounded=0.0"),
+        ([0, 1.0, 0.0, 1.0], "accumulated_limit=0.0 must be positive"),
+        ([0, 1.0, "all", 1.0], "accumulated_limit='all'"),
+        ([0, 1.0, 1.0, math.nan], "alpha=nan"),
     ):
-        with pytest.raises((TypeError, ValueError)):
+        with pytest.raises((TypeError, ValueError), match=f"^{message}"):
             LayerState.from_list(values)
-    with pytest.raises(TypeError, match="history"):
+    with pytest.raises(TypeError, match="^history='much'"):
         LayerState.from_list([0, 1.0, 1.0, 1.0, [["much"]]])

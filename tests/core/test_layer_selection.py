@@ -38,3 +38,12 @@ def test_a_pattern_that_matches_nothing_is_an_error_with_the_names(argument: str
 
 def test_what_is_made_to_match_everything_may_match_nothing() -> None:
     LayerSelection(include=("*",), exclude=("**",)).check([])
+
+
+def test_a_pattern_of_one_letter_is_no_pattern_for_everything() -> None:
+    with pytest.raises(
+        ValueError, match="^include has the pattern 'X', which matches no layer; .* layers are fc$"
+    ):
+        LayerSelection(include=("X",)).check(["fc"])
+    with pytest.raises(ValueError, match="^exclude has .* layers are none: it has no matrix product"):
+        LayerSelection(exclude=("X",)).check([])

@@ -100,3 +100,21 @@ def test_one_of_several_losses_is_raised_to_what_cannot_hurt_the_others() -> Non
     assert loss_section_factor(1000.0, 1, 2.0**15, 2.0**15, several=True, **options) == 1.0
     for several in (False, True):
         assert loss_section_factor(60000.0, 1, 2.0**20, 8.0, several=several, **options) < 1.0
+
+
+@pytest.mark.parametrize(("u_max", "reached"), [(FP16, 128.0), (448.0, 32.0)])
+def test_a_format_with_little_room_lifts_a_scalar_less(u_max: float, reached: float) -> None:
+    assert loss_section_factor(8.0, 1, 8.0, 8.0, expands=False, u_max=u_max) * 8.0 == reached
+
+
+def test_the_smallest_number_there_is_at_a_small_scale() -> None:
+    assert loss_section_factor(5e-324, 1, 2.0**-10, 8.0, expands=False, u_max=FP16) == 2.0**1023
+
+
+def test_what_is_too_large_is_never_raised() -> None:
+    # It carries less than start_scale already: lowering it would carry less still.
+    assert loss_section_factor(16.0, 1, 4.0, 8.0, expands=True, u_max=FP16) == 1.0
+
+
+def test_what_is_far_too_large_is_lowered_by_a_number_of_full_precision() -> None:
+    assert loss_section_factor(1e308, 1, 1e308, 1e-15, expands=True, u_max=FP16) == 2.0**-1022

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnabla_adaloss.core import get_power_of_two_scale
-from nnabla_adaloss.core.power_of_two import clamp_scale, exponent_to_reach
+from nnabla_adaloss.core.power_of_two import clamp_scale, exponent_to_reach, is_power_of_two
 
 positive = st.floats(min_value=5e-324, max_value=sys.float_info.max)
 
@@ -41,7 +41,7 @@ def test_just_below_a_power_of_two(dtype: Any) -> None:
 
 @pytest.mark.parametrize("x", [0.0, -0.0, -1.0, math.nan, math.inf, -math.inf])
 def test_refused(x: float) -> None:
-    with pytest.raises(ValueError, match="must be a positive finite number"):
+    with pytest.raises(ValueError, match="^scale=.* must be a positive finite number"):
         get_power_of_two_scale(x)
 
 
@@ -61,3 +61,14 @@ def test_exponent_to_reach_is_the_smallest(value: float, bound: float) -> None:
 )
 def test_clamp_scale(scale: float, clamped: float) -> None:
     assert clamp_scale(scale) == clamped
+
+
+@given(positive)
+def test_is_power_of_two(x: float) -> None:
+    assert is_power_of_two(x) is (x == float(get_power_of_two_scale(x)))
+
+
+@pytest.mark.parametrize("x", [0.0, -1.0, -2.0, 3.0, math.nan, math.inf, -math.inf])
+def test_no_power_of_two(x: float) -> None:
+    assert not is_power_of_two(x)
+    assert is_power_of_two(5e-324)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from nnabla_adaloss.core import (
     METHODS,
     AdaLossConfig,
+    bound_loss_scale_by_heuristics,
     get_loss_scale,
     get_loss_scale_by_approx_range,
     overflow_limit,
@@ -97,7 +98,24 @@ def test_a_useless_scale_of_ones_own_method_is_refused(value: float) -> None:
 
 @pytest.mark.parametrize("bad", [0, -1.0, math.nan, math.inf])
 def test_refused(bad: float) -> None:
-    with pytest.raises(ValueError, match="fan_in"):
+    with pytest.raises(ValueError, match="^fan_in="):
         get_loss_scale(G, W, config=AdaLossConfig(), fan_in=bad)
-    with pytest.raises(ValueError, match="prev_scale"):
+    with pytest.raises(ValueError, match="^prev_scale="):
         get_loss_scale(G, W, config=AdaLossConfig(), fan_in=4, prev_scale=bad)
+
+
+@pytest.mark.parametrize("scale", [2.0**-10, 0.5, 1.0, 1.5, 8.0, 100.0])
+@pytest.mark.parametrize("prev_scale", [1.0, 100.0, 700.0, 2048.0])
+def test_bounds_turn_no_scale_below_one(scale: float, prev_scale: float) -> None:
+    config = AdaLossConfig()
+    found = bound_loss_scale_by_heuristics(scale, config=config, prev_scale=prev_scale)
+    bound = min(config.scale_upper_bound, config.accum_upper_bound / prev_scale)
+    assert found.shape == ()
+    assert found == (scale if scale <= 1.0 else min(scale, max(bound, 1.0)))
+
+
+def test_before_the_first_layer_nothing_is_accumulated() -> None:
+    config = AdaLossConfig(scale_upper_bound=2048.0)
+    assert bound_loss_scale_by_heuristics(4096.0, config=config) == config.accum_upper_bound == 1024.0
+    fixed = AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=4096.0, scale_upper_bound=2048.0)
+    assert get_loss_scale(G, W, config=fixed, fan_in=4) == 1024.0

@@ -59,6 +59,8 @@ def test_hysteresis_tolerates_single_overflows() -> None:
     for _ in range(5):
         state = policy.after_update(policy.after_overflow(state))
     assert state.scale == 8.0
+    # One that is tolerated ends the run of good updates all the same.
+    assert policy.after_overflow(state) == ScaleState(8.0, 0, 1)
     state = policy.after_overflow(policy.after_overflow(state))
     assert state == ScaleState(4.0, 0, 1)
     assert policy.after_overflow(state).scale == 2.0
@@ -102,7 +104,7 @@ def test_never_grows_with_infinite_N() -> None:
     [
         ({"scaling_factor": 0.5}, "scaling_factor=0.5 must be 1 or more"),
         ({"scaling_factor": math.nan}, "scaling_factor=nan must be a positive finite number"),
-        ({"N": -1}, "N=-1 must be 0 or more"),
+        ({"N": -1}, "N=-1 must be 0 or more; math.inf never grows the scale$"),
         ({"N": math.nan}, "N=nan"),
         ({"min_scale": 0.0}, "min_scale=0.0"),
         ({"min_scale": 5e-324}, r"min_scale=5e-324 is too small to unscale .* 2\*\*-126 or more"),
@@ -112,8 +114,20 @@ def test_never_grows_with_infinite_N() -> None:
     ],
 )
 def test_refused(arguments: Dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"^{message}"):
         ScalePolicy(**arguments)
+
+
+@pytest.mark.parametrize("name", ["scaling_factor", "N", "min_scale", "max_scale", "hysteresis"])
+def test_arguments_must_be_numbers(name: str) -> None:
+    with pytest.raises(TypeError, match=f"^{name}='many' must be"):
+        ScalePolicy(**{name: "many"})
+
+
+def test_a_scale_may_be_held_by_limits_that_are_equal() -> None:
+    policy = ScalePolicy(N=0, min_scale=8.0, max_scale=8.0)
+    assert policy.after_overflow(policy.initial(8.0)).scale == 8.0
+    assert policy.after_update(ScaleState(8.0, 1, 1)).scale == 8.0
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf])
@@ -130,3 +144,27 @@ def test_a_scale_that_float32_cannot_take_away_again_is_refused() -> None:
         for scale in (2.0**-127, 5e-324):
             with pytest.raises(ValueError, match=f"scale={scale!r} is too small to unscale"):
                 attempt(scale)
+
+
+@pytest.mark.parametrize("state", [ScaleState(8.0, 0, 2), ScaleState(0.5, 7, 1)])
+def test_states_of_a_policy_are_taken_back(state: ScaleState) -> None:
+    found = ScalePolicy(hysteresis=2).checked(state)
+    assert found == state
+    assert type(found.scale) is float
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "message"),
+    [
+        ((0.0, 0, 1), ValueError, "scale=0.0 must be a positive"),
+        (("much", 0, 1), TypeError, "scale='much' must be a number"),
+        ((8.0, -1, 1), ValueError, "counter=-1 must be 0 or more"),
+        ((8.0, 0.5, 1), TypeError, "counter=0.5 must be an integer"),
+        ((8.0, 0, 0), ValueError, r"hysteresis_left=0 must lie in \[1, 2\]"),
+        ((8.0, 0, 3), ValueError, r"hysteresis_left=3 must lie in \[1, 2\]"),
+        ((8.0, 0, None), TypeError, "hysteresis_left=None must be an integer"),
+    ],
+)
+def test_states_of_no_policy(state: Tuple[Any, Any, Any], error: type, message: str) -> None:
+    with pytest.raises(error, match=f"^{message}"):
+        ScalePolicy(hysteresis=2).checked(ScaleState(*state))

@@ -31,6 +31,11 @@ def test_of_few_elements(x: Any, expected: ArrayStatistics) -> None:
     assert statistics_of(x) == expected
 
 
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_of_zeros(count: int) -> None:
+    assert ArrayStatistics.of_zeros(count) == statistics_of(np.zeros(count))
+
+
 def test_moments_are_of_the_finite_elements() -> None:
     s = statistics_of(np.array([1.0, 3.0, np.nan, np.inf]))
     assert (s.mean, s.mean_square, s.std, s.finite) == (2.0, 5.0, 1.0, False)
@@ -43,6 +48,13 @@ def test_moments_without_finite_elements_are_zero() -> None:
 
 def test_float16_squares_do_not_overflow() -> None:
     assert statistics_of(np.full(10, 65504, np.float16)).sum_of_squares == 10 * 65504.0**2
+
+
+def test_whoever_wants_numpy_to_raise_is_not_disturbed() -> None:
+    signalling = np.array([0x7F800001, 0x3F800000], np.uint32).view(np.float32)
+    with np.errstate(all="raise"):
+        assert statistics_of(signalling)[:2] == (2, 1.0)
+        assert statistics_of(np.full(2, 1.7e308))[1:3] == (math.inf, math.inf)
 
 
 finite32 = arrays(np.float32, st.integers(0, 20), elements=st.floats(-1e4, 1e4, width=32))

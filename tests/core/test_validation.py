@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnabla_adaloss.core.validation import boolean, integer, number, positive_number
+from nnabla_adaloss.core.validation import boolean, integer, number, open_share, positive_number
 
 
 @pytest.mark.parametrize("value", [2, 2.0, np.float16(2), np.int64(2), Fraction(2)])
@@ -18,19 +18,26 @@ def test_numbers_of_every_kind(value: Any) -> None:
 
 @pytest.mark.parametrize("value", [True, np.True_, "2", None, 2j, np.ones(1)])
 def test_what_is_no_number(value: Any) -> None:
-    with pytest.raises(TypeError, match=r"x=.* must be a number"):
+    with pytest.raises(TypeError, match=rf"^x=.* must be a number, not {type(value).__name__}$"):
         number("x", value)
+    with pytest.raises(TypeError, match="^x=.* must be a number"):
+        open_share("x", value, usual=0.5)
+
+
+def test_an_integer_that_no_float_can_hold() -> None:
+    with pytest.raises(ValueError, match="^x is an integer beyond the range of floating-point numbers$"):
+        number("x", 10**400)
 
 
 def test_integers() -> None:
     assert type(integer("n", np.int32(3))) is int
     for value in (True, 3.0, "3"):
-        with pytest.raises(TypeError, match=r"n=.* must be an integer"):
+        with pytest.raises(TypeError, match=rf"^n=.* must be an integer, not {type(value).__name__}$"):
             integer("n", value)
 
 
 def test_booleans() -> None:
     assert boolean("b", False) is False
     for value in (0, None, "no"):
-        with pytest.raises(TypeError, match=r"b=.* must be True or False"):
+        with pytest.raises(TypeError, match=rf"^b=.* must be True or False, not {type(value).__name__}$"):
             boolean("b", value)

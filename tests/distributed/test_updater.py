@@ -7,12 +7,13 @@ import re
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Tuple
 
 import pytest
 
 WORKERS = Path(__file__).parent / "workers"
 THEMES = ("equal_ranks", "statistics", "overflow", "disagreement")
+MEASURED = ("measured",)
 CAUSES = {
     "kill": r"signal 9|SIGKILL|Killed",
     "feeder": r"^\[rank {last}\] OSError: the disk with the images is gone$",
@@ -27,12 +28,12 @@ def printed_by(result: subprocess.CompletedProcess[Any]) -> str:
     return f"{result.args} returned {result.returncode}\n{result.stdout}\n{result.stderr}"
 
 
-@pytest.mark.parametrize("n", [2, 4])
-def test_what_holds_on_every_rank(mpirun: Launch, n: int) -> None:
+@pytest.mark.parametrize(("n", "themes"), [(2, THEMES), (4, THEMES), (2, MEASURED), (3, MEASURED)])
+def test_what_holds_on_every_rank(mpirun: Launch, n: int, themes: Tuple[str, ...]) -> None:
     """One launch for all checks: starting the ranks takes longer than most of them."""
-    result = mpirun(WORKERS / "checks.py", n, *THEMES, timeout=180)
+    result = mpirun(WORKERS / "checks.py", n, *themes, timeout=240)
     assert result.returncode == 0, printed_by(result)
-    sources = "".join((WORKERS / f"{theme}.py").read_text("utf-8") for theme in THEMES)
+    sources = "".join((WORKERS / f"{theme}.py").read_text("utf-8") for theme in themes)
     assert result.stdout.split() == re.findall(r"^def (check_\w+)", sources, re.M)
 
 

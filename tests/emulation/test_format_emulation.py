@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any, Dict, List
 
 import nnabla as nn
 import nnabla.functions as F
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
+from nnabla_adaloss.emulation import format_emulation, with_storage
 
 
 def half(array: np.ndarray) -> np.ndarray:
@@ -102,6 +103,147 @@ def test_weights_and_inputs_are_rounded_at_use() -> None:
     assert np.abs(y.d - expected).max() <= np.abs(y.d - unrounded).max()
 
 
+# Less one, what half precision drops of it is all that there is.
+FINE = np.float32(1 + 2.0**-12)
+
+
+def test_weights_of_one_shape_are_rounded_each_by_itself() -> None:
+    x = nn.Variable.from_numpy_array(np.eye(2, dtype=np.float32))
+    weights = [
+        nn.Variable.from_numpy_array(np.full((2, 2), value, np.float32), need_grad=True)
+        for value in (FINE, 2.0 * FINE)
+    ]
+    products = [F.affine(x, w) for w in weights]
+    loss = FormatEmulation(F.sum(products[0] - 1.0) + F.sum(products[1] - 2.0))
+    loss.forward()
+    assert loss.variable.d == 0.0
+    assert [np.unique(w.d).tolist() for w in weights] == [[FINE], [2 * FINE]]
+    for w, value in zip(weights, (1.0, 2.0)):
+        known = loss.emulated_storage.data_statistics(hash(w))
+        assert known is not None
+        assert known.abs_max == value
+    for v, value in zip(products, (1.0, 2.0)):
+        known = loss.emulated_storage.data_statistics(hash(v))
+        assert known is not None
+        assert (known.count, known.abs_max) == (4, value)
+
+
+def test_a_weight_that_is_also_read_in_fp32_is_rounded_for_nobody() -> None:
+    w = nn.Variable.from_numpy_array(np.full((1, 2), FINE, np.float32), need_grad=True)
+    scaled, shares = w - 1.0, F.softmax(w)
+    FormatEmulation(F.sum(scaled) + F.sum(shares)).forward()
+    np.testing.assert_array_equal(scaled.d, FINE - np.float32(1.0))
+
+
+def test_what_is_to_be_rounded_follows_the_graph() -> None:
+    w = nn.Variable.from_numpy_array(np.array([FINE], np.float32))
+    x = nn.Variable.from_numpy_array(np.ones(1, np.float32), need_grad=True)
+    loss = FormatEmulation(F.sum((w - 1.0) * x))
+    loss.forward()
+    assert loss.variable.d == FINE - np.float32(1.0)
+    w.need_grad = True
+    loss.forward()
+    assert loss.variable.d == 0.0
+
+
+def test_backward_rounds_weights_itself_where_forward_did_not() -> None:
+    w = nn.Variable.from_numpy_array(np.array([FINE], np.float32), need_grad=True)
+    x = nn.Variable.from_numpy_array(np.array([2.0**12], np.float32), need_grad=True)
+    product = w * x
+    variable = F.sum(product)
+    loss = FormatEmulation(variable)
+    variable.forward()
+    x.grad.zero()
+    w.grad.zero()
+    loss.backward()
+    assert (x.g, w.g) == (1.0, 2.0**12)
+    # The gradient of the loss is 1 unless a scale is given.
+    loss.backward(4.0)
+    assert (x.g, w.g) == (1.0 + 4.0, 5 * 2.0**12)
+
+
+def test_a_loss_of_several_elements_starts_from_its_seed() -> None:
+    x = nn.Variable.from_numpy_array(np.ones(2, np.float32), need_grad=True)
+    loss = FormatEmulation(x * 2.0)
+    loss.forward()
+    x.grad.zero()
+    loss.backward(4.0, grad=np.array([1.0, 3.0]))
+    assert x.g.tolist() == [8.0, 24.0]
+    with pytest.raises(ValueError, match="loss has shape .2,., not one element"):
+        loss.backward(4.0)
+
+
+def test_a_function_that_a_hook_brings_into_the_graph_rounds_as_any_other() -> None:
+    x = nn.Variable.from_numpy_array(np.array([1.0, 2.0], np.float32), need_grad=True)
+    inner = x * 2.0
+    outer = F.sin(inner)
+    loss = FormatEmulation(F.sum(outer + 1.0))
+    loss.forward()
+    seen: List[str] = []
+
+    def rewire(f: Any) -> None:
+        seen.append(f.info.type_name)
+        if len(seen) == 1:
+            outer.rewire_on(F.tan(inner))
+
+    x.grad.zero()
+    loss.backward(function_pre_hook=rewire)
+    assert "Tan" in seen
+    assert is_half(inner.g)
+    np.testing.assert_allclose(inner.g, 1.0 + np.tan(inner.d) ** 2, rtol=1e-3)
+
+
+def chain() -> Dict[str, nn.Variable]:
+    x = nn.Variable.from_numpy_array(np.ones(2, np.float32), need_grad=True)
+    made = {"needed": x * 2.0}
+    made["behind"] = F.sin(made["needed"])
+    made["loss"] = F.sum(made["behind"] + 1.0)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("options", "freed"),
+    [
+        ({}, {"needed": False, "behind": False}),
+        ({"clear_buffer": True}, {"needed": True, "behind": True}),
+        ({"clear_no_need_grad": True}, {"needed": False, "behind": True}),
+    ],
+)
+def test_forward_frees_what_it_is_told_to(options: Dict[str, bool], freed: Dict[str, bool]) -> None:
+    made = chain()
+    FormatEmulation(made["loss"]).forward(**options)
+    assert {name: made[name].data.clear_called for name in freed} == freed
+
+
+@pytest.mark.parametrize("freed", [False, True])
+def test_backward_frees_what_it_is_told_to(freed: bool) -> None:
+    made = chain()
+    loss = FormatEmulation(made["loss"])
+    loss.forward()
+    loss.backward(clear_buffer=freed)
+    assert made["needed"].grad.clear_called is made["behind"].data.clear_called is freed
+
+
+def test_callbacks_of_a_communicator_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: List[Any] = []
+    monkeypatch.setattr(format_emulation, "run_backward", lambda *arguments: seen.extend(arguments))
+    loss, callbacks = FormatEmulation(chain()["loss"]), object()
+    loss.backward(communicator_callbacks=callbacks)
+    assert seen[:5] == [loss.variable, 1.0, None, False, callbacks]
+
+
+def test_storage_is_emulated_where_it_is_asked_for() -> None:
+    variable = chain()["loss"]
+    assert with_storage(variable, None) is variable
+    emulation = with_storage(variable, "bfloat16")
+    assert isinstance(emulation, FormatEmulation)
+    assert (emulation.variable, emulation.precision.forward.name) == (variable, "bfloat16")
+    with pytest.raises(
+        TypeError, match="^storage='float16' emulates .* is a FormatEmulation; leave storage out$"
+    ):
+        with_storage(emulation, "float16")
+
+
 def test_labels_are_not_rounded() -> None:
     labels = np.array([[2049], [2051]])
     t = nn.Variable.from_numpy_array(labels)
@@ -139,12 +281,14 @@ def test_unknown_formats_wrong_losses_and_half_contexts_are_refused() -> None:
     _, _, variable = network()
     with pytest.raises(ValueError, match=r"storage.*float16"):
         FormatEmulation(variable, "float12")
-    with pytest.raises(TypeError, match=r"AdaptiveLossScaling\(FormatEmulation\(loss\)\)"):
+    with pytest.raises(
+        TypeError, match=r"got AdaptiveLossScaling; .*AdaptiveLossScaling\(FormatEmulation\(loss\)\)$"
+    ):
         FormatEmulation(AdaptiveLossScaling(variable))  # type: ignore[arg-type]
     with nn.context_scope(nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")):
         x = nn.Variable((2, 2), need_grad=True)
         loss = F.sum(x * x)
-    with pytest.raises(ValueError, match="cpu:half"):
+    with pytest.raises(ValueError, match="cpu:half.* or leave storage out$"):
         FormatEmulation(loss)
     with pytest.raises(ValueError, match="scale"):
         FormatEmulation(variable).backward(float("nan"))

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, List
+from typing import Any, Callable, List, Sequence
 
 import nnabla as nn
 import nnabla.functions as F
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import FormatEmulation
-from nnabla_adaloss.emulation.rules import half_outputs
+from nnabla_adaloss.emulation.rules import fp32_leaves, half_gradients, half_leaves, half_outputs
 
 Normalization = Callable[..., List[nn.Variable]]
 
@@ -53,3 +53,97 @@ def test_all_outputs_of_other_functions_are_halves() -> None:
         v.persistent = True
     FormatEmulation(F.sum(F.add_n(*outputs))).forward()
     assert [is_half(v.d) for v in outputs] == [True] * 3
+
+
+def leaf(*shape: int, need_grad: bool = True) -> nn.Variable:
+    return nn.Variable(shape, need_grad=need_grad)
+
+
+def places(found: Sequence[nn.Variable], f: Any) -> List[int]:
+    """Which inputs of a function were found."""
+    return [index for index, v in enumerate(f.inputs) if v in found]
+
+
+def product() -> nn.Variable:
+    # The data of a product are read in half precision, need_grad or not.
+    return F.affine(leaf(2, 3, need_grad=False), leaf(3, 4), leaf(4))
+
+
+def constant_bias() -> nn.Variable:
+    return F.affine(leaf(2, 3) * 1.0, leaf(3, 4), leaf(4, need_grad=False))
+
+
+def addition() -> nn.Variable:
+    # What needs no gradient may be a label, where the function is no product.
+    return F.add2(leaf(2, 3), leaf(2, 3, need_grad=False))
+
+
+def softmax() -> nn.Variable:
+    return F.softmax(leaf(2, 3))
+
+
+def recurrent() -> nn.Variable:
+    # It reads its weights through references of its own, which no swap reaches.
+    return F.lstm(leaf(2, 1, 3), leaf(1, 1, 1, 4), leaf(1, 1, 1, 4), leaf(1, 4, 4, 7), num_layers=1)[0]
+
+
+def normalization() -> nn.Variable:
+    # The statistics that are kept need no gradient.
+    inputs = [leaf(2, 3, 4), leaf(1, 3, 1), leaf(1, 3, 1)]
+    kept = [leaf(1, 3, 1, need_grad=False) for _ in range(2)]
+    return F.batch_normalization(*inputs, *kept)
+
+
+def normalization_and_residual() -> nn.Variable:
+    inputs = [leaf(2, 3, 4), leaf(1, 3, 1), leaf(1, 3, 1)]
+    kept = [leaf(1, 3, 1, need_grad=False) for _ in range(2)]
+    return F.fused_batch_normalization(*inputs, *kept, z=leaf(2, 3, 4))
+
+
+def convolution_with_bias() -> nn.Variable:
+    return F.fused_convolution(leaf(2, 3, 5, 5), leaf(4, 3, 3, 3), bias=leaf(4))
+
+
+def convolution_with_normalization() -> nn.Variable:
+    beta, gamma = leaf(1, 4, 1, 1), leaf(1, 4, 1, 1)
+    mean, variance = (leaf(1, 4, 1, 1, need_grad=False) for _ in range(2))
+    return F.fused_convolution(
+        leaf(2, 3, 5, 5), leaf(4, 3, 3, 3), beta=beta, gamma=gamma, mean=mean, variance=variance
+    )
+
+
+@pytest.mark.parametrize(
+    ("made", "half", "gradients"),
+    [
+        (product, [0, 1, 2], [1, 2]),
+        (constant_bias, [1, 2], [0, 1]),
+        (addition, [0], [0]),
+        (softmax, [], []),
+        (recurrent, [], [0, 1, 2, 3]),
+        (normalization, [0], [0]),
+        (normalization_and_residual, [0, 5], [0, 5]),
+        (convolution_with_bias, [0, 1, 2], [0, 1, 2]),
+        (convolution_with_normalization, [0, 1], [0, 1]),
+    ],
+)
+def test_which_leaves_are_read_and_which_gradients_are_written_in_half(
+    made: Callable[[], nn.Variable], half: List[int], gradients: List[int]
+) -> None:
+    f = made().parent
+    leaves = [index for index, v in enumerate(f.inputs) if v.parent is None]
+    assert places(half_leaves(f), f) == half
+    assert places(fp32_leaves(f), f) == [index for index in leaves if index not in half]
+    assert places(half_gradients(f), f) == gradients
+
+
+def test_a_gradient_between_two_functions_is_half_when_one_of_them_is() -> None:
+    x = leaf(2, 3)
+    inner = F.log_softmax(F.softmax(x * 2.0))
+    assert half_gradients(inner.parent) == []
+    assert half_gradients(inner.parent.inputs[0].parent) == inner.parent.inputs[0].parent.inputs
+    assert half_gradients((inner * 2.0).parent) == [inner]
+
+
+def test_a_gradient_that_is_written_twice_is_rounded_once() -> None:
+    x = leaf(2, 3)
+    assert half_gradients((x * x).parent) == [x]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
+from nnabla_adaloss.core import LayerLimitPolicy
 
 FIXED = {"loss_scale_method": "fixed", "use_bound": False}
 
@@ -466,3 +467,132 @@ def test_double_backward_goes_through_products_without_a_scale() -> None:
     expected = native(loss)
     for name, gradient in run(AdaptiveLossScaling(loss)).items():
         np.testing.assert_allclose(gradient, expected[name], rtol=1e-6, atol=1e-12, err_msg=name)
+
+
+def test_what_is_no_configuration_and_what_is_scaled_already() -> None:
+    loss = mlp()
+    with pytest.raises(TypeError, match="^config must be an AdaLossConfig or None, got str$"):
+        AdaptiveLossScaling(loss, "fast")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="^loss is scaled already: .* or its FormatEmulation$"):
+        AdaptiveLossScaling(AdaptiveLossScaling(loss))
+
+
+def test_backward_starts_with_the_scale_that_it_is_given() -> None:
+    scaling = AdaptiveLossScaling(mlp())
+    starts = []
+    for scale in (1.0, 2.0):
+        scaling.forward()
+        scaling.backward(scale)
+        starts.append(scaling.scale_of(scaling.variable))
+    assert starts[0] == starts[1] / 2.0
+    assert scaling.found_inf == []
+    assert scaling.layer_to_blame() is None
+
+
+@pytest.mark.parametrize("freed", [False, True])
+def test_forward_frees_what_it_is_told_to(freed: bool) -> None:
+    x = nn.Variable.from_numpy_array(np.ones((2, 3), np.float32))
+    h = F.tanh(PF.affine(x, 3, name="a"))
+    AdaptiveLossScaling(F.mean(h**2)).forward(clear_buffer=freed)
+    assert h.data.clear_called is freed
+
+
+def test_layers_are_called_as_their_parameters_are_given() -> None:
+    x, w = nn.Variable((2, 3)), nn.Variable((3, 4), need_grad=True)
+    inner = F.affine(F.tanh(F.affine(x, nn.Variable((3, 3), need_grad=True))), w)
+    scaling = AdaptiveLossScaling(F.mean(F.tanh(inner)), parameters={"mine/W": w})
+    assert scaling.layers == ["mine"]
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_what_is_forgotten_is_learned_anew(delay: int) -> None:
+    scaling = AdaptiveLossScaling(mlp(), AdaLossConfig(delay=delay))
+    run(scaling)
+    learned = scaling.state_dict()
+    assert learned["layers"]
+    assert bool(learned["delayed"]) is bool(delay)
+    scaling.forget()
+    assert not scaling.state_dict()["layers"]
+    assert not scaling.state_dict()["delayed"]
+    run(scaling)
+    again = scaling.state_dict()
+    assert again["layers"].keys() == learned["layers"].keys()
+    assert [row[0] for row in again["delayed"]] == [row[0] for row in learned["delayed"]]
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_layers_whose_gradients_are_not_finite_are_told_and_the_cause(delay: int) -> None:
+    x = nn.Variable.from_numpy_array(np.array([[1.0, np.inf, 2.0]], np.float32))
+    h = x
+    for name in ("a", "b", "c"):
+        h = F.tanh(PF.affine(h, 3, name=name))
+    config = AdaLossConfig(delay=delay, fixed_loss_scale=4.0, **FIXED)
+    scaling = AdaptiveLossScaling(F.mean(h**2), config)
+    run(scaling)
+    # tanh turned the infinity into 1: only the weight that it met has no gradient.
+    assert scaling.found_inf == ["a/affine"]
+    # The layer before it was the last to raise the gradient.
+    assert scaling.layer_to_blame() == "b/affine"
+
+
+def test_a_fixed_scale_is_guarded_against_overflow_as_any_other() -> None:
+    x = nn.Variable.from_numpy_array(np.ones((1, 3), np.float32))
+    h = PF.affine(x, 3, name="a")
+    loss = F.sum(PF.affine(h, 4, w_init=np.ones((3, 4)), name="b"))
+    scaling = AdaptiveLossScaling(loss, AdaLossConfig(fixed_loss_scale=2.0, **FIXED))
+    run(scaling, 2.0**10)
+    assert scaling.layer_scales == {"b/affine": 2.0}
+    # Four products of 2**14 are one too many for float16.
+    run(scaling, 2.0**14)
+    assert scaling.layer_scales == {"b/affine": 0.5}
+
+
+@pytest.mark.parametrize("clipped_first", [False, True])
+def test_clipping_where_other_branches_have_been(clipped_first: bool) -> None:
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+    x = nn.Variable.from_numpy_array(rng.randn(4, 3).astype(np.float32))
+    h = F.tanh(PF.affine(x, 3, name="a", rng=rng))
+    low, high = (nn.Variable.from_numpy_array(np.full(h.shape, v, np.float32)) for v in (-0.01, 0.01))
+
+    def clipped() -> nn.Variable:
+        return F.sum(PF.affine(F.clip_grad_by_value(h, low, high), 2, name="b", rng=rng) ** 2)
+
+    def other() -> nn.Variable:
+        # Added to something deeper: its gradient arrives at h before that of the branch that is clipped.
+        deep = F.tanh(PF.affine(F.tanh(PF.affine(x, 3, name="c", rng=rng)), 3, name="d", rng=rng))
+        return F.mean(PF.affine(h + deep, 2, name="e", rng=rng) ** 2)
+
+    loss = clipped() + other() if clipped_first else other() + clipped()
+    expected = native(loss)
+    for name, gradient in run(AdaptiveLossScaling(loss), 1024.0).items():
+        np.testing.assert_allclose(gradient, expected[name], rtol=1e-5, atol=1e-8, err_msg=name)
+
+
+def test_the_format_of_a_configuration_is_that_of_the_storage_if_there_is_one() -> None:
+    config = AdaLossConfig(dtype="float32")
+    # In fp32 nothing is stored in a format of its own, and any may be computed for.
+    assert AdaptiveLossScaling(mlp(), config).config is config
+    with nn.context_scope(nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")):
+        x = nn.Variable((2, 2), need_grad=True)
+        loss = F.sum(x * x)
+    with pytest.raises(ValueError, match="dtype='float32', but storage keeps gradients in float16"):
+        AdaptiveLossScaling(loss, config)
+    assert AdaptiveLossScaling(loss).config.dtype == "float16"
+
+
+def test_the_policy_of_limits_is_the_one_that_is_given() -> None:
+    scaling = AdaptiveLossScaling(mlp(), limit_policy=LayerLimitPolicy(1))
+    assert scaling.back_off("b/affine", 4.0)
+    assert list(scaling.limits) == ["b/affine"]
+    scaling.after_update()
+    assert scaling.limits == {}
+
+
+def test_a_method_of_arrays_cannot_be_delayed() -> None:
+    config = AdaLossConfig(loss_scale_method="element_wise_range", delay=1)
+    message = (
+        "^delay=1 keeps statistics, .* loss_scale_method='element_wise_range' looks at arrays; choose delay=0"
+    )
+    with pytest.raises(ValueError, match=message):
+        AdaptiveLossScaling(mlp(), config)

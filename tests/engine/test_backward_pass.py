@@ -138,3 +138,40 @@ def test_after_a_function_that_wants_unscaled_gradients_the_global_scale_is_back
     scaling.backward(1024.0)
     assert scaling.scale_of(clipped) == 1.0
     assert scaling.scale_of(h) == 1024.0
+
+
+@pytest.mark.parametrize(("wanted", "matched"), [(1.0, 0), (16.0, 1)])
+def test_gradients_that_are_brought_to_the_scale_of_another_branch_are_counted(
+    wanted: float, matched: int
+) -> None:
+    h = layers(1)
+    config = AdaLossConfig(loss_scale_method=wants(wanted))
+    scaling = AdaptiveLossScaling(F.mean(h + PF.affine(h, 6, name="branch")), config)
+    assert scaling.matched == 0
+    for _ in range(2):
+        scaling.forward()
+        scaling.backward(8.0)
+        assert scaling.matched == matched
+
+
+def test_outputs_that_are_brought_to_one_scale_are_counted() -> None:
+    first, second = F.split(layers(1), axis=1)[:2]
+    narrow = PF.affine(F.reshape(first, (4, 1)), 3, name="narrow")
+    config = AdaLossConfig(loss_scale_method=wants(16.0))
+    scaling = AdaptiveLossScaling(F.sum(narrow) + F.sum(second), config)
+    scaling.forward()
+    scaling.backward(8.0)
+    assert scaling.matched == 1
+
+
+def test_components_need_no_matching_once_they_are_measured() -> None:
+    h = layers(2)
+    h = h + 1e-3 * PF.affine(h, 6, name="branch")
+    config = AdaLossConfig(loss_scale_method="amax_history")
+    scaling = AdaptiveLossScaling(F.mean(PF.affine(h, 6, name="last") ** 2), config)
+    matched = []
+    for _ in range(4):
+        scaling.forward()
+        scaling.backward()
+        matched.append(scaling.matched)
+    assert matched[1:] == [0, 0, 0]

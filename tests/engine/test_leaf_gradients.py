@@ -162,3 +162,14 @@ def test_what_is_written_nowhere_stays_lazily_zero(deferred: bool) -> None:
     stage.leaves.give_back()
     stage.leaves.finish()
     assert all(v.grad.zeroing for v in node.leaves)
+
+
+@MODES
+@WHEN
+def test_all_functions_whose_gradients_are_not_finite_are_found(rounded: bool, deferred: bool) -> None:
+    stage = Stage(rounded=rounded, deferred=deferred)
+    for v in stage.parameters.values():
+        v.g = np.inf
+    stage.backward(16.0)
+    found = {written.node.label for written, largest in stage.results() if largest == np.inf}
+    assert {"head/affine", "w/affine"} <= found

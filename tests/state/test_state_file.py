@@ -161,6 +161,22 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     assert os.listdir(tmp_path) == ["state"]
 
 
+def test_a_write_that_fails_says_why_even_where_nothing_can_be_tidied_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "replace", fail)
+    monkeypatch.setattr(os, "unlink", refuse(errno.EROFS))
+    with pytest.raises(OSError, match="No space left"):
+        write_state(tmp_path / "state", STATE)
+
+
+def test_equal_states_make_equal_files(tmp_path: Path) -> None:
+    # Whoever compares checkpoints compares files. The order of entries is no part of a state.
+    write_state(tmp_path / "one", STATE)
+    write_state(tmp_path / "other", dict(reversed(STATE.items())))
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
+
+
 def test_a_full_disk(tmp_path: Path) -> None:
     resource = pytest.importorskip("resource")
     path = tmp_path / "state"
@@ -417,8 +433,9 @@ def test_a_writer_whose_temporary_file_is_taken_begins_again(
     assert len(set(taken)) == 3
     assert read_state(path) == STATE
     limit = 1000
-    with pytest.raises(FileNotFoundError, match="removes the temporary files"):
+    with pytest.raises(FileNotFoundError, match=": stop it") as caught:
         write_state(path, {"scale": 4.0})
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOENT, os.fspath(path))
     assert read_state(path) == STATE
     assert os.listdir(tmp_path) == ["state"]
 
@@ -474,8 +491,9 @@ def test_what_is_no_regular_file_is_neither_read_nor_replaced(tmp_path: Path) ->
         before = path.stat()
         with pytest.raises(StateFileError, match=f"{path.name} is {kind}, no state file"):
             read_state(path)
-        with pytest.raises(OSError, match=f"is {kind}: give the path of a file"):
+        with pytest.raises(OSError, match=f"is {kind}: give the path of a file") as caught:
             write_state(path, STATE)
+        assert (caught.value.errno, caught.value.filename) == (errno.EINVAL, os.path.realpath(path))
         assert path.stat() == before
     assert sorted(os.listdir(tmp_path)) == ["fifo", "link", "socket"]
 
@@ -484,7 +502,7 @@ def test_a_huge_file_is_refused_without_reading_it(tmp_path: Path) -> None:
     path = tmp_path / "state"
     write_state(path, STATE)
     os.truncate(path, 2**41)  # of holes
-    with pytest.raises(StateFileError, match=r"state is damaged: it has 2199023255552 bytes"):
+    with pytest.raises(StateFileError, match=r"damaged: it has 2199023255552 bytes.* earlier checkpoint$"):
         read_state(path)
     os.truncate(path, 0)
     os.truncate(path, 2**41)
@@ -500,10 +518,24 @@ def test_what_would_be_too_large_to_be_read_is_not_written(
     monkeypatch.setattr(state_file, "_LARGEST", path.stat().st_size)
     write_state(path, STATE)
     assert read_state(path) == STATE
-    with pytest.raises(ValueError, match="state takes .* bytes, more than"):
+    with pytest.raises(ValueError, match="state takes .* bytes, more than .* file of their own$"):
         write_state(path, {**STATE, "more": 1})
     assert read_state(path) == STATE
     assert os.listdir(tmp_path) == ["state"]
+
+
+def test_what_is_wrong_with_a_file_is_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    write_state(path, STATE)
+    content = path.read_bytes()
+    path.write_bytes(content + b"more\n")
+    with pytest.raises(StateFileError, match="something was added to it; use an earlier checkpoint$"):
+        read_state(path)
+    body = b"[1, 2]"
+    path.write_bytes(content.split(b"\n")[0] + b"\n" + body + b"\n")
+    rewritten(path, sha256=hashlib.sha256(body).hexdigest())
+    with pytest.raises(StateFileError, match="state is damaged: it holds no state$"):
+        read_state(path)
 
 
 @pytest.mark.parametrize("depth", [2_000, 1_000_000])

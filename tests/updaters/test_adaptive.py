@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List, Sequence
 
 import nnabla as nn
 import nnabla.functions as F
@@ -22,6 +22,7 @@ from nnabla_adaloss import (
     LossScaleError,
     LossScaleWarning,
 )
+from nnabla_adaloss.updaters.exchange import GradientExchange
 from tests.updaters.networks import AS_THE_BASELINE, Training, snapshot, training
 
 ALL_ONE = AdaLossConfig(loss_scale_method="fixed")
@@ -109,10 +110,13 @@ def test_a_loss_that_is_not_finite_is_no_overflow(policy: str) -> None:
     updater = updater_on(training(nan=[1, 2]), on_nonfinite_loss=policy)
     updater.update()
     if policy == "raise":
-        with pytest.raises(LossScaleError, match="iteration 2"):
+        with pytest.raises(LossScaleError, match="^the loss is not finite in iteration 2: conv/conv"):
             updater.update()
     elif policy == "skip":
-        assert updater.update().reason == "nonfinite_loss"
+        result = updater.update()
+        assert (result.reason, result.retries) == ("nonfinite_loss", 0)
+        assert result.nonfinite_layers == result.overflow_layers
+        assert result.nonfinite_layers[0] == "output/affine/Add2"
     else:
         with pytest.warns(LossScaleWarning) as caught:
             results = [updater.update(), updater.update()]
@@ -128,11 +132,71 @@ def test_at_the_floor_the_error_names_the_layer() -> None:
     assert updater.scale == 8.0
 
 
+def test_at_the_floor_an_update_may_be_skipped() -> None:
+    updater = updater_on(training(overflow=range(100)), min_scale=2.0, on_scale_floor="skip")
+    result = updater.update()
+    assert result[:4] == (False, 8.0, 2, "overflow")
+    assert result.overflow_layers == result.nonfinite_layers
+    assert result.overflow_layers[0] == "output/affine/Add2"
+
+
+class OfTwo:
+    """A communicator of two ranks: what the other one has of an array follows from ours."""
+
+    rank, size = 0, 2
+
+    def __init__(self, other: Callable[[np.ndarray], Any]) -> None:
+        self._other = other
+
+    def all_reduce(self, arrays: Sequence[nn.NdArray], division: bool = False, inplace: bool = False) -> None:
+        for array in arrays:
+            array.data = array.data + self._other(array.data)
+
+    def bcast(self, arrays: Sequence[nn.NdArray], src: int, inplace: bool = False) -> None:
+        """Nothing to do on the first rank."""
+
+
+def troubled(*flags: bool) -> Callable[[np.ndarray], Any]:
+    """A rank whose gradients are not finite, and what it says of the cause."""
+
+    def other(own: np.ndarray) -> Any:
+        if own.ndim > 1 or own.size < 7:
+            return np.full_like(own, np.nan)
+        return np.array([*flags, *[False] * (own.size - len(flags))], np.float32)
+
+    return other
+
+
+@pytest.mark.parametrize(
+    ("nan", "other", "told"),
+    [
+        ([0], lambda own: 0.0, "the loss of this rank is not finite in iteration 1: a/affine"),
+        ([], "loss", "the loss of another rank is not finite in iteration 1; that is no overflow"),
+        ([], "forward", "the forward pass of another rank is not finite in iteration 1; that is no overflow"),
+    ],
+)
+def test_the_rank_with_a_bad_batch_is_told(nan: List[int], other: Any, told: str) -> None:
+    h = x = nn.Variable((4, 8))
+    for name in "abcde":
+        h = F.tanh(PF.affine(h, 8, name=name, with_bias=False))
+    loss = F.mean(h**2)
+    x.d = np.nan if nan else 0.5
+    solver = S.Sgd(0.1)
+    solver.set_parameters(nn.get_parameters())
+    answers = {"loss": troubled(True, False), "forward": troubled(False, True)}
+    comm = OfTwo(answers[other] if isinstance(other, str) else other)
+    config = AdaLossConfig()
+    updater = AdaptiveLossScalingUpdater(solver, loss, comm=comm, config=config, **AS_THE_BASELINE)
+    with pytest.raises(LossScaleError, match=f"^{told}"):
+        updater.update()
+
+
 def test_on_gradients_sees_unscaled_gradients_before_the_update() -> None:
     seen: List[float] = []
     train = training()
 
     def look(solver: Any) -> None:
+        assert solver is train.solver
         seen.append(float(np.abs(train.parameters["output/affine/W"].g).max()))
 
     updater_on(train, scale=2.0**14, on_gradients=look).update()
@@ -181,6 +245,9 @@ class NoAllReduce:
         ({"storage": "float17"}, ValueError, "storage.*float16"),
         ({"max_retries": -1}, ValueError, "max_retries"),
         ({"on_nonfinite_loss": "ignore"}, ValueError, "on_nonfinite_loss.*'skip'"),
+        ({"on_nonfinite_forward": "ignore"}, ValueError, "on_nonfinite_forward='ignore'"),
+        ({"max_retries": 0.5}, TypeError, "max_retries=0.5"),
+        ({"grads": [nn.NdArray((1,))]}, ValueError, "grads are exchanged through comm"),
         ({"on_gradients": 3}, TypeError, "on_gradients"),
         ({"data_feeder": None}, TypeError, "data_feeder"),
         ({"config": {}}, TypeError, "config"),
@@ -190,7 +257,7 @@ class NoAllReduce:
 def test_bad_arguments_are_named(options: Dict[str, Any], error: type, named: str) -> None:
     solver, loss = scalar_loss()
     before = snapshot(nn.get_parameters())
-    with pytest.raises(error, match=named):
+    with pytest.raises(error, match=f"^{named}"):
         AdaptiveLossScalingUpdater(solver, loss, **options, **AS_THE_BASELINE)
     for name, value in before.items():
         np.testing.assert_array_equal(nn.get_parameters()[name].d, value)
@@ -239,3 +306,57 @@ def test_a_new_loss_can_be_assigned_as_in_the_baseline() -> None:
     assert first.updated
     assert isinstance(updater.scaling, AdaptiveLossScaling)
     assert updater.scaling.variable is updater.loss
+
+
+class Alone:
+    """A communicator of one rank, which writes down what it is asked for."""
+
+    rank, size = 0, 1
+    iteration = 0
+
+    def __init__(self) -> None:
+        self.asked: List[Any] = []
+
+    def all_reduce(self, arrays: Sequence[nn.NdArray], division: bool = False, inplace: bool = False) -> None:
+        self.asked.append((self.iteration, "all_reduce", len(arrays)))
+
+    def bcast(self, arrays: Sequence[nn.NdArray], src: int, inplace: bool = False) -> None:
+        self.asked.append((self.iteration, "bcast", len(arrays)))
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_with_one_rank_it_trains_as_without_a_communicator(
+    delay: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: List[Any] = []
+    monkeypatch.setattr(
+        GradientExchange,
+        "check_ranks_agree",
+        lambda _, scales, iteration: checked.append((iteration, scales)),
+    )
+    found, comm = [], Alone()
+    for given in (None, comm):
+        train = training(overflow=[4])
+        config = AdaLossConfig(delay=delay)
+        updater = updater_on(train, storage="float16", config=config, comm=given, check_every=3)
+        found.append(([updater.update() for _ in range(6)], updater.state_dict()))
+    assert found[0] == found[1]
+    # Ranks must have the same scales of layers only where these come from what they have shared.
+    layers = updater.scaling.layer_scales.values() if delay else ()
+    assert [iteration for iteration, _ in checked] == [3, 6]
+    assert [len(scales) for _, scales in checked] == [1 + len(layers)] * 2
+    assert [scales[0] for _, scales in checked] == [8.0, 4.0]
+    parameters = len(train.solver.get_parameters())
+    assert [entry for entry in comm.asked if entry[1] == "bcast"] == [(1, "bcast", parameters)]
+    # The statistics go with the gradients: there is no message more.
+    assert comm.asked.count((2, "all_reduce", parameters + bool(delay))) == 1
+    assert updater_on(training()).check_every == 1000
+
+
+def test_what_the_baseline_has_as_attributes_is_there() -> None:
+    train, comm = training(), Alone()
+    updater = updater_on(train, scaling_factor=4.0, N=7, accum_grad=2, weight_decay=0.5, comm=comm)
+    assert (updater.scaling_factor, updater.N, updater.accum_grad, updater.weight_decay) == (4.0, 7, 2, 0.5)
+    assert updater.comm is comm
+    assert updater.grads == [v.grad for _, v in sorted(train.solver.get_parameters().items())]
+    assert updater_on(train).grads == []

@@ -379,7 +379,7 @@ def test_a_loss_that_the_feeder_assigns_counts_at_once() -> None:
 
 def test_nothing_to_train_is_said() -> None:
     _, loss = small()
-    with pytest.raises(ValueError, match="solver has no parameters.*set_parameters"):
+    with pytest.raises(ValueError, match="^solver has no parameters.*set_parameters"):
         AdaptiveLossScalingUpdater(S.Sgd(0.1), loss, storage="float16").update()
     solver = S.Sgd(0.1)
     solver.set_parameters({"other/W": nn.Variable((2, 2), need_grad=True)})
@@ -392,8 +392,11 @@ def test_nothing_to_train_is_said() -> None:
 
 def test_training_in_fp32_is_said() -> None:
     solver, loss = small()
-    with pytest.warns(LossScaleWarning, match='nothing is stored in half precision.*storage="float16"'):
+    told = '^nothing is stored in half precision: .* storage is None. Pass storage="float16"'
+    with pytest.warns(LossScaleWarning, match=told) as caught:
         AdaptiveLossScalingUpdater(solver, loss)
+    # It points to the line that made the updater.
+    assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         AdaptiveLossScalingUpdater(solver, loss, storage="float16")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
 import nnabla as nn
 import nnabla.functions as F
@@ -12,7 +12,7 @@ import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
-from nnabla_adaloss import FixedLossScalingUpdater, FormatEmulation
+from nnabla_adaloss import AdaptiveLossScaling, FixedLossScalingUpdater, FormatEmulation
 from tests.updaters.networks import Training, snapshot, training
 
 
@@ -63,7 +63,7 @@ def test_an_overflow_is_dropped_and_the_scale_stays() -> None:
     assert updater.update().updated
     before = snapshot(train.parameters)
     result = updater.update()
-    assert (result.updated, result.scale, result.reason) == (False, 128.0, "overflow")
+    assert result == (False, 128.0, 0, "overflow", (), (), "")
     for name, value in before.items():
         if not name.startswith("bn/bn/mean") and not name.startswith("bn/bn/var"):
             np.testing.assert_array_equal(train.parameters[name].d, value, err_msg=name)
@@ -106,7 +106,7 @@ def test_storage_is_emulated() -> None:
 )
 def test_bad_arguments_are_named(options: Dict[str, Any], error: type, named: str) -> None:
     train = training()
-    with pytest.raises(error, match=named):
+    with pytest.raises(error, match=f"^{named}"):
         FixedLossScalingUpdater(train.solver, train.loss, **options)
 
 
@@ -117,3 +117,35 @@ def test_a_loss_of_several_elements_is_refused() -> None:
         FixedLossScalingUpdater(train.solver, PF.affine(x, 2, name="vector"))
     with pytest.raises(ValueError, match="needs no gradient"):
         FixedLossScalingUpdater(train.solver, F.mean(x))
+
+
+class Recording:
+    """A communicator of one rank that keeps what it is given."""
+
+    rank, size = 0, 1
+
+    def __init__(self) -> None:
+        self.messages: List[Any] = []
+
+    def all_reduce(self, arrays: Sequence[nn.NdArray], division: bool = False, inplace: bool = False) -> None:
+        self.messages.append((list(arrays), division))
+
+
+@pytest.mark.parametrize("chosen", [None, ["output/affine/W", "conv/conv/W"]])
+def test_gradients_are_summed_over_the_ranks(chosen: Optional[List[str]]) -> None:
+    train, comm = training(), Recording()
+    grads = None if chosen is None else [train.parameters[name].grad for name in chosen]
+    updater = updater_on(train, comm=comm, grads=grads)
+    assert updater.comm is comm
+    updater.update()
+    trained = sorted(name for name, v in train.parameters.items() if v.need_grad)
+    ((arrays, division),) = comm.messages
+    assert arrays == [train.parameters[name].grad for name in chosen or trained]
+    assert division is False
+
+
+def test_a_loss_that_unscales_by_itself_is_refused_with_the_cure() -> None:
+    train = training()
+    cure = "give the loss that was wrapped in it, or train with AdaptiveLossScalingUpdater$"
+    with pytest.raises(TypeError, match=f"^loss is an AdaptiveLossScaling, .*{cure}"):
+        FixedLossScalingUpdater(train.solver, AdaptiveLossScaling(train.loss))

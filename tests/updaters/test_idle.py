@@ -136,7 +136,7 @@ def test_what_waits_is_called_once_in_order_and_after_exceptions_too() -> None:
     with idle.update():
         pass
     assert len(seen) == 4
-    with pytest.raises(TypeError, match="callback must be callable"):
+    with pytest.raises(TypeError, match="^callback must be callable without arguments, got str$"):
         idle.when_idle("now")  # type: ignore[arg-type]
 
 

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import json
 import math
 import os
+import struct
+import zlib
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
 
@@ -19,6 +22,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, LossScaleWarning
+from nnabla_adaloss.core import Method, Needs
 from nnabla_adaloss.core.layer_limits import LayerLimit
 from nnabla_adaloss.state import read_state, write_state
 from tests.updaters.networks import AS_THE_BASELINE, Training, snapshot, training
@@ -215,6 +219,47 @@ def test_other_settings_are_named_and_nothing_changes(options: Dict[str, Any], n
     unchanged_by(attempt)
 
 
+def test_both_settings_are_named_with_the_cure() -> None:
+    _, updater = trained(1, N=6)
+    message = "^state was saved with N=6, this updater has 5: make the updater with the same settings$"
+    with pytest.raises(ValueError, match=message):
+        updater_on(training()).load_state_dict(updater.state_dict())
+
+
+@dataclasses.dataclass(frozen=True)
+class Margin(Method):
+    needs = Needs.STATISTICS
+    margin: float = 2.0
+
+    def scale(self, g: Any, W: Any, *, range: Any, fan_in: float) -> float:
+        return self.margin
+
+
+def test_a_method_is_saved_with_its_parameters() -> None:
+    _, updater = trained(1, config=AdaLossConfig(loss_scale_method=Margin(4.0)))
+    state = json.loads(json.dumps(updater.state_dict()))
+    assert state["settings"]["loss_scale_method"] == {"type": f"{__name__}:Margin", "margin": 4.0}
+    same = AdaLossConfig(loss_scale_method=Margin(4.0))
+    updater_on(training(), config=same).load_state_dict(updater.state_dict())
+    with pytest.raises(ValueError, match="loss_scale_method={.*4.0}, this updater has {.*2.0}"):
+        updater_on(training(), config=AdaLossConfig(loss_scale_method=Margin())).load_state_dict(state)
+
+
+def test_who_looks_on_is_no_setting() -> None:
+    train, updater = trained(1)
+    watched = AdaLossConfig(delay=0, recorder=print, debug_level=1)
+    other = updater_on(train, config=watched)
+    other.load_state_dict(updater.state_dict())
+    assert other.state_dict() == updater.state_dict()
+
+
+def test_the_checksum_of_the_parameters_is_the_same_everywhere() -> None:
+    train, updater = trained(1)
+    ordered = [v for _, v in sorted(train.solver.get_parameters().items())]
+    each = [zlib.crc32(v.d.tobytes()) for v in ordered]
+    assert updater.state_dict()["parameters"] == zlib.crc32(struct.pack(f"<{len(each)}I", *each))
+
+
 def leaves_of(value: Any, path: Tuple[Any, ...] = ()) -> List[Tuple[Any, ...]]:
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     found = [path] if path else []
@@ -315,12 +360,23 @@ def test_a_missing_entry_is_named(key: str) -> None:
     unchanged_by(attempt)
 
 
+@pytest.mark.parametrize("key", ["version", "last_good_scale", "iteration", "parameters"])
+def test_an_entry_of_a_wrong_type_is_named(key: str) -> None:
+    def attempt(updater: AdaptiveLossScalingUpdater) -> None:
+        with pytest.raises(ValueError, match=f"damaged.*{key}='much' must be"):
+            updater.load_state_dict({**updater.state_dict(), key: "much"})
+
+    unchanged_by(attempt)
+
+
 @pytest.mark.parametrize("delay", [0, 1])
 def test_other_weights_drop_what_was_learned_and_keep_the_scale(delay: int) -> None:
     train, updater = trained(delay=delay)
     state = updater.state_dict()
     train.parameters["conv/conv/W"].d *= 2.0
-    with pytest.warns(LossScaleWarning, match="Load the parameters before"):
+    with pytest.warns(
+        LossScaleWarning, match="^the parameters are not those .*Load the parameters before the state$"
+    ):
         updater.load_state_dict(state)
     now = updater.state_dict()
     assert now["scale_state"] == state["scale_state"]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss.core import METHODS, AdaLossConfig, Method, Needs, Range, resolve_method
+from nnabla_adaloss.core.methods import AmaxHistory, ElementWiseRange, Fixed
 
 RANGE = Range(6e-8, 65504.0)
 
@@ -93,3 +94,26 @@ def test_a_function_is_given_the_configuration() -> None:
 
     config = AdaLossConfig(loss_scale_method=method, fixed_loss_scale=3.0)
     assert config.method.scale(np.ones(2), None, range=RANGE, fan_in=2.0) == 6.0
+
+
+@pytest.mark.parametrize(
+    ("method", "name"), [(Fixed, "fixed_loss_scale"), (ElementWiseRange, "max_rescue_ratio")]
+)
+def test_parameters_must_be_numbers(method: Any, name: str) -> None:
+    with pytest.raises(TypeError, match=f"^{name}='1' must be a number"):
+        method("1")
+
+
+def test_a_measuring_method_takes_its_settings_as_a_value_or_leaves_them() -> None:
+    method = AdaLossConfig(loss_scale_method="amax_history").method
+    assert method == AmaxHistory(margin=4.0, window=64)
+    assert method.needs is Needs.COMPONENTS
+    assert method.scale(None, None, range=RANGE, fan_in=4.0) == 1.0
+    given = AmaxHistory(margin=16.0, window=8)
+    assert AdaLossConfig(loss_scale_method=given).method is given
+
+
+@pytest.mark.parametrize(("name", "value"), [("margin", 0.0), ("margin", math.nan), ("window", 0)])
+def test_a_measuring_method_refuses_what_is_out_of_range(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=name):
+        AmaxHistory(**{name: value})

@@ -12,6 +12,7 @@ from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
 from nnabla_adaloss.communicators import CollectiveMismatchError, MPICommunicator, RankDisagreementError
 from tests.distributed.workers.ranks import is_last, same_on_all
 from tests.distributed.workers.task import task
+from tests.updaters.networks import AS_THE_BASELINE
 
 CHECK_EVERY = 4
 Plant = Callable[[AdaptiveLossScalingUpdater], None]
@@ -39,7 +40,7 @@ def train(updater: AdaptiveLossScalingUpdater, iterations: int) -> None:
 def found_by_all(comm: MPICommunicator, plant: Plant, named: str, delay: int) -> None:
     work = task(comm.rank, comm.size)
     config = AdaLossConfig(delay=delay, u_min=0.01)
-    updater = work.updater(comm=comm, config=config, check_every=CHECK_EVERY)
+    updater = work.updater(**AS_THE_BASELINE, comm=comm, config=config, check_every=CHECK_EVERY)
     train(updater, CHECK_EVERY + 1)
     if is_last(comm):
         plant(updater)
@@ -58,7 +59,7 @@ def check_what_was_planted_on_one_rank_is_found_by_all(comm: MPICommunicator) ->
 
 
 def check_a_check_that_is_switched_off_finds_nothing(comm: MPICommunicator) -> None:
-    updater = task(comm.rank, comm.size).updater(comm=comm, check_every=0)
+    updater = task(comm.rank, comm.size).updater(**AS_THE_BASELINE, comm=comm, check_every=0)
     train(updater, 1)
     if is_last(comm):
         the_global_scale(updater)
@@ -70,4 +71,4 @@ def check_a_network_that_differs_is_refused_by_all(comm: MPICommunicator) -> Non
     if comm.rank:
         work.solver.remove_parameters(["third/affine/b"])
     with pytest.raises(CollectiveMismatchError, match=r"bcast .* entries: 6 on rank 0; 5 on rank"):
-        work.updater(comm=comm).update()
+        work.updater(**AS_THE_BASELINE, comm=comm).update()

@@ -14,6 +14,7 @@ import numpy as np
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
 from nnabla_adaloss.communicators import MPICommunicator
 from tests.distributed.workers.ranks import is_last, same_on_all
+from tests.updaters.networks import AS_THE_BASELINE
 
 DELAYS = (0, 1)
 
@@ -64,7 +65,7 @@ def check_a_sum_that_overflows_where_no_rank_did_lowers_the_global_scale(comm: M
         # No layer has a scale of its own: in none can the cause be.
         config = AdaLossConfig(loss_scale_method="fixed", delay=delay)
         updater = AdaptiveLossScalingUpdater(
-            made.solver, made.loss, made.feed, scale=1.0, comm=comm, config=config
+            made.solver, made.loss, made.feed, scale=1.0, comm=comm, config=config, **AS_THE_BASELINE
         )
         found = decisions(updater)
         assert found == [(True, 1.0, 0, "updated"), (True, 0.5, 1, "updated"), (True, 0.5, 0, "updated")]
@@ -76,7 +77,13 @@ def check_an_infinity_that_is_not_exchanged_stops_all_ranks(comm: MPICommunicato
         made = work(spoiled=(1,) if is_last(comm) else ())
         exchanged = [made.parameters[f"model/affine/{name}"].grad for name in ("W", "b")]
         updater = AdaptiveLossScalingUpdater(
-            made.solver, made.loss, made.feed, comm=comm, grads=exchanged, config=AdaLossConfig(delay=delay)
+            made.solver,
+            made.loss,
+            made.feed,
+            comm=comm,
+            grads=exchanged,
+            config=AdaLossConfig(delay=delay),
+            **AS_THE_BASELINE,
         )
         found = decisions(updater)
         assert same_on_all(comm, found), found

@@ -12,6 +12,7 @@ from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, LossScaleE
 from nnabla_adaloss.communicators import MPICommunicator
 from tests.distributed.workers.ranks import is_last, on_last, same_on_all
 from tests.distributed.workers.task import Task, task
+from tests.updaters.networks import AS_THE_BASELINE
 
 DELAYS = (0, 1)
 
@@ -32,7 +33,7 @@ class Flaky:
         **options: Any,
     ) -> None:
         self.work: Task = task(comm.rank, comm.size, spoiled=on_last(comm, spoiled))
-        self.updater: AdaptiveLossScalingUpdater = self.work.updater(comm=comm, **options)
+        self.updater: AdaptiveLossScalingUpdater = self.work.updater(**AS_THE_BASELINE, comm=comm, **options)
         self.updater.data_feeder = self._feed
         self.errors = 0
         self._calls = 0

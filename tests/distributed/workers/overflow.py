@@ -18,6 +18,7 @@ from nnabla_adaloss import (
 from nnabla_adaloss.communicators import MPICommunicator
 from tests.distributed.workers.ranks import is_last, on_last, same_on_all
 from tests.distributed.workers.task import Task, task
+from tests.updaters.networks import AS_THE_BASELINE
 
 DELAYS = (0, 1)
 
@@ -42,7 +43,7 @@ def check_an_infinity_on_one_rank_backs_off_all(comm: MPICommunicator) -> None:
         work = task(
             comm.rank, comm.size, spoiled=on_last(comm, {2: "gradient", 3: "gradient", 7: "gradient"})
         )
-        updater = work.updater(comm=comm, config=AdaLossConfig(delay=delay))
+        updater = work.updater(**AS_THE_BASELINE, comm=comm, config=AdaLossConfig(delay=delay))
         found = decisions(updater, 6)
         assert same_on_all(comm, (found, bits(work)))
         assert [decided[:3] for decided in found] == [
@@ -59,7 +60,9 @@ def check_fp16_overflow_on_one_rank_backs_off_all(comm: MPICommunicator) -> None
     for delay in DELAYS:
         work = task(comm.rank, comm.size, spoiled=on_last(comm, {3: "large"}))
         config = AdaLossConfig(delay=delay)
-        updater = work.updater(comm=comm, config=config, storage="float16", scale=2.0**14, max_retries=0)
+        updater = work.updater(
+            **AS_THE_BASELINE, comm=comm, config=config, storage="float16", scale=2.0**14, max_retries=0
+        )
         found = decisions(updater, 5)
         assert same_on_all(comm, (found, bits(work)))
         assert [decided[0] for decided in found] == [True, True, True, False, True]
@@ -68,13 +71,13 @@ def check_fp16_overflow_on_one_rank_backs_off_all(comm: MPICommunicator) -> None
 
 def check_layers_are_named_where_the_overflow_was(comm: MPICommunicator) -> None:
     work = task(comm.rank, comm.size, spoiled=on_last(comm, {0: "gradient"}))
-    result = work.updater(comm=comm, max_retries=0).update()
+    result = work.updater(**AS_THE_BASELINE, comm=comm, max_retries=0).update()
     assert bool(result.overflow_layers) == is_last(comm)
 
 
 def check_a_floor_is_reached_by_all_and_says_whose_overflow_it_was(comm: MPICommunicator) -> None:
     work = task(comm.rank, comm.size, spoiled=on_last(comm, dict.fromkeys(range(9), "gradient")))
-    updater = work.updater(comm=comm, min_scale=2.0)
+    updater = work.updater(**AS_THE_BASELINE, comm=comm, min_scale=2.0)
     with pytest.raises(LossScaleError, match="iteration 1 at the smallest loss scale, 2") as caught:
         updater.update()
     assert ("on another rank" in str(caught.value)) != is_last(comm)
@@ -86,18 +89,22 @@ def check_nan_in_the_data_of_one_rank_is_answered_by_policy(comm: MPICommunicato
         options: Dict[str, Any] = {"comm": comm, "config": AdaLossConfig(delay=delay)}
         nan = on_last(comm, {1: "nan", 3: "nan"})
         work = task(comm.rank, comm.size, spoiled=nan)
-        found = decisions(work.updater(on_nonfinite_loss="skip", **options), 5)
+        found = decisions(work.updater(**AS_THE_BASELINE, on_nonfinite_loss="skip", **options), 5)
         assert same_on_all(comm, (found, bits(work)))
         assert [decided[3] for decided in found] == ["updated", "nonfinite_loss"] * 2 + ["updated"]
         assert found[-1][1] == 8.0
 
-        updater = task(comm.rank, comm.size, spoiled=nan).updater(on_nonfinite_loss="raise", **options)
+        updater = task(comm.rank, comm.size, spoiled=nan).updater(
+            **AS_THE_BASELINE, on_nonfinite_loss="raise", **options
+        )
         updater.update()
         with pytest.raises(LossScaleError, match="not finite in iteration 2"):
             updater.update()
         assert updater.update().updated
 
-        updater = task(comm.rank, comm.size, spoiled=nan).updater(on_nonfinite_loss="warn", **options)
+        updater = task(comm.rank, comm.size, spoiled=nan).updater(
+            **AS_THE_BASELINE, on_nonfinite_loss="warn", **options
+        )
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             decisions(updater, 5)
@@ -107,7 +114,9 @@ def check_nan_in_the_data_of_one_rank_is_answered_by_policy(comm: MPICommunicato
 def check_an_infinite_loss_with_finite_gradients_leaves_ranks_equal(comm: MPICommunicator) -> None:
     for delay in DELAYS:
         work = task(comm.rank, comm.size, spoiled=on_last(comm, {1: "loss"}))
-        updater = work.updater(comm=comm, config=AdaLossConfig(delay=delay), on_nonfinite_loss="skip")
+        updater = work.updater(
+            **AS_THE_BASELINE, comm=comm, config=AdaLossConfig(delay=delay), on_nonfinite_loss="skip"
+        )
         found = decisions(updater, 3)
         assert same_on_all(comm, (found, bits(work)))
         assert [decided[1] for decided in found] == [8.0] * 3
@@ -116,7 +125,7 @@ def check_an_infinite_loss_with_finite_gradients_leaves_ranks_equal(comm: MPICom
 def check_a_layers_own_scale_backs_off_on_all_ranks(comm: MPICommunicator) -> None:
     work = task(comm.rank, comm.size, spoiled=on_last(comm, {4: "large"}))
     config = AdaLossConfig(delay=1, u_min=0.5, use_bound=False)
-    updater = work.updater(comm=comm, config=config, storage="float16")
+    updater = work.updater(**AS_THE_BASELINE, comm=comm, config=config, storage="float16")
     decisions(updater, 4)
     before = updater.scaling.layer_scales
     assert not updater.scaling.limits

@@ -14,6 +14,7 @@ from nnabla_adaloss.communicators import MPICommunicator
 from nnabla_adaloss.updaters.exchange import GradientExchange
 from tests.distributed.workers.ranks import by_first, from_all, same_on_all
 from tests.distributed.workers.task import task
+from tests.updaters.networks import AS_THE_BASELINE
 
 # With float16's own range the gradients of so small a network would need no scales.
 DELAYED = AdaLossConfig(delay=1, u_min=0.01, use_bound=False)
@@ -60,21 +61,26 @@ def check_delayed_scales_are_equal_on_all_ranks_though_data_differ(comm: MPIComm
             config = replace(DELAYED, update_per_n_iteration=every)
             work = task(comm.rank, comm.size, **unequal(comm))
             assert same_on_all(
-                comm, accumulated_scales(work.updater(comm=comm, config=config, average=average))
+                comm,
+                accumulated_scales(
+                    work.updater(**AS_THE_BASELINE, comm=comm, config=config, average=average)
+                ),
             )
-    own = accumulated_scales(task(comm.rank, comm.size, **unequal(comm)).updater(config=DELAYED))
+    own = accumulated_scales(
+        task(comm.rank, comm.size, **unequal(comm)).updater(**AS_THE_BASELINE, config=DELAYED)
+    )
     assert not same_on_all(comm, own)
 
 
 def of_one_process(weight: float) -> List[Dict[str, float]]:
-    return accumulated_scales(task(0, 1, weight=weight).updater(config=DELAYED))
+    return accumulated_scales(task(0, 1, weight=weight).updater(**AS_THE_BASELINE, config=DELAYED))
 
 
 def check_delayed_scales_are_those_of_the_whole_batch(comm: MPICommunicator) -> None:
     for weight in (1.0, 1e-12, 1e-25):
         whole = by_first(comm, partial(of_one_process, weight))
         work = task(comm.rank, comm.size, weight=weight / comm.size)
-        assert accumulated_scales(work.updater(comm=comm, config=DELAYED)) == whole, weight
+        assert accumulated_scales(work.updater(**AS_THE_BASELINE, comm=comm, config=DELAYED)) == whole, weight
 
 
 def check_what_travels_with_gradients_arrives_bit_for_bit(comm: MPICommunicator) -> None:
@@ -96,5 +102,5 @@ def check_what_travels_with_gradients_arrives_bit_for_bit(comm: MPICommunicator)
 
 def check_micro_batches_share_one_set_of_scales(comm: MPICommunicator) -> None:
     work = task(comm.rank, comm.size, **unequal(comm))
-    updater = work.updater(comm=comm, config=DELAYED, accum_grad=3, check_every=1)
+    updater = work.updater(**AS_THE_BASELINE, comm=comm, config=DELAYED, accum_grad=3, check_every=1)
     assert same_on_all(comm, accumulated_scales(updater))

@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import gc
-import math
 import os
 import sys
 from collections import Counter
-from typing import Dict
+from typing import Dict, List, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -24,7 +23,8 @@ OVERFLOW_EVERY = 97
 MIB = 2.0**20
 
 
-def updater_on(delay: int) -> AdaptiveLossScalingUpdater:
+def updater_on(delay: int) -> Tuple[AdaptiveLossScalingUpdater, List[int]]:
+    """An updater, and the number of batches that it was fed."""
     nn.clear_parameters()
     rng = np.random.default_rng(0)
     weights = np.random.RandomState(0)
@@ -45,7 +45,7 @@ def updater_on(delay: int) -> AdaptiveLossScalingUpdater:
         one.d = float(batches[0] % OVERFLOW_EVERY != 0)
 
     config = AdaLossConfig(delay=delay)
-    return AdaptiveLossScalingUpdater(solver, loss, feed, N=50, storage="float16", config=config)
+    return AdaptiveLossScalingUpdater(solver, loss, feed, N=50, storage="float16", config=config), batches
 
 
 def objects() -> Dict[str, int]:
@@ -59,16 +59,13 @@ def largest_containers() -> int:
 
 
 def check_that_nothing_grows(delay: int) -> None:
-    updater = updater_on(delay)
+    updater, batches = updater_on(delay)
     process = psutil.Process()
     scales = np.empty(ITERATIONS)
-    retries = 0
 
     def run(start: int, stop: int) -> None:
-        nonlocal retries
         for i in range(start, stop):
             result = updater.update()
-            retries += result.retries
             scales[i] = result.scale
             assert result.updated
 
@@ -82,14 +79,12 @@ def check_that_nothing_grows(delay: int) -> None:
     assert abs(grown) <= MIB, f"{grown / MIB:.2f} MiB"
     assert abs(sum(objects().values()) - count) <= 50
     assert abs(largest_containers() - elements) <= 100
-    assert retries == (ITERATIONS + retries) // OVERFLOW_EVERY
+    assert batches[0] - ITERATIONS == batches[0] // OVERFLOW_EVERY
     mantissas, exponents = np.frexp(scales)
     assert np.isfinite(scales).all()
     assert (mantissas == 0.5).all()
-    # It grows after 50 good updates and falls at every 97th batch.
-    assert np.abs(np.diff(exponents)).max() == 1
-    assert scales.min() >= 8.0 / 2.0
-    assert scales.max() <= math.ldexp(16.0, ITERATIONS // 100)
+    # The network hardly changes, nor does what it has room for.
+    assert np.ptp(exponents) <= 3
 
 
 if __name__ == "__main__":

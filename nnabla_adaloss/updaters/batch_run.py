@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One batch, run forward and backward as often as it takes for its gradients to be good."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable, Optional
+
+from ..engine import AdaptiveLossScaling
+from .tries import Tries
+from .window import Window, examine, smallest_scale_helps
+
+# After so many repeats in vain of one batch it is tried with the smallest scale at once; once one was
+# hopeless, the next ones at their first overflow.
+_REPEATS_BEFORE_LOOKING = 3
+
+
+@dataclass(frozen=True)
+class BatchRun:
+    """What a batch is run with.
+
+    Attributes:
+        scaling: runs forward and backward.
+        solver: only gradients of its parameters decide about overflow.
+        lock: held while parameters may be swapped for copies.
+        iteration: number of the iteration.
+        scale: hands out S0 as it is now; None: chosen from what was measured.
+        lower_scale: lowers S0; False: it cannot go lower.
+        min_scale: the smallest S0.
+        repeat: whether the batch may be run again.
+        max_repeats: how often.
+        clear_buffer: free what is no longer needed.
+        tries: where repeats are counted.
+    """
+
+    scaling: AdaptiveLossScaling
+    solver: Any
+    lock: Any
+    iteration: int
+    scale: Callable[[], Optional[float]]
+    lower_scale: Callable[[], bool]
+    min_scale: float
+    repeat: bool
+    max_repeats: int
+    clear_buffer: bool
+    tries: Tries
+
+    def run(self, window: Window, *, first: bool) -> Window:
+        """Forward and backward of what was fed; again, where that is wanted, until its gradients hold.
+
+        Args:
+            window: what happened to the batches of the window before.
+            first: whether there were none.
+        """
+        guard, repeats = self.scaling.guard, 0
+        if self.repeat:
+            with self.lock:
+                guard.begin_batch(first=first)
+        while True:
+            with self.lock:
+                self._forward_backward(again=repeats > 0)
+                found = examine(window, self.scaling, self.solver, self.min_scale)
+                if window.overflowed or self._holds(found):
+                    return found
+                if found.overflowed:
+                    lowered = self.scaling.after_overflow() or (self.repeat and self.lower_scale())
+                    if not self.repeat:
+                        return found._replace(lowered=lowered)
+                    if not lowered or self._is_hopeless(repeats):
+                        return found._replace(at_floor=True)
+                if repeats == self.max_repeats:
+                    return found._replace(exhausted=found.overflowed)
+                repeats += 1
+                self.tries.repeats += 1
+                window = window.after_repeat(found)
+                guard.undo_batch()
+
+    def _forward_backward(self, *, again: bool) -> None:
+        self.scaling.forward(clear_no_need_grad=self.clear_buffer)
+        self.scaling.guard.after_forward()
+        self.scaling.backward(
+            self.scale(), clear_buffer=self.clear_buffer, iteration=self.iteration, again=again
+        )
+
+    def _holds(self, found: Window) -> bool:
+        """Whether nothing is gained by running this batch again."""
+        if found.overflowed:
+            # Neither does a lower scale help there, nor is a single layer to be lowered on one rank alone.
+            return (
+                found.nonfinite_loss
+                or found.fault is not None
+                or (not self.repeat and found.layer_to_blame is not None)
+            )
+        return not self.repeat or self.scaling.settled
+
+    def _is_hopeless(self, repeats: int) -> bool:
+        """Whether no scale helps this batch; that is not looked at each time."""
+        looks = repeats == (0 if self.tries.hopeless else _REPEATS_BEFORE_LOOKING)
+        return looks and not smallest_scale_helps(self.scaling, self.solver, self.min_scale)

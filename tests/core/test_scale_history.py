@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from typing import Any, Dict, List
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from nnabla_adaloss.core.power_of_two import floor_power_of_two
+from nnabla_adaloss.core.scale_history import AmaxWindow, HistoryPolicy
+
+magnitudes = st.one_of(
+    st.sampled_from([0.0, 1.0, 2.0]), st.floats(0.0, 1e300), st.floats(0.0, 2.0**-1022, allow_subnormal=True)
+)
+
+
+@given(st.lists(magnitudes, max_size=40), st.integers(1, 9))
+def test_a_window_is_the_largest_of_the_last_entries(pushed: List[float], length: int) -> None:
+    window, plain = AmaxWindow(), deque(maxlen=length)
+    assert window.amax == 0.0
+    for magnitude in pushed:
+        window = window.push(magnitude, length)
+        plain.append(magnitude)
+        assert window.amax == max(plain)
+        assert len(window.entries) <= length
+    assert window.pushed == len(pushed)
+
+
+@given(st.lists(magnitudes, max_size=20), st.integers(1, 9), st.lists(magnitudes, max_size=9))
+def test_a_window_goes_on_from_a_file(pushed: List[float], length: int, later: List[float]) -> None:
+    window = AmaxWindow()
+    for magnitude in pushed:
+        window = window.push(magnitude, length)
+    loaded = AmaxWindow.from_list(json.loads(json.dumps(window.as_list())))
+    assert loaded == window
+    for magnitude in later:
+        loaded, window = loaded.push(magnitude, length), window.push(magnitude, length)
+    assert loaded == window
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        [],
+        [1],
+        [1, [[1, 0.5]], 3],
+        [-1, []],
+        [5, []],
+        [5, [[3, 1.0]]],
+        [1, [[2, 1.0]]],
+        [1, [[0, 1.0]]],
+        [2, [[1, 1.0], [1, 0.5]]],
+        [2, [[2, 1.0], [1, 0.5]]],
+        [2, [[1, 0.5], [2, 1.0]]],
+        [2, [[1, 1.0], [2, 1.0]]],
+        [1, [[1, -0.5]]],
+        [1, [[1, math.nan]]],
+        [1, [[1, math.inf]]],
+        [1, [[1, True]]],
+        [1, [[1, "1.0"]]],
+        [1.5, [[1, 1.0]]],
+        [1, [[1.0, 1.0]]],
+        [1, [[1]]],
+        [1, 1.0],
+        None,
+    ],
+)
+def test_a_damaged_window_is_refused(damaged: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        AmaxWindow.from_list(damaged)
+
+
+@given(
+    st.floats(2.0**-1074, 1e308, allow_subnormal=True),
+    st.sampled_from([65504.0, 448.0, 57344.0, 3.3e38]),
+    st.floats(1.0, 1e6),
+)
+def test_the_scale_is_the_largest_power_of_two_that_leaves_the_margin(
+    amax: float, u_max: float, margin: float
+) -> None:
+    policy = HistoryPolicy(margin=margin)
+    scale = policy.scale(amax, u_max=u_max)
+    assert scale == floor_power_of_two(scale)
+    assert policy.min_scale <= scale <= policy.max_scale
+    if scale > policy.min_scale:
+        assert scale * amax <= u_max / margin * (1.0 + 1e-15)
+    if scale < policy.max_scale:
+        assert 2.0 * scale * amax > u_max / margin * (1.0 - 1e-15)
+
+
+def test_a_power_of_two_that_just_fits_is_taken() -> None:
+    policy = HistoryPolicy(margin=4.0)
+    assert policy.scale(2.0**-3, u_max=2.0**10) == 2.0**11
+    assert policy.scale(math.nextafter(2.0**-3, 1.0), u_max=2.0**10) == 2.0**10
+
+
+@pytest.mark.parametrize(("amax", "scale"), [(5e-324, 2.0**6), (1e-3, 2.0**6), (1e300, 0.5), (1e4, 0.5)])
+def test_the_scale_stays_within_its_bounds(amax: float, scale: float) -> None:
+    assert HistoryPolicy(min_scale=0.5, max_scale=2.0**6).scale(amax, u_max=1000.0) == scale
+
+
+@pytest.mark.parametrize(("margin", "step"), [(1.0, 4.0), (4.0, 16.0), (5.0, 16.0), (16.0, 64.0)])
+def test_after_an_overflow(margin: float, step: float) -> None:
+    policy = HistoryPolicy(margin=margin, min_scale=2.0**-3)
+    assert policy.after_overflow(2.0**20) == 2.0**20 / step
+    assert policy.after_overflow(0.25) == 2.0**-3
+    assert not policy.at_floor(0.25)
+    assert policy.at_floor(2.0**-3)
+
+
+@given(st.floats(2.0**-24, 2.0**100), st.floats(1.0, 2.0**10))
+def test_overflows_end_at_the_floor(scale: float, margin: float) -> None:
+    policy = HistoryPolicy(margin=margin)
+    for _ in range(63):
+        assert policy.after_overflow(scale) < scale or policy.at_floor(scale)
+        scale = policy.after_overflow(scale)
+    assert policy.at_floor(scale)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"margin": 0.5}, ValueError),
+        ({"margin": math.nan}, ValueError),
+        ({"margin": "4"}, TypeError),
+        ({"window": 0}, ValueError),
+        ({"window": 2.5}, TypeError),
+        ({"start_scale": 0.0}, ValueError),
+        ({"start_scale": math.inf}, ValueError),
+        ({"min_scale": -1.0}, ValueError),
+        ({"min_scale": 2.0, "max_scale": 1.0}, ValueError),
+    ],
+)
+def test_arguments_that_make_no_policy(arguments: Dict[str, Any], error: Any) -> None:
+    with pytest.raises(error, match=next(iter(arguments))):
+        HistoryPolicy(**arguments)

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each rank repeats its own batches without asking, and all go on with the same scales."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Dict, Mapping, Tuple
+
+import nnabla as nn
+import numpy as np
+import pytest
+
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, LossScaleError, LossScaleWarning
+from nnabla_adaloss.communicators import MPICommunicator
+from nnabla_adaloss.updaters.shared_state import agreed_scales
+from tests.distributed.workers.ranks import by_first, from_all, is_last, on_last, same_on_all
+from tests.distributed.workers.task import Parameters, Task, task
+
+Case = Tuple[str, str, int, int]
+# Half of all combinations: each pair of settings is among them.
+CASES: Tuple[Case, ...] = (
+    ("history", "approx_range", 0, 1),
+    ("history", "approx_range", 1, 2),
+    ("history", "amax_history", 0, 2),
+    ("history", "amax_history", 1, 1),
+    ("dynamic", "approx_range", 0, 2),
+    ("dynamic", "approx_range", 1, 1),
+    ("dynamic", "amax_history", 0, 1),
+    ("dynamic", "amax_history", 1, 2),
+)
+# The large batch is the second of its window where there are two.
+LARGE = 7
+
+
+def options(case: Case) -> Dict[str, Any]:
+    global_scale, method, delay, accum_grad = case
+    return {
+        "global_scale": global_scale,
+        "config": AdaLossConfig(loss_scale_method=method, delay=delay),
+        "accum_grad": accum_grad,
+        "storage": "float16",
+        "average": True,
+        "check_every": 1,
+        # Where the scale is searched for, it is one at which a large batch overflows.
+        "scale": 2.0**14,
+    }
+
+
+def bits(work: Task) -> Dict[str, bytes]:
+    return {name: array.tobytes() for name, array in work.snapshot().items()}
+
+
+def scales(updater: AdaptiveLossScalingUpdater) -> Tuple[Any, ...]:
+    """What decides the next scales and is no matter of one rank."""
+    components = updater.scaling.components.state_dict()
+    return updater.scale_state, agreed_scales(updater), components, updater.scaling.limits
+
+
+def check_an_overflow_on_one_rank_is_repeated_there(comm: MPICommunicator) -> None:
+    for case in CASES:
+        work = task(comm.rank, comm.size, spoiled=on_last(comm, {LARGE: "large"}))
+        updater = work.updater(comm=comm, **options(case))
+        for iteration in range(10):
+            result = updater.update()
+            assert result.updated, case
+            assert same_on_all(comm, scales(updater)), (case, iteration)
+            if iteration == LARGE // updater.accum_grad:
+                retries = from_all(comm, result.retries)
+                assert retries[-1] > 0, case
+                assert not any(retries[:-1]), case
+        assert same_on_all(comm, bits(work)), case
+
+
+def check_ranks_that_do_not_repeat_have_the_same_scales(comm: MPICommunicator) -> None:
+    for case in CASES:
+        work = task(comm.rank, comm.size, spoiled=on_last(comm, {LARGE: "large"}))
+        updater = work.updater(comm=comm, on_overflow="next", **options(case))
+        retries = 0
+        for iteration in range(10):
+            result = updater.update()
+            retries += result.retries
+            assert result.updated, case
+            assert same_on_all(comm, scales(updater)), (case, iteration)
+        assert retries, case
+        assert same_on_all(comm, bits(work)), case
+
+
+def trained(comm: MPICommunicator, spoiled: Mapping[int, str], **given: Any) -> Parameters:
+    work = task(comm.rank, comm.size, spoiled=spoiled)
+    updater = work.updater(comm=comm, **given)
+    for _ in range(5):
+        assert updater.update().updated
+    return work.snapshot()
+
+
+def check_no_batch_is_lost(comm: MPICommunicator) -> None:
+    """The weights are those of training in fp32, in which nothing overflows, to the rounding of float16."""
+    exact: Dict[int, Parameters] = {}
+    fixed = AdaLossConfig(loss_scale_method="fixed", dtype="float32")
+    # An update of weights by the large batch outweighs all others a hundred times: it is the last but one.
+    large = on_last(comm, {3: "large"})
+    for case in CASES:
+        accum_grad = case[-1]
+        if accum_grad not in exact:
+            plain = {"config": fixed, "accum_grad": accum_grad, "average": True, "scale": 1.0}
+            exact[accum_grad] = trained(comm, large, global_scale="dynamic", **plain)
+        found = trained(comm, large, **options(case))
+        for name, expected in exact[accum_grad].items():
+            error = np.linalg.norm(found[name] - expected)
+            assert error < 0.02 * np.linalg.norm(expected) + 1e-4, (case, name, error)
+
+
+def check_ranks_train_as_one_process_on_the_whole_batch(comm: MPICommunicator) -> None:
+    for case in CASES:
+        many = trained(comm, {3: "large"}, **options(case))
+
+        def alone(case: Case = case) -> Parameters:
+            work = task(0, 1, spoiled={3: "large"})
+            updater = work.updater(**options(case))
+            for _ in range(5):
+                assert updater.update().updated
+            return work.snapshot()
+
+        one = by_first(comm, alone)
+        for name, expected in one.items():
+            error = np.linalg.norm(many[name] - expected)
+            assert error < 0.02 * np.linalg.norm(expected) + 1e-4, (case, name, error)
+
+
+def check_a_batch_that_no_scale_helps_is_thrown_away_by_all(comm: MPICommunicator) -> None:
+    for case in CASES:
+        work = task(comm.rank, comm.size, spoiled=on_last(comm, {4: "gradient"}))
+        updater = work.updater(comm=comm, **options(case))
+        bad = 4 // updater.accum_grad
+        for _ in range(bad):
+            updater.update()
+        before = updater.scale
+        with pytest.warns(LossScaleWarning, match="not finite at any loss scale"):
+            result = updater.update()
+        assert result.updated
+        assert min(from_all(comm, result.retries)) == 1
+        assert updater.scale == before
+        assert same_on_all(comm, (scales(updater), bits(work))), case
+
+
+def check_a_floor_on_one_rank_is_an_error_on_all(comm: MPICommunicator) -> None:
+    for case in CASES[::2]:
+        bad = range(4 * case[-1], 29 * case[-1])
+        work = task(comm.rank, comm.size, spoiled=on_last(comm, dict.fromkeys(bad, "gradient")))
+        updater = work.updater(comm=comm, **options(case))
+        for _ in range(4):
+            assert updater.update().updated
+        before, weights = scales(updater), bits(work)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with pytest.raises(LossScaleError, match="iteration 5 at the smallest loss scale") as caught:
+                updater.update()
+        assert ("on another rank" in str(caught.value)) != is_last(comm)
+        assert (scales(updater), bits(work)) == (before, weights), case
+        assert updater.update().updated
+        assert same_on_all(comm, (scales(updater), bits(work))), case
+
+
+def check_ranks_go_on_from_what_they_saved(comm: MPICommunicator) -> None:
+    for case in CASES:
+        large = {LARGE: "large", LARGE + 6: "large"}
+        work = task(comm.rank, comm.size, spoiled=on_last(comm, large))
+        updater = work.updater(comm=comm, **options(case))
+        for _ in range(5):
+            updater.update()
+        state, weights = updater.state_dict(), work.snapshot()
+        momentum = {name: values.pstate["m"].d.copy() for name, values in work.solver.get_states().items()}
+        found = [(updater.update(), scales(updater)) for _ in range(5)]
+        last = bits(work)
+
+        work = task(comm.rank, comm.size, spoiled=on_last(comm, large))
+        for name, array in weights.items():
+            nn.get_parameters()[name].d = array
+        states = work.solver.get_states()
+        for name, array in momentum.items():
+            states[name].pstate["m"].d = array
+        work.solver.set_states(states)
+        for _ in range(5 * case[-1]):
+            work.feed()
+        updater = work.updater(comm=comm, **options(case))
+        updater.load_state_dict(state)
+        assert [(updater.update(), scales(updater)) for _ in range(5)] == found, case
+        assert bits(work) == last, case

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What forward writes into parameters: found, kept and put back."""
+
+from __future__ import annotations
+
+from typing import Any, Dict
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import numpy as np
+import pytest
+
+from nnabla_adaloss.engine.forward_state import ForwardState
+from nnabla_adaloss.graph.names import registered_names
+from nnabla_adaloss.graph.plan import GraphPlan
+from nnabla_adaloss.kernels import CpuKernels
+
+
+def parameter(name: str, values: Any) -> nn.Variable:
+    return nn.parameter.get_parameter_or_create(name, np.shape(values), np.array(values), need_grad=False)
+
+
+def network() -> nn.Variable:
+    """A batch normalization, and two parameters that need no gradient."""
+    x = nn.Variable.from_numpy_array(np.random.RandomState(0).randn(4, 3).astype(np.float32) + 2.0)
+    h = PF.batch_normalization(PF.affine(x, 3, name="a"), name="bn")
+    return F.mean(h * parameter("gain", [[1.0, 2.0, 3.0]]) + parameter("shift", [[0.0, 0.0, 0.0]]))
+
+
+def plan_of(loss: nn.Variable) -> GraphPlan:
+    return GraphPlan(loss, names=registered_names())
+
+
+def statistics() -> Dict[str, np.ndarray]:
+    return {
+        name: v.d.copy()
+        for name, v in nn.get_parameters(grad_only=False).items()
+        if name.startswith("bn/bn/")
+    }
+
+
+def changed(before: Dict[str, np.ndarray]) -> bool:
+    return any(not np.array_equal(value, before[name]) for name, value in statistics().items())
+
+
+def test_running_statistics_are_put_back() -> None:
+    loss = network()
+    state, plan, before = ForwardState(CpuKernels()), plan_of(loss), statistics()
+    for _ in range(2):
+        state.drop()
+        state.save(plan)
+        loss.forward()
+        assert changed(before)
+        state.restore()
+        assert not changed(before)
+
+
+def test_in_one_batch_the_first_values_are_kept_and_in_the_next_those_of_then() -> None:
+    loss = network()
+    state, plan, before = ForwardState(CpuKernels()), plan_of(loss), statistics()
+    state.save(plan)
+    loss.forward()
+    state.save(plan)
+    loss.forward()
+    state.restore()
+    assert not changed(before)
+    loss.forward()
+    then = statistics()
+    state.drop()
+    state.save(plan)
+    loss.forward()
+    state.restore()
+    assert not changed(then)
+
+
+def test_another_graph_of_the_network_is_saved_too() -> None:
+    loss, other = network(), F.mean(PF.batch_normalization(nn.Variable((4, 3)), name="bn"))
+    state, before = ForwardState(CpuKernels()), statistics()
+    state.save(plan_of(loss))
+    loss.forward()
+    state.restore()
+    state.drop()
+    state.save(plan_of(other))
+    other.forward()
+    assert changed(before)
+    state.restore()
+    assert not changed(before)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int32])
+def test_what_the_first_forward_is_seen_to_write_is_put_back_from_then_on(dtype: Any) -> None:
+    loss = network()
+    state, plan, gain = ForwardState(CpuKernels()), plan_of(loss), nn.get_parameters(grad_only=False)["gain"]
+    shift = nn.get_parameters(grad_only=False)["shift"]
+    gain.data.cast(dtype)
+    state.save(plan)
+    gain.data.data[...] = 5  # as a function of the user's own would
+    state.note_changes()
+    state.drop()
+    state.save(plan)
+    gain.data.data[...] = 6
+    # What forward did not write the first time belongs to the user.
+    shift.d = 1.0
+    state.note_changes()
+    state.restore()
+    assert gain.data.dtype == dtype
+    assert gain.d.tolist() == [[5.0, 5.0, 5.0]]
+    assert shift.d.tolist() == [[1.0, 1.0, 1.0]]
+    shift.d = 2.0
+    state.note_changes()
+    state.save(plan)
+    shift.d = 3.0
+    state.restore()
+    assert shift.d.tolist() == [[3.0, 3.0, 3.0]]
+
+
+def test_what_was_zero_without_being_written_is_zero_again() -> None:
+    loss = network()
+    state, plan = ForwardState(CpuKernels()), plan_of(loss)
+    mean = nn.get_parameters(grad_only=False)["bn/bn/mean"]
+    mean.data.zero()
+    state.save(plan)
+    loss.forward()
+    assert mean.d.any()
+    state.restore()
+    assert not mean.d.any()
+
+
+@pytest.mark.parametrize(("value", "found"), [(1.0, False), (np.nan, True), (np.inf, True)])
+def test_running_statistics_that_are_not_finite_are_noticed(value: float, found: bool) -> None:
+    loss = network()
+    state = ForwardState(CpuKernels())
+    state.save(plan_of(loss))
+    nn.get_parameters(grad_only=False)["bn/bn/var"].d[0, 1] = value
+    # What forward does not write is not its fault.
+    nn.get_parameters(grad_only=False)["gain"].d = np.nan
+    assert state.has_nonfinite() is found

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ranks tell each other, with a thread for each rank. `tests/distributed` has processes."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable, Dict, List, Sequence, Tuple
+
+import nnabla as nn
+import nnabla.solvers as S
+import numpy as np
+import pytest
+
+from nnabla_adaloss.communicators.agreement import RankDisagreementError
+from nnabla_adaloss.updaters.exchange import GradientExchange, check_interval
+
+SIZE = 3
+
+
+class Rank:
+    """A communicator of one of several threads; it writes down which messages there were."""
+
+    def __init__(self, rank: int, meeting: threading.Barrier, held: List[np.ndarray]) -> None:
+        self.rank, self.size = rank, meeting.parties
+        self.messages: List[Tuple[Any, ...]] = []
+        self._meeting, self._held = meeting, held
+
+    def all_reduce(self, arrays: Sequence[nn.NdArray], division: bool = False, inplace: bool = False) -> None:
+        self.messages.append(("all_reduce", len(arrays), division, inplace))
+        for array in arrays:
+            assert array.dtype == np.float32  # as nnabla's communicators sum it
+            total = np.sum(self._all(array), axis=0, dtype=np.float32)
+            array.data = total / np.float32(self.size) if division else total
+
+    def bcast(self, arrays: Sequence[nn.NdArray], src: int, inplace: bool = False) -> None:
+        self.messages.append(("bcast", len(arrays), src, inplace))
+        for array in arrays:
+            array.data = self._all(array)[src]
+
+    def _all(self, array: nn.NdArray) -> List[np.ndarray]:
+        self._held[self.rank] = array.data.copy()
+        self._meeting.wait(10.0)
+        found = list(self._held)
+        self._meeting.wait(10.0)
+        return found
+
+
+def exchanges(names: Sequence[str] = ("b", "a")) -> List[GradientExchange]:
+    """One per rank. What a rank holds tells which rank it is, and which parameter."""
+    meeting, held = threading.Barrier(SIZE), [np.zeros(0)] * SIZE
+    made = []
+    for rank in range(SIZE):
+        # Each rank has the parameters in another order.
+        parameters = {name: nn.Variable((2,), need_grad=True) for name in sorted(names, reverse=rank % 2 > 0)}
+        for name, v in parameters.items():
+            v.d = np.float32([rank, ord(name[-1])])
+            v.g = np.float32([rank + 1.0, ord(name[-1])])
+        solver = S.Sgd(1.0)
+        solver.set_parameters(parameters)
+        made.append(GradientExchange(Rank(rank, meeting, held), None, solver))
+    return made
+
+
+def on_all(call: Callable[[GradientExchange], Any], made: Sequence[GradientExchange]) -> List[Any]:
+    """What a call returns on each rank, or raises."""
+
+    def result(exchange: GradientExchange) -> Any:
+        try:
+            return call(exchange)
+        except RankDisagreementError as error:
+            return error
+
+    with ThreadPoolExecutor(SIZE) as ranks:
+        return list(ranks.map(result, made))
+
+
+def gradients(exchange: GradientExchange) -> Dict[str, List[float]]:
+    return {name: v.g.tolist() for name, v in exchange.parameters.items()}
+
+
+@pytest.mark.parametrize(("average", "total"), [(False, 6.0), (True, 2.0)])
+def test_gradients_are_summed_or_averaged_in_one_message(average: bool, total: float) -> None:
+    made = exchanges()
+    on_all(lambda exchange: exchange.sum(average=average), made)
+    letters = 1 if average else SIZE
+    expected = {name: [total, ord(name) * letters] for name in "ab"}
+    assert [gradients(exchange) for exchange in made] == [expected] * SIZE
+    assert made[0].comm.messages == [("all_reduce", 2, average, False)]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("average", [False, True])
+def test_arrays_of_all_ranks_come_with_the_gradients_bit_for_bit(average: bool, dtype: Any) -> None:
+    made = exchanges()
+    tiny = np.nextafter(dtype(0), dtype(1))
+    table = np.array([[0.1, -0.0, np.inf, tiny], [np.finfo(dtype).max / 4, -1e-3, 3.0, np.pi]], dtype)
+    owns = [table * dtype(2**rank) for rank in range(SIZE)]
+    found = on_all(lambda e: e.sum_with(owns[e.comm.rank][:, ::-1], average=average), made)
+    for tables in found:
+        assert tables.dtype == dtype
+        assert tables.tobytes() == np.stack([own[:, ::-1] for own in owns]).tobytes()
+        assert tables.shape == (SIZE, 2, 4)
+    assert gradients(made[1])["a"][0] == (2.0 if average else 6.0)
+    assert made[0].comm.messages == [("all_reduce", 3, average, False)]
+
+
+def test_every_rank_gets_the_parameters_of_the_first_by_name() -> None:
+    made = exchanges()
+    on_all(lambda exchange: exchange.broadcast_parameters(), made)
+    for exchange in made:
+        assert {name: v.d.tolist() for name, v in exchange.parameters.items()} == {
+            "a": [0.0, ord("a")],
+            "b": [0.0, ord("b")],
+        }
+    assert made[0].comm.messages == [("bcast", 2, 0, False)]
+
+
+def test_a_flag_is_set_where_any_rank_sets_it() -> None:
+    made = exchanges()
+    flags = {0: [False, True, False], 1: [False, False, False], 2: [False, True, True]}
+    found = on_all(lambda exchange: exchange.any(flags[exchange.comm.rank]), made)
+    assert found == [[False, True, True]] * SIZE
+    # Few flags, and nothing is divided: no buffer is needed for them.
+    assert made[0].comm.messages == [("all_reduce", 1, False, True)]
+
+
+def equal(names: Sequence[str]) -> List[GradientExchange]:
+    made = exchanges(names)
+    for exchange in made:
+        for v in exchange.parameters.values():
+            v.d = np.pi
+    return made
+
+
+def test_ranks_that_agree_are_left_alone() -> None:
+    # That one counts in integers is no difference.
+    scales = [[8, 2], [8.0, 2.0], [np.float32(8.0), 2]]
+    made = equal("ab")
+    assert on_all(lambda e: e.check_ranks_agree(scales[e.comm.rank], 7), made) == [None] * SIZE
+    # A checksum each, whatever the parameters' sizes.
+    assert made[0].comm.messages == [("bcast", 1, 0, True), ("all_reduce", 1, False, True)]
+
+
+def test_scales_that_differ_in_the_last_bit_are_told_of() -> None:
+    scales = [[8.0, 0.1], [8.0, np.nextafter(0.1, 1.0)], [8.0, 0.1]]
+    found = on_all(lambda e: e.check_ranks_agree(scales[e.comm.rank], 7), equal("ab"))
+    stay = "ranks disagree in iteration 7: the loss scales (rank {} {} rank 0). Resume from a checkpoint"
+    here = ["agrees with", "differs from", "agrees with"]
+    for rank, error in enumerate(found):
+        assert str(error).startswith(stay.format(rank, here[rank]))
+
+
+@pytest.mark.parametrize(
+    ("count", "told"), [(1, "p0 ("), (5, "p0, p1, p2, p3, p4 ("), (6, "p4 and others (")]
+)
+def test_parameters_that_differ_are_named_on_every_rank(count: int, told: str) -> None:
+    made = equal([f"p{number}" for number in range(7)])
+    for number in range(count):
+        made[2].parameters[f"p{number}"].d = [np.pi, np.nextafter(np.float32(np.pi), np.float32(4.0))]
+    found = on_all(lambda e: e.check_ranks_agree([8.0], 7), made)
+    assert [type(error) for error in found] == [RankDisagreementError] * SIZE
+    for error in found:
+        assert told in str(error)
+    # Compared is what the others have; nobody's parameters change.
+    assert made[2].parameters["p0"].d[1] > np.float32(np.pi)
+
+
+def test_without_a_communicator_nothing_is_exchanged() -> None:
+    solver = S.Sgd(1.0)
+    v = nn.Variable((2,), need_grad=True)
+    v.d, v.g = 1.0, 2.0
+    solver.set_parameters({"a": v})
+    alone = GradientExchange(None, None, solver)
+    own = np.array([1.0, 2.0])
+    np.testing.assert_array_equal(alone.sum_with(own, average=True), [own])
+    alone.sum(average=True)
+    alone.broadcast_parameters()
+    alone.check_ranks_agree([8.0], 1)
+    assert alone.any([True, False]) == [True, False]
+    assert gradients(alone) == {"a": [2.0, 2.0]}
+
+
+def test_an_interval_is_a_number_of_iterations_or_never() -> None:
+    assert [check_interval("check_every", value) for value in (0, 1, np.int64(2))] == [0, 1, 2]
+    assert type(check_interval("check_every", np.int64(2))) is int
+    with pytest.raises(ValueError, match=r"^check_every=-1 must be 0 \(never\) or more$"):
+        check_interval("check_every", -1)
+    with pytest.raises(TypeError, match="check_every=0.5 must be an integer"):
+        check_interval("check_every", 0.5)

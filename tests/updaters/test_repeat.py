@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A batch that is run again is not lost, and nothing of it counts twice."""
+
+from __future__ import annotations
+
+from typing import Any, Dict
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import numpy as np
+import pytest
+
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
+
+METHODS = ("approx_range", "amax_history")
+
+
+def mean_square(batch: int = 8) -> nn.Variable:
+    rng = np.random.RandomState(0)
+    x = nn.Variable.from_numpy_array(rng.randn(batch, 8).astype(np.float32))
+    h = F.tanh(PF.affine(x, 8, name="a", rng=rng))
+    return F.mean(PF.affine(h, 8, name="b", rng=rng) ** 2)
+
+
+def updater_of(loss: nn.Variable, **options: Any) -> AdaptiveLossScalingUpdater:
+    solver = S.Sgd(0.01)
+    solver.set_parameters(nn.get_parameters())
+    return AdaptiveLossScalingUpdater(solver, loss, **{"storage": "float16", **options})
+
+
+@pytest.mark.parametrize("accum_grad", [1, 3])
+def test_what_a_users_function_counts_is_counted_once(accum_grad: int) -> None:
+    """The first batch is repeated before it is known what forward writes."""
+    loss = mean_square()
+    counter = nn.parameter.get_parameter_or_create("counter", (1,), np.zeros(1), need_grad=False)
+    loss = loss + F.sum(F.assign(counter, counter + 1.0)) * 0.0
+    updater = updater_of(loss, accum_grad=accum_grad)
+    assert updater.update().retries == 1
+    assert float(counter.d[0]) == accum_grad
+    updater.update()
+    assert float(counter.d[0]) == 2 * accum_grad
+
+
+class Deep:
+    """A deep network whose loss can be multiplied, and its updater."""
+
+    def __init__(self, depth: int = 24, size: int = 8, **options: Any) -> None:
+        nn.clear_parameters()
+        rng = np.random.RandomState(0)
+        self.factors: Dict[int, float] = {}
+        self.batches = 0
+        x, factor = nn.Variable((size, 8)), nn.Variable((1,))
+        h = x
+        for index in range(depth):
+            h = F.tanh(PF.affine(h, 8, name=f"layer{index}", rng=rng))
+        self.loss = F.sum(F.reshape(F.mean(h**2), (1,)) * factor)
+
+        def feed() -> None:
+            x.d = np.random.RandomState(self.batches).randn(*x.shape)
+            factor.d = self.factors.get(self.batches, self.factors.get(-1, 1.0))
+            self.batches += 1
+
+        self.feed = feed
+        self.updater = updater_of(self.loss, data_feeder=feed, **options)
+
+    def exact_gradients(self, batch: int) -> np.ndarray:
+        """The gradients of a batch in fp32."""
+        self.batches = batch
+        self.feed()
+        for v in nn.get_parameters().values():
+            v.grad.zero()
+        self.loss.forward()
+        self.loss.backward(1.0)
+        return gradients()
+
+
+def gradients() -> np.ndarray:
+    return np.concatenate([v.g.ravel() for v in nn.get_parameters().values()]).astype(np.float64)
+
+
+def config(method: str, delay: int = 0) -> AdaLossConfig:
+    return AdaLossConfig(loss_scale_method=method, delay=delay)
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("jump", "repeats"), [(16.0, 3), (2.0**10, 5), (2.0**16, 7)])
+def test_repeats_grow_with_a_jump_and_not_with_the_depth(
+    jump: float, repeats: int, method: str, delay: int
+) -> None:
+    deep = Deep(config=config(method, delay))
+    for _ in range(3):
+        deep.updater.update()
+    deep.factors[3] = jump
+    found: list[np.ndarray] = []
+    deep.updater.on_gradients = lambda solver: found.append(gradients())
+    result = deep.updater.update()
+    assert result.updated
+    assert 0 < result.retries <= repeats
+    assert deep.batches == 4
+    assert [deep.updater.update().retries for _ in range(3)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("on_overflow", ["repeat", "next"])
+@pytest.mark.parametrize("accum_grad", [1, 2])
+def test_a_jump_for_good_costs_no_more_than_its_first_batch(
+    method: str, delay: int, on_overflow: str, accum_grad: int
+) -> None:
+    deep = Deep(depth=3, config=config(method, delay), on_overflow=on_overflow, accum_grad=accum_grad)
+    for _ in range(3):
+        assert deep.updater.update().updated
+    deep.factors[-1] = 2.0**10
+    results = [deep.updater.update() for _ in range(70)]
+    assert all(r.updated for r in results)
+    assert results[0].retries > 0
+    # Statistics of the iteration before, and windows that still hold the small gradients, may cost one more.
+    assert sum(r.retries for r in results[1:]) <= 1
+    assert results[-1].scale <= 64.0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_overflows_in_a_leaf_hides_nothing(method: str) -> None:
+    """An infinity in the gradient of an input, which nobody trains, beside one in a weight's gradient."""
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+    x = nn.Variable((64, 8), need_grad=True)
+    factor = nn.Variable((1,))
+    loss = F.sum(F.reshape(F.mean(PF.affine(x, 2, name="a", rng=rng) ** 2), (1,)) * factor)
+    factors = iter([1.0] * 4 + [float(2**k) for k in range(1, 40)])
+
+    def feed() -> None:
+        x.d = 1.0
+        factor.d = next(factors)
+
+    updater = updater_of(loss, data_feeder=feed, config=config(method), global_scale="dynamic", scale=2.0**10)
+    updater.solver.set_learning_rate(0.0)
+    for _ in range(8):
+        assert updater.update().updated
+        assert all(np.isfinite(v.d).all() for v in nn.get_parameters().values())
