@@ -72,6 +72,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
             print(f"Stopped: what is done is in {results}, and the same command goes on from there.")
             return 130
     lines = records.read(results)
+    if options.experiment is None:
+        from scaling_study.plan import of_this_length
+
+        lines = of_this_length(lines, choice_of(options).shorter)
     table = chosen.table(lines)
     results.with_suffix(".md").write_text(table, "utf-8")
     print(table)

@@ -19,7 +19,7 @@ NETS: Dict[str, Net] = {
     "gan": Net("GAN, two updaters", "minus MMD to real digits", gan, 0.1, 300, 0.01, 0.5),
     "mlp24": Net("tanh MLP, 24 layers", _ACCURACY, BUILDERS["mlp24"], 0.03, 250, 0.01),
     "segmentation": Net("segmentation, masked mean", "IoU of ink", segmentation, 0.1, 150, 0.01),
-    "detector": Net("detector, losses 1 : 1e-4", "digits told, IoU of ink", detector, 0.03, 250, 0.01),
+    "detector": Net("detector, losses 1 : 1e-4", "digits told, IoU of ink", detector, 0.02, 300, 0.01),
     "rnn64": Net("RNN over 64 steps", _ACCURACY, BUILDERS["rnn64"], 0.003, 250, 0.01),
     "conv12": Net("plain conv net, 12 layers", _ACCURACY, BUILDERS["conv12"], 0.02, 200, 0.01),
     "transformer": Net("language model", "minus nats per letter", transformer, 0.1, 150, 0.02),

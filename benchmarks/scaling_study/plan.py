@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Iterator, List, NamedTuple, Sequence
+from typing import Any, Dict, Iterator, List, NamedTuple, Sequence
 
 from .methods import METHODS, REFERENCE
 from .nets import NETS
@@ -41,6 +41,11 @@ class Choice(NamedTuple):
 def iterations(net: str, shorter: int = 1) -> int:
     """Batches of each player of a network."""
     return max(2, NETS[net].iterations // shorter)
+
+
+def of_this_length(records: Sequence[Dict[str, Any]], shorter: int = 1) -> List[Dict[str, Any]]:
+    """The lines that tell of trainings as long as they are now; a network may have been given more."""
+    return [r for r in records if r["net"] in NETS and r["iterations"] == iterations(r["net"], shorter)]
 
 
 def planned(choice: Choice) -> List[Run]:

@@ -145,7 +145,9 @@ def markdown(records: List[Dict[str, Any]]) -> str:
 
 def _row(record: Dict[str, Any], calm: Dict[str, Any]) -> List[str]:
     until = _until_right(record, calm)
-    after = [u for u, fed in zip(record["underflow"], record["fed"]) if fed > _AT][: max(20, until or 10**9)]
+    after = [u for u, fed in zip(record["underflow"], record["fed"]) if fed > _AT][
+        : None if until is None else max(20, until)
+    ]
     before = [u for u, fed in zip(record["underflow"], record["fed"]) if _AT - 20 < fed <= _AT]
     return [
         record["net"],

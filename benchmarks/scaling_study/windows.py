@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
-from nnabla_adaloss import AdaLossConfig, AmaxHistory, HistoryPolicy
+from nnabla_adaloss import AdaLossConfig
+from nnabla_adaloss.core.methods import AmaxHistory
+from nnabla_adaloss.core.scale_history import HistoryPolicy
 
 from .experiment import Experiment
 from .methods import adaptive
@@ -59,8 +61,8 @@ def markdown(records: List[Dict[str, Any]]) -> str:
         "# Margins and windows\n",
         paragraph(
             f"Made by `python benchmarks/study.py --windows`: float16, loss weight {_WEIGHT:g}, "
-            f"{_ITERATIONS} iterations. Overflows of 1000 batches, and the share of elements of gradients "
-            "that became zero."
+            f"{_ITERATIONS} iterations. Overflows of 1000 batches, and the share of elements of "
+            "gradients that became zero."
         ),
     ]
     titles = {
