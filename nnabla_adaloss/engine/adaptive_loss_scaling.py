@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import nnabla as nn
 import numpy as np
@@ -109,7 +109,6 @@ class AdaptiveLossScaling:
         self.config = (AdaLossConfig() if config is None else config).stored_in(
             self._storage.precision if self._storage else Precision() if computes_in_half(context) else None
         )
-        self.iteration = 0
         self._loss = loss
         self._non_homogeneous = tuple(non_homogeneous)
         # Names are those that the scope shows in which the loss is wrapped.
@@ -131,6 +130,7 @@ class AdaptiveLossScaling:
         if components is None:
             components = ComponentScales(policy, self.config.range.u_max, self._u_max_single)
         self.components = components
+        self.iteration = components.began[0] + 1
         self._pool = ScratchPool()
         self._planned: Optional[_Planned] = None
         self.guard = BatchGuard(
@@ -141,8 +141,6 @@ class AdaptiveLossScaling:
             forward_state,
         )
         self._last: Optional[BackwardPass] = None
-        # The iteration of the pass that began last, and the number of the pass in it.
-        self._began: Tuple[int, int] = -1, 0
 
     @property
     def variable(self) -> nn.Variable:
@@ -307,7 +305,7 @@ class AdaptiveLossScaling:
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"state is damaged, or none of an AdaptiveLossScaling: {error!r}") from error
         self.components.load(windows)
-        self.iteration, planned.statistics, self._began = iteration, statistics, (-1, 0)
+        self.iteration, planned.statistics = iteration, statistics
 
     def scale_of(self, variable: nn.Variable) -> float:
         """The scale S that the gradient of `variable` carried in the last backward.
@@ -372,10 +370,7 @@ class AdaptiveLossScaling:
         check_seed(self._variable, grad)
         planned = self._for_this_graph(look_again=True)
         iteration = self.iteration if iteration is None else iteration
-        attempt = self._began[1] + 1 if self._began[0] == iteration else 0
-        self._began = iteration, attempt
-        if not attempt:
-            self.components.end_iteration()
+        self.components.begin_pass(iteration)
         planned.statistics.begin(iteration, anew=again and scale is None)
         start_scale = self.components.policy.start_scale if scale is None else scale
         start_scale = check_scale(start_scale * self.config.init_scale, "scale * init_scale")
@@ -429,7 +424,7 @@ class AdaptiveLossScaling:
         # A communicator takes gradients as each function leaves them.
         deferred = planned.measurements if communicator_callbacks is None else None
         return BackwardPass(
-            context, choice, start_scale, iteration, attempt=self._began[1], deferred=deferred
+            context, choice, start_scale, iteration, attempt=self.components.began[1], deferred=deferred
         )
 
     def _run(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence
+from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 from ..core.scale_history import AmaxWindow, HistoryPolicy
 from ..graph.components import Components
@@ -78,6 +78,8 @@ class ComponentScales:
         settled: False when the last pass was the first to measure a component, and used a scale for it that
             is more than a margin too low, or saw nothing but zeros: the same batch, once more, gives better
             gradients.
+        began: the iteration of the pass that began last, on this graph or one before, and the number of the
+            pass in it.
     """
 
     def __init__(self, policy: HistoryPolicy, u_max: float, u_max_single: Optional[float] = None) -> None:
@@ -87,6 +89,7 @@ class ComponentScales:
         self._single: FrozenSet[str] = frozenset()
         self._names: List[str] = []
         self.settled = True
+        self.began: Tuple[int, int] = -1, 0
         self._windows: Dict[str, AmaxWindow] = {}
         # Of the present iteration: what was seen, and what an overflow has ruled out for the next tries.
         self._seen: Dict[str, float] = {}
@@ -104,6 +107,14 @@ class ComponentScales:
             return ceiling
         scale = self.policy.scale(amax, u_max=self.u_max(name))
         return scale if ceiling is None or scale < ceiling else ceiling
+
+    def begin_pass(self, iteration: int) -> int:
+        """Count a pass of an iteration, and end the one before if this is another; return its number."""
+        number = self.began[1] + 1 if self.began[0] == iteration else 0
+        self.began = iteration, number
+        if not number:
+            self.end_iteration()
+        return number
 
     def begin(self, components: Components) -> ComponentPass:
         """A pass with the scales that follow from what is known now."""
@@ -187,7 +198,7 @@ class ComponentScales:
     def load(self, windows: Mapping[str, AmaxWindow]) -> None:
         """Take over the windows that `windows_of` found in a state."""
         self.drop_iteration()
-        self._windows = dict(windows)
+        self._windows, self.began = dict(windows), (-1, 0)
 
 
 def windows_of(state: Mapping[str, Any]) -> Dict[str, AmaxWindow]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 import nnabla as nn
 import nnabla.functions as F
@@ -120,3 +120,30 @@ def test_a_jump_for_good_costs_no_more_than_its_first_batch(
     # Statistics of the iteration before may cost one more.
     assert sum(r.retries for r in results[1:]) <= 1
     assert results[-1].scale <= 64.0
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_graph_for_each_batch_of_an_iteration(method: str, delay: int) -> None:
+    """What was measured goes by name. Batches of one iteration are one entry, and each has its own number."""
+    rng = np.random.RandomState(0)
+    records: List[Any] = []
+
+    def build() -> nn.Variable:
+        x = nn.Variable.from_numpy_array(rng.randn(64, 8).astype(np.float32))
+        h = F.tanh(PF.affine(x, 8, name="a", rng=np.random.RandomState(1)))
+        return F.mean(PF.affine(h, 8, name="b", rng=np.random.RandomState(2)) ** 2)
+
+    def feed() -> None:
+        updater.loss = build()
+
+    updater = updater_of(
+        build(),
+        data_feeder=feed,
+        accum_grad=3,
+        config=AdaLossConfig(loss_scale_method=method, delay=delay, recorder=records.append),
+    )
+    assert [updater.update().retries for _ in range(4)] == [1, 0, 0, 0]
+    windows = updater.scaling.components.state_dict()
+    assert {pushed for pushed, _ in windows.values()} == {4}
+    assert len({(r.iteration, r.attempt, r.layer) for r in records}) == len(records)
