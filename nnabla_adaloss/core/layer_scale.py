@@ -137,11 +137,14 @@ class Constraints(NamedTuple):
         layer_limit: the largest scale that the layer may have after it overflowed.
         weight_max: the largest magnitude that the scaled copy of the weight may hold.
         earlier: what is stored already where the layer's input gradient is added; None where nothing is.
+        guard_from: the overflow guard, which takes all products for the largest, turns no scale below this.
+            1 where S was measured to leave room for the gradients of all layers.
     """
 
     layer_limit: float = math.inf
     weight_max: float = math.inf
     earlier: Optional[Contribution] = None
+    guard_from: float = 0.0
 
 
 NO_CONSTRAINTS = Constraints()
@@ -207,12 +210,15 @@ def decide(
         unknown = needs is not _NOTHING and g is not None and not g.count
         if not unknown and is_due(state, iteration, config):
             if needs is _HISTORY and g is not None:
-                history = (*history, g.scaled(1.0 / S))[-config.method.window :]
+                history = (*history, g.scaled(1.0 / S))[-(config.method.window or 1) :]
             computed_at, unbounded = iteration, _asked(observed, history, config)
         u_max = config.range.u_max
         if g is not None and has_weight == (weight is not None):
             accumulated_limit = S * overflow_limit(g, weight, fan_in_bound, u_max)
-        alpha, reason = _limited(unbounded, accumulated_limit / S, S / lift, constraints.layer_limit, config)
+        guard = accumulated_limit / S
+        if guard < constraints.guard_from:
+            guard = constraints.guard_from
+        alpha, reason = _limited(unbounded, guard, S / lift, constraints.layer_limit, config)
         if weight is not None and alpha > 1.0 and alpha * weight.abs_max > constraints.weight_max:
             # The scaled weight is stored in the same format.
             alpha = max(floor_power_of_two(constraints.weight_max / weight.abs_max), 1.0)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import nnabla as nn
@@ -126,7 +126,7 @@ class AdaptiveLossScaling:
         self._by_layer = method.needs is Needs.COMPONENTS
         policy = HistoryPolicy() if history is None else history
         if self._by_layer:
-            policy = replace(policy, margin=method.margin, window=method.window)
+            policy = method.policy(policy)
         if components is None:
             components = ComponentScales(policy, self.config.range.u_max, self._u_max_single)
         self.components = components
@@ -467,7 +467,9 @@ class AdaptiveLossScaling:
         """Who chooses the scales of a pass."""
         # Scaled copies of weights are stored as weights are.
         stored = self._storage.precision.stored_data.max if self._storage is not None else math.inf
-        constraints = Constraints(weight_max=min(self.config.range.u_max, stored))
+        constraints = Constraints(
+            weight_max=min(self.config.range.u_max, stored), guard_from=1.0 if measured else 0.0
+        )
         section: LossSection = GivenScale(start_scale)
         alphas: LayerAlphas = AlphasByMethod(self._ada_loss, constraints)
         if measured and components is not None:

@@ -173,6 +173,9 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             comm,
             self._exchange.grads if comm is not None else [],
         )
+        if self.history is not None:
+            # The policy's own, also where that is not the baseline's.
+            self.scale = self.history.start_scale
         tell_of_float_storage(loss, storage, config)
         self.max_retries = max_retries
         self.on_gradients = on_gradients

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Dict, Optional
 
 from ..scale_history import HistoryPolicy
 from .method import Method, Needs, Range
@@ -20,8 +20,9 @@ class AmaxHistory(Method):
     scales. It needs nothing but maxima, and branches never have to be brought to a common scale.
 
     Attributes:
-        margin: how many times larger than anything in the window a gradient may be before it overflows. 4.0.
-        window: how many iterations are remembered. 64.
+        margin: how many times larger than anything in the window a gradient may be before it overflows. None:
+            as the global scale has it, 4.0.
+        window: how many iterations are remembered. None: likewise, 64.
 
     Raises:
         TypeError, ValueError: a parameter is no number, or out of range.
@@ -29,7 +30,7 @@ class AmaxHistory(Method):
     Example:
         >>> from nnabla_adaloss import AdaLossConfig
         >>> AdaLossConfig(loss_scale_method="amax_history").method
-        AmaxHistory(margin=4.0, window=64)
+        AmaxHistory(margin=None, window=None)
         >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
         >>> from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
         >>> x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
@@ -44,11 +45,17 @@ class AmaxHistory(Method):
     """
 
     needs = Needs.COMPONENTS
-    margin: float = 4.0
-    window: int = 64
+    margin: Optional[float] = None
+    window: Optional[int] = None
 
     def __post_init__(self) -> None:
-        HistoryPolicy(self.margin, self.window)
+        self.policy(HistoryPolicy())
+
+    def policy(self, of_global_scale: HistoryPolicy) -> HistoryPolicy:
+        """The policy of the global scale, with this method's margin and window."""
+        own = {"margin": self.margin, "window": self.window}
+        given: Dict[str, Any] = {name: value for name, value in own.items() if value is not None}
+        return replace(of_global_scale, **given)
 
     def scale(self, g: Any, W: Any, *, range: Range, fan_in: float) -> float:
         """1.0: a layer by itself, without the components of a network, is not scaled."""

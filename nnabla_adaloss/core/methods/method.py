@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Optional
+
+from ..scale_history import HistoryPolicy
 
 
 class Needs(str, Enum):
@@ -42,9 +44,7 @@ class Method(ABC):
 
     Attributes:
         needs: what `scale` is given.
-        window: for `Needs.HISTORY`: how many iterations, the present one included; for `Needs.COMPONENTS`,
-            too.
-        margin: for `Needs.COMPONENTS`: how many times larger than what was measured a gradient may be.
+        window: for `Needs.HISTORY`: how many iterations, the present one included.
 
     Example:
         >>> from dataclasses import dataclass
@@ -60,8 +60,11 @@ class Method(ABC):
     """
 
     needs: ClassVar[Needs] = Needs.STATISTICS
-    window: int = 1
-    margin: float = 4.0
+    window: Optional[int] = 1
+
+    def policy(self, of_global_scale: HistoryPolicy) -> HistoryPolicy:
+        """For `Needs.COMPONENTS`: how their scales follow from what was measured; as the global one does."""
+        return of_global_scale
 
     @abstractmethod
     def scale(self, g: Any, W: Any, *, range: Range, fan_in: float) -> float:

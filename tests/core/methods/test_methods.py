@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnabla_adaloss.core import METHODS, AdaLossConfig, Method, Needs, Range, resolve_method
+from nnabla_adaloss.core import METHODS, AdaLossConfig, HistoryPolicy, Method, Needs, Range, resolve_method
 from nnabla_adaloss.core.methods import AmaxHistory, ElementWiseRange, Fixed
 
 RANGE = Range(6e-8, 65504.0)
@@ -106,7 +106,10 @@ def test_parameters_must_be_numbers(method: Any, name: str) -> None:
 
 def test_a_measuring_method_takes_its_settings_as_a_value_or_leaves_them() -> None:
     method = AdaLossConfig(loss_scale_method="amax_history").method
-    assert method == AmaxHistory(margin=4.0, window=64)
+    assert method == AmaxHistory()
+    chosen = HistoryPolicy(margin=8.0, window=32)
+    assert method.policy(chosen) == chosen
+    assert AmaxHistory(margin=2.0).policy(chosen) == HistoryPolicy(margin=2.0, window=32)
     assert method.needs is Needs.COMPONENTS
     assert method.scale(None, None, range=RANGE, fan_in=4.0) == 1.0
     given = AmaxHistory(margin=16.0, window=8)

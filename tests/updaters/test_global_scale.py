@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the global scale is chosen, and what is done with the settings of a policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import numpy as np
+import pytest
+
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, AmaxHistory, HistoryPolicy
+from nnabla_adaloss.updaters.global_scale import history_of
+
+
+def updater_with(depth: int = 2, **options: Any) -> AdaptiveLossScalingUpdater:
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+    h = nn.Variable.from_numpy_array(rng.randn(16, 64).astype(np.float32))
+    for i in range(depth):
+        h = F.tanh(PF.affine(h, 64, name=f"fc{i}", rng=rng))
+    solver = S.Sgd(1e-3)
+    solver.set_parameters(nn.get_parameters())
+    return AdaptiveLossScalingUpdater(solver, F.mean(h**2), storage="float16", **options)
+
+
+def test_what_is_chosen() -> None:
+    assert history_of("dynamic", 8.0, 2.0**-24) is None
+    assert history_of("history", 16.0, 2.0**-20) == HistoryPolicy(start_scale=16.0, min_scale=2.0**-20)
+    own = HistoryPolicy(margin=2.0)
+    assert history_of(own, 8.0, 2.0**-24) is own
+    with pytest.raises(
+        ValueError, match="global_scale='fast' must be 'history', 'dynamic' or a HistoryPolicy"
+    ):
+        updater_with(global_scale="fast")
+
+
+def test_a_policy_starts_with_its_own_scale() -> None:
+    updater = updater_with(global_scale=HistoryPolicy(start_scale=1024.0))
+    assert updater.scale == updater.scaling.components.policy.start_scale == 1024.0
+    updater = updater_with(scale=32.0)
+    assert updater.scale == updater.scaling.components.policy.start_scale == 32.0
+
+
+def test_components_follow_the_policy_unless_the_method_says_otherwise() -> None:
+    policy = HistoryPolicy(margin=16.0, window=8)
+    for method, margin, window in (("amax_history", 16.0, 8), (AmaxHistory(window=4), 16.0, 4)):
+        updater = updater_with(global_scale=policy, config=AdaLossConfig(loss_scale_method=method))
+        found = updater.scaling.components.policy
+        assert (found.margin, found.window) == (margin, window)
+
+
+def test_no_layer_is_lowered_where_there_is_room() -> None:
+    """The overflow guard takes all products for the largest, which a measured scale need not fear."""
+    updater = updater_with(depth=8)
+    for _ in range(5):
+        result = updater.update()
+        assert result.updated
+    assert result.retries == 0
+    assert set(updater.scaling.layer_scales.values()) == {1.0}
+    largest = max(
+        found.statistics.abs_max
+        for found in updater.scaling._storage.gradients.values()  # type: ignore[union-attr]
+        if found.statistics.count > 1
+    )
+    assert 65504.0 / 8.0 < largest <= 65504.0 / 4.0
+    lowered = updater_with(depth=8, global_scale="dynamic", on_overflow="next", scale=updater.scale)
+    lowered.update()
+    assert min(lowered.scaling.layer_scales.values()) < 1.0
