@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from typing import Dict, Set
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from nnabla_adaloss import AdaptiveLossScaling
+from nnabla_adaloss.graph.components import Components
+from tests.engine.random_graphs import Network, networks
+from tests.engine.test_architectures import NETWORKS
+
+
+def rng(seed: int = 0) -> np.random.RandomState:
+    return np.random.RandomState(seed)
+
+
+def data(*shape: int, need_grad: bool = False) -> nn.Variable:
+    v = nn.Variable(shape, need_grad=need_grad)
+    v.d = rng(3).randn(*shape)
+    return v
+
+
+def components(loss: nn.Variable, *, by_layer: bool) -> Components:
+    return AdaptiveLossScaling(loss).plan.components(by_layer=by_layer)
+
+
+def together(found: Components, *variables: nn.Variable) -> bool:
+    return len({found.of[hash(v)] for v in variables}) == 1
+
+
+def test_layers_separate() -> None:
+    x = data(4, 8)
+    h = [PF.affine(x, 8, name="a", rng=rng())]
+    for name in "bc":
+        h += [F.tanh(h[-1])]
+        h += [PF.affine(h[-1], 8, name=name, rng=rng())]
+    loss = F.mean(h[-1] ** 2)
+    found = components(loss, by_layer=True)
+    assert together(found, h[0], h[1])
+    assert together(found, h[2], h[3])
+    assert len({found.of[hash(v)] for v in (loss, h[4], h[3], h[1])}) == 4
+    # The data need no gradient: three layers, two components behind the one at the loss, and the loss's own.
+    assert len(found.names) == 4
+    assert found.names[found.of[hash(loss)]] in found.single
+    plain = components(loss, by_layer=False)
+    assert together(plain, *h)
+    assert len(plain.names) == 2
+
+
+def test_what_adds_connects() -> None:
+    x = PF.affine(data(4, 8), 8, name="stem", rng=rng())
+    inner = F.tanh(x)
+    branch = PF.affine(inner, 8, name="branch", rng=rng())
+    joined = x + branch
+    found = components(F.mean(joined**2), by_layer=True)
+    # The residual's trunk carries one scale, into and out of its branch.
+    assert together(found, x, inner, branch, joined)
+    left, right = (PF.affine(F.tanh(x), 8, name=n, rng=rng()) for n in ("left", "right"))
+    found = components(F.mean(left * right), by_layer=True)
+    assert together(found, left, right)
+    assert not together(found, left, x)
+
+
+def test_attention_separates_scores_from_values() -> None:
+    x = data(2, 4, 8)
+    q, k, v = (PF.affine(x, 8, base_axis=2, name=n, rng=rng()) for n in "qkv")
+    scores = F.batch_matmul(q, k, transpose_b=True)
+    weights = F.softmax(scores)
+    out = F.batch_matmul(weights, v)
+    found = components(F.mean(out**2), by_layer=True)
+    assert together(found, scores, weights)
+    assert not together(found, out, weights)
+    # Either factor of a product of activations gets a scale of its own.
+    assert len({found.of[hash(u)] for u in (out, q, k, v)}) == 4
+    assert together(components(F.mean(out**2), by_layer=False), q, k, v, scores, out)
+
+
+def test_each_step_of_a_recurrent_network_has_its_own() -> None:
+    h = F.constant(0.1, (2, 4))
+    states = []
+    for _ in range(5):
+        h = F.tanh(PF.affine(h, 4, name="cell", rng=rng()))
+        states.append(h)
+    found = components(F.mean(h**2), by_layer=True)
+    assert len({found.of[hash(s)] for s in states}) == 5
+    assert len(found.names) == 6
+
+
+def test_scalars_at_the_loss_separate_and_losses_meet_behind_them() -> None:
+    y = PF.affine(data(4, 8), 8, name="a", rng=rng())
+    first, second = F.mean(y**2), F.mean(F.sigmoid(y))
+    weighted = second * 1e-8
+    loss = first + weighted
+    found = components(loss, by_layer=True)
+    assert len({found.of[hash(v)] for v in (loss, second, first)}) == 3
+    assert together(found, first, weighted)
+    assert found.names[found.of[hash(y)]] not in found.single
+    assert {found.names[found.of[hash(v)]] for v in (loss, second, first)} == found.single
+    assert {hash(loss), hash(first), hash(second), hash(weighted)} == found.handed_over
+
+
+def test_what_clips_gradients_separates() -> None:
+    h = PF.affine(data(4, 8), 8, name="a", rng=rng())
+    clipped = F.clip_grad_by_value(h, F.constant(-1.0, h.shape), F.constant(1.0, h.shape))
+    y = F.tanh(clipped)
+    for by_layer in (False, True):
+        found = components(F.mean(y**2), by_layer=by_layer)
+        assert together(found, clipped, y)
+        assert not together(found, h, clipped)
+        assert hash(clipped) in found.handed_over
+
+
+def test_an_input_that_wants_its_gradient_has_a_component_of_its_own() -> None:
+    x = data(4, 8, need_grad=True)
+    y = PF.affine(x, 8, name="a", rng=rng())
+    found = components(F.mean(y**2), by_layer=True)
+    assert found.names[found.of[hash(x)]] == "a/affine:input"
+    assert not together(found, x, y)
+    assert hash(x) not in components(F.mean(y**2), by_layer=False).of
+
+
+@pytest.mark.parametrize("by_layer", [False, True])
+@pytest.mark.parametrize("network", sorted(NETWORKS))
+def test_names_outlive_the_graph(network: str, by_layer: bool) -> None:
+    first = components(NETWORKS[network](), by_layer=by_layer)
+    again = components(NETWORKS[network](), by_layer=by_layer)
+    assert again.names == first.names
+    assert again.single == first.single
+    assert len(set(first.names)) == len(first.names)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(networks)
+def test_every_gradient_has_one_component_and_every_component_one_name(network: Network) -> None:
+    plan = AdaptiveLossScaling(network.loss).plan
+    sizes: Dict[bool, int] = {}
+    for by_layer in (False, True):
+        found = plan.components(by_layer=by_layer)
+        assert len(set(found.names)) == len(found.names)
+        assert set(found.of.values()) == set(range(len(found.names)))
+        assert set(plan.variable_keys) <= found.of.keys()
+        assert found.of[hash(network.loss)] == 0
+        sizes[by_layer] = len(found.names)
+        for node in plan.nodes.values():
+            targets: Set[int] = {s.target_key for s in node.scalings} if by_layer else set()
+            through = {found.of[k] for k in node.input_keys if k not in targets}
+            if not node.loss_section:
+                assert through <= {found.producers[node.function_key]}
+    assert sizes[False] <= sizes[True]
