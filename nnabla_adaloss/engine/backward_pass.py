@@ -95,6 +95,8 @@ class BackwardPass:
         # The function that runs or ran last, if there is still something to do after it.
         self.unfinished: List[Node] = []
         self._scale = start_scale
+        # What the input gradients of the function that runs are to be brought to; None: nothing else.
+        self._behind: Optional[float] = None
         self._targets: Dict[int, float] = {}
         self._data_swaps: List[Tuple[nn.Variable, nn.NdArray, nn.NdArray]] = []
         self._leaves = LeafGradients(
@@ -262,10 +264,10 @@ class BackwardPass:
         return 1.0
 
     def _rescale_loss_section(self, node: Node, scale: float) -> float:
-        target = self._loss_section.scale(self, node, scale)
+        target, self._behind = self._loss_section.scale(self, node, scale)
         self.bring_to(node.outputs[0], node.output_keys[0], target)
         if node.loss_exit:
-            self.lift = max(self.lift, target / self.start_scale)
+            self.lift = max(self.lift, (self._behind or target) / self.start_scale)
         return target
 
     def _join(self, node: Node, scale: float) -> float:
@@ -313,6 +315,10 @@ class BackwardPass:
             scales[key] = self._scale
         if node.non_homogeneous:
             self._from_unit_scale(node)
+        elif self._behind is not None:
+            for v, key in zip(node.inputs, node.input_keys):
+                self.bring_to(v, key, self._behind)
+            self._behind = None
         scales.update(self._targets)
         if node.leaves:
             self._leaves.give_back()

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Optional, Protocol, Tuple
 
 from ..core.loss_section import loss_section_factor
 from ..core.power_of_two import clamp_scale, floor_power_of_two
@@ -29,8 +29,10 @@ class LossSection(Protocol):
     def left_with(self) -> float:
         """The scale that the gradient first left the functions of one element with."""
 
-    def scale(self, running: RunningPass, node: Node, scale: float) -> float:
-        """The scale that the output gradient of `node`, which carries `scale`, is to be brought to."""
+    def scale(self, running: RunningPass, node: Node, scale: float) -> Tuple[float, Optional[float]]:
+        """What the output gradient of `node`, which carries `scale`, is to be brought to, and what its input
+        gradients when it has run; None: they stay as they are.
+        """
 
 
 class OneScale:
@@ -44,9 +46,9 @@ class OneScale:
         self.seed = self.left_with = start_scale
         self.measures = False
 
-    def scale(self, running: RunningPass, node: Node, scale: float) -> float:
+    def scale(self, running: RunningPass, node: Node, scale: float) -> Tuple[float, Optional[float]]:
         """The scale as it is."""
-        return scale
+        return scale, None
 
 
 class GivenScale:
@@ -60,9 +62,9 @@ class GivenScale:
         self.seed = self.left_with = start_scale
         self.measures = False
 
-    def scale(self, running: RunningPass, node: Node, scale: float) -> float:
+    def scale(self, running: RunningPass, node: Node, scale: float) -> Tuple[float, Optional[float]]:
         """S0, lifted."""
-        return scale * _lift(running, node, scale, several=running.plan.loss_exits > 1)
+        return scale * _lift(running, node, scale, several=running.plan.loss_exits > 1), None
 
 
 class MeasuredScale:
@@ -84,10 +86,12 @@ class MeasuredScale:
         self.measures = True
         self._left = False
 
-    def scale(self, running: RunningPass, node: Node, scale: float) -> float:
-        """The scale of the component behind `node`, or less where that would overflow now."""
+    def scale(self, running: RunningPass, node: Node, scale: float) -> Tuple[float, Optional[float]]:
+        """The scale of the component behind `node`; less where a single element would overflow with it, which
+        the many that it is spread over do not.
+        """
         if not separates(node) or not node.input_keys:
-            return scale
+            return scale, None
         components = self._components
         behind = components.of[node.input_keys[0]]
         wanted = components.scales[behind]
@@ -95,12 +99,12 @@ class MeasuredScale:
         if wanted is None:
             lifted = scale * _lift(running, node, scale, several=False)
             wanted = highest if components.silent[behind] and highest < math.inf else lifted
-        elif wanted > highest:
+        elif wanted > highest and not node.expands:
             wanted = highest
         components.scales[behind] = wanted
         if node.expands and not self._left:
             self._left, self.left_with = True, wanted
-        return wanted
+        return (highest, wanted) if wanted > highest else (wanted, None)
 
     def _highest(self, running: RunningPass, node: Node, scale: float) -> float:
         """The largest scale with which the output gradient of `node` itself stays in range."""

@@ -67,6 +67,3 @@ def test_no_layer_is_lowered_where_there_is_room() -> None:
         if found.statistics.count > 1
     )
     assert 65504.0 / 8.0 < largest <= 65504.0 / 4.0
-    lowered = updater_with(depth=8, global_scale="dynamic", on_overflow="next", scale=updater.scale)
-    lowered.update()
-    assert min(lowered.scaling.layer_scales.values()) < 1.0
