@@ -65,6 +65,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
     chosen = experiment_of(options)
     results = options.results or RESULTS / f"{chosen.name}.jsonl"
+    picture_file = results.with_suffix(".png")
     if not options.report:
         try:
             experiment.run(chosen, results, processes=options.jobs, budget=options.budget)
@@ -76,15 +77,15 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         from scaling_study.plan import of_this_length
 
         lines = of_this_length(lines, choice_of(options).shorter)
-    table = chosen.table(lines)
+    table = chosen.table(picture_file.name, lines)
     results.with_suffix(".md").write_text(table, "utf-8")
     print(table)
     if options.experiment is None:
         from scaling_study import picture
         from scaling_study.training import runs_of
 
-        picture.save(results.with_suffix(".png"), runs_of(lines))
-        print(f"Picture: {results.with_suffix('.png')}")
+        picture.save(picture_file, runs_of(lines))
+        print(f"Picture: {picture_file}")
     return 0
 
 

@@ -18,13 +18,13 @@ class Experiment(NamedTuple):
         name: what its files are called.
         jobs: what is to be done, in this order: tuples with names, which come first in each line of results.
         work: does one job and returns the rest of its line, `"seconds"` among it; a function of a module.
-        table: the text of all lines, in Markdown.
+        table: the text of all lines, in Markdown, from the name of the picture's file and the lines.
     """
 
     name: str
     jobs: Sequence[Any]
     work: Callable[[Any], Dict[str, Any]]
-    table: Callable[[List[Dict[str, Any]]], str]
+    table: Callable[[str, List[Dict[str, Any]]], str]
 
 
 def run(experiment: Experiment, path: Path, *, processes: int, budget: Optional[float]) -> None:

@@ -17,7 +17,7 @@ _NETS = ("lenet", "mlp8", "detector")
 _METHODS = ("dynamic_65536", "approx_range", "amax_history")
 _WEIGHTS = (1.0, 1e-6)
 _AT = 100
-_ITERATIONS = 200
+_ITERATIONS = 300
 # What the loss is multiplied by in batch `_AT`, and in those that follow.
 _JUMPS = {
     "none": (1.0, 1.0),
@@ -112,7 +112,7 @@ class _Jumping:
         self._feed()
 
 
-def markdown(records: List[Dict[str, Any]]) -> str:
+def markdown(_picture: str, records: List[Dict[str, Any]]) -> str:
     """A row for each training, compared with the one without a jump."""
     known = {tuple(r[field] for field in PlantedJob._fields): r for r in records}
     body = []

@@ -17,19 +17,23 @@ from .verdict import RULE, Cell, Key, Results, cells, count, references
 _MANY_LOST = 0.005
 
 
-def markdown(records: Sequence[Dict[str, Any]]) -> str:
-    """Everything that the results tell, as far as they are there."""
+def markdown(picture: str, records: Sequence[Dict[str, Any]]) -> str:
+    """Everything that the results tell, as far as they are there; `picture` is the name of its file."""
     results = runs_of(list(records))
     found = cells(results)
     storages = [name for name in STORAGES if any(key.storage == name for key in found)]
+    unfinished = sum(cell.seeds < SEEDS for cell in found.values())
     parts = [
         "# Which loss scaling trains as well as fp32\n",
         "Made by `python benchmarks/study.py` (`--report` makes it again from what is there); "
         "`python benchmarks/study.py --help` tells what is trained.\n",
         paragraph(RULE),
-        f"A whole cell has {SEEDS} seeds, the reference {REFERENCE_SEEDS}. So far {len(results)} trainings "
-        f"are there, in {len(found)} cells.\n",
-        "![Cells that pass](study.png)\n",
+        paragraph(
+            f"A whole cell has {SEEDS} seeds, the reference {REFERENCE_SEEDS}. So far {len(results)} "
+            f"trainings are there, in {len(found)} cells; {unfinished} of these have fewer seeds. What a "
+            "single seed comes to says little where training is chaotic, as that of the GAN."
+        ),
+        f"![Cells that pass]({picture})\n",
         "## Cells that pass\n",
         _summary(found, storages),
         "## Networks\n",

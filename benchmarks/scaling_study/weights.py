@@ -84,7 +84,7 @@ def _compared(job: Job, errors: List[float]) -> Loop:
     return adaptive(on_gradients=compare)(job)
 
 
-def markdown(records: List[Dict[str, Any]]) -> str:
+def markdown(_picture: str, records: List[Dict[str, Any]]) -> str:
     """A row for each loss weight."""
     body = []
     keys = sorted({(r["net"], r["weight"]) for r in records})

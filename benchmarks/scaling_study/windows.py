@@ -55,7 +55,7 @@ def work(job: WindowJob) -> Dict[str, Any]:
     return {**job._asdict(), **{name: getattr(result, name) for name in kept}}
 
 
-def markdown(records: List[Dict[str, Any]]) -> str:
+def markdown(_picture: str, records: List[Dict[str, Any]]) -> str:
     """A row for each network and margin, the windows beside each other."""
     parts = [
         "# Margins and windows\n",
