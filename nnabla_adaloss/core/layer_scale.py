@@ -137,8 +137,8 @@ class Constraints(NamedTuple):
         layer_limit: the largest scale that the layer may have after it overflowed.
         weight_max: the largest magnitude that the scaled copy of the weight may hold.
         earlier: what is stored already where the layer's input gradient is added; None where nothing is.
-        guard_from: the overflow guard, which takes all products for the largest, turns no scale below this.
-            1 where S was measured to leave room for the gradients of all layers.
+        guard_from: neither the method nor the overflow guard, which takes all products for the largest, turns
+            a scale below this. 1 where S was measured to leave room for the gradients of all layers.
     """
 
     layer_limit: float = math.inf
@@ -215,10 +215,13 @@ def decide(
         u_max = config.range.u_max
         if g is not None and has_weight == (weight is not None):
             accumulated_limit = S * overflow_limit(g, weight, fan_in_bound, u_max)
-        guard = accumulated_limit / S
-        if guard < constraints.guard_from:
-            guard = constraints.guard_from
-        alpha, reason = _limited(unbounded, guard, S / lift, constraints.layer_limit, config)
+        asked, guard, lowest = unbounded, accumulated_limit / S, constraints.guard_from
+        if asked < lowest:
+            # The published methods have a guard of their own.
+            asked = lowest
+        if guard < lowest:
+            guard = lowest
+        alpha, reason = _limited(asked, guard, S / lift, constraints.layer_limit, config)
         if weight is not None and alpha > 1.0 and alpha * weight.abs_max > constraints.weight_max:
             # The scaled weight is stored in the same format.
             alpha = max(floor_power_of_two(constraints.weight_max / weight.abs_max), 1.0)

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
 from nnabla_adaloss.engine.backward_pass import BackwardPass
+from nnabla_adaloss.graph.components import separates
 from tests.engine.random_graphs import Network, networks
 from tests.engine.test_architectures import NETWORKS
 from tests.engine.test_bit_identity import bits
@@ -183,10 +184,12 @@ def test_branches_carry_one_scale_where_they_meet(
     step(scaling)
     brought: list[Any] = []
     scalars = {hash(v) for v in scaling.plan.variables if v.size == 1}
+    # What a single element could not carry is added where it has been spread.
+    spread = {key for node in scaling.plan.nodes.values() if separates(node) for key in node.input_keys}
     real = BackwardPass.bring_to
 
     def bring_to(running: BackwardPass, variable: nn.Variable, key: int, target: float) -> None:
-        if running.scales[key] != target and key not in scalars:
+        if running.scales[key] != target and key not in scalars | spread:
             brought.append(variable)
         real(running, variable, key, target)
 
