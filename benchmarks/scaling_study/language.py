@@ -9,7 +9,7 @@ import nnabla.initializer as I
 import nnabla.parametric_functions as PF
 import numpy as np
 
-from .data import text, windows
+from .data import Floats, text, windows
 from .task import Player, Task
 
 _BATCH, _LENGTH, _WIDTH, _HEADS, _BLOCKS = 8, 32, 32, 2, 2
@@ -64,7 +64,7 @@ def _logits(x: nn.Variable, symbols: int) -> nn.Variable:
     )
 
 
-def _attention(h: nn.Variable, hidden: np.ndarray) -> nn.Variable:
+def _attention(h: nn.Variable, hidden: Floats) -> nn.Variable:
     batch, length, _ = h.shape
     size = _WIDTH // _HEADS
 

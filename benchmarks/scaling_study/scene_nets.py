@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+from typing import List, Tuple
+
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.initializer as I
 import nnabla.parametric_functions as PF
 import numpy as np
 
-from .data import digits, scenes, test_scenes
+from .data import Floats, Integers, Scenes, digits, scenes, test_scenes
 from .task import Player, Task
 
 _BATCH = 16
@@ -56,7 +58,7 @@ def detector(seed: int) -> Task:
     return Task([Player(loss, parameters, feed)], score)
 
 
-def _detect(x: nn.Variable) -> tuple[nn.Variable, nn.Variable]:
+def _detect(x: nn.Variable) -> Tuple[nn.Variable, nn.Variable]:
     h = F.max_pooling(_conv(x, 12, "conv1"), (2, 2))
     h = F.max_pooling(_conv(h, 16, "conv2"), (2, 2))
     # The branch of the small loss weight. Its layer is multiplied by 100, so that it learns at the pace of
@@ -70,11 +72,11 @@ def _detect(x: nn.Variable) -> tuple[nn.Variable, nn.Variable]:
     return PF.convolution(h, _CLASSES, (1, 1), name="digits"), inked
 
 
-def _coarse(ink: np.ndarray) -> np.ndarray:
+def _coarse(ink: Integers) -> Floats:
     """Whether there is any ink in each square of 4 x 4 pixels."""
     n, _, size, _ = ink.shape
     squares = (ink < 10).reshape(n, 1, size // 4, 4, size // 4, 4)
-    return squares.any(axis=(3, 5)).astype(np.float32)
+    return squares.any(axis=(3, 5)).astype(np.float32)  # type: ignore[no-any-return]
 
 
 def segmentation(seed: int) -> Task:
@@ -129,10 +131,10 @@ class _Stock:
     def __init__(self, seed: int, grid: int, cell: int, density: float, noise: float) -> None:
         self._random = np.random.RandomState(seed)
         self._canvas = grid, cell, density, noise
-        self._drawn: list = []
+        self._drawn: List[Scenes] = []
         self._count = 0
 
-    def next(self):  # type: ignore[no-untyped-def]
+    def next(self) -> Scenes:
         if len(self._drawn) < _STOCK:
             self._drawn.append(scenes(digits()[0], self._random, _BATCH, *self._canvas))
         self._count += 1
