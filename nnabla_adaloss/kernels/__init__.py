@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from .cpu import CpuKernels
-from .cuda import CudaKernels, ScaledCopy
+from .cuda import CudaKernels
 from .device_table import DeviceTable, TableContents
 from .interface import (
     EXPONENT_BINS,
@@ -12,6 +12,7 @@ from .interface import (
     GradientToUnscale,
     Kernels,
     RoundingStatistics,
+    ScaledCopy,
 )
 from .measurements import Measurements, measurements_by
 from .nnabla_ada_loss import NNablaAdaLoss

@@ -24,6 +24,7 @@ from .interface import (
     ExponentHistogram,
     GradientToUnscale,
     RoundingStatistics,
+    ScaledCopy,
 )
 
 
@@ -66,6 +67,17 @@ class CpuKernels:
         to_address = target.data_ptr(dtype, HOST, True)
         cpu_loops.scaled_copy(from_address, to_address, size, half, float(alpha))
 
+    def scaled_copy_all(self, copies: Iterable[ScaledCopy]) -> None:
+        table, factors = [], []
+        for source, target, alpha in copies:
+            half = is_half(source)
+            size = require_same_size(source, target)
+            dtype = FLOAT16 if half else FLOAT32
+            table.append((source.data_ptr(dtype, HOST), target.data_ptr(dtype, HOST, True), size, half))
+            factors.append(alpha)
+        if table:
+            cpu_loops.scaled_copies(np.array(table, np.int64), np.array(factors, np.float64))
+
     def scale_(self, x: NdArray, alpha: float) -> None:
         half = is_half(x)
         address = x.data_ptr(FLOAT16 if half else FLOAT32, HOST)
@@ -82,10 +94,24 @@ class CpuKernels:
         return float(cpu_loops.unscale_add(from_address, to_address, size, half, factor, accumulate))
 
     def unscale_add_all(self, gradients: Iterable[GradientToUnscale]) -> List[float]:
-        return [
-            self.unscale_add(source, master, scale, accumulate=accumulate)
-            for source, master, scale, accumulate in gradients
-        ]
+        # One call into compiled code for all: a call costs as much as a small array does.
+        table, factors = [], []
+        for source, master, scale, accumulate in gradients:
+            half = is_half(source)
+            size = require_same_size(source, master)
+            from_address = to_address = source.data_ptr(FLOAT16 if half else FLOAT32, HOST)
+            if accumulate:
+                require_float32(master, "master")
+            if source is not master:
+                to_address = master.data_ptr(FLOAT32, HOST, not accumulate)
+            table.append((from_address, to_address, size, half, accumulate))
+            factors.append(unscaling_factor(scale))
+        if not table:
+            return []
+        found: List[float] = cpu_loops.unscale_adds(
+            np.array(table, np.int64), np.array(factors, np.float64)
+        ).tolist()
+        return found
 
     def round_to_format(
         self,

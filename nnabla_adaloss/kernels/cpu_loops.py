@@ -344,6 +344,14 @@ def scaled_copy(source, target, size, is_half, factor):
 
 
 @compiled
+def scaled_copies(table, factors):
+    """`scaled_copy` for each row of `table`: its arguments but the factor."""
+    for row in range(len(factors)):
+        source, target, size, is_half = table[row]
+        scaled_copy(source, target, size, is_half != 0, factors[row])
+
+
+@compiled
 def unscale_add(source, master, size, is_half, factor, accumulate):
     """Write or add factor * source to master, in float32.
 
@@ -370,6 +378,16 @@ def unscale_add(source, master, size, is_half, factor, accumulate):
         else:
             largest = max(largest, _scale_into(block, target, factor))
     return np.float64(_as_float(min(largest, EXPONENT)))
+
+
+@compiled
+def unscale_adds(table, factors):
+    """`unscale_add` for each row of `table`: its arguments but the factor; what it returns for each."""
+    largest = np.empty(len(factors), np.float64)
+    for row in range(len(factors)):
+        source, master, size, is_half, accumulate = table[row]
+        largest[row] = unscale_add(source, master, size, is_half != 0, factors[row], accumulate != 0)
+    return largest
 
 
 # ---- rounding to a storage format

@@ -16,19 +16,11 @@ from .arrays import FLOAT16, FLOAT32
 from .cuda_launcher import CupyLauncher, Launcher
 from .cuda_source import CudaSource
 from .device_table import DeviceTable
-from .interface import ExponentHistogram, GradientToUnscale, RoundingStatistics
+from .interface import ExponentHistogram, GradientToUnscale, RoundingStatistics, ScaledCopy
 
 ELEMENTS_PER_BLOCK = (
     2048  # two reads of 16 bytes for each of 256 threads: enough for small arrays to spread out
 )
-
-
-class ScaledCopy(NamedTuple):
-    """One entry of `CudaKernels.launch_scaled_copies`; see `Kernels.scaled_copy`."""
-
-    source: NdArray
-    target: NdArray
-    alpha: float
 
 
 class _Task(NamedTuple):
@@ -195,6 +187,9 @@ class CudaKernels:
 
     def scaled_copy(self, source: NdArray, target: NdArray, alpha: float) -> None:
         self.launch_scaled_copies([ScaledCopy(source, target, alpha)])
+
+    def scaled_copy_all(self, copies: Iterable[ScaledCopy]) -> None:
+        self.launch_scaled_copies(copies)
 
     def scale_(self, x: NdArray, alpha: float) -> None:
         self.launch_scaled_copies([ScaledCopy(x, x, alpha)])

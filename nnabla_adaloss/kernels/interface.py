@@ -37,6 +37,14 @@ class RoundingStatistics(NamedTuple):
     overflowed: int
 
 
+class ScaledCopy(NamedTuple):
+    """One entry of `Kernels.scaled_copy_all`; the fields are the arguments of `Kernels.scaled_copy`."""
+
+    source: NdArray
+    target: NdArray
+    alpha: float
+
+
 class GradientToUnscale(NamedTuple):
     """One entry of `Kernels.unscale_add_all`; the fields are the arguments of `Kernels.unscale_add`."""
 
@@ -74,6 +82,9 @@ class Kernels(Protocol):
 
     def scaled_copy(self, source: NdArray, target: NdArray, alpha: float) -> None:
         """Write alpha * source to `target`, another array of that size, which takes the source's dtype."""
+
+    def scaled_copy_all(self, copies: Iterable[ScaledCopy]) -> None:
+        """`scaled_copy` for many arrays."""
 
     def scale_(self, x: NdArray, alpha: float) -> None:
         """Multiply `x` by alpha in place."""

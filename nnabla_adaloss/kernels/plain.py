@@ -25,6 +25,7 @@ from .interface import (
     ExponentHistogram,
     GradientToUnscale,
     RoundingStatistics,
+    ScaledCopy,
 )
 from .random_rounding import rounded_at_random
 
@@ -97,6 +98,10 @@ class PlainKernels:
                 product = _rounded(product, FLOAT16)[0]
             target.copy_from(F.reshape(product, target.shape))
             target.cast(np.float16 if half else np.float32, self._context)
+
+    def scaled_copy_all(self, copies: Iterable[ScaledCopy]) -> None:
+        for source, target, alpha in copies:
+            self.scaled_copy(source, target, alpha)
 
     def scale_(self, x: NdArray, alpha: float) -> None:
         self.scaled_copy(x, x, alpha)

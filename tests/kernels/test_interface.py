@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from nnabla_adaloss.core.formats import FLOAT8_E4M3, FLOAT16, FLOAT32, FORMATS, Format
-from nnabla_adaloss.kernels import EXPONENT_BINS, GradientToUnscale, Kernels, PlainKernels
+from nnabla_adaloss.kernels import EXPONENT_BINS, GradientToUnscale, Kernels, PlainKernels, ScaledCopy
 from tests.kernels.arrays import (
     NARROW_DTYPES,
     SPECIAL_VALUES,
@@ -229,6 +229,17 @@ def test_the_master_is_not_read_without_accumulate(kernels: Kernels) -> None:
 def test_scale_must_be_positive_and_finite(kernels: Kernels, scale: float) -> None:
     with pytest.raises(ValueError, match="scale="):
         kernels.unscale_add(nd_array([1.0]), nn.NdArray((1,)), scale, accumulate=False)
+
+
+def test_scaled_copy_all(kernels: Kernels) -> None:
+    sources = [nd_array(normal(n, dtype), dtype) for n in LENGTHS for dtype in DTYPES]
+    copies = [ScaledCopy(s, nn.NdArray(s.shape), 2.0**i) for i, s in enumerate(sources)]
+    kernels.scaled_copy_all(copies)
+    for source, target, alpha in copies:
+        one = nn.NdArray(source.shape)
+        kernels.scaled_copy(source, one, alpha)
+        assert_same_floats(target.data, one.data)
+    kernels.scaled_copy_all([])
 
 
 def test_unscale_add_all(kernels: Kernels) -> None:
