@@ -37,7 +37,9 @@ class AdaLossConfig:
         dtype: the format that gradients are stored in: the name of one, or a `Format`. None: that of the
             storage (`storage=`, or a half context), float16 where there is none. One that disagrees with the
             storage is an error.
-        update_per_n_iteration: a layer's scale is recomputed every so many iterations.
+        update_per_n_iteration: scales are measured and computed every so many iterations, and held as they
+            are between. 1 measures in each. An overflow is seen in every iteration; what is held is measured
+            again then.
         scale_upper_bound: largest scale of one layer.
         accum_upper_bound: largest accumulated scale, i.e. product of the scales from the loss to a layer.
         use_bound: whether the two upper bounds apply. The overflow guard applies in any case.
@@ -53,6 +55,9 @@ class AdaLossConfig:
         exclude: names of layers not to scale, likewise; wins over `include`.
         delay: 0 computes scales from the statistics of the same iteration, 1 from those of the one before,
             which needs no synchronization with a device. None lets the engine choose.
+        planned_bytes: how much memory scaled copies of weights may take at once where scales are held, so
+            that nothing has to be done between two functions. None: 32 MiB on a CPU, on a GPU as much as they
+            need. It changes no result.
 
     Raises:
         TypeError: an argument is of the wrong type; a boolean is not taken for a number.
@@ -81,6 +86,7 @@ class AdaLossConfig:
     include: Sequence[str] = ("*",)
     exclude: Sequence[str] = ()
     delay: Optional[int] = None
+    planned_bytes: Optional[int] = None
 
     def __post_init__(self) -> None:
         for name in ("fixed_loss_scale", "init_scale", "scale_upper_bound", "accum_upper_bound"):
@@ -102,6 +108,8 @@ class AdaLossConfig:
             raise ValueError(f"debug_level={self.debug_level!r} must be 0, 1 or 2")
         if self.delay is not None and integer("delay", self.delay) not in (0, 1):
             raise ValueError(f"delay={self.delay!r} must be 0, 1 or None")
+        if self.planned_bytes is not None and integer("planned_bytes", self.planned_bytes) < 0:
+            raise ValueError(f"planned_bytes={self.planned_bytes!r} must be 0 or more, or None")
         for name in ("include", "exclude"):
             self._set(name, _patterns(name, getattr(self, name)))
         # Each method checks its own parameters, also those of methods that were not chosen.

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 from itertools import chain, repeat, starmap
-from typing import Any, Callable, Dict, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import nnabla as nn
 
@@ -80,7 +80,6 @@ class FormatEmulation:
             )
         self._pool = ScratchPool()
         self._made: Optional[RoundingPlan] = None
-        self._weights: Dict[int, nn.NdArray] = {}
         self.emulated_storage = RoundedStorage(get_precision(storage), select_kernels(context))
         self._operands = OperandSwap(self.emulated_storage, self._pool)
 
@@ -159,7 +158,7 @@ class FormatEmulation:
         check_scale(scale)
         check_seed(self._loss, grad)
         self._look_at_the_graph()
-        if self._weights.keys() != {key for key, _ in self._plan.leaves}:
+        if self.emulated_storage.weights.keys() != {key for key, _ in self._plan.leaves}:
             self._round_weights()
         self.emulated_storage.gradients.clear()
         guard = HookGuard()
@@ -182,7 +181,7 @@ class FormatEmulation:
         return self._made
 
     def _round_weights(self) -> None:
-        self._weights = {
+        self.emulated_storage.weights = {
             key: self.emulated_storage.round_data(key, leaf.data, self._pool.get(leaf.shape, "weight", index))
             for index, (key, leaf) in enumerate(self._plan.leaves)
         }
@@ -195,7 +194,7 @@ class FormatEmulation:
         put_back: Callable[[], Any] = partial(deque, chain(operands, masters), 0)
         try:
             for key, leaf in self._plan.leaves:
-                leaf.data = self._weights[key]
+                leaf.data = self.emulated_storage.weights[key]
             call()
         finally:
             put_back()

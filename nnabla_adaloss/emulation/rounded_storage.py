@@ -22,6 +22,7 @@ class RoundedStorage:
         kernels: the kernels that round.
 
     Attributes:
+        weights: rounded copies that stand in for leaves while the graph runs.
         draws: how many arrays were rounded at random so far. It chooses the random numbers, together with
             the seed: set it to go on where another run was.
     """
@@ -29,6 +30,7 @@ class RoundedStorage:
     def __init__(self, precision: Precision, kernels: Kernels) -> None:
         self.precision = precision
         self.kernels = kernels
+        self.weights: Dict[int, nn.NdArray] = {}
         self.gradients: Dict[int, RoundingStatistics] = {}
         self.data: Dict[int, RoundingStatistics] = {}
         self.draws = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 
 import nnabla as nn
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..core.config import AdaLossConfig
 from ..core.layer_limits import LayerLimit, LayerLimitPolicy
 from ..core.layer_scale import Constraints
-from ..core.methods import Needs
+from ..core.methods import Fixed, Needs
 from ..core.precision import Precision
 from ..core.scale_history import HistoryPolicy
 from ..core.validation import integer
@@ -27,17 +27,28 @@ from ..graph.order import forward_order
 from ..graph.plan import GraphPlan
 from ..kernels import Measurements, NNablaAdaLoss, measurements_by, select_kernels
 from ..kernels.scratch import ScratchPool
-from .backward_pass import BackwardPass, PassContext, ScaleChoice
+from .backward_pass import BackwardPass, ScaleChoice
 from .batch_guard import BatchGuard
 from .blame import layer_to_blame
 from .component_scales import ComponentPass, ComponentScales, windows_of
 from .emulated_storage import EmulatedStorage
 from .forward_state import ForwardState
+from .held_pass import HeldPass
+from .held_scales import HeldScales, StepRecorder
+from .holding import Holding
 from .layer_alphas import AlphasByComponent, AlphasByMethod, AlphasOfOne, LayerAlphas
 from .loss_section import GivenScale, LossSection, MeasuredScale, OneScale
+from .pass_context import PassContext
 from .pass_hooks import PassHooks
+from .planned_steps import Obstacle, PlannedSteps, plan_steps
 from .saved_names import fingerprint, with_names_of
 from .statistics_source import DelayedStatistics, ImmediateStatistics, StatisticsSource
+
+AnyPass = Union[BackwardPass, HeldPass]
+
+# Where host and network share the memory: a network whose scaled weights are larger has layers that take long
+# beside what is done around them.
+_MAX_BYTES = 2**25
 
 
 class AdaptiveLossScaling:
@@ -140,7 +151,8 @@ class AdaptiveLossScaling:
             self._storage,
             forward_state,
         )
-        self._last: Optional[BackwardPass] = None
+        self._last: Optional[AnyPass] = None
+        self._holding = self._new_holding()
 
     @property
     def variable(self) -> nn.Variable:
@@ -199,7 +211,7 @@ class AdaptiveLossScaling:
 
     def layer_to_blame(self) -> Optional[str]:
         """The layer whose own scale made the last backward overflow; None: the global one did."""
-        if self._last is None or not self._last.found_inf:
+        if self._last is None or not self._last.found_inf or self._is_to_measure(self._last):
             return None
         return layer_to_blame(self._last.plan, self._last.found_inf[0], self._last.layer_scales)
 
@@ -212,6 +224,11 @@ class AdaptiveLossScaling:
         last, layer = self._last, self.layer_to_blame()
         if last is None:
             return False
+        if isinstance(last, HeldPass):
+            self._holding.drop()
+            if self._is_to_measure(last):
+                # The next pass will tell.
+                return True
         if not self._by_layer and layer is not None:
             return self.back_off(layer, last.layer_scales[layer])
         measured = last.components
@@ -263,6 +280,7 @@ class AdaptiveLossScaling:
 
     def back_off(self, layer: str, alpha: float) -> bool:
         """Halve the scale that `layer` may have after `alpha` overflowed; False: not to blame."""
+        self._holding.drop()
         return self._ada_loss.back_off(layer, alpha)
 
     def after_update(self) -> None:
@@ -274,8 +292,14 @@ class AdaptiveLossScaling:
         """Drop what was learned of gradients and weights: call it after loading other weights."""
         self._ada_loss.forget()
         self.components.forget()
+        self._holding.drop()
         planned = self._for_this_graph()
         planned.statistics = self._statistics_with(planned.measurements)
+
+    def restart(self, start_scale: float) -> None:
+        """Forget what was measured of the network's components, and start with another scale."""
+        self.components.restart(start_scale)
+        self._holding.drop()
 
     def state_dict(self) -> Dict[str, Any]:
         """Everything that decides the next scales, as plain numbers, strings, lists and dicts."""
@@ -285,6 +309,7 @@ class AdaptiveLossScaling:
             "network": fingerprint(planned.plan),
             "delayed": planned.statistics.state(planned.plan.variable_keys),
             "components": self.components.state_dict(),
+            "held": self._holding.state_dict(),
             **self._ada_loss.state_dict(),
         }
 
@@ -301,10 +326,14 @@ class AdaptiveLossScaling:
             statistics = self._statistics_with(planned.measurements)
             statistics.load_state(planned.plan.variable_keys, state["delayed"])
             windows = windows_of(state.get("components", {}))
+            holding = self._new_holding()
+            if "held" in state:
+                holding.load_state_dict(planned.plan, self._by_layer, state["held"])
             self._ada_loss.load_state_dict(state)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"state is damaged, or none of an AdaptiveLossScaling: {error!r}") from error
         self.components.load(windows)
+        self._holding = holding
         self.iteration, planned.statistics = iteration, statistics
 
     def scale_of(self, variable: nn.Variable) -> float:
@@ -371,6 +400,13 @@ class AdaptiveLossScaling:
         planned = self._for_this_graph(look_again=True)
         iteration = self.iteration if iteration is None else iteration
         self.components.begin_pass(iteration)
+        held = None if again else self._holding.scales(planned.plan, iteration, scale)
+        if held is not None:
+            hooks = (communicator_callbacks, function_pre_hook, function_post_hook)
+            replay = self._held_pass(planned, held, iteration, *hooks)
+            self._run(replay, grad, clear_buffer, *hooks)
+            self._end(replay, iteration, clear_buffer)
+            return
         planned.statistics.begin(iteration, anew=again and scale is None)
         start_scale = self.components.policy.start_scale if scale is None else scale
         start_scale = check_scale(start_scale * self.config.init_scale, "scale * init_scale")
@@ -378,10 +414,54 @@ class AdaptiveLossScaling:
         if scale is None or self._by_layer:
             components = self.components.begin(planned.plan.components(by_layer=self._by_layer))
         choice = self._choice(start_scale, components, measured=scale is None)
-        running = self._pass(planned, start_scale, iteration, choice, communicator_callbacks)
+        recorder = StepRecorder() if self._holding.wanted(iteration, scale) else None
+        running = self._pass(planned, start_scale, iteration, choice, communicator_callbacks, recorder)
         self._run(running, grad, clear_buffer, communicator_callbacks, function_pre_hook, function_post_hook)
         if components is not None:
             self.components.learn(planned.plan.components(by_layer=self._by_layer), components)
+        self._holding.measured(iteration)
+        held = running.to_hold(scale) if self.components.settled else None
+        if held is not None:
+            self._holding.keep(held, iteration)
+        self._end(running, iteration, clear_buffer)
+
+    @staticmethod
+    def _is_to_measure(last: AnyPass) -> bool:
+        """Whether scales of this pass were measured some iterations ago, and may not be right any more."""
+        return isinstance(last, HeldPass) and last.measured
+
+    def _held_pass(
+        self,
+        planned: _Planned,
+        held: HeldScales,
+        iteration: int,
+        communicator_callbacks: Optional[Any],
+        *user_hooks: Optional[Hook],
+    ) -> HeldPass:
+        """A pass with the scales that are held: all steps at once, where nobody looks at single functions."""
+        measures = self._holding.measures(iteration)
+        if measures:
+            planned.statistics.begin(iteration, anew=False)
+            self._holding.measured(iteration)
+        if planned.held is not held:
+            planned.held = held
+            planned.steps = plan_steps(
+                held,
+                rounded=self._storage is not None,
+                at_random=self._storage is not None and self._storage.precision.stochastic_seed is not None,
+                max_bytes=self._max_bytes,
+            )
+        steps = planned.steps
+        looked_at = measures or communicator_callbacks is not None or any(h is not None for h in user_hooks)
+        return HeldPass(
+            self._context(planned),
+            held,
+            steps if isinstance(steps, PlannedSteps) and not looked_at else None,
+            measures=measures,
+            deferred=planned.measurements if communicator_callbacks is None else None,
+        )
+
+    def _end(self, running: AnyPass, iteration: int, clear_buffer: bool) -> None:
         self._unscale_visible(running, clear_buffer)
         self._last = running
         self.iteration = iteration + 1
@@ -400,6 +480,11 @@ class AdaptiveLossScaling:
         self._run(running, None, True, None, None, None)
 
     @property
+    def _max_bytes(self) -> Optional[int]:
+        chosen = self.config.planned_bytes
+        return _MAX_BYTES if chosen is None and not self._kernels.asynchronous else chosen
+
+    @property
     def _u_max_single(self) -> float:
         """The largest magnitude of a gradient of one element; such are never stored in 8 bits."""
         u_max = self.config.range.u_max
@@ -412,8 +497,22 @@ class AdaptiveLossScaling:
         iteration: int,
         choice: ScaleChoice,
         communicator_callbacks: Optional[Any],
+        recorder: Optional[StepRecorder] = None,
     ) -> BackwardPass:
-        context = PassContext(
+        # A communicator takes gradients as each function leaves them.
+        deferred = planned.measurements if communicator_callbacks is None else None
+        return BackwardPass(
+            self._context(planned),
+            choice,
+            start_scale,
+            iteration,
+            attempt=self.components.began[1],
+            deferred=deferred,
+            recorder=recorder,
+        )
+
+    def _context(self, planned: _Planned) -> PassContext:
+        return PassContext(
             planned.plan,
             self._kernels,
             self._pool,
@@ -421,15 +520,10 @@ class AdaptiveLossScaling:
             self._storage,
             self.config.range.u_max,
         )
-        # A communicator takes gradients as each function leaves them.
-        deferred = planned.measurements if communicator_callbacks is None else None
-        return BackwardPass(
-            context, choice, start_scale, iteration, attempt=self.components.began[1], deferred=deferred
-        )
 
     def _run(
         self,
-        running: BackwardPass,
+        running: AnyPass,
         grad: Optional[Seed],
         clear_buffer: bool,
         communicator_callbacks: Optional[Any],
@@ -439,14 +533,12 @@ class AdaptiveLossScaling:
         hooks = PassHooks(running, function_pre_hook, function_post_hook)
         error: Optional[BaseException] = None
         try:
-            run_backward(
-                self._loss,
-                running.seed,
-                grad,
-                clear_buffer,
-                communicator_callbacks,
-                *hooks.pair(communicates=communicator_callbacks is not None),
-            )
+            if isinstance(running, HeldPass) and running.at_once:
+                running.begin()
+                pair = hooks.only_after(running.between)
+            else:
+                pair = hooks.pair(communicates=communicator_callbacks is not None)
+            run_backward(self._loss, running.seed, grad, clear_buffer, communicator_callbacks, *pair)
             running.finish_last()
         except BaseException as raised:
             error = root_cause(raised)
@@ -478,7 +570,7 @@ class AdaptiveLossScaling:
             alphas = AlphasByComponent(self._ada_loss, constraints, components)
         return ScaleChoice(section, alphas, components)
 
-    def _unscale_visible(self, running: BackwardPass, clear_buffer: bool) -> None:
+    def _unscale_visible(self, running: AnyPass, clear_buffer: bool) -> None:
         plan = running.plan
         scale_of = running.scales.get
         for variable, key in zip(plan.variables, plan.variable_keys):
@@ -503,6 +595,14 @@ class AdaptiveLossScaling:
             self._planned = _Planned(plan, measurements, self._statistics_with(measurements))
         return self._planned
 
+    def _new_holding(self) -> Holding:
+        method = self.config.method
+        return Holding(
+            self.config.update_per_n_iteration,
+            constant=isinstance(method, Fixed) and method.fixed_loss_scale == 1.0,
+            delayed=bool(self._delay),
+        )
+
     def _statistics_with(self, measurements: Optional[Measurements]) -> StatisticsSource:
         if measurements is None:
             return ImmediateStatistics(self._kernels, self._pool, self._storage)
@@ -522,6 +622,8 @@ class _Planned:
     plan: GraphPlan
     measurements: Optional[Measurements]
     statistics: StatisticsSource
+    held: Optional[HeldScales] = None
+    steps: Union[PlannedSteps, Obstacle, None] = None
 
 
 def _refuse_a_loss_that_scales_itself(loss: nn.Variable) -> None:

@@ -10,36 +10,24 @@ it ran, weights are put back and parameter gradients are divided by S in fp32.
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 
 from ..core.branches import common_scale
 from ..errors import GraphChangedError
 from ..graph.components import separates
-from ..graph.node import Node, Scaling
-from ..graph.plan import GraphPlan
-from ..kernels.arrays import as_float32, stored_dtype
-from ..kernels.interface import Kernels
+from ..graph.node import Node
+from ..kernels.arrays import stored_dtype
 from ..kernels.measurements import Measurements
-from ..kernels.scratch import ScratchPool
 from .component_scales import ComponentPass
-from .emulated_storage import EmulatedStorage
+from .held_scales import HeldScales, StepRecorder
 from .layer_alphas import LayerAlphas
 from .leaf_gradients import LeafGradients, Written
 from .loss_section import LossSection
-from .statistics_source import Findings, StatisticsSource
-
-
-class PassContext(NamedTuple):
-    """What all passes of one engine share."""
-
-    plan: GraphPlan
-    kernels: Kernels
-    pool: ScratchPool
-    statistics: StatisticsSource
-    storage: Optional[EmulatedStorage]
-    u_max: float
+from .pass_context import PassContext
+from .scaled_factors import ScaledFactors
+from .statistics_source import Findings
 
 
 class ScaleChoice(NamedTuple):
@@ -66,6 +54,7 @@ class BackwardPass:
         iteration: number of the iteration, for methods that do not recompute each time.
         attempt: number of the pass within the iteration.
         deferred: where parameter gradients are unscaled at the end of the pass; None: after each function.
+        recorder: takes down what is done; None: nobody will do it again.
     """
 
     def __init__(
@@ -77,11 +66,13 @@ class BackwardPass:
         *,
         attempt: int = 0,
         deferred: Optional[Measurements] = None,
+        recorder: Optional[StepRecorder] = None,
     ) -> None:
         self.plan, self.kernels, self.pool, self.statistics, self.storage, self.u_max = context
         self.nodes = self.plan.nodes
         self._loss_section, self._alphas, self.components = choice
         self.start_scale = start_scale
+        self._recorder = recorder
         self.iteration = iteration
         self.scales: Dict[int, float] = {hash(v): self._loss_section.seed for v in self.plan.roots}
         self.attempt = attempt
@@ -98,7 +89,7 @@ class BackwardPass:
         # What the input gradients of the function that runs are to be brought to; None: nothing else.
         self._behind: Optional[float] = None
         self._targets: Dict[int, float] = {}
-        self._data_swaps: List[Tuple[nn.Variable, nn.NdArray, nn.NdArray]] = []
+        self._factors = ScaledFactors(self.kernels, self.pool, self.storage)
         self._leaves = LeafGradients(
             self.kernels, self.pool, rounded=self.storage is not None, deferred=deferred
         )
@@ -118,6 +109,26 @@ class BackwardPass:
         """Whether that was chosen from what was measured."""
         return self._loss_section.measures
 
+    def to_hold(self, given: Optional[float]) -> Optional[HeldScales]:
+        """What this pass has done, to be done again; None when nobody took it down, or it is no example.
+
+        Args:
+            given: S0; None: it was measured.
+        """
+        if self._recorder is None or self.found_inf:
+            return None
+        seed, left_with = self._loss_section.seed, self._loss_section.left_with
+        return HeldScales(
+            self.plan,
+            given,
+            self.start_scale,
+            seed,
+            left_with,
+            self._recorder.steps,
+            self.scales,
+            self.components,
+        )
+
     def finish_last(self) -> None:
         """Do what is to be done after the function that ran last, if that is still to be done."""
         if self.unfinished:
@@ -126,17 +137,8 @@ class BackwardPass:
 
     def restore(self) -> None:
         """Put every swapped array back; harmless when none is swapped."""
-        self._restore_data()
+        self._factors.restore()
         self._leaves.restore()
-
-    def _restore_data(self) -> None:
-        # Forgotten after it is put back: a signal may interrupt us between any two lines. What somebody else
-        # put back already (an emulation, to its own master) stays.
-        while self._data_swaps:
-            variable, source, scaled = self._data_swaps[-1]
-            if variable.data == scaled:
-                variable.data = source
-            self._data_swaps.pop()
 
     def finish(self) -> None:
         """End the pass: unscale what is left, and collect the layers that were not finite."""
@@ -209,6 +211,30 @@ class BackwardPass:
 
     # Before a function's backward.
 
+    def passes_on(self) -> Callable[[Any], bool]:
+        """What does all that is to be done around a function that only passes its scale on, and tells whether
+        it does.
+        """
+        trivial, scales = self.plan.trivial, self.scales
+
+        def passed_on(f: Any) -> bool:
+            try:
+                output, first, others = trivial[hash(f)]
+                scale = scales[output]
+            except KeyError:
+                return False
+            # An input that another branch has reached already may carry another scale.
+            if (first in scales and scales[first] != scale) or (
+                others and any(scales.get(key, scale) != scale for key in others)
+            ):
+                return False
+            scales[first] = scale
+            for key in others:
+                scales[key] = scale
+            return True
+
+        return passed_on
+
     def prepare(self, f: Any) -> None:
         """Do what is to be done before the function `f` runs.
 
@@ -222,6 +248,9 @@ class BackwardPass:
                 "These gradients are not valid; the next backward will be"
             )
         self.unfinished[:] = [node]
+        recorder = self._recorder
+        if recorder is not None:
+            recorder.begin(node)
         scale = self._unify_outputs(node)
         if node.non_homogeneous:
             scale = self._to_unit_scale(node, scale)
@@ -230,13 +259,17 @@ class BackwardPass:
         scale = self._join(node, scale)
         self._scale = scale
         self._targets.clear()
+        alphas = []
         for index, scaling in enumerate(node.scalings):
             alpha = self._alphas.alpha(self, node, scaling, scale)
+            alphas.append(alpha)
             self._targets[scaling.target_key] = scale * alpha
             self.layer_scales[scaling.layer] = alpha
             self.accumulated_scales[scaling.layer] = scale * alpha
             if alpha != 1.0:
-                self._swap_factor(scaling, alpha, index)
+                self._factors.swap(scaling, alpha, index)
+        if recorder is not None:
+            recorder.run(scale, tuple(alphas))
         if node.leaves:
             self._leaves.take(node, scale, self._targets)
 
@@ -296,20 +329,10 @@ class BackwardPass:
         known = self.statistics.gradient(variable, key, self.scales[key])
         return known.abs_max if known.count else self.u_max
 
-    def _swap_factor(self, scaling: Scaling, alpha: float, index: int) -> None:
-        factor = scaling.factor
-        source = factor.data
-        scaled = self.pool.get(factor.shape, "factor", index)
-        self.kernels.scaled_copy(self._readable(factor), scaled, alpha)
-        if self.storage is not None and alpha < 1.0:
-            self.storage.store(scaled)
-        self._data_swaps.append((factor, source, scaled))
-        factor.data = scaled
-
     # After a function's backward.
 
     def _finish(self, node: Node) -> None:
-        self._restore_data()
+        self._factors.restore()
         scales = self.scales
         for key in node.input_keys:
             scales[key] = self._scale
@@ -322,6 +345,8 @@ class BackwardPass:
         scales.update(self._targets)
         if node.leaves:
             self._leaves.give_back()
+        if self._recorder is not None:
+            self._recorder.end()
 
     def _from_unit_scale(self, node: Node) -> None:
         components = self.components
@@ -340,12 +365,11 @@ class BackwardPass:
         if scale == target:
             return
         self.scales[key] = target
+        if self._recorder is not None:
+            self._recorder.bring(variable, key, target / scale)
         array = variable.grad
         if stored_dtype(array) is None:
             return
         self.kernels.scale_(array, target / scale)
         if self.storage is not None:
             self.storage.store_gradient(key, array)
-
-    def _readable(self, variable: nn.Variable) -> nn.NdArray:
-        return as_float32(variable.data, self.pool.get(variable.shape, "float32"))

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Optional, Protocol
+from typing import Dict, Optional, Protocol
 
 import nnabla as nn
 
@@ -14,6 +14,9 @@ from ..kernels import RoundingStatistics
 
 class EmulatedStorage(Protocol):
     """A low-precision storage that knows what it stored. Keys are hashes of variables."""
+
+    weights: Dict[int, nn.NdArray]
+    """Rounded copies that stand in for leaves while the graph runs, by key."""
 
     @property
     def precision(self) -> Precision:

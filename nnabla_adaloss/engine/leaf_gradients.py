@@ -72,26 +72,29 @@ class LeafGradients:
             scales: other scales of single inputs, by key.
         """
         for leaf, key in zip(node.leaves, node.leaf_keys):
-            carried = scales.get(key, scale)
-            master = leaf.grad
-            target, alone = master, True
-            prepare_master(master)
-            # A second use of a leaf must find its master as the first one leaves it.
-            self._unscale(self._waiting.pop(key, []))
-            if master.zeroing and not node.half:
-                pass
-            elif node.in_place or (not node.half and not self._rounded and is_power_of_two(carried)):
-                # Exact both ways, and nnabla adds as it does without the engine.
-                self._kernels.scale_(master, carried)
-                alone = False
-            else:
-                target = self._pool.get(leaf.shape, "gradient", self._scratches)
-                self._scratches += 1
-                target.zero()
-            # Noted before it is swapped: a signal may interrupt us between any two lines.
-            self._running.append(Written(key, node, leaf, target, master, carried, alone))
-            if target is not master:
-                leaf.grad = target
+            self.take_one(node, leaf, key, scales.get(key, scale))
+
+    def take_one(self, node: Node, leaf: nn.Variable, key: int, scale: float) -> None:
+        """Direct the gradient of one leaf of `node`, which will carry `scale`."""
+        master = leaf.grad
+        target, alone = master, True
+        prepare_master(master)
+        # A second use of a leaf must find its master as the first one leaves it.
+        self._unscale(self._waiting.pop(key, []))
+        if master.zeroing and not node.half:
+            pass
+        elif node.in_place or (not node.half and not self._rounded and is_power_of_two(scale)):
+            # Exact both ways, and nnabla adds as it does without the engine.
+            self._kernels.scale_(master, scale)
+            alone = False
+        else:
+            target = self._pool.get(leaf.shape, "gradient", self._scratches)
+            self._scratches += 1
+            target.zero()
+        # Noted before it is swapped: a signal may interrupt us between any two lines.
+        self._running.append(Written(key, node, leaf, target, master, scale, alone))
+        if target is not master:
+            leaf.grad = target
 
     def give_back(self) -> None:
         """Put the masters back after the function ran, and unscale what it wrote."""

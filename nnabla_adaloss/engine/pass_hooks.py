@@ -8,10 +8,32 @@ hooks do nothing.
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
+from typing import Any, Callable, List, Optional, Protocol, Tuple
 
 from ..graph.hooks import Hook
-from .backward_pass import BackwardPass
+from ..graph.node import Node
+
+
+class HookedPass(Protocol):
+    """A pass that does something around each function.
+
+    Attributes:
+        unfinished: the function that runs or ran last, if there is still something to do after it.
+    """
+
+    unfinished: List[Node]
+
+    def passes_on(self) -> Callable[[Any], bool]:
+        """What tells whether nothing is left to be done around a function."""
+
+    def prepare(self, f: Any) -> None:
+        """Do what is to be done before the function `f` runs."""
+
+    def finish_last(self) -> None:
+        """Do what is to be done after the function that ran last, if that is still to be done."""
+
+    def restore(self) -> None:
+        """Put every swapped array back; harmless when none is swapped."""
 
 
 class PassHooks:
@@ -28,7 +50,7 @@ class PassHooks:
     """
 
     def __init__(
-        self, running: BackwardPass, user_pre: Optional[Hook] = None, user_post: Optional[Hook] = None
+        self, running: HookedPass, user_pre: Optional[Hook] = None, user_post: Optional[Hook] = None
     ) -> None:
         self.error: Optional[BaseException] = None
         self._pass = running
@@ -51,28 +73,30 @@ class PassHooks:
             return self._between, None
         return self._fast_path(), None
 
+    def only_after(self, step: Optional[Hook]) -> Tuple[Optional[Hook], Optional[Hook]]:
+        """What runs around each function of a pass that does no more than `step` after it."""
+        if step is None:
+            return None, None
+        after = step
+
+        def guarded(f: Any) -> None:
+            if self.error is None:
+                try:
+                    after(f)
+                except BaseException as error:
+                    self._fail(error)
+
+        return None, guarded
+
     def _fast_path(self) -> Hook:
-        """As `_between`, with what most functions need done without a call."""
-        trivial, scales, unfinished = self._pass.plan.trivial, self._pass.scales, self._pass.unfinished
+        """As `_between`, with little to be done for most functions."""
+        unfinished, passed_on, before = self._pass.unfinished, self._pass.passes_on(), self._before
 
         def between(f: Any) -> None:
             if unfinished:
                 self._finish_last()
-            try:
-                output, first, others = trivial[hash(f)]
-                scale = scales[output]
-            except KeyError:
-                self._before(f)
-                return
-            # An input that another branch has reached already may carry another scale.
-            if (first in scales and scales[first] != scale) or (
-                others and any(scales.get(key, scale) != scale for key in others)
-            ):
-                self._before(f)
-                return
-            scales[first] = scale
-            for key in others:
-                scales[key] = scale
+            if not passed_on(f):
+                before(f)
 
         return between
 

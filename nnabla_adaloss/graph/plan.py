@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
@@ -95,6 +96,15 @@ class GraphPlan:
     def is_current(self) -> bool:
         """True while the graph is what it was: nothing rewired, no `need_grad` changed."""
         return not self._watch.changed
+
+    @cached_property
+    def readers(self) -> Dict[int, Set[int]]:
+        """Keys of the functions that backward visits and that have a variable as input, by its key."""
+        found: Dict[int, Set[int]] = {}
+        for f in self._order:
+            for v in f.inputs:
+                found.setdefault(hash(v), set()).add(hash(f))
+        return found
 
     def components(self, *, by_layer: bool) -> Components:
         """What functions that pass a scale on connect; see `components_of`."""

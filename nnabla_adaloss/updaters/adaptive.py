@@ -482,7 +482,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
     def scale(self, value: float) -> None:
         self._scale = check_scale(value)
         if self._measured and self._loss is not None:
-            self.scaling.components.restart(self._scale)
+            self.scaling.restart(self._scale)
 
     @property
     def scale_state(self) -> ScaleState:

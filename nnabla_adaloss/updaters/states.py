@@ -20,6 +20,8 @@ from .checksums import crc32
 # 2: layers are numbered in forward order, with #. Names of version 1 are read.
 # 3: scales may come from what was measured. States before are of trainings that searched for theirs.
 _VERSION = 3
+# Of the configuration: who watches, and how the same is done.
+_NOT_DECIDING = frozenset({"recorder", "debug_level", "planned_bytes"})
 _BEFORE_3 = {"global_scale": "dynamic", "on_overflow": "next"}
 
 
@@ -97,7 +99,7 @@ def _settings(updater: Resumable) -> Dict[str, Any]:
     config = {
         field.name: getattr(updater.scaling.config, field.name)
         for field in dataclasses.fields(updater.scaling.config)
-        if field.name not in ("recorder", "debug_level")
+        if field.name not in _NOT_DECIDING
     }
     chosen = {
         **config,

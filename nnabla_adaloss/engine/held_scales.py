@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one backward pass did with its scales, so that later ones can do it again without measuring."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+
+import nnabla as nn
+
+from ..graph.node import Node, Scaling
+from ..graph.plan import GraphPlan
+from .component_scales import ComponentPass
+
+
+class Brought(NamedTuple):
+    """A gradient that was multiplied in place, between two functions.
+
+    Attributes:
+        variable: whose gradient.
+        key: its key.
+        factor: what it was multiplied by.
+    """
+
+    variable: nn.Variable
+    key: int
+    factor: float
+
+
+class Step(NamedTuple):
+    """What was done around the backward of one function.
+
+    Attributes:
+        before: gradients that were brought to another scale before it ran.
+        scale: what its contributions carry, but those that an alpha has raised.
+        alphas: of its layers, in the order of `Node.scalings`.
+        after: gradients that were brought to another scale when it had run.
+    """
+
+    before: Tuple[Brought, ...]
+    scale: float
+    alphas: Tuple[float, ...]
+    after: Tuple[Brought, ...] = ()
+
+    def targets(self, node: Node) -> Dict[int, float]:
+        """The scales that the input gradients of the layers of `node` carry, by variable key."""
+        return {s.target_key: self.scale * alpha for s, alpha in zip(node.scalings, self.alphas)}
+
+
+@dataclass(frozen=True)
+class HeldScales:
+    """All that was done in a pass; the same graph with the same start can be gone through so again.
+
+    Attributes:
+        plan: the graph.
+        given: S0, where it was given; None: it was measured.
+        start_scale: what the loss gradient starts with when nothing is known.
+        seed: what it did start with.
+        loss_scale: what it left the functions of one element at the loss with.
+        steps: by function key; functions that only pass a scale on have none.
+        scales: what each gradient carried in the end, by variable key.
+        components: what was measured, with the scale of each component; None where there are none.
+    """
+
+    plan: GraphPlan
+    given: Optional[float]
+    start_scale: float
+    seed: float
+    loss_scale: float
+    steps: Mapping[int, Step]
+    scales: Mapping[int, float]
+    components: Optional[ComponentPass]
+
+    @cached_property
+    def layer_scales(self) -> Dict[str, float]:
+        """Alpha by layer."""
+        return {s.layer: alpha for _, s, alpha in self._scaled()}
+
+    @cached_property
+    def accumulated_scales(self) -> Dict[str, float]:
+        """The scale S on each layer's input gradient, by layer."""
+        return {s.layer: step.scale * alpha for step, s, alpha in self._scaled()}
+
+    def _scaled(self) -> Iterator[Tuple[Step, Scaling, float]]:
+        for key, step in self.steps.items():
+            for scaling, alpha in zip(self.plan.nodes[key].scalings, step.alphas):
+                yield step, scaling, alpha
+
+    @property
+    def matched(self) -> int:
+        """How many gradients are multiplied between two functions."""
+        return sum(len(step.before) + len(step.after) for step in self.steps.values())
+
+
+class StepRecorder:
+    """Takes down the steps of a pass.
+
+    Attributes:
+        steps: those of the functions that have run.
+    """
+
+    def __init__(self) -> None:
+        self.steps: Dict[int, Step] = {}
+        self._node: Optional[Node] = None
+        self._brought: List[Brought] = []
+        self._step: Optional[Step] = None
+
+    def begin(self, node: Node) -> None:
+        """The function `node` is next."""
+        self._node, self._step = node, None
+        self._brought.clear()
+
+    def bring(self, variable: nn.Variable, key: int, factor: float) -> None:
+        """A gradient is multiplied."""
+        self._brought.append(Brought(variable, key, factor))
+
+    def run(self, scale: float, alphas: Tuple[float, ...]) -> None:
+        """The function runs with these scales."""
+        self._step = Step(tuple(self._brought), scale, alphas)
+        self._brought.clear()
+
+    def end(self) -> None:
+        """What is to be done after the function is done."""
+        node, step = self._node, self._step
+        if node is not None and step is not None:
+            step = step._replace(after=tuple(self._brought))
+            if step.before or step.alphas or step.after or node.leaves:
+                self.steps[node.function_key] = step
+        self._node = None

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scales that are held: whether all steps are taken at once or around each function changes no bit."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
+from tests.engine.random_graphs import Network, networks
+
+EVERY = 3
+
+
+def config_of(seed: int, **changes: Any) -> AdaLossConfig:
+    """A method that gives every layer a scale of its own."""
+
+    def method(g: np.ndarray, W: np.ndarray, *, config: AdaLossConfig, fan_in: float) -> float:
+        return float(2.0 ** np.random.default_rng(int(seed + fan_in)).integers(-6, 10))
+
+    chosen: Dict[str, Any] = {
+        "loss_scale_method": "amax_history" if seed % 3 == 0 else method,
+        "use_bound": False,
+        "update_per_n_iteration": EVERY,
+    }
+    return AdaLossConfig(**chosen, **changes)
+
+
+def bits(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array, np.float32).view(np.uint32)
+
+
+def gradients(network: Network, backward: Callable[[], None]) -> Dict[str, np.ndarray]:
+    for leaf in network.leaves.values():
+        leaf.grad.zero()
+    backward()
+    return {name: bits(leaf.g.copy()) for name, leaf in network.leaves.items()}
+
+
+def look(f: Any) -> None:
+    """A hook that sees each function: steps cannot be taken at once then."""
+
+
+def runs(
+    network: Network,
+    config: AdaLossConfig,
+    *,
+    scale: Optional[float],
+    clear_buffer: bool,
+    accum_grad: int,
+    storage: Optional[str] = None,
+    hook: Optional[Callable[[Any], None]] = None,
+) -> Tuple[List[Dict[str, np.ndarray]], AdaptiveLossScaling]:
+    loss = network.loss if storage is None else FormatEmulation(network.loss, storage)
+    scaling = AdaptiveLossScaling(loss, config)
+
+    def backward() -> None:
+        for _ in range(accum_grad):
+            scaling.forward(clear_no_need_grad=clear_buffer)
+            scaling.backward(scale, clear_buffer=clear_buffer, function_post_hook=hook, iteration=len(found))
+
+    found: List[Dict[str, np.ndarray]] = []
+    for _ in range(2 * EVERY):
+        found.append(gradients(network, backward))
+    return found, scaling
+
+
+@pytest.mark.slow
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    networks,
+    st.integers(0, 2**31),
+    st.sampled_from([None, 1.0, 256.0]),
+    st.booleans(),
+    st.sampled_from([1, 2]),
+)
+def test_planned_hooked_and_native_gradients_are_the_same(
+    network: Network, seed: int, scale: Optional[float], clear_buffer: bool, accum_grad: int
+) -> None:
+    how: Dict[str, Any] = {"scale": scale, "clear_buffer": clear_buffer, "accum_grad": accum_grad}
+
+    def native() -> None:
+        for _ in range(accum_grad):
+            network.loss.forward(clear_no_need_grad=clear_buffer)
+            network.loss.backward(1.0, clear_buffer=clear_buffer)
+
+    config = config_of(seed)
+    planned, scaling = runs(network, config, **how)
+    hooked, other = runs(network, config, **how, hook=look)
+    reference = gradients(network, native)
+    assert scaling.layer_scales == other.layer_scales
+    assert scaling.accumulated_scales == other.accumulated_scales
+    assert scaling.state_dict() == other.state_dict()
+    for a, b in zip(planned, hooked):
+        for name in network.leaves:
+            np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+            np.testing.assert_array_equal(a[name], reference[name], err_msg=name)
+
+
+@pytest.mark.slow
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    networks,
+    st.integers(0, 2**31),
+    st.sampled_from([None, 1.0, 256.0]),
+    st.booleans(),
+    st.sampled_from([1, 2]),
+    st.sampled_from(["float16", "bfloat16", "fp8_hybrid", "float8_e5m2"]),
+)
+def test_so_they_are_as_they_are_stored(
+    network: Network,
+    seed: int,
+    scale: Optional[float],
+    clear_buffer: bool,
+    accum_grad: int,
+    storage: str,
+) -> None:
+    how: Dict[str, Any] = {
+        "scale": scale,
+        "clear_buffer": clear_buffer,
+        "accum_grad": accum_grad,
+        "storage": storage,
+    }
+    config = config_of(seed)
+    planned, scaling = runs(network, config, **how)
+    hooked, other = runs(network, config, **how, hook=look)
+    assert scaling.found_inf == other.found_inf
+    assert scaling.state_dict() == other.state_dict()
+    for a, b in zip(planned, hooked):
+        for name in network.leaves:
+            np.testing.assert_array_equal(a[name], b[name], err_msg=name)
