@@ -210,8 +210,12 @@ class AdaptiveLossScaling:
         return self.components.settled
 
     def layer_to_blame(self) -> Optional[str]:
-        """The layer whose own scale made the last backward overflow; None: the global one did."""
-        if self._last is None or not self._last.found_inf or self._is_to_measure(self._last):
+        """The layer whose own scale made the last backward overflow; None: the global one did, or that of a
+        component, or it is not known because scales are held.
+        """
+        if self._last is None or not self._last.found_inf:
+            return None
+        if self._by_layer or self._is_to_measure(self._last):
             return None
         return layer_to_blame(self._last.plan, self._last.found_inf[0], self._last.layer_scales)
 

@@ -47,10 +47,13 @@ def trained(
     return train, updater
 
 
+@pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("delay", [0, 1])
-def test_going_on_from_a_file_is_going_on(tmp_path: Path, delay: int) -> None:
+@pytest.mark.parametrize("method", ["approx_range", "amax_history"])
+def test_going_on_from_a_file_is_going_on(tmp_path: Path, delay: int, every: int, method: str) -> None:
     """Save, train on; load into another updater, train on from the same data: not one bit differs."""
-    train, updater = trained(delay=delay)
+    config = AdaLossConfig(delay=delay, update_per_n_iteration=every, loss_scale_method=method)
+    train, updater = trained(5, config=config)
     updater.scaling.limits["hidden/affine"] = LayerLimit(2.0, 8.0, 3)
     updater.save_states(tmp_path / "scaling.json")
     train.solver.save_states(str(tmp_path / "solver.h5"))
@@ -59,11 +62,11 @@ def test_going_on_from_a_file_is_going_on(tmp_path: Path, delay: int) -> None:
     expected, state = snapshot(train.parameters), updater.state_dict()
 
     train = training(overflow=[2])
-    for _ in range(5):  # 4 updates and a retry
+    for _ in range(6):  # 5 updates and a retry
         train.feed()
     for name, value in parameters.items():
         train.parameters[name].d = value
-    updater = updater_on(train, delay)
+    updater = updater_on(train, config=config)
     train.solver.load_states(str(tmp_path / "solver.h5"))
     updater.load_states(tmp_path / "scaling.json")
     assert [updater.update() for _ in range(8)] == undisturbed

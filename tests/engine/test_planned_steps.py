@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import numpy as np
+import pytest
+
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
+from nnabla_adaloss.engine.held_scales import HeldScales
+from nnabla_adaloss.engine.planned_steps import Obstacle, PlannedSteps, plan_steps
+
+EVERY = 4
+
+
+def alternating(g: np.ndarray, W: np.ndarray, *, config: AdaLossConfig, fan_in: float) -> float:
+    """Some scale other than 1, not the same for all layers."""
+    return 4.0 if fan_in % 2 else 0.5
+
+
+def batch(*shape: int) -> nn.Variable:
+    return nn.Variable.from_numpy_array(np.random.default_rng(0).standard_normal(shape).astype(np.float32))
+
+
+def chain(weight: float = 1.0) -> nn.Variable:
+    h = batch(4, 3)
+    for width in (5, 6, 7):
+        h = F.tanh(PF.affine(h, width, name=f"a{width}"))
+    return F.mean(h**2) * weight
+
+
+def residual() -> nn.Variable:
+    h = PF.affine(batch(4, 5), 5, name="first")
+    return F.mean((h + PF.affine(F.tanh(PF.affine(h, 5, name="inner")), 5, name="branch")) ** 2)
+
+
+def unrolled() -> nn.Variable:
+    h = PF.affine(batch(4, 5), 5, name="in")
+    for _ in range(3):
+        h = F.tanh(PF.affine(h, 5, name="again"))
+    return F.mean(h**2)
+
+
+def two_products() -> nn.Variable:
+    h = PF.affine(batch(2, 3, 4), 4, base_axis=2, name="q")
+    return F.mean(F.batch_matmul(F.tanh(h), F.tanh(h), transpose_b=True) ** 2)
+
+
+def penalized() -> nn.Variable:
+    loss = chain()
+    return loss + F.sum(nn.get_parameters()["a6/affine/W"] ** 2)
+
+
+def recomputed() -> nn.Variable:
+    h = F.tanh(PF.affine(batch(4, 5), 5, name="first"))
+    h.parent.inputs[0].recompute = True
+    h.recompute = True
+    return F.mean(PF.affine(h, 3, name="last") ** 2)
+
+
+def held(loss: Any, method: Any = alternating, scale: Optional[float] = 8.0, **options: Any) -> HeldScales:
+    config = AdaLossConfig(loss_scale_method=method, update_per_n_iteration=EVERY, use_bound=False, **options)
+    scaling = AdaptiveLossScaling(loss, config)
+    for iteration in range(1 + (scale is None)):
+        scaling.forward(clear_no_need_grad=True)
+        scaling.backward(scale, clear_buffer=True, iteration=0, again=iteration > 0)
+    found = scaling._holding.scales(scaling.plan, 1, scale)
+    assert found is not None
+    return found
+
+
+def planned(found: HeldScales, **conditions: Any) -> Any:
+    asked: Dict[str, Any] = {"rounded": False, "at_random": False, "max_bytes": None}
+    return plan_steps(found, **{**asked, **conditions})
+
+
+def test_a_chain_is_planned() -> None:
+    steps = planned(held(chain()))
+    assert isinstance(steps, PlannedSteps)
+    assert not steps.between
+    # The first layer's input gradient is nobody's.
+    assert [scaling.layer for scaling, _ in steps.factors] == ["a7/affine", "a6/affine"]
+    assert [leaf.scale for leaf in steps.leaves] == [8.0, 8.0, 32.0, 32.0, 16.0, 16.0]
+
+
+@pytest.mark.parametrize(
+    ("network", "said"),
+    [
+        (unrolled, "adds to a gradient of another scale"),
+        (two_products, "multiplied by an activation"),
+        (penalized, "read by other functions"),
+        (recomputed, "computed again"),
+    ],
+)
+def test_what_stands_in_the_way_is_said(network: Callable[[], nn.Variable], said: str) -> None:
+    steps = planned(held(network()))
+    assert isinstance(steps, Obstacle)
+    assert said in steps
+
+
+def test_branches_that_are_matched_are_followed_by_a_call() -> None:
+    found = held(residual(), lambda g, W, *, config, fan_in: 4.0)
+    steps = planned(found)
+    assert isinstance(steps, PlannedSteps)
+    brought = [one for many in steps.between.values() for one in many]
+    assert len(brought) == found.matched > 0
+
+
+def test_components_need_no_call() -> None:
+    loss = residual()
+    branch = nn.get_parameters()["branch/affine/W"]
+    branch.d = branch.d * 2.0**-12
+    steps = planned(held(loss, "amax_history", None))
+    assert isinstance(steps, PlannedSteps)
+    assert not steps.between
+    assert steps.factors
+
+
+def test_scaled_weights_may_take_no_more_memory_than_they_may() -> None:
+    found = held(chain())
+    # 7x6 and 6x5 numbers of 4 bytes.
+    assert isinstance(planned(found, max_bytes=288), PlannedSteps)
+    assert isinstance(planned(found, max_bytes=287), Obstacle)
+    assert isinstance(planned(held(chain(), "fixed"), max_bytes=0), PlannedSteps)
+
+
+def test_a_small_loss_weight_is_in_the_seed_where_nothing_is_rounded() -> None:
+    found = held(chain(2.0**-20))
+    assert found.matched > 0
+    steps = planned(found)
+    assert isinstance(steps, PlannedSteps)
+    assert not steps.between
+    assert steps.seed > found.seed
+    # Behind the loss everything is as it was.
+    layers = {s.target_key for s, _ in steps.factors}
+    assert all(steps.scales[key] == found.scales[key] for key in layers)
+    # Stored in 16 bits, a number on the way might not be what it was.
+    rounded = planned(found, rounded=True)
+    assert isinstance(rounded, Obstacle) or rounded.between
+
+
+def seen_scales(loss: Any, scale: Optional[float], hook: Optional[Callable[[Any], None]]) -> List[Any]:
+    config = AdaLossConfig(loss_scale_method="amax_history", update_per_n_iteration=EVERY)
+    scaling, found = AdaptiveLossScaling(loss, config), []
+    for iteration in range(3 * EVERY):
+        for v in nn.get_parameters().values():
+            v.grad.zero()
+        scaling.forward()
+        scaling.backward(scale, iteration=iteration, function_post_hook=hook)
+        inner = [v.g.copy() for v in scaling.plan.variables if v.size > 1]
+        found.append([*inner, *(v.g.copy() for v in nn.get_parameters().values())])
+    return found
+
+
+@pytest.mark.parametrize("storage", [None, "float16"])
+@pytest.mark.parametrize("scale", [None, 8.0])
+def test_gradients_that_stay_readable_are_the_same(storage: Optional[str], scale: Optional[float]) -> None:
+    loss = chain(2.0**-20)
+    wrapped = loss if storage is None else FormatEmulation(loss, storage)
+    planned_, hooked = seen_scales(wrapped, scale, None), seen_scales(wrapped, scale, lambda f: None)
+    for a, b in zip(planned_, hooked):
+        for x, y in zip(a, b):
+            np.testing.assert_array_equal(x.view(np.uint32), y.view(np.uint32))

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trainings whose scales are held for some iterations: how they are applied changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Tuple
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import numpy as np
+import pytest
+
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, UpdateResult
+from nnabla_adaloss.engine.held_pass import HeldPass
+from tests.updaters.networks import AS_THE_BASELINE, snapshot, training
+
+EVERY = 8
+
+
+def hooked_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no pass be planned."""
+    monkeypatch.setattr(HeldPass, "at_once", property(lambda self: False))
+    init = HeldPass.__init__
+    monkeypatch.setattr(
+        HeldPass,
+        "__init__",
+        lambda self, context, held, planned, **how: init(self, context, held, None, **how),
+    )
+
+
+def trained(iterations: int, **options: Any) -> Tuple[List[UpdateResult], Dict[str, np.ndarray], Any]:
+    train = training(overflow=[30], nan=[41], seed=1)
+    updater = AdaptiveLossScalingUpdater(
+        train.solver,
+        train.loss,
+        train.feed,
+        **{
+            "storage": "float16",
+            "on_scale_floor": "skip",
+            "on_nonfinite_loss": "skip",
+            "on_nonfinite_forward": "skip",
+            **options,
+        },
+    )
+    results = [updater.update() for _ in range(iterations)]
+    return results, snapshot(train.parameters), updater.state_dict()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("method", ["approx_range", "amax_history"])
+@pytest.mark.parametrize(
+    "options", [{}, AS_THE_BASELINE, {"accum_grad": 2}], ids=["history", "baseline", "accumulated"]
+)
+def test_200_iterations_planned_are_200_iterations_hooked(
+    monkeypatch: pytest.MonkeyPatch, delay: int, method: str, options: Dict[str, Any]
+) -> None:
+    config = AdaLossConfig(loss_scale_method=method, update_per_n_iteration=EVERY, delay=delay)
+    results, parameters, state = trained(200, config=config, **options)
+    hooked_everywhere(monkeypatch)
+    other_results, other_parameters, other_state = trained(200, config=config, **options)
+    assert results == other_results
+    assert state == other_state
+    for name, value in parameters.items():
+        np.testing.assert_array_equal(value, other_parameters[name], err_msg=name)
+    assert sum(result.updated for result in results) >= 198
+
+
+def exploding() -> Tuple[Any, nn.Variable, nn.Variable]:
+    rng = np.random.RandomState(0)
+    x = nn.Variable.from_numpy_array(rng.randn(8, 6).astype(np.float32))
+    factor = nn.Variable.from_numpy_array(np.ones((1, 1), np.float32))
+    h = F.tanh(PF.affine(x, 6, name="a", rng=rng))
+    loss = F.mean(F.tanh(PF.affine(h, 6, name="b", rng=rng)) * factor)
+    solver = S.Sgd(0.0)
+    solver.set_parameters(nn.get_parameters())
+    return solver, loss, factor
+
+
+@pytest.mark.parametrize("method", ["approx_range", "amax_history"])
+def test_an_overflow_while_scales_are_held_is_repeated_and_nothing_lost(method: str) -> None:
+    solver, loss, factor = exploding()
+    config = AdaLossConfig(loss_scale_method=method, update_per_n_iteration=50)
+    updater = AdaptiveLossScalingUpdater(solver, loss, storage="float16", config=config)
+    for _ in range(5):
+        updater.update()
+    before = updater.scale
+    factor.d = 2.0**12
+    result = updater.update()
+    assert result.updated
+    assert result.retries > 0
+    assert updater.scale < before
+    # What was measured then is held.
+    assert [updater.update().retries for _ in range(5)] == [0] * 5
+    largest = max(abs(v.g).max() for v in nn.get_parameters().values())
+    assert 0.0 < largest < np.inf
+
+
+def test_without_repeats_a_batch_is_lost_and_the_next_one_measured() -> None:
+    solver, loss, factor = exploding()
+    config = AdaLossConfig(loss_scale_method="amax_history", update_per_n_iteration=50)
+    updater = AdaptiveLossScalingUpdater(solver, loss, storage="float16", config=config, on_overflow="next")
+    for _ in range(5):
+        updater.update()
+    factor.d = 2.0**12
+    result = updater.update()
+    assert result.updated
+    assert 0 < result.retries < 8
+    assert [updater.update().retries for _ in range(5)] == [0] * 5
+
+
+def test_a_scale_that_is_set_is_used_at_once() -> None:
+    solver, loss, _ = exploding()
+    config = AdaLossConfig(loss_scale_method="amax_history", update_per_n_iteration=50)
+    updater = AdaptiveLossScalingUpdater(solver, loss, storage="float16", config=config)
+    for _ in range(3):
+        updater.update()
+    settled = updater.scale
+    updater.scale = 2.0
+    assert updater.scaling.components.policy.start_scale == 2.0
+    assert updater.update().retries > 0
+    assert updater.scale == settled
