@@ -21,13 +21,12 @@ EVERY = 8
 
 def hooked_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no pass be planned."""
-    monkeypatch.setattr(HeldPass, "at_once", property(lambda self: False))
     init = HeldPass.__init__
-    monkeypatch.setattr(
-        HeldPass,
-        "__init__",
-        lambda self, context, held, planned, **how: init(self, context, held, None, **how),
-    )
+
+    def without_plan(self: HeldPass, context: Any, held: Any, planned: Any, **how: Any) -> None:
+        init(self, context, held, None, **how)
+
+    monkeypatch.setattr(HeldPass, "__init__", without_plan)
 
 
 def trained(iterations: int, **options: Any) -> Tuple[List[UpdateResult], Dict[str, np.ndarray], Any]:
@@ -98,9 +97,11 @@ def test_an_overflow_while_scales_are_held_is_repeated_and_nothing_lost(method: 
     assert 0.0 < largest < np.inf
 
 
-def test_without_repeats_a_batch_is_lost_and_the_next_one_measured() -> None:
+@pytest.mark.parametrize("every", [1, 50])
+@pytest.mark.parametrize("method", ["approx_range", "amax_history"])
+def test_without_repeats_a_batch_is_lost_and_the_next_one_measured(method: str, every: int) -> None:
     solver, loss, factor = exploding()
-    config = AdaLossConfig(loss_scale_method="amax_history", update_per_n_iteration=50)
+    config = AdaLossConfig(loss_scale_method=method, update_per_n_iteration=every)
     updater = AdaptiveLossScalingUpdater(solver, loss, storage="float16", config=config, on_overflow="next")
     for _ in range(5):
         updater.update()
