@@ -166,6 +166,15 @@ class AdaLoss(ABC):
         self.take_over(layer, observed, decision)
         return decision
 
+    @property
+    def observed(self) -> bool:
+        """Whether somebody looks at records."""
+        return self._observer.needed
+
+    def report(self, record: LayerRecord) -> None:
+        """Report a scale that was applied without a decision."""
+        self._observer(record)
+
     def take_over(self, layer: str, observed: Observed, decision: Decision) -> None:
         """Remember and report what was decided about a layer, here or elsewhere."""
         self._layers[layer] = decision.state

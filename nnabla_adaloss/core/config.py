@@ -37,9 +37,10 @@ class AdaLossConfig:
         dtype: the format that gradients are stored in: the name of one, or a `Format`. None: that of the
             storage (`storage=`, or a half context), float16 where there is none. One that disagrees with the
             storage is an error.
-        update_per_n_iteration: scales are measured and computed every so many iterations, and held as they
-            are between. 1 measures in each. An overflow is seen in every iteration; what is held is measured
-            again then.
+        update_per_n_iteration: a layer's scale is recomputed every so many iterations.
+        measure_every: arrays are looked at in one of so many iterations (or of `update_per_n_iteration`, if
+            that is more); in between, scales are held as they are, which costs next to nothing. An overflow
+            is seen in every iteration, and has everything measured again. 8; 1 looks in each.
         scale_upper_bound: largest scale of one layer.
         accum_upper_bound: largest accumulated scale, i.e. product of the scales from the loss to a layer.
         use_bound: whether the two upper bounds apply. The overflow guard applies in any case.
@@ -86,6 +87,7 @@ class AdaLossConfig:
     include: Sequence[str] = ("*",)
     exclude: Sequence[str] = ()
     delay: Optional[int] = None
+    measure_every: int = 8
     planned_bytes: Optional[int] = None
 
     def __post_init__(self) -> None:
@@ -104,6 +106,8 @@ class AdaLossConfig:
             raise TypeError(f"recorder={self.recorder!r} must be None or a callable that takes a LayerRecord")
         if integer("update_per_n_iteration", self.update_per_n_iteration) < 1:
             raise ValueError(f"update_per_n_iteration={self.update_per_n_iteration!r} must be 1 or more")
+        if integer("measure_every", self.measure_every) < 1:
+            raise ValueError(f"measure_every={self.measure_every!r} must be 1 or more")
         if integer("debug_level", self.debug_level) not in (0, 1, 2):
             raise ValueError(f"debug_level={self.debug_level!r} must be 0, 1 or 2")
         if self.delay is not None and integer("delay", self.delay) not in (0, 1):

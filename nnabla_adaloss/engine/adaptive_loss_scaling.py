@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Union
 
 import nnabla as nn
 import numpy as np
@@ -185,6 +185,11 @@ class AdaptiveLossScaling:
         return self._last.found_inf if self._last else []
 
     @property
+    def nonzero_leaves(self) -> Set[int]:
+        """Keys of the parameters, and other leaves, to which the last backward has added more than zeros."""
+        return self._last.nonzero if self._last else set()
+
+    @property
     def matched(self) -> int:
         """How many gradients the last backward brought to the scale of another branch that they meet.
 
@@ -196,6 +201,12 @@ class AdaptiveLossScaling:
     def layers(self) -> List[str]:
         """Names of the layers that are scaled, in backward order."""
         return list(self.plan.layers)
+
+    @property
+    def held(self) -> bool:
+        """Whether the scales of the last backward were measured some iterations before it."""
+        last = self._last
+        return isinstance(last, HeldPass) and not self._holding.for_good(measured=last.measures_loss)
 
     @property
     def loss_scale(self) -> float:
@@ -215,7 +226,7 @@ class AdaptiveLossScaling:
         """
         if self._last is None or not self._last.found_inf:
             return None
-        if self._by_layer or self._is_to_measure(self._last):
+        if self._by_layer or self.held:
             return None
         return layer_to_blame(self._last.plan, self._last.found_inf[0], self._last.layer_scales)
 
@@ -230,7 +241,7 @@ class AdaptiveLossScaling:
             return False
         if isinstance(last, HeldPass):
             self._holding.drop()
-            if self._is_to_measure(last):
+            if self.held:
                 # The next pass will tell.
                 return True
         if not self._by_layer and layer is not None:
@@ -311,7 +322,7 @@ class AdaptiveLossScaling:
         return {
             "iteration": self.iteration,
             "network": fingerprint(planned.plan),
-            "delayed": planned.statistics.state(planned.plan.variable_keys),
+            "delayed": planned.statistics.state(planned.plan.measured_keys),
             "components": self.components.state_dict(),
             "held": self._holding.state_dict(),
             **self._ada_loss.state_dict(),
@@ -328,7 +339,7 @@ class AdaptiveLossScaling:
             iteration = integer("iteration", state["iteration"])
             state = with_names_of(planned.plan, state)
             statistics = self._statistics_with(planned.measurements)
-            statistics.load_state(planned.plan.variable_keys, state["delayed"])
+            statistics.load_state(planned.plan.measured_keys, state["delayed"])
             windows = windows_of(state.get("components", {}))
             holding = self._new_holding()
             if "held" in state:
@@ -409,6 +420,9 @@ class AdaptiveLossScaling:
             hooks = (communicator_callbacks, function_pre_hook, function_post_hook)
             replay = self._held_pass(planned, held, iteration, *hooks)
             self._run(replay, grad, clear_buffer, *hooks)
+            if self._ada_loss.observed:
+                for record in held.records(iteration, self.components.began[1]):
+                    self._ada_loss.report(record)
             self._end(replay, iteration, clear_buffer)
             return
         planned.statistics.begin(iteration, anew=again and scale is None)
@@ -428,11 +442,6 @@ class AdaptiveLossScaling:
         if held is not None:
             self._holding.keep(held, iteration)
         self._end(running, iteration, clear_buffer)
-
-    @staticmethod
-    def _is_to_measure(last: AnyPass) -> bool:
-        """Whether scales of this pass were measured some iterations ago, and may not be right any more."""
-        return isinstance(last, HeldPass) and last.measured
 
     def _held_pass(
         self,
@@ -602,7 +611,7 @@ class AdaptiveLossScaling:
     def _new_holding(self) -> Holding:
         method = self.config.method
         return Holding(
-            self.config.update_per_n_iteration,
+            max(self.config.measure_every, self.config.update_per_n_iteration),
             constant=isinstance(method, Fixed) and method.fixed_loss_scale == 1.0,
             delayed=bool(self._delay),
         )

@@ -81,6 +81,8 @@ class BackwardPass:
         # How far the loss section raised the gradient: the bounds on accumulated scales do not count it.
         self.lift = 1.0
         self.found_inf: List[str] = []
+        # Keys of the leaves whose gradients are not all zeros.
+        self.nonzero: Set[int] = set()
         # How many gradients were brought to the scale of a branch that they meet.
         self.matched = 0
         # The function that runs or ran last, if there is still something to do after it.
@@ -110,12 +112,15 @@ class BackwardPass:
         return self._loss_section.measures
 
     def to_hold(self, given: Optional[float]) -> Optional[HeldScales]:
-        """What this pass has done, to be done again; None when nobody took it down, or it is no example.
+        """What this pass has done, to be done again; None when nobody took it down, or more will be known
+        in the next pass.
 
         Args:
             given: S0; None: it was measured.
         """
-        if self._recorder is None or self.found_inf:
+        if self._recorder is None or self.found_inf or not self.statistics.complete:
+            return None
+        if self.components is not None and not self.components.complete:
             return None
         seed, left_with = self._loss_section.seed, self._loss_section.left_with
         return HeldScales(
@@ -127,6 +132,7 @@ class BackwardPass:
             self._recorder.steps,
             self.scales,
             self.components,
+            self.matched,
         )
 
     def finish_last(self) -> None:
@@ -145,6 +151,7 @@ class BackwardPass:
         self._leaves.finish()
         findings = self.statistics.finish()
         written = self._leaves.results(findings.largest)
+        self.nonzero = {entry.key for entry, largest in written if largest}
         keys, labels = (
             set(findings.nonfinite),
             {w.node.label for w, largest in written if largest == math.inf},

@@ -44,6 +44,11 @@ class ComponentPass:
         self.silent = [name in silent for name in components.names]
         self.overflowed: Optional[int] = None
 
+    @property
+    def complete(self) -> bool:
+        """Whether the scales of all components in which there was anything were known before."""
+        return not any(unknown and magnitude for unknown, magnitude in zip(self.unknown, self.magnitudes))
+
     def measure_gradient(self, key: int, stored: float, scale: float) -> None:
         """Take note of the gradient `key` of magnitude `stored` that carries `scale`."""
         component = self.of.get(key)

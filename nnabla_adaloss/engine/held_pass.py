@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, List, Mapping, Optional, Sequence
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Set
 
 import nnabla as nn
 
@@ -51,6 +51,7 @@ class HeldPass:
         self.scales: Mapping[int, float] = held.scales if planned is None else planned.scales
         self.layer_scales, self.accumulated_scales = held.layer_scales, held.accumulated_scales
         self.found_inf: List[str] = []
+        self.nonzero: Set[int] = set()
         self.matched = held.matched
         self.unfinished: List[Node] = []
         self._factors = ScaledFactors(self._kernels, pool, self._storage)
@@ -63,18 +64,12 @@ class HeldPass:
         """Whether all steps are taken before and after nnabla's backward."""
         return self._planned is not None
 
-    @property
-    def measured(self) -> bool:
-        """Whether the scales were chosen from what was measured, so that measuring again may help."""
-        return not (self.measures_loss is False and set(self.layer_scales.values()) <= {1.0})
-
     def begin(self) -> None:
         """Do what is to be done before backward starts."""
         planned = self._planned
         if planned is not None:
             self._factors.swap_all(planned.factors)
-            for leaf in planned.leaves:
-                self._leaves.take_one(leaf.node, leaf.variable, leaf.key, leaf.scale)
+            self._leaves.take_all(planned.leaves)
 
     # Around each function.
 
@@ -152,7 +147,9 @@ class HeldPass:
         """End the pass: unscale what is left, and collect the layers that were not finite."""
         self._leaves.finish()
         found = self.statistics.finish()
-        bad = {w.key for w, largest in self._leaves.results(found.largest) if largest == math.inf}
+        written = self._leaves.results(found.largest)
+        self.nonzero = {entry.key for entry, largest in written if largest}
+        bad = {entry.key for entry, largest in written if largest == math.inf}
         if bad:
             self.found_inf = [n.label for n in self.nodes.values() if not bad.isdisjoint(n.leaf_keys)]
 

@@ -9,6 +9,8 @@ from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 import nnabla as nn
 
+from ..core.layer_record import LayerRecord
+from ..core.reason import Reason
 from ..graph.node import Node, Scaling
 from ..graph.plan import GraphPlan
 from .component_scales import ComponentPass
@@ -61,6 +63,7 @@ class HeldScales:
         steps: by function key; functions that only pass a scale on have none.
         scales: what each gradient carried in the end, by variable key.
         components: what was measured, with the scale of each component; None where there are none.
+        matched: how many gradients were brought to the scale of a branch that they meet.
     """
 
     plan: GraphPlan
@@ -71,6 +74,7 @@ class HeldScales:
     steps: Mapping[int, Step]
     scales: Mapping[int, float]
     components: Optional[ComponentPass]
+    matched: int
 
     @cached_property
     def layer_scales(self) -> Dict[str, float]:
@@ -87,10 +91,22 @@ class HeldScales:
             for scaling, alpha in zip(self.plan.nodes[key].scalings, step.alphas):
                 yield step, scaling, alpha
 
-    @property
-    def matched(self) -> int:
-        """How many gradients are multiplied between two functions."""
-        return sum(len(step.before) + len(step.after) for step in self.steps.values())
+    def records(self, iteration: int, attempt: int) -> Iterator[LayerRecord]:
+        """What there is to report of each layer in a pass with these scales, in backward order."""
+        for step, scaling, alpha in self._scaled():
+            yield LayerRecord(
+                iteration,
+                scaling.layer,
+                alpha,
+                alpha,
+                step.scale,
+                step.scale * alpha,
+                scaling.slot.fan_in,
+                None,
+                None,
+                Reason.HELD,
+                attempt,
+            )
 
 
 class StepRecorder:

@@ -69,8 +69,12 @@ class Holding:
         """Have scales chosen anew."""
         self._held = None
 
+    def for_good(self, *, measured: bool) -> bool:
+        """Whether scales are held until they are told to change: where neither layers nor S0 are measured."""
+        return self._constant and not measured
+
     def _for(self, given: Optional[float]) -> float:
-        return math.inf if self._constant and given is not None else self._iterations
+        return math.inf if self.for_good(measured=given is None) else self._iterations
 
     def state_dict(self) -> Dict[str, Any]:
         """What is held, as plain numbers and lists."""
@@ -105,6 +109,7 @@ def _as_dict(held: HeldScales) -> Dict[str, Any]:
             for key, step in held.steps.items()
         ],
         "scales": [[variables[key], scale] for key, scale in held.scales.items()],
+        "matched": held.matched,
         "components": None if held.components is None else list(held.components.scales),
     }
 
@@ -137,6 +142,7 @@ def _from_dict(plan: GraphPlan, by_layer: bool, state: Mapping[str, Any]) -> Hel
         steps,
         {keys[index]: number("scale", scale) for index, scale in state["scales"]},
         components,
+        integer("matched", state["matched"]),
     )
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import nnabla as nn
@@ -13,6 +14,8 @@ from ..kernels.arrays import FLOAT16, prepare_master, stored_dtype
 from ..kernels.interface import GradientToUnscale, Kernels
 from ..kernels.measurements import Measurements
 from ..kernels.scratch import ScratchPool
+
+_zeroing = attrgetter("zeroing")
 
 
 class Written(NamedTuple):
@@ -35,6 +38,59 @@ class Written(NamedTuple):
     master: nn.NdArray
     scale: float
     alone: bool
+
+
+class PlannedLeaf(NamedTuple):
+    """A leaf whose gradient all functions write with one scale.
+
+    Attributes:
+        node: the first function that writes it.
+        variable: the leaf.
+        key: its key.
+        scale: the scale.
+    """
+
+    node: Node
+    variable: nn.Variable
+    key: int
+    scale: float
+
+
+class PlannedLeaves:
+    """Leaves that are taken at once; what is to be done with them is kept as long as their arrays stay.
+
+    Args:
+        leaves: the leaves.
+    """
+
+    def __init__(self, leaves: Sequence[PlannedLeaf]) -> None:
+        self.leaves = leaves
+        self._direct = not any(leaf.node.half for leaf in leaves)
+        self._variables = [leaf.variable for leaf in leaves]
+        self._masters: List[nn.NdArray] = []
+        self._written: List[Written] = []
+        self._tasks: List[GradientToUnscale] = []
+
+    @property
+    def are_zero(self) -> bool:
+        """Whether all gradients are lazily zero, so that nnabla writes to the masters themselves."""
+        if not self._direct:
+            return False
+        masters = [variable.grad for variable in self._variables]
+        if masters != self._masters:
+            self._masters = masters
+            pairs = list(zip(self.leaves, masters))
+            self._written = [Written(p.key, p.node, p.variable, m, m, p.scale, True) for p, m in pairs]
+            self._tasks = [GradientToUnscale(m, m, p.scale, False) for p, m in pairs]
+        return all(map(_zeroing, masters))
+
+    def written(self) -> Tuple[List[Written], List[GradientToUnscale]]:
+        """What was written to the masters, and what is to be done with it."""
+        # An array that is still zeroing was not written.
+        if not any(map(_zeroing, self._masters)):
+            return self._written, self._tasks
+        kept = [index for index, master in enumerate(self._masters) if not master.zeroing]
+        return [self._written[index] for index in kept], [self._tasks[index] for index in kept]
 
 
 class LeafGradients:
@@ -62,6 +118,7 @@ class LeafGradients:
         self._running: List[Written] = []
         self._waiting: Dict[int, List[Written]] = {}
         self._scratches = 0
+        self._planned: Optional[PlannedLeaves] = None
 
     def take(self, node: Node, scale: float, scales: Mapping[int, float]) -> None:
         """Direct the gradients of the leaves of `node` to where they can be unscaled.
@@ -96,8 +153,21 @@ class LeafGradients:
         if target is not master:
             leaf.grad = target
 
+    def take_all(self, planned: PlannedLeaves) -> None:
+        """Direct the gradients of all leaves at once; where they are lazily zero, there is nothing to do."""
+        if planned.are_zero:
+            self._planned = planned
+            return
+        for leaf in planned.leaves:
+            self.take_one(leaf.node, leaf.variable, leaf.key, leaf.scale)
+
     def give_back(self) -> None:
         """Put the masters back after the function ran, and unscale what it wrote."""
+        if self._planned is not None:
+            written, tasks = self._planned.written()
+            self._planned = None
+            self._run_tasks(written, tasks)
+            return
         # An array that is still zeroing was not written: its master keeps what it has.
         written = []
         for entry in self._running:
@@ -130,6 +200,7 @@ class LeafGradients:
 
     def restore(self) -> None:
         """Put the masters back when a pass is given up; harmless when none is away."""
+        self._planned = None
         for entry in self._running:
             entry.leaf.grad = entry.master
             if entry.target is entry.master and not entry.master.zeroing:
@@ -140,7 +211,9 @@ class LeafGradients:
     def _unscale(self, written: List[Written]) -> None:
         if not written:
             return
-        tasks = [self._task(entry) for entry in written]
+        self._run_tasks(written, [self._task(entry) for entry in written])
+
+    def _run_tasks(self, written: List[Written], tasks: List[GradientToUnscale]) -> None:
         self._unscaled += written
         if self._deferred is not None:
             self._deferred.unscale(tasks)

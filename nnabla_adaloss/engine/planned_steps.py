@@ -10,32 +10,15 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, NamedTuple, Optional, Set, Tuple, Union
 
-import nnabla as nn
-
 from ..core.power_of_two import is_power_of_two
 from ..graph.node import Node, Scaling
 from ..graph.plan import GraphPlan
 from .held_scales import Brought, HeldScales, Step
+from .leaf_gradients import PlannedLeaf, PlannedLeaves
 
 # Powers of two that every storage of 16 bits holds, and that leave float32 room on both sides.
 _SEED_RANGE_16 = 2.0**-14, 2.0**15
 _SEED_RANGE_32 = 2.0**-60, 2.0**60
-
-
-class PlannedLeaf(NamedTuple):
-    """A leaf whose gradient all functions write with one scale.
-
-    Attributes:
-        node: the first function that writes it.
-        variable: the leaf.
-        key: its key.
-        scale: the scale.
-    """
-
-    node: Node
-    variable: nn.Variable
-    key: int
-    scale: float
 
 
 class PlannedSteps(NamedTuple):
@@ -50,7 +33,7 @@ class PlannedSteps(NamedTuple):
     """
 
     factors: List[Tuple[Scaling, float]]
-    leaves: List[PlannedLeaf]
+    leaves: PlannedLeaves
     seed: float
     scales: Mapping[int, float]
     between: Mapping[int, Tuple[Brought, ...]]
@@ -87,7 +70,7 @@ def plan_steps(
     seeded = seed == held.seed or (low <= seed <= high and is_power_of_two(seed) and not at_random)
     if between is None or not seeded:
         return Obstacle("the loss gradient is brought to another scale, which its storage may not hold")
-    return PlannedSteps(factors, leaves, seed, scales, between)
+    return PlannedSteps(factors, PlannedLeaves(leaves), seed, scales, between)
 
 
 def _factors(held: HeldScales, max_bytes: Optional[int]) -> Union[List[Tuple[Scaling, float]], Obstacle]:

@@ -39,6 +39,10 @@ class Findings(NamedTuple):
 class StatisticsSource(Protocol):
     """Statistics of gradients and weights, by variable key."""
 
+    @property
+    def complete(self) -> bool:
+        """Whether all that was asked for in this pass was known."""
+
     def gradient(self, variable: nn.Variable, key: int, scale: float) -> ArrayStatistics:
         """The statistics of a gradient as it is now, carrying `scale`."""
 
@@ -84,6 +88,11 @@ class ImmediateStatistics:
         self._storage = storage
         self._nonfinite: Set[int] = set()
         self._amax: Dict[int, float] = {}
+
+    @property
+    def complete(self) -> bool:
+        """True: arrays are looked at when they are asked for."""
+        return True
 
     def gradient(self, variable: nn.Variable, key: int, scale: float) -> ArrayStatistics:
         """The statistics of a gradient as it is now."""
@@ -162,9 +171,16 @@ class DelayedStatistics:
         # What was asked for in this iteration: the ticket of a measurement or its result, and the scale.
         self._asked: Dict[int, Tuple[Union[int, ArrayStatistics], float]] = {}
         self._asked_data: Dict[int, Union[int, ArrayStatistics]] = {}
+        self._complete = True
+
+    @property
+    def complete(self) -> bool:
+        """Whether the iteration before has measured all that was asked for in this pass."""
+        return self._complete
 
     def begin(self, iteration: int, *, anew: bool) -> None:
         """In a new iteration, answer from what is known now."""
+        self._complete = True
         if anew or iteration != self._iteration:
             self._iteration = iteration
             self._answers = dict(self._gradients), dict(self._data)
@@ -177,7 +193,11 @@ class DelayedStatistics:
             self._asked[key] = seen, scale
         elif stored_dtype(array) is not None:
             self._asked[key] = self._measurements.measure(array), scale
-        return self._answers[0].get(key, NOTHING_KNOWN).scaled(scale)
+        known = self._answers[0].get(key)
+        if known is None:
+            self._complete = self._complete and key not in self._asked
+            return NOTHING_KNOWN
+        return known.scaled(scale)
 
     def data(self, variable: nn.Variable, key: int) -> ArrayStatistics:
         """The statistics of the weight of the iteration before."""
@@ -188,7 +208,9 @@ class DelayedStatistics:
                 self._asked_data[key] = self._measurements.measure(array)
             else:
                 self._asked_data[key] = seen
-        return self._answers[1].get(key, NOTHING_KNOWN)
+        known = self._answers[1].get(key)
+        self._complete = self._complete and known is not None
+        return NOTHING_KNOWN if known is None else known
 
     def finish(self) -> Findings:
         """Wait for what was measured and make it known; return what was found to be not finite."""

@@ -40,6 +40,7 @@ class GraphPlan:
         roots: the outputs that backward starts from.
         variables: all variables that get a gradient but are no leaves.
         variable_keys: their keys.
+        measured_keys: these, and those of the weights of layers.
         kept_keys: keys of those whose gradients stay even when buffers are cleared.
         leaves: the leaves that get a gradient, by variable key.
         functions: all functions behind the loss, in forward order.
@@ -84,6 +85,8 @@ class GraphPlan:
         self.roots = loss.parent.outputs
         self.variables = unique(v for node in self.nodes.values() for v in node.outputs + node.inputs)
         self.variable_keys = [hash(v) for v in self.variables]
+        factors = (s.factor_key for node in self.nodes.values() for s in node.scalings)
+        self.measured_keys = list(dict.fromkeys([*self.variable_keys, *factors]))
         # Sink keeps the gradients of its inputs even when buffers are cleared.
         self.kept_keys = {k for n in self.nodes.values() if n.type_name == "Sink" for k in n.input_keys}
         self.leaves = {k: v for node in self.nodes.values() for k, v in zip(node.leaf_keys, node.leaves)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Set, Union
 
 import nnabla as nn
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
@@ -183,6 +183,8 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         self.last_good_scale = math.nan
         self._hysteresis_left = hysteresis
         self._started = False
+        # Keys of the parameters that the solver had when that was last asked.
+        self._trained: Set[int] = set()
 
     def update(self) -> UpdateResult:
         """Train on one batch, or on `accum_grad` of them.
@@ -391,7 +393,12 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
 
     def _reason(self) -> str:
         """`"updated"`, or `"zero_gradients"`, which is warned of once."""
-        if not self.scaling.guard.gradients_are_zero(self.solver.get_parameters().values()):
+        # To ask a solver for its parameters takes as long as all the rest here.
+        if not self.scaling.nonzero_leaves.isdisjoint(self._trained):
+            return "updated"
+        parameters = self.solver.get_parameters().values()
+        if not self.scaling.guard.gradients_are_zero(parameters):
+            self._trained = {hash(v) for v in parameters}
             return "updated"
         self._reports.tell_of_zero_gradients(self.iteration, self.scale)
         return "zero_gradients"

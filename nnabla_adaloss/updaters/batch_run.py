@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Tuple
 
 from ..engine import AdaptiveLossScaling
 from .tries import Tries
-from .window import Window, examine, smallest_scale_helps
+from .window import Window, examine, smallest_scale_helps, spoil
 
 # After so many repeats in vain of one batch it is tried with the smallest scale at once; once one was
 # hopeless, the next ones at their first overflow.
@@ -59,7 +59,17 @@ class BatchRun:
         while True:
             with self.lock:
                 self._forward_backward(again=repeats > 0)
-                found = examine(window, self.scaling, self.solver, self.min_scale)
+                lost: Optional[Window] = None
+                if self.scaling.held and self._overflows:
+                    # What is to blame has not been looked at.
+                    nonfinite = tuple(self.scaling.found_inf)
+                    self.scaling.after_overflow()
+                    if self.repeat and repeats < self.max_repeats:
+                        repeats += 1
+                        self._undo()
+                        continue
+                    lost = self._look_again(window, nonfinite)
+                found = lost or examine(window, self.scaling, self.solver, self.min_scale)
                 if window.overflowed or self._holds(found):
                     return found
                 if found.overflowed:
@@ -71,9 +81,8 @@ class BatchRun:
                 if repeats == self.max_repeats:
                     return found._replace(exhausted=found.overflowed)
                 repeats += 1
-                self.tries.repeats += 1
                 window = window.after_repeat(found)
-                guard.undo_batch()
+                self._undo()
 
     def _forward_backward(self, *, again: bool) -> None:
         self.scaling.forward(clear_no_need_grad=self.clear_buffer)
@@ -81,6 +90,27 @@ class BatchRun:
         self.scaling.backward(
             self.scale(), clear_buffer=self.clear_buffer, iteration=self.iteration, again=again
         )
+
+    def _undo(self) -> None:
+        self.tries.repeats += 1
+        self.scaling.guard.undo_batch()
+
+    def _look_again(self, window: Window, nonfinite: Tuple[str, ...]) -> Optional[Window]:
+        """Run a batch that is lost once more, to see why; the window after it if it is finite now, else None.
+
+        Args:
+            window: the window before.
+            nonfinite: names of the layers whose gradients were not finite.
+        """
+        self._forward_backward(again=True)
+        if self._overflows:
+            return None
+        spoil(self.solver)
+        return window._replace(overflowed=True, nonfinite_layers=nonfinite, lowered=True)
+
+    @property
+    def _overflows(self) -> bool:
+        return bool(self.scaling.found_inf) and bool(self.solver.check_inf_or_nan_grad())
 
     def _holds(self, found: Window) -> bool:
         """Whether nothing is gained by running this batch again."""

@@ -19,7 +19,8 @@ from .checksums import crc32
 
 # 2: layers are numbered in forward order, with #. Names of version 1 are read.
 # 3: scales may come from what was measured. States before are of trainings that searched for theirs.
-_VERSION = 3
+# 4: scales may be held.
+_VERSION = 4
 # Of the configuration: who watches, and how the same is done.
 _NOT_DECIDING = frozenset({"recorder", "debug_level", "planned_bytes"})
 _BEFORE_3 = {"global_scale": "dynamic", "on_overflow": "next"}
@@ -73,6 +74,8 @@ def restore(updater: Resumable, state: Mapping[str, Any]) -> None:
                 f"state has version {version}, this package knows {_VERSION}: update nnabla_adaloss"
             )
         saved = state["settings"] if version >= 3 else {**_BEFORE_3, **state["settings"]}
+        if version < 4:
+            saved = {**saved, "measure_every": updater.scaling.config.measure_every}
         _compare_settings(saved, _settings(updater))
         scale_state = updater.policy.checked(ScaleState(**state["scale_state"]))
         last_good_scale = number("last_good_scale", state["last_good_scale"])

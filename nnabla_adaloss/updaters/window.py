@@ -69,8 +69,7 @@ def examine(window: Window, scaling: AdaptiveLossScaling, solver: Any, smallest_
     fault = scaling.guard.find_fault()
     if fault is not None and not nonfinite_loss and _finite_at(smallest_scale, scaling, solver):
         fault = None
-        # These gradients are no use, and other ranks shall see it in their sum.
-        next(iter(solver.get_parameters().values())).grad.fill(math.inf)
+        spoil(solver)
     return Window(True, layers, nonfinite_loss, fault, blame, scales, window.overflow_layers)
 
 
@@ -78,7 +77,7 @@ def smallest_scale_helps(scaling: AdaptiveLossScaling, solver: Any, smallest_sca
     """Whether gradients of the last batch are finite at the smallest scale; they are of no use afterwards."""
     scaling.forward(clear_no_need_grad=True)
     helps = _finite_at(smallest_scale, scaling, solver)
-    next(iter(solver.get_parameters().values())).grad.fill(math.inf)
+    spoil(solver)
     return helps
 
 
@@ -86,3 +85,8 @@ def _finite_at(scale: float, scaling: AdaptiveLossScaling, solver: Any) -> bool:
     solver.zero_grad()
     scaling.probe(scale)
     return not solver.check_inf_or_nan_grad()
+
+
+def spoil(solver: Any) -> None:
+    """Make gradients that are of no use show it, also in their sum over ranks."""
+    next(iter(solver.get_parameters().values())).grad.fill(math.inf)

@@ -315,14 +315,15 @@ def test_lstm_and_rnn_keep_their_gradient_arrays() -> None:
         np.testing.assert_allclose(gradient, 2 * expected[name], rtol=1e-5, atol=1e-9, err_msg=name)
 
 
-def test_update_per_n_iteration_counts_iterations() -> None:
+@pytest.mark.parametrize("every", [1, 3])
+def test_update_per_n_iteration_counts_iterations(every: int) -> None:
     calls: List[int] = []
 
     def method(g: np.ndarray, W: np.ndarray, *, config: AdaLossConfig, fan_in: float) -> float:
         calls.append(scaling.iteration)
         return 2.0
 
-    config = AdaLossConfig(loss_scale_method=method, update_per_n_iteration=3)
+    config = AdaLossConfig(loss_scale_method=method, update_per_n_iteration=3, measure_every=every)
     scaling = AdaptiveLossScaling(mlp(), config)
     for _ in range(7):
         run(scaling)

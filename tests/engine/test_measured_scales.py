@@ -207,9 +207,8 @@ def test_an_overflow_lowers_the_component_where_it_is(delay: int) -> None:
     for name in "abc":
         gates[name] = Gate()
         h = F.tanh(gates[name](PF.affine(h, 8, name=name, rng=np.random.RandomState(0))))
-    scaling = AdaptiveLossScaling(
-        FormatEmulation(F.mean(h**2)), AdaLossConfig(loss_scale_method="amax_history", delay=delay)
-    )
+    config = AdaLossConfig(loss_scale_method="amax_history", delay=delay, measure_every=1)
+    scaling = AdaptiveLossScaling(FormatEmulation(F.mean(h**2)), config)
     for _ in range(3):
         step(scaling)
         scaling.after_update()

@@ -25,7 +25,7 @@ def config_of(seed: int, **changes: Any) -> AdaLossConfig:
     chosen: Dict[str, Any] = {
         "loss_scale_method": "amax_history" if seed % 3 == 0 else method,
         "use_bound": False,
-        "update_per_n_iteration": EVERY,
+        "measure_every": EVERY,
     }
     return AdaLossConfig(**chosen, **changes)
 

@@ -62,7 +62,7 @@ def recomputed() -> nn.Variable:
 
 
 def held(loss: Any, method: Any = alternating, scale: Optional[float] = 8.0, **options: Any) -> HeldScales:
-    config = AdaLossConfig(loss_scale_method=method, update_per_n_iteration=EVERY, use_bound=False, **options)
+    config = AdaLossConfig(loss_scale_method=method, measure_every=EVERY, use_bound=False, **options)
     scaling = AdaptiveLossScaling(loss, config)
     for iteration in range(1 + (scale is None)):
         scaling.forward(clear_no_need_grad=True)
@@ -83,7 +83,7 @@ def test_a_chain_is_planned() -> None:
     assert not steps.between
     # The first layer's input gradient is nobody's.
     assert [scaling.layer for scaling, _ in steps.factors] == ["a7/affine", "a6/affine"]
-    assert [leaf.scale for leaf in steps.leaves] == [8.0, 8.0, 32.0, 32.0, 16.0, 16.0]
+    assert [leaf.scale for leaf in steps.leaves.leaves] == [8.0, 8.0, 32.0, 32.0, 16.0, 16.0]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_scaled_weights_may_take_no_more_memory_than_they_may() -> None:
 
 def test_a_small_loss_weight_is_in_the_seed_where_nothing_is_rounded() -> None:
     found = held(chain(2.0**-20))
-    assert found.matched > 0
+    assert any(step.before for step in found.steps.values())
     steps = planned(found)
     assert isinstance(steps, PlannedSteps)
     assert not steps.between
@@ -143,7 +143,7 @@ def test_a_small_loss_weight_is_in_the_seed_where_nothing_is_rounded() -> None:
 
 
 def seen_scales(loss: Any, scale: Optional[float], hook: Optional[Callable[[Any], None]]) -> List[Any]:
-    config = AdaLossConfig(loss_scale_method="amax_history", update_per_n_iteration=EVERY)
+    config = AdaLossConfig(loss_scale_method="amax_history", measure_every=EVERY)
     scaling, found = AdaptiveLossScaling(loss, config), []
     for iteration in range(3 * EVERY):
         for v in nn.get_parameters().values():

@@ -56,7 +56,7 @@ def trained(iterations: int, **options: Any) -> Tuple[List[UpdateResult], Dict[s
 def test_200_iterations_planned_are_200_iterations_hooked(
     monkeypatch: pytest.MonkeyPatch, delay: int, method: str, options: Dict[str, Any]
 ) -> None:
-    config = AdaLossConfig(loss_scale_method=method, update_per_n_iteration=EVERY, delay=delay)
+    config = AdaLossConfig(loss_scale_method=method, measure_every=EVERY, delay=delay)
     results, parameters, state = trained(200, config=config, **options)
     hooked_everywhere(monkeypatch)
     other_results, other_parameters, other_state = trained(200, config=config, **options)
@@ -81,7 +81,7 @@ def exploding() -> Tuple[Any, nn.Variable, nn.Variable]:
 @pytest.mark.parametrize("method", ["approx_range", "amax_history"])
 def test_an_overflow_while_scales_are_held_is_repeated_and_nothing_lost(method: str) -> None:
     solver, loss, factor = exploding()
-    config = AdaLossConfig(loss_scale_method=method, update_per_n_iteration=50)
+    config = AdaLossConfig(loss_scale_method=method, measure_every=50)
     updater = AdaptiveLossScalingUpdater(solver, loss, storage="float16", config=config)
     for _ in range(5):
         updater.update()
@@ -101,7 +101,7 @@ def test_an_overflow_while_scales_are_held_is_repeated_and_nothing_lost(method: 
 @pytest.mark.parametrize("method", ["approx_range", "amax_history"])
 def test_without_repeats_a_batch_is_lost_and_the_next_one_measured(method: str, every: int) -> None:
     solver, loss, factor = exploding()
-    config = AdaLossConfig(loss_scale_method=method, update_per_n_iteration=every)
+    config = AdaLossConfig(loss_scale_method=method, measure_every=every)
     updater = AdaptiveLossScalingUpdater(solver, loss, storage="float16", config=config, on_overflow="next")
     for _ in range(5):
         updater.update()
@@ -114,7 +114,7 @@ def test_without_repeats_a_batch_is_lost_and_the_next_one_measured(method: str, 
 
 def test_a_scale_that_is_set_is_used_at_once() -> None:
     solver, loss, _ = exploding()
-    config = AdaLossConfig(loss_scale_method="amax_history", update_per_n_iteration=50)
+    config = AdaLossConfig(loss_scale_method="amax_history", measure_every=50)
     updater = AdaptiveLossScalingUpdater(solver, loss, storage="float16", config=config)
     for _ in range(3):
         updater.update()

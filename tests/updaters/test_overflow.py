@@ -122,7 +122,8 @@ def test_the_first_bad_layer_is_named(
     def plant(planted: Planted) -> None:
         planted.gates[layer].first = value if planted.batches == 2 else 1.0
 
-    planted = Planted(network, plant, config=AdaLossConfig(delay=delay), max_retries=0, storage=storage)
+    config = AdaLossConfig(delay=delay, measure_every=1)
+    planted = Planted(network, plant, config=config, max_retries=0, storage=storage)
     for _ in range(2):
         assert planted.updater.update().overflow_layers == ()
     before = snapshot(nn.get_parameters())
@@ -290,7 +291,7 @@ def test_the_learning_rate_schedule_counts_updates() -> None:
 def test_records_tell_tries_and_micro_batches_apart(accum_grad: int, expected: List[Any]) -> None:
     records: List[Any] = []
     train = training(overflow=[1, 2])
-    config = AdaLossConfig(recorder=records.append)
+    config = AdaLossConfig(recorder=records.append, measure_every=1)
     updater = AdaptiveLossScalingUpdater(
         train.solver,
         train.loss,

@@ -47,13 +47,16 @@ def trained(
     return train, updater
 
 
+@pytest.mark.parametrize("saved", [4, 5, 6])
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("method", ["approx_range", "amax_history"])
-def test_going_on_from_a_file_is_going_on(tmp_path: Path, delay: int, every: int, method: str) -> None:
+def test_going_on_from_a_file_is_going_on(
+    tmp_path: Path, delay: int, every: int, method: str, saved: int
+) -> None:
     """Save, train on; load into another updater, train on from the same data: not one bit differs."""
-    config = AdaLossConfig(delay=delay, update_per_n_iteration=every, loss_scale_method=method)
-    train, updater = trained(5, config=config)
+    config = AdaLossConfig(delay=delay, measure_every=every, loss_scale_method=method)
+    train, updater = trained(saved, config=config)
     updater.scaling.limits["hidden/affine"] = LayerLimit(2.0, 8.0, 3)
     updater.save_states(tmp_path / "scaling.json")
     train.solver.save_states(str(tmp_path / "solver.h5"))
@@ -62,7 +65,7 @@ def test_going_on_from_a_file_is_going_on(tmp_path: Path, delay: int, every: int
     expected, state = snapshot(train.parameters), updater.state_dict()
 
     train = training(overflow=[2])
-    for _ in range(6):  # 5 updates and a retry
+    for _ in range(saved + 1):  # and a retry
         train.feed()
     for name, value in parameters.items():
         train.parameters[name].d = value
