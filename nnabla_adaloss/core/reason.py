@@ -32,3 +32,6 @@ class Reason(str, Enum):
 
     NONFINITE = "non-finite"
     """The gradient or the weight holds an infinity or a NaN: no scale would help."""
+
+    HELD = "held"
+    """It was chosen some iterations ago, and serves until it is measured again."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
 from ..engine import AdaptiveLossScaling
+from ..monitor import BatchRepeated, Overflowed
+from .counters import Counters
 from .tries import Tries
 from .window import Window, examine, smallest_scale_helps
 
@@ -30,7 +32,8 @@ class BatchRun:
         repeat: whether the batch may be run again.
         max_repeats: how often.
         clear_buffer: free what is no longer needed.
-        tries: where repeats are counted.
+        tries: where repeats of the iteration are counted.
+        counters: where those of the training are.
     """
 
     scaling: AdaptiveLossScaling
@@ -44,6 +47,7 @@ class BatchRun:
     max_repeats: int
     clear_buffer: bool
     tries: Tries
+    counters: Counters
 
     def run(self, window: Window, *, first: bool) -> Window:
         """Forward and backward of what was fed; again, where that is wanted, until its gradients hold.
@@ -59,7 +63,10 @@ class BatchRun:
         while True:
             with self.lock:
                 self._forward_backward(again=repeats > 0)
+                attempt = self.scaling.components.began[1]
                 found = examine(window, self.scaling, self.solver, self.min_scale)
+                if self.scaling.audience is not None and found.overflowed and not window.overflowed:
+                    self.scaling.audience.tell(self._overflow(found, attempt))
                 if window.overflowed or self._holds(found):
                     return found
                 if found.overflowed:
@@ -72,6 +79,12 @@ class BatchRun:
                     return found._replace(exhausted=found.overflowed)
                 repeats += 1
                 self.tries.repeats += 1
+                self.counters.repeats += 1
+                if self.scaling.audience is not None:
+                    cause = "overflow" if found.overflowed else "first measurement"
+                    self.scaling.audience.tell(
+                        BatchRepeated(self.iteration, attempt, cause, found.nonfinite_layers)
+                    )
                 window = window.after_repeat(found)
                 guard.undo_batch()
 
@@ -80,6 +93,18 @@ class BatchRun:
         self.scaling.guard.after_forward()
         self.scaling.backward(
             self.scale(), clear_buffer=self.clear_buffer, iteration=self.iteration, again=again
+        )
+
+    def _overflow(self, found: Window, attempt: int) -> Overflowed:
+        cause = "overflow" if found.fault is None else "nonfinite_forward"
+        return Overflowed(
+            self.iteration,
+            attempt,
+            "nonfinite_loss" if found.nonfinite_loss else cause,
+            found.nonfinite_layers,
+            found.layer_to_blame,
+            self.scaling.loss_scale,
+            "" if found.fault is None else str(found.fault),
         )
 
     def _holds(self, found: Window) -> bool:

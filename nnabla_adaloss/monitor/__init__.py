@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Watching a training: events, monitors that take them, and recordings that answer questions."""
+
+from __future__ import annotations
+
+from .audience import Audience, audience_of
+from .events import (
+    BatchRepeated,
+    BatchThrownAway,
+    Event,
+    LayerScaled,
+    Overflowed,
+    ScaleChanged,
+    UpdateEnded,
+)
+from .gradient_seen import GradientSeen, LayerArrays
+from .monitor import Monitor
+
+__all__ = [
+    "Audience",
+    "BatchRepeated",
+    "BatchThrownAway",
+    "Event",
+    "GradientSeen",
+    "LayerArrays",
+    "LayerScaled",
+    "Monitor",
+    "Overflowed",
+    "ScaleChanged",
+    "UpdateEnded",
+    "audience_of",
+]
