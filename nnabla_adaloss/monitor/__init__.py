@@ -15,6 +15,9 @@ from .events import (
 )
 from .gradient_seen import GradientSeen, LayerArrays
 from .monitor import Monitor
+from .recorder import Recorder
+from .recording import Recording, Underflow
+from .rows import LayerRow
 
 __all__ = [
     "Audience",
@@ -23,10 +26,14 @@ __all__ = [
     "Event",
     "GradientSeen",
     "LayerArrays",
+    "LayerRow",
     "LayerScaled",
     "Monitor",
     "Overflowed",
+    "Recorder",
+    "Recording",
     "ScaleChanged",
+    "Underflow",
     "UpdateEnded",
     "audience_of",
 ]
