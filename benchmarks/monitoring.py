@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What it costs to watch a training on a CPU.
 
-The networks of `training_speed.py` are trained with adaptive loss scaling under emulated fp16 storage: without
-a monitor, with a `Recorder` that looks at every iteration, with one that also writes a file, with one that
-looks at every 100th, and with a monitor that wants nothing that happens. All take turns iteration by
-iteration, in changing order, and a ratio is the median over the rounds of the ratio within a round. Wanted: at
-most 1.03 for each iteration on the conv net.
+The networks of `training_speed.py` are trained with adaptive loss scaling under emulated fp16 storage. A
+recorder with `every=2` looks at every other iteration, so that those it looks at and those that it does not
+take turns in one training, with the same arrays at the same addresses: the ratio of the two is what looking
+costs, and what machines do to memory cancels out. It is the median over pairs of neighbours. Wanted for
+`every=1`: at most 1.03 on the conv net.
 
-The cost of every 100th iteration is too small to be seen in a median of iterations, nearly all of which are
-not looked at, so it is put together: the median ratio of those that are not, and a hundredth of what looking
-costs. Wanted: at most 1.002. Where the machine is noisy, the second table tells more: what one iteration's
-share of the bookkeeping costs by itself, in microseconds.
+What iterations cost that nobody looks at is too small to be seen like that. It is timed by itself: the
+questions that engine and updater ask in each iteration, with a recorder and without one. Of an iteration they
+are wanted to be at most 0.1 % without a monitor. `every=100` is both put together: wanted at most 1.002.
+
+`--long 100000` trains a small network for so many iterations, each recorded, and tells how much memory the
+process takes.
 """
 
 from __future__ import annotations
@@ -22,25 +24,18 @@ import timeit
 from collections import OrderedDict
 from pathlib import Path
 from statistics import median
-from typing import Any, Callable, Dict, List
+from typing import Any, List, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
+import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
-from training_speed import CASES, Case, Times, ratio, take_turns, without_repeats
+from training_speed import CASES, Case, Times, measure, without_repeats
 
-from nnabla_adaloss import AdaptiveLossScalingUpdater, Monitor, Recorder
+from nnabla_adaloss import AdaptiveLossScalingUpdater, Recorder, UpdateEnded
 
-Action = Callable[[], Any]
 NEVER = 10**9
-
-
-class Overflows(Monitor):
-    """Wants to know of what does not happen here."""
-
-    def on_overflowed(self, event: Any) -> None:
-        raise RuntimeError(f"gradients overflowed: {event}")
 
 
 def updater_of(case: Case, monitors: List[Any]) -> AdaptiveLossScalingUpdater:
@@ -56,48 +51,59 @@ def updater_of(case: Case, monitors: List[Any]) -> AdaptiveLossScalingUpdater:
 
 
 def print_training(case: Case, rounds: int, folder: Path) -> None:
-    monitors: Dict[str, List[Any]] = {
-        "no monitor": [],
-        "no monitor, once more": [],
-        "monitor of overflows": [Overflows()],
-        "recorder, not this iteration": [Recorder(every=NEVER)],
-        "recorder": [Recorder()],
-        "recorder to a file": [Recorder(path=folder / "run.jsonl")],
+    recorders = {
+        "in memory": Recorder(every=2),
+        "in memory, with histograms": Recorder(every=2, histograms=True),
+        "to a file": Recorder(every=2, path=folder / f"{case.build.__name__}.jsonl"),
     }
-    actions = {name: without_repeats(updater_of(case, chosen)) for name, chosen in monitors.items()}
-    taken = take_turns(actions, rounds)
-    print(f"{case.title + ', relative to no monitor':56}{'wall':>10}{'cpu':>10}")
-    for name in list(actions)[1:]:
-        print_ratios(taken, name)
-    for clock in ("wall", "cpu"):
-        rest = ratio(taken, "recorder, not this iteration", "no monitor", clock)
-        looked = ratio(taken, "recorder to a file", "no monitor", clock)
-        print(f"  recorder to a file, every=100, {clock}: {0.99 * rest + 0.01 * looked:.4f}")
-    milliseconds = 1e3 * median(times.wall for times in taken["no monitor"])
-    print(f"  one iteration without a monitor: {milliseconds:.1f} ms\n", flush=True)
+    print(f"{case.title + ', Recorder(every=1)':52}{'wall':>10}{'cpu':>10}")
+    for name, recorder in recorders.items():
+        looked, rest = take_turns(updater_of(case, [recorder]), rounds)
+        walls, cpus = (
+            median(getattr(a, clock) / getattr(b, clock) for a, b in zip(looked, rest))
+            for clock in ("wall", "cpu")
+        )
+        print(f"  {name:50}{walls:10.4f}{cpus:10.4f}", flush=True)
+    iteration = median(times.wall for times in rest)
+    print(f"  one iteration that is not looked at: {1e3 * iteration:.1f} ms")
+    unwatched, asked = bookkeeping()
+    print(f"  questions asked in it: {1e6 * asked:.1f} µs with a recorder, {1e6 * unwatched:.1f} µs without")
+    print(f"  that is {100 * unwatched / iteration:.4f} % without a monitor")
+    every_100 = 1.0 + 0.99 * asked / iteration + 0.01 * (walls - 1.0)
+    print(f"  Recorder(every=100), to a file: {every_100:.5f}\n", flush=True)
 
 
-def print_ratios(taken: Dict[str, List[Times]], name: str) -> None:
-    walls, cpus = (ratio(taken, name, "no monitor", clock) for clock in ("wall", "cpu"))
-    print(f"  {name:54}{walls:10.4f}{cpus:10.4f}")
+def take_turns(updater: AdaptiveLossScalingUpdater, rounds: int) -> Tuple[List[Times], List[Times]]:
+    """Iterations that a recorder looks at, and those before them; the first are not counted."""
+    update = without_repeats(updater)
+    for _ in range(4):
+        update()
+    rest, looked = [], []
+    for _ in range(rounds):
+        rest.append(measure(update))
+        looked.append(measure(update))
+    assert updater.iteration % 2 == 0
+    return looked, rest
 
 
-def print_bookkeeping() -> None:
-    """What an iteration that nobody looks at pays, apart from any network."""
-    scaling = updater_of(CASES["lenet"], [Recorder(every=NEVER)]).scaling
-    calls = 200_000
-    audience = scaling.audience
+def bookkeeping() -> Tuple[float, float]:
+    """What an iteration pays that nobody looks at, in seconds: without a monitor, and with a recorder."""
+    found = []
+    for monitors in ([], [Recorder(every=NEVER)]):
+        scaling = updater_of(CASES["lenet"], monitors).scaling
 
-    def nobody() -> bool:
-        return scaling.audience is not None and False
+        def questions(scaling: Any = scaling) -> None:
+            # As `AdaptiveLossScaling.backward`, `BatchRun.run` and `AdaptiveLossScalingUpdater.update` do.
+            scaling._watch(1)
+            if scaling.audience is not None:
+                scaling.audience.wants(UpdateEnded, 1)
 
-    def unwanted() -> Any:
-        return audience is not None and scaling._watch(1)
+        found.append(min(timeit.repeat(questions, number=20_000, repeat=9)) / 20_000)
+    return found[0], found[1]
 
-    print("bookkeeping of one iteration, in microseconds")
-    for name, action, times in (("no monitor", nobody, 4), ("recorder, not this iteration", unwanted, 2)):
-        best = min(timeit.repeat(action, number=calls, repeat=5)) / calls
-        print(f"  {name:54}{1e6 * best * times:10.2f}")
+
+def small(x: nn.Variable) -> nn.Variable:
+    return PF.affine(F.tanh(PF.affine(x, 10, name="a")), 10, name="b")
 
 
 def print_memory(iterations: int, folder: Path) -> None:
@@ -106,9 +112,7 @@ def print_memory(iterations: int, folder: Path) -> None:
 
     process = psutil.Process()
     recorder = Recorder(path=folder / "long.jsonl")
-    case = Case("small", (4, 8), lambda x: nn.parametric_functions.affine(x, 10, name="a"))
-    small = Case("small", (4, 8), lambda x: nn.parametric_functions.affine(F.tanh(case.build(x)), 10, name="b"))
-    updater = updater_of(small, [recorder])
+    updater = updater_of(Case("small", (4, 8), small), [recorder])
     began = time.perf_counter()
     print(f"{iterations} iterations, each recorded to memory and to a file")
     for number in range(1, iterations + 1):
@@ -128,7 +132,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("network", nargs="*", help=f"{', '.join(CASES)} (default: lenet)")
-    parser.add_argument("--rounds", type=int, default=60, help="rounds per network, two more for warm-up")
+    parser.add_argument("--rounds", type=int, default=150, help="pairs of iterations per recorder")
     parser.add_argument("--long", type=int, metavar="ITERATIONS", help="watch memory for so many iterations")
     options = parser.parse_args()
     unknown = sorted(set(options.network) - set(CASES))
@@ -140,7 +144,6 @@ def main() -> None:
             return
         for name in options.network or ["lenet"]:
             print_training(CASES[name], options.rounds, Path(folder))
-        print_bookkeeping()
 
 
 if __name__ == "__main__":

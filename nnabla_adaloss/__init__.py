@@ -57,7 +57,9 @@ if TYPE_CHECKING:  # for type checkers; what runs is `_HOMES`
     from .monitor import BatchThrownAway as BatchThrownAway
     from .monitor import LayerRow as LayerRow
     from .monitor import LayerScaled as LayerScaled
+    from .monitor import LogMonitor as LogMonitor
     from .monitor import Monitor as Monitor
+    from .monitor import NanDump as NanDump
     from .monitor import Overflowed as Overflowed
     from .monitor import Recorder as Recorder
     from .monitor import Recording as Recording
@@ -98,6 +100,7 @@ _HOMES: Dict[str, str] = {
     "LayerRecord": "core",
     "LayerRow": "monitor",
     "LayerScaled": "monitor",
+    "LogMonitor": "monitor",
     "LossLike": "graph",
     "LossScaleError": "errors",
     "LossScaleWarning": "errors",
@@ -107,6 +110,7 @@ _HOMES: Dict[str, str] = {
     "Method": "core",
     "Monitor": "monitor",
     "NNablaAdaLoss": "kernels",
+    "NanDump": "monitor",
     "Needs": "core",
     "Overflowed": "monitor",
     "Precision": "core",

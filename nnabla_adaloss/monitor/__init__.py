@@ -14,7 +14,9 @@ from .events import (
     UpdateEnded,
 )
 from .gradient_seen import GradientSeen, LayerArrays
+from .log_monitor import LogMonitor
 from .monitor import Monitor
+from .nan_dump import NanDump
 from .recorder import Recorder
 from .recording import Recording, Underflow
 from .rows import LayerRow
@@ -28,7 +30,9 @@ __all__ = [
     "LayerArrays",
     "LayerRow",
     "LayerScaled",
+    "LogMonitor",
     "Monitor",
+    "NanDump",
     "Overflowed",
     "Recorder",
     "Recording",

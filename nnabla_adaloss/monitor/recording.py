@@ -78,17 +78,24 @@ class Recording:
         """Names of the layers, in backward order."""
         return list(dict.fromkeys(row.layer for row in self.of(LayerRow)))
 
+    def by_layer(self) -> Dict[str, List[LayerRow]]:
+        """The rows of each layer, of each iteration the last pass: what the update was made with."""
+        found: Dict[str, Dict[int, LayerRow]] = {}
+        for row in self.of(LayerRow):
+            found.setdefault(row.layer, {})[row.iteration] = row
+        return {layer: list(rows.values()) for layer, rows in found.items()}
+
     def of_layer(self, layer: str) -> List[LayerRow]:
-        """The rows of one layer, of each iteration the last pass: what the update was made with.
+        """The rows of one layer, as `by_layer` has them.
 
         Raises:
             KeyError: no layer of this name was recorded.
         """
-        rows = [row for row in self.of(LayerRow) if row.layer == layer]
+        rows = {row.iteration: row for row in self.of(LayerRow) if row.layer == layer}
         if not rows:
             known = ", ".join(self.layers) or "none"
             raise KeyError(f"no layer {layer!r} was recorded; there are {known}")
-        return list({row.iteration: row for row in rows}.values())
+        return list(rows.values())
 
     def at(self, layer: str, iteration: int) -> LayerRow:
         """What is known of a layer at an iteration: the last pass of it, or of the last one recorded before.
@@ -111,7 +118,7 @@ class Recording:
         Returns:
             One for each such layer; layers whose storage does not tell are left out.
         """
-        found = (_underflow(self.of_layer(layer), above) for layer in self.layers)
+        found = (_underflow(rows, above) for rows in self.by_layer().values())
         return sorted((u for u in found if u is not None), key=lambda u: -u.worst)
 
     def lost_batches(self) -> Dict[str, int]:
@@ -150,12 +157,13 @@ class Recording:
         Raises:
             ImportError: tensorboardX is not installed.
         """
-        last = [row for layer in self.layers for row in self.of_layer(layer)]
-        exports.write_tensorboard(path, self._curves(), last)
+        exports.write_tensorboard(path, self._curves(), self._last_passes())
+
+    def _last_passes(self) -> List[LayerRow]:
+        return [row for rows in self.by_layer().values() for row in rows]
 
     def _curves(self) -> List[exports.Point]:
-        layers = [row for layer in self.layers for row in self.of_layer(layer)]
-        return exports.points(layers, list(self.rows))
+        return exports.points(self._last_passes(), list(self.rows))
 
 
 def _underflow(rows: List[LayerRow], above: float) -> Optional[Underflow]:

@@ -92,7 +92,7 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 def row_of(event: LayerScaled, *, histograms: bool) -> LayerRow:
     """The row of a layer that has just been scaled."""
     record, seen = event.record, event.look.gradient
-    row = LayerRow(
+    decided = (
         record.iteration,
         record.attempt,
         record.layer,
@@ -101,18 +101,19 @@ def row_of(event: LayerScaled, *, histograms: bool) -> LayerRow:
         record.reason.value,
     )
     if seen is None:
-        return row
+        return LayerRow(*decided)
     statistics, headroom = seen.statistics, seen.headroom
-    return row._replace(
-        elements=statistics.count,
-        zeros=statistics.zeros,
-        subnormals=seen.subnormals,
-        underflowed=seen.underflowed,
-        overflowed=seen.overflowed,
-        nonfinite=statistics.nonfinite,
-        abs_max=statistics.abs_max,
-        headroom=headroom if math.isfinite(headroom) else None,
-        exponents=_compact(seen.exponents) if histograms else None,
+    return LayerRow(
+        *decided,
+        statistics.count,
+        statistics.zeros,
+        seen.subnormals,
+        seen.underflowed,
+        seen.overflowed,
+        statistics.nonfinite,
+        statistics.abs_max,
+        headroom if math.isfinite(headroom) else None,
+        _compact(seen.exponents) if histograms else None,
     )
 
 
