@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence, Type
+from typing import Any, List, Optional, Sequence, Type
 
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, LossScaleError, LossScaleWarning
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, LossScaleError, LossScaleWarning, Reason
 from nnabla_adaloss.monitor import (
     BatchRepeated,
     BatchThrownAway,
@@ -48,12 +48,14 @@ def watched(train: Training, monitors: Sequence[Any], **options: Any) -> Adaptiv
 
 
 @pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
-@pytest.mark.parametrize("storage", ["float16", "fp8_hybrid"])
-def test_whoever_watches_changes_nothing(storage: str) -> None:
+@pytest.mark.parametrize("measured_every", [1, 3])
+@pytest.mark.parametrize("storage", ["float16", "fp8_hybrid", None])
+def test_whoever_watches_changes_nothing(storage: Optional[str], measured_every: int) -> None:
     found = []
+    config = AdaLossConfig(update_per_n_iteration=measured_every)
     for monitors in ([], [Everything()], [Everything(every=3), Everything(every=2)]):
         train = training(overflow=[3])
-        updater = watched(train, monitors, storage=storage)
+        updater = watched(train, monitors, storage=storage, config=config)
         results = [updater.update() for _ in range(6)]
         found.append((results, updater.state_dict(), snapshot(train.parameters)))
     for results, state, parameters in found[1:]:
@@ -114,6 +116,26 @@ def test_layers_as_they_were_scaled_and_stored() -> None:
         assert gradient.exponents.sum() == gradient.statistics.count
         assert (gradient.underflowed, gradient.overflowed) == (0, 0)
         assert 1.0 < gradient.headroom < 20.0
+
+
+@pytest.mark.parametrize("storage", ["float16", None])
+def test_scales_that_are_held_are_told_as_such(storage: Optional[str]) -> None:
+    everything = Everything()
+    config = AdaLossConfig(update_per_n_iteration=3)
+    updater = watched(training(), [everything], storage=storage, config=config)
+    alphas = []
+    for _ in range(6):
+        updater.update()
+        alphas.append(updater.scaling.layer_scales)
+    records = [event.record for event in everything.of(LayerScaled)]
+    last = {(record.iteration, record.layer): record for record in records}
+    assert [{name: last[i, name].alpha for name in updater.scaling.layers} for i in range(1, 7)] == alphas
+    scales = updater.scaling.accumulated_scales
+    assert {name: last[6, name].accumulated_scale for name in updater.scaling.layers} == scales
+    held = {i for i in range(1, 7) if last[i, "hidden/affine"].reason is Reason.HELD}
+    assert len(held) == 4
+    assert len(everything.gradients) == len(records)
+    assert all(gradient.statistics.abs_max > 0.0 for gradient in everything.gradients)
 
 
 def test_underflow_is_seen_where_it_happens() -> None:
