@@ -57,6 +57,7 @@ footer { margin-top: 3rem; font-size: .85rem; color: var(--faint); }
   .heights span + span::before { content: "lowest: "; }
   .axis .name { display: none; }
   .key { margin-left: 0; }
+  .words td:last-child { white-space: nowrap; }
 }
 @media print {
   @page { margin: 14mm; }
