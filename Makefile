@@ -9,7 +9,7 @@ READY = $(VENV)/.ready
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo distributed test lint types unit mutation format architecture bench clean
+.PHONY: help demo distributed test lint types unit mutation format pictures architecture bench clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ unit: $(READY) ## unit tests, in parallel
 mutation: $(READY) ## faults that no test notices: make mutation ROOM=core MUTATION_ARGS="--only '*.branches.*'"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[samples,mpi,mutation]'
 	$(PYTHON) -m tools.mutation $(or $(ROOM),core) $(MUTATION_ARGS)
+
+pictures: $(READY) ## photograph the page of a recorded training for the documentation; needs a Chromium
+	$(PYTHON) -m tools.report_pictures
 
 architecture: $(READY) ## draw the folders of the package and their imports: docs/images/architecture.png
 	$(PYTHON) -m tools.draw_architecture

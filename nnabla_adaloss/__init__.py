@@ -53,9 +53,22 @@ if TYPE_CHECKING:  # for type checkers; what runs is `_HOMES`
     from .graph import LossLike as LossLike
     from .graph import LossWrapper as LossWrapper
     from .kernels import NNablaAdaLoss as NNablaAdaLoss
+    from .monitor import BatchRepeated as BatchRepeated
+    from .monitor import BatchThrownAway as BatchThrownAway
+    from .monitor import LayerRow as LayerRow
+    from .monitor import LayerScaled as LayerScaled
+    from .monitor import LogMonitor as LogMonitor
+    from .monitor import Monitor as Monitor
+    from .monitor import NanDump as NanDump
+    from .monitor import Overflowed as Overflowed
+    from .monitor import Recorder as Recorder
+    from .monitor import Recording as Recording
+    from .monitor import ScaleChanged as ScaleChanged
+    from .monitor import UpdateEnded as UpdateEnded
     from .scalers import LossScaler as LossScaler
     from .state import StateFileError as StateFileError
     from .updaters import AdaptiveLossScalingUpdater as AdaptiveLossScalingUpdater
+    from .updaters import Counters as Counters
     from .updaters import DynamicLossScalingUpdater as DynamicLossScalingUpdater
     from .updaters import FixedLossScalingUpdater as FixedLossScalingUpdater
     from .updaters import UpdateResult as UpdateResult
@@ -70,7 +83,10 @@ _HOMES: Dict[str, str] = {
     "AdaptiveLossScalingUpdater": "updaters",
     "AmaxHistory": "core",
     "ArrayStatistics": "core",
+    "BatchRepeated": "monitor",
+    "BatchThrownAway": "monitor",
     "CollectiveMismatchError": "communicators",
+    "Counters": "updaters",
     "DynamicLossScalingUpdater": "updaters",
     "FixedLossScalingUpdater": "updaters",
     "Format": "core",
@@ -82,6 +98,9 @@ _HOMES: Dict[str, str] = {
     "LayerLimit": "core",
     "LayerLimitPolicy": "core",
     "LayerRecord": "core",
+    "LayerRow": "monitor",
+    "LayerScaled": "monitor",
+    "LogMonitor": "monitor",
     "LossLike": "graph",
     "LossScaleError": "errors",
     "LossScaleWarning": "errors",
@@ -89,14 +108,21 @@ _HOMES: Dict[str, str] = {
     "LossWrapper": "graph",
     "MPICommunicator": "communicators",
     "Method": "core",
+    "Monitor": "monitor",
     "NNablaAdaLoss": "kernels",
+    "NanDump": "monitor",
     "Needs": "core",
+    "Overflowed": "monitor",
     "Precision": "core",
     "Range": "core",
     "RankDisagreementError": "communicators",
     "Reason": "core",
+    "Recorder": "monitor",
+    "Recording": "monitor",
+    "ScaleChanged": "monitor",
     "ScaleTracker": "functions",
     "StateFileError": "state",
+    "UpdateEnded": "monitor",
     "UpdateResult": "updaters",
     "adaptive_loss_scaling": "functions",
     "bound_loss_scale_by_heuristics": "core",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command line: `python -m nnabla_adaloss doctor`."""
+"""Command line: `python -m nnabla_adaloss doctor`, `python -m nnabla_adaloss report`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import argparse
 import sys
 from typing import Optional, Sequence
 
+from nnabla_adaloss import report
 from nnabla_adaloss.doctor import Area, area_works, as_json, as_text, examine
 
 
@@ -17,7 +18,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         arguments: what follows the program's name; default: `sys.argv[1:]`.
 
     Returns:
-        Exit code: 0 when everything that was asked for works, else 1.
+        Exit code: 0 when everything that was asked for works, or was done, else 1.
     """
     parser = argparse.ArgumentParser(
         prog="python -m nnabla_adaloss", description="Adaptive loss scaling for NNabla."
@@ -32,8 +33,22 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     doctor.add_argument("--gpu", action="store_true", help="the GPU must work, too")
     doctor.add_argument("--mpi", action="store_true", help="distributed training must work, too")
     doctor.add_argument("--json", action="store_true", help="print a JSON object instead of text")
+    doctor.set_defaults(run=_examine)
+    page = commands.add_parser(
+        "report",
+        help="draw a recorded training as a page",
+        description=report.DESCRIPTION,
+        epilog=report.EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    report.add_arguments(page)
+    page.set_defaults(run=report.run)
     options = parser.parse_args(arguments)
+    code: int = options.run(options)
+    return code
 
+
+def _examine(options: argparse.Namespace) -> int:
     findings = examine()
     print(as_json(findings) if options.json else as_text(findings))
     asked = {Area.CPU: True, Area.GPU: options.gpu, Area.MPI: options.mpi}

@@ -10,7 +10,7 @@ for each layer, from the loss backwards:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Callable, Dict, Mapping, Optional
 
 from numpy.typing import NDArray
 
@@ -47,6 +47,7 @@ class AdaLoss(ABC):
         limits: limits of single layers' scales, lowered by overflows, by layer name.
         adaptive: False for a method such as `"fixed"`, which asks for no statistics.
         takes_statistics: True when the method needs no look at single elements.
+        watcher: called with each record while somebody watches; None: nobody does.
 
     Example:
         >>> import numpy as np
@@ -73,6 +74,7 @@ class AdaLoss(ABC):
         self.takes_statistics = self.config.method.needs is not Needs.ARRAYS
         self._layers: Dict[str, LayerState] = {}
         self._observer = LayerObserver(self.config)
+        self.watcher: Optional[Callable[[LayerRecord], None]] = None
 
     @abstractmethod
     def statistics(self, array: Any) -> ArrayStatistics:
@@ -178,8 +180,12 @@ class AdaLoss(ABC):
     def take_over(self, layer: str, observed: Observed, decision: Decision) -> None:
         """Remember and report what was decided about a layer, here or elsewhere."""
         self._layers[layer] = decision.state
-        if self._observer.needed:
-            self._observer(_record(layer, observed, decision))
+        if self._observer.needed or self.watcher is not None:
+            record = _record(layer, observed, decision)
+            if self._observer.needed:
+                self._observer(record)
+            if self.watcher is not None:
+                self.watcher(record)
 
     def back_off(self, layer: str, alpha: float) -> bool:
         """Halve the scale that `layer` may have after `alpha` overflowed; False when `alpha` is not to

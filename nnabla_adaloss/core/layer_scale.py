@@ -35,7 +35,7 @@ from .validation import integer, number, positive_number
     _WEIGHT_RANGE,
     _BRANCHES,
     _NONFINITE,
-    _,
+    *_,
 ) = Reason
 _NOTHING, _HISTORY, _ARRAYS = Needs.NOTHING, Needs.HISTORY, Needs.ARRAYS
 

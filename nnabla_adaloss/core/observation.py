@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import logging
-import math
-from typing import Optional
 
 from .config import AdaLossConfig
+from .layer_log import LayerLog
 from .layer_record import LayerRecord
 
 logger = logging.getLogger("nnabla_adaloss")
@@ -16,43 +15,21 @@ logger = logging.getLogger("nnabla_adaloss")
 class LayerObserver:
     """Hands records to `config.recorder` and logs them as `config.debug_level` says.
 
-    `needed` is False when nobody looks at records. The line about an iteration is written when the
-    first record of another one arrives.
+    `needed` is False when nobody looks at records.
     """
 
     def __init__(self, config: AdaLossConfig) -> None:
         self._recorder = config.recorder
         self._recorder_failed = False
-        self._debug_level = config.debug_level
-        self.needed = config.recorder is not None or config.debug_level > 0
-        self._iteration: Optional[int] = None
-        self._layers = 0
-        self._alpha_min = math.inf
-        self._alpha_max = self._accumulated_max = 0.0
+        self._log = LayerLog(config.debug_level) if config.debug_level else None
+        self.needed = config.recorder is not None or self._log is not None
 
     def __call__(self, record: LayerRecord) -> None:
         """Take one record."""
         if self._recorder is not None:
             self._record(record)
-        if self._debug_level >= 1:
-            if record.iteration != self._iteration:
-                self._finish()
-                self._iteration = record.iteration
-            self._layers += 1
-            self._alpha_min = min(self._alpha_min, record.alpha)
-            self._alpha_max = max(self._alpha_max, record.alpha)
-            self._accumulated_max = max(self._accumulated_max, record.accumulated_scale)
-        if self._debug_level >= 2:
-            logger.info(
-                "iteration %d, layer %s: scale %g (unbounded %g), accumulated scale %g -> %g, fan-in %g",
-                record.iteration,
-                record.layer,
-                record.alpha,
-                record.unbounded,
-                record.previous_scale,
-                record.accumulated_scale,
-                record.fan_in,
-            )
+        if self._log is not None:
+            self._log(record)
 
     def _record(self, record: LayerRecord) -> None:
         assert self._recorder is not None
@@ -63,17 +40,3 @@ class LayerObserver:
             if not self._recorder_failed:
                 self._recorder_failed = True
                 logger.exception("recorder raised an exception for layer %s; training goes on", record.layer)
-
-    def _finish(self) -> None:
-        if self._layers:
-            logger.info(
-                "iteration %d: %d layers, scales from %g to %g, largest accumulated scale %g",
-                self._iteration,
-                self._layers,
-                self._alpha_min,
-                self._alpha_max,
-                self._accumulated_max,
-            )
-        self._layers = 0
-        self._alpha_min = math.inf
-        self._alpha_max = self._accumulated_max = 0.0

@@ -88,6 +88,10 @@ class RoundedStorage:
         known = self.data.get(key)
         return known.statistics if known is not None else None
 
+    def gradient_rounding(self, key: int) -> Optional[RoundingStatistics]:
+        """What rounding a gradient last did, or None."""
+        return self.gradients.get(key)
+
     def data_rounding(self, key: int) -> Optional[RoundingStatistics]:
         """What rounding a weight or activation last did, or None."""
         return self.data.get(key)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.config import AdaLossConfig
+from ..core.formats import get_format
 from ..core.layer_limits import LayerLimit, LayerLimitPolicy
 from ..core.layer_scale import Constraints
 from ..core.methods import Fixed, Needs
@@ -27,6 +28,7 @@ from ..graph.order import forward_order
 from ..graph.plan import GraphPlan
 from ..kernels import Measurements, NNablaAdaLoss, measurements_by, select_kernels
 from ..kernels.scratch import ScratchPool
+from ..monitor import Audience, LayerScaled, audience_of
 from .backward_pass import BackwardPass, ScaleChoice
 from .batch_guard import BatchGuard
 from .blame import layer_to_blame
@@ -37,6 +39,7 @@ from .held_pass import HeldPass
 from .held_scales import HeldScales, StepRecorder
 from .holding import Holding
 from .layer_alphas import AlphasByComponent, AlphasByMethod, AlphasOfOne, LayerAlphas
+from .layer_watch import LayerWatch, Stored
 from .loss_section import GivenScale, LossSection, MeasuredScale, OneScale
 from .pass_context import PassContext
 from .pass_hooks import PassHooks
@@ -71,8 +74,10 @@ class AdaptiveLossScaling:
         components: what is known of the network from its graph before, for one that is built anew in each
             iteration.
         forward_state: that of the network's graph before, for one that is built anew in each iteration.
+        monitors: who is told each time a layer was scaled: objects with some of the methods of `Monitor`.
 
     Attributes:
+        audience: these monitors; None for none.
         config: the configuration, with `dtype` filled in.
         components: what was measured of the network, and the scales that follow from it.
         guard: what a training loop asks about single batches.
@@ -105,6 +110,7 @@ class AdaptiveLossScaling:
         history: Optional[HistoryPolicy] = None,
         components: Optional[ComponentScales] = None,
         forward_state: Optional[ForwardState] = None,
+        monitors: Sequence[Any] = (),
     ) -> None:
         if config is not None and not isinstance(config, AdaLossConfig):
             raise TypeError(f"config must be an AdaLossConfig or None, got {type(config).__name__}")
@@ -121,6 +127,7 @@ class AdaptiveLossScaling:
             self._storage.precision if self._storage else Precision() if computes_in_half(context) else None
         )
         self._loss = loss
+        self.audience: Optional[Audience] = audience_of(monitors)
         self._non_homogeneous = tuple(non_homogeneous)
         # Names are those that the scope shows in which the loss is wrapped.
         self._names = {**named(parameters or {}), **registered_names()}
@@ -434,6 +441,7 @@ class AdaptiveLossScaling:
         choice = self._choice(start_scale, components, measured=scale is None)
         recorder = StepRecorder() if self._holding.wanted(iteration, scale) else None
         running = self._pass(planned, start_scale, iteration, choice, communicator_callbacks, recorder)
+        running.watch = self._watch(iteration)
         self._run(running, grad, clear_buffer, communicator_callbacks, function_pre_hook, function_post_hook)
         if components is not None:
             self.components.learn(planned.plan.components(by_layer=self._by_layer), components)
@@ -465,14 +473,18 @@ class AdaptiveLossScaling:
                 max_bytes=self._max_bytes,
             )
         steps = planned.steps
-        looked_at = measures or communicator_callbacks is not None or any(h is not None for h in user_hooks)
-        return HeldPass(
+        watch = self._watch(iteration)
+        lookers = (communicator_callbacks, watch, *user_hooks)
+        looked_at = measures or any(looker is not None for looker in lookers)
+        running = HeldPass(
             self._context(planned),
             held,
             steps if isinstance(steps, PlannedSteps) and not looked_at else None,
             measures=measures,
             deferred=planned.measurements if communicator_callbacks is None else None,
         )
+        running.watch = watch
+        return running
 
     def _end(self, running: AnyPass, iteration: int, clear_buffer: bool) -> None:
         self._unscale_visible(running, clear_buffer)
@@ -491,6 +503,15 @@ class AdaptiveLossScaling:
         choice = ScaleChoice(OneScale(check_scale(scale)), AlphasOfOne())
         running = self._pass(planned, scale, self.iteration - 1, choice, None)
         self._run(running, None, True, None, None, None)
+
+    def _watch(self, iteration: int) -> Optional[LayerWatch]:
+        """Who is told of the layers of a pass; None, as nearly always: nobody."""
+        watch: Optional[LayerWatch] = None
+        if self.audience is not None and self.audience.wants(LayerScaled, iteration):
+            stored = Stored(self._kernels, self._storage, get_format(self.config.dtype or "float16"))
+            watch = LayerWatch(self.audience, stored, iteration, self.components.began[1])
+        self._ada_loss.watcher = None if watch is None else watch.decided
+        return watch
 
     @property
     def _max_bytes(self) -> Optional[int]:
@@ -550,7 +571,7 @@ class AdaptiveLossScaling:
                 running.begin()
                 pair = hooks.only_after(running.between)
             else:
-                pair = hooks.pair(communicates=communicator_callbacks is not None)
+                pair = hooks.pair(looked_at=communicator_callbacks is not None or running.watch is not None)
             run_backward(self._loss, running.seed, grad, clear_buffer, communicator_callbacks, *pair)
             running.finish_last()
         except BaseException as raised:

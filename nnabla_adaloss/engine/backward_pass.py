@@ -23,6 +23,7 @@ from ..kernels.measurements import Measurements
 from .component_scales import ComponentPass
 from .held_scales import HeldScales, StepRecorder
 from .layer_alphas import LayerAlphas
+from .layer_watch import LayerWatch
 from .leaf_gradients import LeafGradients, Written
 from .loss_section import LossSection
 from .pass_context import PassContext
@@ -76,6 +77,8 @@ class BackwardPass:
         self.iteration = iteration
         self.scales: Dict[int, float] = {hash(v): self._loss_section.seed for v in self.plan.roots}
         self.attempt = attempt
+        # Who is told of layers, right after each.
+        self.watch: Optional[LayerWatch] = None
         self.layer_scales: Dict[str, float] = {}
         self.accumulated_scales: Dict[str, float] = {}
         # How far the loss section raised the gradient: the bounds on accumulated scales do not count it.
@@ -340,6 +343,8 @@ class BackwardPass:
 
     def _finish(self, node: Node) -> None:
         self._factors.restore()
+        if self.watch is not None:
+            self.watch.ran(node)
         scales = self.scales
         for key in node.input_keys:
             scales[key] = self._scale

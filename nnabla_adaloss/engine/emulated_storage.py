@@ -28,6 +28,9 @@ class EmulatedStorage(Protocol):
     def data_statistics(self, key: int) -> Optional[ArrayStatistics]:
         """The statistics of a weight or activation as last stored, or None."""
 
+    def gradient_rounding(self, key: int) -> Optional[RoundingStatistics]:
+        """What rounding the gradient last did, or None."""
+
     def data_rounding(self, key: int) -> Optional[RoundingStatistics]:
         """What rounding a weight or activation last did, or None."""
 

@@ -13,6 +13,7 @@ from ..graph.node import Node
 from ..kernels.arrays import stored_dtype
 from ..kernels.measurements import Measurements
 from .held_scales import Brought, HeldScales
+from .layer_watch import LayerWatch
 from .leaf_gradients import LeafGradients
 from .pass_context import PassContext
 from .planned_steps import PlannedSteps
@@ -54,6 +55,8 @@ class HeldPass:
         self.nonzero: Set[int] = set()
         self.matched = held.matched
         self.unfinished: List[Node] = []
+        # Who is told of layers, right after each; then no steps are taken at once.
+        self.watch: Optional[LayerWatch] = None
         self._factors = ScaledFactors(self._kernels, pool, self._storage)
         self._leaves = LeafGradients(
             self._kernels, pool, rounded=self._storage is not None, deferred=deferred
@@ -103,6 +106,8 @@ class HeldPass:
         if self._measures and node.scalings:
             self._measure(node, step.scale)
         for index, (scaling, alpha) in enumerate(zip(node.scalings, step.alphas)):
+            if self.watch is not None:
+                self.watch.held(scaling, step.scale, alpha)
             if alpha != 1.0:
                 self._factors.swap(scaling, alpha, index)
         if node.leaves:
@@ -116,6 +121,8 @@ class HeldPass:
         elif self.unfinished:
             node = self.unfinished[0]
             self._factors.restore()
+            if self.watch is not None:
+                self.watch.ran(node)
             self._bring(self._held.steps[node.function_key].after)
             if node.leaves:
                 self._leaves.give_back()

@@ -57,7 +57,7 @@ class PassHooks:
         self._user_pre = user_pre
         self._user_post = user_post
 
-    def pair(self, *, communicates: bool) -> Tuple[Hook, Optional[Hook]]:
+    def pair(self, *, looked_at: bool) -> Tuple[Hook, Optional[Hook]]:
         """What runs before and after each function's backward.
 
         Every call of a hook costs, also of one that does nothing. Where nobody looks at gradients between two
@@ -65,9 +65,9 @@ class PassHooks:
         the rest.
 
         Args:
-            communicates: a communicator looks at gradients after each function.
+            looked_at: somebody looks at gradients after each function: a communicator, or a monitor.
         """
-        if communicates or self._user_post is not None:
+        if looked_at or self._user_post is not None:
             return self._before, self._after
         if self._user_pre is not None:
             return self._between, None

@@ -4,11 +4,13 @@
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
 
 from .adaptive import AdaptiveLossScalingUpdater
+from .counters import Counters
 from .fixed import FixedLossScalingUpdater
 from .result import UpdateResult
 
 __all__ = [
     "AdaptiveLossScalingUpdater",
+    "Counters",
     "DynamicLossScalingUpdater",
     "FixedLossScalingUpdater",
     "UpdateResult",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Set, Union
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import nnabla as nn
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
@@ -20,10 +20,12 @@ from ..emulation import with_storage
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
 from ..errors import LossScaleError
 from ..graph.loss_like import LossLike, check_scale
+from ..monitor import Audience, BatchThrownAway, ScaleChanged, UpdateEnded, audience_of
 from ..state import read_state, write_state
 from .argument_checks import check_arguments, check_choice, keep_data
 from .batch_run import BatchRun
 from .cause import Cause, agree_on_cause
+from .counters import Counters
 from .exchange import GradientExchange, check_interval
 from .global_scale import history_of
 from .idle import Idle
@@ -87,6 +89,11 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             baseline.
         check_every: with a communicator: compare checksums of parameters and scales between ranks every so
             many iterations, and raise on every rank when they differ. 1000; 0 never does.
+        monitors: who is told what happens: objects with some of the methods of `Monitor`, such as `Recorder`,
+            `LogMonitor` and `NanDump`. None of them costs nothing.
+
+    Attributes:
+        counters: how many updates, batches and repeats there were, and how many batches were lost, by cause.
 
     Raises:
         TypeError, ValueError: an argument is not as described; the message names it. Nothing was changed.
@@ -131,6 +138,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         on_gradients: Optional[Callable[[Any], Any]] = None,
         average: bool = False,
         check_every: int = 1000,
+        monitors: Sequence[Any] = (),
     ) -> None:
         check_arguments(solver, data_feeder, accum_grad, weight_decay, comm, grads)
         self.policy = ScalePolicy(scaling_factor, N, min_scale, max_scale, hysteresis)
@@ -150,6 +158,8 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         self._config, self._storage, self.solver = config, storage, solver
         self._loss: Optional[LossLike] = None
         self.scaling: AdaptiveLossScaling
+        self._audience = audience_of(monitors)
+        self.counters = Counters()
         self._idle = Idle()
         self._reports = Reports()
         self._before_exchange = False
@@ -202,9 +212,10 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         """
         with self._idle.update():
             resumed, self._interrupted = self._interrupted, None
+            scale_before = self._scale
             self._tries = resumed or Tries(self.scale_state, dict(self.scaling.limits))
             try:
-                return self._update(resumed=resumed is not None)
+                result = self._update(resumed=resumed is not None)
             except LossScaleError:
                 # Raised on all ranks alike: no scale was at fault.
                 self._forget_overflows()
@@ -217,6 +228,9 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
                         # Other ranks wait for this one in the same try of the same iteration.
                         self._interrupted = self._tries
                 raise
+            if self._audience is not None:
+                self._tell_of_update(self._audience, result, scale_before)
+            return result
 
     def _update(self, *, resumed: bool) -> UpdateResult:
         self._before_exchange = False
@@ -234,7 +248,9 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             if cause.bad_batch:
                 return self._skip_bad_batch(window, cause)
             tries.layers = window.nonfinite_layers
-            if cause.at_floor or (cause.global_scale and not self._lower_global_scale()):
+            hopeless = cause.at_floor or (cause.global_scale and not self._lower_global_scale())
+            self._throw_away("hopeless" if hopeless else cause.word, tries.layers)
+            if hopeless:
                 tries.hopeless += 1
                 searching = not (self._repeat or self._measured)
                 if searching or tries.hopeless == _HOPELESS or tries.thrown_away == self.max_retries:
@@ -255,6 +271,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         if not self._measured:
             self.scale_state = self.policy.after_update(self.scale_state)
         self.scaling.after_update()
+        self.counters.count_update(self.accum_grad)
         layers = tries.layers or window.overflow_layers
         return UpdateResult(True, self.scale, tries.retries, reason, layers, window.nonfinite_layers)
 
@@ -344,6 +361,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             self.max_retries,
             self.clear_buffer,
             self._tries,
+            self.counters,
         )
 
     def _lower_global_scale(self) -> bool:
@@ -417,12 +435,27 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         self.scaling.components.drop_iteration()
         here = window.nonfinite_loss if cause.nonfinite_loss else window.fault is not None
         whose = "" if self.comm is None else f" of {'this' if here else 'another'} rank"
-        reason = "nonfinite_loss" if cause.nonfinite_loss else "nonfinite_forward"
+        reason = cause.word
         policy = self.on_nonfinite_loss if cause.nonfinite_loss else self.on_nonfinite_forward
         fault = "" if window.fault is None else str(window.fault)
+        self._throw_away(reason, window.nonfinite_layers, fault)
         self._reports.bad_batch(policy, reason, whose, fault, self.iteration, self.scale)
         layers = window.nonfinite_layers
         return UpdateResult(False, self.scale, self._tries.retries, reason, layers, layers, fault)
+
+    def _throw_away(self, cause: str, layers: Tuple[str, ...], detail: str = "") -> None:
+        """Count and tell that the batches of a window are lost."""
+        self.counters.count_lost(cause, self.accum_grad)
+        if self._audience is not None:
+            self._audience.tell(BatchThrownAway(self.iteration, cause, layers, self.accum_grad, detail))
+
+    def _tell_of_update(self, audience: Audience, result: UpdateResult, scale_before: float) -> None:
+        if self._scale != scale_before:
+            audience.tell(ScaleChanged(self.iteration, scale_before, self._scale))
+        if audience.wants(UpdateEnded, self.iteration):
+            loss = float(self.scaling.variable.d.flat[0])
+            told = (result.updated, result.reason, result.scale, result.retries, loss)
+            audience.tell(UpdateEnded(self.iteration, *told))
 
     def _forget_overflows(self) -> None:
         self.scale_state = self._tries.scale_state
@@ -475,6 +508,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         if self._loss is not None:
             # Layers go by name: what overflowed in one graph would in the next.
             scaling.limits.update(self.scaling.limits)
+        scaling.audience = self._audience
         self._loss, self.scaling = loss, scaling
 
     @property

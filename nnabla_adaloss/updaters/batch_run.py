@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Callable, Optional, Tuple
 
 from ..engine import AdaptiveLossScaling
+from ..monitor import BatchRepeated, Overflowed
+from .counters import Counters
 from .tries import Tries
 from .window import Window, examine, smallest_scale_helps, spoil
 
@@ -30,7 +32,8 @@ class BatchRun:
         repeat: whether the batch may be run again.
         max_repeats: how often.
         clear_buffer: free what is no longer needed.
-        tries: where repeats are counted.
+        tries: where repeats of the iteration are counted.
+        counters: where those of the training are.
     """
 
     scaling: AdaptiveLossScaling
@@ -44,6 +47,7 @@ class BatchRun:
     max_repeats: int
     clear_buffer: bool
     tries: Tries
+    counters: Counters
 
     def run(self, window: Window, *, first: bool) -> Window:
         """Forward and backward of what was fed; again, where that is wanted, until its gradients hold.
@@ -59,6 +63,7 @@ class BatchRun:
         while True:
             with self.lock:
                 self._forward_backward(again=repeats > 0)
+                attempt = self.scaling.components.began[1]
                 lost: Optional[Window] = None
                 if self.scaling.held and self._overflows:
                     # What is to blame has not been looked at.
@@ -66,10 +71,13 @@ class BatchRun:
                     self.scaling.after_overflow()
                     if self.repeat and repeats < self.max_repeats:
                         repeats += 1
-                        self._undo()
+                        window = window._replace(overflow_layers=nonfinite)
+                        self._undo("overflow", nonfinite, attempt)
                         continue
                     lost = self._look_again(window, nonfinite)
                 found = lost or examine(window, self.scaling, self.solver, self.min_scale)
+                if self.scaling.audience is not None and found.overflowed and not window.overflowed:
+                    self.scaling.audience.tell(self._overflow(found, attempt))
                 if window.overflowed or self._holds(found):
                     return found
                 if found.overflowed:
@@ -82,7 +90,8 @@ class BatchRun:
                     return found._replace(exhausted=found.overflowed)
                 repeats += 1
                 window = window.after_repeat(found)
-                self._undo()
+                cause = "overflow" if found.overflowed else "first measurement"
+                self._undo(cause, found.nonfinite_layers, attempt)
 
     def _forward_backward(self, *, again: bool) -> None:
         self.scaling.forward(clear_no_need_grad=self.clear_buffer)
@@ -91,8 +100,12 @@ class BatchRun:
             self.scale(), clear_buffer=self.clear_buffer, iteration=self.iteration, again=again
         )
 
-    def _undo(self) -> None:
+    def _undo(self, cause: str, layers: Tuple[str, ...], attempt: int) -> None:
+        """Count and tell that a batch is repeated, and put back what it has changed."""
         self.tries.repeats += 1
+        self.counters.repeats += 1
+        if self.scaling.audience is not None:
+            self.scaling.audience.tell(BatchRepeated(self.iteration, attempt, cause, layers))
         self.scaling.guard.undo_batch()
 
     def _look_again(self, window: Window, nonfinite: Tuple[str, ...]) -> Optional[Window]:
@@ -111,6 +124,18 @@ class BatchRun:
     @property
     def _overflows(self) -> bool:
         return bool(self.scaling.found_inf) and bool(self.solver.check_inf_or_nan_grad())
+
+    def _overflow(self, found: Window, attempt: int) -> Overflowed:
+        cause = "overflow" if found.fault is None else "nonfinite_forward"
+        return Overflowed(
+            self.iteration,
+            attempt,
+            "nonfinite_loss" if found.nonfinite_loss else cause,
+            found.nonfinite_layers,
+            found.layer_to_blame,
+            self.scaling.loss_scale,
+            "" if found.fault is None else str(found.fault),
+        )
 
     def _holds(self, found: Window) -> bool:
         """Whether nothing is gained by running this batch again."""

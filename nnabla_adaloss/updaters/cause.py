@@ -32,6 +32,15 @@ class Cause(NamedTuple):
         """Whether no scale was at fault."""
         return self.nonfinite_loss or self.nonfinite_forward
 
+    @property
+    def word(self) -> str:
+        """The cause in a word, as counters and events have it."""
+        if self.bad_batch:
+            return "nonfinite_loss" if self.nonfinite_loss else "nonfinite_forward"
+        if self.at_floor:
+            return "hopeless"
+        return "retries" if self.exhausted else "overflow"
+
 
 def agree_on_cause(
     exchange: GradientExchange, window: Window, scaling: AdaptiveLossScaling, *, repeat: bool

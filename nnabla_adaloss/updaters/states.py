@@ -16,10 +16,11 @@ from ..core.validation import integer, number
 from ..engine import AdaptiveLossScaling
 from ..errors import LossScaleWarning
 from .checksums import crc32
+from .counters import Counters
 
 # 2: layers are numbered in forward order, with #. Names of version 1 are read.
 # 3: scales may come from what was measured. States before are of trainings that searched for theirs.
-# 4: scales may be held.
+# 4: scales may be held, and there are counters. They begin at zero after loading a state from before.
 _VERSION = 4
 # Of the configuration: who watches, and how the same is done.
 _NOT_DECIDING = frozenset({"recorder", "debug_level", "planned_bytes"})
@@ -38,6 +39,7 @@ class Resumable(Protocol):
     average: bool
     last_good_scale: float
     iteration: int
+    counters: Counters
 
     @property
     def scale_state(self) -> ScaleState:
@@ -55,6 +57,7 @@ def state_of(updater: Resumable) -> Dict[str, Any]:
         "scale_state": {name: _plain(value) for name, value in updater.scale_state._asdict().items()},
         "last_good_scale": updater.last_good_scale,
         "iteration": updater.iteration,
+        "counters": updater.counters.as_dict(),
         "parameters": _parameter_checksum(updater),
         "scaling": updater.scaling.state_dict(),
     }
@@ -80,13 +83,14 @@ def restore(updater: Resumable, state: Mapping[str, Any]) -> None:
         scale_state = updater.policy.checked(ScaleState(**state["scale_state"]))
         last_good_scale = number("last_good_scale", state["last_good_scale"])
         iteration = integer("iteration", state["iteration"])
+        counters = Counters.from_dict(state["counters"]) if version >= 4 else Counters()
         parameters, scaling = integer("parameters", state["parameters"]), state["scaling"]
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"state is damaged, or none of an updater: {error!r}") from error
     updater.scaling.load_state_dict(scaling)
     updater.scale_state = scale_state
     updater.last_good_scale = last_good_scale
-    updater.iteration = iteration
+    updater.iteration, updater.counters = iteration, counters
     if parameters != _parameter_checksum(updater):
         updater.scaling.forget()
         warnings.warn(

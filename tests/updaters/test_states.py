@@ -25,6 +25,7 @@ from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScali
 from nnabla_adaloss.core import Method, Needs
 from nnabla_adaloss.core.layer_limits import LayerLimit
 from nnabla_adaloss.state import read_state, write_state
+from nnabla_adaloss.updaters import Counters
 from tests.updaters.networks import AS_THE_BASELINE, Training, snapshot, training
 
 OPTIONS: Dict[str, Any] = {"storage": "float16", "N": 5, "on_scale_floor": "skip"}
@@ -453,3 +454,16 @@ def test_a_scale_of_numpys_can_be_saved(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="scale=0.0 must be a positive finite number"):
         updater.scale = 0.0
     assert updater.scale == 16.0
+
+
+def test_a_state_of_version_3_loads_and_counts_from_zero() -> None:
+    _, updater = trained()
+    state = updater.state_dict()
+    assert state["version"] == 4
+    assert state["counters"]["updates"] == 4
+    del state["counters"]
+    state["version"] = 3
+    updater.load_state_dict(state)
+    assert updater.counters == Counters()
+    assert updater.update().updated
+    assert updater.counters.updates == 1

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lines about the layers' scales in the log."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Optional
+
+from .layer_record import LayerRecord
+
+logger = logging.getLogger("nnabla_adaloss")
+
+
+class LayerLog:
+    """Writes to `logging.getLogger("nnabla_adaloss")`, at level INFO.
+
+    The line about an iteration is written when the first record of another one arrives.
+
+    Args:
+        level: 1 for one line per iteration, 2 for one per layer as well.
+    """
+
+    def __init__(self, level: int) -> None:
+        self._level = level
+        self._iteration: Optional[int] = None
+        self._layers = 0
+        self._alpha_min = math.inf
+        self._alpha_max = self._accumulated_max = 0.0
+
+    def __call__(self, record: LayerRecord) -> None:
+        """Take one record."""
+        if record.iteration != self._iteration:
+            self._finish()
+            self._iteration = record.iteration
+        self._layers += 1
+        self._alpha_min = min(self._alpha_min, record.alpha)
+        self._alpha_max = max(self._alpha_max, record.alpha)
+        self._accumulated_max = max(self._accumulated_max, record.accumulated_scale)
+        if self._level >= 2:
+            logger.info(
+                "iteration %d, layer %s: scale %g (unbounded %g), accumulated scale %g -> %g, fan-in %g",
+                record.iteration,
+                record.layer,
+                record.alpha,
+                record.unbounded,
+                record.previous_scale,
+                record.accumulated_scale,
+                record.fan_in,
+            )
+
+    def _finish(self) -> None:
+        if self._layers:
+            logger.info(
+                "iteration %d: %d layers, scales from %g to %g, largest accumulated scale %g",
+                self._iteration,
+                self._layers,
+                self._alpha_min,
+                self._alpha_max,
+                self._accumulated_max,
+            )
+        self._layers = 0
+        self._alpha_min = math.inf
+        self._alpha_max = self._accumulated_max = 0.0

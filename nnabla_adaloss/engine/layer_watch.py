@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells monitors of the layers of one pass: what was decided, and what their gradients hold afterwards."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, Dict, NamedTuple, Optional
+
+import nnabla as nn
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.formats import Format
+from ..core.layer_record import LayerRecord
+from ..core.reason import Reason
+from ..graph.node import Node, Scaling
+from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
+from ..kernels.interface import Kernels
+from ..monitor import Audience, GradientSeen, LayerArrays, LayerScaled
+from .emulated_storage import EmulatedStorage
+
+
+class Stored(NamedTuple):
+    """How gradients are stored, and read.
+
+    Attributes:
+        kernels: the kernels that read arrays.
+        storage: an emulated storage, or None.
+        format: the format of gradients where there is none.
+    """
+
+    kernels: Kernels
+    storage: Optional[EmulatedStorage]
+    format: Format
+
+
+class LayerWatch:
+    """Made for a pass that somebody watches.
+
+    Args:
+        audience: the monitors.
+        stored: how gradients are stored.
+        iteration: number of the iteration.
+        attempt: number of the pass within it.
+    """
+
+    def __init__(self, audience: Audience, stored: Stored, iteration: int, attempt: int) -> None:
+        self._audience = audience
+        self._pass = iteration, attempt
+        self._stored = stored
+        self._decided: Dict[str, LayerRecord] = {}
+
+    def decided(self, record: LayerRecord) -> None:
+        """Take note of what was decided about a layer that is going to run."""
+        self._decided[record.layer] = record
+
+    def held(self, scaling: Scaling, scale: float, alpha: float) -> None:
+        """Take note of a layer that is going to run with a scale from an earlier iteration.
+
+        Args:
+            scaling: the layer.
+            scale: what its output gradient carries.
+            alpha: its own scale.
+        """
+        iteration, attempt = self._pass
+        self._decided[scaling.layer] = LayerRecord(
+            iteration=iteration,
+            layer=scaling.layer,
+            alpha=alpha,
+            unbounded=alpha,
+            previous_scale=scale,
+            accumulated_scale=scale * alpha,
+            fan_in=scaling.slot.fan_in,
+            g=None,
+            weight=None,
+            reason=Reason.HELD,
+            attempt=attempt,
+        )
+
+    def ran(self, node: Node) -> None:
+        """Tell of the layers of a function whose backward just ran."""
+        for scaling in node.scalings:
+            record = self._decided.pop(scaling.layer, None)
+            if record is not None:
+                self._audience.tell(LayerScaled(record, _Look(self._stored, node, scaling)))
+
+
+class _Look:
+    """A look at one layer."""
+
+    def __init__(self, stored: Stored, node: Node, scaling: Scaling) -> None:
+        self._stored = stored
+        self._node = node
+        self._scaling = scaling
+
+    @cached_property
+    def gradient(self) -> Optional[GradientSeen]:
+        """The input gradient as it is stored."""
+        array, key, storage = self._scaling.target.grad, self._scaling.target_key, self._stored.storage
+        if stored_dtype(array) not in (FLOAT32, FLOAT16):
+            return None
+        statistics, exponents = self._stored.kernels.exponent_histogram(array)
+        if storage is None:
+            return GradientSeen(statistics, exponents, self._stored.format)
+        format = storage.precision.gradient_format(array.size)
+        rounded = storage.gradient_rounding(key)
+        if rounded is None:
+            return GradientSeen(statistics, exponents, format)
+        return GradientSeen(statistics, exponents, format, rounded.underflowed, rounded.overflowed)
+
+    def arrays(self) -> LayerArrays:
+        """Copies of the layer's arrays."""
+        scaling = self._scaling
+        return LayerArrays(
+            _copy(self._node.outputs[0].grad),
+            _copy(scaling.target.grad),
+            _copy(scaling.factor.data),
+            _copy(scaling.target.data),
+        )
+
+
+def _copy(array: nn.NdArray) -> Optional[NDArray[np.float32]]:
+    if array.clear_called or stored_dtype(array) is None:
+        return None
+    values: Any = array.data
+    return np.array(values, np.float32)

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Watching a training: events, monitors that take them, and recordings that answer questions."""
+
+from __future__ import annotations
+
+from .audience import Audience, audience_of
+from .events import (
+    BatchRepeated,
+    BatchThrownAway,
+    Event,
+    LayerScaled,
+    Overflowed,
+    ScaleChanged,
+    UpdateEnded,
+)
+from .gradient_seen import GradientSeen, LayerArrays
+from .log_monitor import LogMonitor
+from .monitor import Monitor
+from .nan_dump import NanDump
+from .recorder import Recorder
+from .recording import Recording, Underflow
+from .rows import LayerRow
+
+__all__ = [
+    "Audience",
+    "BatchRepeated",
+    "BatchThrownAway",
+    "Event",
+    "GradientSeen",
+    "LayerArrays",
+    "LayerRow",
+    "LayerScaled",
+    "LogMonitor",
+    "Monitor",
+    "NanDump",
+    "Overflowed",
+    "Recorder",
+    "Recording",
+    "ScaleChanged",
+    "Underflow",
+    "UpdateEnded",
+    "audience_of",
+]

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens in a training that a monitor can be told."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional, Protocol, Tuple, Union
+
+from ..core.layer_record import LayerRecord
+from .gradient_seen import GradientSeen, LayerArrays
+
+
+class LayerLook(Protocol):
+    """A look at a layer's arrays, right after its backward ran. Use it while the monitor is being called."""
+
+    @property
+    def gradient(self) -> Optional[GradientSeen]:
+        """The input gradient as it is stored, accumulated scale included; None when none was written.
+
+        It is read when it is first asked for, which on a GPU waits for the device.
+        """
+
+    def arrays(self) -> LayerArrays:
+        """Copies of the layer's arrays, in float32."""
+
+
+class LayerScaled(NamedTuple):
+    """A layer's backward ran with a scale of its own.
+
+    Attributes:
+        record: the scale, what held it there, and what was known when it was chosen.
+        look: what the layer's arrays hold now.
+    """
+
+    record: LayerRecord
+    look: LayerLook
+
+    @property
+    def iteration(self) -> int:
+        """Number of the iteration."""
+        return self.record.iteration
+
+
+class Overflowed(NamedTuple):
+    """Gradients that the solver needs were not finite after a pass.
+
+    Attributes:
+        iteration: number of the iteration.
+        attempt: number of the pass within it.
+        cause: `"overflow"` (a lower scale may help), `"nonfinite_loss"`, `"nonfinite_forward"`.
+        layers: functions whose gradients were not finite, the first in backward order first.
+        blamed: the layer whose own scale was too large; None: the global scale, or no scale.
+        scale: the global scale S0 of the pass.
+        detail: what in forward was not finite, in words; empty when nothing was.
+    """
+
+    iteration: int
+    attempt: int
+    cause: str
+    layers: Tuple[str, ...]
+    blamed: Optional[str]
+    scale: float
+    detail: str = ""
+
+
+class BatchRepeated(NamedTuple):
+    """A batch is going to be run again.
+
+    Attributes:
+        iteration: number of the iteration.
+        attempt: number of the pass that was in vain.
+        cause: `"overflow"`, or `"first measurement"`: the pass has measured a part of the network for the
+            first time, and its scale was far too low for it.
+        layers: functions whose gradients were not finite, the first in backward order first.
+    """
+
+    iteration: int
+    attempt: int
+    cause: str
+    layers: Tuple[str, ...]
+
+
+class BatchThrownAway(NamedTuple):
+    """A batch, or a window of `accum_grad` batches, was lost: nothing was learned from it.
+
+    Attributes:
+        iteration: number of the iteration.
+        cause: `"overflow"`; `"hopeless"` (gradients overflow at any scale); `"retries"` (repeated as often as
+            may be); `"nonfinite_loss"`; `"nonfinite_forward"`.
+        layers: functions whose gradients were not finite, the first in backward order first.
+        batches: how many batches were lost.
+        detail: what in forward was not finite, in words; empty when nothing was.
+    """
+
+    iteration: int
+    cause: str
+    layers: Tuple[str, ...]
+    batches: int
+    detail: str = ""
+
+
+class ScaleChanged(NamedTuple):
+    """The global loss scale S0 is another one than before the update.
+
+    Attributes:
+        iteration: number of the iteration.
+        before: S0 before.
+        after: S0 now.
+    """
+
+    iteration: int
+    before: float
+    after: float
+
+
+class UpdateEnded(NamedTuple):
+    """A call of `update()` is over.
+
+    Attributes:
+        iteration: number of the iteration.
+        updated: whether the solver changed the parameters.
+        reason: as `UpdateResult.reason`.
+        scale: the global loss scale S0 afterwards.
+        retries: how often gradients were computed in vain.
+        loss: the loss of the last batch, as it is stored.
+    """
+
+    iteration: int
+    updated: bool
+    reason: str
+    scale: float
+    retries: int
+    loss: float
+
+
+Event = Union[LayerScaled, Overflowed, BatchRepeated, BatchThrownAway, ScaleChanged, UpdateEnded]

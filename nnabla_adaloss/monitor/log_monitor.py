@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A monitor that writes to the log."""
+
+from __future__ import annotations
+
+import logging
+from typing import Sequence
+
+from ..core.layer_log import LayerLog
+from ..core.validation import integer
+from .events import BatchRepeated, BatchThrownAway, LayerScaled, ScaleChanged
+from .monitor import Monitor
+
+logger = logging.getLogger("nnabla_adaloss")
+
+
+class LogMonitor(Monitor):
+    """Writes to `logging.getLogger("nnabla_adaloss")` what happens: layers and changes of the scale at level
+    INFO, batches that are repeated or lost at level WARNING.
+
+    What it says of layers is what `AdaLossConfig(debug_level=...)` says, of every nth iteration.
+
+    Args:
+        level: 0 for nothing about layers, 1 for one line per iteration, written when the next begins, 2 for
+            one per layer as well. 1.
+        every: layers are written about in iterations whose number is a multiple of this. 1.
+
+    Raises:
+        TypeError, ValueError: an argument is not as described.
+
+    Example:
+        >>> import logging
+        >>> logging.getLogger("nnabla_adaloss").setLevel(logging.INFO)
+        >>> monitors = [LogMonitor(every=100)]    # AdaptiveLossScalingUpdater(..., monitors=monitors)
+    """
+
+    def __init__(self, level: int = 1, every: int = 1) -> None:
+        if integer("level", level) not in (0, 1, 2):
+            raise ValueError(f"level={level!r} must be 0, 1 or 2")
+        self.every = integer("every", every)
+        if self.every < 1:
+            raise ValueError(f"every={every!r} must be 1 or more")
+        self._level = level
+        self._log = LayerLog(level)
+
+    def on_layer_scaled(self, event: LayerScaled) -> None:
+        """Write about a layer, or keep it for the line about its iteration."""
+        if self._level:
+            self._log(event.record)
+
+    def on_batch_repeated(self, event: BatchRepeated) -> None:
+        """Write why."""
+        logger.warning(
+            "iteration %d, attempt %d: batch is run again: %s%s",
+            event.iteration,
+            event.attempt,
+            event.cause,
+            _first(event.layers),
+        )
+
+    def on_batch_thrown_away(self, event: BatchThrownAway) -> None:
+        """Write why."""
+        logger.warning(
+            "iteration %d: %d %s lost: %s%s%s",
+            event.iteration,
+            event.batches,
+            "batch is" if event.batches == 1 else "batches are",
+            event.cause,
+            _first(event.layers),
+            f"; {event.detail}" if event.detail else "",
+        )
+
+    def on_scale_changed(self, event: ScaleChanged) -> None:
+        """Write it."""
+        logger.info("iteration %d: loss scale %g -> %g", *event)
+
+
+def _first(layers: Sequence[str]) -> str:
+    return f"; first bad layer: {layers[0]}" if layers else ""

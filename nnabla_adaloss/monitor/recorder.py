@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A monitor that keeps what it is told."""
+
+from __future__ import annotations
+
+from typing import Dict, Optional, Sequence
+
+from ..core.layer_selection import LayerSelection
+from ..core.validation import boolean, integer
+from .events import BatchRepeated, BatchThrownAway, LayerScaled, Overflowed, ScaleChanged, UpdateEnded
+from .monitor import Monitor
+from .recording import Recording
+from .row_file import PathLike, RowFile
+from .rows import Row, row_of
+
+
+class Recorder(Monitor):
+    """Records a training: per layer its scales and what became of its gradient, and everything that went
+    wrong.
+
+    Args:
+        every: layers and losses are recorded in iterations whose number is a multiple of this; the others
+            cost nothing. Overflows, lost batches and changes of the scale are recorded whenever they happen.
+            1.
+        layers: names of the layers to record, as `fnmatch` patterns. All.
+        path: a file to which each row is appended as it happens, as JSON lines. It survives a crash, and a
+            training that goes on with the same path goes on in it. On several ranks, each needs its own. None
+            for memory only.
+        limit: how many rows are kept in memory, the last ones; a row takes about half a kilobyte. The file
+            holds all. 20000.
+        histograms: record how many elements have each binary exponent, for TensorBoard. False: it doubles
+            the size of a row.
+
+    Attributes:
+        recording: what was recorded, as far as it is in memory: ask it.
+
+    Raises:
+        TypeError, ValueError: an argument is not as described; `path` is no recording, or another recorder
+            has it open.
+        OSError: `path` cannot be written.
+
+    Example:
+        >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
+        >>> import nnabla.solvers as S
+        >>> from nnabla_adaloss import AdaptiveLossScalingUpdater
+        >>> nn.clear_parameters()
+        >>> x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
+        >>> loss = F.mean(PF.affine(F.tanh(PF.affine(x, 5, name="a")), 2, name="b") ** 2)
+        >>> solver = S.Sgd(0.1)
+        >>> solver.set_parameters(nn.get_parameters())
+        >>> recorder = Recorder()
+        >>> updater = AdaptiveLossScalingUpdater(solver, loss, storage="float16", monitors=[recorder])
+        >>> for _ in range(3):
+        ...     result = updater.update()
+        >>> recorder.recording.layers
+        ['b/affine']
+        >>> recorder.recording.at("b/affine", 3).underflowed
+        0
+    """
+
+    def __init__(
+        self,
+        every: int = 1,
+        layers: Sequence[str] = ("*",),
+        path: Optional[PathLike] = None,
+        limit: int = 20000,
+        *,
+        histograms: bool = False,
+    ) -> None:
+        self.every = integer("every", every)
+        if self.every < 1:
+            raise ValueError(f"every={every!r} must be 1 or more")
+        if isinstance(layers, str):
+            raise TypeError(f"layers={layers!r} must be a sequence of patterns; write ({layers!r},)")
+        if integer("limit", limit) < 1:
+            raise ValueError(f"limit={limit!r} must be 1 or more")
+        self._histograms = boolean("histograms", histograms)
+        self._selection = LayerSelection(tuple(layers))
+        self._selected: Dict[str, bool] = {}
+        self.recording = Recording(limit=limit)
+        self._file = None if path is None else RowFile(path)
+
+    def close(self) -> None:
+        """Close the file, which is whole at any time; nothing can be recorded to it any more."""
+        if self._file is not None:
+            self._file.close()
+
+    def on_layer_scaled(self, event: LayerScaled) -> None:
+        """Record a layer, if it is one of those that are recorded."""
+        layer = event.record.layer
+        selected = self._selected.get(layer)
+        if selected is None:
+            selected = self._selected[layer] = self._selection.selects(layer)
+        if selected:
+            self._record(row_of(event, histograms=self._histograms))
+
+    def on_overflowed(self, event: Overflowed) -> None:
+        """Record it."""
+        self._record(event)
+
+    def on_batch_repeated(self, event: BatchRepeated) -> None:
+        """Record it."""
+        self._record(event)
+
+    def on_batch_thrown_away(self, event: BatchThrownAway) -> None:
+        """Record it."""
+        self._record(event)
+
+    def on_scale_changed(self, event: ScaleChanged) -> None:
+        """Record it."""
+        self._record(event)
+
+    def on_update_ended(self, event: UpdateEnded) -> None:
+        """Record it."""
+        self._record(event)
+
+    def _record(self, row: Row) -> None:
+        self.recording.rows.append(row)
+        if self._file is not None:
+            self._file.append(row)

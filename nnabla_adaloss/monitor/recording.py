@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recorded training, and the answers that it gives."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import groupby
+from typing import Any, Deque, Dict, Iterable, List, NamedTuple, Optional, Type, TypeVar
+
+from . import exports
+from .events import BatchThrownAway
+from .row_file import PathLike, read_rows, write_rows
+from .rows import LayerRow, Row
+
+_Kind = TypeVar("_Kind")
+
+
+class Underflow(NamedTuple):
+    """The underflow of one layer's input gradient.
+
+    Attributes:
+        layer: name of the layer.
+        since: the iteration in which the last unbroken stretch began.
+        until: the iteration in which it was last so; None: it is so in the last one that was recorded.
+        worst: the largest share of elements that were lost in one pass.
+        last: the share in the last pass.
+    """
+
+    layer: str
+    since: int
+    until: Optional[int]
+    worst: float
+    last: float
+
+
+class Recording:
+    """What a `Recorder` has kept, or what stands in its file: rows in the order in which things happened.
+
+    Args:
+        rows: the rows.
+        limit: how many rows are kept, the last ones; None for all.
+
+    Attributes:
+        rows: the rows: `LayerRow`, `Overflowed`, `BatchRepeated`, `BatchThrownAway`, `ScaleChanged`,
+            `UpdateEnded`.
+
+    Example:
+        >>> row = LayerRow(7, 0, "fc", 4.0, 32.0, "method", elements=100, zeros=60, underflowed=10)
+        >>> recording = Recording([row])
+        >>> recording.at("fc", 7).scale
+        32.0
+        >>> recording.underflows()
+        [Underflow(layer='fc', since=7, until=None, worst=0.2, last=0.2)]
+    """
+
+    def __init__(self, rows: Iterable[Row] = (), limit: Optional[int] = None) -> None:
+        self.rows: Deque[Row] = deque(rows, limit)
+
+    @classmethod
+    def load(cls, path: PathLike) -> Recording:
+        """Read the file of a `Recorder(path=...)`, also while it is being written, or after a crash.
+
+        A last line that was cut off is passed over. Iterations that were done twice, because a training went
+        on from a checkpoint, are there once.
+
+        Raises:
+            ValueError: the file is no recording, of a newer version, or damaged before its end.
+            OSError: it cannot be read.
+        """
+        return cls(read_rows(path))
+
+    def of(self, kind: Type[_Kind]) -> List[_Kind]:
+        """All rows of one kind: `recording.of(Overflowed)`."""
+        return [row for row in self.rows if isinstance(row, kind)]
+
+    @property
+    def layers(self) -> List[str]:
+        """Names of the layers, in backward order."""
+        return list(dict.fromkeys(row.layer for row in self.of(LayerRow)))
+
+    def by_layer(self) -> Dict[str, List[LayerRow]]:
+        """The rows of each layer, of each iteration the last pass: what the update was made with."""
+        found: Dict[str, Dict[int, LayerRow]] = {}
+        for row in self.of(LayerRow):
+            found.setdefault(row.layer, {})[row.iteration] = row
+        return {layer: list(rows.values()) for layer, rows in found.items()}
+
+    def of_layer(self, layer: str) -> List[LayerRow]:
+        """The rows of one layer, as `by_layer` has them.
+
+        Raises:
+            KeyError: no layer of this name was recorded.
+        """
+        rows = {row.iteration: row for row in self.of(LayerRow) if row.layer == layer}
+        if not rows:
+            known = ", ".join(self.layers) or "none"
+            raise KeyError(f"no layer {layer!r} was recorded; there are {known}")
+        return list(rows.values())
+
+    def at(self, layer: str, iteration: int) -> LayerRow:
+        """What is known of a layer at an iteration: the last pass of it, or of the last one recorded before.
+
+        Raises:
+            KeyError: nothing of the layer was recorded up to then.
+        """
+        rows = self.of_layer(layer)
+        for row in reversed(rows):
+            if row.iteration <= iteration:
+                return row
+        raise KeyError(f"{layer!r} was recorded from iteration {rows[0].iteration} on, not in {iteration}")
+
+    def underflows(self, above: float = 0.01) -> List[Underflow]:
+        """Layers whose input gradients lose more than a share of their elements, the worst first.
+
+        Args:
+            above: the share of elements that are not zero until they are stored, and zero then. 0.01.
+
+        Returns:
+            One for each such layer; layers whose storage does not tell are left out.
+        """
+        found = (_underflow(rows, above) for rows in self.by_layer().values())
+        return sorted((u for u in found if u is not None), key=lambda u: -u.worst)
+
+    def lost_batches(self) -> Dict[str, int]:
+        """How many batches were thrown away, by cause."""
+        lost: Dict[str, int] = {}
+        for row in self.of(BatchThrownAway):
+            lost[row.cause] = lost.get(row.cause, 0) + row.batches
+        return lost
+
+    def to_json_lines(self, path: PathLike) -> None:
+        """Write all rows as JSON lines, which `load` and `python -m nnabla_adaloss report` read."""
+        write_rows(path, list(self.rows))
+
+    def to_csv(self, path: PathLike) -> None:
+        """Write the layers as a table with a line for each layer and pass."""
+        exports.write_csv(path, self.of(LayerRow))
+
+    def to_pandas(self) -> Any:
+        """The layers as a `pandas.DataFrame` with a row for each layer and pass.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        return exports.data_frame(self.of(LayerRow))
+
+    def to_monitor_series(self, path: PathLike) -> None:
+        """Write what changes over iterations as nnabla's `MonitorSeries`, a file each, to a folder."""
+        exports.write_monitor_series(path, self._curves())
+
+    def to_tensorboard(self, path: PathLike) -> None:
+        """Write curves, and histograms of binary exponents where they were recorded, for TensorBoard.
+
+        Args:
+            path: the folder that `tensorboard --logdir` is given.
+
+        Raises:
+            ImportError: tensorboardX is not installed.
+        """
+        exports.write_tensorboard(path, self._curves(), self._last_passes())
+
+    def _last_passes(self) -> List[LayerRow]:
+        return [row for rows in self.by_layer().values() for row in rows]
+
+    def _curves(self) -> List[exports.Point]:
+        return exports.points(self._last_passes(), list(self.rows))
+
+
+def _underflow(rows: List[LayerRow], above: float) -> Optional[Underflow]:
+    shares = [(row.iteration, row.underflow) for row in rows if row.underflow is not None]
+    stretches = [
+        (lost, list(stretch)) for lost, stretch in groupby(shares, key=lambda pair: (pair[1] or 0.0) > above)
+    ]
+    bad = [stretch for lost, stretch in stretches if lost]
+    if not bad:
+        return None
+    until = None if stretches[-1][0] else bad[-1][-1][0]
+    worst = max(share for stretch in bad for _, share in stretch if share is not None)
+    return Underflow(rows[-1].layer, bad[-1][0][0], until, worst, shares[-1][1] or 0.0)

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows in a file of JSON lines, each there as soon as it is written, and readable up to the last one.
+
+A line is one `write` to the operating system, so that a process that is killed leaves whole lines, or one at
+the end that is cut off. Whoever goes on writing takes that one away, whoever reads passes over it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from contextlib import suppress
+from typing import Any, Dict, List, Union
+
+from .rows import Row, as_dict, from_dict
+
+PathLike = Union[str, "os.PathLike[str]"]
+
+_KIND = "nnabla_adaloss recording"
+_VERSION = 1
+_SIGNATURE = json.dumps({"kind": _KIND}, separators=(",", ":"))[:-1].encode()
+_HEADER = {"kind": _KIND, "version": _VERSION}
+_LONGEST = 2**20  # bytes of a line
+
+
+class RowFile:
+    """Appends rows to a file, which is made when it is not there.
+
+    Args:
+        path: the file; its folder must exist.
+
+    Raises:
+        ValueError: the file holds something else, or another recorder has it open.
+        OSError: it cannot be written.
+    """
+
+    def __init__(self, path: PathLike) -> None:
+        name = os.fsdecode(path)
+        self._descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            self._lock(name)
+            self._size = self._end_of_whole_lines(name)
+            os.ftruncate(self._descriptor, self._size)
+            self._write(_HEADER)
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, row: Row) -> None:
+        """Write a row: the next reader sees it, even if this process is killed.
+
+        Raises:
+            OSError: it cannot be written; the rows before are kept.
+            ValueError: the file is closed.
+        """
+        if self._descriptor < 0:
+            raise ValueError("the recording's file is closed")
+        self._write(as_dict(row))
+
+    def close(self) -> None:
+        """Close the file; harmless when it is closed."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def _lock(self, name: str) -> None:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"path={name!r} is being written by another recorder: give each its own, also on each rank "
+                "of a distributed training, and close() one that is not needed any more"
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+
+    def _end_of_whole_lines(self, name: str) -> int:
+        with open(os.dup(self._descriptor), "rb") as file:
+            file.seek(0)
+            first = file.readline(_LONGEST)
+            if first.endswith(b"\n"):
+                _check_header(name, first)
+            elif not _SIGNATURE.startswith(first[: len(_SIGNATURE)]):
+                raise ValueError(f"{name} is no recording of nnabla_adaloss: choose another path")
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _LONGEST))
+            last = file.read()
+            return size - len(last) + last.rfind(b"\n") + 1
+
+    def _write(self, content: Dict[str, Any]) -> None:
+        line = _line(content)
+        try:
+            written = os.write(self._descriptor, line)
+            if written < len(line):
+                # A disk that is nearly full takes the beginning; the rest tells what is wrong with it.
+                os.write(self._descriptor, line[written:])
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self._descriptor, self._size)
+            raise
+        self._size += len(line)
+
+
+def read_rows(path: PathLike) -> List[Row]:
+    """The rows of a file, without a last line that was cut off.
+
+    Where a training was killed and went on from a checkpoint, what it did twice is there once, as it was done
+    the second time.
+
+    Raises:
+        ValueError: the file is no recording, of a newer version, or damaged before its end.
+        OSError: it cannot be read.
+    """
+    name = os.fsdecode(path)
+    rows: List[Row] = []
+    began_anew = False
+    with open(name, "rb") as file:
+        first = file.readline(_LONGEST)
+        _check_header(name, first)
+        for number, line in enumerate(file, start=2):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                content = json.loads(line)
+                if "kind" in content:
+                    began_anew = True
+                    continue
+                row = from_dict(content)
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"{name} is damaged in line {number}: {error}") from None
+            if began_anew:
+                began_anew = False
+                rows = [earlier for earlier in rows if earlier.iteration < row.iteration]
+            rows.append(row)
+    return rows
+
+
+def write_rows(path: PathLike, rows: List[Row]) -> None:
+    """Write rows to a new file; one that is there is replaced."""
+    with open(path, "wb") as file:
+        file.writelines(map(_line, [_HEADER, *map(as_dict, rows)]))
+
+
+def _line(content: Dict[str, Any]) -> bytes:
+    return json.dumps(content, separators=(",", ":")).encode() + b"\n"
+
+
+def _check_header(name: str, line: bytes) -> None:
+    try:
+        header = json.loads(line)
+    except ValueError:
+        header = None
+    if not isinstance(header, dict) or header.get("kind") != _KIND:
+        raise ValueError(f"{name} is no recording of nnabla_adaloss")
+    version = header.get("version")
+    if not isinstance(version, int) or version > _VERSION:
+        raise ValueError(
+            f"{name} has version {version!r} of the format, this package knows versions up to {_VERSION}: "
+            "update nnabla_adaloss"
+        )

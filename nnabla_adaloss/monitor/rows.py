@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a recording consists of: a row for each thing that happened."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Type, Union
+
+import numpy as np
+
+from .events import (
+    BatchRepeated,
+    BatchThrownAway,
+    LayerScaled,
+    Overflowed,
+    ScaleChanged,
+    UpdateEnded,
+)
+
+
+class LayerRow(NamedTuple):
+    """One layer in one backward pass.
+
+    What is counted is counted in the layer's input gradient as it is stored: the gradient that `alpha` is
+    there for. It is None where no gradient was written.
+
+    Attributes:
+        iteration: number of the iteration.
+        attempt: number of the pass within it, from 0: batches that are repeated, and micro-batches of
+            `accum_grad`, count on.
+        layer: name of the layer.
+        alpha: the layer's own scale.
+        scale: S, the accumulated scale that the gradient carries: from the loss to here.
+        reason: what held alpha where it is, a value of `Reason`.
+        elements: number of elements.
+        zeros: how many are zero.
+        subnormals: how many are not, but below the format's normal range, so that they have lost precision.
+        underflowed: how many were not zero until they were stored; None where the storage does not tell.
+        overflowed: how many were finite until they were stored, likewise.
+        nonfinite: how many are infinite or NaN.
+        abs_max: the largest finite magnitude, S included.
+        headroom: bits between that and the end of the format; None when all are zero.
+        exponents: of how many elements the binary exponent is so: the least exponent, then the counts from
+            there on. None unless histograms are recorded.
+    """
+
+    iteration: int
+    attempt: int
+    layer: str
+    alpha: float
+    scale: float
+    reason: str
+    elements: Optional[int] = None
+    zeros: Optional[int] = None
+    subnormals: Optional[int] = None
+    underflowed: Optional[int] = None
+    overflowed: Optional[int] = None
+    nonfinite: Optional[int] = None
+    abs_max: Optional[float] = None
+    headroom: Optional[float] = None
+    exponents: Optional[List[int]] = None
+
+    @property
+    def underflow(self) -> Optional[float]:
+        """Share of the elements that were not zero until they were stored; None where nobody knows."""
+        if self.underflowed is None or self.elements is None or self.zeros is None:
+            return None
+        nonzero = self.elements - self.zeros + self.underflowed
+        return self.underflowed / nonzero if nonzero else 0.0
+
+    @property
+    def overflow(self) -> Optional[float]:
+        """Share of the elements that were finite until they were stored; None where nobody knows."""
+        if self.overflowed is None or not self.elements:
+            return None
+        return self.overflowed / self.elements
+
+
+Row = Union[LayerRow, Overflowed, BatchRepeated, BatchThrownAway, ScaleChanged, UpdateEnded]
+
+_KINDS: Dict[str, Type[Any]] = {
+    "layer": LayerRow,
+    "overflow": Overflowed,
+    "repeat": BatchRepeated,
+    "lost": BatchThrownAway,
+    "scale": ScaleChanged,
+    "update": UpdateEnded,
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+def row_of(event: LayerScaled, *, histograms: bool) -> LayerRow:
+    """The row of a layer that has just been scaled."""
+    record, seen = event.record, event.look.gradient
+    decided = (
+        record.iteration,
+        record.attempt,
+        record.layer,
+        record.alpha,
+        record.accumulated_scale,
+        record.reason.value,
+    )
+    if seen is None:
+        return LayerRow(*decided)
+    statistics, headroom = seen.statistics, seen.headroom
+    return LayerRow(
+        *decided,
+        statistics.count,
+        statistics.zeros,
+        seen.subnormals,
+        seen.underflowed,
+        seen.overflowed,
+        statistics.nonfinite,
+        statistics.abs_max,
+        headroom if math.isfinite(headroom) else None,
+        _compact(seen.exponents) if histograms else None,
+    )
+
+
+def _compact(exponents: Any) -> List[int]:
+    # Zeros are counted in the row, and so is what is not finite.
+    (present,) = np.nonzero(exponents[1:255])
+    if not present.size:
+        return []
+    first, last = int(present[0]) + 1, int(present[-1]) + 1
+    return [first - 127, *exponents[first : last + 1].tolist()]
+
+
+def as_dict(row: Row) -> Dict[str, Any]:
+    """A row as a JSON object: its kind, and its fields without those that are None."""
+    fields = {name: value for name, value in row._asdict().items() if value is not None}
+    return {"event": _NAMES[type(row)], **fields}
+
+
+def from_dict(saved: Mapping[str, Any]) -> Row:
+    """The row that `as_dict` returned.
+
+    Raises:
+        ValueError: it is none, or a field is missing.
+    """
+    fields = dict(saved)
+    kind = _KINDS.get(fields.pop("event", ""))
+    if kind is None:
+        raise ValueError(f"event={saved.get('event')!r} is unknown")
+    if "layers" in fields:
+        fields["layers"] = tuple(fields["layers"])
+    if kind is Overflowed:
+        fields.setdefault("blamed", None)
+    try:
+        row: Row = kind(**fields)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    return row

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `python -m nnabla_adaloss report`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+DESCRIPTION = """\
+Draw a recorded training as one HTML page: the scales of the layers and their underflow over the iterations,
+overflows, batches that were run again or lost, the loss scale and the loss; each as a picture and as a table.
+"""
+
+EPILOG = """\
+How to record one:
+  from nnabla_adaloss import AdaptiveLossScalingUpdater, Recorder
+  updater = AdaptiveLossScalingUpdater(solver, loss, feed, monitors=[Recorder(path="run.jsonl", every=10)])
+
+The recording can be read while the training goes on, and after it was killed. The page needs nothing else:
+no network, no scripts. Print it, send it.
+
+examples:
+  python -m nnabla_adaloss report run.jsonl                     writes run.html
+  python -m nnabla_adaloss report run.jsonl -o page.html        another name
+  python -m nnabla_adaloss report run.jsonl --title 'LeNet, fp16, weight 1e-6'
+
+The exit code is 0 when the page was written, and 1 when there is nothing that could be drawn.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command takes."""
+    parser.add_argument("recording", type=Path, metavar="RUN.jsonl", help="what Recorder(path=...) wrote")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="PAGE.html",
+        help="the page, which is replaced if it is there (default: beside the recording, as RUN.html)",
+    )
+    parser.add_argument("--title", help="heading of the page (default: the name of the recording)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the page; return the exit code."""
+    # Here, so that what only asks for help or for another command does not wait for it.
+    from ..monitor import Recording
+    from .page import page_of
+
+    output = options.output or options.recording.with_suffix(".html")
+    try:
+        page = page_of(Recording.load(options.recording), options.title or options.recording.name)
+        output.write_text(page, encoding="utf-8")
+    except (OSError, ValueError) as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 1
+    print(f"wrote {output} ({len(page) // 1024 + 1} KiB)")
+    return 0

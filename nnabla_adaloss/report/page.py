@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recording as a page."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+from typing import List, Mapping, Optional, Sequence
+
+from ..monitor import BatchRepeated, BatchThrownAway, LayerRow, Overflowed, Recording, Underflow, UpdateEnded
+from ..monitor.exports import loss_scales
+from .pieces import HeatRow, Legend, Marks, curve, heat_map, section, table, time_line
+from .style import STYLE
+from .text import count, percent, power
+from .timeline import Timeline
+
+# Of a table.
+_MOST_ROWS = 60
+_MOST_CHANGES = 10
+
+
+def page_of(recording: Recording, title: str) -> str:
+    """One HTML page about a recorded training: nothing else is needed to look at it.
+
+    Args:
+        recording: what was recorded.
+        title: its heading.
+
+    Raises:
+        ValueError: nothing was recorded.
+    """
+    timeline = Timeline.of(recording)
+    layers = list(recording.by_layer().values())
+    sections = [*_about_layers(layers, timeline), _incidents(recording, timeline)]
+    sections += [*_loss_scale(recording, timeline), *_loss(recording, timeline)]
+    if layers:
+        sections.append(_layer_table(layers, recording))
+    name = escape(title)
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{name}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n<h1>{name}</h1>\n"
+        f"{_facts(recording, timeline)}{''.join(sections)}</main>\n"
+        "<footer>Made by <code>python -m nnabla_adaloss report</code>.</footer>\n</body>\n</html>\n"
+    )
+
+
+def _facts(recording: Recording, timeline: Timeline) -> str:
+    lost, underflows = recording.lost_batches(), recording.underflows()
+    worst = underflows[0] if underflows else None
+    known = any(row.underflow is not None for row in recording.of(LayerRow))
+    facts = [
+        (f"{timeline.first:,} to {timeline.last:,}", "iterations recorded"),
+        (f"{sum(lost.values()):,}", "batches lost" + (f": {_by_cause(lost)}" if lost else "")),
+        (f"{len(recording.of(BatchRepeated)):,}", "times a batch was run again"),
+    ]
+    if worst is not None:
+        when = f"since iteration {worst.since}" if worst.until is None else f"up to iteration {worst.until}"
+        facts.append((percent(worst.worst), f"of the gradient of {worst.layer} underflowed at worst, {when}"))
+    elif known:
+        facts.append(("none", "of the layers loses more than 1 % to underflow"))
+    items = "".join(f"<li><b>{escape(number)}</b> {escape(what)}</li>\n" for number, what in facts)
+    return f'<ul class="facts">\n{items}</ul>\n'
+
+
+def _by_cause(lost: Mapping[str, int]) -> str:
+    return ", ".join(f"{number} {_words(cause)}" for cause, number in lost.items())
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ").replace("nonfinite", "non-finite")
+
+
+def _about_layers(layers: Sequence[List[LayerRow]], timeline: Timeline) -> List[str]:
+    if not layers:
+        return [section("Layers", "No layer was recorded.")]
+    found = [
+        section(
+            "Accumulated scale S",
+            "What each layer's gradient is multiplied by when it is stored. Layers from the loss backwards, "
+            "from dark for the smallest scale to light for the largest; hatched where nothing was recorded.",
+            _scales(layers, timeline, "scale"),
+        ),
+        section(
+            "Scales of the layers' own, alpha",
+            "What each layer adds to that.",
+            _scales(layers, timeline, "alpha"),
+        ),
+    ]
+    known = [rows for rows in layers if any(row.underflow is not None for row in rows)]
+    explanation = (
+        "The share of the gradient's elements that were not zero until they were stored. Dark is none."
+        if known
+        else "Nobody knows: only an emulated storage tells. The numbers of zeros and subnormals are below."
+    )
+    rows = [
+        HeatRow(
+            of_layer[-1].layer,
+            timeline.cells((row.iteration, row.underflow) for row in of_layer),
+            f"{of_layer[-1].layer}: {percent(of_layer[-1].underflow)} at the end, "
+            f"{percent(max((row.underflow or 0.0) for row in of_layer))} at worst",
+        )
+        for of_layer in known
+    ]
+    legend = Legend(_place_of_share, ("none", "0.01 %", "1 %", "100 %"))
+    found.append(section("Underflow", explanation, heat_map(rows, legend, timeline) if rows else ""))
+    return found
+
+
+def _place_of_share(share: float) -> float:
+    # Evenly from one in a million to all; less is drawn as none.
+    return 1.0 + math.log10(share) / 6.0 if share > 1e-6 else 0.0
+
+
+def _scales(layers: Sequence[List[LayerRow]], timeline: Timeline, name: str) -> str:
+    values = [math.log2(getattr(row, name)) for rows in layers for row in rows]
+    low, high = min(values), max(values)
+    if low == high:
+        return f"<p>{power(2.0**low)} for each layer, throughout.</p>\n"
+    rows = []
+    for of_layer in layers:
+        own = [getattr(row, name) for row in of_layer]
+        told = f"{power(own[-1])} at the end, from {power(min(own))} to {power(max(own))}"
+        cells = timeline.cells((row.iteration, math.log2(getattr(row, name))) for row in of_layer)
+        rows.append(HeatRow(of_layer[-1].layer, cells, f"{of_layer[-1].layer}: {told}"))
+    middle = (low + high) / 2
+    labels = [power(2.0**value) for value in (low, middle, high) if value != middle or value.is_integer()]
+    return heat_map(rows, Legend(lambda value: (value - low) / (high - low), labels), timeline)
+
+
+def _incidents(recording: Recording, timeline: Timeline) -> str:
+    overflows, repeats = recording.of(Overflowed), recording.of(BatchRepeated)
+    lost = recording.of(BatchThrownAway)
+    marks = (
+        Marks("gradients overflowed", "triangle", [row.iteration for row in overflows]),
+        Marks("batch run again", "ring", [row.iteration for row in repeats]),
+        Marks("batch lost", "cross", [row.iteration for row in lost]),
+    )
+    rows = [(row.iteration, "batch run again", _words(row.cause), _first(row.layers), "") for row in repeats]
+    for gone in lost:
+        what = f"{count(gone.batches, 'batch', 'batches')} lost"
+        rows.append((gone.iteration, what, _words(gone.cause), _first(gone.layers), gone.detail))
+    rows.sort(key=lambda row: row[0])
+    caption = f"Batches that were run again or lost: {len(rows)}"
+    if len(rows) > _MOST_ROWS:
+        caption += f", of which these are the last {_MOST_ROWS}"
+    written = [(f"{iteration:,}", *rest) for iteration, *rest in rows[-_MOST_ROWS:]]
+    head = ("iteration", "what", "why", "first bad layer", "what is wrong in forward")
+    return section(
+        "Overflows, repeats, lost batches",
+        "A batch whose gradients overflow is run again with a lower scale. It is lost if that does not help.",
+        time_line(marks, timeline),
+        table(caption, head, written, words=True) if rows else "",
+    )
+
+
+def _first(layers: Sequence[str]) -> str:
+    return layers[0] if layers else ""
+
+
+def _loss_scale(recording: Recording, timeline: Timeline) -> List[str]:
+    points = loss_scales(list(recording.rows))
+    if not points:
+        return []
+    values = [value for _, value in points]
+    told = f"S0: {power(values[0])} at first, {power(values[-1])} at the end"
+    told += f", from {power(min(values))} to {power(max(values))}"
+    changes = [points[0], *(b for a, b in zip(points, points[1:]) if a[1] != b[1])]
+    caption = f"Where S0 changed: {count(len(changes) - 1, 'time')} after the first"
+    if len(changes) > _MOST_CHANGES:
+        caption += f"; these are the last {_MOST_CHANGES}"
+    rows = [(f"{iteration:,}", power(value)) for iteration, value in changes[-_MOST_CHANGES:]]
+    picture = curve(points, timeline, power, told, logarithmic=True, steps=True)
+    explanation = "With which the gradient leaves the functions at the loss. Heights are powers of two."
+    return [section("Loss scale S0", explanation, picture, table(caption, ("iteration", "S0"), rows))]
+
+
+def _loss(recording: Recording, timeline: Timeline) -> List[str]:
+    points = [(row.iteration, row.loss) for row in recording.of(UpdateEnded)]
+    if not points:
+        return []
+    finite = [value for _, value in points if math.isfinite(value)]
+    logarithmic = bool(finite) and min(finite) > 0.0 and max(finite) > 20.0 * min(finite)
+    told = f"loss: {points[0][1]:.4g} at first, {points[-1][1]:.4g} at the end"
+    some = sorted({len(points) * i // 9 if i < 9 else len(points) - 1 for i in range(10)})
+    rows = [(f"{points[i][0]:,}", f"{points[i][1]:.4g}") for i in some]
+    picture = curve(points, timeline, _short, told, logarithmic=logarithmic, steps=False)
+    explanation = "Of the last batch of each iteration, as it is stored."
+    if logarithmic:
+        explanation += " Equal heights are equal ratios."
+    return [
+        section("Loss", explanation, picture, table("The loss, now and then", ("iteration", "loss"), rows))
+    ]
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _layer_table(layers: Sequence[List[LayerRow]], recording: Recording) -> str:
+    underflows = {u.layer: u for u in recording.underflows()}
+    rows = []
+    for of_layer in layers:
+        last, under = of_layer[-1], underflows.get(of_layer[-1].layer)
+        scales = [row.scale for row in of_layer]
+        rows.append(
+            (
+                last.layer,
+                power(last.alpha),
+                power(last.scale),
+                f"{power(min(scales))} to {power(max(scales))}",
+                last.reason,
+                percent(last.underflow),
+                percent(max((row.underflow for row in of_layer if row.underflow is not None), default=None)),
+                "" if under is None else _stretch(under),
+                percent(_share(last.subnormals, last.elements)),
+                percent(_share(last.zeros, last.elements)),
+                "–" if last.headroom is None else f"{last.headroom:.1f}",
+                f"{sum(bool(row.nonfinite) for row in of_layer):,}",
+            )
+        )
+    head = (
+        *("layer", "alpha", "S", "S, range", "alpha is held by", "underflow", "underflow at worst"),
+        *("more than 1 % in", "subnormal", "zero", "headroom, bits", "iterations not finite"),
+    )
+    return section(
+        "Layers in numbers",
+        "At the last iteration that was recorded, unless it says otherwise.",
+        table("The layers, from the loss backwards", head, rows),
+    )
+
+
+def _stretch(under: Underflow) -> str:
+    return f"from {under.since:,} on" if under.until is None else f"{under.since:,} to {under.until:,}"
+
+
+def _share(part: Optional[int], whole: Optional[int]) -> Optional[float]:
+    return part / whole if part is not None and whole else None

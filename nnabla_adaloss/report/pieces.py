@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pieces of a page: heat maps, curves, marks on a time line, tables. Everything that is given is escaped."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
+
+from .colours import strip
+from .timeline import Timeline
+
+Cells = Sequence[Optional[float]]
+
+
+class HeatRow(NamedTuple):
+    """A row of a heat map.
+
+    Attributes:
+        name: what it is about.
+        cells: a value per column; None where nothing was recorded.
+        told: the same in words, for those who do not see it.
+    """
+
+    name: str
+    cells: Cells
+    told: str
+
+
+class Legend(NamedTuple):
+    """How values become colours.
+
+    Attributes:
+        place: a value's place on the scale of colours, from 0 to 1.
+        labels: what is written beneath that scale, evenly from its beginning to its end.
+    """
+
+    place: Callable[[float], float]
+    labels: Sequence[str]
+
+
+class Marks(NamedTuple):
+    """Marks of one kind on a time line.
+
+    Attributes:
+        name: what they stand for.
+        shape: `triangle`, `ring` or `cross`: nobody needs to tell colours apart.
+        iterations: where they are.
+    """
+
+    name: str
+    shape: str
+    iterations: Sequence[int]
+
+
+_SHAPES = {
+    "triangle": "M-5 5L0-5L5 5Z",
+    "ring": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0",
+    "cross": "M-5-5L5 5M-5 5L5-5",
+}
+
+
+def section(title: str, explanation: str, *contents: str) -> str:
+    """A section with a heading."""
+    return (
+        f"<section>\n<h2>{escape(title)}</h2>\n<p>{escape(explanation)}</p>\n{''.join(contents)}</section>\n"
+    )
+
+
+def heat_map(rows: Sequence[HeatRow], legend: Legend, timeline: Timeline) -> str:
+    """A strip of colours for each row, over the iterations."""
+    lines = [
+        _line(row.name, f'<img class="strip" src="{_strip(row, legend)}" alt="{escape(row.told)}">')
+        for row in rows
+    ]
+    scale = strip([i / 63 for i in range(64)])
+    labels = "".join(f"<span>{escape(label)}</span>" for label in legend.labels)
+    key = (
+        f'<div class="key"><img class="strip" src="{scale}" alt="colours, from dark to light:">'
+        f'<div class="ticks">{labels}</div></div>'
+    )
+    return f'<div class="plot">\n{"".join(lines)}{_ticks(timeline)}</div>\n{key}\n'
+
+
+def _strip(row: HeatRow, legend: Legend) -> str:
+    return strip([None if value is None else legend.place(value) for value in row.cells])
+
+
+def curve(
+    points: Sequence[Tuple[int, float]],
+    timeline: Timeline,
+    written: Callable[[float], str],
+    told: str,
+    *,
+    logarithmic: bool,
+    steps: bool,
+) -> str:
+    """A line over the iterations.
+
+    Args:
+        points: iterations with a value each.
+        timeline: the columns of the page.
+        written: a value as it is written beside the picture.
+        told: the same in words.
+        logarithmic: whether distances are ratios.
+        steps: whether a value holds until the next one.
+    """
+    shown = [(i, value) for i, value in points if math.isfinite(value) and (value > 0.0 or not logarithmic)]
+    if not shown:
+        return "<p>No finite value was recorded.</p>\n"
+    heights = [math.log2(value) if logarithmic else value for _, value in shown]
+    low, high = min(heights), max(heights)
+    spread = (high - low) or 1.0
+    places = [
+        (1000.0 * timeline.place(i), 100.0 - 100.0 * (height - low) / spread if high > low else 50.0)
+        for (i, _), height in zip(shown, heights)
+    ]
+    path = "".join(_path(_thinned(places), steps=steps))
+    values = [value for _, value in shown]
+    ends = [max(values), min(values)] if high > low else [values[0]]
+    labels = "".join(f"<span>{escape(written(value))}</span>" for value in ends)
+    picture = (
+        f'<svg class="curve" viewBox="0 -4 1000 108" preserveAspectRatio="none" role="img" '
+        f'aria-label="{escape(told)}"><path d="{path}" vector-effect="non-scaling-stroke"/></svg>'
+    )
+    label = f'<div class="name heights">{labels}</div>'
+    return (
+        f'<div class="plot">\n<div class="line">{label}<div>{picture}</div></div>\n{_ticks(timeline)}</div>\n'
+    )
+
+
+def _thinned(places: Sequence[Tuple[float, float]]) -> List[Tuple[float, float]]:
+    """No more than some points for each column of pixels: the first, the highest, the lowest and the last."""
+    columns: List[List[Tuple[float, float]]] = []
+    for place in places:
+        if not columns or int(columns[-1][0][0]) != int(place[0]):
+            columns.append([])
+        columns[-1].append(place)
+    found: List[Tuple[float, float]] = []
+    for column in columns:
+        heights = [y for _, y in column]
+        kept = {0, heights.index(min(heights)), heights.index(max(heights)), len(column) - 1}
+        found += [column[index] for index in sorted(kept)]
+    return found
+
+
+def _path(places: Sequence[Tuple[float, float]], *, steps: bool) -> List[str]:
+    (x, y), *rest = places
+    found = [f"M{x:.1f} {y:.1f}"]
+    for x, y in rest:
+        found.append(f"H{x:.1f}V{y:.1f}" if steps else f"L{x:.1f} {y:.1f}")
+    # A value that holds is seen to hold; a single point is seen at all.
+    return [*found, "H1000"] if steps or not rest else found
+
+
+def time_line(kinds: Sequence[Marks], timeline: Timeline) -> str:
+    """A row for each kind of marks, over the iterations; marks that would cover each other are one."""
+    lines = []
+    for name, shape, iterations in kinds:
+        columns = {timeline.column(i): timeline.place(i) for i in iterations}
+        marks = "".join(
+            f'<svg x="{100 * place:.2f}%" y="50%" overflow="visible"><path d="{_SHAPES[shape]}"/></svg>'
+            for place in columns.values()
+        )
+        told = f"{name}: {len(iterations)}" + (f", the first in {iterations[0]}" if iterations else "")
+        picture = f'<svg class="marks {shape}" role="img" aria-label="{escape(told)}">{marks}</svg>'
+        lines.append(_line(f"{name} ({len(iterations)})", picture))
+    return f'<div class="plot">\n{"".join(lines)}{_ticks(timeline)}</div>\n'
+
+
+def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, words: bool = False) -> str:
+    """A table; the first cell of each row is its heading, the others are words or numbers."""
+    heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+    kind = ' class="words"' if words else ""
+    body = "".join(f"<tr>{_cells(row)}</tr>\n" for row in rows)
+    return (
+        f'<div class="wide" role="region" tabindex="0" aria-label="{escape(caption)}">\n<table{kind}>\n'
+        f"<caption>{escape(caption)}</caption>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}</tbody>\n"
+        "</table>\n</div>\n"
+    )
+
+
+def _cells(row: Sequence[str]) -> str:
+    first, *rest = (escape(cell) for cell in row)
+    return f'<th scope="row">{first}</th>' + "".join(f"<td>{cell}</td>" for cell in rest)
+
+
+def _line(name: str, picture: str) -> str:
+    return f'<div class="line"><div class="name">{escape(name)}</div><div>{picture}</div></div>\n'
+
+
+def _ticks(timeline: Timeline) -> str:
+    ticks = "".join(f"<span>{tick:,}</span>" for tick in timeline.ticks())
+    return f'<div class="line axis"><div class="name">iteration</div><div class="ticks">{ticks}</div></div>\n'

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a page looks: on a screen, on a phone, on paper."""
+
+from __future__ import annotations
+
+STYLE = """\
+:root { color-scheme: light; --ink: #1b2733; --faint: #4b5a69; --rule: #c9d1d9; }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 1.5rem 1.25rem 4rem; max-width: 70rem; background: #fff; color: var(--ink);
+  font: 1rem/1.5 system-ui, "DejaVu Sans", sans-serif; }
+h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .5rem; overflow-wrap: anywhere; }
+h2 { font-size: 1.2rem; margin: 2.5rem 0 .25rem; }
+p { margin: .25rem 0 .75rem; max-width: 48rem; }
+section > p, caption { color: var(--faint); }
+.facts { list-style: none; margin: 1rem 0; padding: 0; display: grid; gap: .75rem;
+  grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); }
+.facts li { border: 1px solid var(--rule); border-radius: .4rem; padding: .5rem .75rem; }
+.facts b { display: block; font-size: 1.25rem; overflow-wrap: anywhere; }
+.line { display: grid; grid-template-columns: 13rem 1fr; gap: .75rem; align-items: center; }
+.name { font-size: .85rem; line-height: 1.2; text-align: right; overflow-wrap: anywhere; }
+.strip { display: block; width: 100%; height: 1.35rem; image-rendering: pixelated;
+  background: repeating-linear-gradient(135deg, #fff 0 4px, #d4d9de 4px 5px); }
+.plot > .line { margin-bottom: 2px; }
+.curve { display: block; width: 100%; height: 11rem; border: solid var(--rule); border-width: 0 0 1px 1px; }
+.curve path { fill: none; stroke: #26547c; stroke-width: 1.75; stroke-linejoin: round; }
+.heights { align-self: stretch; display: flex; flex-direction: column; justify-content: space-between; }
+.marks { display: block; width: 100%; height: 1.6rem; overflow: visible;
+  border-bottom: 1px solid var(--rule); }
+.marks path { fill: none; stroke-width: 2; }
+.triangle path { fill: #b4540a; stroke: #b4540a; }
+.ring path { stroke: #26547c; }
+.cross path { stroke: #8c1d4f; stroke-width: 2.5; }
+.ticks { display: flex; justify-content: space-between; gap: .5rem; font-size: .8rem; color: var(--faint);
+  font-variant-numeric: tabular-nums; }
+.axis { color: var(--faint); }
+.key { margin: .75rem 0 0 13.75rem; max-width: 22rem; }
+.key .strip { height: .7rem; }
+.wide { overflow-x: auto; margin: 1rem 0; }
+.wide:focus-visible { outline: 2px solid #26547c; outline-offset: 2px; }
+table { border-collapse: collapse; min-width: min(24rem, 100%); font-size: .85rem;
+  font-variant-numeric: tabular-nums; }
+caption { text-align: left; padding-bottom: .35rem; }
+th, td { padding: .25rem .9rem .25rem 0; text-align: right; white-space: nowrap; vertical-align: top; }
+th:first-child, .words th, .words td { text-align: left; }
+.words td:last-child { white-space: normal; min-width: 14rem; }
+thead th { border-bottom: 1px solid var(--ink); white-space: normal; vertical-align: bottom; }
+tbody th { font-weight: normal; }
+tbody tr { border-bottom: 1px solid var(--rule); }
+footer { margin-top: 3rem; font-size: .85rem; color: var(--faint); }
+@media (max-width: 40rem) {
+  body { padding: 1rem .9rem 3rem; }
+  .line { grid-template-columns: 1fr; gap: .1rem; }
+  .plot > .line { margin-bottom: .5rem; }
+  .name { text-align: left; }
+  .heights { flex-direction: row; }
+  .heights span:first-child:not(:only-child)::before { content: "highest: "; }
+  .heights span + span::before { content: "lowest: "; }
+  .axis .name { display: none; }
+  .key { margin-left: 0; }
+  .words td:last-child { white-space: nowrap; }
+}
+@media print {
+  @page { margin: 14mm; }
+  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+  body { max-width: none; padding: 0; font-size: 10pt; }
+  h2, section > p { break-after: avoid; }
+  .line, .plot, tr, .facts li { break-inside: avoid; }
+  .line { grid-template-columns: 9.5rem 1fr; }
+  .key { margin-left: 10.25rem; }
+  .curve { height: 7rem; }
+  .wide { overflow: visible; }
+  th, td { white-space: normal; padding-right: .5rem; }
+}
+"""

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import math
+from typing import Optional
+
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def power(value: float) -> str:
+    """A scale: a power of two as one, unless it is small; another number as it is.
+
+    Example:
+        >>> power(1024.0), power(2.0**-20), power(4.0), power(3e5)
+        ('2¹⁰', '2⁻²⁰', '4', '300000')
+    """
+    if value > 0.0 and math.frexp(value)[0] == 0.5 and not 1.0 <= value <= 16.0:
+        return "2" + str(math.frexp(value)[1] - 1).translate(_RAISED)
+    return f"{value:g}"
+
+
+def percent(share: Optional[float]) -> str:
+    """A share; what is not zero does not look like zero, and what nobody knows is a dash.
+
+    Example:
+        >>> percent(0.125), percent(0.0), percent(1e-6), percent(None)
+        ('12.5 %', '0 %', '< 0.01 %', '–')
+    """
+    if share is None:
+        return "–"
+    if 0.0 < share < 1e-4:
+        return "< 0.01 %"
+    return f"{100.0 * share:.4g} %" if share < 0.01 else f"{100.0 * share:.3g} %"
+
+
+def count(number: int, thing: str, things: Optional[str] = None) -> str:
+    """So many things.
+
+    Example:
+        >>> count(1, "batch", "batches"), count(1200, "layer")
+        ('1 batch', '1,200 layers')
+    """
+    return f"{number:,} {thing if number == 1 else things or thing + 's'}"

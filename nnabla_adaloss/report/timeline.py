@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Iterations as columns of pictures."""
+
+from __future__ import annotations
+
+from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
+
+from ..monitor import LayerRow, Recording
+
+_MOST_COLUMNS = 240
+
+
+class Timeline(NamedTuple):
+    """The columns that all pictures of a page share.
+
+    Attributes:
+        first: the first iteration.
+        last: the last iteration.
+        columns: how many columns they fall into.
+
+    Example:
+        >>> timeline = Timeline(first=1, last=100, columns=50)
+        >>> timeline.column(1), timeline.column(2), timeline.column(100)
+        (0, 0, 49)
+        >>> timeline.place(1), timeline.place(100)
+        (0.0, 1.0)
+    """
+
+    first: int
+    last: int
+    columns: int
+
+    @classmethod
+    def of(cls, recording: Recording) -> Timeline:
+        """The columns for a recording: one for each recorded iteration, if these are not too many.
+
+        Raises:
+            ValueError: nothing was recorded.
+        """
+        if not recording.rows:
+            raise ValueError("nothing was recorded: there is nothing to draw")
+        iterations = [row.iteration for row in recording.rows]
+        first, last = min(iterations), max(iterations)
+        looked_at = sorted({row.iteration for row in recording.of(LayerRow)})
+        step = min((b - a for a, b in zip(looked_at, looked_at[1:])), default=1)
+        return cls(first, last, min(_MOST_COLUMNS, (last - first) // step + 1))
+
+    def column(self, iteration: int) -> int:
+        """The column of an iteration."""
+        return (iteration - self.first) * self.columns // (self.last - self.first + 1)
+
+    def place(self, iteration: int) -> float:
+        """Where an iteration lies, from 0 (the first) to 1 (the last)."""
+        return (iteration - self.first) / max(self.last - self.first, 1)
+
+    def cells(self, points: Iterable[Tuple[int, Optional[float]]]) -> List[Optional[float]]:
+        """The largest value in each column; None where there is none."""
+        found: Dict[int, float] = {}
+        for iteration, value in points:
+            if value is not None:
+                column = self.column(iteration)
+                found[column] = max(found.get(column, value), value)
+        return [found.get(column) for column in range(self.columns)]
+
+    def ticks(self) -> List[int]:
+        """Iterations to write beneath a picture, evenly from the first to the last."""
+        steps = min(4, self.last - self.first) or 1
+        return [self.first + (self.last - self.first) * i // steps for i in range(steps + 1)]

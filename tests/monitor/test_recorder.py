@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recorders in real trainings."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any, Dict
+
+import pytest
+
+from nnabla_adaloss import (
+    AdaLossConfig,
+    AdaptiveLossScaling,
+    AdaptiveLossScalingUpdater,
+    BatchRepeated,
+    LayerRow,
+    LossScaleWarning,
+    Recorder,
+    Recording,
+    UpdateEnded,
+)
+from nnabla_adaloss.emulation import FormatEmulation
+from tests.updaters.networks import AS_THE_BASELINE, training
+
+
+def recorded(recorder: Recorder, iterations: int = 3, **options: Any) -> AdaptiveLossScalingUpdater:
+    train = training()
+    options = {"storage": "float16", **options}
+    updater = AdaptiveLossScalingUpdater(train.solver, train.loss, train.feed, monitors=[recorder], **options)
+    for _ in range(iterations):
+        updater.update()
+    return updater
+
+
+def test_layers_losses_and_repeats() -> None:
+    recorder = Recorder()
+    updater = recorded(recorder)
+    recording = recorder.recording
+    assert recording.layers == updater.scaling.layers
+    assert len(recording.of(LayerRow)) == 2 * (3 + 1)
+    assert [row.cause for row in recording.of(BatchRepeated)] == ["first measurement"]
+    assert [row.iteration for row in recording.of(UpdateEnded)] == [1, 2, 3]
+    last = {name: recording.at(name, 3) for name in recording.layers}
+    assert {name: row.scale for name, row in last.items()} == updater.scaling.accumulated_scales
+    for row in last.values():
+        assert row.elements
+        assert row.headroom is not None
+        assert (row.underflow, row.overflow, row.nonfinite, row.exponents) == (0.0, 0.0, 0, None)
+
+
+def test_only_some_layers_in_some_iterations() -> None:
+    recorder = Recorder(every=2, layers=["hid*"])
+    recorded(recorder, iterations=5)
+    rows = recorder.recording.of(LayerRow)
+    assert [(row.iteration, row.layer) for row in rows] == [(2, "hidden/affine"), (4, "hidden/affine")]
+
+
+def test_underflow_is_found() -> None:
+    recorder = Recorder(histograms=True)
+    config = AdaLossConfig(loss_scale_method="fixed")
+    recorded(recorder, 2, scale=2.0**-20, config=config, **AS_THE_BASELINE)
+    worst = recorder.recording.underflows()[0]
+    assert (worst.since, worst.until) == (1, None)
+    assert worst.last > 0.1
+    row = recorder.recording.at(worst.layer, 2)
+    assert row.subnormals
+    assert row.elements is not None
+    assert row.zeros is not None
+    assert row.exponents is not None
+    first, *counts = row.exponents
+    assert first == -24  # nothing is smaller in float16
+    assert sum(counts) == row.elements - row.zeros
+
+
+def test_without_an_emulation_nobody_knows_what_underflowed() -> None:
+    recorder = Recorder()
+    recorded(recorder, storage=None, config=AdaLossConfig())
+    row = recorder.recording.at("hidden/affine", 3)
+    assert (row.underflow, row.overflow) == (None, None)
+    assert row.elements == 8 * 4 * 6 * 6
+    assert row.headroom is not None
+
+
+def test_a_loop_of_ones_own() -> None:
+    recorder = Recorder()
+    scaling = AdaptiveLossScaling(FormatEmulation(training().loss), monitors=[recorder])
+    for _ in range(2):
+        scaling.forward(clear_no_need_grad=True)
+        scaling.backward(clear_buffer=True)
+    assert [row.iteration for row in recorder.recording.of_layer("output/affine")] == [0, 1]
+
+
+def test_the_file_holds_what_memory_does_not(tmp_path: Path) -> None:
+    recorder = Recorder(path=tmp_path / "run.jsonl", limit=4)
+    recorded(recorder, iterations=4)
+    written = Recording.load(tmp_path / "run.jsonl")  # while it is open
+    assert len(recorder.recording.rows) == 4
+    assert list(written.rows)[-4:] == list(recorder.recording.rows)
+    assert [row.iteration for row in written.of(UpdateEnded)] == [1, 2, 3, 4]
+    recorder.close()
+
+
+def test_a_file_that_cannot_be_written_ends_no_training(tmp_path: Path) -> None:
+    recorder = Recorder(path=tmp_path / "run.jsonl")
+    recorder.close()
+    with pytest.warns(LossScaleWarning, match="monitor Recorder raised .* file is closed"):
+        recorded(recorder)
+    assert len(recorder.recording.of(UpdateEnded)) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"every": 0}, ValueError, "every=0 must be 1 or more"),
+        ({"every": 2.0}, TypeError, "every=2.0 must be an integer"),
+        ({"layers": "conv*"}, TypeError, r"layers='conv\*' must be a sequence"),
+        ({"limit": 0}, ValueError, "limit=0 must be 1 or more"),
+        ({"histograms": 1}, TypeError, "histograms=1 must be True or False"),
+        ({"path": "/no/such/folder/run.jsonl"}, FileNotFoundError, "No such file or directory"),
+    ],
+)
+def test_bad_arguments_are_refused(options: Dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Recorder(**options)
+
+
+@pytest.mark.slow
+def test_memory_is_bounded() -> None:
+    recorder = Recorder(limit=300)
+    updater = recorded(recorder, iterations=120)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(400):
+            updater.update()
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert len(recorder.recording.rows) == 300
+    # 400 iterations are 1200 rows, half a kilobyte each; the 300 that are kept were traced in part only.
+    assert grown < 300_000
+
+
+@pytest.mark.slow
+def test_a_training_that_is_killed_and_goes_on_is_one_recording(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    pid = os.fork()
+    if not pid:
+        try:
+            recorded(Recorder(path=path), iterations=100_000)
+        finally:
+            os._exit(1)
+    deadline = time.monotonic() + 60.0
+    while time.monotonic() < deadline:
+        if path.exists() and path.read_bytes().count(b'"update"') >= 5:
+            break
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+    killed = Recording.load(path)
+    reached = killed.of(UpdateEnded)[-1].iteration
+    assert [row.iteration for row in killed.of(UpdateEnded)] == list(range(1, reached + 1))
+    assert [row.iteration for row in killed.of_layer("hidden/affine")][:reached] == list(
+        range(1, reached + 1)
+    )
+
+    recorded(Recorder(path=path), iterations=3)  # from the beginning: no checkpoint was kept
+    assert [row.iteration for row in Recording.load(path).of(UpdateEnded)] == [1, 2, 3]

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import csv
+import struct
+import sys
+from pathlib import Path
+from typing import Any, Iterator, List, Tuple
+
+import numpy as np
+import pytest
+
+from nnabla_adaloss import BatchThrownAway, LayerRow, Overflowed, Recording, ScaleChanged, UpdateEnded
+from nnabla_adaloss.monitor import Underflow
+
+
+def layer(iteration: int, name: str, underflowed: Any = 0, attempt: int = 0, **fields: Any) -> LayerRow:
+    known = {"elements": 100, "zeros": underflowed, "underflowed": underflowed, "overflowed": 1, **fields}
+    return LayerRow(iteration, attempt, name, 2.0, 8.0 * iteration, "method", **known)
+
+
+def of_shares(name: str, *percent: int) -> List[LayerRow]:
+    return [layer(i, name, underflowed=share) for i, share in enumerate(percent, start=1)]
+
+
+def test_shares_are_of_what_could_be_lost() -> None:
+    row = layer(1, "a", underflowed=10, zeros=60)
+    assert row.underflow == 10 / 50
+    assert row.overflow == 0.01
+    unknown = layer(1, "a", underflowed=None, overflowed=None, zeros=60)
+    assert (unknown.underflow, unknown.overflow) == (None, None)
+    assert layer(1, "a", zeros=100, underflowed=0).underflow == 0.0
+
+
+@pytest.mark.parametrize(
+    ("percent", "found"),
+    [
+        ((0, 0, 5, 9), (3, None, 0.09, 0.09)),
+        ((9, 0, 5, 5), (3, None, 0.09, 0.05)),
+        ((0, 5, 7, 1), (2, 3, 0.07, 0.01)),
+        ((5, 5), (1, None, 0.05, 0.05)),
+    ],
+)
+def test_since_when_a_layer_underflows(percent: Tuple[int, ...], found: Tuple[Any, ...]) -> None:
+    assert Recording(of_shares("a", *percent)).underflows() == [Underflow("a", *found)]
+
+
+def test_the_worst_layer_comes_first_and_those_in_order_not_at_all() -> None:
+    rows = [*of_shares("a", 0, 1), *of_shares("b", 3, 0), *of_shares("c", 0, 8)]
+    recording = Recording(rows)
+    assert [(u.layer, u.until) for u in recording.underflows()] == [("c", None), ("b", 1)]
+    assert [u.layer for u in recording.underflows(above=0.05)] == ["c"]
+    assert Recording([layer(1, "a", underflowed=None)]).underflows() == []
+
+
+def test_a_layer_at_an_iteration() -> None:
+    rows = [layer(10, "a"), layer(20, "a", attempt=0), layer(20, "a", attempt=1), layer(20, "b")]
+    recording = Recording(rows)
+    assert recording.layers == ["a", "b"]
+    assert recording.at("a", 20).attempt == 1
+    assert recording.at("a", 19) == recording.at("a", 10) == rows[0]
+    with pytest.raises(KeyError, match="'a' was recorded from iteration 10 on, not in 9"):
+        recording.at("a", 9)
+    with pytest.raises(KeyError, match="no layer 'c' was recorded; there are a, b"):
+        recording.at("c", 9)
+    assert [row.attempt for row in recording.of_layer("a")] == [0, 1]
+
+
+def test_lost_batches() -> None:
+    lost = [("overflow", 1), ("nonfinite_loss", 2), ("overflow", 4)]
+    recording = Recording([BatchThrownAway(i, cause, (), n) for i, (cause, n) in enumerate(lost)])
+    assert recording.lost_batches() == {"overflow": 5, "nonfinite_loss": 2}
+
+
+def test_only_the_last_rows_are_kept() -> None:
+    recording = Recording(limit=3)
+    recording.rows.extend(layer(i, "a") for i in range(10))
+    assert [row.iteration for row in recording.rows] == [7, 8, 9]
+
+
+def whole() -> Recording:
+    return Recording(
+        [
+            layer(1, "conv/conv", headroom=3.0, exponents=[-4, 10, 0, 30]),
+            ScaleChanged(1, 8.0, 1024.0),
+            UpdateEnded(1, True, "updated", 1024.0, 1, 0.5),
+            Overflowed(2, 0, "overflow", ("conv/conv",), None, 1024.0),
+            ScaleChanged(2, 1024.0, 512.0),
+            layer(3, "conv/conv", 5, exponents=[]),
+            UpdateEnded(3, True, "updated", 512.0, 0, 0.25),
+        ]
+    )
+
+
+def test_json_lines_are_a_recording_again(tmp_path: Path) -> None:
+    whole().to_json_lines(tmp_path / "run.jsonl")
+    assert Recording.load(tmp_path / "run.jsonl").rows == whole().rows
+
+
+def test_csv_is_a_line_for_each_layer(tmp_path: Path) -> None:
+    whole().to_csv(tmp_path / "layers.csv")
+    with open(tmp_path / "layers.csv", newline="") as file:
+        first, second = csv.DictReader(file)
+    assert (first["layer"], first["iteration"], first["scale"]) == ("conv/conv", "1", "8.0")
+    assert (second["underflow"], second["headroom"]) == ("0.05", "")
+    assert "exponents" not in first
+
+
+def test_monitor_series_are_nnablas(tmp_path: Path) -> None:
+    whole().to_monitor_series(tmp_path / "series")
+    written = {path.name.removesuffix(".series.txt") for path in (tmp_path / "series").iterdir()}
+    assert {"loss", "loss_scale", "retries", "conv.conv.alpha", "conv.conv.scale"} <= written
+    np.testing.assert_array_equal(
+        np.loadtxt(tmp_path / "series/loss_scale.series.txt"), [[1, 1024], [2, 512], [3, 512]]
+    )
+    np.testing.assert_array_equal(
+        np.loadtxt(tmp_path / "series/conv.conv.scale.series.txt"), [[1, 8], [3, 24]]
+    )
+
+
+def test_pandas() -> None:
+    pytest.importorskip("pandas")
+    frame = whole().to_pandas()
+    assert list(frame.iteration) == [1, 3]
+    assert list(frame.underflow) == [0.0, 0.05]
+    assert frame.groupby("layer").scale.max()["conv/conv"] == 24.0
+
+
+def events_in(path: Path) -> Iterator[Any]:
+    """The events of a TensorBoard file: each is its length, a checksum, itself, and another checksum."""
+    from tensorboardX.proto.event_pb2 import Event  # type: ignore[import-not-found,unused-ignore]
+
+    content = path.read_bytes()
+    while content:
+        (length,) = struct.unpack("<Q", content[:8])
+        yield Event.FromString(content[12 : 12 + length])
+        content = content[16 + length :]
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    whole().to_tensorboard(tmp_path)
+    (path,) = tmp_path.iterdir()
+    found = {(v.tag, event.step): v for event in events_in(path) for v in event.summary.value}
+    assert found["loss", 3].simple_value == 0.25
+    assert found["conv/conv/scale", 1].simple_value == 8.0
+    assert found["loss_scale", 2].simple_value == 512.0
+    assert [key for key, value in found.items() if value.HasField("histo")] == [("conv/conv/exponents", 1)]
+    histogram = found["conv/conv/exponents", 1].histo
+    assert (histogram.min, histogram.max, histogram.num) == (-4.0, -2.0, 40.0)
+
+
+@pytest.mark.parametrize("name", ["to_pandas", "to_tensorboard"])
+def test_what_is_not_installed_is_named(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for module in ("pandas", "tensorboardX"):
+        monkeypatch.setitem(sys.modules, module, None)
+    arguments = () if name == "to_pandas" else (tmp_path,)
+    with pytest.raises(ImportError, match=r"pip install 'nnabla-adaloss\[monitor\]'"):
+        getattr(whole(), name)(*arguments)

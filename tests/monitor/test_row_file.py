@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows come back from a file, whatever happened to the process that wrote it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import List
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nnabla_adaloss.monitor import (
+    BatchRepeated,
+    BatchThrownAway,
+    LayerRow,
+    Overflowed,
+    ScaleChanged,
+    UpdateEnded,
+)
+from nnabla_adaloss.monitor.row_file import RowFile, read_rows, write_rows
+from nnabla_adaloss.monitor.rows import Row
+
+names = st.text(max_size=8)
+numbers = st.integers(0, 2**40)
+floats = st.floats(allow_nan=False)
+layers = st.lists(names, max_size=3).map(tuple)
+maybe_number, maybe_float = st.none() | numbers, st.none() | floats
+layer_rows = st.builds(
+    LayerRow,
+    *(numbers, numbers, names, floats, floats, names, maybe_number, maybe_number, maybe_number),
+    *(maybe_number, maybe_number, maybe_number, maybe_float, maybe_float),
+    st.none() | st.lists(st.integers(-126, 2**40), max_size=4),
+)
+rows = st.lists(
+    layer_rows
+    | st.builds(Overflowed, numbers, numbers, names, layers, st.none() | names, floats, names)
+    | st.builds(BatchRepeated, numbers, numbers, names, layers)
+    | st.builds(BatchThrownAway, numbers, names, layers, numbers, names)
+    | st.builds(ScaleChanged, numbers, floats, floats)
+    | st.builds(UpdateEnded, numbers, st.booleans(), names, floats, numbers, floats),
+    max_size=6,
+)
+
+
+def scale(iteration: int, after: float = 2.0) -> ScaleChanged:
+    return ScaleChanged(iteration, 1.0, after)
+
+
+def write(path: Path, rows: List[Row]) -> None:
+    file = RowFile(path)
+    for row in rows:
+        file.append(row)
+    file.close()
+
+
+@given(rows)
+def test_every_row_comes_back(tmp_path_factory: pytest.TempPathFactory, rows: List[Row]) -> None:
+    folder = tmp_path_factory.mktemp("rows")
+    write(folder / "appended", rows)
+    write_rows(folder / "written", rows)
+    assert read_rows(folder / "appended") == read_rows(folder / "written") == rows
+    assert (folder / "appended").read_bytes() == (folder / "written").read_bytes()
+
+
+@settings(max_examples=20)
+@given(st.data())
+def test_a_file_that_ends_anywhere_is_read_up_to_the_last_whole_line(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("rows") / "run.jsonl"
+    written: List[Row] = [scale(i) for i in range(5)]
+    write(path, written)
+    content = path.read_bytes()
+    length = data.draw(st.integers(0, len(content)))
+    path.write_bytes(content[:length])
+    whole = content[:length].count(b"\n")
+    if whole:
+        assert read_rows(path) == written[: whole - 1]
+    # Whoever goes on takes away what was cut off.
+    write(path, [scale(9)])
+    assert read_rows(path) == [*written[: max(whole - 1, 0)], scale(9)]
+
+
+def test_what_is_done_again_after_a_crash_is_there_once(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    write(path, [scale(i) for i in range(1, 8)])
+    write(path, [])  # killed before anything happened
+    write(path, [scale(i, after=4.0) for i in range(5, 10)])
+    assert read_rows(path) == [scale(i) for i in range(1, 5)] + [scale(i, 4.0) for i in range(5, 10)]
+
+
+@pytest.mark.parametrize("content", [b"loss,scale\n1,2\n", b"{}\n", b"no line at all", b"\x89PNG\r\n\x1a\n"])
+def test_another_file_is_left_alone(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "results.csv"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"results.csv is no recording of nnabla_adaloss"):
+        RowFile(path)
+    with pytest.raises(ValueError, match=r"results.csv is no recording of nnabla_adaloss"):
+        read_rows(path)
+    assert path.read_bytes() == content
+
+
+def test_two_recorders_do_not_write_one_file(tmp_path: Path) -> None:
+    first = RowFile(tmp_path / "run.jsonl")
+    with pytest.raises(ValueError, match=r"run.jsonl' is being written by another recorder"):
+        RowFile(tmp_path / "run.jsonl")
+    first.append(scale(1))
+    first.close()
+    write(tmp_path / "run.jsonl", [scale(2)])
+    assert read_rows(tmp_path / "run.jsonl") == [scale(1), scale(2)]
+
+
+def test_a_closed_file_says_so(tmp_path: Path) -> None:
+    file = RowFile(tmp_path / "run.jsonl")
+    file.close()
+    file.close()
+    with pytest.raises(ValueError, match="file is closed"):
+        file.append(scale(1))
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    write(path, [scale(1), scale(2)])
+    path.write_bytes(path.read_bytes().replace(b'"iteration":1', b'"iteration":'))
+    with pytest.raises(ValueError, match=r"run.jsonl is damaged in line 2: "):
+        read_rows(path)
+    path.write_bytes(path.read_bytes().replace(b'"version":1', b'"version":9'))
+    with pytest.raises(ValueError, match=r"has version 9 of the format"):
+        read_rows(path)
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
+    import resource
+
+    path = tmp_path / "run.jsonl"
+    file = RowFile(path)
+    file.append(scale(1))
+    size = path.stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, before[1]))
+        with pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
+            file.append(scale(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert path.stat().st_size == size
+    file.append(scale(3))
+    file.close()
+    assert read_rows(path) == [scale(1), scale(3)]
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_leaves_everything_up_to_its_last_row(tmp_path: Path) -> None:
+    for attempt in range(5):
+        path, told = tmp_path / f"run{attempt}.jsonl", tmp_path / f"told{attempt}"
+        pid = os.fork()
+        if not pid:
+            record_for_ever(path, told)
+        deadline = time.monotonic() + 20.0
+        while (not told.exists() or told.stat().st_size < 50 + 20 * attempt) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        os.kill(pid, signal.SIGKILL)
+        assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+        found = read_rows(path)
+        # It says so after each row, so that at most the one that it was writing is not told.
+        assert len(found) - told.stat().st_size in (0, 1)
+        assert found == [scale(i) for i in range(len(found))]
+
+
+def record_for_ever(path: Path, told: Path) -> None:
+    try:
+        file = RowFile(path)
+        descriptor = os.open(told, os.O_WRONLY | os.O_CREAT)
+        for iteration in range(sys.maxsize):
+            file.append(scale(iteration))
+            os.write(descriptor, b".")
+    finally:
+        os._exit(1)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from typing import List
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nnabla_adaloss import LayerRow, Recording, ScaleChanged
+from nnabla_adaloss.report.timeline import Timeline
+
+
+def layer(iteration: int) -> LayerRow:
+    return LayerRow(iteration, 0, "a", 1.0, 1.0, "method")
+
+
+@given(st.lists(st.integers(0, 5000), min_size=1, max_size=40))
+def test_every_iteration_has_a_column(iterations: List[int]) -> None:
+    timeline = Timeline.of(Recording(map(layer, iterations)))
+    columns = [timeline.column(i) for i in sorted(iterations)]
+    assert columns == sorted(columns)
+    assert 0 <= columns[0] <= columns[-1] < timeline.columns <= 240
+    assert timeline.ticks()[0] == min(iterations)
+    assert timeline.ticks()[-1] == max(iterations)
+    assert all(0.0 <= timeline.place(i) <= 1.0 for i in iterations)
+
+
+@pytest.mark.parametrize("every", [1, 10, 1000])
+def test_there_is_a_column_for_each_recorded_iteration_if_there_is_room(every: int) -> None:
+    timeline = Timeline.of(Recording(layer(every * i) for i in range(1, 101)))
+    assert timeline.columns == 100
+    assert [timeline.column(every * i) for i in range(1, 101)] == list(range(100))
+
+
+def test_the_largest_of_a_column_is_shown() -> None:
+    timeline = Timeline(1, 6, 3)
+    assert timeline.cells([(1, 5.0), (2, 7.0), (5, None), (6, 0.0)]) == [7.0, None, 0.0]
+
+
+def test_nothing_was_recorded() -> None:
+    with pytest.raises(ValueError, match="nothing was recorded"):
+        Timeline.of(Recording())
+    assert Timeline.of(Recording([ScaleChanged(7, 1.0, 2.0)])) == Timeline(7, 7, 1)

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What monitors are told of a training, and that they do not change it."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Sequence, Type
+
+import numpy as np
+import pytest
+
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, LossScaleError, LossScaleWarning, Reason
+from nnabla_adaloss.monitor import (
+    BatchRepeated,
+    BatchThrownAway,
+    LayerScaled,
+    Monitor,
+    Overflowed,
+    ScaleChanged,
+    UpdateEnded,
+)
+from tests.updaters.networks import AS_THE_BASELINE, Training, snapshot, training
+
+
+class Everything(Monitor):
+    """Keeps all events; of layers, what can be seen while it is told."""
+
+    def __init__(self, every: int = 1) -> None:
+        self.every = every
+        self.events: List[Any] = []
+        self.gradients: List[Any] = []
+
+    def on_layer_scaled(self, event: LayerScaled) -> None:
+        self.events.append(event)
+        self.gradients.append(event.look.gradient)
+
+    def keep(self, event: Any) -> None:
+        self.events.append(event)
+
+    on_overflowed = on_batch_repeated = on_batch_thrown_away = on_scale_changed = on_update_ended = keep
+
+    def of(self, kind: Type[Any]) -> List[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def watched(train: Training, monitors: Sequence[Any], **options: Any) -> AdaptiveLossScalingUpdater:
+    options = {"storage": "float16", **options}
+    return AdaptiveLossScalingUpdater(train.solver, train.loss, train.feed, monitors=monitors, **options)
+
+
+@pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
+@pytest.mark.parametrize("measured_every", [1, 3])
+@pytest.mark.parametrize("storage", ["float16", "fp8_hybrid", None])
+def test_whoever_watches_changes_nothing(storage: Optional[str], measured_every: int) -> None:
+    found = []
+    config = AdaLossConfig(update_per_n_iteration=measured_every)
+    for monitors in ([], [Everything()], [Everything(every=3), Everything(every=2)]):
+        train = training(overflow=[3])
+        updater = watched(train, monitors, storage=storage, config=config)
+        results = [updater.update() for _ in range(6)]
+        found.append((results, updater.state_dict(), snapshot(train.parameters)))
+    for results, state, parameters in found[1:]:
+        assert results == found[0][0]
+        assert state == found[0][1]
+        for name, value in parameters.items():
+            np.testing.assert_array_equal(value, found[0][2][name])
+
+
+@pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
+def test_the_story_of_a_training() -> None:
+    everything = Everything()
+    updater = watched(training(overflow=[2]), [everything])
+    results = [updater.update() for _ in range(4)]
+
+    first, *overflows = everything.of(BatchRepeated)
+    assert (first.iteration, first.attempt, first.cause, first.layers) == (1, 0, "first measurement", ())
+    assert {(e.iteration, e.cause) for e in overflows} == {(3, "overflow")}
+    assert [e.attempt for e in overflows] == [0, 1, 2]
+    overflowed = everything.of(Overflowed)
+    assert [(e.attempt, e.cause) for e in overflowed] == [(i, "overflow") for i in range(4)]
+    assert overflowed[0].scale > overflowed[-1].scale
+    assert overflowed[0].layers[0] == "output/affine/Add2"
+    (lost,) = everything.of(BatchThrownAway)
+    assert (lost.iteration, lost.cause, lost.batches) == (3, "hopeless", 1)
+    assert lost.layers == overflowed[-1].layers
+    (change,) = everything.of(ScaleChanged)
+    assert change == ScaleChanged(1, 8.0, results[0].scale)
+
+    ended = everything.of(UpdateEnded)
+    assert [e.iteration for e in ended] == [1, 2, 3, 4]
+    assert [(e.updated, e.reason, e.scale, e.retries) for e in ended] == [
+        (r.updated, r.reason, r.scale, r.retries) for r in results
+    ]
+    assert ended[-1].loss == float(updater.scaling.variable.d)
+    # Everything that is told of an iteration is told before its end.
+    iterations = [event.iteration for event in everything.events]
+    assert iterations == sorted(iterations)
+    assert isinstance(everything.events[-1], UpdateEnded)
+
+
+def test_layers_as_they_were_scaled_and_stored() -> None:
+    everything = Everything()
+    updater = watched(training(), [everything])
+    for _ in range(3):
+        updater.update()
+    layers = everything.of(LayerScaled)
+    assert [e.record.layer for e in layers] == ["output/affine", "hidden/affine"] * 4
+    assert [(e.iteration, e.record.attempt) for e in layers[::2]] == [(1, 0), (1, 1), (2, 0), (3, 0)]
+    last = {e.record.layer: e.record for e in layers[-2:]}
+    assert {name: record.alpha for name, record in last.items()} == updater.scaling.layer_scales
+    assert {
+        name: record.accumulated_scale for name, record in last.items()
+    } == updater.scaling.accumulated_scales
+    for gradient in everything.gradients:
+        assert gradient.format.name == "float16"
+        assert gradient.statistics.count in (8 * 16, 8 * 4 * 6 * 6)
+        assert gradient.exponents.sum() == gradient.statistics.count
+        assert (gradient.underflowed, gradient.overflowed) == (0, 0)
+        assert 1.0 < gradient.headroom < 20.0
+
+
+@pytest.mark.parametrize("storage", ["float16", None])
+def test_scales_that_are_held_are_told_as_such(storage: Optional[str]) -> None:
+    everything = Everything()
+    config = AdaLossConfig(update_per_n_iteration=3)
+    updater = watched(training(), [everything], storage=storage, config=config)
+    alphas = []
+    for _ in range(6):
+        updater.update()
+        alphas.append(updater.scaling.layer_scales)
+    records = [event.record for event in everything.of(LayerScaled)]
+    last = {(record.iteration, record.layer): record for record in records}
+    assert [{name: last[i, name].alpha for name in updater.scaling.layers} for i in range(1, 7)] == alphas
+    scales = updater.scaling.accumulated_scales
+    assert {name: last[6, name].accumulated_scale for name in updater.scaling.layers} == scales
+    held = {i for i in range(1, 7) if last[i, "hidden/affine"].reason is Reason.HELD}
+    assert len(held) == 4
+    assert len(everything.gradients) == len(records)
+    assert all(gradient.statistics.abs_max > 0.0 for gradient in everything.gradients)
+
+
+def test_underflow_is_seen_where_it_happens() -> None:
+    everything = Everything()
+    config = AdaLossConfig(loss_scale_method="fixed")
+    updater = watched(training(), [everything], scale=2.0**-20, config=config, **AS_THE_BASELINE)
+    updater.update()
+    for gradient in everything.gradients:
+        assert 0 < gradient.underflowed <= gradient.statistics.zeros
+        # What is left is small: all of it is below the normal range.
+        assert gradient.subnormals == gradient.statistics.count - gradient.statistics.zeros
+
+
+def test_only_every_nth_iteration_is_looked_at() -> None:
+    everything = Everything(every=3)
+    updater = watched(training(), [everything])
+    for _ in range(7):
+        updater.update()
+    assert [e.iteration for e in everything.of(UpdateEnded)] == [3, 6]
+    assert [e.iteration for e in everything.of(LayerScaled)] == [3, 3, 6, 6]
+    assert [e.iteration for e in everything.of(BatchRepeated)] == [1]
+
+
+def test_a_bad_batch_is_told_before_its_error() -> None:
+    everything = Everything()
+    updater = watched(training(nan=[1]), [everything])
+    updater.update()
+    with pytest.raises(LossScaleError):
+        updater.update()
+    (overflow,) = everything.of(Overflowed)
+    (lost,) = everything.of(BatchThrownAway)
+    assert (overflow.iteration, overflow.cause) == (2, "nonfinite_loss")
+    assert (lost.iteration, lost.cause, lost.batches) == (2, "nonfinite_loss", 1)
+    assert lost.detail == overflow.detail
+    assert "conv/conv" in lost.detail
+    assert [e.iteration for e in everything.of(UpdateEnded)] == [1]
+
+
+def test_a_monitor_that_fails_is_told_of_once_and_ends_no_training() -> None:
+    class Broken(Monitor):
+        def on_layer_scaled(self, event: LayerScaled) -> None:
+            raise ValueError("broken")
+
+    expected = training()
+    plain = watched(expected, [])
+    results = [plain.update() for _ in range(3)]
+    train = training()
+    updater = watched(train, [Broken()])
+    with pytest.warns(LossScaleWarning, match="monitor Broken raised .*ValueError") as warned:
+        found = [updater.update() for _ in range(3)]
+    assert found == results
+    assert len(warned) == 1
+    for name, value in snapshot(train.parameters).items():
+        np.testing.assert_array_equal(value, expected.parameters[name].d)
+
+
+def test_what_is_no_monitor_is_refused_before_anything_is_changed() -> None:
+    with pytest.raises(TypeError, match="which has none of the methods on_layer_scaled"):
+        watched(training(), [object()])
+
+
+def test_monitors_see_the_next_graph_as_well() -> None:
+    everything = Everything()
+    train = training()
+    updater = watched(train, [everything])
+    updater.update()
+    updater.loss = train.loss * 1.0
+    updater.update()
+    assert {e.iteration for e in everything.of(LayerScaled)} == {1, 2}
