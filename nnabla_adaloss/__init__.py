@@ -36,6 +36,9 @@ if TYPE_CHECKING:  # for type checkers; what runs is `_HOMES`
     from .core import get_loss_scale_by_approx_range as get_loss_scale_by_approx_range
     from .core import get_loss_scale_by_element_wise_range as get_loss_scale_by_element_wise_range
     from .core import get_power_of_two_scale as get_power_of_two_scale
+    from .diagnosis import Diagnosis as Diagnosis
+    from .diagnosis import Way as Way
+    from .diagnosis import diagnose as diagnose
     from .emulation import FormatEmulation as FormatEmulation
     from .emulation import GradientRounding as GradientRounding
     from .engine import AdaptiveLossScaling as AdaptiveLossScaling
@@ -71,6 +74,7 @@ _HOMES: Dict[str, str] = {
     "AmaxHistory": "core",
     "ArrayStatistics": "core",
     "CollectiveMismatchError": "communicators",
+    "Diagnosis": "diagnosis",
     "DynamicLossScalingUpdater": "updaters",
     "FixedLossScalingUpdater": "updaters",
     "Format": "core",
@@ -98,10 +102,12 @@ _HOMES: Dict[str, str] = {
     "ScaleTracker": "functions",
     "StateFileError": "state",
     "UpdateResult": "updaters",
+    "Way": "diagnosis",
     "adaptive_loss_scaling": "functions",
     "bound_loss_scale_by_heuristics": "core",
     "branch": "functions",
     "cast_loss_scaling": "functions",
+    "diagnose": "diagnosis",
     "get_loss_scale": "core",
     "get_loss_scale_by_abs_range": "core",
     "get_loss_scale_by_approx_range": "core",
