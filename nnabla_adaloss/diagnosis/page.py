@@ -27,12 +27,13 @@ th[scope=row], td.words, th.words { text-align: left; } td.words { white-space: 
 th[scope=row] { white-space: normal; overflow-wrap: anywhere; min-width: 9rem; }
 th.group { text-align: center; } th.group, .first { border-left: 2px solid var(--line); }
 .cell { position: relative; } .cell i { position: absolute; left: 0; bottom: 0; height: 4px;
-  background: var(--bar); border-right: 3px solid #fff; box-sizing: border-box; } .fails { color: var(--bad); font-weight: 600; } .fails::after { content: " ✗"; }
+  background: var(--bar); border-right: 3px solid #fff; box-sizing: border-box; }
+.fails { color: var(--bad); font-weight: 600; } .fails::after { content: " ✗"; }
 .keeps::after { content: " ✓"; color: var(--good); }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; font-size: .9rem; }
 dt { font-weight: 600; } dd { margin: 0; }
 @media print { body { padding: 0; font-size: 10pt; max-width: none; } .scroll { overflow: visible; }
-  table { font-size: 7.5pt; } th, td { padding: .15rem .3rem; } 
+  table { font-size: 7.5pt; } th, td { padding: .15rem .3rem; }
   tr { break-inside: avoid; } * { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
 """
 
