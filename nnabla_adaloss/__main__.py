@@ -11,13 +11,14 @@ from nnabla_adaloss.core.precision import PRECISIONS
 from nnabla_adaloss.doctor import Area, area_works, as_json, as_text, examine
 
 _ANALYSE = """\
-Runs a network for a few batches in fp32, and beside it as a narrow storage would keep its numbers (emulated, on a
-CPU), and says for each layer which share of its gradients is lost without loss scaling, with nnabla's dynamic
-scaling and with adaptive scaling, which scale would have been right, and what to do. What no loss scale mends
-(NaN in a weight or in the data, activations beyond the format, ReLUs that pass nothing, ...) is named with its layer.
+Runs a network for a few batches in fp32, and beside it as a narrow storage would keep its numbers (emulated,
+on a CPU), and says for each layer which share of its gradients is lost without loss scaling, with nnabla's
+dynamic scaling and with adaptive scaling, which scale would have been right, and what to do. What no loss scale
+mends (NaN in a weight or in the data, activations beyond the format, ReLUs that pass nothing, ...) is named
+with its layer.
 
-FILE.py holds a function without arguments that builds the network and returns its loss, a Variable of one element,
-or the loss and a function that fills the inputs with the next batch:
+FILE.py holds a function without arguments that builds the network and returns its loss, a Variable of one
+element, or the loss and a function that fills the inputs with the next batch:
 
     def network():
         x, t = nn.Variable((32, 1, 28, 28)), nn.Variable((32, 1))
@@ -103,9 +104,7 @@ def _add_analyse(commands: Any) -> None:
     analyse.add_argument(
         "--batches", type=int, default=4, metavar="N", help="how many batches to look at (default: 4)"
     )
-    analyse.add_argument(
-        "-o", "--output", metavar="PAGE.html", help="write a page that needs no network, too"
-    )
+    analyse.add_argument("-o", "--output", metavar="PAGE.html", help="write a page, too")
     analyse.add_argument("--json", action="store_true", help="print a JSON object instead of text")
     analyse.set_defaults(run=_analyse)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Optional
 
 from .examination import diagnose
@@ -22,9 +23,12 @@ def analyse(place: str, storage: str, batches: int, page: Optional[str], *, as_j
         as_json: print a JSON object instead of text.
 
     Returns:
-        The exit code: 0 when a way of scaling, or none at all, keeps all gradients; 1 when no loss scale helps;
-        2 when the network could not be examined.
+        The exit code: 0 when a way of scaling, or none at all, keeps all gradients; 1 when no loss scale
+        helps; 2 when the network could not be examined.
     """
+    if page is not None and not Path(page).resolve().parent.is_dir():
+        print(f"error: there is no folder {Path(page).parent} to write {Path(page).name} to", file=sys.stderr)
+        return 2
     try:
         program = load_program(place)
         diagnosis = diagnose(program.loss, storage, program.feeder, batches)

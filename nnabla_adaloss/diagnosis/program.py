@@ -32,8 +32,8 @@ class Program(NamedTuple):
 def load_program(place: str) -> Program:
     """Call the function of a file that `place` names, as in `train.py:network`.
 
-    The file is run as a module, with its own folder first on the path, so that it imports its neighbours. What
-    stands below `if __name__ == "__main__":` is not run.
+    The file is run as a module, with its own folder first on the path, so that it imports its neighbours.
+    What stands below `if __name__ == "__main__":` is not run.
 
     Raises:
         ProgramError: there is no such file or function, it cannot be called without arguments, raises, or
@@ -64,7 +64,7 @@ def load_program(place: str) -> Program:
 
 
 def _run(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
     if spec is None or spec.loader is None:
         raise ProgramError(f"{path} is no file of Python: its name must end with .py")
     module = importlib.util.module_from_spec(spec)
@@ -107,7 +107,8 @@ def _needed_arguments(function: Any) -> List[str]:
 
 def _told(error: Exception, path: Path) -> str:
     """The error, and the last line of the file that led to it."""
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    own = str(path.resolve())
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == own]
     where = f" (line {lines[-1]})" if lines else ""
     return f"{type(error).__name__}: {error}{where}"
 

@@ -58,7 +58,7 @@ def test_what_no_scale_helps_is_another_exit_code(capsys: pytest.CaptureFixture[
         (["nosuch"], "error: networks_of_a_test.py has no function 'nosuch'"),
         (["several_elements"], "networks_of_a_test.py:several_elements: loss has shape (32, 1), not one"),
         (["sound", "--batches", "0"], "batches=0 must be 1 or more"),
-        (["sound", "-o", "no/such/folder.html"], "No such file or directory"),
+        (["sound", "-o", "no/such/folder.html"], "there is no folder no/such to write folder.html to"),
     ],
 )
 def test_what_cannot_be_examined(
