@@ -56,6 +56,7 @@ if TYPE_CHECKING:  # for type checkers; what runs is `_HOMES`
     from .graph import LossLike as LossLike
     from .graph import LossWrapper as LossWrapper
     from .kernels import NNablaAdaLoss as NNablaAdaLoss
+    from .scalers import GradScaler as GradScaler
     from .scalers import LossScaler as LossScaler
     from .state import StateFileError as StateFileError
     from .updaters import AdaptiveLossScalingUpdater as AdaptiveLossScalingUpdater
@@ -79,6 +80,7 @@ _HOMES: Dict[str, str] = {
     "FixedLossScalingUpdater": "updaters",
     "Format": "core",
     "FormatEmulation": "emulation",
+    "GradScaler": "scalers",
     "GradientRounding": "emulation",
     "GraphChangedError": "errors",
     "GraphPlan": "graph",

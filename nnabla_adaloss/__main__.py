@@ -13,7 +13,7 @@ from nnabla_adaloss.doctor import Area, area_works, as_json, as_text, examine
 _ANALYSE = """\
 Runs a network for a few batches in fp32, and beside it as a narrow storage would keep its numbers (emulated,
 on a CPU), and says for each layer which share of its gradients is lost without loss scaling, with nnabla's
-dynamic scaling and with adaptive scaling, which scale would have been right, and what to do. What no loss scale
+dynamic scaling and with adaptive scaling, which scale would have been right, and what to do. What no scale
 mends (NaN in a weight or in the data, activations beyond the format, ReLUs that pass nothing, ...) is named
 with its layer.
 
