@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # for type checkers; what runs is `_HOMES`
     from .core import get_loss_scale_by_element_wise_range as get_loss_scale_by_element_wise_range
     from .core import get_power_of_two_scale as get_power_of_two_scale
     from .diagnosis import Diagnosis as Diagnosis
+    from .diagnosis import SanityChecker as SanityChecker
     from .diagnosis import Way as Way
     from .diagnosis import diagnose as diagnose
     from .emulation import FormatEmulation as FormatEmulation
@@ -101,6 +102,7 @@ _HOMES: Dict[str, str] = {
     "Range": "core",
     "RankDisagreementError": "communicators",
     "Reason": "core",
+    "SanityChecker": "diagnosis",
     "ScaleTracker": "functions",
     "StateFileError": "state",
     "UpdateResult": "updaters",

@@ -7,6 +7,16 @@ from .causes import Cause
 from .examination import diagnose
 from .numbers import Way
 from .result import Diagnosis
+from .sanity_checker import LayerLoss, SanityChecker
 from .verdicts import LayerVerdict, Verdict
 
-__all__ = ["Cause", "Diagnosis", "LayerVerdict", "Verdict", "Way", "diagnose"]
+__all__ = [
+    "Cause",
+    "Diagnosis",
+    "LayerLoss",
+    "LayerVerdict",
+    "SanityChecker",
+    "Verdict",
+    "Way",
+    "diagnose",
+]

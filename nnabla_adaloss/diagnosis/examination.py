@@ -21,7 +21,7 @@ def diagnose(
 
     Runs each batch forward and backward in fp32, and beside it as it would be stored, emulated: without
     scaling, with the scale that nnabla's updater starts with, with the one that it would end at, and with
-    adaptive scaling at its defaults. Takes some fifteen passes per batch, and the memory of three more copies
+    adaptive scaling at its defaults. Takes ten passes or more per batch, and the memory of three more copies
     of the gradients. Parameters, gradients, running statistics, data and the random state are put back
     afterwards; what other arrays of the graph hold (`loss.d`) is of the last pass. Functions with a seed of
     their own, and those of a GPU, go on from where the passes have left them.

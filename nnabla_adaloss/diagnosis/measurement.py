@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Dict, List, Mapping, Tuple
 
 import nnabla as nn
@@ -101,10 +102,14 @@ class _Measurement:
     def _observe(self, index: int) -> None:
         """In fp32, and forward as stored: what is not finite, how large gradients are."""
         observer = self._observer
-        self._forward_in_fp32(index, observe=True)
-        in_fp32 = float(self._loss.d)
         observer.begin_backward()
-        gradients = self._passes.with_one_scale(self._loss, 1.0, observer.before_backward_in_fp32)
+        gradients = self._passes.with_one_scale(
+            partial(self._forward_in_fp32, index, observe=True),
+            self._loss,
+            1.0,
+            observer.before_backward_in_fp32,
+        )
+        in_fp32 = float(self._loss.d)
         observer.end_backward()
         for layer in self._layers:
             tallies = self._tallies[layer.name]
@@ -118,18 +123,17 @@ class _Measurement:
 
     def _compare(self, index: int, scales: Mapping[Way, float]) -> None:
         """Every way of scaling, on the same batch."""
-        self._forward_in_fp32(index)
-        in_fp32 = self._passes.with_one_scale(self._loss, 1.0)
-        self._forward_as_stored(index)
+        in_fp32 = self._passes.with_one_scale(partial(self._forward_in_fp32, index), self._loss, 1.0)
+        forward = partial(self._forward_as_stored, index)
         # Of the same activations: what is lost is lost by storing gradients.
-        unstored = self._passes.with_one_scale(self._loss, 1.0)
+        unstored = self._passes.with_one_scale(forward, self._loss, 1.0)
         for layer in self._layers:
             self._add_errors(self._tallies[layer.name].floor, layer, in_fp32, unstored)
         for way in Way:
             if way in self._adaptive:
-                stored = self._passes.adaptive(self._adaptive[way], index)
+                stored = self._passes.adaptive(forward, self._adaptive[way], index)
             else:
-                stored = self._passes.with_one_scale(self._emulation, scales[way])
+                stored = self._passes.with_one_scale(forward, self._emulation, scales[way])
             for layer in self._layers:
                 tally = self._tallies[layer.name].ways[way]
                 for key in (*layer.outputs, *layer.weights):
@@ -162,8 +166,8 @@ class _Measurement:
         return scale
 
     def _holds(self, index: int, scale: float) -> bool:
-        self._forward_as_stored(index)
-        return self._passes.with_one_scale(self._emulation, scale).finite
+        forward = partial(self._forward_as_stored, index)
+        return self._passes.with_one_scale(forward, self._emulation, scale).finite
 
     def _forward_in_fp32(self, index: int, *, observe: bool = False) -> None:
         self._feed(index)

@@ -14,6 +14,8 @@ from ..graph.hooks import Hook
 from ..graph.loss_like import LossLike, run_backward
 from .layers import Layer
 
+Forward = Callable[[], None]
+
 _ATTEMPTS = 20
 
 
@@ -35,7 +37,9 @@ class LayerGradients(NamedTuple):
 
 
 class Passes:
-    """Runs backward and keeps gradients.
+    """Runs forward and backward and keeps gradients.
+
+    Forward runs before each backward, which is free to drop what forward has left: dropout drops its mask.
 
     Args:
         layers: the layers whose gradients are kept.
@@ -45,10 +49,13 @@ class Passes:
         self._outputs = {key: v for layer in layers for key, v in layer.outputs.items()}
         self._weights = {key: v for layer in layers for key, v in layer.weights.items()}
 
-    def with_one_scale(self, loss: LossLike, scale: float, pre: Optional[Hook] = None) -> LayerGradients:
+    def with_one_scale(
+        self, forward: Forward, loss: LossLike, scale: float, pre: Optional[Hook] = None
+    ) -> LayerGradients:
         """Backward of `loss`, which leaves gradients scaled.
 
         Args:
+            forward: runs forward, with the same random numbers each time.
             loss: the Variable, or its emulation.
             scale: the loss scale.
             pre: a hook that looks on.
@@ -60,12 +67,13 @@ class Passes:
             if pre is not None:
                 pre(f)
 
+        forward()
         self._zero()
         run_backward(loss, scale, None, False, None, note, None)
         self._note_weights(arrays)
         return LayerGradients(arrays, lambda key: scale)
 
-    def adaptive(self, scaling: AdaptiveLossScaling, iteration: int) -> LayerGradients:
+    def adaptive(self, forward: Forward, scaling: AdaptiveLossScaling, iteration: int) -> LayerGradients:
         """Backward with measured scales, again until they hold, as the updater does it."""
         for attempt in range(_ATTEMPTS):
             arrays: Dict[int, NDArray[Any]] = {}
@@ -73,6 +81,7 @@ class Passes:
             def note(f: Any, arrays: Dict[int, NDArray[Any]] = arrays) -> None:
                 self._note(f, arrays)
 
+            forward()
             self._zero()
             scaling.backward(None, function_pre_hook=note, iteration=iteration, again=attempt > 0)
             self._note_weights(arrays)

@@ -160,6 +160,11 @@ class AdaptiveLossScaling:
         return self._variable
 
     @property
+    def loss(self) -> LossLike:
+        """What forward and backward are called on: the Variable, or its emulation."""
+        return self._loss
+
+    @property
     def delay(self) -> int:
         """0 when scales come from the statistics of the same iteration, 1 when from the one before."""
         return self._delay

@@ -31,7 +31,7 @@ from ..updaters.window import Window, examine
 from .scaled_losses import ScaledLosses
 
 _VERSION = 1
-# Passes of the first batch, until its scales hold.
+# How often the first batch runs, at most, until its scales hold.
 _ATTEMPTS = 20
 
 
@@ -50,8 +50,8 @@ class GradScaler:
     solvers, as a GAN has, share one scaler. A loss may be built anew in each iteration: one with the same
     functions and names goes on with what was measured. There is nothing to set.
 
-    The first batch of a loss runs backward again, on the same activations, until its scales hold. Later, a
-    batch that overflows is not repeated, as in PyTorch: the step is skipped and what overflowed is lowered.
+    The first batch of a loss runs again, forward and backward, until its scales hold. Later, a batch that
+    overflows is not repeated, as in PyTorch: the step is skipped and what overflowed is lowered.
     (`AdaptiveLossScalingUpdater` repeats it.)
 
     Args:
@@ -271,18 +271,22 @@ class GradScaler:
         )
 
     def _find_scales(self, scaling: AdaptiveLossScaling, grad: Optional[Seed]) -> None:
-        """The first backward of a loss: until its scales hold, on activations that are kept."""
-        kept = KeptGradients(select_kernels(scaling.variable.parent.context))
-        kept.save(scaling.plan.leaves)
+        """The first backward of a loss: again, forward and backward, until its scales hold."""
+        guard = scaling.guard
+        guard.begin(more=True)
+        guard.begin_batch(first=False)
         for attempt in range(_ATTEMPTS):
             if attempt:
-                kept.restore()
+                guard.undo_batch()
+                scaling.forward()
+                guard.after_forward()
             scaling.backward(None, grad=grad, iteration=self._iteration, again=attempt > 0)
-            if scaling.found_inf:
-                if not scaling.after_overflow():
-                    return
-            elif scaling.settled:
-                return
+            if scaling.settled and not scaling.found_inf:
+                break
+            if scaling.found_inf and not scaling.after_overflow():
+                break
+        # Forward that ran again has added to running statistics again.
+        guard.state.restore_batch()
 
     def _index(self, solver: Any, verb: str) -> int:
         for index, known in enumerate(self._solvers):

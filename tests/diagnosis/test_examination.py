@@ -130,11 +130,13 @@ def test_everything_is_left_as_it_was() -> None:
     np.testing.assert_array_equal(drawn.d, expected)
 
 
-def test_both_passes_draw_the_same_dropout() -> None:
+def test_all_passes_draw_the_same_dropout() -> None:
     # Else errors would be of the order of one.
     loss, feed = noisy_net()
     diagnosis = diagnose(loss, feeder=feed)
-    assert all(layer.floor < 0.05 for layer in diagnosis.numbers.layers)
+    for layer in diagnosis.numbers.layers:
+        assert layer.floor < 0.05
+        assert all(kept.error < 0.05 and kept.underflow < 0.05 for kept in layer.kept.values())
 
 
 @pytest.mark.parametrize(

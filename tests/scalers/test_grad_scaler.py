@@ -139,6 +139,26 @@ def test_an_overflow_skips_the_step_and_lowers_what_was_at_fault() -> None:
     assert scaler.scaling(n.loss).loss_scale == scale / 16.0
 
 
+def test_dropout_and_running_statistics_survive_the_first_batch() -> None:
+    nn.clear_parameters()
+    x = nn.Variable.from_numpy_array(np.random.default_rng(0).standard_normal((64, 8)).astype(np.float32))
+    h = PF.batch_normalization(PF.affine(x, 8, name="fc1"), name="bn")
+    dropped = F.dropout(h, 0.5)
+    dropped.persistent = h.persistent = True
+    loss = F.mean(PF.affine(dropped, 3, name="fc2") ** 2) * 1e-8
+    solver = S.Sgd(0.1)
+    solver.set_parameters(nn.get_parameters())
+    scaler = GradScaler(solver, storage="float16")
+    solver.zero_grad()
+    scaler.forward(loss)
+    mean = nn.get_parameters(grad_only=False)["bn/bn/mean"]
+    once = mean.d.copy()
+    scaler.backward(loss)
+    # Only what was let through brings a gradient back.
+    np.testing.assert_array_equal(h.g == 0.0, dropped.d == 0.0)
+    np.testing.assert_array_equal(mean.d, once)
+
+
 def test_infinite_gradients_of_a_finite_loss_skip_the_step() -> None:
     n = net()
     scaler = GradScaler(n.solver)
