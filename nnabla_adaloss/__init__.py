@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # for type checkers; what runs is `_HOMES`
     from .diagnosis import SanityChecker as SanityChecker
     from .diagnosis import Way as Way
     from .diagnosis import diagnose as diagnose
+    from .diagnosis import profile as profile
     from .emulation import FormatEmulation as FormatEmulation
     from .emulation import GradientRounding as GradientRounding
     from .engine import AdaptiveLossScaling as AdaptiveLossScaling
@@ -118,6 +119,7 @@ _HOMES: Dict[str, str] = {
     "get_loss_scale_by_element_wise_range": "core",
     "get_power_of_two_scale": "core",
     "loss_scaling": "functions",
+    "profile": "diagnosis",
     "round_to_format": "functions",
     "unscale": "functions",
 }

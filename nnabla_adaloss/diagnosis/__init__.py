@@ -6,6 +6,7 @@ from __future__ import annotations
 from .causes import Cause
 from .examination import diagnose
 from .numbers import Way
+from .profiling import LayerTimes, Profile, profile
 from .result import Diagnosis
 from .sanity_checker import LayerLoss, SanityChecker
 from .verdicts import LayerVerdict, Verdict
@@ -14,9 +15,12 @@ __all__ = [
     "Cause",
     "Diagnosis",
     "LayerLoss",
+    "LayerTimes",
     "LayerVerdict",
+    "Profile",
     "SanityChecker",
     "Verdict",
     "Way",
     "diagnose",
+    "profile",
 ]

@@ -25,7 +25,7 @@ from ..graph.loss_like import LossLike, Seed, check_scale, check_seed, run_backw
 from ..graph.names import named, registered_names
 from ..graph.order import forward_order
 from ..graph.plan import GraphPlan
-from ..kernels import Measurements, NNablaAdaLoss, measurements_by, select_kernels
+from ..kernels import Kernels, Measurements, NNablaAdaLoss, measurements_by, select_kernels
 from ..kernels.scratch import ScratchPool
 from .backward_pass import BackwardPass, ScaleChoice
 from .batch_guard import BatchGuard
@@ -163,6 +163,11 @@ class AdaptiveLossScaling:
     def loss(self) -> LossLike:
         """What forward and backward are called on: the Variable, or its emulation."""
         return self._loss
+
+    @property
+    def kernels(self) -> Kernels:
+        """What reads and scales arrays."""
+        return self._kernels
 
     @property
     def delay(self) -> int:
