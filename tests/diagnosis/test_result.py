@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, List, Tuple
@@ -68,3 +69,13 @@ def test_a_page_needs_nothing_else(name: str, tmp_path: Path) -> None:
     assert reader.open == []
     assert diagnosis.verdict.line in reader.text
     assert all(layer.name in reader.text for layer in diagnosis.numbers.layers)
+
+
+def test_the_documentation_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    document = (Path(__file__).parents[2] / "docs/diagnosing.md").read_text("utf-8")
+    program, printed = re.findall(r"```(?:python|text)\n(.*?)```", document, re.S)[:2]
+    exec(program, {})
+    shown, said = printed.strip().splitlines(), capsys.readouterr().out.splitlines()
+    assert len(shown) == len(said)
+    # Numbers may differ in their last digits from machine to machine; the verdict does not.
+    assert shown[2:4] == said[2:4]
