@@ -56,6 +56,16 @@ def test_scales_that_suit_lose_nothing() -> None:
     assert found["fc0/affine"].without_alpha == 1.0
 
 
+def test_a_check_teaches_nothing() -> None:
+    updater = updater_of(PLANTED["vanishing"].build())
+    checker = SanityChecker(updater, threshold=1.0)
+    for _ in range(2):
+        updater.update()
+    learned = updater.scaling.state_dict()
+    checker.check()
+    assert updater.scaling.state_dict() == learned
+
+
 def noisy() -> Any:
     x, t = nn.Variable((8, 6)), nn.Variable((8, 1))
     rng = np.random.default_rng(0)

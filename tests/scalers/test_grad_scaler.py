@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from typing import Any, Callable, Dict, NamedTuple
 
@@ -330,6 +329,47 @@ def test_an_overflow_of_one_solver_does_not_stop_the_other() -> None:
     assert (scaler.steps, scaler.skipped_steps) == (1, 1)
 
 
+def test_a_bad_batch_of_one_solver_leaves_the_gradients_of_another() -> None:
+    nn.clear_parameters()
+    x = nn.Variable((8, 4))
+    h = F.relu(PF.affine(x, 8, name="fc1", rng=np.random.RandomState(0)))  # it lets no NaN through
+    loss = F.mean(PF.affine(h, 3, name="fc2", rng=np.random.RandomState(1)) ** 2)
+    first, second = S.Sgd(0.1), S.Sgd(0.1)
+    for solver, scope in ((first, "fc1"), (second, "fc2")):
+        with nn.parameter_scope(scope):
+            solver.set_parameters(nn.get_parameters())
+    scaler = GradScaler(first, second)
+    x.d = np.random.default_rng(0).standard_normal(x.shape)
+    x.d[0, 0] = np.nan
+    first.zero_grad()
+    second.zero_grad()
+    scaler.forward(loss)
+    scaler.backward(loss)
+    gradients = {name: v.g.copy() for name, v in second.get_parameters().items()}
+    with pytest.warns(LossScaleWarning, match="fc1/affine"):
+        assert not scaler.step(first)
+    for name, v in second.get_parameters().items():
+        np.testing.assert_array_equal(v.g, gradients[name])
+    assert scaler.step(second)
+    scaler.update()
+
+
+def test_what_a_skipped_batch_added_to_running_statistics_is_put_back() -> None:
+    n = net()
+    scaler = GradScaler(n.solver)
+    assert iterate(scaler, n)
+    mean = n.parameters["bn/bn/mean"].d.copy()
+    n.solver.zero_grad()
+    n.feed()
+    scaler.forward(n.loss)
+    scaler.backward(n.loss)
+    n.parameters["fc1/affine/W"].g = np.inf
+    with pytest.warns(LossScaleWarning, match="no backward has left them so"):
+        assert not scaler.step(n.solver)
+    scaler.update()
+    np.testing.assert_array_equal(n.parameters["bn/bn/mean"].d, mean)
+
+
 def rebuilt(solver: Any, rng: np.random.Generator, size: int = 4) -> nn.Variable:
     x = nn.Variable.from_numpy_array(rng.standard_normal((size, 3)).astype(np.float32))
     return F.mean(PF.affine(F.tanh(PF.affine(x, 5, name="a")), 2, name="b") ** 2) * 1e-6
@@ -341,7 +381,7 @@ def test_a_graph_that_is_built_anew_goes_on_with_what_was_measured() -> None:
     rebuilt(solver, rng)
     solver.set_parameters(nn.get_parameters())
     scaler = GradScaler(solver, storage="float16")
-    scales = []
+    scales, measured = [], []
     for size in (4, 4, 6, 4, 3):  # the size of a batch makes no other network
         loss = rebuilt(solver, rng, size)
         solver.zero_grad()
@@ -350,11 +390,12 @@ def test_a_graph_that_is_built_anew_goes_on_with_what_was_measured() -> None:
         assert scaler.step(solver)
         scaler.update()
         scales.append(scaler.scaling(loss).loss_scale)
-    assert len(scaler.scaling(loss).components.amaxes()) > 0
-    assert scaler.scaling(loss).components.began[0] == 4
-    # The window remembers: no scale is above the first by more than its own gradients say.
+        measured.append(scaler.scaling(loss).components)
+    assert all(components is measured[0] for components in measured)
+    # Of every iteration there is an entry.
+    windows = scaler.state_dict()["losses"][0]["components"]
+    assert {pushed for pushed, _ in windows.values()} == {5}
     assert min(scales) > 2.0**20
-    gc.collect()
     assert len(scaler.state_dict()["losses"]) == 1
 
 
