@@ -18,6 +18,7 @@ _KERNELS: Dict[str, str] = {
     "statistics": "statistics",
     "exponent_histogram": "statistics",
     "scaled_copy": "scaling",
+    "scaled_copy_all": "scaling",
     "scale_": "scaling",
     "unscale_add": "unscaling",
     "unscale_add_all": "unscaling",

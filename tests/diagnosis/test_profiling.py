@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import inspect
 import json
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, profile
+from nnabla_adaloss.diagnosis.profiling import _KERNELS
+from nnabla_adaloss.kernels import Kernels
 
 from .nets import SOUND
 
@@ -36,6 +39,11 @@ def test_the_parts_are_the_whole(method: str) -> None:
         assert layer.rest > layer.unscaling
     assert times.sum.scaling > 0.0
     assert times.layers["(between passes)"].rest > 0.0
+
+
+def test_every_kernel_is_timed() -> None:
+    kernels = {name for name, value in vars(Kernels).items() if inspect.isfunction(value) and name[0] != "_"}
+    assert kernels == set(_KERNELS)
 
 
 def test_without_emulation_nothing_is_rounded() -> None:
