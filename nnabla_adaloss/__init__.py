@@ -36,6 +36,11 @@ if TYPE_CHECKING:  # for type checkers; what runs is `_HOMES`
     from .core import get_loss_scale_by_approx_range as get_loss_scale_by_approx_range
     from .core import get_loss_scale_by_element_wise_range as get_loss_scale_by_element_wise_range
     from .core import get_power_of_two_scale as get_power_of_two_scale
+    from .diagnosis import Diagnosis as Diagnosis
+    from .diagnosis import SanityChecker as SanityChecker
+    from .diagnosis import Way as Way
+    from .diagnosis import diagnose as diagnose
+    from .diagnosis import profile as profile
     from .emulation import FormatEmulation as FormatEmulation
     from .emulation import GradientRounding as GradientRounding
     from .engine import AdaptiveLossScaling as AdaptiveLossScaling
@@ -65,6 +70,7 @@ if TYPE_CHECKING:  # for type checkers; what runs is `_HOMES`
     from .monitor import Recording as Recording
     from .monitor import ScaleChanged as ScaleChanged
     from .monitor import UpdateEnded as UpdateEnded
+    from .scalers import GradScaler as GradScaler
     from .scalers import LossScaler as LossScaler
     from .state import StateFileError as StateFileError
     from .updaters import AdaptiveLossScalingUpdater as AdaptiveLossScalingUpdater
@@ -87,10 +93,12 @@ _HOMES: Dict[str, str] = {
     "BatchThrownAway": "monitor",
     "CollectiveMismatchError": "communicators",
     "Counters": "updaters",
+    "Diagnosis": "diagnosis",
     "DynamicLossScalingUpdater": "updaters",
     "FixedLossScalingUpdater": "updaters",
     "Format": "core",
     "FormatEmulation": "emulation",
+    "GradScaler": "scalers",
     "GradientRounding": "emulation",
     "GraphChangedError": "errors",
     "GraphPlan": "graph",
@@ -120,20 +128,24 @@ _HOMES: Dict[str, str] = {
     "Recorder": "monitor",
     "Recording": "monitor",
     "ScaleChanged": "monitor",
+    "SanityChecker": "diagnosis",
     "ScaleTracker": "functions",
     "StateFileError": "state",
     "UpdateEnded": "monitor",
     "UpdateResult": "updaters",
+    "Way": "diagnosis",
     "adaptive_loss_scaling": "functions",
     "bound_loss_scale_by_heuristics": "core",
     "branch": "functions",
     "cast_loss_scaling": "functions",
+    "diagnose": "diagnosis",
     "get_loss_scale": "core",
     "get_loss_scale_by_abs_range": "core",
     "get_loss_scale_by_approx_range": "core",
     "get_loss_scale_by_element_wise_range": "core",
     "get_power_of_two_scale": "core",
     "loss_scaling": "functions",
+    "profile": "diagnosis",
     "round_to_format": "functions",
     "unscale": "functions",
 }

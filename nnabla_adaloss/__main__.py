@@ -1,14 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command line: `python -m nnabla_adaloss doctor`, `python -m nnabla_adaloss report`."""
+"""Command line: `python -m nnabla_adaloss doctor`, `... analyse FILE.py:function`, `... report RUN.jsonl`."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from typing import Optional, Sequence
+from typing import Any, Optional, Sequence
 
 from nnabla_adaloss import report
+from nnabla_adaloss.core.precision import PRECISIONS
 from nnabla_adaloss.doctor import Area, area_works, as_json, as_text, examine
+
+_ANALYSE = """\
+Runs a network for a few batches in fp32, and beside it as a narrow storage would keep its numbers (emulated,
+on a CPU), and says for each layer which share of its gradients is lost without loss scaling, with nnabla's
+dynamic scaling and with adaptive scaling, which scale would have been right, and what to do. What no scale
+mends (NaN in a weight or in the data, activations beyond the format, ReLUs that pass nothing, ...) is named
+with its layer.
+
+FILE.py holds a function without arguments that builds the network and returns its loss, a Variable of one
+element, or the loss and a function that fills the inputs with the next batch:
+
+    def network():
+        x, t = nn.Variable((32, 1, 28, 28)), nn.Variable((32, 1))
+        loss = F.mean(F.softmax_cross_entropy(lenet(x), t))
+        nn.load_parameters("trained.h5")     # as it is after some training; or leave it out
+
+        def feed():
+            x.d, t.d = next(batches)
+
+        return loss, feed
+
+Without a feeder the data that is in the inputs is the only batch. An updater can be returned as well."""
+
+_ANALYSE_END = """\
+exit codes:
+  0  some way of scaling, or none at all, keeps the gradients of all layers
+  1  no loss scale helps: the text says why
+  2  it could not be examined: the message says what is wrong with FILE or function
+
+examples:
+  python -m nnabla_adaloss analyse train.py:network
+  python -m nnabla_adaloss analyse train.py:network --storage fp8_hybrid -o page.html
+  python -m nnabla_adaloss analyse train.py:network --json | python -c 'import json, sys
+  print(json.load(sys.stdin)["verdict"])'"""
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -18,12 +53,21 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         arguments: what follows the program's name; default: `sys.argv[1:]`.
 
     Returns:
-        Exit code: 0 when everything that was asked for works, or was done, else 1.
+        Exit code: 0 when everything that was asked for works, else what the command's help says.
     """
     parser = argparse.ArgumentParser(
         prog="python -m nnabla_adaloss", description="Adaptive loss scaling for NNabla."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_doctor(commands)
+    _add_analyse(commands)
+    _add_report(commands)
+    options = parser.parse_args(arguments)
+    code: int = options.run(options)
+    return code
+
+
+def _add_doctor(commands: Any) -> None:
     doctor = commands.add_parser(
         "doctor",
         help="examine this installation",
@@ -33,7 +77,41 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     doctor.add_argument("--gpu", action="store_true", help="the GPU must work, too")
     doctor.add_argument("--mpi", action="store_true", help="distributed training must work, too")
     doctor.add_argument("--json", action="store_true", help="print a JSON object instead of text")
-    doctor.set_defaults(run=_examine)
+    doctor.set_defaults(run=_doctor)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    findings = examine()
+    print(as_json(findings) if options.json else as_text(findings))
+    asked = {Area.CPU: True, Area.GPU: options.gpu, Area.MPI: options.mpi}
+    return 0 if all(area_works(findings, area) for area in Area if asked[area]) else 1
+
+
+def _add_analyse(commands: Any) -> None:
+    analyse = commands.add_parser(
+        "analyse",
+        help="which layers of a network lose gradients in half precision, and what to do about it",
+        description=_ANALYSE,
+        epilog=_ANALYSE_END,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    analyse.add_argument("network", metavar="FILE.py:function", help="where the network comes from")
+    analyse.add_argument(
+        "--storage",
+        default="float16",
+        choices=list(PRECISIONS),
+        metavar="FORMAT",
+        help=f"the format to try: {', '.join(PRECISIONS)} (default: float16)",
+    )
+    analyse.add_argument(
+        "--batches", type=int, default=4, metavar="N", help="how many batches to look at (default: 4)"
+    )
+    analyse.add_argument("-o", "--output", metavar="PAGE.html", help="write a page, too")
+    analyse.add_argument("--json", action="store_true", help="print a JSON object instead of text")
+    analyse.set_defaults(run=_analyse)
+
+
+def _add_report(commands: Any) -> None:
     page = commands.add_parser(
         "report",
         help="draw a recorded training as a page",
@@ -43,16 +121,13 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     )
     report.add_arguments(page)
     page.set_defaults(run=report.run)
-    options = parser.parse_args(arguments)
-    code: int = options.run(options)
-    return code
 
 
-def _examine(options: argparse.Namespace) -> int:
-    findings = examine()
-    print(as_json(findings) if options.json else as_text(findings))
-    asked = {Area.CPU: True, Area.GPU: options.gpu, Area.MPI: options.mpi}
-    return 0 if all(area_works(findings, area) for area in Area if asked[area]) else 1
+def _analyse(options: argparse.Namespace) -> int:
+    # nnabla is needed from here on; the doctor does without.
+    from nnabla_adaloss.diagnosis.command import analyse
+
+    return analyse(options.network, options.storage, options.batches, options.output, as_json=options.json)
 
 
 if __name__ == "__main__":

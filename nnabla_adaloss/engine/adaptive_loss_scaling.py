@@ -26,7 +26,7 @@ from ..graph.loss_like import LossLike, Seed, check_scale, check_seed, run_backw
 from ..graph.names import named, registered_names
 from ..graph.order import forward_order
 from ..graph.plan import GraphPlan
-from ..kernels import Measurements, NNablaAdaLoss, measurements_by, select_kernels
+from ..kernels import Kernels, Measurements, NNablaAdaLoss, measurements_by, select_kernels
 from ..kernels.scratch import ScratchPool
 from ..monitor import Audience, LayerScaled, audience_of
 from .backward_pass import BackwardPass, ScaleChoice
@@ -165,6 +165,16 @@ class AdaptiveLossScaling:
     def variable(self) -> nn.Variable:
         """The wrapped loss Variable."""
         return self._variable
+
+    @property
+    def loss(self) -> LossLike:
+        """What forward and backward are called on: the Variable, or its emulation."""
+        return self._loss
+
+    @property
+    def kernels(self) -> Kernels:
+        """What reads and scales arrays."""
+        return self._kernels
 
     @property
     def delay(self) -> int:

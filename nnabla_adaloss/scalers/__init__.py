@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The global loss scale for training loops of one's own."""
+"""Loss scales for training loops of one's own."""
 
 from __future__ import annotations
 
+from .grad_scaler import GradScaler
 from .loss_scaler import LossScaler
 
-__all__ = ["LossScaler"]
+__all__ = ["GradScaler", "LossScaler"]

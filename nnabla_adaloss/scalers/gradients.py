@@ -44,6 +44,15 @@ def has_nonfinite(gradient: Gradient) -> bool:
     return not (stored.zeroing or np.isfinite(stored.data).all())
 
 
+def largest(gradient: Gradient) -> float:
+    """The largest magnitude in a gradient that is finite."""
+    stored = _stored(gradient)
+    if stored is not None and stored.zeroing:
+        return 0.0
+    values = np.asarray(gradient) if stored is None else stored.data
+    return float(np.max(np.abs(values), initial=0.0))
+
+
 def unscaled(gradient: Gradient, scale: float) -> Gradient:
     """The gradient divided by `scale` in float32 (float64 stays float64).
 

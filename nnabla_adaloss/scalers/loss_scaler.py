@@ -5,60 +5,26 @@ loss = scaler.scale_loss(loss);  backward
 if scaler.unscale_gradients_and_check(gradients):
     update the parameters
 
-How the scale is adjusted is `GrowthPolicy`'s.
+How the scale is adjusted is `GrowthPolicy`'s, or with `global_scale="history"` that of measured scales.
 """
 
 from __future__ import annotations
 
 import warnings
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Union
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Union
 
 import nnabla as nn
 import numpy as np
 
-from ..core.validation import boolean, integer, number, positive_number
+from ..core.formats import FLOAT16
+from ..core.scale_history import AmaxWindow, HistoryPolicy
+from ..core.validation import number, positive_number
 from ..errors import LossScaleWarning
-from .gradients import Gradient, divisible_in_place, gradient_list, has_nonfinite, unscaled
+from .argument_checks import CHECKS, COUNTS, count, history_of
+from .gradients import Gradient, divisible_in_place, gradient_list, has_nonfinite, largest, unscaled
 from .growth_policy import GrowthPolicy, GrowthState
 
 Gradients = Union[Gradient, Iterable[Gradient]]
-
-
-def _growth_factor(name: str, value: object) -> float:
-    if positive_number(name, value) < 1.0:
-        raise ValueError(f"{name}={value!r} must be 1 or more")
-    return number(name, value)
-
-
-def _backoff_factor(name: str, value: object) -> float:
-    if positive_number(name, value) > 1.0:
-        raise ValueError(f"{name}={value!r} must not be larger than 1")
-    return number(name, value)
-
-
-def _growth_interval(name: str, value: object) -> int:
-    if integer(name, value) < 1:
-        raise ValueError(f"{name}={value!r} must be 1 or more")
-    return integer(name, value)
-
-
-_CHECKS: Dict[str, Callable[[str, object], Any]] = {
-    "scale": positive_number,
-    "initial_scale": positive_number,
-    "dynamic_scaling": boolean,
-    "growth_interval": _growth_interval,
-    "growth_factor": _growth_factor,
-    "backoff_factor": _backoff_factor,
-    "min_scale": positive_number,
-    "max_scale": positive_number,
-}
-_COUNTS = ("total_updates", "skipped_updates")
-
-
-def _count(name: str, value: object) -> int:
-    if integer(name, value) < 0:
-        raise ValueError(f"{name}={value!r} must be 0 or more")
-    return integer(name, value)
 
 
 class LossScaler:
@@ -76,6 +42,10 @@ class LossScaler:
         backoff_factor: what it is multiplied by after an overflow.
         min_scale: the scale goes no lower. An overflow there is reported once, as a warning.
         max_scale: the scale goes no higher.
+        global_scale: `"dynamic"`: grows and backs off as above. `"history"`: the largest scale, within
+            `min_scale` and `max_scale`, that the gradients of the last iterations leave two bits of room for
+            in float16, from the first check on; or a `HistoryPolicy` of one's own. Only the gradients that
+            are checked are measured, not those on the way to them: an overflow there lowers the scale.
 
     Attributes:
         scale: the current scale.
@@ -116,7 +86,9 @@ class LossScaler:
         backoff_factor: float = 0.5,
         min_scale: float = 1.0,
         max_scale: float = 16777216.0,
+        global_scale: Union[str, HistoryPolicy] = "dynamic",
     ) -> None:
+        self._history = history_of(global_scale)
         self.dynamic_scaling = dynamic_scaling
         self.growth_interval = growth_interval
         self.growth_factor = growth_factor
@@ -126,7 +98,7 @@ class LossScaler:
         self.reset(initial_scale)
 
     def __setattr__(self, name: str, value: object) -> None:
-        check = _CHECKS.get(name)
+        check = CHECKS.get(name)
         super().__setattr__(name, value if check is None else check(name, value))
 
     @property
@@ -203,9 +175,7 @@ class LossScaler:
                 gradient[...] = result
             elif isinstance(gradients, list):
                 gradients[i] = items[i] = result
-        usable = not any(has_nonfinite(gradient) for gradient in items)
-        self._adjust(usable)
-        return usable
+        return self._check(items)
 
     def check_gradients(self, gradients: Gradients) -> bool:
         """Look for an overflow and adjust the scale, for gradients that are unscaled already.
@@ -218,9 +188,7 @@ class LossScaler:
         Raises:
             TypeError, ValueError: as `unscale_gradient`. Nothing has been touched.
         """
-        usable = not self.has_overflow(gradients)
-        self._adjust(usable)
-        return usable
+        return self._check(gradient_list(gradients))
 
     def reset(self, new_initial_scale: Optional[float] = None) -> None:
         """Start again: counts at 0, the scale at `initial_scale`, which `new_initial_scale` replaces."""
@@ -234,6 +202,7 @@ class LossScaler:
         self.total_updates = 0
         self.skipped_updates = 0
         self._good_updates = 0
+        self._window = AmaxWindow()
         self._warned = False
 
     def __str__(self) -> str:
@@ -246,9 +215,10 @@ class LossScaler:
     def state_dict(self) -> Dict[str, Any]:
         """Settings, scale and counts, as plain numbers: what a resumed training needs."""
         return {
-            **{name: getattr(self, name) for name in _CHECKS},
-            **{name: getattr(self, name) for name in _COUNTS},
+            **{name: getattr(self, name) for name in CHECKS},
+            **{name: getattr(self, name) for name in COUNTS},
             "good_updates": self._good_updates,
+            "window": self._window.as_list(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -259,13 +229,48 @@ class LossScaler:
             TypeError: one is of the wrong type.
         """
         try:
-            settings = {name: check(name, state[name]) for name, check in _CHECKS.items()}
-            counts = {name: _count(name, state[name]) for name in (*_COUNTS, "good_updates")}
+            settings = {name: check(name, state[name]) for name, check in CHECKS.items()}
+            counts = {name: count(name, state[name]) for name in (*COUNTS, "good_updates")}
+            # Versions before this one did not have it.
+            window = AmaxWindow.from_list(state.get("window", AmaxWindow().as_list()))
         except KeyError as error:
             raise ValueError(f"state has no {error}: it is none of a LossScaler") from None
-        self._good_updates = counts.pop("good_updates")
+        self._good_updates, self._window = counts.pop("good_updates"), window
         for name, value in {**settings, **counts}.items():
             setattr(self, name, value)
+
+    def _check(self, gradients: List[Gradient]) -> bool:
+        usable = not any(map(has_nonfinite, gradients))
+        if self._history is not None and self.dynamic_scaling:
+            self._measure(self._history, max(map(largest, gradients)) if usable else None)
+            self.total_updates += 1
+            self.skipped_updates += not usable
+        else:
+            self._adjust(usable)
+        return usable
+
+    def _measure(self, policy: HistoryPolicy, amax: Optional[float]) -> None:
+        """Adjust the scale to the largest gradient; None: there was an overflow."""
+        overflowed = amax is None
+        seen = FLOAT16.max / self.scale if amax is None else amax
+        self._window = self._window.push(seen, policy.window)
+        if overflowed:
+            self._warn_at_floor(self.scale <= self.min_scale)
+            wanted = policy.after_overflow(self.scale)
+        else:
+            largest_seen = self._window.amax
+            wanted = policy.scale(largest_seen, u_max=FLOAT16.max) if largest_seen else self.scale
+        self.scale = min(max(wanted, self.min_scale), self.max_scale)
+
+    def _warn_at_floor(self, at_floor: bool) -> None:
+        if at_floor and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"gradients overflow at min_scale={self.min_scale:g}: the scale is not the cause; "
+                "look at the loss, the data and the learning rate",
+                LossScaleWarning,
+                stacklevel=5,
+            )
 
     def _adjust(self, usable: bool) -> None:
         policy = GrowthPolicy(
@@ -278,12 +283,5 @@ class LossScaler:
         self._good_updates = after.good_updates
         if not self.dynamic_scaling:
             return
-        if not usable and policy.at_floor(state) and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"gradients overflow at min_scale={self.min_scale:g}: the scale is not the cause; "
-                "look at the loss, the data and the learning rate",
-                LossScaleWarning,
-                stacklevel=3,
-            )
+        self._warn_at_floor(not usable and policy.at_floor(state))
         self.scale = after.scale

@@ -41,7 +41,14 @@ def a_reader() -> Dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
 @pytest.mark.parametrize(
-    "name", ["README.md", "docs/how_it_works.md", "docs/monitoring.md", "docs/state_and_overflow.md"]
+    "name",
+    [
+        "README.md",
+        "docs/diagnosing.md",
+        "docs/how_it_works.md",
+        "docs/monitoring.md",
+        "docs/state_and_overflow.md",
+    ],
 )
 def test_programs_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnabla_adaloss import AdaptiveLossScaling
+from nnabla_adaloss import AdaptiveLossScaling, HistoryPolicy
 from nnabla_adaloss.errors import LossScaleWarning
 from nnabla_adaloss.scalers import LossScaler
 
@@ -280,3 +280,49 @@ def test_with_adaptive_loss_scaling_gradients_are_checked_only():
     w.g = np.inf
     assert not scaler.check_gradients([w])
     assert (scaler.scale, scaler.total_updates, scaler.skipped_updates) == (512.0, 2, 1)
+
+
+def test_a_measured_scale_follows_the_gradients():
+    scaler = LossScaler(global_scale="history", initial_scale=8.0, max_scale=2.0**40)
+    assert scaler.unscale_gradients_and_check(np.array([8e-6, 8e-9], np.float32))
+    assert scaler.scale == 2.0**33  # 1e-6 times that is an eighth of the largest number
+    assert scaler.check_gradients([np.array([1e-3], np.float32), np.array([-4e-3], np.float32)])
+    assert scaler.scale == 2.0**21
+    # What is smaller counts when the larger has left the window.
+    for _ in range(64):
+        scaler.check_gradients(np.array([1e-6], np.float32))
+    assert scaler.scale == 2.0**33
+    assert (scaler.total_updates, scaler.skipped_updates) == (66, 0)
+
+
+def test_a_measured_scale_backs_off_and_keeps_its_bounds():
+    scaler = LossScaler(global_scale=HistoryPolicy(margin=2.0, window=2), initial_scale=1024.0)
+    assert not scaler.check_gradients(BAD)
+    assert (scaler.scale, scaler.skipped_updates) == (128.0, 1)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        feed(scaler, *[BAD] * 4)
+    assert scaler.scale == 1.0
+    assert ["gradients overflow at min_scale=1" in str(w.message) for w in told] == [True]
+    for _ in range(3):
+        scaler.check_gradients(np.array([1e-9], np.float32))
+    assert scaler.scale == scaler.max_scale
+    scaler.check_gradients(np.zeros(2, np.float32))
+
+
+def test_a_measured_scale_is_saved():
+    scaler = LossScaler(global_scale="history")
+    scaler.check_gradients(np.array([1e-2], np.float32))
+    state = json.loads(json.dumps(scaler.state_dict()))
+    copy = LossScaler(global_scale="history")
+    copy.load_state_dict(state)
+    for one in (scaler, copy):
+        one.check_gradients(np.array([1e-3], np.float32))
+    assert copy.state_dict() == scaler.state_dict()
+    del state["window"]
+    copy.load_state_dict(state)
+
+
+def test_an_unknown_way_to_a_scale_is_refused():
+    with pytest.raises(ValueError, match="global_scale='auto' must be 'dynamic', 'history'"):
+        LossScaler(global_scale="auto")

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Examination of a training: which layer loses gradients, why, and what to do about it."""
+
+from __future__ import annotations
+
+from .causes import Cause
+from .examination import diagnose
+from .numbers import Way
+from .profiling import LayerTimes, Profile, profile
+from .result import Diagnosis
+from .sanity_checker import LayerLoss, SanityChecker
+from .verdicts import LayerVerdict, Verdict
+
+__all__ = [
+    "Cause",
+    "Diagnosis",
+    "LayerLoss",
+    "LayerTimes",
+    "LayerVerdict",
+    "Profile",
+    "SanityChecker",
+    "Verdict",
+    "Way",
+    "diagnose",
+    "profile",
+]

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examination of a training in one call."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from ..core.precision import StorageLike, get_precision
+from .measurement import measure
+from .result import Diagnosis
+from .target import Feeder, target_of
+
+
+def diagnose(
+    loss_or_updater: Any,
+    storage: StorageLike = "float16",
+    feeder: Optional[Feeder] = None,
+    batches: int = 4,
+) -> Diagnosis:
+    """What a narrow storage does to the gradients of a network: which layer loses how much, and the remedy.
+
+    Runs each batch forward and backward in fp32, and beside it as it would be stored, emulated: without
+    scaling, with the scale that nnabla's updater starts with, with the one that it would end at, and with
+    adaptive scaling at its defaults. Takes ten passes or more per batch, and the memory of three more copies
+    of the gradients. Parameters, gradients, running statistics, data and the random state are put back
+    afterwards; what other arrays of the graph hold (`loss.d`) is of the last pass. Functions with a seed of
+    their own, and those of a GPU, go on from where the passes have left them.
+
+    Args:
+        loss_or_updater: the loss Variable of one element, or a wrapper of one; or an updater, nnabla's or one
+            of this package, whose loss and data feeder are taken.
+        storage: the format that is tried, as everywhere: `"float16"`, `"bfloat16"`, `"fp8_hybrid"`, a
+            `Format` or a `Precision`.
+        feeder: called without arguments before each batch. None: the updater's, or the data that is there.
+        batches: how many batches are looked at; 1 where there is no feeder. 4: enough to tell a rule from an
+            accident.
+
+    Raises:
+        TypeError: `loss_or_updater` is neither, or `feeder` cannot be called.
+        ValueError: the loss needs no gradient, has several elements, scales itself, or is computed in half
+            precision; or `storage` is unknown, or `batches` less than 1.
+
+    Example:
+        >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
+        >>> x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
+        >>> loss = F.mean(PF.affine(F.tanh(PF.affine(x, 5, name="a")), 2, name="b") ** 2)
+        >>> diagnosis = diagnose(loss * 1e-8)
+        >>> print(diagnosis.verdict.needs.value)
+        one
+        >>> diagnose(loss).verdict.line
+        'float16 needs no scaling here.'
+    """
+    return Diagnosis(measure(target_of(loss_or_updater, feeder, batches), get_precision(storage)))

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a network in fp32 beside an emulated storage, with every way of scaling, and sums up what differs."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Dict, List, Mapping, Tuple
+
+import nnabla as nn
+import numpy as np
+
+from ..core.config import AdaLossConfig
+from ..core.power_of_two import clamp_scale, floor_power_of_two
+from ..core.precision import Precision
+from ..core.scale_history import HistoryPolicy
+from ..emulation import FormatEmulation
+from ..engine import AdaptiveLossScaling
+from ..graph.names import named, registered_names
+from ..graph.plan import GraphPlan
+from ..kernels import select_kernels
+from .batches import Batches
+from .graph_observer import GraphObserver
+from .layers import Layer, layers_of
+from .numbers import LayerNumbers, NetworkNumbers, Way
+from .passes import LayerGradients, Passes
+from .preserved import preserved
+from .random_state import RandomState
+from .tally import Tally
+from .target import Target
+
+# Where nnabla's updater starts.
+_START = 8.0
+# How often the largest scale is halved when gradients as stored are larger than in fp32.
+_HALVINGS = 4
+
+
+def measure(target: Target, precision: Precision) -> NetworkNumbers:
+    """Everything that verdicts are made from; the network is as before afterwards."""
+    context = target.loss.parent.context
+    kernels = select_kernels(context)
+    plan = GraphPlan(target.loss, names={**named(target.parameters), **registered_names()})
+    leaves = {hash(v): v for f in plan.functions for v in f.inputs if v.parent is None}
+    with preserved(leaves, kernels) as state:
+        inputs = {key: v for key, v in leaves.items() if not v.need_grad or key not in plan.names}
+        batches = Batches(target, inputs)
+        return _Measurement(target.loss, precision, plan, batches, GraphObserver(plan, kernels), state).run()
+
+
+class _Tallies:
+    """What is counted of one layer."""
+
+    def __init__(self) -> None:
+        self.amax = 0.0
+        self.floor = Tally()
+        self.ways: Dict[Way, Tally] = {way: Tally() for way in Way}
+
+
+class _Measurement:
+    def __init__(
+        self,
+        loss: nn.Variable,
+        precision: Precision,
+        plan: GraphPlan,
+        batches: Batches,
+        observer: GraphObserver,
+        state: RandomState,
+    ) -> None:
+        self._loss, self._batches, self._observer, self._state = loss, batches, observer, state
+        self._layers = layers_of(plan)
+        self._passes = Passes(self._layers)
+        self._emulation = FormatEmulation(loss, precision)
+        self._u_max = precision.stored_gradients.max
+        self._storage = str(precision)
+        self._adaptive = {
+            Way.ADAPTIVE: AdaptiveLossScaling(self._emulation),
+            Way.BY_PART: AdaptiveLossScaling(
+                self._emulation, AdaLossConfig(loss_scale_method="amax_history")
+            ),
+        }
+        self._tallies = {layer.name: _Tallies() for layer in self._layers}
+        self._losses: List[Tuple[float, float]] = []
+
+    def run(self) -> NetworkNumbers:
+        """All passes of all batches."""
+        for index in range(len(self._batches)):
+            self._observe(index)
+        scales = self._scales()
+        for index in range(len(self._batches)):
+            self._compare(index, scales)
+        in_fp32, as_stored = zip(*self._losses)
+        return NetworkNumbers(
+            self._storage,
+            self._u_max,
+            len(self._batches),
+            float(np.mean(in_fp32)),
+            float(np.mean(as_stored)),
+            scales,
+            [self._numbers(layer) for layer in self._layers],
+            self._observer.numbers(),
+        )
+
+    def _observe(self, index: int) -> None:
+        """In fp32, and forward as stored: what is not finite, how large gradients are."""
+        observer = self._observer
+        observer.begin_backward()
+        gradients = self._passes.with_one_scale(
+            partial(self._forward_in_fp32, index, observe=True),
+            self._loss,
+            1.0,
+            observer.before_backward_in_fp32,
+        )
+        in_fp32 = float(self._loss.d)
+        observer.end_backward()
+        for layer in self._layers:
+            tallies = self._tallies[layer.name]
+            for key in layer.weights:
+                magnitudes = np.abs(gradients.arrays[key])
+                largest = float(np.max(magnitudes, where=np.isfinite(magnitudes), initial=0.0))
+                tallies.amax = max(tallies.amax, largest)
+            tallies.amax = max(tallies.amax, observer.amax_of.get(layer.name, 0.0))
+        self._forward_as_stored(index, observe=True)
+        self._losses.append((in_fp32, float(self._loss.d)))
+
+    def _compare(self, index: int, scales: Mapping[Way, float]) -> None:
+        """Every way of scaling, on the same batch."""
+        in_fp32 = self._passes.with_one_scale(partial(self._forward_in_fp32, index), self._loss, 1.0)
+        forward = partial(self._forward_as_stored, index)
+        # Of the same activations: what is lost is lost by storing gradients.
+        unstored = self._passes.with_one_scale(forward, self._loss, 1.0)
+        for layer in self._layers:
+            self._add_errors(self._tallies[layer.name].floor, layer, in_fp32, unstored)
+        for way in Way:
+            if way in self._adaptive:
+                stored = self._passes.adaptive(forward, self._adaptive[way], index)
+            else:
+                stored = self._passes.with_one_scale(forward, self._emulation, scales[way])
+            for layer in self._layers:
+                tally = self._tallies[layer.name].ways[way]
+                for key in (*layer.outputs, *layer.weights):
+                    tally.count(unstored.arrays[key], stored.arrays[key])
+                self._add_errors(tally, layer, in_fp32, stored)
+
+    def _add_errors(
+        self, tally: Tally, layer: Layer, reference: LayerGradients, stored: LayerGradients
+    ) -> None:
+        for key in layer.weights or layer.outputs:
+            unscaled = stored.arrays[key].astype(np.float64) / stored.scale_of(key)
+            tally.compare(reference.arrays[key], unscaled)
+
+    def _scales(self) -> Dict[Way, float]:
+        amax = self._observer.amax
+        policy = HistoryPolicy()
+        one = policy.scale(amax, u_max=self._u_max) if amax else _START
+        return {Way.NONE: 1.0, Way.START: _START, Way.ONE: one, Way.END: self._largest_scale()}
+
+    def _largest_scale(self) -> float:
+        """The largest power of two at which no batch overflows: where a scale that grows ends."""
+        if not self._observer.amax:
+            return _START
+        scale = floor_power_of_two(clamp_scale(self._u_max / self._observer.amax))
+        scale = min(scale, HistoryPolicy().max_scale)
+        for _ in range(_HALVINGS):
+            if all(self._holds(index, scale) for index in range(len(self._batches))):
+                break
+            scale /= 2.0
+        return scale
+
+    def _holds(self, index: int, scale: float) -> bool:
+        forward = partial(self._forward_as_stored, index)
+        return self._passes.with_one_scale(forward, self._emulation, scale).finite
+
+    def _forward_in_fp32(self, index: int, *, observe: bool = False) -> None:
+        self._feed(index)
+        hook = self._observer.after_forward_in_fp32 if observe else None
+        self._loss.forward(function_post_hook=hook)
+
+    def _forward_as_stored(self, index: int, *, observe: bool = False) -> None:
+        self._feed(index)
+        hook = self._observer.after_forward_as_stored if observe else None
+        self._emulation.forward(function_post_hook=hook)
+
+    def _feed(self, index: int) -> None:
+        self._batches.feed(index)
+        self._state.restore_functions()
+        self._observer.begin_forward()
+
+    def _numbers(self, layer: Layer) -> LayerNumbers:
+        tallies = self._tallies[layer.name]
+        kept = {way: tally.kept() for way, tally in tallies.ways.items()}
+        nonzero = tallies.ways[Way.NONE].nonzero
+        return LayerNumbers(layer.name, layer.type_name, tallies.amax, nonzero, tallies.floor.error, kept)

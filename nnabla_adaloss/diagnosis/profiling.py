@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the time of an update goes: per layer, and to what of loss scaling."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from time import perf_counter
+from typing import Any, Callable, Dict, Iterator, NamedTuple
+
+from ..core.validation import integer
+from ..emulation import FormatEmulation
+from ..engine import AdaptiveLossScaling
+from ..graph.plan import GraphPlan
+from .layers import nearest_layers
+
+# Which field of `LayerTimes` a kernel's time belongs to.
+_KERNELS: Dict[str, str] = {
+    "statistics": "statistics",
+    "exponent_histogram": "statistics",
+    "scaled_copy": "scaling",
+    "scaled_copy_all": "scaling",
+    "scale_": "scaling",
+    "unscale_add": "unscaling",
+    "unscale_add_all": "unscaling",
+    "round_to_format": "rounding",
+}
+_INPUTS, _BETWEEN = "(at the inputs)", "(between passes)"
+
+
+class LayerTimes(NamedTuple):
+    """Milliseconds per update of one layer and of the functions behind it, up to the next layers.
+
+    Attributes:
+        statistics: looking at gradients and weights.
+        scaling: scaled copies of weights, gradients that are brought to another scale.
+        unscaling: dividing the gradients of parameters.
+        rounding: emulating the storage.
+        rest: nnabla's own functions, and what Python does around them.
+    """
+
+    statistics: float = 0.0
+    scaling: float = 0.0
+    unscaling: float = 0.0
+    rounding: float = 0.0
+    rest: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return sum(self)
+
+
+class Profile:
+    """What `profile` has measured; `print` it.
+
+    Args:
+        layers: the times of each layer, by name, in forward order.
+        milliseconds: how long an update takes in all.
+
+    Attributes:
+        layers: the same, and an entry for what happens between two passes: feeder, solver, checks.
+        milliseconds: the same.
+    """
+
+    def __init__(self, layers: Dict[str, LayerTimes], milliseconds: float) -> None:
+        self.layers, self.milliseconds = layers, milliseconds
+
+    @property
+    def sum(self) -> LayerTimes:
+        """Over all layers."""
+        return LayerTimes(*(sum(column) for column in zip(*self.layers.values())))
+
+    def as_dict(self) -> Dict[str, Any]:
+        """Milliseconds per update, in all and by layer."""
+        layers = {name: times._asdict() for name, times in self.layers.items()}
+        return {"milliseconds": self.milliseconds, "layers": layers}
+
+    def __str__(self) -> str:
+        width = max(map(len, [*self.layers, "layer"]))
+        head = [f"{'layer':{width}}", *(f"{name:>11}" for name in (*LayerTimes._fields, "total"))]
+        lines = [f"{self.milliseconds:.3f} ms per update", "", " ".join(head)]
+        for name, times in {**self.layers, "sum": self.sum}.items():
+            cells = [f"{value:11.3f}" for value in (*times, times.total)]
+            lines.append(" ".join([f"{name:{width}}", *cells]))
+        return "\n".join(lines)
+
+
+def profile(updater: Any, iterations: int = 20) -> Profile:
+    """Time updates layer by layer, while training goes on.
+
+    The time of every pass over memory that loss scaling makes is taken where it is made, on a CPU. To look at
+    a clock some thousand times takes time as well: compare parts with each other, not with what an update
+    takes without.
+
+    Args:
+        updater: an `AdaptiveLossScalingUpdater`.
+        iterations: how many updates are timed, after one that is not. 20.
+
+    Raises:
+        TypeError: `updater` has no `scaling`.
+        ValueError: `iterations` is less than 1, or the network is on a GPU, which works while Python goes on:
+            NVIDIA's profilers see more there.
+
+    Example:
+        >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
+        >>> import nnabla.solvers as S
+        >>> from nnabla_adaloss import AdaptiveLossScalingUpdater
+        >>> x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
+        >>> loss = F.mean(PF.affine(F.tanh(PF.affine(x, 5, name="a")), 2, name="b") ** 2)
+        >>> solver = S.Sgd(0.1)
+        >>> solver.set_parameters(nn.get_parameters())
+        >>> times = profile(AdaptiveLossScalingUpdater(solver, loss, storage="float16"), iterations=2)
+        >>> list(times.layers)
+        ['a/affine', 'b/affine', '(between passes)']
+        >>> times.layers["b/affine"].rounding > 0.0
+        True
+    """
+    scaling = getattr(updater, "scaling", None)
+    if not isinstance(scaling, AdaptiveLossScaling):
+        raise TypeError(f"updater must be an AdaptiveLossScalingUpdater, got {type(updater).__name__}")
+    if integer("iterations", iterations) < 1:
+        raise ValueError(f"iterations={iterations!r} must be 1 or more")
+    if scaling.kernels.asynchronous:
+        raise ValueError("the network is on a GPU, which goes on while Python does: use NVIDIA's profilers")
+    updater.update()
+    clock = _Clock(scaling.plan)
+    with ExitStack() as stack:
+        loss = scaling.loss
+        storages = [loss.emulated_storage.kernels] if isinstance(loss, FormatEmulation) else []
+        for kernels in (scaling.kernels, *storages):
+            for name in _KERNELS:
+                stack.enter_context(_replaced(kernels, name, clock.timed(name, getattr(kernels, name))))
+        for name in ("forward", "backward"):
+            stack.enter_context(_replaced(scaling, name, clock.with_hooks(getattr(scaling, name))))
+        clock.begin()
+        for _ in range(iterations):
+            updater.update()
+        clock.end()
+    return clock.profile(iterations)
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, method: Callable[..., Any]) -> Iterator[None]:
+    """`method` in the place of one of an object's methods, for a while."""
+    setattr(owner, name, method)
+    try:
+        yield
+    finally:
+        delattr(owner, name)
+
+
+class _Clock:
+    """Sums up times by layer; what was timed since the last look belongs to the function looked at."""
+
+    def __init__(self, plan: GraphPlan) -> None:
+        self._layers = nearest_layers(plan)
+        names = [name or _INPUTS for name in self._layers.values()]
+        self._sums: Dict[str, Dict[str, float]] = {name: {} for name in (*names, _BETWEEN)}
+        self._pending: Dict[str, float] = {}
+        self._start = self._last = 0.0
+        self._total = 0.0
+        self._nested = False
+
+    def begin(self) -> None:
+        """The first update begins."""
+        self._start = self._last = perf_counter()
+
+    def end(self) -> None:
+        """The last one is over."""
+        self._flush(_BETWEEN)
+        self._total = perf_counter() - self._start
+
+    def timed(self, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        """A kernel whose time is noted; those that it calls itself are part of it."""
+        field = _KERNELS[name]
+
+        def run(*arguments: Any, **keywords: Any) -> Any:
+            if self._nested:
+                return kernel(*arguments, **keywords)
+            self._nested = True
+            start = perf_counter()
+            try:
+                return kernel(*arguments, **keywords)
+            finally:
+                self._pending[field] = self._pending.get(field, 0.0) + perf_counter() - start
+                self._nested = False
+
+        return run
+
+    def with_hooks(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """`forward` or `backward`, with looks at the clock before and after each function."""
+
+        def run(*arguments: Any, **keywords: Any) -> Any:
+            self._flush(_BETWEEN)
+            return method(*arguments, function_pre_hook=self._look, function_post_hook=self._look, **keywords)
+
+        return run
+
+    def profile(self, iterations: int) -> Profile:
+        """The times per iteration."""
+        layers = {
+            name: LayerTimes(**{field: 1e3 * seconds / iterations for field, seconds in sums.items()})
+            for name, sums in self._sums.items()
+        }
+        return Profile(layers, 1e3 * self._total / iterations)
+
+    def _look(self, f: Any) -> None:
+        self._flush(self._layers[hash(f)] or _INPUTS)
+
+    def _flush(self, name: str) -> None:
+        now = perf_counter()
+        sums = self._sums[name]
+        rest = now - self._last - sum(self._pending.values())
+        for field, seconds in [*self._pending.items(), ("rest", rest)]:
+            sums[field] = sums.get(field, 0.0) + seconds
+        self._pending.clear()
+        self._last = now

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A network out of a file of Python: `FILE.py:function`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import inspect
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any, List, NamedTuple, Optional
+
+import nnabla as nn
+
+from ..graph.loss_like import LossWrapper
+from .target import Feeder
+
+
+class ProgramError(ValueError):
+    """A file or function that no network can be had from; the message says what is wrong and what to do."""
+
+
+class Program(NamedTuple):
+    """What a function has returned: a loss (or an updater) and a feeder, if there is one."""
+
+    loss: Any
+    feeder: Optional[Feeder]
+
+
+def load_program(place: str) -> Program:
+    """Call the function of a file that `place` names, as in `train.py:network`.
+
+    The file is run as a module, with its own folder first on the path, so that it imports its neighbours.
+    What stands below `if __name__ == "__main__":` is not run.
+
+    Raises:
+        ProgramError: there is no such file or function, it cannot be called without arguments, raises, or
+            returns something else.
+    """
+    file, colon, name = place.rpartition(":")
+    if not colon or not name or not file:
+        raise ProgramError(
+            f"{place!r} does not say which function: write FILE.py:function, as in train.py:network"
+        )
+    path = Path(file)
+    if not path.is_file():
+        raise ProgramError(f"there is no file {file}{_similar(path.name, _python_files(path.parent))}")
+    module = _run(path)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ProgramError(f"{file} has no function {name!r}{_functions_of(module, name)}")
+    needed = _needed_arguments(function)
+    if needed:
+        raise ProgramError(
+            f"{file}:{name} needs arguments ({', '.join(needed)}): write a function without any that calls it"
+        )
+    try:
+        returned = function()
+    except Exception as error:
+        raise ProgramError(f"{file}:{name} raised {_told(error, path)}") from error
+    return _program(returned, f"{file}:{name}")
+
+
+def _run(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
+    if spec is None or spec.loader is None:
+        raise ProgramError(f"{path} is no file of Python: its name must end with .py")
+    module = importlib.util.module_from_spec(spec)
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    sys.modules[path.stem] = module  # as dataclasses and pickles of the file expect
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ProgramError(f"{path} cannot be imported: {_told(error, path)}") from error
+    return module
+
+
+def _program(returned: Any, place: str) -> Program:
+    if isinstance(returned, tuple):
+        if len(returned) != 2:
+            raise ProgramError(
+                f"{place} returned a tuple of {len(returned)}: return the loss, or (loss, feeder)"
+            )
+        loss, feeder = returned
+        if feeder is not None and not callable(feeder):
+            raise ProgramError(
+                f"{place} returned a feeder that is a {type(feeder).__name__}: it must be a function without "
+                "arguments that fills the inputs with the next batch"
+            )
+    else:
+        loss, feeder = returned, None
+    if not (isinstance(loss, (nn.Variable, LossWrapper)) or hasattr(loss, "data_feeder")):
+        forgot = "nothing (a return is missing?)" if loss is None else f"a {type(loss).__name__}"
+        raise ProgramError(f"{place} returned {forgot}: return the loss Variable, or (loss, feeder)")
+    return Program(loss, feeder)
+
+
+def _needed_arguments(function: Any) -> List[str]:
+    parameters = inspect.signature(function).parameters.values()
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
+
+
+def _told(error: Exception, path: Path) -> str:
+    """The error, and the last line of the file that led to it."""
+    own = str(path.resolve())
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == own]
+    where = f" (line {lines[-1]})" if lines else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def _functions_of(module: ModuleType, name: str) -> str:
+    found = [
+        key
+        for key, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__
+    ]
+    return _similar(name, found) or (f"; it has {', '.join(found)}" if found else "; it has none")
+
+
+def _python_files(folder: Path) -> List[str]:
+    return [path.name for path in folder.glob("*.py")] if folder.is_dir() else []
+
+
+def _similar(name: str, names: List[str]) -> str:
+    found = difflib.get_close_matches(name, names, 1)
+    return f"; did you mean {found[0]}?" if found else ""

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looks during a training whether layers lose their gradients."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Dict, NamedTuple, Sequence, Set
+
+from ..core.validation import integer, number
+from ..emulation import FormatEmulation
+from ..engine import AdaptiveLossScaling
+from ..errors import LossScaleWarning
+from ..graph.plan import GraphPlan
+from ..kernels import select_kernels
+from .layers import layers_of
+from .passes import LayerGradients, Passes
+from .preserved import preserved
+from .tally import Tally
+
+
+class LayerLoss(NamedTuple):
+    """The share of a layer's gradient elements, not zero in fp32, that are zero as stored.
+
+    Attributes:
+        with_alpha: with the scales of the training.
+        without_alpha: with the scale that the loss starts with alone, and none for layers.
+    """
+
+    with_alpha: float
+    without_alpha: float
+
+
+class SanityChecker:
+    """Compares the stored gradients of every layer with fp32's, every so many iterations.
+
+    Call it after each `update()`. It warns once of each layer that loses more than a threshold, and says what
+    the layer would lose without scales of layers. (The sanity checker of the implementation that Zhao et al.,
+    arXiv 1910.12385, published does this.) A check takes three passes or more on the last batch, and training
+    goes on bit for bit as without it.
+
+    Args:
+        updater: an `AdaptiveLossScalingUpdater` with `storage=`.
+        every: iterations from one check to the next. 100: a few percent of the time.
+        threshold: the share that may be lost without a warning. 0.5: networks train with more than one would
+            think, see `diagnose`.
+
+    Attributes:
+        last: what the last check found, by layer; empty before.
+
+    Raises:
+        TypeError: `updater` has no `scaling`.
+        ValueError: its loss is stored in fp32, `every` is less than 1, or `threshold` not in [0, 1].
+
+    Example:
+        >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
+        >>> import nnabla.solvers as S
+        >>> from nnabla_adaloss import AdaptiveLossScalingUpdater
+        >>> x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
+        >>> loss = F.mean(PF.affine(F.tanh(PF.affine(x, 5, name="a")), 2, name="b") ** 2)
+        >>> solver = S.Sgd(0.1)
+        >>> solver.set_parameters(nn.get_parameters())
+        >>> updater = AdaptiveLossScalingUpdater(solver, loss, storage="float16")
+        >>> checker = SanityChecker(updater, every=2)
+        >>> for _ in range(4):
+        ...     result = updater.update()
+        ...     checker()
+        >>> checker.last["a/affine"]
+        LayerLoss(with_alpha=0.0, without_alpha=0.0)
+    """
+
+    def __init__(self, updater: Any, every: int = 100, threshold: float = 0.5) -> None:
+        scaling = getattr(updater, "scaling", None)
+        if not isinstance(scaling, AdaptiveLossScaling):
+            raise TypeError(
+                f"updater must be an AdaptiveLossScalingUpdater, got {type(updater).__name__}; "
+                "diagnose(updater) takes any"
+            )
+        if integer("every", every) < 1:
+            raise ValueError(f"every={every!r} must be 1 or more")
+        if not 0.0 <= number("threshold", threshold) <= 1.0:
+            raise ValueError(f"threshold={threshold!r} must lie in [0, 1]")
+        _emulation_of(scaling)
+        self.last: Dict[str, LayerLoss] = {}
+        self._updater, self._every, self._threshold = updater, every, threshold
+        self._calls = 0
+        self._told: Set[str] = set()
+
+    def __call__(self) -> None:
+        """Count an iteration, and check if it is time."""
+        self._calls += 1
+        if self._calls % self._every == 0:
+            self.check()
+
+    def check(self) -> Dict[str, LayerLoss]:
+        """Check now, on the batch that was fed last."""
+        scaling: AdaptiveLossScaling = self._updater.scaling
+        self.last = _measure(scaling)
+        bad = {name: lost for name, lost in self.last.items() if lost.with_alpha > self._threshold}
+        for name, lost in bad.items():
+            if name not in self._told:
+                self._told.add(name)
+                warnings.warn(
+                    f"layer {name} loses {lost.with_alpha:.0%} of its gradient in iteration {self._calls} "
+                    f"({lost.without_alpha:.0%} without scales of layers): diagnose(updater) tells why",
+                    LossScaleWarning,
+                    stacklevel=3,
+                )
+        return self.last
+
+
+def _measure(scaling: AdaptiveLossScaling) -> Dict[str, LayerLoss]:
+    emulation = _emulation_of(scaling)
+    plan = GraphPlan(scaling.variable, names=scaling.plan.names)
+    kernels = select_kernels(scaling.variable.parent.context)
+    leaves = {hash(v): v for f in plan.functions for v in f.inputs if v.parent is None}
+    layers = layers_of(plan)
+    passes = Passes(layers)
+    learned, draws = scaling.state_dict(), emulation.emulated_storage.draws
+    with preserved(leaves, kernels) as state:
+
+        def forward() -> None:
+            state.restore_functions()
+            emulation.forward()
+
+        in_fp32 = passes.with_one_scale(forward, scaling.variable, 1.0)
+        without = passes.with_one_scale(forward, emulation, scaling.loss_scale)
+        with_alpha = passes.adaptive(forward, scaling, scaling.iteration)
+    scaling.load_state_dict(learned)
+    emulation.emulated_storage.draws = draws
+    found = {}
+    for layer in layers:
+        keys = [*layer.outputs, *layer.weights]
+        shares = [_lost(keys, in_fp32, stored) for stored in (with_alpha, without)]
+        found[layer.name] = LayerLoss(*shares)
+    return found
+
+
+def _lost(keys: Sequence[int], reference: LayerGradients, stored: LayerGradients) -> float:
+    tally = Tally()
+    for key in keys:
+        tally.count(reference.arrays[key], stored.arrays[key])
+    return tally.kept().underflow
+
+
+def _emulation_of(scaling: AdaptiveLossScaling) -> FormatEmulation:
+    loss = scaling.loss
+    if not isinstance(loss, FormatEmulation):
+        raise ValueError(
+            "updater stores everything in fp32, so that nothing can be lost: make it with storage='float16'"
+        )
+    return loss

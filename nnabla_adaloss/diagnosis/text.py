@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A diagnosis as text, for a terminal."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from typing import List, Optional, Sequence, Tuple
+
+from .causes import Cause
+from .numbers import Kept, NetworkNumbers, Way
+from .verdicts import Verdict, power
+
+_WIDTH = 110
+_CELL = 9
+
+
+def columns(verdict: Verdict) -> Sequence[Way]:
+    """The ways that are worth a column: components' own scales where the default does not do."""
+    shown = [Way.NONE, Way.START, Way.END, Way.ADAPTIVE]
+    fatal = any(cause.fatal for cause in verdict.causes)
+    return [*shown, Way.BY_PART] if verdict.needs in (None, Way.BY_PART) and not fatal else shown
+
+
+def other_causes(verdict: Verdict) -> Sequence[Cause]:
+    """What is wrong besides what the verdict says already."""
+    return [cause for cause in verdict.causes if str(cause) not in verdict.line]
+
+
+def heading(way: Way, network: NetworkNumbers) -> str:
+    """What a column is called: the scale, or the name of the way."""
+    if way in (Way.START, Way.END):
+        return power(network.scales[way])
+    return "by part" if way is Way.BY_PART else way.value
+
+
+def legend(network: NetworkNumbers, ways: Sequence[Way]) -> Sequence[Tuple[str, str]]:
+    """What the words of the table mean."""
+    entries = [
+        ("underflow", "elements of a layer's gradients that are not 0 in fp32 and are 0 as stored"),
+        (
+            "error",
+            "of the weight gradient, relative to fp32; inf: so much of it overflows",
+        ),
+        ("right scale", "the largest power of two that leaves two bits of room"),
+        ("none", "without scaling"),
+        (heading(Way.START, network), "the scale that nnabla's DynamicLossScalingUpdater starts with"),
+        (heading(Way.END, network), "the largest one without overflow, where it would end"),
+        ("adaptive", "AdaptiveLossScalingUpdater at its defaults"),
+    ]
+    if Way.BY_PART in ways:
+        entries.append(("by part", 'the same with AdaLossConfig(loss_scale_method="amax_history")'))
+    return entries
+
+
+def share(value: float) -> str:
+    """A share in percent; what is not zero does not look like zero."""
+    if not math.isfinite(value):
+        return "-"
+    if 0.0 < value < 0.0005:
+        return "<0.1%"
+    return f"{value:.1%}" if value < 10.0 else ">1000%"
+
+
+def scale_text(scale: Optional[float]) -> str:
+    """A scale, or a dash."""
+    return "-" if scale is None else power(scale)
+
+
+def as_text(network: NetworkNumbers, verdict: Verdict) -> str:
+    """The verdict, what is wrong, a table of numbers, and a line for each layer."""
+    batches = f"{network.batches} batch{'es' if network.batches != 1 else ''}"
+    head = (
+        f"{network.storage} beside fp32, {batches}; loss {network.stored_loss:.6g} (fp32: {network.loss:.6g})"
+    )
+    lines = [head, "", *_paragraph(verdict.line)]
+    for cause in other_causes(verdict):
+        lines += _paragraph(f"- {cause}", "  ")
+    lines += ["", *_table(network, verdict), ""]
+    width = max((len(layer.name) for layer in verdict.layers), default=0)
+    for layer in verdict.layers:
+        lines += _paragraph(f"{layer.name:{width}}  {layer.line}", " " * (width + 2))
+    return "\n".join(lines)
+
+
+def _paragraph(text: str, indent: str = "") -> List[str]:
+    return textwrap.wrap(
+        text, _WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )
+
+
+def error_text(kept: Kept) -> str:
+    """The error, or the share of elements that overflow."""
+    return f"inf {share(kept.overflow)}" if kept.overflow else share(kept.error)
+
+
+def _table(network: NetworkNumbers, verdict: Verdict) -> List[str]:
+    ways = columns(verdict)
+    headings = _cells([heading(way, network) for way in ways])
+    first = max([len("layer"), *(len(layer.name) for layer in network.layers)])
+    group = len(headings)
+    lines = [
+        f"{'':{first}} {'underflow':^{group}}   {'error':^{group}}  right",
+        f"{'layer':{first}} {headings}   {headings}  scale",
+    ]
+    for layer, judged in zip(network.layers, verdict.layers):
+        lost = _cells([share(layer.kept[way].underflow) for way in ways])
+        errors = _cells([error_text(layer.kept[way]) for way in ways])
+        lines.append(f"{layer.name:{first}} {lost}   {errors}  {scale_text(judged.right_scale)}")
+    lines.append("")
+    lines += [f"{word:>12}: {meaning}" for word, meaning in legend(network, ways)]
+    return lines
+
+
+def _cells(texts: Sequence[str]) -> str:
+    return " ".join(f"{text:>{_CELL}}" for text in texts)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the numbers mean: which scale each layer needs, and the network. Pure: from numbers to sentences."""
+
+from __future__ import annotations
+
+import math
+from typing import Dict, List, NamedTuple, Optional, Sequence
+
+from ..core.scale_history import HistoryPolicy
+from .causes import Cause, causes_of
+from .numbers import LayerNumbers, NetworkNumbers, Way
+
+TOLERANCE = 0.05
+"""Relative error of a weight gradient that does no harm."""
+
+# By how much a gradient may be worse than the best that any way makes of it, where the format is so narrow
+# that all are worse than that.
+_WORSE = 1.25
+# A gradient of which more is lost is no gradient, whatever its error.
+_LOST = 0.5
+# From the least to the most that one has to do.
+_EFFORT = (Way.NONE, Way.START, Way.ONE, Way.END, Way.ADAPTIVE, Way.BY_PART)
+_USES = {
+    Way.ADAPTIVE: "use adaptive (AdaptiveLossScalingUpdater as it comes)",
+    Way.BY_PART: 'use adaptive with AdaLossConfig(loss_scale_method="amax_history")',
+}
+
+
+class LayerVerdict(NamedTuple):
+    """What is said of one layer.
+
+    Attributes:
+        name: the layer.
+        right_scale: the largest power of two with which its gradients stay two bits below the end of the
+            format; None when it has no gradient.
+        serves: the ways that keep its gradient.
+        line: the verdict.
+    """
+
+    name: str
+    right_scale: Optional[float]
+    serves: Sequence[Way]
+    line: str
+
+
+class Verdict(NamedTuple):
+    """What is said of a network.
+
+    Attributes:
+        line: one line.
+        needs: the least that keeps every layer's gradient; None: no way of scaling does.
+        causes: what is wrong besides; what no scale helps comes first.
+        layers: a verdict for each layer, in forward order.
+    """
+
+    line: str
+    needs: Optional[Way]
+    causes: Sequence[Cause]
+    layers: Sequence[LayerVerdict]
+
+
+def judge(network: NetworkNumbers) -> Verdict:
+    """The verdicts on a network and on each of its layers."""
+    causes = causes_of(network)
+    by_layer: Dict[str, Cause] = {}
+    for cause in causes:
+        by_layer.setdefault(cause.layer, cause)
+    fatal = [cause for cause in causes if cause.fatal]
+    layers = [_layer(layer, network, by_layer.get(layer.name), fatal) for layer in network.layers]
+    if fatal:
+        return Verdict(f"No loss scale mends this. {fatal[0]}.", None, causes, layers)
+    needs = next((way for way in _EFFORT if all(way in layer.serves for layer in layers)), None)
+    return Verdict(_network(network, layers, needs), needs, causes, layers)
+
+
+def serves(layer: LayerNumbers, way: Way) -> bool:
+    """Whether a way keeps the gradient of a layer: nothing overflows, and its error does no harm."""
+    kept = layer.kept[way]
+    if kept.overflow or not math.isfinite(kept.error):
+        return False
+    best = min((k.error for k in layer.kept.values() if not k.overflow), default=math.inf)
+    return kept.error <= TOLERANCE or (kept.error <= _WORSE * best and kept.underflow <= _LOST)
+
+
+def power(scale: float) -> str:
+    """A power of two as one writes it: 2^11; small ones as numbers.
+
+    Example:
+        >>> power(2048.0), power(8.0), power(2.0**-20)
+        ('2^11', '8', '2^-20')
+    """
+    return f"{scale:g}" if 1.0 <= scale <= 16.0 else f"2^{round(math.log2(scale))}"
+
+
+def _layer(
+    layer: LayerNumbers, network: NetworkNumbers, cause: Optional[Cause], fatal: Sequence[Cause]
+) -> LayerVerdict:
+    right = HistoryPolicy().scale(layer.amax, u_max=network.u_max) if layer.amax else None
+    keeps = [way for way in _EFFORT if serves(layer, way)]
+    if cause is not None and cause.fatal:
+        line = f"{cause.what}: {cause.remedy}"
+    elif fatal and (not layer.nonzero or not keeps):
+        line = f"cannot be judged before {fatal[0].layer} is mended"
+    elif not layer.nonzero:
+        line = "no gradient arrives, in fp32 either"
+    elif not keeps:
+        line = f"no way of scaling keeps its gradient in {network.storage}: store it in more bits"
+    else:
+        line = _sentence(keeps[0], layer, network)
+        line = line if cause is None else f"{line}; {cause.what}: {cause.remedy}"
+    return LayerVerdict(layer.name, right, keeps, line)
+
+
+def _sentence(way: Way, layer: LayerNumbers, network: NetworkNumbers) -> str:
+    lost = layer.kept[Way.NONE].underflow
+    if way is Way.NONE:
+        return "needs no scaling" + (f"; the {lost:.0%} that it loses do no harm" if lost >= 0.01 else "")
+    without = (
+        f"{lost:.0%} lost without" if lost >= 0.01 else f"error {layer.kept[Way.NONE].error:.0%} without"
+    )
+    if way in _USES:
+        return f"needs a scale of its own ({without})"
+    return f"needs scaling ({without}); {power(network.scales[way])} serves"
+
+
+def _network(network: NetworkNumbers, layers: Sequence[LayerVerdict], needs: Optional[Way]) -> str:
+    storage = network.storage
+    start = power(network.scales[Way.START])
+    if needs is Way.NONE:
+        line = f"{storage} needs no scaling here"
+        full = [layer.name for layer, n in zip(layers, network.layers) if n.kept[Way.START].overflow]
+        return f"{line}, and has no room for it: {start} overflows in {full[-1]}." if full else f"{line}."
+    if needs is Way.START:
+        return f"One scale of {start} serves all layers: nnabla's updater has it from the start."
+    if needs in (Way.ONE, Way.END):
+        scale = power(network.scales[needs])
+        bad = sum(Way.START not in layer.serves for layer in layers)
+        return (
+            f"One scale of {scale} serves all layers; {start}, where nnabla's updater starts, does not serve "
+            f"{bad} of {len(layers)}: start from {scale}, or let it be measured (adaptive)."
+        )
+    apart = _apart(layers)
+    if needs is None:
+        worst = [layer.name for layer in layers if not layer.serves]
+        failing = ", ".join(worst[:3]) if worst else apart
+        return f"No way of scaling keeps all gradients in {storage}: {failing}. Store them in more bits."
+    return f"{apart}: {_USES[needs]}."
+
+
+def _apart(layers: Sequence[LayerVerdict]) -> str:
+    """Two layers that one scale cannot serve together."""
+    known: List[LayerVerdict] = [layer for layer in layers if layer.right_scale]
+    short = [layer for layer in known if Way.END not in layer.serves] or known
+    a = max(short, key=lambda layer: layer.right_scale or 0.0)
+    b = min(known, key=lambda layer: layer.right_scale or 0.0)
+    if a is b or not (a.right_scale and b.right_scale):
+        return f"No one scale serves layer {a.name}"
+    first, second = (a, b) if known.index(a) < known.index(b) else (b, a)
+    apart = power(a.right_scale / b.right_scale)
+    return f"Layers {first.name} and {second.name} need scales {apart} apart"

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The losses of one training loop, each with its engine; what was learned outlives rebuilt graphs."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
+from ..engine.forward_state import ForwardState
+from ..engine.saved_names import fingerprint
+from ..graph.loss_like import LossLike, variable_of
+
+# Losses of different networks that are remembered. Each holds the last graph of its network.
+_REMEMBERED = 8
+
+Structure = Tuple[str, ...]
+MakeScaling = Callable[[LossLike, Optional[ForwardState]], AdaptiveLossScaling]
+
+
+class ScaledLosses:
+    """An engine for each loss.
+
+    A loss is known by its Variable; nnabla's Variables cannot be referred to weakly, so that the last graph
+    of each network is kept. A new Variable whose graph has the same functions with the same names is the same
+    network, built again: it takes over what was measured, in the place of the one before.
+
+    Args:
+        make: makes the engine of a loss, with what is known of parameters that forward writes.
+
+    Attributes:
+        forward_state: what is known of parameters that forward writes; all losses share it.
+    """
+
+    def __init__(self, make: MakeScaling) -> None:
+        self.forward_state: Optional[ForwardState] = None
+        self._make = make
+        # The one that was used last is the last.
+        self._known: Dict[Structure, AdaptiveLossScaling] = {}
+        # Saved states whose networks have not been seen yet.
+        self._saved: List[Mapping[str, Any]] = []
+
+    def of(self, loss: LossLike) -> AdaptiveLossScaling:
+        """The engine of a loss; a new one at the first use."""
+        key = hash(variable_of(loss))
+        for structure, scaling in self._known.items():
+            if hash(scaling.variable) == key:
+                self._known[structure] = self._known.pop(structure)
+                return scaling
+        return self._remember(self._make(loss, self.forward_state))
+
+    def states(self) -> List[Mapping[str, Any]]:
+        """The state of each, the one that was used last at the end."""
+        return [*self._saved, *(scaling.state_dict() for scaling in self._known.values())]
+
+    def load(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Go on from what `states` returned; a loss that was not seen yet takes its own when it comes.
+
+        Raises:
+            ValueError: a state is damaged. Nothing changes then.
+        """
+        before = [(scaling, scaling.state_dict()) for scaling in self._known.values()]
+        try:
+            for scaling in self._known.values():
+                self._load_into(scaling, states)
+        except ValueError as error:
+            for scaling, state in before:
+                scaling.load_state_dict(state)
+            raise ValueError(f"state is damaged: {error}") from error
+        present = [fingerprint(scaling.plan) for scaling in self._known.values()]
+        self._saved = [state for state in states if list(state["network"]) not in present]
+
+    def _remember(self, scaling: AdaptiveLossScaling) -> AdaptiveLossScaling:
+        self.forward_state = scaling.guard.state
+        structure = tuple(scaling.plan.labels[key] for key in scaling.plan.nodes)
+        before = self._known.pop(structure, None)
+        if before is not None:
+            scaling.components = before.components
+            scaling.limits.update(before.limits)
+        else:
+            self._load_into(scaling, self._saved)
+            own = fingerprint(scaling.plan)
+            self._saved = [state for state in self._saved if list(state["network"]) != own]
+        self._known[structure] = scaling
+        if len(self._known) > _REMEMBERED:
+            del self._known[next(iter(self._known))]
+        return scaling
+
+    def _load_into(self, scaling: AdaptiveLossScaling, states: Sequence[Mapping[str, Any]]) -> None:
+        own = fingerprint(scaling.plan)
+        for state in states:
+            if list(state["network"]) == own:
+                scaling.load_state_dict(state)

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import inspect
+import json
+from typing import Any
+
+import nnabla as nn
+import nnabla.solvers as S
+import numpy as np
+import pytest
+
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, profile
+from nnabla_adaloss.diagnosis.profiling import _KERNELS
+from nnabla_adaloss.kernels import Kernels
+
+from .nets import SOUND
+
+
+def updater_of(name: str, **arguments: Any) -> AdaptiveLossScalingUpdater:
+    nn.clear_parameters()
+    loss, feed = SOUND[name]()
+    solver = S.Sgd(0.1)
+    solver.set_parameters(nn.get_parameters())
+    return AdaptiveLossScalingUpdater(solver, loss, feed, **{"storage": "float16", **arguments})
+
+
+@pytest.mark.parametrize("method", ["approx_range", "amax_history"])
+def test_the_parts_are_the_whole(method: str) -> None:
+    updater = updater_of("ResNet", config=AdaLossConfig(loss_scale_method=method))
+    times = profile(updater, iterations=3)
+    assert times.sum.total == pytest.approx(times.milliseconds, rel=0.02)
+    assert updater.iteration == 4
+    for name in updater.scaling.layers:
+        layer = times.layers[name]
+        assert min(layer) >= 0.0
+        assert layer.rounding > 0.0
+        assert layer.unscaling > 0.0
+        assert layer.rest > layer.unscaling
+    assert times.sum.scaling > 0.0
+    assert times.layers["(between passes)"].rest > 0.0
+
+
+def test_every_kernel_is_timed() -> None:
+    kernels = {name for name, value in vars(Kernels).items() if inspect.isfunction(value) and name[0] != "_"}
+    assert kernels == set(_KERNELS)
+
+
+def test_without_emulation_nothing_is_rounded() -> None:
+    times = profile(updater_of("MLP", storage=None, config=AdaLossConfig()), iterations=2)
+    assert times.sum.rounding == 0.0
+    assert times.sum.statistics > 0.0
+
+
+def test_everything_is_put_back() -> None:
+    def train(iterations: int) -> np.ndarray:
+        updater = updater_of("MLP")
+        if iterations:
+            profile(updater, iterations)  # after one that it does not measure
+        while updater.iteration < 5:
+            updater.update()
+        assert not {"forward", "backward"} & vars(updater.scaling).keys()
+        assert vars(updater.scaling.kernels) == {}
+        return np.concatenate([v.d.ravel() for v in nn.get_parameters().values()])
+
+    np.testing.assert_array_equal(train(0), train(3))
+    updater = updater_of("MLP")
+
+    def fail() -> None:
+        raise OSError("no more data")
+
+    updater.data_feeder, feed = fail, updater.data_feeder
+    with pytest.raises(OSError, match="no more data"):
+        profile(updater)
+    updater.data_feeder = feed
+    assert updater.update().updated
+
+
+def test_as_text_and_as_a_dict() -> None:
+    times = profile(updater_of("MLP"), iterations=1)
+    found = times.as_dict()
+    assert json.loads(json.dumps(found)) == found
+    assert found["layers"]["fc1/affine"]["rounding"] > 0.0
+    lines = str(times).splitlines()
+    assert lines[2].split() == ["layer", "statistics", "scaling", "unscaling", "rounding", "rest", "total"]
+    assert len({len(line) for line in lines[2:]}) == 1
+
+
+def test_refused() -> None:
+    with pytest.raises(TypeError, match="must be an AdaptiveLossScalingUpdater, got int"):
+        profile(3)
+    with pytest.raises(ValueError, match="iterations=0 must be 1 or more"):
+        profile(updater_of("MLP"), iterations=0)

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import warnings
+from typing import Any, Dict
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import numpy as np
+import pytest
+
+from nnabla_adaloss import (
+    AdaLossConfig,
+    AdaptiveLossScalingUpdater,
+    DynamicLossScalingUpdater,
+    LossScaleWarning,
+    SanityChecker,
+)
+
+from .nets import PLANTED, SOUND
+
+
+def updater_of(built: Any, **arguments: Any) -> AdaptiveLossScalingUpdater:
+    loss, feed = built
+    solver = S.Momentum(0.01)
+    solver.set_parameters(nn.get_parameters())
+    return AdaptiveLossScalingUpdater(solver, loss, feed, **{"storage": "float16", **arguments})
+
+
+def test_a_layer_that_loses_its_gradient_is_named_once() -> None:
+    updater = updater_of(PLANTED["vanishing"].build())
+    checker = SanityChecker(updater, every=2)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", LossScaleWarning)
+        for _ in range(6):
+            updater.update()
+            checker()
+    assert [str(w.message).split(" loses ")[0] for w in told] == ["layer fc0/affine"]
+    assert "in iteration 2" in str(told[0].message)
+    lost = checker.last["fc2/affine"]
+    assert lost.with_alpha < 0.1 < 0.5 < lost.without_alpha
+
+
+def test_scales_that_suit_lose_nothing() -> None:
+    config = AdaLossConfig(loss_scale_method="amax_history")
+    updater = updater_of(PLANTED["vanishing"].build(), config=config)
+    checker = SanityChecker(updater, threshold=0.05)
+    for _ in range(3):
+        updater.update()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = checker.check()
+    assert max(lost.with_alpha for lost in found.values()) < 0.05
+    assert found["fc0/affine"].without_alpha == 1.0
+
+
+def test_a_check_teaches_nothing() -> None:
+    updater = updater_of(PLANTED["vanishing"].build())
+    checker = SanityChecker(updater, threshold=1.0)
+    for _ in range(2):
+        updater.update()
+    learned = updater.scaling.state_dict()
+    checker.check()
+    assert updater.scaling.state_dict() == learned
+
+
+def noisy() -> Any:
+    x, t = nn.Variable((8, 6)), nn.Variable((8, 1))
+    rng = np.random.default_rng(0)
+    h = PF.batch_normalization(PF.affine(x, 6, name="fc1", rng=np.random.RandomState(0)), name="bn")
+    h = F.dropout(F.relu(h), 0.5)
+    loss = F.mean(F.softmax_cross_entropy(PF.affine(h, 3, name="fc2", rng=np.random.RandomState(1)), t))
+
+    def feed() -> None:
+        x.d, t.d = rng.standard_normal(x.shape), rng.integers(0, 3, t.shape)
+
+    return loss, feed
+
+
+@pytest.mark.parametrize("method", ["approx_range", "amax_history"])
+def test_training_goes_on_as_without(method: str) -> None:
+    def train(every: int) -> Dict[str, np.ndarray]:
+        nn.clear_parameters()
+        nn.seed(1)
+        updater = updater_of(noisy(), config=AdaLossConfig(loss_scale_method=method))
+        checker = SanityChecker(updater, every=every)
+        for _ in range(8):
+            updater.update()
+            checker()
+        assert all(lost.with_alpha < 0.05 for lost in checker.last.values())
+        return {name: v.d.copy() for name, v in nn.get_parameters(grad_only=False).items()}
+
+    with_checks, without = train(2), train(100)
+    for name, value in without.items():
+        np.testing.assert_array_equal(with_checks[name], value, err_msg=name)
+
+
+def test_refused() -> None:
+    updater = updater_of(SOUND["MLP"]())
+    with pytest.raises(ValueError, match="every=0 must be 1 or more"):
+        SanityChecker(updater, every=0)
+    with pytest.raises(ValueError, match=r"threshold=1\.5 must lie in \[0, 1\]"):
+        SanityChecker(updater, threshold=1.5)
+    nn.clear_parameters()
+    loss, feed = SOUND["LeNet"]()
+    with pytest.raises(TypeError, match="must be an AdaptiveLossScalingUpdater, got Dynamic"):
+        SanityChecker(DynamicLossScalingUpdater(updater.solver, loss, feed))
+    with pytest.raises(ValueError, match="stores everything in fp32"):
+        SanityChecker(updater_of((loss, feed), storage=None, config=AdaLossConfig()))

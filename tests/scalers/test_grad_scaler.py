@@ -1,0 +1,460 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops of one's own, in PyTorch's words."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Callable, Dict, NamedTuple
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import numpy as np
+import pytest
+
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, GradScaler, LossScaleWarning
+
+
+class Net(NamedTuple):
+    loss: nn.Variable
+    feed: Callable[..., None]
+    solver: Any
+    parameters: Dict[str, nn.Variable]
+    x: nn.Variable
+
+
+def net(weight: float = 1.0, *, seed: int = 0) -> Net:
+    """A small net; its feeder makes gradients infinite while the loss is finite, or larger by a factor."""
+    nn.clear_parameters()
+    rng = np.random.default_rng(seed)
+    x, t, one, weights = nn.Variable((8, 6)), nn.Variable((8, 1)), nn.Variable((1,)), nn.Variable((1,))
+    h = F.relu(PF.affine(x, 16, name="fc1", rng=np.random.RandomState(seed)))
+    h = PF.batch_normalization(h, name="bn")
+    y = PF.affine(h, 3, name="fc2", rng=np.random.RandomState(seed + 1))
+    root = F.pow_scalar(F.reshape(F.mean(y) * 0.0, (1,)) + one, 0.5)
+    loss = F.mean(F.softmax_cross_entropy(y, t) * F.broadcast(F.reshape(weights, (1, 1)), (8, 1))) * weight
+    loss = loss + F.sum(root) * 0.0
+    solver = S.Momentum(0.05 / weight)
+    solver.set_parameters(nn.get_parameters())
+
+    def feed(*, overflow: bool = False, nan: bool = False, factor: float = 1.0) -> None:
+        weights.d = factor
+        x.d, t.d, one.d = rng.standard_normal(x.shape), rng.integers(0, 3, t.shape), float(not overflow)
+        if nan:
+            x.d[0, 0] = np.nan
+
+    return Net(loss, feed, solver, nn.get_parameters(grad_only=False), x)
+
+
+def iterate(scaler: GradScaler, n: Net, **what: Any) -> bool:
+    n.solver.zero_grad()
+    n.feed(**what)
+    scaler.forward(n.loss, clear_no_need_grad=True)
+    scaler.backward(n.loss, clear_buffer=True)
+    updated = scaler.step(n.solver)
+    scaler.update()
+    return updated
+
+
+def snapshot(n: Net) -> Dict[str, np.ndarray]:
+    return {name: v.d.copy() for name, v in n.parameters.items()}
+
+
+def test_gradients_come_out_unscaled() -> None:
+    n = net()
+    n.feed()
+    n.solver.zero_grad()
+    n.loss.forward()
+    n.loss.backward()
+    expected = {name: v.g.copy() for name, v in nn.get_parameters().items()}
+    scaler = GradScaler(n.solver)
+    n.solver.zero_grad()
+    n.loss.forward()
+    scaler.backward(n.loss)
+    for name, v in nn.get_parameters().items():
+        np.testing.assert_allclose(v.g, expected[name], rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["approx_range", "amax_history"])
+def test_the_first_batch_has_its_scale_already(method: str) -> None:
+    n = net(1e-8)
+    n.feed()
+    n.solver.zero_grad()
+    n.loss.forward()
+    n.loss.backward()
+    expected = nn.get_parameters()["fc1/affine/W"].g.copy()
+    scaler = GradScaler(n.solver, storage="float16", config=AdaLossConfig(loss_scale_method=method))
+    n.solver.zero_grad()
+    scaler.forward(n.loss)
+    scaler.backward(n.loss)
+    error = np.linalg.norm(nn.get_parameters()["fc1/affine/W"].g - expected) / np.linalg.norm(expected)
+    assert error < 0.02
+    assert scaler.scaling(n.loss).loss_scale > 2.0**30
+
+
+def test_it_trains_as_the_updater_does() -> None:
+    n = net(1e-6)
+    scaler = GradScaler(n.solver, storage="float16")
+    assert all(iterate(scaler, n) for _ in range(20))
+    own = snapshot(n)
+    n = net(1e-6)
+    updater = AdaptiveLossScalingUpdater(n.solver, n.loss, n.feed, storage="float16")
+    for _ in range(20):
+        updater.update()
+    for name, value in snapshot(n).items():
+        np.testing.assert_array_equal(own[name], value, err_msg=name)
+
+
+def test_gradients_are_clipped_unscaled() -> None:
+    n = net(1e-6)
+    scaler = GradScaler(n.solver, storage="float16")
+    for _ in range(2):
+        n.solver.zero_grad()
+        n.feed()
+        scaler.forward(n.loss)
+        scaler.backward(n.loss)
+        scaler.unscale_(n.solver)
+        before = nn.get_parameters()["fc2/affine/W"].g.copy()
+        n.solver.clip_grad_by_norm(1e-9)
+        after = nn.get_parameters()["fc2/affine/W"].g
+        assert 1e-9 < np.linalg.norm(before) < 1e-5
+        np.testing.assert_allclose(np.linalg.norm(after), 1e-9, rtol=1e-3)
+        assert scaler.step(n.solver)
+        scaler.update()
+
+
+def test_an_overflow_skips_the_step_and_lowers_what_was_at_fault() -> None:
+    n = net()
+    scaler = GradScaler(n.solver, storage="float16")
+    for _ in range(3):
+        assert iterate(scaler, n)
+    before, scale = snapshot(n), scaler.scaling(n.loss).loss_scale
+    assert not iterate(scaler, n, factor=2.0**5)
+    assert all((value == before[name]).all() for name, value in snapshot(n).items())
+    assert (scaler.steps, scaler.skipped_steps) == (3, 1)
+    assert scaler.cause.startswith("overflow, first in ")
+    assert iterate(scaler, n, factor=2.0**5)
+    assert scaler.scaling(n.loss).loss_scale == scale / 16.0
+
+
+def test_dropout_and_running_statistics_survive_the_first_batch() -> None:
+    nn.clear_parameters()
+    x = nn.Variable.from_numpy_array(np.random.default_rng(0).standard_normal((64, 8)).astype(np.float32))
+    h = PF.batch_normalization(PF.affine(x, 8, name="fc1"), name="bn")
+    dropped = F.dropout(h, 0.5)
+    dropped.persistent = h.persistent = True
+    loss = F.mean(PF.affine(dropped, 3, name="fc2") ** 2) * 1e-8
+    solver = S.Sgd(0.1)
+    solver.set_parameters(nn.get_parameters())
+    scaler = GradScaler(solver, storage="float16")
+    solver.zero_grad()
+    scaler.forward(loss)
+    mean = nn.get_parameters(grad_only=False)["bn/bn/mean"]
+    once = mean.d.copy()
+    scaler.backward(loss)
+    # Only what was let through brings a gradient back.
+    np.testing.assert_array_equal(h.g == 0.0, dropped.d == 0.0)
+    np.testing.assert_array_equal(mean.d, once)
+
+
+def test_infinite_gradients_of_a_finite_loss_skip_the_step() -> None:
+    n = net()
+    scaler = GradScaler(n.solver)
+    assert iterate(scaler, n)
+    before = snapshot(n)
+    assert not iterate(scaler, n, overflow=True)
+    assert all((v == before[name]).all() for name, v in snapshot(n).items())
+    assert iterate(scaler, n)
+
+
+def test_nan_in_the_data_lowers_no_scale_and_leaves_nothing_behind() -> None:
+    n = net()
+    scaler = GradScaler(n.solver, storage="float16")
+    for _ in range(2):
+        assert iterate(scaler, n)
+    before, amaxes = snapshot(n), scaler.scaling(n.loss).components.amaxes()
+    with pytest.warns(LossScaleWarning, match=r"step skipped in iteration 2: fc1/affine \(Affine\) reads an"):
+        assert not iterate(scaler, n, nan=True)
+    assert all((v == before[name]).all() for name, v in snapshot(n).items())
+    assert scaler.scaling(n.loss).components.amaxes() == amaxes
+    assert iterate(scaler, n)
+
+
+def test_clipping_does_not_hide_a_nan() -> None:
+    n = net()
+    scaler = GradScaler(n.solver)
+    n.feed(nan=True)
+    n.solver.zero_grad()
+    scaler.forward(n.loss)
+    scaler.backward(n.loss)
+    scaler.unscale_(n.solver)
+    for v in nn.get_parameters().values():
+        v.g = 0.0
+    with pytest.warns(LossScaleWarning, match="reads an input"):
+        assert not scaler.step(n.solver)
+
+
+def test_calls_in_the_wrong_order_are_refused() -> None:
+    n = net()
+    scaler = GradScaler(n.solver, storage="float16")
+    with pytest.raises(RuntimeError, match=r"step\(\) before backward"):
+        scaler.step(n.solver)
+    with pytest.raises(RuntimeError, match=r"unscale_\(\) before backward"):
+        scaler.unscale_(n.solver)
+    with pytest.raises(RuntimeError, match=r"update\(\) has nothing to do"):
+        scaler.update()
+    n.feed()
+    n.loss.forward()
+    with pytest.raises(RuntimeError, match=r"forward did not run in storage='float16'"):
+        scaler.backward(n.loss)
+    n.solver.zero_grad()
+    scaler.forward(n.loss)
+    scaler.backward(n.loss)
+    scaler.unscale_(n.solver)
+    with pytest.raises(RuntimeError, match=r"unscale_\(\) has already been called"):
+        scaler.unscale_(n.solver)
+    scaler.step(n.solver)
+    with pytest.raises(RuntimeError, match=r"unscale_\(\) is being called after step"):
+        scaler.unscale_(n.solver)
+    with pytest.raises(RuntimeError, match=r"step\(\) has already been called"):
+        scaler.step(n.solver)
+    with pytest.raises(ValueError, match="none of the 1 that this scaler was made with"):
+        scaler.step(S.Sgd(0.1))
+    scaler.update()
+    with pytest.raises(RuntimeError, match=r"step\(\) before backward"):
+        scaler.step(n.solver)
+
+
+@pytest.mark.parametrize(
+    ("solvers", "error", "message"),
+    [
+        (lambda s: [], ValueError, "needs a solver"),
+        (lambda s: [s, s], ValueError, r"solvers\[1\] is given twice"),
+        (lambda s: [s, 3], TypeError, r"solvers\[1\] must be an nnabla solver; int has no update"),
+        (lambda s: [S.Sgd(0.1)], ValueError, r"solvers\[0\] has no parameters"),
+    ],
+)
+def test_refused(solvers: Callable[[Any], Any], error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        GradScaler(*solvers(net().solver))
+
+
+def test_micro_batches_are_added() -> None:
+    n = net()
+    scaler = GradScaler(n.solver, storage="float16")
+    n.solver.zero_grad()
+    sums: Dict[str, np.ndarray] = {}
+    for _ in range(3):
+        n.feed()
+        scaler.forward(n.loss)
+        scaler.backward(n.loss)
+        now = nn.get_parameters()["fc1/affine/W"].g.copy()
+        assert not np.array_equal(now, sums.get("W"))
+        sums["W"] = now
+    assert scaler.step(n.solver)
+    scaler.update()
+    assert scaler.steps == 1
+
+
+def gan() -> Any:
+    """Two losses with a solver each; the weights of the losses differ by 1e6."""
+    nn.clear_parameters()
+    rng = np.random.default_rng(0)
+    z, real = nn.Variable((16, 4)), nn.Variable((16, 2))
+
+    def discriminate(v: nn.Variable) -> nn.Variable:
+        h = F.leaky_relu(PF.affine(v, 16, name="d/fc1", rng=np.random.RandomState(1)))
+        return PF.affine(h, 1, name="d/fc2", rng=np.random.RandomState(2))
+
+    h = F.leaky_relu(PF.affine(z, 16, name="g/fc1", rng=np.random.RandomState(3)))
+    fake = PF.affine(h, 2, name="g/fc2", rng=np.random.RandomState(4))
+    score = discriminate(fake)
+    loss_g = F.mean(F.sigmoid_cross_entropy(score, F.constant(1, score.shape))) * 1e-6
+    detached = discriminate(fake.get_unlinked_variable(need_grad=False))
+    loss_d = F.mean(
+        F.sigmoid_cross_entropy(discriminate(real), F.constant(1, score.shape))
+        + F.sigmoid_cross_entropy(detached, F.constant(0, score.shape))
+    )
+    solvers = S.Sgd(1e4), S.Sgd(0.01)
+    for solver, scope in zip(solvers, ("g", "d")):
+        with nn.parameter_scope(scope):
+            solver.set_parameters(nn.get_parameters())
+
+    def feed() -> None:
+        z.d, real.d = rng.standard_normal(z.shape), rng.standard_normal(real.shape) + 2.0
+
+    return loss_g, loss_d, (*solvers,), feed
+
+
+@pytest.mark.parametrize("updates", ["once", "after each"])
+def test_two_losses_with_a_solver_each(updates: str) -> None:
+    loss_g, loss_d, (solver_g, solver_d), feed = gan()
+    scaler = GradScaler(solver_g, solver_d, storage="float16")
+    engines = set()
+    for _ in range(4):
+        feed()
+        for loss, solver in ((loss_g, solver_g), (loss_d, solver_d)):
+            solver.zero_grad()
+            scaler.forward(loss)
+            scaler.backward(loss)
+            engines.add(id(scaler.scaling(loss)))
+            assert scaler.step(solver)
+            if updates == "after each":
+                scaler.update()
+        if updates == "once":
+            scaler.update()
+    assert len(engines) == 2
+    assert scaler.scaling(loss_g).loss_scale > 1e4 * scaler.scaling(loss_d).loss_scale
+
+
+def test_an_overflow_of_one_solver_does_not_stop_the_other() -> None:
+    loss_g, loss_d, (solver_g, solver_d), feed = gan()
+    scaler = GradScaler(solver_g, solver_d)
+    feed()
+    solver_g.zero_grad()
+    scaler.forward(loss_g)
+    scaler.backward(loss_g)
+    solver_d.zero_grad()
+    scaler.forward(loss_d)
+    scaler.backward(loss_d)
+    gradients = {name: v.g.copy() for name, v in solver_d.get_parameters().items()}
+    next(iter(solver_g.get_parameters().values())).g = np.inf
+    with pytest.warns(LossScaleWarning, match="no backward has left them so"):
+        assert not scaler.step(solver_g)
+    for name, v in solver_d.get_parameters().items():
+        np.testing.assert_array_equal(v.g, gradients[name])
+    assert scaler.step(solver_d)
+    scaler.update()
+    assert (scaler.steps, scaler.skipped_steps) == (1, 1)
+
+
+def test_a_bad_batch_of_one_solver_leaves_the_gradients_of_another() -> None:
+    nn.clear_parameters()
+    x = nn.Variable((8, 4))
+    h = F.relu(PF.affine(x, 8, name="fc1", rng=np.random.RandomState(0)))  # it lets no NaN through
+    loss = F.mean(PF.affine(h, 3, name="fc2", rng=np.random.RandomState(1)) ** 2)
+    first, second = S.Sgd(0.1), S.Sgd(0.1)
+    for solver, scope in ((first, "fc1"), (second, "fc2")):
+        with nn.parameter_scope(scope):
+            solver.set_parameters(nn.get_parameters())
+    scaler = GradScaler(first, second)
+    x.d = np.random.default_rng(0).standard_normal(x.shape)
+    x.d[0, 0] = np.nan
+    first.zero_grad()
+    second.zero_grad()
+    scaler.forward(loss)
+    scaler.backward(loss)
+    gradients = {name: v.g.copy() for name, v in second.get_parameters().items()}
+    with pytest.warns(LossScaleWarning, match="fc1/affine"):
+        assert not scaler.step(first)
+    for name, v in second.get_parameters().items():
+        np.testing.assert_array_equal(v.g, gradients[name])
+    assert scaler.step(second)
+    scaler.update()
+
+
+def test_what_a_skipped_batch_added_to_running_statistics_is_put_back() -> None:
+    n = net()
+    scaler = GradScaler(n.solver)
+    assert iterate(scaler, n)
+    mean = n.parameters["bn/bn/mean"].d.copy()
+    n.solver.zero_grad()
+    n.feed()
+    scaler.forward(n.loss)
+    scaler.backward(n.loss)
+    n.parameters["fc1/affine/W"].g = np.inf
+    with pytest.warns(LossScaleWarning, match="no backward has left them so"):
+        assert not scaler.step(n.solver)
+    scaler.update()
+    np.testing.assert_array_equal(n.parameters["bn/bn/mean"].d, mean)
+
+
+def rebuilt(solver: Any, rng: np.random.Generator, size: int = 4) -> nn.Variable:
+    x = nn.Variable.from_numpy_array(rng.standard_normal((size, 3)).astype(np.float32))
+    return F.mean(PF.affine(F.tanh(PF.affine(x, 5, name="a")), 2, name="b") ** 2) * 1e-6
+
+
+def test_a_graph_that_is_built_anew_goes_on_with_what_was_measured() -> None:
+    rng = np.random.default_rng(0)
+    solver = S.Sgd(0.01)
+    rebuilt(solver, rng)
+    solver.set_parameters(nn.get_parameters())
+    scaler = GradScaler(solver, storage="float16")
+    scales, measured = [], []
+    for size in (4, 4, 6, 4, 3):  # the size of a batch makes no other network
+        loss = rebuilt(solver, rng, size)
+        solver.zero_grad()
+        scaler.forward(loss)
+        scaler.backward(loss)
+        assert scaler.step(solver)
+        scaler.update()
+        scales.append(scaler.scaling(loss).loss_scale)
+        measured.append(scaler.scaling(loss).components)
+    assert all(components is measured[0] for components in measured)
+    # Of every iteration there is an entry.
+    windows = scaler.state_dict()["losses"][0]["components"]
+    assert {pushed for pushed, _ in windows.values()} == {5}
+    assert min(scales) > 2.0**20
+    assert len(scaler.state_dict()["losses"]) == 1
+
+
+def test_no_more_than_a_few_networks_are_remembered() -> None:
+    solver = S.Sgd(0.01)
+    x = nn.Variable.from_numpy_array(np.ones((2, 3), np.float32))
+
+    def deep(depth: int) -> nn.Variable:
+        h = x
+        for _ in range(depth):
+            h = F.tanh(PF.affine(h, 3, name="rnn"))
+        return F.mean(h**2)
+
+    deep(1)
+    solver.set_parameters(nn.get_parameters())
+    scaler = GradScaler(solver)
+    for depth in range(1, 13):
+        loss = deep(depth)
+        loss.forward()
+        scaler.backward(loss)
+        scaler.step(solver)
+        scaler.update()
+    assert len(scaler.state_dict()["losses"]) == 8
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_copy_by_its_state_goes_on_as_the_original(seen: bool) -> None:
+    def run(scaler: GradScaler, n: Net, count: int) -> None:
+        for _ in range(count):
+            iterate(scaler, n)
+
+    n = net(1e-7)
+    scaler = GradScaler(n.solver, storage="float16")
+    run(scaler, n, 6)
+    expected = snapshot(n)
+
+    n = net(1e-7)
+    scaler = GradScaler(n.solver, storage="float16")
+    run(scaler, n, 3)
+    state = json.loads(json.dumps(scaler.state_dict()))
+    copy = GradScaler(n.solver, storage="float16")
+    if seen:
+        copy.scaling(n.loss)
+    copy.load_state_dict(state)
+    assert copy.state_dict()["losses"] == state["losses"]
+    run(copy, n, 3)
+    for name, value in snapshot(n).items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    assert copy.steps == 6
+
+
+def test_a_state_that_is_none_changes_nothing() -> None:
+    n = net()
+    scaler = GradScaler(n.solver)
+    iterate(scaler, n)
+    before = scaler.state_dict()
+    damaged = json.loads(json.dumps(before))
+    damaged["losses"][0]["components"] = {"x": [1, 2, 3]}
+    for state in ({}, {**before, "version": 99}, {**before, "losses": [{}]}, damaged):
+        with pytest.raises(ValueError, match="state"):
+            scaler.load_state_dict(state)
+        assert scaler.state_dict() == before
