@@ -256,6 +256,32 @@ def test_unscale_add_all(kernels: Kernels) -> None:
     assert kernels.unscale_add_all([]) == []
 
 
+@examples
+@given(values=arrays, scale=powers_of_two)
+def test_unscale_add_of_any_bit_pattern(kernels: Kernels, values: np.ndarray, scale: float) -> None:
+    with np.errstate(all="ignore"):
+        quotient = values.astype(np.float32) * np.float32(1.0 / scale)
+        total = np.float32(1e-40) + quotient
+    source, master = nd_array(values, values.dtype), nn.NdArray(values.shape)
+    kernels.unscale_add(source, master, scale, accumulate=False)
+    assert_same_floats(master.data, quotient)
+    master = nd_array(np.full(values.shape, 1e-40))
+    kernels.unscale_add(source, master, scale, accumulate=True)
+    assert_same_floats(master.data, total)
+
+
+def test_unscaling_keeps_subnormal_numbers(kernels: Kernels) -> None:
+    values = np.array([1e-40, -1e-45, 2.0**-126, 3e-39], np.float32)
+    for scale in (1.0, 2.0, 0.25):
+        with np.errstate(under="ignore"):
+            quotient = values / np.float32(scale)
+        master = nn.NdArray(values.shape)
+        assert kernels.unscale_add(nd_array(values), master, scale, accumulate=False) == quotient.max()
+        assert_same_floats(master.data, quotient)
+        kernels.unscale_add(nd_array(values), master, scale, accumulate=True)
+        assert_same_floats(master.data, quotient + quotient)
+
+
 # ---- rounding
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import importlib.util
+import sys
 
 import nnabla as nn
 import pytest
@@ -19,8 +19,8 @@ def test_the_default_context() -> None:
     assert isinstance(select_kernels(nn.Context()), CpuKernels)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed")
-def test_cuda_without_cupy_is_slow_and_says_so() -> None:
+def test_cuda_without_cupy_is_slow_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
     context = nn.Context(["cudnn:half", "cuda:half", "cpu:half"], "CudaCachedArray", "0")
     with pytest.warns(RuntimeWarning, match=r"CuPy is not installed.*cuda120"):
         assert isinstance(select_kernels(context), PlainKernels)
