@@ -176,7 +176,7 @@ class DelayedStatistics:
         if seen is not None:
             self._asked[key] = seen, scale
         elif stored_dtype(array) is not None:
-            self._asked[key] = self._measurements.measure(array), scale
+            self._asked[key] = self._measurements.measure([array])[0], scale
         return self._answers[0].get(key, NOTHING_KNOWN).scaled(scale)
 
     def data(self, variable: nn.Variable, key: int) -> ArrayStatistics:
@@ -185,7 +185,7 @@ class DelayedStatistics:
             seen = self._storage.data_statistics(key) if self._storage is not None else None
             if seen is None:
                 array = as_float32(variable.data, self._pool.get(variable.shape, "float32"))
-                self._asked_data[key] = self._measurements.measure(array)
+                self._asked_data[key] = self._measurements.measure([array])[0]
             else:
                 self._asked_data[key] = seen
         return self._answers[1].get(key, NOTHING_KNOWN)

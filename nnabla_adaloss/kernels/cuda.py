@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+from threading import RLock
 from typing import Any, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
@@ -18,9 +20,10 @@ from .cuda_source import CudaSource
 from .device_table import DeviceTable
 from .interface import ExponentHistogram, GradientToUnscale, RoundingStatistics, ScaledCopy
 
-ELEMENTS_PER_BLOCK = (
-    2048  # two reads of 16 bytes for each of 256 threads: enough for small arrays to spread out
-)
+# Two reads of 16 bytes for each of 256 threads: enough for small arrays to spread out.
+ELEMENTS_PER_BLOCK = 2048
+# Of a kernel whose blocks leave a row each, which the last of them reads in the end: not so many of those.
+ELEMENTS_PER_ROW = 4 * ELEMENTS_PER_BLOCK
 
 
 class _Task(NamedTuple):
@@ -61,13 +64,14 @@ class CudaKernels:
         self._source = source
         self._context = context
         self._launcher = launcher if launcher is not None else CupyLauncher(int(context.device_id or 0))
-        self._source_is_half, self._accumulate = (
-            source.constant("SOURCE_IS_HALF"),
-            source.constant("ACCUMULATE"),
+        self._source_is_half, self._target_is_half, self._accumulate = (
+            source.constant(flag) for flag in ("SOURCE_IS_HALF", "TARGET_IS_HALF", "ACCUMULATE")
         )
         self._max_tasks = source.constant("MAX_TASKS")
+        # Held while a buffer is in use that calls share: threads may share these kernels.
+        self._lock = RLock()
         self._tasks = np.zeros(1, source.layout("Tasks"))
-        self._format = np.zeros(1, source.layout("Format"))
+        self._format = source.layout("Format")
         # What blocks of one task leave for the last of them; kernels run one after another, so one is enough.
         rows = self._max_tasks * self._launcher.max_blocks
         self._partial = self._launcher.allocate(rows * source.layout("Row").itemsize)
@@ -88,20 +92,28 @@ class CudaKernels:
         """
         tasks = [self._reading(x, first_row + i) for i, x in enumerate(arrays)]
         if table.histograms:
-            self._launch("exponent_histogram", tasks, table.rows, *self._workspace, table.exponents)
+            rows = table.rows, *self._workspace, table.exponents
+            self._launch("exponent_histogram", tasks, *rows, per_block=ELEMENTS_PER_ROW)
         else:
-            self._launch("statistics", tasks, table.rows, *self._workspace)
+            self._launch("statistics", tasks, table.rows, *self._workspace, per_block=ELEMENTS_PER_ROW)
+
+    def launch_largest(self, arrays: Sequence[NdArray], table: DeviceTable) -> None:
+        """Write the largest magnitude of all the arrays to the table's first place, if it is larger than what
+        is there: infinity, or a NaN, if one is not finite.
+        """
+        self._launch("largest_magnitude", [self._reading(x) for x in arrays], table.largest)
 
     def launch_scaled_copies(self, copies: Iterable[ScaledCopy]) -> None:
         """`scaled_copy` for many arrays."""
         tasks = []
-        for source, target, alpha in copies:
+        for source, target, alpha, half in copies:
             read = self._reading(source)
             require_same_size(source, target)
-            address = read.source
+            address, flags = read.source, read.flags
             if target is not source:
-                address = target.data_ptr(FLOAT16 if read.flags else FLOAT32, self._context, True)
-            tasks.append(read._replace(target=address, factor=alpha))
+                flags |= self._target_is_half if half else 0
+                address = self._address(target, FLOAT16 if flags else FLOAT32, True)
+            tasks.append(read._replace(target=address, factor=alpha, flags=flags))
         self._launch("scaled_copy", tasks)
 
     def launch_unscale_add(
@@ -155,19 +167,22 @@ class CudaKernels:
             return
         read = self._reading(source, row)
         address = read.source if target is source else self._address(target, FLOAT32, True)
-        if fitted:
-            self.launch_statistics([source], self._measured)
         numbers = storage.mantissa_bits, storage.smallest_normal, storage.max, storage.beyond_max
         key = random_key or 0
-        self._format[0] = (*numbers, fitted, random_key is not None, key & 0xFFFFFFFF, key >> 32)
-        self._launch(
-            "round_to_format",
-            [read._replace(target=address)],
-            self._format,
-            self._measured.rows,
-            table.rows,
-            *self._workspace,
-        )
+        layout = np.zeros(1, self._format)
+        layout[0] = (*numbers, fitted, random_key is not None, key & 0xFFFFFFFF, key >> 32)
+        with self._lock:
+            if fitted:
+                self.launch_statistics([source], self._measured)
+            self._launch(
+                "round_to_format",
+                [read._replace(target=address)],
+                layout,
+                self._measured.rows,
+                table.rows,
+                *self._workspace,
+                per_block=ELEMENTS_PER_ROW,
+            )
 
     # ---- Kernels
 
@@ -175,9 +190,14 @@ class CudaKernels:
     def asynchronous(self) -> bool:
         return True
 
+    @property
+    def context(self) -> nn.Context:
+        return self._context
+
     def statistics(self, x: NdArray) -> ArrayStatistics:
-        self.launch_statistics([x], self._own_table)
-        return self._own_table.fetch().rows[0].statistics
+        with self._lock:
+            self.launch_statistics([x], self._own_table)
+            return self._own_table.fetch(1, 0).rows[0].statistics
 
     def exponent_histogram(self, x: NdArray) -> Tuple[ArrayStatistics, ExponentHistogram]:
         table = self.table(1, histograms=True)
@@ -185,8 +205,14 @@ class CudaKernels:
         contents = table.fetch()
         return contents.rows[0].statistics, contents.exponents[0]
 
-    def scaled_copy(self, source: NdArray, target: NdArray, alpha: float) -> None:
-        self.launch_scaled_copies([ScaledCopy(source, target, alpha)])
+    def all_finite(self, arrays: Sequence[NdArray]) -> bool:
+        with self._lock:
+            self._own_table.clear()
+            self.launch_largest(arrays, self._own_table)
+            return math.isfinite(self._own_table.fetch(0, 1).largest[0])
+
+    def scaled_copy(self, source: NdArray, target: NdArray, alpha: float, *, half: bool = False) -> None:
+        self.launch_scaled_copies([ScaledCopy(source, target, alpha, half)])
 
     def scaled_copy_all(self, copies: Iterable[ScaledCopy]) -> None:
         self.launch_scaled_copies(copies)
@@ -201,9 +227,10 @@ class CudaKernels:
         waiting, found = list(gradients), []
         while waiting:
             some, waiting = waiting[: self._max_tasks], waiting[self._max_tasks :]
-            self._own_table.clear()
-            self.launch_unscale_add(some, self._own_table)
-            found += self._own_table.fetch().largest[: len(some)]
+            with self._lock:
+                self._own_table.clear()
+                self.launch_unscale_add(some, self._own_table)
+                found += self._own_table.fetch(0, len(some)).largest
         return found
 
     def round_to_format(
@@ -215,11 +242,12 @@ class CudaKernels:
         fitted: bool = False,
         random_key: Optional[int] = None,
     ) -> RoundingStatistics:
-        self._own_table.clear()
-        self.launch_round_to_format(
-            source, target, storage, self._own_table, fitted=fitted, random_key=random_key
-        )
-        return self._own_table.fetch().rows[0]
+        with self._lock:
+            self._own_table.clear()
+            self.launch_round_to_format(
+                source, target, storage, self._own_table, fitted=fitted, random_key=random_key
+            )
+            return self._own_table.fetch(1, 0).rows[0]
 
     # ---- launching
 
@@ -232,14 +260,17 @@ class CudaKernels:
         address = self._address(x, FLOAT16 if half else FLOAT32)
         return _Task(address, 0, x.size, row, flags=self._source_is_half if half else 0)
 
-    def _launch(self, kernel: str, tasks: Sequence[_Task], *arguments: Any) -> None:
-        for group in _independent_groups(tasks, self._max_tasks):
-            blocks = 0
-            for i, task in enumerate(group):
-                self._tasks["task"][0, i] = (*task[:4], blocks, *task[4:])
-                blocks += min(max(1, -(-task.size // ELEMENTS_PER_BLOCK)), self._launcher.max_blocks)
-            self._tasks["count"] = len(group)
-            self._launcher.launch(kernel, blocks, (self._tasks, *arguments))
+    def _launch(
+        self, kernel: str, tasks: Sequence[_Task], *arguments: Any, per_block: int = ELEMENTS_PER_BLOCK
+    ) -> None:
+        with self._lock:
+            for group in _independent_groups(tasks, self._max_tasks):
+                blocks = 0
+                for i, task in enumerate(group):
+                    self._tasks["task"][0, i] = (*task[:4], blocks, *task[4:])
+                    blocks += min(max(1, -(-task.size // per_block)), self._launcher.max_blocks)
+                self._tasks["count"] = len(group)
+                self._launcher.launch(kernel, blocks, (self._tasks, *arguments))
 
 
 def _independent_groups(tasks: Sequence[_Task], longest: int) -> Iterator[List[_Task]]:

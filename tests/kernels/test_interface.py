@@ -141,6 +141,18 @@ def test_scaled_copy_of_any_bit_pattern(kernels: Kernels, values: np.ndarray, al
     assert_same_floats(target.data, scaled(values, alpha))
 
 
+@examples
+@given(values=arrays, alpha=powers_of_two)
+def test_scaled_copy_in_half(kernels: Kernels, values: np.ndarray, alpha: float) -> None:
+    with np.errstate(all="ignore"):
+        expected = (values.astype(np.float32) * np.float32(alpha)).astype(np.float16)
+    source, target = nd_array(values, values.dtype), nn.NdArray(values.shape)
+    kernels.scaled_copy(source, target, alpha, half=True)
+    assert target.dtype == np.float16
+    assert_same_floats(target.data, expected)
+    assert source.dtype == values.dtype
+
+
 def test_scaled_copy_reuses_the_target(kernels: Kernels) -> None:
     target = nn.NdArray((2, 3))
     kernels.scaled_copy(nd_array(np.ones((2, 3))), target, 2.0)
@@ -164,6 +176,22 @@ def test_other_dtypes_are_refused(kernels: Kernels) -> None:
         kernels.round_to_format(nd_array([1, 2], np.float16), nn.NdArray((2,)), FLOAT16)
     with pytest.raises(TypeError, match="master is float16"):
         kernels.unscale_add(nd_array([1, 2]), nd_array([1, 2], np.float16), 1.0, accumulate=True)
+
+
+# ---- looking for infinities
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_bad_element_among_many_arrays(kernels: Kernels, dtype: type, bad: float) -> None:
+    arrays = [normal(length, dtype) for length in (5000, 0, 1, 33)] + [np.array([65504.0, -0.0], dtype)]
+    assert kernels.all_finite([nd_array(x, dtype) for x in arrays])
+    for index, position in ((0, 4999), (2, 0), (4, 1)):
+        spoilt = [x.copy() for x in arrays]
+        spoilt[index][position] = bad
+        assert not kernels.all_finite([nd_array(x, dtype) for x in spoilt])
+    assert kernels.all_finite([nd_array(x, dtype) for x in arrays])
+    assert kernels.all_finite([])
 
 
 # ---- unscaling
