@@ -27,6 +27,7 @@ import nnabla as nn
 import nnabla.functions as F
 import nnabla.solvers as S
 import numpy as np
+from resnet50 import resnet50
 
 from nnabla_adaloss import (
     AdaptiveLossScalingUpdater,

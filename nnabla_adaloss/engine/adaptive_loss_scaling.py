@@ -25,7 +25,7 @@ from ..graph.loss_like import LossLike, Seed, check_scale, check_seed, run_backw
 from ..graph.names import named, registered_names
 from ..graph.order import forward_order
 from ..graph.plan import GraphPlan
-from ..kernels import Measurements, NNablaAdaLoss, measurements_by, select_kernels
+from ..kernels import Kernels, Measurements, NNablaAdaLoss, measurements_by, select_kernels
 from ..kernels.scratch import ScratchPool
 from .backward_pass import BackwardPass, ScaleChoice
 from .batch_guard import BatchGuard
@@ -160,6 +160,11 @@ class AdaptiveLossScaling:
         return self._variable
 
     @property
+    def kernels(self) -> Kernels:
+        """The kernels for the arrays of the network."""
+        return self._kernels
+
+    @property
     def delay(self) -> int:
         """0 when scales come from the statistics of the same iteration, 1 when from the one before."""
         return self._delay
@@ -203,6 +208,13 @@ class AdaptiveLossScaling:
         was chosen in its place.
         """
         return self._last.loss_scale if self._last else self.components.policy.start_scale
+
+    def state_is_finite(self) -> bool:
+        """Whether running statistics, and whatever else forward writes, are finite, as the last forward left
+        them.
+        """
+        known = self._last.state_finite if self._last else None
+        return not self.guard.state.has_nonfinite() if known is None else known
 
     @property
     def settled(self) -> bool:
@@ -291,6 +303,9 @@ class AdaptiveLossScaling:
         """Count a good update: the limits of layers recover, and what was measured is remembered."""
         self._ada_loss.after_update()
         self.components.end_iteration()
+        # Where scales are held, the next pass may have no use for them.
+        if self._planned is not None and isinstance(self._last, BackwardPass):
+            self._planned.statistics.measure_weights()
 
     def forget(self) -> None:
         """Drop what was learned of gradients and weights: call it after loading other weights."""
@@ -404,6 +419,7 @@ class AdaptiveLossScaling:
         planned = self._for_this_graph(look_again=True)
         iteration = self.iteration if iteration is None else iteration
         self.components.begin_pass(iteration)
+        planned.statistics.watch(self.guard.state.arrays)
         held = None if again else self._holding.scales(planned.plan, iteration, scale)
         if held is not None:
             hooks = (communicator_callbacks, function_pre_hook, function_post_hook)
@@ -462,7 +478,8 @@ class AdaptiveLossScaling:
             held,
             steps if isinstance(steps, PlannedSteps) and not looked_at else None,
             measures=measures,
-            deferred=planned.measurements if communicator_callbacks is None else None,
+            deferred=planned.measurements,
+            launch_each=communicator_callbacks is not None,
         )
 
     def _end(self, running: AnyPass, iteration: int, clear_buffer: bool) -> None:
@@ -503,15 +520,15 @@ class AdaptiveLossScaling:
         communicator_callbacks: Optional[Any],
         recorder: Optional[StepRecorder] = None,
     ) -> BackwardPass:
-        # A communicator takes gradients as each function leaves them.
-        deferred = planned.measurements if communicator_callbacks is None else None
         return BackwardPass(
             self._context(planned),
             choice,
             start_scale,
             iteration,
             attempt=self.components.began[1],
-            deferred=deferred,
+            deferred=planned.measurements,
+            # A communicator takes gradients as each function leaves them.
+            launch_each=communicator_callbacks is not None,
             recorder=recorder,
         )
 

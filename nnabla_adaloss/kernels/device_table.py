@@ -51,7 +51,7 @@ class DeviceTable:
         gradients: int = 0,
     ) -> None:
         self._row = source.layout("Row")
-        # Magnitudes first, so that they and the first rows are one piece. What follows has 8 bytes per number.
+        # Magnitudes first, so that they and the first rows are one piece. The rest has 8 bytes per number.
         self._before_rows = 4 * (gradients + gradients % 2)
         self._before_exponents = self._before_rows + rows * self._row.itemsize
         self._size = self._before_exponents + (rows * EXPONENT_BINS * 8 if histograms else 0)

@@ -77,7 +77,7 @@ class Kernels(Protocol):
 
     @property
     def context(self) -> Context:
-        """The context by which the kernels reach arrays: what is made ready for them is best made ready there."""
+        """The context by which the kernels reach arrays; reached by it, arrays stay on their device."""
 
     def statistics(self, x: NdArray) -> ArrayStatistics:
         """Sums, extremes and counts of `x`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from functools import lru_cache
+from functools import cache
 
 import nnabla as nn
 
@@ -15,7 +15,7 @@ from .interface import Kernels
 from .plain import PlainKernels
 
 
-@lru_cache(maxsize=None)
+@cache
 def _cuda_kernels(array_class: str, device_id: str) -> CudaKernels:
     # Compiled code and 5 MB of workspace are the device's: one of each per process, whoever asks for it.
     return CudaKernels(nn.Context(["cuda:float", "cpu:float"], array_class, device_id))
@@ -25,7 +25,7 @@ def select_kernels(context: nn.Context) -> Kernels:
     """The fastest kernels for the arrays of `context`.
 
     `CpuKernels` for nnabla's CPU backend, `CudaKernels` for its CUDA extension if CuPy is installed, and
-    `PlainKernels` for everything else. All contexts of a GPU get the same `CudaKernels`, whatever their types.
+    `PlainKernels` for everything else. All contexts of a GPU get the same `CudaKernels`.
 
     Warns:
         RuntimeWarning: a CUDA context has to do with `PlainKernels` because CuPy is missing.

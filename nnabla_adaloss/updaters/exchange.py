@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from ..communicators.agreement import RankDisagreementError
 from ..core.validation import integer
+from ..kernels import Kernels
+from ..kernels.arrays import as_float32
 from .checksums import crc32_halves
 
 _Float = TypeVar("_Float", bound=np.floating[Any])
@@ -72,9 +74,14 @@ class GradientExchange:
         tables: NDArray[_Float] = gathered.view(own.dtype).reshape(self.comm.size, *own.shape)
         return tables
 
-    def all_finite(self) -> bool:
-        """Whether the gradients of all the solver's parameters are finite, on every rank alike."""
-        finite = not self._solver.check_inf_or_nan_grad()
+    def all_finite(self, kernels: Kernels) -> bool:
+        """Whether the gradients of all the solver's parameters are finite, on every rank alike.
+
+        Args:
+            kernels: look at all of them at once, where the solver would wait for one after another.
+        """
+        written = [v.grad for v in self.parameters.values() if not v.grad.zeroing]
+        finite = kernels.all_finite([as_float32(g, nn.NdArray(g.shape)) for g in written])
         # Infinities and NaNs travel through the sum; those of gradients that are not exchanged do not.
         return finite if self._exchanges_all else not self.any([not finite])[0]
 
@@ -100,7 +107,7 @@ class GradientExchange:
         if self.comm is None:
             return
         names = [*self.parameters, "the loss scales"]
-        arrays = [v.data.data for v in self.parameters.values()] + [np.array(scales, np.float64)]
+        arrays = [v.data.get_data("r") for v in self.parameters.values()] + [np.array(scales, np.float64)]
         own = crc32_halves(arrays)
         first = nn.NdArray.from_numpy_array(own.copy())
         self.comm.bcast([first], 0, inplace=True)

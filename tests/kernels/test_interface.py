@@ -263,7 +263,7 @@ def test_scaled_copy_all(kernels: Kernels) -> None:
     sources = [nd_array(normal(n, dtype), dtype) for n in LENGTHS for dtype in DTYPES]
     copies = [ScaledCopy(s, nn.NdArray(s.shape), 2.0**i) for i, s in enumerate(sources)]
     kernels.scaled_copy_all(copies)
-    for source, target, alpha in copies:
+    for source, target, alpha, _ in copies:
         one = nn.NdArray(source.shape)
         kernels.scaled_copy(source, one, alpha)
         assert_same_floats(target.data, one.data)
