@@ -87,7 +87,7 @@ def test_resnet50(on_device: CountedDevice) -> None:
     assert scaled > 30
     assert counts.launches["statistics"] == 54 + 1 + 2  # gradients, weights, running statistics
     assert sum(counts.launches.values()) <= 61 + scaled
-    # Of each scaled weight 8 bytes an element, of each gradient that is unscaled 8, what is measured, and copies.
+    # Per element 8 of a scaled weight and of a gradient that is unscaled, 4 of what is measured.
     assert counts.bytes < 2.1e6
 
 
