@@ -32,9 +32,9 @@ class _Task(NamedTuple):
     source: int
     target: int
     size: int
-    row: int = 0
-    factor: float = 1.0
-    flags: int = 0
+    row: int
+    factor: float
+    flags: int
 
 
 class CudaKernels:
@@ -90,7 +90,7 @@ class CudaKernels:
 
         A table with histograms gets those too; they add to what it holds, so clear it between uses.
         """
-        tasks = [self._reading(x, first_row + i) for i, x in enumerate(arrays)]
+        tasks = self._readings(arrays, first_row)
         if table.histograms:
             rows = table.rows, *self._workspace, table.exponents
             self._launch("exponent_histogram", tasks, *rows, per_block=ELEMENTS_PER_ROW)
@@ -101,19 +101,19 @@ class CudaKernels:
         """Write the largest magnitude of all the arrays to the table's first place, if it is larger than what
         is there: infinity, or a NaN, if one is not finite.
         """
-        self._launch("largest_magnitude", [self._reading(x) for x in arrays], table.largest)
+        tasks = [task._replace(row=0) for task in self._readings(arrays, 0)]
+        self._launch("largest_magnitude", tasks, table.largest)
 
     def launch_scaled_copies(self, copies: Iterable[ScaledCopy]) -> None:
         """`scaled_copy` for many arrays."""
         tasks = []
         for source, target, alpha, half in copies:
-            read = self._reading(source)
-            require_same_size(source, target)
-            address, flags = read.source, read.flags
+            address, flags = self._read(source)
+            size, to_address = require_same_size(source, target), address
             if target is not source:
                 flags |= self._target_is_half if half else 0
-                address = self._address(target, FLOAT16 if flags else FLOAT32, True)
-            tasks.append(read._replace(target=address, factor=alpha, flags=flags))
+                to_address = self._address(target, FLOAT16 if flags else FLOAT32, True)
+            tasks.append(_Task(address, to_address, size, 0, alpha, flags))
         self._launch("scaled_copy", tasks)
 
     def launch_unscale_add(
@@ -137,13 +137,14 @@ class CudaKernels:
         tasks = []
         for place, (source, master, scale, accumulate) in enumerate(gradients, first):
             factor = unscaling_factor(scale)
-            read = self._reading(source)
-            require_same_size(source, master)
+            address, flags = self._read(source)
+            size, to_address = require_same_size(source, master), address
             if accumulate:
                 require_float32(master, "master")
-            address = read.source if master is source else self._address(master, FLOAT32, not accumulate)
-            flags = read.flags | (self._accumulate if accumulate else 0)
-            tasks.append(read._replace(target=address, factor=factor, flags=flags, row=place))
+                flags |= self._accumulate
+            if master is not source:
+                to_address = self._address(master, FLOAT32, not accumulate)
+            tasks.append(_Task(address, to_address, size, place, factor, flags))
         self._launch("unscale_add", tasks, table.largest)
 
     def launch_round_to_format(
@@ -165,8 +166,8 @@ class CudaKernels:
                 self.launch_scaled_copies([ScaledCopy(source, target, 1.0)])
             self.launch_statistics([source], table, row)
             return
-        read = self._reading(source, row)
-        address = read.source if target is source else self._address(target, FLOAT32, True)
+        address, _ = self._read(source)
+        to_address = address if target is source else self._address(target, FLOAT32, True)
         numbers = storage.mantissa_bits, storage.smallest_normal, storage.max, storage.beyond_max
         key = random_key or 0
         layout = np.zeros(1, self._format)
@@ -176,7 +177,7 @@ class CudaKernels:
                 self.launch_statistics([source], self._measured)
             self._launch(
                 "round_to_format",
-                [read._replace(target=address)],
+                [_Task(address, to_address, source.size, row, 1.0, 0)],
                 layout,
                 self._measured.rows,
                 table.rows,
@@ -255,21 +256,31 @@ class CudaKernels:
         address: int = x.data_ptr(dtype, self._context, write_only)
         return address
 
-    def _reading(self, x: NdArray, row: int = 0) -> _Task:
-        half = is_half(x)
-        address = self._address(x, FLOAT16 if half else FLOAT32)
-        return _Task(address, 0, x.size, row, flags=self._source_is_half if half else 0)
+    def _read(self, x: NdArray) -> Tuple[int, int]:
+        """The address of what is read, and the flags that say how."""
+        if is_half(x):
+            return self._address(x, FLOAT16), self._source_is_half
+        return self._address(x, FLOAT32), 0
+
+    def _readings(self, arrays: Iterable[NdArray], first_row: int) -> List[_Task]:
+        """Tasks that read, each with a row of its own."""
+        tasks = []
+        for row, x in enumerate(arrays, first_row):
+            address, flags = self._read(x)
+            tasks.append(_Task(address, 0, x.size, row, 1.0, flags))
+        return tasks
 
     def _launch(
         self, kernel: str, tasks: Sequence[_Task], *arguments: Any, per_block: int = ELEMENTS_PER_BLOCK
     ) -> None:
         with self._lock:
             for group in _independent_groups(tasks, self._max_tasks):
-                blocks = 0
-                for i, task in enumerate(group):
-                    self._tasks["task"][0, i] = (*task[:4], blocks, *task[4:])
-                    blocks += min(max(1, -(-task.size // per_block)), self._launcher.max_blocks)
-                self._tasks["count"] = len(group)
+                blocks, rows = 0, []
+                for source, target, size, row, factor, flags in group:
+                    rows.append((source, target, size, row, blocks, factor, flags))
+                    blocks += min(max(1, -(-size // per_block)), self._launcher.max_blocks)
+                self._tasks["task"][0, : len(rows)] = rows
+                self._tasks["count"] = len(rows)
                 self._launcher.launch(kernel, blocks, (self._tasks, *arguments))
 
 
