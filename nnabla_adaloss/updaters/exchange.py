@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from ..communicators.agreement import RankDisagreementError
 from ..core.validation import integer
 from ..kernels import Kernels
-from ..kernels.arrays import as_float32
 from .checksums import crc32_halves
+from .finite_gradients import gradients_are_finite
 
 _Float = TypeVar("_Float", bound=np.floating[Any])
 
@@ -78,10 +78,9 @@ class GradientExchange:
         """Whether the gradients of all the solver's parameters are finite, on every rank alike.
 
         Args:
-            kernels: look at all of them at once, where the solver would wait for one after another.
+            kernels: the kernels for the gradients' arrays.
         """
-        written = [v.grad for v in self.parameters.values() if not v.grad.zeroing]
-        finite = kernels.all_finite([as_float32(g, nn.NdArray(g.shape)) for g in written])
+        finite = gradients_are_finite(kernels, self._solver)
         # Infinities and NaNs travel through the sum; those of gradients that are not exchanged do not.
         return finite if self._exchanges_all else not self.any([not finite])[0]
 
