@@ -176,8 +176,8 @@ class DelayedStatistics:
         # What was asked for in this iteration: the ticket of a measurement or its result, and the scale.
         self._asked: Dict[int, Tuple[Union[int, ArrayStatistics], float]] = {}
         self._asked_data: Dict[int, Union[int, ArrayStatistics]] = {}
-        # Parameters among what was asked for, those that were measured since an update, and whether that was
-        # before the iteration began.
+        # Parameters that were asked for since they were last measured together, those that were measured
+        # since an update, and whether that was before the iteration began.
         self._weights: Dict[int, nn.Variable] = {}
         self._measured: Set[int] = set()
         self._ahead = False
@@ -211,16 +211,18 @@ class DelayedStatistics:
             elif variable.parent is not None:
                 self._measure_data({key: variable})
             elif key not in self._measured:
-                self._weights[key] = variable
                 self._measured.add(key)
                 self._measure_data({key: variable})
+        if variable.parent is None:
+            self._weights[key] = variable
         return self._answers[1].get(key, NOTHING_KNOWN)
 
     def measure_weights(self) -> None:
         """Start to measure all weights at once, before forward makes copies of them in other types."""
-        self._measured = set(self._weights)
+        weights, self._weights = self._weights, {}
+        self._measured = set(weights)
         self._ahead = True
-        self._measure_data(self._weights)
+        self._measure_data(weights)
 
     def _measure_data(self, variables: Mapping[int, nn.Variable]) -> None:
         arrays = [as_float32(v.data, self._pool.get(v.shape, "float32")) for v in variables.values()]
