@@ -57,7 +57,7 @@ clean: ## remove the virtual environments and what tools left behind
 # One pip command for everything: a second one could bring in numpy 2, which nnabla cannot work with.
 $(READY): setup.py pyproject.toml tools/make_venv.sh tools/find_python.sh
 	@tools/make_venv.sh $(VENV) $(PYTHON_VERSIONS)
-	@echo "Installing into $(VENV): about 900 MB, half a minute on a fast line, several minutes on a slow one."
+	@echo "Installing into $(VENV): about 1.2 GB, half a minute on a fast line, several minutes on a slow one."
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[samples,mpi,test]'
 	@$(PYTHON) -m pip check
 	@touch $@

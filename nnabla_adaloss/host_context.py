@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nnabla context by which the host reaches the memory of any array."""
+"""The nnabla contexts by which memory of arrays is reached: from the host, or where it is."""
 
 from __future__ import annotations
 
@@ -8,3 +8,10 @@ import nnabla as nn
 # `NdArray.data_ptr(dtype, HOST)` converts as `cast()` does, which looks for nnabla_ext at every call (50 µs).
 # It insists on a context that names an array class; the default one names none.
 HOST = nn.Context(["cpu:float"], "CpuCachedArray", "0")
+
+
+def array_context(context: nn.Context) -> nn.Context:
+    """A context for `NdArray.data_ptr` that reaches arrays where functions of `context` leave them."""
+    # nnabla's default context names no array class; a cast wants one.
+    array_class = context.array_class or HOST.array_class
+    return nn.Context(["cpu:float"], array_class, context.device_id)

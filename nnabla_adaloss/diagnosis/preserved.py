@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Dict, Iterator, List, Tuple
+from typing import Dict, Iterator
 
 import nnabla as nn
 
 from ..engine.kept_gradients import KeptGradients
 from ..kernels import Kernels
-from ..kernels.copies import copy_array
+from ..kernels.copies import copy_arrays
 from .random_state import RandomState
 
 
@@ -28,15 +28,11 @@ def preserved(leaves: Dict[int, nn.Variable], kernels: Kernels) -> Iterator[Rand
     state = RandomState.now()
     gradients = KeptGradients(kernels)
     gradients.save(leaves)
-    data: List[Tuple[nn.NdArray, nn.NdArray]] = []
-    for leaf in leaves.values():
-        copy = nn.NdArray(leaf.shape)
-        copy_array(kernels, leaf.data, copy)
-        data.append((leaf.data, copy))
+    data = [(leaf.data, nn.NdArray(leaf.shape)) for leaf in leaves.values()]
+    copy_arrays(kernels, data)
     try:
         yield state
     finally:
-        for array, copy in data:
-            copy_array(kernels, copy, array)
+        copy_arrays(kernels, [(copy, array) for array, copy in data])
         gradients.restore()
         state.restore()

@@ -7,7 +7,7 @@ import platform
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import distributions
 from itertools import chain
-from typing import Any, Callable, Iterable, List, NamedTuple, Set, Tuple
+from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 from nnabla_adaloss.cuda_libraries import cuda_version_of, find_extension_library, namespace_folders
 
@@ -50,8 +50,39 @@ def examine() -> List[Finding]:
         return list(chain.from_iterable(areas))
 
 
+# nnabla has wheels for these.
+_PYTHONS = ("3.9", "3.10")
+
+
+def python_without_nnabla(version: str, nnabla_is_there: bool) -> Optional[Finding]:
+    """The finding that this Python cannot have nnabla; None where it can, or has.
+
+    Args:
+        version: of Python, such as "3.12.1".
+        nnabla_is_there: whether it is installed all the same: somebody has built it.
+
+    Example:
+        >>> python_without_nnabla("3.12.1", nnabla_is_there=False).detail
+        'nnabla is not installed, and has no wheels for this Python: only for 3.9 and 3.10'
+    """
+    if nnabla_is_there or ".".join(version.split(".")[:2]) in _PYTHONS:
+        return None
+    return Finding(
+        Area.CPU,
+        Status.MISSING,
+        f"Python {version}",
+        f"nnabla is not installed, and has no wheels for this Python: only for {' and '.join(_PYTHONS)}",
+        f"python{_PYTHONS[-1]} -m venv .venv (or: uv venv --python {_PYTHONS[-1]} .venv), "
+        "then .venv/bin/pip install nnabla-adaloss",
+    )
+
+
 def examine_cpu() -> List[Finding]:
     """What every use needs: nnabla, and adaptive loss scaling on the CPU."""
+    python = python_without_nnabla(platform.python_version(), bool(namespace_folders("nnabla")))
+    if python is not None:
+        # No other cure helps before this one.
+        return [python, Finding(Area.CPU, Status.NOT_TRIED, "adaptive loss scaling", "needs nnabla")]
     return [
         Attempt(Area.CPU, f"Python {platform.python_version()}", probes.package_versions).make(),
         Attempt(Area.CPU, "adaptive loss scaling", probes.adaptive_backward, ("cpu", "float")).make(),

@@ -232,6 +232,13 @@ class AdaptiveLossScaling:
         """
         return self._last.loss_scale if self._last else self.components.policy.start_scale
 
+    def state_is_finite(self) -> bool:
+        """Whether running statistics, and whatever else forward writes, are finite, as the last forward left
+        them.
+        """
+        known = self._last.state_finite if self._last else None
+        return not self.guard.state.has_nonfinite() if known is None else known
+
     @property
     def settled(self) -> bool:
         """False when the last backward has learned that its scales were far too low: run the batch again."""
@@ -319,6 +326,8 @@ class AdaptiveLossScaling:
         """Count a good update: the limits of layers recover, and what was measured is remembered."""
         self._ada_loss.after_update()
         self.components.end_iteration()
+        if self._planned is not None and self._holding.looks(self.iteration):
+            self._planned.statistics.measure_weights()
 
     def forget(self) -> None:
         """Drop what was learned of gradients and weights: call it after loading other weights."""
@@ -432,6 +441,7 @@ class AdaptiveLossScaling:
         planned = self._for_this_graph(look_again=True)
         iteration = self.iteration if iteration is None else iteration
         self.components.begin_pass(iteration)
+        planned.statistics.watch(self.guard.state.arrays)
         held = None if again else self._holding.scales(planned.plan, iteration, scale)
         if held is not None:
             hooks = (communicator_callbacks, function_pre_hook, function_post_hook)
@@ -491,7 +501,8 @@ class AdaptiveLossScaling:
             held,
             steps if isinstance(steps, PlannedSteps) and not looked_at else None,
             measures=measures,
-            deferred=planned.measurements if communicator_callbacks is None else None,
+            deferred=planned.measurements,
+            launch_each=communicator_callbacks is not None,
         )
         running.watch = watch
         return running
@@ -543,15 +554,15 @@ class AdaptiveLossScaling:
         communicator_callbacks: Optional[Any],
         recorder: Optional[StepRecorder] = None,
     ) -> BackwardPass:
-        # A communicator takes gradients as each function leaves them.
-        deferred = planned.measurements if communicator_callbacks is None else None
         return BackwardPass(
             self._context(planned),
             choice,
             start_scale,
             iteration,
             attempt=self.components.began[1],
-            deferred=deferred,
+            deferred=planned.measurements,
+            # A communicator takes gradients as each function leaves them.
+            launch_each=communicator_callbacks is not None,
             recorder=recorder,
         )
 

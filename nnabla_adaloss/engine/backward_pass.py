@@ -55,6 +55,7 @@ class BackwardPass:
         iteration: number of the iteration, for methods that do not recompute each time.
         attempt: number of the pass within the iteration.
         deferred: where parameter gradients are unscaled at the end of the pass; None: after each function.
+        launch_each: start that after each function, and wait for it at the end.
         recorder: takes down what is done; None: nobody will do it again.
     """
 
@@ -67,6 +68,7 @@ class BackwardPass:
         *,
         attempt: int = 0,
         deferred: Optional[Measurements] = None,
+        launch_each: bool = False,
         recorder: Optional[StepRecorder] = None,
     ) -> None:
         self.plan, self.kernels, self.pool, self.statistics, self.storage, self.u_max = context
@@ -86,6 +88,8 @@ class BackwardPass:
         self.found_inf: List[str] = []
         # Keys of the leaves whose gradients are not all zeros.
         self.nonzero: Set[int] = set()
+        # Whether what forward has written is finite; None: nobody has looked.
+        self.state_finite: Optional[bool] = None
         # How many gradients were brought to the scale of a branch that they meet.
         self.matched = 0
         # The function that runs or ran last, if there is still something to do after it.
@@ -96,7 +100,11 @@ class BackwardPass:
         self._targets: Dict[int, float] = {}
         self._factors = ScaledFactors(self.kernels, self.pool, self.storage)
         self._leaves = LeafGradients(
-            self.kernels, self.pool, rounded=self.storage is not None, deferred=deferred
+            self.kernels,
+            self.pool,
+            rounded=self.storage is not None,
+            deferred=deferred,
+            launch_each=launch_each,
         )
 
     @property
@@ -153,6 +161,7 @@ class BackwardPass:
         """End the pass: unscale what is left, and collect the layers that were not finite."""
         self._leaves.finish()
         findings = self.statistics.finish()
+        self.state_finite = findings.watched_finite
         written = self._leaves.results(findings.largest)
         self.nonzero = {entry.key for entry, largest in written if largest}
         keys, labels = (

@@ -13,7 +13,7 @@ from ..graph.function_kinds import written_inputs
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels
 from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
-from ..kernels.copies import copy_array
+from ..kernels.copies import copy_arrays
 
 
 class ForwardState:
@@ -46,11 +46,9 @@ class ForwardState:
         """Keep what forward through `plan` is going to write, besides what is kept already for this batch."""
         if plan is not self._plan:
             self._find(plan)
-        for leaf in self._written:
-            key = hash(leaf)
-            if key not in self._held:
-                self._copy(leaf.data, self._copies[key])
-                self._held[key] = leaf
+        new = {hash(leaf): leaf for leaf in self._written if hash(leaf) not in self._held}
+        copy_arrays(self._kernels, [(leaf.data, self._copies[key]) for key, leaf in new.items()])
+        self._held.update(new)
         self._before = [_contents(leaf) for leaf in self._candidates]
 
     def note_changes(self) -> None:
@@ -71,26 +69,29 @@ class ForwardState:
 
     def restore(self) -> None:
         """Put everything back that was kept."""
-        for key, leaf in self._held.items():
-            self._copy(self._copies[key], leaf.data)
+        kept = [(self._copies[key], leaf.data) for key, leaf in self._held.items()]
+        copy_arrays(self._kernels, kept)
 
     def save_batch(self) -> None:
         """Keep what was written so far, besides, for one batch of several that may be repeated."""
         for key, leaf in self._held.items():
-            self._copy(leaf.data, self._batch.setdefault(key, nn.NdArray(leaf.shape)))
+            self._batch.setdefault(key, nn.NdArray(leaf.shape))
+        copy_arrays(self._kernels, [(leaf.data, self._batch[key]) for key, leaf in self._held.items()])
 
     def restore_batch(self) -> None:
         """Put back what `save_batch` kept."""
-        for key, leaf in self._held.items():
-            if key in self._batch:
-                self._copy(self._batch[key], leaf.data)
+        kept = [(self._batch[key], leaf.data) for key, leaf in self._held.items() if key in self._batch]
+        copy_arrays(self._kernels, kept)
+
+    @property
+    def arrays(self) -> List[nn.NdArray]:
+        """What forward writes, as it is now; the float32 and float16 of it."""
+        arrays = [leaf.data for leaf in self._written]
+        return [array for array in arrays if stored_dtype(array) in (FLOAT32, FLOAT16)]
 
     def has_nonfinite(self) -> bool:
         """True when something that forward writes holds an infinity or a NaN."""
-        return any(
-            stored_dtype(leaf.data) in (FLOAT32, FLOAT16) and self._kernels.statistics(leaf.data).nonfinite
-            for leaf in self._written
-        )
+        return not self._kernels.all_finite(self.arrays)
 
     def _find(self, plan: GraphPlan) -> None:
         self._plan, self._written, self._candidates = plan, [], []
@@ -112,9 +113,6 @@ class ForwardState:
     def _note(self, leaf: nn.Variable) -> None:
         self._copies.setdefault(hash(leaf), nn.NdArray(leaf.shape))
         self._written.append(leaf)
-
-    def _copy(self, source: nn.NdArray, target: nn.NdArray) -> None:
-        copy_array(self._kernels, source, target)
 
 
 def _contents(leaf: nn.Variable) -> Optional[NDArray[Any]]:

@@ -32,6 +32,7 @@ class HeldPass:
         planned: the steps, where they can be taken at once; None: around each function.
         measures: whether to take the statistics that the next choice of scales asks for.
         deferred: where parameter gradients are unscaled at the end of the pass; None: after each function.
+        launch_each: start that after each function, and wait for it at the end.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class HeldPass:
         *,
         measures: bool = False,
         deferred: Optional[Measurements] = None,
+        launch_each: bool = False,
     ) -> None:
         self.plan, self._kernels, pool, self.statistics, self._storage, _ = context
         self._held, self._planned, self._measures = held, planned, measures
@@ -53,13 +55,19 @@ class HeldPass:
         self.layer_scales, self.accumulated_scales = held.layer_scales, held.accumulated_scales
         self.found_inf: List[str] = []
         self.nonzero: Set[int] = set()
+        # Whether what forward has written is finite; None: nobody has looked.
+        self.state_finite: Optional[bool] = None
         self.matched = held.matched
         self.unfinished: List[Node] = []
         # Who is told of layers, right after each; then no steps are taken at once.
         self.watch: Optional[LayerWatch] = None
         self._factors = ScaledFactors(self._kernels, pool, self._storage)
         self._leaves = LeafGradients(
-            self._kernels, pool, rounded=self._storage is not None, deferred=deferred
+            self._kernels,
+            pool,
+            rounded=self._storage is not None,
+            deferred=deferred,
+            launch_each=launch_each,
         )
 
     @property
@@ -154,6 +162,7 @@ class HeldPass:
         """End the pass: unscale what is left, and collect the layers that were not finite."""
         self._leaves.finish()
         found = self.statistics.finish()
+        self.state_finite = found.watched_finite
         written = self._leaves.results(found.largest)
         self.nonzero = {entry.key for entry, largest in written if largest}
         bad = {entry.key for entry, largest in written if largest == math.inf}

@@ -57,6 +57,13 @@ class Holding:
         last = self._since + self._iterations - 1
         return self._delayed and iteration == last and held is not None and self._for(held.given) < math.inf
 
+    def looks(self, iteration: int) -> bool:
+        """Whether a pass of this iteration will take statistics, as far as it is known before."""
+        held = self._held
+        if held is None or self.measures(iteration):
+            return True
+        return iteration - self._since >= self._for(held.given)
+
     def measured(self, iteration: int) -> None:
         """A pass of this iteration has measured."""
         self._measured_at = iteration

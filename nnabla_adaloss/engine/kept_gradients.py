@@ -8,7 +8,7 @@ from typing import Dict, List, Mapping, Tuple
 import nnabla as nn
 
 from ..kernels import Kernels
-from ..kernels.copies import copy_array
+from ..kernels.copies import copy_arrays
 
 
 class KeptGradients:
@@ -35,12 +35,11 @@ class KeptGradients:
             copy = self._copies.get(key)
             if copy is None or copy.shape != gradient.shape:
                 copy = self._copies[key] = nn.NdArray(gradient.shape)
-            copy_array(self._kernels, gradient, copy)
             self._kept.append((gradient, copy))
+        copy_arrays(self._kernels, self._kept)
 
     def restore(self) -> None:
         """Put them back."""
         for gradient in self._zero:
             gradient.zero()
-        for gradient, copy in self._kept:
-            copy_array(self._kernels, copy, gradient)
+        copy_arrays(self._kernels, [(copy, gradient) for gradient, copy in self._kept])

@@ -104,15 +104,23 @@ class LeafGradients:
         rounded: whether gradients are rounded to a storage format after each function: then each
             contribution is rounded by itself, in a scratch array.
         deferred: where gradients are unscaled at the end of the pass, in one go; None: after each function.
+        launch_each: unscale after each function all the same, and leave what comes of it to the end.
     """
 
     def __init__(
-        self, kernels: Kernels, pool: ScratchPool, *, rounded: bool, deferred: Optional[Measurements]
+        self,
+        kernels: Kernels,
+        pool: ScratchPool,
+        *,
+        rounded: bool,
+        deferred: Optional[Measurements],
+        launch_each: bool = False,
     ) -> None:
         self._kernels = kernels
         self._pool = pool
         self._rounded = rounded
         self._deferred = deferred
+        self._waits = deferred is not None and not launch_each
         self._unscaled: List[Written] = []
         self._largest: List[float] = []
         self._running: List[Written] = []
@@ -135,7 +143,7 @@ class LeafGradients:
         """Direct the gradient of one leaf of `node`, which will carry `scale`."""
         master = leaf.grad
         target, alone = master, True
-        prepare_master(master)
+        prepare_master(master, self._kernels.context)
         # A second use of a leaf must find its master as the first one leaves it.
         self._unscale(self._waiting.pop(key, []))
         if master.zeroing and not node.half:
@@ -175,7 +183,7 @@ class LeafGradients:
             if not entry.target.zeroing:
                 written.append(entry)
         self._running.clear()
-        if self._deferred is not None:
+        if self._waits:
             for entry in written:
                 self._waiting.setdefault(entry.key, []).append(entry)
         else:

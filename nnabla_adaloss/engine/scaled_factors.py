@@ -42,7 +42,8 @@ class ScaledFactors:
         factor = scaling.factor
         source = factor.data
         scaled = self._pool.get(factor.shape, "factor", index)
-        self._kernels.scaled_copy(self._readable(source, 0), scaled, alpha)
+        # In the type that the function reads: nnabla would convert it, with another pass over it.
+        self._kernels.scaled_copy(self._readable(source, 0), scaled, alpha, half=scaling.half)
         self._store(scaled, alpha)
         self._swapped.append((factor, source, scaled))
         factor.data = scaled
@@ -56,7 +57,7 @@ class ScaledFactors:
             source = factor.data
             scaled = self._pool.get(factor.shape, "planned factor", index)
             rounded = weights.get(key)
-            copies.append(ScaledCopy(rounded or self._readable(source, index), scaled, alpha))
+            copies.append(ScaledCopy(rounded or self._readable(source, index), scaled, alpha, scaling.half))
             stored.append((scaled, alpha))
             swapped.append((key, rounded, factor, source, scaled))
         self._kernels.scaled_copy_all(copies)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Protocol, Sequence, Set, Tuple, Union
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Protocol, Sequence, Set, Tuple, Union
 
 import nnabla as nn
 import numpy as np
@@ -29,11 +29,13 @@ class Findings(NamedTuple):
         amax: the largest finite magnitude of each gradient that was asked for, divided by its scale, by key.
         largest: the largest magnitude of each gradient that the source's own measurements unscaled, in the
             order in which they were given; infinity where it was not finite.
+        watched_finite: whether the arrays that were watched are finite; None: nobody has looked.
     """
 
     nonfinite: Set[int]
     amax: Dict[int, float]
     largest: List[float]
+    watched_finite: Optional[bool] = None
 
 
 class StatisticsSource(Protocol):
@@ -56,6 +58,12 @@ class StatisticsSource(Protocol):
             iteration: number of the iteration.
             anew: tell what is known by now all the same.
         """
+
+    def watch(self, arrays: Sequence[nn.NdArray]) -> None:
+        """Look at arrays with what the pass measures, where that saves a wait: `Findings.watched_finite`."""
+
+    def measure_weights(self) -> None:
+        """Look at the weights right after an update, where that is better than within the next pass."""
 
     def finish(self) -> Findings:
         """End a pass; return what was found to be not finite."""
@@ -118,6 +126,12 @@ class ImmediateStatistics:
     def begin(self, iteration: int, *, anew: bool) -> None:
         """Do nothing: nothing is remembered."""
 
+    def watch(self, arrays: Sequence[nn.NdArray]) -> None:
+        """Do nothing: whoever wants to know looks at once."""
+
+    def measure_weights(self) -> None:
+        """Do nothing: weights are measured when they are asked for."""
+
     def finish(self) -> Findings:
         """What was asked for."""
         found = Findings(self._nonfinite, self._amax, [])
@@ -172,6 +186,12 @@ class DelayedStatistics:
         self._asked: Dict[int, Tuple[Union[int, ArrayStatistics], float]] = {}
         self._asked_data: Dict[int, Union[int, ArrayStatistics]] = {}
         self._complete = True
+        # Parameters that were asked for since they were last measured together, those that were measured
+        # since an update, and whether that was before the iteration began.
+        self._weights: Dict[int, nn.Variable] = {}
+        self._measured: Set[int] = set()
+        self._ahead = False
+        self._watched: Optional[List[int]] = None
 
     @property
     def complete(self) -> bool:
@@ -181,6 +201,9 @@ class DelayedStatistics:
     def begin(self, iteration: int, *, anew: bool) -> None:
         """In a new iteration, answer from what is known now."""
         self._complete = True
+        if iteration != self._iteration and not self._ahead:
+            self.measure_weights()
+        self._ahead = False
         if anew or iteration != self._iteration:
             self._iteration = iteration
             self._answers = dict(self._gradients), dict(self._data)
@@ -192,7 +215,7 @@ class DelayedStatistics:
         if seen is not None:
             self._asked[key] = seen, scale
         elif stored_dtype(array) is not None:
-            self._asked[key] = self._measurements.measure(array), scale
+            self._asked[key] = self._measurements.measure([array])[0], scale
         known = self._answers[0].get(key)
         if known is None:
             self._complete = self._complete and key not in self._asked
@@ -203,20 +226,43 @@ class DelayedStatistics:
         """The statistics of the weight of the iteration before."""
         if key not in self._asked_data:
             seen = self._storage.data_statistics(key) if self._storage is not None else None
-            if seen is None:
-                array = as_float32(variable.data, self._pool.get(variable.shape, "float32"))
-                self._asked_data[key] = self._measurements.measure(array)
-            else:
+            if seen is not None:
                 self._asked_data[key] = seen
+            elif variable.parent is not None:
+                self._measure_data({key: variable})
+            elif key not in self._measured:
+                self._measured.add(key)
+                self._measure_data({key: variable})
+        if variable.parent is None:
+            self._weights[key] = variable
         known = self._answers[1].get(key)
         self._complete = self._complete and known is not None
         return NOTHING_KNOWN if known is None else known
+
+    def measure_weights(self) -> None:
+        """Start to measure all weights at once, before forward makes copies of them in other types."""
+        weights, self._weights = self._weights, {}
+        self._measured = set(weights)
+        self._ahead = True
+        self._measure_data(weights)
+
+    def _measure_data(self, variables: Mapping[int, nn.Variable]) -> None:
+        pool = self._pool
+        arrays = [
+            as_float32(v.data, pool.get(v.shape, "float32", i)) for i, v in enumerate(variables.values())
+        ]
+        self._asked_data.update(zip(variables, self._measurements.measure(arrays)))
+
+    def watch(self, arrays: Sequence[nn.NdArray]) -> None:
+        """Start to look at arrays, all at once."""
+        self._watched = self._measurements.measure(arrays)
 
     def finish(self) -> Findings:
         """Wait for what was measured and make it known; return what was found to be not finite."""
         # Forgotten first: after an interruption no ticket may be left without a measurement.
         gradients, self._asked = self._asked, {}
         data, self._asked_data = self._asked_data, {}
+        watched, self._watched = self._watched, None
         measured, largest = self._measurements.fetch()
         nonfinite: Set[int] = set()
         amax: Dict[int, float] = {}
@@ -231,7 +277,8 @@ class DelayedStatistics:
             found = measured[asked] if isinstance(asked, int) else asked
             if not found.nonfinite:
                 self._data[key] = found
-        return Findings(nonfinite, amax, largest)
+        finite = None if watched is None else not any(measured[ticket].nonfinite for ticket in watched)
+        return Findings(nonfinite, amax, largest, finite)
 
     def state(self, keys: Sequence[int]) -> List[Any]:
         """Per variable its index in `keys` and what is known of its gradient and its data."""

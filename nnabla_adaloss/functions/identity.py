@@ -86,7 +86,7 @@ class IdentityFunction(PythonFunction):  # type: ignore[misc]  # nnabla has no t
         if not accumulate or stored_dtype(target) is None:
             self.kernels.scaled_copy(readable, target, factor)
         else:
-            prepare_master(target)
+            prepare_master(target, self.kernels.context)
             self.kernels.unscale_add(readable, target, 1.0 / factor, accumulate=True)
 
     def statistics(self, array: nn.NdArray) -> ArrayStatistics:

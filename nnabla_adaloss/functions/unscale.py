@@ -74,7 +74,7 @@ def divide_gradient(
         if not accumulate:
             master.zero()
         return False
-    prepare_master(master)
+    prepare_master(master, kernels.context)
     largest = kernels.unscale_add(source, master, scale, accumulate=accumulate and not master.zeroing)
     return not math.isfinite(largest)
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.scale_policy import global_scale
+from ..host_context import array_context
 from .hooks import Hook
 
 Seed = Union[NDArray[Any], nn.NdArray]
@@ -124,14 +125,21 @@ def check_seed(loss: nn.Variable, grad: Optional[Seed]) -> None:
         raise ValueError(f"grad has shape {shape}, but loss has shape {loss.shape}")
 
 
-def seed_gradient(loss: nn.Variable, scale: float, grad: Optional[Seed]) -> Union[float, NDArray[np.float32]]:
+def seed_gradient(
+    loss: nn.Variable, scale: float, grad: Optional[Seed]
+) -> Union[nn.NdArray, NDArray[np.float32]]:
     """The gradient that backward starts from: `scale * grad`, ones when `grad` is None.
+
+    It is made where the loss is: on a GPU, one that is made on the host is waited for.
 
     Raises:
         ValueError: `loss` has several elements and `grad` is None, or their shapes differ.
     """
     check_seed(loss, grad)
     if grad is None:
-        return scale
+        seed = nn.NdArray(loss.shape)
+        seed.fill(scale)
+        seed.data_ptr(np.dtype(np.float32), array_context(loss.parent.context))
+        return seed
     array = np.asarray(grad.data if isinstance(grad, nn.NdArray) else grad, dtype=np.float32)
     return array.reshape(loss.shape) * np.float32(scale)

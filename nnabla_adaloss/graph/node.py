@@ -24,6 +24,7 @@ class Scaling(NamedTuple):
         factor: the input that the output gradient is multiplied by: the weight.
         factor_key: its key.
         to_leaf: whether the target is a leaf, whose gradient is kept unscaled in an array of its own.
+        half: whether the function reads the factor in half precision.
     """
 
     layer: str
@@ -33,6 +34,7 @@ class Scaling(NamedTuple):
     factor: nn.Variable
     factor_key: int
     to_leaf: bool
+    half: bool
 
     def matrices(self, node: Node) -> Tuple[NDArray[Any], NDArray[Any]]:
         """Output gradient (N, C) and factor (C, M) of the layer's product, as they are now."""
@@ -108,16 +110,15 @@ class Node:
 
 def scalings_of(f: Any, label: str) -> List[Scaling]:
     """The inputs of `f` that can get a scale, whether a selection of layers has them or not."""
-    inputs = f.inputs
+    inputs, half = f.inputs, computes_in_half(f.context)
     found = []
     for slot in gemm_slots(f.info.type_name, f.info.args, [v.shape for v in inputs], f.outputs[0].shape):
         target, factor = inputs[slot.input], inputs[slot.factor]
         # The same variable in both slots would be scaled in both roles: it gets no scale.
         if target.need_grad and hash(target) != hash(factor):
             name = label if slot.input == 0 else f"{label}:{slot.input}"
-            found.append(
-                Scaling(name, slot, target, hash(target), factor, hash(factor), target.parent is None)
-            )
+            keys = hash(target), hash(factor)
+            found.append(Scaling(name, slot, target, keys[0], factor, keys[1], target.parent is None, half))
     return found
 
 

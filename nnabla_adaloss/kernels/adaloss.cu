@@ -30,6 +30,7 @@ constexpr u32 EXPONENT_BINS = 256;
 
 constexpr u32 SOURCE_IS_HALF = 1;  // flags of a task
 constexpr u32 ACCUMULATE = 2;
+constexpr u32 TARGET_IS_HALF = 4;
 
 struct Task {
     u64 source;
@@ -76,6 +77,42 @@ constexpr u32 EXPONENT = 0x7f800000u;  // also the bit pattern of infinity
 // Squares of numbers between these neither overflow nor underflow, nor do sums of a few of them.
 constexpr u32 SAFE_TO_SQUARE_FROM = (127 - 50) << 23;
 constexpr u32 SAFE_TO_SQUARE_TO = (127 + 50) << 23;
+
+// ---- floats as IEEE 754 has them. CuPy compiles with -ftz=true, which nobody can take back: subnormal numbers become
+// zeros in every operation on floats, __fmul_rn and conversions to double included. PTX that is written out stays as it is.
+
+#ifndef IEEE_ARITHMETIC  // a host that runs these kernels brings its own
+__device__ inline float multiply(float a, float b) {
+    float product;
+    asm("mul.rn.f32 %0, %1, %2;" : "=f"(product) : "f"(a), "f"(b));
+    return product;
+}
+
+__device__ inline float add(float a, float b) {
+    float sum;
+    asm("add.rn.f32 %0, %1, %2;" : "=f"(sum) : "f"(a), "f"(b));
+    return sum;
+}
+
+__device__ inline float subtract(float a, float b) {
+    float difference;
+    asm("sub.rn.f32 %0, %1, %2;" : "=f"(difference) : "f"(a), "f"(b));
+    return difference;
+}
+
+// a * b + c, rounded once.
+__device__ inline float multiply_add(float a, float b, float c) {
+    float result;
+    asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(result) : "f"(a), "f"(b), "f"(c));
+    return result;
+}
+
+__device__ inline double widen(float value) {
+    double wide;
+    asm("cvt.f64.f32 %0, %1;" : "=d"(wide) : "f"(value));
+    return wide;
+}
+#endif
 
 // ---- memory: N elements at an index that is a multiple of N, as floats. 16 bytes at a time when N > 1.
 
@@ -239,6 +276,20 @@ __device__ inline Row row_of(const Tally& tally) {
                tally.largest, tally.negated_smallest};
 }
 
+// Adds a number that may be large, tiny or not finite, but for counting it if it is zero.
+__device__ inline void add_in_double(Tally& tally, float number) {
+    const u32 magnitude = magnitude_of(number);
+    if (magnitude >= EXPONENT) {
+        tally.nonfinite += 1;
+        return;
+    }
+    const double value = widen(number);
+    tally.sum += value;
+    tally.sum_of_squares += value * value;
+    tally.largest = max(tally.largest, magnitude);
+    tally.negated_smallest = max(tally.negated_smallest, 0u - magnitude);
+}
+
 // Adds a few numbers up in float, and the sum to the tally in double: on most devices doubles are slow.
 template <int N>
 __device__ inline void add_values(Tally& tally, const float (&values)[N]) {
@@ -249,27 +300,18 @@ __device__ inline void add_values(Tally& tally, const float (&values)[N]) {
         largest = max(largest, magnitude);
         negated_smallest = max(negated_smallest, 0u - magnitude);
         tally.zeros += magnitude == 0;
-        sum += values[i];
-        squares += values[i] * values[i];
+        sum = add(sum, values[i]);
+        squares = multiply_add(values[i], values[i], squares);
     }
     if (can_square(largest)) {
-        tally.sum += sum;
-        tally.sum_of_squares += squares;
+        tally.sum += widen(sum);
+        tally.sum_of_squares += widen(squares);
         tally.largest = max(tally.largest, largest);
         tally.negated_smallest = max(tally.negated_smallest, negated_smallest);
         return;
     }
     for (int i = 0; i < N; ++i) {
-        const u32 magnitude = magnitude_of(values[i]);
-        if (magnitude >= EXPONENT) {
-            tally.nonfinite += 1;
-        } else {
-            const double value = values[i];
-            tally.sum += value;
-            tally.sum_of_squares += value * value;
-            tally.largest = max(tally.largest, magnitude);
-            tally.negated_smallest = max(tally.negated_smallest, 0u - magnitude);
-        }
+        add_in_double(tally, values[i]);
     }
 }
 
@@ -353,11 +395,98 @@ struct Measure {
     }
 };
 
-template <typename T>
-__device__ inline Tally measured(const Task& task, const Share& share) {
-    Measure<T> body = {reinterpret_cast<const T*>(task.source), Tally()};
-    for_each_element<Pack<T>::WIDTH>(task, share, body);
+__device__ inline Tally measured_floats(const Task& task, const Share& share) {
+    Measure<float> body = {reinterpret_cast<const float*>(task.source), Tally()};
+    for_each_element<Pack<float>::WIDTH>(task, share, body);
     return body.tally;
+}
+
+constexpr u32 HALF_SIGNS = 0x80008000u;  // of two halves in one word
+constexpr u32 HALF_MAGNITUDES = 0x7fff7fffu;
+constexpr u32 HALF_INFINITY = 0x7c00u;
+
+__device__ inline u32 larger_half(u32 pair) { return max(pair & 0xffffu, pair >> 16); }
+
+__device__ inline u32 magnitude_of_half(u32 bits) {
+    return __float_as_uint(__half2float(__ushort_as_half(static_cast<unsigned short>(bits))));
+}
+
+// N halves at an index, as they are in memory: two to a word, and a zero beside a single one.
+template <int N>
+struct Halves {
+    u32 pair[(N + 1) / 2];
+};
+
+__device__ inline void load_halves(const __half* source, Halves<1>& halves) {
+    halves.pair[0] = *reinterpret_cast<const unsigned short*>(source);
+}
+
+__device__ inline void load_halves(const __half* source, Halves<8>& halves) {
+    const uint4 eight = *reinterpret_cast<const uint4*>(source);
+    halves = Halves<8>{{eight.x, eight.y, eight.z, eight.w}};
+}
+
+// Measures two halves with one integer instruction where it can: element by element, these and not memory would be what
+// takes the time. Squares of finite halves, and sums of eight, stay in the normal range of floats.
+struct MeasureHalves {
+    const __half* source;
+    Tally tally;
+    u32 largest;           // of each of both halves of the words, the largest finite magnitude
+    u32 negated_smallest;  // and 0x8000 - the smallest non-zero one
+
+    template <int N>
+    __device__ inline Halves<N> fetch(u64 i) const {
+        Halves<N> halves;
+        load_halves(source + i, halves);
+        return halves;
+    }
+
+    template <int N>
+    __device__ inline void use(u64, const Halves<N>& halves) {
+        u32 here = 0, negated = 0, zeros = 0;
+        float values[N], sum = 0.0f, squares = 0.0f;
+        for (int i = 0; i < (N + 1) / 2; ++i) {
+            const u32 magnitudes = halves.pair[i] & HALF_MAGNITUDES;
+            const u32 differences = HALF_SIGNS - magnitudes;  // nothing is borrowed from the half above
+            here = __vmaxu2(here, magnitudes);
+            negated = __vmaxu2(negated, differences & HALF_MAGNITUDES);  // of a zero: 0
+            zeros += (differences & HALF_SIGNS) >> 15;
+        }
+        for (int i = 0; i < N; ++i) {
+            const u32 bits = halves.pair[i / 2] >> (i % 2 * 16) & 0xffffu;
+            values[i] = __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+            sum = add(sum, values[i]);
+            squares = multiply_add(values[i], values[i], squares);
+        }
+        tally.zeros += N == 1 ? zeros & 1u : (zeros & 0xffffu) + (zeros >> 16);
+        if (larger_half(here) < HALF_INFINITY) {
+            tally.sum += widen(sum);
+            tally.sum_of_squares += widen(squares);
+            largest = __vmaxu2(largest, here);
+            negated_smallest = __vmaxu2(negated_smallest, negated);
+            return;
+        }
+        for (int i = 0; i < N; ++i) {
+            add_in_double(tally, values[i]);
+        }
+    }
+
+    // The tally, and in it what was kept by halves.
+    __device__ inline Tally result() const {
+        Tally all = tally;
+        const u32 negated = larger_half(negated_smallest);
+        all.largest = max(all.largest, magnitude_of_half(larger_half(largest)));
+        if (negated != 0) {
+            all.negated_smallest = max(all.negated_smallest, 0u - magnitude_of_half(0x8000u - negated));
+        }
+        return all;
+    }
+};
+
+__device__ inline Tally measured_halves(const Task& task, const Share& share) {
+    MeasureHalves body = {reinterpret_cast<const __half*>(task.source), Tally(), 0, 0};
+    for_each_element<Pack<__half>::WIDTH>(task, share, body);
+    return body.result();
 }
 
 // Statistics of every source, in rows[task.row].
@@ -365,7 +494,7 @@ extern "C" __global__ __launch_bounds__(THREADS, RESIDENT_THREADS / THREADS) voi
     const u32 index = task_of_block(tasks);
     const Task& task = tasks.task[index];
     const Share share = share_of_block(tasks, index);
-    const Tally tally = task.flags & SOURCE_IS_HALF ? measured<__half>(task, share) : measured<float>(task, share);
+    const Tally tally = task.flags & SOURCE_IS_HALF ? measured_halves(task, share) : measured_floats(task, share);
     add_up_task(tally, task, share, rows, partial + task.first_block, finished + index);
 }
 
@@ -424,10 +553,10 @@ extern "C" __global__ __launch_bounds__(THREADS, RESIDENT_THREADS / THREADS) voi
 
 // ---- scaling. Products are rounded on their own: a fused multiply-add would not give what other devices compute.
 
-template <typename T>
+template <typename From, typename To>
 struct Scale {
-    const T* source;
-    T* target;
+    const From* source;
+    To* target;
     float factor;
 
     template <int N>
@@ -438,27 +567,29 @@ struct Scale {
     template <int N>
     __device__ inline void use(u64 i, Values<N> values) {
         for (int k = 0; k < N; ++k) {
-            values.of[k] = __fmul_rn(values.of[k], factor);
+            values.of[k] = multiply(values.of[k], factor);
         }
         store(target + i, values.of);
     }
 };
 
-template <typename T>
+template <typename From, typename To>
 __device__ inline void scale_task(const Task& task, const Share& share) {
-    Scale<T> body = {reinterpret_cast<const T*>(task.source), reinterpret_cast<T*>(task.target), task.factor};
-    for_each_element<Pack<T>::WIDTH>(task, share, body);
+    Scale<From, To> body = {reinterpret_cast<const From*>(task.source), reinterpret_cast<To*>(task.target), task.factor};
+    for_each_element<Pack<To>::WIDTH>(task, share, body);
 }
 
-// target = factor * source, of the same type; target may be source.
+// target = factor * source, rounded to the target's type; of one type target may be source.
 extern "C" __global__ __launch_bounds__(THREADS, RESIDENT_THREADS / THREADS) void scaled_copy(const Tasks tasks) {
     const u32 index = task_of_block(tasks);
     const Task& task = tasks.task[index];
     const Share share = share_of_block(tasks, index);
     if (task.flags & SOURCE_IS_HALF) {
-        scale_task<__half>(task, share);
+        scale_task<__half, __half>(task, share);
+    } else if (task.flags & TARGET_IS_HALF) {
+        scale_task<float, __half>(task, share);
     } else {
-        scale_task<float>(task, share);
+        scale_task<float, float>(task, share);
     }
 }
 
@@ -491,10 +622,10 @@ struct Unscale {
     __device__ inline void use(u64 i, ValuesAndOld<N> both) {
         for (int k = 0; k < N; ++k) {
             float& value = both.values.of[k];
-            value = __fmul_rn(value, factor);
+            value = multiply(value, factor);
             largest = max(largest, magnitude_of(value));
             if (accumulate) {
-                value = __fadd_rn(both.old.of[k], value);
+                value = add(both.old.of[k], value);
                 largest_sum = max(largest_sum, magnitude_of(value));
             }
         }
@@ -525,6 +656,44 @@ extern "C" __global__ __launch_bounds__(THREADS, RESIDENT_THREADS / THREADS) voi
     const Task& task = tasks.task[index];
     const Share share = share_of_block(tasks, index);
     u32 mine = task.flags & SOURCE_IS_HALF ? unscale_task<__half>(task, share) : unscale_task<float>(task, share);
+    mine = largest_of_warp(mine);
+    if (threadIdx.x % WARP == 0) {
+        atomicMax(largest + task.row, mine);
+    }
+}
+
+template <typename T>
+struct Largest {
+    const T* source;
+    u32 largest;
+
+    template <int N>
+    __device__ inline Values<N> fetch(u64 i) const {
+        return loaded<N>(source + i);
+    }
+
+    template <int N>
+    __device__ inline void use(u64, const Values<N>& values) {
+        for (int k = 0; k < N; ++k) {
+            largest = max(largest, magnitude_of(values.of[k]));
+        }
+    }
+};
+
+template <typename T>
+__device__ inline u32 largest_of_task(const Task& task, const Share& share) {
+    Largest<T> body = {reinterpret_cast<const T*>(task.source), 0};
+    for_each_element<Pack<T>::WIDTH>(task, share, body);
+    return body.largest;
+}
+
+// largest[task.row] becomes the bit pattern of the largest magnitude of the source, if it is larger than what is there:
+// that of infinity or above if one is not finite.
+extern "C" __global__ __launch_bounds__(THREADS, RESIDENT_THREADS / THREADS) void largest_magnitude(const Tasks tasks, u32* largest) {
+    const u32 index = task_of_block(tasks);
+    const Task& task = tasks.task[index];
+    const Share share = share_of_block(tasks, index);
+    u32 mine = task.flags & SOURCE_IS_HALF ? largest_of_task<__half>(task, share) : largest_of_task<float>(task, share);
     mine = largest_of_warp(mine);
     if (threadIdx.x % WARP == 0) {
         atomicMax(largest + task.row, mine);
@@ -596,7 +765,7 @@ __device__ inline u32 rounded_at_random(u32 magnitude, u32 random, const Roundin
     const float units = static_cast<float>(whole + (random < fraction ? 1u : 0u));
     // Two factors: what one unit is may be below float's normal range.
     const float unit = __uint_as_float((104 + to.dropped) << 23);
-    return __float_as_uint(__fmul_rn(__fmul_rn(units, unit), __uint_as_float(to.smallest_normal)));
+    return __float_as_uint(multiply(multiply(units, unit), __uint_as_float(to.smallest_normal)));
 }
 
 __device__ inline u32 rounded(u32 magnitude, const Rounding& to) {
@@ -612,7 +781,7 @@ __device__ inline u32 rounded(u32 magnitude, const Rounding& to) {
     if (magnitude < to.smallest_normal) {
         // At this power of two, float numbers are as far apart as the format's subnormal ones.
         const float shifter = __uint_as_float(to.smallest_normal + (to.dropped << 23));
-        return __float_as_uint(__fsub_rn(__fadd_rn(__uint_as_float(magnitude), shifter), shifter));
+        return __float_as_uint(subtract(add(__uint_as_float(magnitude), shifter), shifter));
     }
     const u32 odd = magnitude >> to.dropped & 1u;
     const u32 just_below_half = (1u << (to.dropped - 1)) - 1;

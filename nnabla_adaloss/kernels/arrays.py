@@ -38,9 +38,14 @@ def as_float32(array: nn.NdArray, copy: nn.NdArray) -> nn.NdArray:
     return copy
 
 
-def prepare_master(master: nn.NdArray) -> None:
-    """Make a gradient array ready to be added to: float32, unless it is lazily zero."""
+def prepare_master(master: nn.NdArray, context: nn.Context) -> None:
+    """Make a gradient array ready to be added to: float32, unless it is lazily zero.
+
+    Args:
+        master: the gradient.
+        context: where it is, `Kernels.context`: made float32 on the host, it would be waited for.
+    """
     stored = stored_dtype(master)
     # Not `in (None, FLOAT32)`: NumPy's float64 equals None.
     if stored is not None and stored != FLOAT32:
-        master.data_ptr(FLOAT32, HOST)
+        master.data_ptr(FLOAT32, context)

@@ -3,20 +3,25 @@
 
 from __future__ import annotations
 
+from typing import Iterable, Tuple
+
 import nnabla as nn
 
 from .arrays import FLOAT16, FLOAT32, stored_dtype
-from .interface import Kernels
+from .interface import Kernels, ScaledCopy
 
 
-def copy_array(kernels: Kernels, source: nn.NdArray, target: nn.NdArray) -> None:
-    """Write `source` to `target`, an array of the same shape; what is lazily zero, or was never written,
-    stays lazily zero.
+def copy_arrays(kernels: Kernels, pairs: Iterable[Tuple[nn.NdArray, nn.NdArray]]) -> None:
+    """Write the first array of each pair to the second, of the same shape; what is lazily zero, or was never
+    written, stays lazily zero.
     """
-    stored = stored_dtype(source)
-    if stored is None:
-        target.zero()
-    elif stored in (FLOAT32, FLOAT16):
-        kernels.scaled_copy(source, target, 1.0)
-    else:
-        target.data = source.data
+    copies = []
+    for source, target in pairs:
+        stored = stored_dtype(source)
+        if stored is None:
+            target.zero()
+        elif stored in (FLOAT32, FLOAT16):
+            copies.append(ScaledCopy(source, target, 1.0))
+        else:
+            target.data = source.data
+    kernels.scaled_copy_all(copies)

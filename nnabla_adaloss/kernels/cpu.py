@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from typing import Iterable, List, Optional, Tuple
+from typing import Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
-from nnabla import NdArray
+from nnabla import Context, NdArray
 
 from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
@@ -45,6 +45,10 @@ class CpuKernels:
     def asynchronous(self) -> bool:
         return False
 
+    @property
+    def context(self) -> Context:
+        return HOST
+
     def statistics(self, x: NdArray) -> ArrayStatistics:
         half = is_half(x)
         size = x.size
@@ -59,21 +63,26 @@ class CpuKernels:
         statistics = ArrayStatistics(size, *cpu_loops.statistics(address, size, half, counts.ctypes.data))
         return statistics, counts
 
-    def scaled_copy(self, source: NdArray, target: NdArray, alpha: float) -> None:
-        half = is_half(source)
+    def all_finite(self, arrays: Sequence[NdArray]) -> bool:
+        return not any(self.statistics(x).nonfinite for x in arrays)
+
+    def scaled_copy(self, source: NdArray, target: NdArray, alpha: float, *, half: bool = False) -> None:
+        from_half = is_half(source)
+        to_half = half or from_half
         size = require_same_size(source, target)
-        dtype = FLOAT16 if half else FLOAT32
-        from_address = source.data_ptr(dtype, HOST)
-        to_address = target.data_ptr(dtype, HOST, True)
-        cpu_loops.scaled_copy(from_address, to_address, size, half, float(alpha))
+        from_address = source.data_ptr(FLOAT16 if from_half else FLOAT32, HOST)
+        to_address = target.data_ptr(FLOAT16 if to_half else FLOAT32, HOST, True)
+        cpu_loops.scaled_copy(from_address, to_address, size, from_half, to_half, float(alpha))
 
     def scaled_copy_all(self, copies: Iterable[ScaledCopy]) -> None:
         table, factors = [], []
-        for source, target, alpha in copies:
-            half = is_half(source)
+        for source, target, alpha, half in copies:
+            from_half = is_half(source)
+            to_half = half or from_half
             size = require_same_size(source, target)
-            dtype = FLOAT16 if half else FLOAT32
-            table.append((source.data_ptr(dtype, HOST), target.data_ptr(dtype, HOST, True), size, half))
+            from_address = source.data_ptr(FLOAT16 if from_half else FLOAT32, HOST)
+            to_address = target.data_ptr(FLOAT16 if to_half else FLOAT32, HOST, True)
+            table.append((from_address, to_address, size, from_half, to_half))
             factors.append(alpha)
         if table:
             cpu_loops.scaled_copies(np.array(table, np.int64), np.array(factors, np.float64))
@@ -81,7 +90,7 @@ class CpuKernels:
     def scale_(self, x: NdArray, alpha: float) -> None:
         half = is_half(x)
         address = x.data_ptr(FLOAT16 if half else FLOAT32, HOST)
-        cpu_loops.scaled_copy(address, address, x.size, half, float(alpha))
+        cpu_loops.scaled_copy(address, address, x.size, half, half, float(alpha))
 
     def unscale_add(self, source: NdArray, master: NdArray, scale: float, *, accumulate: bool) -> float:
         factor = unscaling_factor(scale)

@@ -322,20 +322,23 @@ def _scale_add(source, target, factor):
 
 
 @compiled
-def scaled_copy(source, target, size, is_half, factor):
-    """Write factor * source to target; both addresses may be the same."""
+def scaled_copy(source, target, size, from_half, to_half, factor):
+    """Write factor * source to target; of one type, both addresses may be the same. Halves become halves."""
     factor = np.float32(factor)
     source_halves = carray(_pointer(source), (size,), np.uint16)
     target_halves = carray(_pointer(target), (size,), np.uint16)
     source_bits = carray(_pointer(source), (size,), np.uint32)
     target_bits = carray(_pointer(target), (size,), np.uint32)
-    if is_half:
+    if to_half:
         buffer = np.empty(BLOCK, np.uint32)
         for start in range(0, size, BLOCK):
             stop = min(start + BLOCK, size)
             block = buffer[: stop - start]
-            _widen(source_halves[start:stop], block)
-            _scale(block, factor)
+            if from_half:
+                _widen(source_halves[start:stop], block)
+                _scale(block, factor)
+            else:
+                _scale_into(source_bits[start:stop], block, factor)
             _narrow(block, target_halves[start:stop])
     elif source == target:  # one array, or the compiler must assume that a store changes the next load
         _scale(target_bits, factor)
@@ -347,8 +350,8 @@ def scaled_copy(source, target, size, is_half, factor):
 def scaled_copies(table, factors):
     """`scaled_copy` for each row of `table`: its arguments but the factor."""
     for row in range(len(factors)):
-        source, target, size, is_half = table[row]
-        scaled_copy(source, target, size, is_half != 0, factors[row])
+        source, target, size, from_half, to_half = table[row]
+        scaled_copy(source, target, size, from_half != 0, to_half != 0, factors[row])
 
 
 @compiled

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+from threading import RLock
 from typing import Any, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
@@ -18,9 +20,10 @@ from .cuda_source import CudaSource
 from .device_table import DeviceTable
 from .interface import ExponentHistogram, GradientToUnscale, RoundingStatistics, ScaledCopy
 
-ELEMENTS_PER_BLOCK = (
-    2048  # two reads of 16 bytes for each of 256 threads: enough for small arrays to spread out
-)
+# Two reads of 16 bytes for each of 256 threads: enough for small arrays to spread out.
+ELEMENTS_PER_BLOCK = 2048
+# Of a kernel whose blocks leave a row each, which the last of them reads in the end: not so many of those.
+ELEMENTS_PER_ROW = 4 * ELEMENTS_PER_BLOCK
 
 
 class _Task(NamedTuple):
@@ -29,9 +32,9 @@ class _Task(NamedTuple):
     source: int
     target: int
     size: int
-    row: int = 0
-    factor: float = 1.0
-    flags: int = 0
+    row: int
+    factor: float
+    flags: int
 
 
 class CudaKernels:
@@ -61,13 +64,14 @@ class CudaKernels:
         self._source = source
         self._context = context
         self._launcher = launcher if launcher is not None else CupyLauncher(int(context.device_id or 0))
-        self._source_is_half, self._accumulate = (
-            source.constant("SOURCE_IS_HALF"),
-            source.constant("ACCUMULATE"),
+        self._source_is_half, self._target_is_half, self._accumulate = (
+            source.constant(flag) for flag in ("SOURCE_IS_HALF", "TARGET_IS_HALF", "ACCUMULATE")
         )
         self._max_tasks = source.constant("MAX_TASKS")
+        # Held while a buffer is in use that calls share: threads may share these kernels.
+        self._lock = RLock()
         self._tasks = np.zeros(1, source.layout("Tasks"))
-        self._format = np.zeros(1, source.layout("Format"))
+        self._format = source.layout("Format")
         # What blocks of one task leave for the last of them; kernels run one after another, so one is enough.
         rows = self._max_tasks * self._launcher.max_blocks
         self._partial = self._launcher.allocate(rows * source.layout("Row").itemsize)
@@ -86,22 +90,30 @@ class CudaKernels:
 
         A table with histograms gets those too; they add to what it holds, so clear it between uses.
         """
-        tasks = [self._reading(x, first_row + i) for i, x in enumerate(arrays)]
+        tasks = self._readings(arrays, first_row)
         if table.histograms:
-            self._launch("exponent_histogram", tasks, table.rows, *self._workspace, table.exponents)
+            rows = table.rows, *self._workspace, table.exponents
+            self._launch("exponent_histogram", tasks, *rows, per_block=ELEMENTS_PER_ROW)
         else:
-            self._launch("statistics", tasks, table.rows, *self._workspace)
+            self._launch("statistics", tasks, table.rows, *self._workspace, per_block=ELEMENTS_PER_ROW)
+
+    def launch_largest(self, arrays: Sequence[NdArray], table: DeviceTable) -> None:
+        """Write the largest magnitude of all the arrays to the table's first place, if it is larger than what
+        is there: infinity, or a NaN, if one is not finite.
+        """
+        tasks = [task._replace(row=0) for task in self._readings(arrays, 0)]
+        self._launch("largest_magnitude", tasks, table.largest)
 
     def launch_scaled_copies(self, copies: Iterable[ScaledCopy]) -> None:
         """`scaled_copy` for many arrays."""
         tasks = []
-        for source, target, alpha in copies:
-            read = self._reading(source)
-            require_same_size(source, target)
-            address = read.source
+        for source, target, alpha, half in copies:
+            address, flags = self._read(source)
+            size, to_address = require_same_size(source, target), address
             if target is not source:
-                address = target.data_ptr(FLOAT16 if read.flags else FLOAT32, self._context, True)
-            tasks.append(read._replace(target=address, factor=alpha))
+                flags |= self._target_is_half if half else 0
+                to_address = self._address(target, FLOAT16 if flags else FLOAT32, True)
+            tasks.append(_Task(address, to_address, size, 0, alpha, flags))
         self._launch("scaled_copy", tasks)
 
     def launch_unscale_add(
@@ -125,13 +137,14 @@ class CudaKernels:
         tasks = []
         for place, (source, master, scale, accumulate) in enumerate(gradients, first):
             factor = unscaling_factor(scale)
-            read = self._reading(source)
-            require_same_size(source, master)
+            address, flags = self._read(source)
+            size, to_address = require_same_size(source, master), address
             if accumulate:
                 require_float32(master, "master")
-            address = read.source if master is source else self._address(master, FLOAT32, not accumulate)
-            flags = read.flags | (self._accumulate if accumulate else 0)
-            tasks.append(read._replace(target=address, factor=factor, flags=flags, row=place))
+                flags |= self._accumulate
+            if master is not source:
+                to_address = self._address(master, FLOAT32, not accumulate)
+            tasks.append(_Task(address, to_address, size, place, factor, flags))
         self._launch("unscale_add", tasks, table.largest)
 
     def launch_round_to_format(
@@ -153,21 +166,24 @@ class CudaKernels:
                 self.launch_scaled_copies([ScaledCopy(source, target, 1.0)])
             self.launch_statistics([source], table, row)
             return
-        read = self._reading(source, row)
-        address = read.source if target is source else self._address(target, FLOAT32, True)
-        if fitted:
-            self.launch_statistics([source], self._measured)
+        address, _ = self._read(source)
+        to_address = address if target is source else self._address(target, FLOAT32, True)
         numbers = storage.mantissa_bits, storage.smallest_normal, storage.max, storage.beyond_max
         key = random_key or 0
-        self._format[0] = (*numbers, fitted, random_key is not None, key & 0xFFFFFFFF, key >> 32)
-        self._launch(
-            "round_to_format",
-            [read._replace(target=address)],
-            self._format,
-            self._measured.rows,
-            table.rows,
-            *self._workspace,
-        )
+        layout = np.zeros(1, self._format)
+        layout[0] = (*numbers, fitted, random_key is not None, key & 0xFFFFFFFF, key >> 32)
+        with self._lock:
+            if fitted:
+                self.launch_statistics([source], self._measured)
+            self._launch(
+                "round_to_format",
+                [_Task(address, to_address, source.size, row, 1.0, 0)],
+                layout,
+                self._measured.rows,
+                table.rows,
+                *self._workspace,
+                per_block=ELEMENTS_PER_ROW,
+            )
 
     # ---- Kernels
 
@@ -175,9 +191,14 @@ class CudaKernels:
     def asynchronous(self) -> bool:
         return True
 
+    @property
+    def context(self) -> nn.Context:
+        return self._context
+
     def statistics(self, x: NdArray) -> ArrayStatistics:
-        self.launch_statistics([x], self._own_table)
-        return self._own_table.fetch().rows[0].statistics
+        with self._lock:
+            self.launch_statistics([x], self._own_table)
+            return self._own_table.fetch(1, 0).rows[0].statistics
 
     def exponent_histogram(self, x: NdArray) -> Tuple[ArrayStatistics, ExponentHistogram]:
         table = self.table(1, histograms=True)
@@ -185,8 +206,14 @@ class CudaKernels:
         contents = table.fetch()
         return contents.rows[0].statistics, contents.exponents[0]
 
-    def scaled_copy(self, source: NdArray, target: NdArray, alpha: float) -> None:
-        self.launch_scaled_copies([ScaledCopy(source, target, alpha)])
+    def all_finite(self, arrays: Sequence[NdArray]) -> bool:
+        with self._lock:
+            self._own_table.clear()
+            self.launch_largest(arrays, self._own_table)
+            return math.isfinite(self._own_table.fetch(0, 1).largest[0])
+
+    def scaled_copy(self, source: NdArray, target: NdArray, alpha: float, *, half: bool = False) -> None:
+        self.launch_scaled_copies([ScaledCopy(source, target, alpha, half)])
 
     def scaled_copy_all(self, copies: Iterable[ScaledCopy]) -> None:
         self.launch_scaled_copies(copies)
@@ -201,9 +228,10 @@ class CudaKernels:
         waiting, found = list(gradients), []
         while waiting:
             some, waiting = waiting[: self._max_tasks], waiting[self._max_tasks :]
-            self._own_table.clear()
-            self.launch_unscale_add(some, self._own_table)
-            found += self._own_table.fetch().largest[: len(some)]
+            with self._lock:
+                self._own_table.clear()
+                self.launch_unscale_add(some, self._own_table)
+                found += self._own_table.fetch(0, len(some)).largest
         return found
 
     def round_to_format(
@@ -215,11 +243,12 @@ class CudaKernels:
         fitted: bool = False,
         random_key: Optional[int] = None,
     ) -> RoundingStatistics:
-        self._own_table.clear()
-        self.launch_round_to_format(
-            source, target, storage, self._own_table, fitted=fitted, random_key=random_key
-        )
-        return self._own_table.fetch().rows[0]
+        with self._lock:
+            self._own_table.clear()
+            self.launch_round_to_format(
+                source, target, storage, self._own_table, fitted=fitted, random_key=random_key
+            )
+            return self._own_table.fetch(1, 0).rows[0]
 
     # ---- launching
 
@@ -227,19 +256,32 @@ class CudaKernels:
         address: int = x.data_ptr(dtype, self._context, write_only)
         return address
 
-    def _reading(self, x: NdArray, row: int = 0) -> _Task:
-        half = is_half(x)
-        address = self._address(x, FLOAT16 if half else FLOAT32)
-        return _Task(address, 0, x.size, row, flags=self._source_is_half if half else 0)
+    def _read(self, x: NdArray) -> Tuple[int, int]:
+        """The address of what is read, and the flags that say how."""
+        if is_half(x):
+            return self._address(x, FLOAT16), self._source_is_half
+        return self._address(x, FLOAT32), 0
 
-    def _launch(self, kernel: str, tasks: Sequence[_Task], *arguments: Any) -> None:
-        for group in _independent_groups(tasks, self._max_tasks):
-            blocks = 0
-            for i, task in enumerate(group):
-                self._tasks["task"][0, i] = (*task[:4], blocks, *task[4:])
-                blocks += min(max(1, -(-task.size // ELEMENTS_PER_BLOCK)), self._launcher.max_blocks)
-            self._tasks["count"] = len(group)
-            self._launcher.launch(kernel, blocks, (self._tasks, *arguments))
+    def _readings(self, arrays: Iterable[NdArray], first_row: int) -> List[_Task]:
+        """Tasks that read, each with a row of its own."""
+        tasks = []
+        for row, x in enumerate(arrays, first_row):
+            address, flags = self._read(x)
+            tasks.append(_Task(address, 0, x.size, row, 1.0, flags))
+        return tasks
+
+    def _launch(
+        self, kernel: str, tasks: Sequence[_Task], *arguments: Any, per_block: int = ELEMENTS_PER_BLOCK
+    ) -> None:
+        with self._lock:
+            for group in _independent_groups(tasks, self._max_tasks):
+                blocks, rows = 0, []
+                for source, target, size, row, factor, flags in group:
+                    rows.append((source, target, size, row, blocks, factor, flags))
+                    blocks += min(max(1, -(-size // per_block)), self._launcher.max_blocks)
+                self._tasks["task"][0, : len(rows)] = rows
+                self._tasks["count"] = len(rows)
+                self._launcher.launch(kernel, blocks, (self._tasks, *arguments))
 
 
 def _independent_groups(tasks: Sequence[_Task], longest: int) -> Iterator[List[_Task]]:

@@ -13,6 +13,9 @@ from .cuda_source import CudaSource
 
 Bytes = NDArray[np.uint8]
 
+OPTIONS = ("--std=c++14",)
+"""What the kernels are compiled with. CuPy adds options of its own, -ftz=true among them."""
+
 
 class DeviceMemory(Protocol):
     """A piece of device memory, given back when the object goes."""
@@ -74,7 +77,7 @@ class CupyLauncher:
 
         def kernels() -> Dict[str, Any]:
             with self._device:
-                module = cupy.RawModule(code=source.text, options=("--std=c++14",))
+                module = cupy.RawModule(code=source.text, options=OPTIONS)
                 return {name: module.get_function(name) for name in source.kernels}
 
         # NVRTC (12.0 at least) leaves the C locale behind in the thread that compiles: this one would open

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple
+from typing import Any, List, NamedTuple, Optional
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,7 @@ class DeviceTable:
         source: defines the layout of a row.
         rows: number of rows.
         histograms: whether every row has a histogram of exponents too.
-        gradients: number of places for the magnitudes of unscaled gradients.
+        gradients: number of places for largest magnitudes.
     """
 
     def __init__(
@@ -50,42 +50,50 @@ class DeviceTable:
         histograms: bool = False,
         gradients: int = 0,
     ) -> None:
-        fields: List[Any] = [
-            ("rows", source.layout("Row"), (rows,)),
-            # What follows has 8 bytes per number.
-            ("largest", np.uint32, (gradients + gradients % 2,)),
-            ("exponents", np.int64, (rows if histograms else 0, EXPONENT_BINS)),
-        ]
+        self._row = source.layout("Row")
+        # Magnitudes first, so that they and the first rows are one piece. The rest has 8 bytes per number.
+        self._before_rows = 4 * (gradients + gradients % 2)
+        self._before_exponents = self._before_rows + rows * self._row.itemsize
+        self._size = self._before_exponents + (rows * EXPONENT_BINS * 8 if histograms else 0)
+        self._number_of_rows = rows
         self.histograms = histograms
         self.gradients = gradients
         self._launcher = launcher
-        self._layout = np.dtype(fields)
-        self._memory = launcher.allocate(self._layout.itemsize)
-        self.rows, self.largest, self.exponents = (
-            np.uint64(self._memory.ptr + np.dtype(fields[:i]).itemsize) for i in range(len(fields))
+        self._memory = launcher.allocate(self._size)
+        self.largest, self.rows, self.exponents = (
+            np.uint64(self._memory.ptr + offset) for offset in (0, self._before_rows, self._before_exponents)
         )
 
     def clear(self) -> None:
         """Empty all rows and reset the magnitudes, without waiting."""
-        self._launcher.clear(self._memory, self._layout.itemsize)
+        self._launcher.clear(self._memory, self._size)
 
-    def fetch(self) -> TableContents:
-        """Wait for the kernels launched so far, and copy the table to the host."""
-        table = self._launcher.fetch(self._memory, self._layout.itemsize).view(self._layout)[0]
-        rows = table["rows"]
-        magnitudes = np.stack([rows["largest"], np.negative(rows["negated_smallest"])]).view(np.float32)
-        columns = [
-            rows["count"],
-            rows["sum"],
-            rows["sum_of_squares"],
-            *magnitudes,
-            rows["zeros"],
-            rows["nonfinite"],
-        ]
-        statistics = [ArrayStatistics(*row) for row in zip(*(column.tolist() for column in columns))]
-        lost = zip(statistics, rows["underflowed"].tolist(), rows["overflowed"].tolist())
-        return TableContents(
-            [RoundingStatistics(*row) for row in lost],
-            table["largest"].view(np.float32)[: self.gradients].tolist(),
-            table["exponents"],
-        )
+    def fetch(self, rows: Optional[int] = None, gradients: Optional[int] = None) -> TableContents:
+        """Wait for the kernels launched so far, and copy the table to the host.
+
+        Args:
+            rows: only so many, from the first on, for a table without histograms; None for all.
+            gradients: only so many of the largest magnitudes; None for all.
+        """
+        used = self._number_of_rows if rows is None else rows
+        end = self._size if self.histograms else self._before_rows + used * self._row.itemsize
+        table = self._launcher.fetch(self._memory, end)
+        exponents = table[self._before_exponents :].view(np.int64).reshape(-1, EXPONENT_BINS)
+        largest = table[: 4 * (self.gradients if gradients is None else gradients)].view(np.float32)
+        found = table[self._before_rows : self._before_rows + used * self._row.itemsize].view(self._row)
+        return TableContents(_statistics_of(found), largest.tolist(), exponents)
+
+
+def _statistics_of(rows: NDArray[Any]) -> List[RoundingStatistics]:
+    magnitudes = np.stack([rows["largest"], np.negative(rows["negated_smallest"])]).view(np.float32)
+    columns = [
+        rows["count"],
+        rows["sum"],
+        rows["sum_of_squares"],
+        *magnitudes,
+        rows["zeros"],
+        rows["nonfinite"],
+    ]
+    statistics = [ArrayStatistics(*row) for row in zip(*(column.tolist() for column in columns))]
+    lost = zip(statistics, rows["underflowed"].tolist(), rows["overflowed"].tolist())
+    return [RoundingStatistics(*row) for row in lost]

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from typing import Iterable, List, NamedTuple, Optional, Protocol, Tuple
+from typing import Iterable, List, NamedTuple, Optional, Protocol, Sequence, Tuple
 
 import numpy as np
-from nnabla import NdArray
+from nnabla import Context, NdArray
 from numpy.typing import NDArray
 
 from ..core.formats import Format
@@ -43,6 +43,7 @@ class ScaledCopy(NamedTuple):
     source: NdArray
     target: NdArray
     alpha: float
+    half: bool = False
 
 
 class GradientToUnscale(NamedTuple):
@@ -74,14 +75,28 @@ class Kernels(Protocol):
     def asynchronous(self) -> bool:
         """True when asking for a result waits for a device that would have gone on by itself."""
 
+    @property
+    def context(self) -> Context:
+        """The context by which the kernels reach arrays; reached by it, arrays stay on their device."""
+
     def statistics(self, x: NdArray) -> ArrayStatistics:
         """Sums, extremes and counts of `x`."""
 
     def exponent_histogram(self, x: NdArray) -> Tuple[ArrayStatistics, ExponentHistogram]:
         """The statistics of `x` and, from the same pass, how many elements have each binary exponent."""
 
-    def scaled_copy(self, source: NdArray, target: NdArray, alpha: float) -> None:
-        """Write alpha * source to `target`, another array of that size, which takes the source's dtype."""
+    def all_finite(self, arrays: Sequence[NdArray]) -> bool:
+        """Whether there is no infinity or NaN in any of the arrays."""
+
+    def scaled_copy(self, source: NdArray, target: NdArray, alpha: float, *, half: bool = False) -> None:
+        """Write alpha * source to `target`, another array of that size.
+
+        Args:
+            source: what is copied.
+            target: takes the source's dtype.
+            alpha: the factor.
+            half: make `target` float16 also when the source is float32; products are rounded once.
+        """
 
     def scaled_copy_all(self, copies: Iterable[ScaledCopy]) -> None:
         """`scaled_copy` for many arrays."""

@@ -29,8 +29,8 @@ class Measured(NamedTuple):
 class Measurements(Protocol):
     """Takes work during a pass and hands all results out at its end."""
 
-    def measure(self, array: nn.NdArray) -> int:
-        """Start taking the statistics of `array` as it is now; return the ticket of the result."""
+    def measure(self, arrays: Sequence[nn.NdArray]) -> List[int]:
+        """Start taking the statistics of arrays as they are now; return the tickets of the results."""
 
     def unscale(self, gradients: Sequence[GradientToUnscale]) -> None:
         """Start unscaling gradients into their masters."""
@@ -51,10 +51,11 @@ class HostMeasurements:
         self._statistics: List[ArrayStatistics] = []
         self._largest: List[float] = []
 
-    def measure(self, array: nn.NdArray) -> int:
-        """Take the statistics of `array`; return the ticket of the result."""
-        self._statistics.append(self._kernels.statistics(array))
-        return len(self._statistics) - 1
+    def measure(self, arrays: Sequence[nn.NdArray]) -> List[int]:
+        """Take the statistics of arrays; return the tickets of the results."""
+        first = len(self._statistics)
+        self._statistics += map(self._kernels.statistics, arrays)
+        return list(range(first, len(self._statistics)))
 
     def unscale(self, gradients: Sequence[GradientToUnscale]) -> None:
         """Unscale gradients into their masters."""
@@ -83,12 +84,15 @@ class DeviceMeasurements:
         self._used = 0
         self._unscaled = 0
 
-    def measure(self, array: nn.NdArray) -> int:
-        """Launch the statistics of `array`; return the ticket of the result."""
-        table, row = self._place(self._used)
-        self._kernels.launch_statistics([array], table, row)
-        self._used += 1
-        return self._used - 1
+    def measure(self, arrays: Sequence[nn.NdArray]) -> List[int]:
+        """Launch the statistics of arrays, one launch for up to 96 of them; return the tickets."""
+        first, waiting = self._used, list(arrays)
+        while waiting:
+            table, row = self._place(self._used)
+            some, waiting = waiting[: self._rows - row], waiting[self._rows - row :]
+            self._kernels.launch_statistics(some, table, row)
+            self._used += len(some)
+        return list(range(first, self._used))
 
     def unscale(self, gradients: Sequence[GradientToUnscale]) -> None:
         """Launch the unscaling of gradients into their masters: one launch for up to 96 of them."""
@@ -100,16 +104,18 @@ class DeviceMeasurements:
             self._unscaled += len(some)
 
     def fetch(self) -> Measured:
-        """Wait for the device once, return everything and forget it."""
-        statistics: List[ArrayStatistics] = []
-        largest: List[float] = []
-        for table in self._tables:
-            contents = table.fetch()
-            table.clear()
-            statistics += [row.statistics for row in contents.rows]
-            largest += contents.largest
-        measured = Measured(statistics[: self._used], largest[: self._unscaled])
+        """Wait for the device once, if there is anything to wait for; return everything and forget it."""
+        measured = Measured([], [])
+        used, unscaled = self._used, self._unscaled
         self._used = self._unscaled = 0
+        for table in self._tables:
+            rows, gradients = min(used, self._rows), min(unscaled, self._rows)
+            if rows or gradients:
+                contents = table.fetch(rows, gradients)
+                table.clear()
+                measured.statistics.extend(row.statistics for row in contents.rows)
+                measured.largest.extend(contents.largest)
+            used, unscaled = used - rows, unscaled - gradients
         return measured
 
     def _place(self, index: int) -> Tuple[DeviceTable, int]:

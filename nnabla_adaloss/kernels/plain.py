@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Iterable, List, Optional, Tuple
+from typing import Iterable, List, Optional, Sequence, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -59,6 +59,10 @@ class PlainKernels:
     def asynchronous(self) -> bool:
         return False
 
+    @property
+    def context(self) -> nn.Context:
+        return self._context
+
     def statistics(self, x: NdArray) -> ArrayStatistics:
         is_half(x)
         if x.size == 0:
@@ -89,8 +93,11 @@ class PlainKernels:
             magnitudes = F.abs(x).data
         return statistics, np.bincount(magnitudes.view(np.uint32).ravel() >> 23, minlength=EXPONENT_BINS)
 
-    def scaled_copy(self, source: NdArray, target: NdArray, alpha: float) -> None:
-        half = is_half(source)
+    def all_finite(self, arrays: Sequence[NdArray]) -> bool:
+        return not any(self.statistics(x).nonfinite for x in arrays)
+
+    def scaled_copy(self, source: NdArray, target: NdArray, alpha: float, *, half: bool = False) -> None:
+        half = is_half(source) or half
         require_same_size(source, target)
         with nn.context_scope(self._context):
             product = F.mul_scalar(source, float(alpha))
@@ -100,8 +107,8 @@ class PlainKernels:
             target.cast(np.float16 if half else np.float32, self._context)
 
     def scaled_copy_all(self, copies: Iterable[ScaledCopy]) -> None:
-        for source, target, alpha in copies:
-            self.scaled_copy(source, target, alpha)
+        for source, target, alpha, half in copies:
+            self.scaled_copy(source, target, alpha, half=half)
 
     def scale_(self, x: NdArray, alpha: float) -> None:
         self.scaled_copy(x, x, alpha)

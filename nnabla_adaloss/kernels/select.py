@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
+from functools import cache
 
 import nnabla as nn
 
@@ -14,11 +15,17 @@ from .interface import Kernels
 from .plain import PlainKernels
 
 
+@cache
+def _cuda_kernels(array_class: str, device_id: str) -> CudaKernels:
+    # Compiled code and 5 MB of workspace are the device's: one of each per process, whoever asks for it.
+    return CudaKernels(nn.Context(["cuda:float", "cpu:float"], array_class, device_id))
+
+
 def select_kernels(context: nn.Context) -> Kernels:
     """The fastest kernels for the arrays of `context`.
 
     `CpuKernels` for nnabla's CPU backend, `CudaKernels` for its CUDA extension if CuPy is installed, and
-    `PlainKernels` for everything else.
+    `PlainKernels` for everything else. All contexts of a GPU get the same `CudaKernels`.
 
     Warns:
         RuntimeWarning: a CUDA context has to do with `PlainKernels` because CuPy is missing.
@@ -32,7 +39,7 @@ def select_kernels(context: nn.Context) -> Kernels:
         return CpuKernels()
     if backends & {"cuda", "cudnn"}:
         if importlib.util.find_spec("cupy") is not None:
-            return CudaKernels(context)
+            return _cuda_kernels(context.array_class, context.device_id)
         warnings.warn(
             "CuPy is not installed, so loss scaling on the GPU will be slow; install nnabla-adaloss with the "
             "extra of your CUDA version, such as nnabla-adaloss[cuda120]",

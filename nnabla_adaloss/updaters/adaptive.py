@@ -262,7 +262,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             if cause.exhausted or tries.thrown_away > self.max_retries:
                 return self._give_up()
         reason = self._reason()
-        if self.scaling.guard.state.has_nonfinite():
+        if not self.scaling.state_is_finite():
             self._undo_batch()
         self._apply_gradients()
         if self._measured:
@@ -407,7 +407,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
     def _overflowed(self, window: Window) -> bool:
         if self.comm is None:
             return window.overflowed
-        return not self._exchange.all_finite()
+        return not self._exchange.all_finite(self.scaling.kernels)
 
     def _reason(self) -> str:
         """`"updated"`, or `"zero_gradients"`, which is warned of once."""

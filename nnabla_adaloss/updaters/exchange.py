@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from ..communicators.agreement import RankDisagreementError
 from ..core.validation import integer
+from ..kernels import Kernels
 from .checksums import crc32_halves
+from .finite_gradients import gradients_are_finite
 
 _Float = TypeVar("_Float", bound=np.floating[Any])
 
@@ -72,9 +74,13 @@ class GradientExchange:
         tables: NDArray[_Float] = gathered.view(own.dtype).reshape(self.comm.size, *own.shape)
         return tables
 
-    def all_finite(self) -> bool:
-        """Whether the gradients of all the solver's parameters are finite, on every rank alike."""
-        finite = not self._solver.check_inf_or_nan_grad()
+    def all_finite(self, kernels: Kernels) -> bool:
+        """Whether the gradients of all the solver's parameters are finite, on every rank alike.
+
+        Args:
+            kernels: the kernels for the gradients' arrays.
+        """
+        finite = gradients_are_finite(kernels, self._solver)
         # Infinities and NaNs travel through the sum; those of gradients that are not exchanged do not.
         return finite if self._exchanges_all else not self.any([not finite])[0]
 
@@ -100,7 +106,7 @@ class GradientExchange:
         if self.comm is None:
             return
         names = [*self.parameters, "the loss scales"]
-        arrays = [v.data.data for v in self.parameters.values()] + [np.array(scales, np.float64)]
+        arrays = [v.data.get_data("r") for v in self.parameters.values()] + [np.array(scales, np.float64)]
         own = crc32_halves(arrays)
         first = nn.NdArray.from_numpy_array(own.copy())
         self.comm.bcast([first], 0, inplace=True)

@@ -144,4 +144,4 @@ def _compare_settings(saved: Mapping[str, Any], present: Mapping[str, Any]) -> N
 
 def _parameter_checksum(updater: Resumable) -> int:
     parameters = sorted(updater.solver.get_parameters().items())
-    return crc32(np.array([crc32(v.data.data) for _, v in parameters], np.uint32))
+    return crc32(np.array([crc32(v.data.get_data("r")) for _, v in parameters], np.uint32))

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..engine import AdaptiveLossScaling
 from ..engine.forward_fault import ForwardFault
+from .finite_gradients import gradients_are_finite
 
 
 class Window(NamedTuple):
@@ -62,7 +63,7 @@ def examine(window: Window, scaling: AdaptiveLossScaling, solver: Any, smallest_
     if not scaling.found_inf:
         return window
     layers = tuple(dict.fromkeys((*window.nonfinite_layers, *scaling.found_inf)))
-    if window.overflowed or not solver.check_inf_or_nan_grad():
+    if window.overflowed or gradients_are_finite(scaling.kernels, solver):
         return window._replace(nonfinite_layers=layers)
     nonfinite_loss = not np.isfinite(scaling.variable.d).all()
     blame, scales = scaling.layer_to_blame(), scaling.layer_scales
@@ -84,7 +85,7 @@ def smallest_scale_helps(scaling: AdaptiveLossScaling, solver: Any, smallest_sca
 def _finite_at(scale: float, scaling: AdaptiveLossScaling, solver: Any) -> bool:
     solver.zero_grad()
     scaling.probe(scale)
-    return not solver.check_inf_or_nan_grad()
+    return gradients_are_finite(scaling.kernels, solver)
 
 
 def spoil(solver: Any) -> None:

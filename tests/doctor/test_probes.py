@@ -6,11 +6,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nnabla_adaloss.doctor import probes
 from nnabla_adaloss.doctor.isolation import Outcome, call_isolated
+from nnabla_adaloss.kernels import CpuKernels
 
 _DRIVER = """
 #include <string.h>
@@ -72,3 +74,18 @@ def test_no_gpu(tmp_path: Path) -> None:
 
 def test_other_failures_show_their_number(tmp_path: Path) -> None:
     assert ask_driver(tmp_path, "", INIT=802, VERSION=12040).error == "RuntimeError: cuInit: CUDA error 802"
+
+
+@pytest.mark.parametrize("type_config", ["float", "half"])
+def test_scaled_weights_are_among_what_is_compared(type_config: str) -> None:
+    said = call_isolated(probes.adaptive_backward, "cpu", type_config)
+    assert said.value == "gradients agree with nnabla's, a layer scaled by 16 among them"
+
+
+def test_a_scaled_copy_that_is_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unscaled(self: CpuKernels, source: Any, target: Any, alpha: float, *, half: bool = False) -> None:
+        target.data = source.data
+
+    monkeypatch.setattr(CpuKernels, "scaled_copy", unscaled)
+    with pytest.raises(ArithmeticError, match="gradients differ from nnabla's"):
+        probes.adaptive_backward("cpu", "float")

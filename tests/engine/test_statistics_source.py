@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Sequence
 
 import nnabla as nn
+import nnabla.functions as F
 import numpy as np
 import pytest
 
@@ -55,8 +56,8 @@ def test_immediate_statistics_are_of_what_is_there_now() -> None:
     v.g = 2.0
     assert source.gradient(v, 1, 8.0).abs_max == 2.0
     assert source.data(v, 1) == statistics_of(v.d)
-    assert source.finish() == (set(), {1: 0.25}, [])
-    assert source.finish() == (set(), {}, [])
+    assert source.finish() == (set(), {1: 0.25}, [], None)
+    assert source.finish() == (set(), {}, [], None)
     assert source.table([1]) is None
     assert source.state([1]) == []
 
@@ -66,7 +67,7 @@ def test_delayed_statistics_are_those_of_the_iteration_before_at_the_scale_of_no
     source.begin(0, anew=False)
     assert source.gradient(v, 1, 8.0).abs_max == 0.0
     assert source.data(v, 1) == NOTHING_KNOWN
-    assert source.finish() == (set(), {1: 0.5}, [])
+    assert source.finish() == (set(), {1: 0.5}, [], None)
     expected = statistics_of(v.g / 8.0)
     v.g, v.d = 7.0, 5.0
     for _ in range(2):  # micro-batches or retries of one iteration
@@ -192,10 +193,74 @@ def test_an_interruption_leaves_no_ticket_without_a_measurement() -> None:
         source.finish()
     del measurements.fetch
     source.gradient(variable(7.0), 1, 1.0)
-    assert source.finish() == (set(), {1: 7.0}, [])
+    assert source.finish() == (set(), {1: 7.0}, [], None)
     source.begin(1, anew=False)
     assert source.gradient(v, 1, 1.0).abs_max == 7.0
 
 
 def interrupt() -> Any:
     raise KeyboardInterrupt
+
+
+class Recorder(HostMeasurements):
+    """Measurements that write down how many arrays came together."""
+
+    def __init__(self) -> None:
+        super().__init__(CpuKernels())
+        self.together: List[int] = []
+
+    def measure(self, arrays: Sequence[nn.NdArray]) -> List[int]:
+        if arrays:
+            self.together.append(len(arrays))
+        return super().measure(arrays)
+
+
+def test_weights_are_measured_together_after_an_update_and_not_again() -> None:
+    measurements = Recorder()
+    source = DelayedStatistics(measurements, ScratchPool(), None)
+    weights = [variable(1.0, float(i)) for i in range(3)]
+
+    def ask(iteration: int) -> List[float]:
+        source.begin(iteration, anew=False)
+        return [source.data(w, key).abs_max for key, w in enumerate(weights)]
+
+    ask(0)
+    source.finish()
+    assert measurements.together == [1, 1, 1]
+    for w in weights:
+        w.d = 5.0  # an update
+    source.measure_weights()
+    assert measurements.together[3:] == [3]
+    assert ask(1) == [1.0, 1.0, 2.0]
+    source.finish()
+    ask(1)  # a second pass of the iteration
+    source.finish()
+    assert measurements.together[4:] == []
+    weights[1].d = 7.0  # by a loop that tells nobody
+    assert ask(2) == [5.0] * 3
+    assert measurements.together[4:] == [3]
+    source.finish()
+    assert ask(3) == [5.0, 7.0, 5.0]
+
+
+def test_activations_are_measured_in_each_pass() -> None:
+    measurements = Recorder()
+    source = DelayedStatistics(measurements, ScratchPool(), None)
+    activation = F.relu(variable(1.0, 2.0))
+    for iteration in range(2):
+        activation.forward()
+        source.begin(iteration, anew=False)
+        source.data(activation, 1)
+        source.finish()
+        source.measure_weights()
+    assert measurements.together == [1, 1]
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_arrays_that_are_watched(bad: float) -> None:
+    source = delayed()
+    assert source.finish().watched_finite is None
+    for value, finite in ((1.0, True), (bad, False), (2.0, True)):
+        source.watch([variable(3.0, 4.0).data, variable(value).data])
+        assert source.finish().watched_finite is finite
+    assert source.finish().watched_finite is None

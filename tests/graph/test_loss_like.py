@@ -71,7 +71,10 @@ def test_scales_that_are_no_numbers(scale: Any) -> None:
 def test_seeds() -> None:
     vector, scalar = output(), F.mean(output())
     seed = np.arange(4.0).reshape(2, 2)
-    assert seed_gradient(scalar, 8.0, None) == 8.0
+    filled = seed_gradient(scalar, 8.0, None)
+    assert isinstance(filled, nn.NdArray)
+    assert filled.dtype == np.float32
+    np.testing.assert_array_equal(filled.data, np.array(8.0))
     for given in (seed, nn.NdArray.from_numpy_array(seed), seed.astype(np.float16), seed.astype(int)):
         found = seed_gradient(vector, 4.0, given)
         assert isinstance(found, np.ndarray)

@@ -3,58 +3,61 @@
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
 import locale
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+import re
 
 import pytest
 
+from nnabla_adaloss.kernels.cuda_launcher import OPTIONS
 from nnabla_adaloss.kernels.cuda_source import CudaSource
+from tests.kernels.nvrtc import Nvrtc, nvidia_wheel, options_of_cupy
 
-
-def nvidia_wheel(package: str) -> Path:
-    spec = importlib.util.find_spec(f"nvidia.{package}")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip(f"needs the wheel nvidia-{package.replace('_', '-')}-cu12")
-    return Path(next(iter(spec.submodule_search_locations)))
+ARCHITECTURES = [70, 80, 90, 100]
 
 
 @pytest.fixture(scope="module")
-def nvrtc() -> ctypes.CDLL:
-    return ctypes.CDLL(str(nvidia_wheel("cuda_nvrtc") / "lib" / "libnvrtc.so.12"))
+def nvrtc() -> Nvrtc:
+    return Nvrtc()
 
 
-def compile_log(nvrtc: ctypes.CDLL, source: str, options: list[str]) -> tuple[int, str]:
-    program = ctypes.c_void_p()
-    text = source.encode()
-    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, b"adaloss.cu", 0, None, None) == 0
-    arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-    status = nvrtc.nvrtcCompileProgram(program, len(options), arguments)
-    size = ctypes.c_size_t()
-    nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
-    log = ctypes.create_string_buffer(size.value)
-    nvrtc.nvrtcGetProgramLog(program, log)
-    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    return status, log.value.decode()
+def known(nvrtc: Nvrtc, architecture: int) -> int:
+    if architecture not in nvrtc.architectures():
+        pytest.skip(f"this NVRTC does not know sm_{architecture}")
+    return architecture
+
+
+def without_cupy(architecture: int) -> tuple[str, ...]:
+    """The options of CuPy that matter most, and another version of the headers."""
+    include = nvidia_wheel("cuda_runtime") / "include"
+    return (*OPTIONS, f"-I{include}", "-ftz=true", f"-arch=sm_{architecture}")
+
+
+def as_cupy(architecture: int) -> tuple[str, ...]:
+    return options_of_cupy(OPTIONS, architecture)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["sm_70", "sm_80", "sm_90"])
-def test_compiles_without_a_warning(nvrtc: ctypes.CDLL, architecture: str) -> None:
-    include = nvidia_wheel("cuda_runtime") / "include"
-    options = [f"--gpu-architecture={architecture}", "--std=c++14", f"-I{include}"]
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        compiled = thread.submit(compile_log, nvrtc, CudaSource().text, options)
-    assert compiled.result() == (0, "")
+@pytest.mark.parametrize("options", [as_cupy, without_cupy])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_compiles_without_a_warning_and_flushes_no_float(nvrtc: Nvrtc, architecture: int, options) -> None:
+    given = options(known(nvrtc, architecture))
+    assert "-ftz=true" in given
+    status, log, ptx = nvrtc.compile(CudaSource().text, given)
+    assert (status, log) == (0, "")
+    assert ptx.count(".entry") == len(CudaSource().kernels)
+    # No exception is needed: not one operation on floats is left to the compiler's choice.
+    assert re.findall(r"^.*\.ftz\b.*$", ptx, re.MULTILINE) == []
+
+
+def test_the_compiler_flushes_what_is_left_to_it(nvrtc: Nvrtc) -> None:
+    source = 'extern "C" __global__ void f(float* x) { *x = __fmul_rn(*x, 0.5f); }'
+    assert "mul.rn.ftz.f32" in nvrtc.compile(source, ["-ftz=true", "-arch=sm_90"]).ptx
 
 
 @pytest.mark.skipif(not hasattr(locale, "nl_langinfo"), reason="needs POSIX locales")
-def test_compiling_in_a_thread_of_its_own_keeps_our_locale(nvrtc: ctypes.CDLL) -> None:
+def test_compiling_in_a_thread_of_its_own_keeps_our_locale(nvrtc: Nvrtc) -> None:
     before = locale.nl_langinfo(locale.CODESET)
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        assert thread.submit(compile_log, nvrtc, "__global__ void nothing() {}", []).result() == (0, "")
+    assert nvrtc.compile("__global__ void nothing() {}", []).status == 0
     assert locale.nl_langinfo(locale.CODESET) == before
 
 

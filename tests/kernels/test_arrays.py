@@ -7,6 +7,7 @@ import nnabla as nn
 import numpy as np
 import pytest
 
+from nnabla_adaloss.host_context import HOST
 from nnabla_adaloss.kernels.arrays import FLOAT16, FLOAT32, as_float32, prepare_master, stored_dtype
 
 
@@ -23,7 +24,7 @@ def test_a_lazily_zero_array_has_none_and_stays_so() -> None:
     array = nn.NdArray((3,))
     array.zero()
     assert stored_dtype(array) is None
-    prepare_master(array)
+    prepare_master(array, HOST)
     assert array.zeroing
 
 
@@ -53,7 +54,7 @@ def test_what_kernels_cannot_read_is_copied_and_left_as_it_is(dtype: type) -> No
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
 def test_a_master_becomes_float32_with_its_values(dtype: type) -> None:
     array = array_of(dtype, 4)
-    prepare_master(array)
+    prepare_master(array, HOST)
     assert stored_dtype(array) == FLOAT32
     np.testing.assert_array_equal(array.data, np.arange(4, dtype=np.float32))
 

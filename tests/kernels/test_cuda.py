@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, List, cast
 
@@ -12,6 +13,7 @@ import pytest
 
 from nnabla_adaloss.core.formats import FLOAT16, FLOAT32
 from nnabla_adaloss.kernels import CudaKernels, GradientToUnscale, ScaledCopy
+from nnabla_adaloss.kernels.cuda_source import CudaSource
 from tests.kernels.arrays import (
     SPECIAL_VALUES,
     assert_same_floats,
@@ -72,7 +74,7 @@ def test_scaled_copies_of_many_weights(kernels: CudaKernels, launcher: HostLaunc
     copies = [ScaledCopy(nd_array(w, w.dtype), nn.NdArray(w.shape), 2.0**i) for i, w in enumerate(weights)]
     kernels.launch_scaled_copies(copies)
     assert launcher.launches == ["scaled_copy"]
-    for (_, target, alpha), w in zip(copies, weights):
+    for (_, target, alpha, _), w in zip(copies, weights):
         assert_same_floats(target.data, scaled(w, alpha))
 
 
@@ -153,6 +155,44 @@ def test_bad_arguments_launch_nothing(kernels: CudaKernels, launcher: HostLaunch
     with pytest.raises(TypeError, match="int32"):
         kernels.launch_statistics([nd_array([1.0]), nd_array([1], np.int32)], kernels.table(2))
     assert launcher.launches == []
+
+
+def test_one_launch_finds_an_infinity_among_many_gradients(
+    kernels: CudaKernels, launcher: HostLauncher
+) -> None:
+    arrays = [nd_array(normal(50, dtype), dtype) for dtype in DTYPES * 30]
+    assert kernels.all_finite(arrays)
+    assert launcher.launches == ["largest_magnitude"]
+
+
+def test_only_what_is_used_of_a_table_is_fetched(
+    kernels: CudaKernels, launcher: HostLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = kernels.table(100, gradients=51)
+    arrays = [normal(10, seed=seed) for seed in range(3)]
+    kernels.launch_statistics([nd_array(x) for x in arrays], table)
+    kernels.launch_unscale_add(gradients_to_unscale(2), table)
+    sizes: List[int] = []
+    fetch = launcher.fetch
+    monkeypatch.setattr(launcher, "fetch", lambda memory, size: sizes.append(size) or fetch(memory, size))
+    contents = table.fetch(3, 2)
+    assert sizes == [52 * 4 + 3 * CudaSource().layout("Row").itemsize]
+    assert len(contents.largest) == 2
+    for row, values in zip(contents.rows, arrays):
+        assert_statistics(row.statistics, values)
+    assert len(table.fetch().rows) == 100
+    assert contents.exponents.shape == (0, 256)
+
+
+def test_threads_may_share_the_kernels(kernels: CudaKernels) -> None:
+    arrays = [normal(200, seed=seed) for seed in range(8)]
+
+    def largest(x: np.ndarray) -> List[float]:
+        return [kernels.statistics(nd_array(x)).abs_max for _ in range(20)]
+
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        for x, found in zip(arrays, pool.map(largest, arrays)):
+            assert found == [np.abs(x).max()] * 20
 
 
 # ---- reproducibility

@@ -141,6 +141,18 @@ def test_scaled_copy_of_any_bit_pattern(kernels: Kernels, values: np.ndarray, al
     assert_same_floats(target.data, scaled(values, alpha))
 
 
+@examples
+@given(values=arrays, alpha=powers_of_two)
+def test_scaled_copy_in_half(kernels: Kernels, values: np.ndarray, alpha: float) -> None:
+    with np.errstate(all="ignore"):
+        expected = (values.astype(np.float32) * np.float32(alpha)).astype(np.float16)
+    source, target = nd_array(values, values.dtype), nn.NdArray(values.shape)
+    kernels.scaled_copy(source, target, alpha, half=True)
+    assert target.dtype == np.float16
+    assert_same_floats(target.data, expected)
+    assert source.dtype == values.dtype
+
+
 def test_scaled_copy_reuses_the_target(kernels: Kernels) -> None:
     target = nn.NdArray((2, 3))
     kernels.scaled_copy(nd_array(np.ones((2, 3))), target, 2.0)
@@ -164,6 +176,22 @@ def test_other_dtypes_are_refused(kernels: Kernels) -> None:
         kernels.round_to_format(nd_array([1, 2], np.float16), nn.NdArray((2,)), FLOAT16)
     with pytest.raises(TypeError, match="master is float16"):
         kernels.unscale_add(nd_array([1, 2]), nd_array([1, 2], np.float16), 1.0, accumulate=True)
+
+
+# ---- looking for infinities
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_bad_element_among_many_arrays(kernels: Kernels, dtype: type, bad: float) -> None:
+    arrays = [normal(length, dtype) for length in (5000, 0, 1, 33)] + [np.array([65504.0, -0.0], dtype)]
+    assert kernels.all_finite([nd_array(x, dtype) for x in arrays])
+    for index, position in ((0, 4999), (2, 0), (4, 1)):
+        spoilt = [x.copy() for x in arrays]
+        spoilt[index][position] = bad
+        assert not kernels.all_finite([nd_array(x, dtype) for x in spoilt])
+    assert kernels.all_finite([nd_array(x, dtype) for x in arrays])
+    assert kernels.all_finite([])
 
 
 # ---- unscaling
@@ -235,7 +263,7 @@ def test_scaled_copy_all(kernels: Kernels) -> None:
     sources = [nd_array(normal(n, dtype), dtype) for n in LENGTHS for dtype in DTYPES]
     copies = [ScaledCopy(s, nn.NdArray(s.shape), 2.0**i) for i, s in enumerate(sources)]
     kernels.scaled_copy_all(copies)
-    for source, target, alpha in copies:
+    for source, target, alpha, _ in copies:
         one = nn.NdArray(source.shape)
         kernels.scaled_copy(source, one, alpha)
         assert_same_floats(target.data, one.data)
@@ -254,6 +282,32 @@ def test_unscale_add_all(kernels: Kernels) -> None:
     bad = GradientToUnscale(nd_array([np.inf]), nn.NdArray((1,)), 4.0, False)
     assert kernels.unscale_add_all([bad, *gradients])[0] == np.inf
     assert kernels.unscale_add_all([]) == []
+
+
+@examples
+@given(values=arrays, scale=powers_of_two)
+def test_unscale_add_of_any_bit_pattern(kernels: Kernels, values: np.ndarray, scale: float) -> None:
+    with np.errstate(all="ignore"):
+        quotient = values.astype(np.float32) * np.float32(1.0 / scale)
+        total = np.float32(1e-40) + quotient
+    source, master = nd_array(values, values.dtype), nn.NdArray(values.shape)
+    kernels.unscale_add(source, master, scale, accumulate=False)
+    assert_same_floats(master.data, quotient)
+    master = nd_array(np.full(values.shape, 1e-40))
+    kernels.unscale_add(source, master, scale, accumulate=True)
+    assert_same_floats(master.data, total)
+
+
+def test_unscaling_keeps_subnormal_numbers(kernels: Kernels) -> None:
+    values = np.array([1e-40, -1e-45, 2.0**-126, 3e-39], np.float32)
+    for scale in (1.0, 2.0, 0.25):
+        with np.errstate(under="ignore"):
+            quotient = values / np.float32(scale)
+        master = nn.NdArray(values.shape)
+        assert kernels.unscale_add(nd_array(values), master, scale, accumulate=False) == quotient.max()
+        assert_same_floats(master.data, quotient)
+        kernels.unscale_add(nd_array(values), master, scale, accumulate=True)
+        assert_same_floats(master.data, quotient + quotient)
 
 
 # ---- rounding

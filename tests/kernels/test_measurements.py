@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Dict
+from typing import Dict, List, cast
 
 import nnabla as nn
 import numpy as np
@@ -13,6 +13,7 @@ import pytest
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling
 from nnabla_adaloss.core import ArrayStatistics
 from nnabla_adaloss.kernels import CpuKernels, CudaKernels, GradientToUnscale
+from nnabla_adaloss.kernels.device_table import DeviceTable
 from nnabla_adaloss.kernels.measurements import (
     DeviceMeasurements,
     HostMeasurements,
@@ -47,16 +48,43 @@ def measurements(request: pytest.FixtureRequest) -> Measurements:
 def test_results_come_in_the_order_of_tickets_and_once(measurements: Measurements) -> None:
     for _ in range(2):
         # More arrays than a table has rows.
-        tickets = [measurements.measure(array(float(i), 1.0)) for i in range(5)]
+        tickets = [measurements.measure([array(float(i), 1.0)])[0] for i in range(5)]
         statistics, largest = measurements.fetch()
         assert [statistics[t].sum for t in tickets] == [1.0, 2.0, 3.0, 4.0, 5.0]
         assert len(statistics) == 5
         assert largest == []
 
 
+def test_many_arrays_take_one_launch(cuda_kernels: CudaKernels) -> None:
+    launcher = cast(HostLauncher, cuda_kernels._launcher)
+    measurements = DeviceMeasurements(cuda_kernels, rows=100)
+    before = len(launcher.launches)
+    measurements.measure([array(float(i)) for i in range(60)])
+    assert launcher.launches[before:] == ["statistics"]
+    assert [s.sum for s in measurements.fetch().statistics] == list(range(60))
+
+
+def test_nothing_is_fetched_where_nothing_was_measured(
+    cuda_kernels: CudaKernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measurements = DeviceMeasurements(cuda_kernels, rows=2)
+    measurements.measure([array(1.0)] * 5)
+    fetched: List[int] = []
+    fetch = DeviceTable.fetch
+    monkeypatch.setattr(
+        DeviceTable, "fetch", lambda table, *used: fetched.append(used) or fetch(table, *used)
+    )
+    measurements.fetch()
+    assert fetched == [(2, 0), (2, 0), (1, 0)]
+    assert measurements.fetch() == ([], [])
+    measurements.measure([array(1.0)])
+    measurements.fetch()
+    assert fetched[3:] == [(1, 0)]
+
+
 def test_an_array_is_measured_as_it_was(measurements: Measurements) -> None:
     x = array(1.0, 2.0)
-    measurements.measure(x)
+    measurements.measure([x])
     x.data = np.array([5.0, 5.0], np.float32)
     assert measurements.fetch().statistics[0] == ArrayStatistics(2, 3.0, 5.0, 2.0, 1.0, 0, 0)
 

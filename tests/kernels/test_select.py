@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import importlib.util
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import List
 
 import nnabla as nn
 import pytest
 
-from nnabla_adaloss.kernels import CpuKernels, PlainKernels, select_kernels
+from nnabla_adaloss.kernels import CpuKernels, CudaKernels, PlainKernels, select, select_kernels
+from tests.kernels.host_launcher import HostLauncher
 
 
 @pytest.mark.parametrize("backend", [["cpu:float"], ["cpu:half"], ["cpu"]])
@@ -19,11 +24,34 @@ def test_the_default_context() -> None:
     assert isinstance(select_kernels(nn.Context()), CpuKernels)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed")
-def test_cuda_without_cupy_is_slow_and_says_so() -> None:
+def test_cuda_without_cupy_is_slow_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
     context = nn.Context(["cudnn:half", "cuda:half", "cpu:half"], "CudaCachedArray", "0")
     with pytest.warns(RuntimeWarning, match=r"CuPy is not installed.*cuda120"):
         assert isinstance(select_kernels(context), PlainKernels)
+
+
+def test_all_contexts_of_a_gpu_share_kernels(monkeypatch: pytest.MonkeyPatch, cuda_library: Path) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
+    sys.modules["cupy"].__spec__ = ModuleSpec("cupy", None)
+    made: List[int] = []
+
+    def launcher_of(device: int) -> HostLauncher:
+        made.append(device)
+        return HostLauncher(cuda_library)
+
+    monkeypatch.setattr("nnabla_adaloss.kernels.cuda.CupyLauncher", launcher_of)
+    select._cuda_kernels.cache_clear()
+    try:
+        half = select_kernels(nn.Context(["cudnn:half", "cuda:half"], "CudaCachedArray", "0"))
+        single = select_kernels(nn.Context(["cudnn:float", "cuda:float"], "CudaCachedArray", "0"))
+        other = select_kernels(nn.Context(["cudnn:half", "cuda:half"], "CudaCachedArray", "1"))
+    finally:
+        select._cuda_kernels.cache_clear()
+    assert isinstance(half, CudaKernels)
+    assert half is single
+    assert other is not half
+    assert made == [0, 1]
 
 
 def test_an_unknown_backend_gets_plain_kernels() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
+from nnabla_adaloss.kernels import CpuKernels
 from nnabla_adaloss.updaters.exchange import GradientExchange
 from tests.updaters.networks import AS_THE_BASELINE
 
@@ -79,21 +80,21 @@ def test_the_other_rank_says_whether_gradients_are_finite_that_it_keeps_to_itsel
     other: float, finite: bool
 ) -> None:
     exchange, comm = exchange_of(["affine/W"], other)
-    assert exchange.all_finite() is finite
+    assert exchange.all_finite(CpuKernels()) is finite
     assert comm.shapes == [(1,)]
 
 
 def test_an_infinity_that_is_not_exchanged_is_told_to_the_other_rank() -> None:
     exchange, comm = exchange_of(["affine/W"], 0.0)
     nn.get_parameters()["affine/b"].g = np.inf
-    assert not exchange.all_finite()
+    assert not exchange.all_finite(CpuKernels())
     assert comm.shapes == [(1,)]
 
 
 @pytest.mark.parametrize("chosen", [[], ["affine/W", "affine/b"]])
 def test_nothing_is_said_where_all_gradients_are_exchanged(chosen: List[str]) -> None:
     exchange, comm = exchange_of(chosen, 0.0)
-    assert exchange.all_finite()
+    assert exchange.all_finite(CpuKernels())
     nn.get_parameters()["affine/b"].g = np.nan
-    assert not exchange.all_finite()
+    assert not exchange.all_finite(CpuKernels())
     assert comm.shapes == []

@@ -4,9 +4,11 @@
 #pragma once
 
 #include <pthread.h>
+#include <xmmintrin.h>
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <thread>
@@ -41,11 +43,42 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return
 inline unsigned __float_as_uint(float value) { return std::bit_cast<unsigned>(value); }
 inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
 
-// ---- arithmetic rounded operation by operation (compile with -ffp-contract=off), half to even
+// ---- arithmetic. Kernels run with subnormal floats flushed to zero, as -ftz=true makes a GPU do, but for what they ask
+// these functions. (Doubles are flushed, too, which a GPU does not; they never get that small.)
 
-inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __fadd_rn(float a, float b) { return a + b; }
-inline float __fsub_rn(float a, float b) { return a - b; }
+#define IEEE_ARITHMETIC
+constexpr unsigned IEEE = 0x1f80, FLUSHING = 0x9fc0;  // of the control and status register: FZ and DAZ are set or not
+
+// An operation of volatile operands stays between two writes to the register.
+template <typename Result, typename Operation>
+Result without_flushing(Operation operation, float a, float b = 0.0f, float c = 0.0f) {
+    volatile float x = a, y = b, z = c;
+    volatile Result result;
+    _mm_setcsr(IEEE);
+    result = operation(x, y, z);
+    _mm_setcsr(FLUSHING);
+    return result;
+}
+
+inline float multiply(float a, float b) {
+    return without_flushing<float>([](float x, float y, float) { return x * y; }, a, b);
+}
+inline float add(float a, float b) {
+    return without_flushing<float>([](float x, float y, float) { return x + y; }, a, b);
+}
+inline float subtract(float a, float b) {
+    return without_flushing<float>([](float x, float y, float) { return x - y; }, a, b);
+}
+inline float multiply_add(float a, float b, float c) {
+    return without_flushing<float>([](float x, float y, float z) { return std::fma(x, y, z); }, a, b, c);
+}
+inline double widen(float value) {
+    return without_flushing<double>([](float x, float, float) { return static_cast<double>(x); }, value);
+}
+
+inline unsigned __vmaxu2(unsigned a, unsigned b) {
+    return max(a & 0xffff0000u, b & 0xffff0000u) | max(a & 0xffffu, b & 0xffffu);
+}
 
 using __half = _Float16;
 inline float __half2float(__half value) { return static_cast<float>(value); }
@@ -117,6 +150,7 @@ void run_on_host(void (*kernel)(Arguments...), unsigned grid, unsigned count, un
     std::vector<std::thread> threads;
     for (unsigned thread = 0; thread < THREADS_PER_BLOCK; ++thread) {
         threads.emplace_back([=] {
+            _mm_setcsr(FLUSHING);
             threadIdx.x = thread;
             gridDim.x = grid;
             for (unsigned i = 0; i < count; ++i) {

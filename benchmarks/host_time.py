@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What adaptive scaling takes of the host's time per iteration where a device does the work (delay=1).
+
+    OMP_NUM_THREADS=1 python benchmarks/host_time.py
+
+No GPU is needed: the package's kernels are launched on a device that does nothing and has results at hand, so
+that what is left is Python: hooks, decisions, preparing launches, reading the table. What CuPy takes for a
+launch, some microseconds, is not in it. It is CPU time of the thread: nnabla's own loop and the adaptive one
+take turns on the same tiny network, and the difference is told. Wanted for ResNet-50: at most 1.5 ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import time
+from collections import OrderedDict
+from pathlib import Path
+from statistics import median
+from typing import Any, Callable, Dict, List, Tuple
+from unittest import mock
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import numpy as np
+from resnet50 import resnet50
+
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
+from nnabla_adaloss.host_context import HOST
+from nnabla_adaloss.kernels import CudaKernels
+from nnabla_adaloss.kernels.cuda_launcher import Bytes
+from nnabla_adaloss.kernels.cuda_source import CudaSource
+
+Build = Callable[[nn.Variable], nn.Variable]
+
+
+class IdleMemory:
+    """Host memory in place of a device's."""
+
+    def __init__(self, size: int) -> None:
+        self._bytes = np.zeros(size + 16, np.uint8)
+        self.ptr = int(self._bytes.ctypes.data)
+
+
+class IdleDevice:
+    """A `Launcher` that launches nothing; statistics are at hand, and differ from array to array."""
+
+    max_blocks = 792
+
+    def __init__(self) -> None:
+        self.launches = 0
+        self.fetches = 0
+        row = np.zeros(8, CudaSource().layout("Row"))
+        row["count"], row["sum_of_squares"] = 100, 1.0
+        row["largest"] = (2.0 ** -np.arange(8.0)).astype(np.float32).view(np.uint32)
+        row["negated_smallest"] = np.negative(np.full(8, 2.0**-12, np.float32).view(np.uint32))
+        self._rows = [bytes(row[i : i + 1]) for i in range(8)]
+
+    def allocate(self, size: int) -> IdleMemory:
+        """Memory, all zero."""
+        return IdleMemory(size)
+
+    def clear(self, memory: IdleMemory, size: int) -> None:
+        """Do nothing: all there is stays as it is at hand."""
+
+    def launch(self, kernel: str, blocks: int, arguments: Tuple[Any, ...]) -> None:
+        """Do nothing but write rows."""
+        self.launches += 1
+        if kernel == "statistics":
+            tasks, rows = arguments[0][0], int(arguments[1])
+            for row in tasks["task"]["row"][: tasks["count"]].tolist():
+                ctypes.memmove(rows + 64 * row, self._rows[row % 8], 64)
+
+    def fetch(self, memory: IdleMemory, size: int) -> Bytes:
+        """What was written."""
+        self.fetches += 1
+        return np.frombuffer(ctypes.string_at(memory.ptr, size), np.uint8)
+
+
+def chain(layers: int) -> Build:
+    """That many affine layers of two maps."""
+
+    def build(x: nn.Variable) -> nn.Variable:
+        h = x
+        for i in range(layers):
+            h = F.tanh(PF.affine(h, 2, name=f"layer{i}"))
+        return h
+
+    return build
+
+
+def loop(solver: Any, loss: nn.Variable) -> Callable[[], Any]:
+    """An iteration of nnabla alone."""
+
+    def update() -> None:
+        solver.zero_grad()
+        loss.forward(clear_no_need_grad=True)
+        loss.backward(8.0, clear_buffer=True)
+        solver.update()
+
+    return update
+
+
+def measure(
+    device: IdleDevice, name: str, build: Build, shape: Tuple[int, ...], rounds: int
+) -> Dict[str, Any]:
+    """Prints and returns what an iteration takes besides nnabla."""
+    actions: List[Callable[[], Any]] = []
+    for adaptive in (False, True):
+        with nn.parameter_scope("", OrderedDict()):
+            x, t = nn.Variable(shape), nn.Variable((shape[0], 1))
+            x.d, t.d = 0.1, 0
+            loss = F.mean(F.softmax_cross_entropy(build(x), t))
+            solver = S.Sgd(0.0)
+            solver.set_parameters(nn.get_parameters())
+            if adaptive:
+                config = AdaLossConfig(dtype="float16")
+                updater = AdaptiveLossScalingUpdater(solver, loss, config=config)
+                actions.append(updater.update)
+            else:
+                actions.append(loop(solver, loss))
+    assert updater.scaling.delay == 1
+    for _ in range(3):
+        for action in actions:
+            action()
+    launches, fetches = device.launches, device.fetches
+    taken: List[List[float]] = [[], []]
+    for _ in range(rounds):
+        for action, times in zip(actions, taken):
+            start = time.thread_time()
+            action()
+            times.append(time.thread_time() - start)
+    native, adaptive_time = (1e3 * median(times) for times in taken)
+    found = {
+        "network": name,
+        "layers": len(updater.scaling.layers),
+        "host_ms": adaptive_time - native,
+        "launches": (device.launches - launches) / rounds,
+        "waits": (device.fetches - fetches) / rounds,
+    }
+    found["us_per_layer"] = 1e3 * found["host_ms"] / found["layers"]
+    print(
+        f"{name:22}{found['layers']:8}{found['host_ms']:10.2f}{found['us_per_layer']:14.1f}"
+        f"{found['launches']:10.0f}{found['waits']:7.0f}",
+        flush=True,
+    )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=30, help="timed iterations (default: 30)")
+    parser.add_argument("--json", type=Path, help="write what was measured here, too")
+    options = parser.parse_args()
+    print(f"{'network':22}{'layers':>8}{'host ms':>10}{'us per layer':>14}{'launches':>10}{'waits':>7}")
+    device, rounds = IdleDevice(), options.rounds
+    kernels = CudaKernels(HOST, device)
+    with mock.patch("nnabla_adaloss.engine.adaptive_loss_scaling.select_kernels", return_value=kernels):
+        rows = [measure(device, "ResNet-50, one map", lambda x: resnet50(x, 2, 1), (1, 3, 32, 32), rounds)]
+        rows += [measure(device, f"{n} affine layers", chain(n), (1, 2), rounds) for n in (10, 100, 1000)]
+    if options.json is not None:
+        options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

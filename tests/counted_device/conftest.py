@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.counted_device.device import CountedDevice, compile_counted_array
+from tests.kernels.host_launcher import COMPILER, compile_for_host
+
+# Test modules import networks of the benchmarks at their head.
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+
+@pytest.fixture(scope="session")
+def device(tmp_path_factory: pytest.TempPathFactory) -> CountedDevice:
+    """The counted device; its array class stays known to nnabla."""
+    if COMPILER is None or platform.system() != "Linux":
+        pytest.skip("g++ and nnabla's library for Linux are needed to count what a device is asked for")
+    run = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        run = run.parent  # which the workers share
+    directory = run / "counted_device"
+    directory.mkdir(exist_ok=True)
+    with open(directory / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return CountedDevice(compile_for_host(directory), compile_counted_array(directory))
+
+
+@pytest.fixture
+def on_device(device: CountedDevice, monkeypatch: pytest.MonkeyPatch) -> CountedDevice:
+    """The counted device, whose kernels the package selects."""
+    for module in ("engine.adaptive_loss_scaling", "functions.identity"):
+        monkeypatch.setattr(f"nnabla_adaloss.{module}.select_kernels", lambda context: device.kernels)
+    return device

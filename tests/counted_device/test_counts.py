@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an iteration asks of a device: waits, launches, bytes, conversions of weights.
+
+Counts of `cpu:float` and `cpu:half` with arrays that nnabla takes for a device's. Before one launch took what
+could be taken together, an iteration of ResNet-50 waited 107 times and launched 307 kernels.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, Tuple, Union
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import numpy as np
+import pytest
+from resnet50 import resnet50
+
+from nnabla_adaloss import (
+    AdaLossConfig,
+    AdaptiveLossScaling,
+    AdaptiveLossScalingUpdater,
+    ArrayStatistics,
+    Method,
+    Needs,
+)
+from nnabla_adaloss.engine import adaptive_loss_scaling
+from nnabla_adaloss.updaters.exchange import GradientExchange
+from tests.counted_device.device import Build, CountedDevice, Counts, network
+
+SHAPE = (2, 1, 20, 20)
+
+
+class Four(Method):
+    """Scales every layer, and looks at all weights to do so."""
+
+    needs = Needs.STATISTICS
+
+    def scale(self, g: ArrayStatistics, W: ArrayStatistics, **_: Any) -> float:
+        return 4.0
+
+
+def lenet(x: nn.Variable) -> nn.Variable:
+    """LeNet; at that shape no weight is as large as an activation."""
+    h = F.relu(F.max_pooling(PF.convolution(x, 6, (5, 5), pad=(2, 2), name="conv1"), (2, 2)))
+    h = F.relu(F.max_pooling(PF.convolution(h, 16, (5, 5), name="conv2"), (2, 2)))
+    h = F.relu(PF.affine(h, 20, name="affine1"))
+    return PF.affine(h, 10, name="affine2")
+
+
+def narrow_resnet50(x: nn.Variable) -> nn.Variable:
+    """All the layers of ResNet-50, with a sixteenth of the maps."""
+    return resnet50(x, 10, 4)
+
+
+def counted(
+    device: CountedDevice, build: Build, shape: Tuple[int, ...], type_config: str, method: Union[str, Method]
+) -> Tuple[AdaptiveLossScalingUpdater, Counts]:
+    """The fifth iteration: all is known by then, all arrays are made, and nothing runs twice."""
+    solver, loss = network(device, build, shape, type_config)
+    updater = AdaptiveLossScalingUpdater(solver, loss, config=AdaLossConfig(loss_scale_method=method))
+    assert updater.scaling.delay == 1
+    for _ in range(4):
+        updater.update()
+    with device as counts:
+        result = updater.update()
+    assert result.updated
+    assert result.retries == 0
+    return updater, counts
+
+
+def scaled_layers(updater: AdaptiveLossScalingUpdater) -> int:
+    return sum(alpha != 1.0 for alpha in updater.scaling.layer_scales.values())
+
+
+def sizes_of_weights() -> List[int]:
+    return [w.size for name, w in nn.get_parameters().items() if name.endswith("/W")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["amax_history", Four()])
+@pytest.mark.parametrize("type_config", ["float", "half"])
+def test_lenet(on_device: CountedDevice, type_config: str, method: Union[str, Method]) -> None:
+    updater, counts = counted(on_device, lenet, SHAPE, type_config, method)
+    assert counts.waits == 1
+    # A host array that goes to the device waits for all that the device was given before.
+    assert counts.writes == 0
+    # Output gradients of three layers and of the loss, and in one launch all weights, for who asks.
+    assert counts.launches["statistics"] == 4 + isinstance(method, Four)
+    assert counts.launches["unscale_add"] == 1
+    # The gradient of the loss is brought to its scale.
+    assert counts.launches["scaled_copy"] <= scaled_layers(updater) + 1
+    assert scaled_layers(updater) >= 2 or not isinstance(method, Four)
+    if type_config == "half":
+        # Each weight once for forward, and its gradient: scaled copies need no conversion.
+        assert counts.conversions_to_half(sizes_of_weights()) == 2 * len(sizes_of_weights())
+
+
+@pytest.mark.slow
+def test_resnet50(on_device: CountedDevice) -> None:
+    updater, counts = counted(on_device, narrow_resnet50, (2, 3, 32, 32), "float", "amax_history")
+    assert (counts.waits, counts.writes) == (1, 0)
+    scaled = scaled_layers(updater)
+    assert scaled > 30
+    assert counts.launches["statistics"] == 54 + 2  # gradients, running statistics
+    assert sum(counts.launches.values()) <= 60 + scaled
+    # Per element 8 of a scaled weight and of a gradient that is unscaled, 4 of what is measured.
+    assert counts.bytes < 2.1e6
+
+
+def test_a_communicator_gets_gradients_function_by_function_without_a_wait(
+    on_device: CountedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, loss = network(on_device, lenet, SHAPE, "half")
+    scaling = AdaptiveLossScaling(loss)
+    run_backward = adaptive_loss_scaling.run_backward
+
+    def without_callbacks(loss: Any, seed: float, grad: Any, clear: bool, _: Any, *hooks: Any) -> None:
+        # nnabla takes callbacks of its own communicators only.
+        run_backward(loss, seed, grad, clear, None, *hooks)
+
+    monkeypatch.setattr(adaptive_loss_scaling, "run_backward", without_callbacks)
+    for _ in range(2):
+        for v in nn.get_parameters().values():
+            v.grad.zero()
+        loss.forward(clear_no_need_grad=True)
+        with on_device as counts:
+            scaling.backward(clear_buffer=True, communicator_callbacks=[])
+    assert counts.waits == 1
+    assert counts.launches["unscale_add"] == 4  # for each function with parameters
+    for v in nn.get_parameters().values():
+        assert v.grad.dtype == np.float32
+        assert np.isfinite(v.g).all()
+
+
+def test_one_wait_for_all_exchanged_gradients(on_device: CountedDevice) -> None:
+    solver, loss = network(on_device, lenet, SHAPE, "float")
+    exchange = GradientExchange(None, None, solver)
+    solver.zero_grad()
+    loss.forward()
+    loss.backward()
+    with on_device as counts:
+        assert exchange.all_finite(on_device.kernels)
+    assert counts.waits == 1
+    assert counts.launches == {"largest_magnitude": 1}
+
+
+def test_a_state_is_saved_without_moving_the_parameters(on_device: CountedDevice) -> None:
+    solver, loss = network(on_device, lenet, SHAPE, "float")
+    updater = AdaptiveLossScalingUpdater(solver, loss)
+    updater.update()
+    updater.update()
+    with on_device as counts:
+        updater.state_dict()
+        updater.update()
+    assert counts.reads == len(nn.get_parameters())
+    assert counts.writes == 0
+
+
+def test_what_solver_checks_wait_for_is_counted(on_device: CountedDevice) -> None:
+    solver, loss = network(on_device, lenet, SHAPE, "float")
+    loss.forward()
+    with on_device as counts:
+        assert not solver.check_inf_or_nan_grad()
+        assert np.isfinite(loss.d)
+    assert (counts.reductions, counts.reads, counts.waits) == (8, 1, 9)
+
+
+@pytest.mark.slow
+def test_a_planned_pass_of_resnet50(on_device: CountedDevice) -> None:
+    solver, loss = network(on_device, narrow_resnet50, (2, 3, 32, 32), "float")
+    config = AdaLossConfig(loss_scale_method="amax_history", update_per_n_iteration=8)
+    updater = AdaptiveLossScalingUpdater(solver, loss, config=config)
+    for _ in range(4):
+        updater.update()
+    with on_device as counts:
+        assert updater.update().updated
+    assert scaled_layers(updater) > 30
+    assert (counts.waits, counts.writes) == (1, 0)
+    # Running statistics copied and looked at, weights scaled, gradients unscaled: up to 96 to a launch.
+    assert counts.launches == {"scaled_copy": 3, "statistics": 2, "unscale_add": 2}
