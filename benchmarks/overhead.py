@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What adaptive loss scaling takes per iteration, besides nnabla, for many small layers and for few large ones.
+
+    OMP_NUM_THREADS=1 python benchmarks/overhead.py
+
+Chains of affine layers and tanh are trained by a bare loop (zero_grad, forward, backward, update), by nnabla's
+DynamicLossScalingUpdater, and by AdaptiveLossScalingUpdater with both methods, which take turns iteration by
+iteration. Graphs are static, or built anew before each iteration, which all four do. The times are the means of
+the eight iterations from one measurement of scales to the next, and of these the medians.
+
+The floor is what an adaptive iteration cannot do without: the bare loop, one pass over the scaled weights and one
+over the parameters' gradients at the speed of memory, and asking nnabla for the address of each of these arrays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import warnings
+from collections import OrderedDict
+from pathlib import Path
+from statistics import median
+from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import numpy as np
+from training_speed import Action, cycles, take_turns, without_repeats
+
+from nnabla_adaloss import (
+    AdaLossConfig,
+    AdaptiveLossScalingUpdater,
+    DynamicLossScalingUpdater,
+    LossScaleWarning,
+)
+from nnabla_adaloss.host_context import HOST
+
+WAYS = ("bare loop", "dynamic", "approx_range", "amax_history")
+
+
+class Case(NamedTuple):
+    """A chain of layers.
+
+    Attributes:
+        layers: how many.
+        width: inputs and outputs of each.
+        batch: rows of the data.
+        rebuilt: whether the graph is built anew for each iteration.
+        rounds: how many iterations are timed.
+    """
+
+    layers: int
+    width: int
+    batch: int
+    rebuilt: bool
+    rounds: int
+
+
+CASES = [
+    Case(10, 8, 8, False, 400),
+    Case(10, 128, 32, False, 240),
+    Case(10, 1024, 32, False, 48),
+    Case(3, 4096, 32, False, 24),
+    Case(40, 32, 16, False, 240),
+    Case(100, 8, 8, False, 160),
+    Case(100, 128, 32, False, 64),
+    Case(1000, 8, 8, False, 40),
+    Case(10, 128, 32, True, 160),
+    Case(40, 32, 16, True, 80),
+]
+
+
+def trainer(case: Case, way: str) -> Tuple[Action, int, int]:
+    """What trains a chain in one way, the number of its parameters, and how many numbers these are."""
+    scope: Any = OrderedDict()
+    rng = np.random.default_rng(0)
+    with nn.parameter_scope("", scope):
+        x = nn.Variable.from_numpy_array(rng.standard_normal((case.batch, case.width)).astype(np.float32))
+
+    def build() -> nn.Variable:
+        with nn.parameter_scope("", scope):
+            h = x
+            for index in range(case.layers):
+                h = F.tanh(PF.affine(h, case.width, name=f"layer{index}", rng=np.random.RandomState(index)))
+            return F.mean(h**2)
+
+    loss = build()
+    solver = S.Sgd(1e-3)
+    with nn.parameter_scope("", scope):
+        parameters = nn.get_parameters()
+    solver.set_parameters(parameters)
+    action = _updater_of(way, solver, loss, build if case.rebuilt else None)
+    return action, len(parameters), sum(v.size for v in parameters.values())
+
+
+def _updater_of(way: str, solver: Any, loss: nn.Variable, build: Any) -> Action:
+    if way == "bare loop":
+        graph = [loss]
+
+        def plain() -> None:
+            if build is not None:
+                graph[0] = build()
+            solver.zero_grad()
+            graph[0].forward(clear_no_need_grad=True)
+            graph[0].backward(clear_buffer=True)
+            solver.update()
+
+        return plain
+
+    def feed() -> None:
+        if build is not None:
+            updater.loss = build()
+
+    if way == "dynamic":
+        # nnabla's default feeder takes an argument that its update() does not pass.
+        updater = DynamicLossScalingUpdater(solver, loss, feed)
+        return updater.update  # type: ignore[no-any-return]
+    updater = AdaptiveLossScalingUpdater(solver, loss, feed, config=AdaLossConfig(loss_scale_method=way))
+    return without_repeats(updater)
+
+
+def floor_of(bare: float, parameters: int, numbers: int) -> float:
+    """Seconds that an adaptive iteration takes at least, from what the bare loop takes."""
+    size = max(numbers, 1)
+    source, target = nn.NdArray((size,)), np.empty(size, np.float32)
+    source.fill(1.0)
+    address: Callable[[], Any] = lambda: source.data_ptr(np.dtype(np.float32), HOST)  # noqa: E731
+    address()
+    data = source.data
+    copying = median(_time(lambda: np.copyto(target, data)) for _ in range(9))
+    asking = median(_time(address) for _ in range(99))
+    # Weights are read and written once, and so are gradients.
+    return bare + 2.0 * copying + 1.5 * parameters * asking
+
+
+def _time(action: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def measure(case: Case) -> Dict[str, Any]:
+    """Times the four ways on one chain."""
+    made = {way: trainer(case, way) for way in WAYS}
+    for _ in range(12):
+        for action, _, _ in made.values():
+            action()
+    taken = take_turns({way: action for way, (action, _, _) in made.items()}, case.rounds)
+    every = AdaLossConfig().measure_every
+    spent = {way: median(cycles(times, "wall")) / every for way, times in taken.items()}
+    floor = floor_of(spent["bare loop"], *made["dynamic"][1:])
+    ratios = {
+        way: median(a / b for a, b in zip(cycles(taken[way], "wall"), cycles(taken["dynamic"], "wall")))
+        for way in WAYS
+    }
+    return {
+        **case._asdict(),
+        "ms": {way: 1e3 * s for way, s in spent.items()},
+        "over_dynamic": ratios,
+        "floor_ms": 1e3 * floor,
+        "floor_over_dynamic": floor / spent["dynamic"],
+    }
+
+
+HEADER = (
+    f"{'layers':>6}{'width':>7}{'batch':>7}{'graph':>9}{'bare loop':>12}{'dynamic':>12}"
+    f"{'approx_range':>14}{'amax_history':>14}{'floor':>8}"
+)
+
+
+def row(found: Dict[str, Any]) -> str:
+    """A line of the table: milliseconds of the bare loop and of dynamic, and ratios over dynamic."""
+    graph = "rebuilt" if found["rebuilt"] else "static"
+    ms, ratios = found["ms"], found["over_dynamic"]
+    return (
+        f"{found['layers']:6}{found['width']:7}{found['batch']:7}{graph:>9}{ms['bare loop']:9.2f} ms"
+        f"{ms['dynamic']:9.2f} ms{ratios['approx_range']:14.3f}{ratios['amax_history']:14.3f}"
+        f"{found['floor_over_dynamic']:8.3f}"
+    )
+
+
+def draw(found: List[Dict[str, Any]], path: Path) -> None:
+    """The ratios as a picture."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(9, 4.2), layout="constrained")
+    places = np.arange(len(found))
+    for shift, way, color in ((-0.2, "approx_range", "#0072b2"), (0.2, "amax_history", "#e69f00")):
+        axes.bar(places + shift, [f["over_dynamic"][way] for f in found], 0.38, label=way, color=color)
+    for place, one in zip(places, found):
+        axes.plot([place - 0.4, place + 0.4], [one["floor_over_dynamic"]] * 2, color="black", lw=2)
+    axes.plot([], [], color="black", lw=2, label="floor")
+    axes.axhline(1.0, color="gray", lw=1)
+    labels = [f"{f['layers']} x {f['width']}" + ("\nrebuilt" if f["rebuilt"] else "") for f in found]
+    axes.set_xticks(places, labels)
+    axes.set_xlabel("layers x width")
+    axes.set_ylabel("time per iteration / nnabla's dynamic")
+    axes.legend(frameon=False, ncols=3, loc="upper left")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--results", type=Path, help="write FILE.txt, FILE.json and FILE.png, too")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore", LossScaleWarning)
+    print(HEADER)
+    found, lines = [], [HEADER]
+    for case in CASES:
+        found.append(measure(case))
+        lines.append(row(found[-1]))
+        print(lines[-1], flush=True)
+    if options.results is not None:
+        base = options.results
+        base.with_suffix(".txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        base.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        draw(found, base.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()
