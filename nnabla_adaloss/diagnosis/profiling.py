@@ -17,6 +17,7 @@ from .layers import nearest_layers
 _KERNELS: Dict[str, str] = {
     "statistics": "statistics",
     "exponent_histogram": "statistics",
+    "all_finite": "statistics",
     "scaled_copy": "scaling",
     "scaled_copy_all": "scaling",
     "scale_": "scaling",

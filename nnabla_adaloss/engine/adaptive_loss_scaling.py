@@ -246,11 +246,11 @@ class AdaptiveLossScaling:
 
     def layer_to_blame(self) -> Optional[str]:
         """The layer whose own scale made the last backward overflow; None: the global one did, or that of a
-        component, or it is not known because scales are held.
+        component.
         """
         if self._last is None or not self._last.found_inf:
             return None
-        if self._by_layer or self.held:
+        if self._by_layer:
             return None
         return layer_to_blame(self._last.plan, self._last.found_inf[0], self._last.layer_scales)
 
@@ -263,11 +263,7 @@ class AdaptiveLossScaling:
         last, layer = self._last, self.layer_to_blame()
         if last is None:
             return False
-        if isinstance(last, HeldPass):
-            self._holding.drop()
-            if self.held:
-                # The next pass will tell.
-                return True
+        self._holding.drop()
         if not self._by_layer and layer is not None:
             return self.back_off(layer, last.layer_scales[layer])
         measured = last.components
@@ -466,6 +462,7 @@ class AdaptiveLossScaling:
         if components is not None:
             self.components.learn(planned.plan.components(by_layer=self._by_layer), components)
         self._holding.measured(iteration)
+        self._holding.drop()
         held = running.to_hold(scale) if self.components.settled else None
         if held is not None:
             self._holding.keep(held, iteration)

@@ -166,8 +166,11 @@ class HeldPass:
         written = self._leaves.results(found.largest)
         self.nonzero = {entry.key for entry, largest in written if largest}
         bad = {entry.key for entry, largest in written if largest == math.inf}
-        if bad:
-            self.found_inf = [n.label for n in self.nodes.values() if not bad.isdisjoint(n.leaf_keys)]
+        nodes = [n for n in self.nodes.values() if bad and not bad.isdisjoint(n.leaf_keys)]
+        self.found_inf = [node.label for node in nodes]
+        if self.components is not None:
+            # Where the gradient of a layer is not finite, that of its weight is not.
+            self.components.overflowed = self.components.producers[nodes[0].function_key] if nodes else None
 
     def unscale_visible(self, variable: nn.Variable, key: int) -> None:
         """Divide a gradient that stays readable after backward by its scale."""

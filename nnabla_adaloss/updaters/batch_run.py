@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Callable, Optional, Tuple
 
+import numpy as np
+
 from ..engine import AdaptiveLossScaling
 from ..monitor import BatchRepeated, Overflowed
 from .counters import Counters
@@ -64,17 +66,7 @@ class BatchRun:
             with self.lock:
                 self._forward_backward(again=repeats > 0)
                 attempt = self.scaling.components.began[1]
-                lost: Optional[Window] = None
-                if self.scaling.held and self._overflows:
-                    # What is to blame has not been looked at.
-                    nonfinite = tuple(self.scaling.found_inf)
-                    self.scaling.after_overflow()
-                    if self.repeat and repeats < self.max_repeats:
-                        repeats += 1
-                        window = window._replace(overflow_layers=nonfinite)
-                        self._undo("overflow", nonfinite, attempt)
-                        continue
-                    lost = self._look_again(window, nonfinite)
+                lost = self._look_again(window) if self._is_lost(repeats) else None
                 found = lost or examine(window, self.scaling, self.solver, self.min_scale)
                 if self.scaling.audience is not None and found.overflowed and not window.overflowed:
                     self.scaling.audience.tell(self._overflow(found, attempt))
@@ -108,18 +100,28 @@ class BatchRun:
             self.scaling.audience.tell(BatchRepeated(self.iteration, attempt, cause, layers))
         self.scaling.guard.undo_batch()
 
-    def _look_again(self, window: Window, nonfinite: Tuple[str, ...]) -> Optional[Window]:
-        """Run a batch that is lost once more, to see why; the window after it if it is finite now, else None.
+    def _look_again(self, window: Window) -> Optional[Window]:
+        """Run a batch that is lost once more, because nobody has looked at single gradients.
 
         Args:
             window: the window before.
-            nonfinite: names of the layers whose gradients were not finite.
+
+        Returns:
+            The window after it, if the batch is finite now; None: see what it shows.
         """
+        nonfinite = tuple(self.scaling.found_inf)
         self._forward_backward(again=True)
         if self._overflows:
             return None
         spoil(self.solver)
         return window._replace(overflowed=True, nonfinite_layers=nonfinite, lowered=True)
+
+    def _is_lost(self, repeats: int) -> bool:
+        """Whether a batch has overflowed with scales that were held, and is not going to be repeated."""
+        if not (self.scaling.held and self._overflows):
+            return False
+        loss_is_finite = bool(np.isfinite(self.scaling.variable.d).all())
+        return not (self.repeat and repeats < self.max_repeats and loss_is_finite)
 
     @property
     def _overflows(self) -> bool:

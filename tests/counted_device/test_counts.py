@@ -54,11 +54,17 @@ def narrow_resnet50(x: nn.Variable) -> nn.Variable:
 
 
 def counted(
-    device: CountedDevice, build: Build, shape: Tuple[int, ...], type_config: str, method: Union[str, Method]
+    device: CountedDevice,
+    build: Build,
+    shape: Tuple[int, ...],
+    type_config: str,
+    method: Union[str, Method],
+    every: int = 1,
 ) -> Tuple[AdaptiveLossScalingUpdater, Counts]:
     """The fifth iteration: all is known by then, all arrays are made, and nothing runs twice."""
     solver, loss = network(device, build, shape, type_config)
-    updater = AdaptiveLossScalingUpdater(solver, loss, config=AdaLossConfig(loss_scale_method=method))
+    config = AdaLossConfig(loss_scale_method=method, measure_every=every)
+    updater = AdaptiveLossScalingUpdater(solver, loss, config=config)
     assert updater.scaling.delay == 1
     for _ in range(4):
         updater.update()

@@ -68,7 +68,7 @@ def test_whoever_watches_changes_nothing(storage: Optional[str], measured_every:
 @pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
 def test_the_story_of_a_training() -> None:
     everything = Everything()
-    updater = watched(training(overflow=[2]), [everything])
+    updater = watched(training(overflow=[2]), [everything], config=AdaLossConfig(measure_every=1))
     results = [updater.update() for _ in range(4)]
 
     first, *overflows = everything.of(BatchRepeated)
@@ -121,7 +121,7 @@ def test_layers_as_they_were_scaled_and_stored() -> None:
 @pytest.mark.parametrize("storage", ["float16", None])
 def test_scales_that_are_held_are_told_as_such(storage: Optional[str]) -> None:
     everything = Everything()
-    config = AdaLossConfig(update_per_n_iteration=3)
+    config = AdaLossConfig(measure_every=3)
     updater = watched(training(), [everything], storage=storage, config=config)
     alphas = []
     for _ in range(6):
