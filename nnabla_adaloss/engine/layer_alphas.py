@@ -101,7 +101,8 @@ class AlphasByComponent:
         g = running.statistics.gradient(node.outputs[0], node.output_keys[0], scale)
         storage, slot = running.storage, scaling.slot
         weight = None if storage is None else storage.data_statistics(scaling.factor_key)
-        if wanted is None:
+        if wanted is None or (weight is None and node.half):
+            # Its scaled copy is stored as it is, and must not leave the range.
             weight = running.statistics.data(scaling.factor, scaling.factor_key)
         alpha, reason = component_alpha(
             scale, wanted, g, weight, slot.fan_in_bound, running.u_max, self._constraints

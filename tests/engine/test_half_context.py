@@ -84,3 +84,28 @@ def test_the_updater_trains() -> None:
         assert updater.update().updated
         first = float(loss.d) if first is None else first
     assert float(loss.d) < 0.5 * first
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_scaled_weights_stay_in_range(delay: int) -> None:
+    """A layer that shrinks its gradient by more than fp16 has room for in its weight."""
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+    x = nn.Variable.from_numpy_array(rng.randn(8, 16).astype(np.float32))
+    with nn.context_scope(HALF):
+        h = F.tanh(PF.affine(x, 16, name="a", rng=rng))
+        # Behind it gradients are 2^-20 of what they were, and its weights are not small: they cancel out.
+        h = F.mul_scalar(PF.affine(h, 16, name="b", rng=rng), 2.0**-10)
+        loss = F.mean(PF.affine(F.mul_scalar(h, 2.0**-10), 4, name="c", rng=rng) ** 2)
+    weight = nn.get_parameters()["b/affine/W"]
+    weight.d = weight.d * 2.0**6
+    config = AdaLossConfig(loss_scale_method="amax_history", delay=delay, measure_every=1)
+    scaling = AdaptiveLossScaling(loss, config)
+    for iteration in range(6):
+        for v in nn.get_parameters().values():
+            v.grad.zero()
+        scaling.forward(clear_no_need_grad=True)
+        scaling.backward(8.0, clear_buffer=True, iteration=iteration)
+        for layer, alpha in scaling.layer_scales.items():
+            assert alpha * np.abs(nn.get_parameters()[f"{layer}/W"].d).max() <= 65504.0
+        assert scaling.found_inf == []
