@@ -84,7 +84,7 @@ def trainer(case: Case, way: str) -> Tuple[Action, int, int]:
         with nn.parameter_scope("", scope):
             h = x
             for index in range(case.layers):
-                h = F.tanh(PF.affine(h, case.width, name=f"layer{index}", rng=np.random.RandomState(index)))
+                h = F.tanh(PF.affine(h, case.width, name=f"layer{index}"))
             return F.mean(h**2)
 
     loss = build()

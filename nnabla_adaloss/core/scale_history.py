@@ -50,8 +50,13 @@ class AmaxWindow(NamedTuple):
     def push(self, magnitude: float, length: int) -> AmaxWindow:
         """The window after one more iteration, of which the last `length` count."""
         pushed = self.pushed + 1
-        kept = [e for e in self.entries if e[0] > pushed - length and e[1] > magnitude]
-        return AmaxWindow(pushed, (*kept, (pushed, magnitude)))
+        entries, start, end = self.entries, 0, len(self.entries)
+        # Numbers rise and magnitudes fall: what is to be forgotten is at the ends.
+        while start < end and entries[start][0] <= pushed - length:
+            start += 1
+        while start < end and entries[end - 1][1] <= magnitude:
+            end -= 1
+        return AmaxWindow(pushed, (*entries[start:end], (pushed, magnitude)))
 
     def as_list(self) -> List[Any]:
         """The window as plain numbers and lists, for saving."""
