@@ -21,10 +21,16 @@ from ..core.scale_history import HistoryPolicy
 from ..core.validation import integer
 from ..errors import GraphChangedError
 from ..graph.function_kinds import computes_in_half
-from ..graph.hooks import Hook, root_cause
-from ..graph.loss_like import LossLike, Seed, check_scale, check_seed, run_backward, variable_of
+from ..graph.hooks import Hook
+from ..graph.loss_like import (
+    LossLike,
+    Seed,
+    check_scale,
+    check_seed,
+    refuse_a_loss_that_scales_itself,
+    variable_of,
+)
 from ..graph.names import named, registered_names
-from ..graph.order import forward_order
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels, Measurements, NNablaAdaLoss, measurements_by, select_kernels
 from ..kernels.scratch import ScratchPool
@@ -42,12 +48,10 @@ from .layer_alphas import AlphasByComponent, AlphasByMethod, AlphasOfOne, LayerA
 from .layer_watch import LayerWatch, Stored
 from .loss_section import GivenScale, LossSection, MeasuredScale, OneScale
 from .pass_context import PassContext
-from .pass_hooks import PassHooks
 from .planned_steps import Obstacle, PlannedSteps, plan_steps
+from .run_pass import AnyPass, run_pass, unscale_visible
 from .saved_names import fingerprint, with_names_of
 from .statistics_source import DelayedStatistics, ImmediateStatistics, StatisticsSource
-
-AnyPass = Union[BackwardPass, HeldPass]
 
 # Where host and network share the memory: a network whose scaled weights are larger has layers that take long
 # beside what is done around them.
@@ -121,7 +125,7 @@ class AdaptiveLossScaling:
             )
         self._storage: Optional[EmulatedStorage] = getattr(loss, "emulated_storage", None)
         self._variable = variable_of(loss)
-        _refuse_a_loss_that_scales_itself(self._variable)
+        refuse_a_loss_that_scales_itself(self._variable)
         context = self._variable.parent.context
         self.config = (AdaLossConfig() if config is None else config).stored_in(
             self._storage.precision if self._storage else Precision() if computes_in_half(context) else None
@@ -224,6 +228,20 @@ class AdaptiveLossScaling:
         """Whether the scales of the last backward were measured some iterations before it."""
         last = self._last
         return isinstance(last, HeldPass) and not self._holding.for_good(measured=last.measures_loss)
+
+    @property
+    def last_pass(self) -> str:
+        """How the last backward came to its scales, and applied them.
+
+        `"measured"`: they were chosen in it; `"planned"`: they were held, and applied before and after
+        nnabla's backward; else why held scales were applied around each function. It changes no result.
+        """
+        if not isinstance(self._last, HeldPass):
+            return "measured"
+        if self._last.at_once:
+            return "planned"
+        steps = None if self._planned is None else self._planned.steps
+        return str(steps) if isinstance(steps, Obstacle) else "somebody looks at single functions"
 
     @property
     def loss_scale(self) -> float:
@@ -505,7 +523,7 @@ class AdaptiveLossScaling:
         return running
 
     def _end(self, running: AnyPass, iteration: int, clear_buffer: bool) -> None:
-        self._unscale_visible(running, clear_buffer)
+        unscale_visible(running, clear_buffer)
         self._last = running
         self.iteration = iteration + 1
 
@@ -579,31 +597,13 @@ class AdaptiveLossScaling:
         grad: Optional[Seed],
         clear_buffer: bool,
         communicator_callbacks: Optional[Any],
-        function_pre_hook: Optional[Hook],
-        function_post_hook: Optional[Hook],
+        *user_hooks: Optional[Hook],
     ) -> None:
-        hooks = PassHooks(running, function_pre_hook, function_post_hook)
-        error: Optional[BaseException] = None
         try:
-            if isinstance(running, HeldPass) and running.at_once:
-                running.begin()
-                pair = hooks.only_after(running.between)
-            else:
-                pair = hooks.pair(looked_at=communicator_callbacks is not None or running.watch is not None)
-            run_backward(self._loss, running.seed, grad, clear_buffer, communicator_callbacks, *pair)
-            running.finish_last()
-        except BaseException as raised:
-            error = root_cause(raised)
-        finally:
-            running.restore()
-        # What a hook raised comes first: nnabla hides it behind an error of its own.
-        error = hooks.error or error
-        if error is not None:
-            running.statistics.finish()
-            if isinstance(error, GraphChangedError):
-                self._planned = None
-            raise error
-        running.finish()
+            run_pass(self._loss, running, grad, clear_buffer, communicator_callbacks, *user_hooks)
+        except GraphChangedError:
+            self._planned = None
+            raise
 
     def _choice(
         self, start_scale: float, components: Optional[ComponentPass], *, measured: bool
@@ -621,15 +621,6 @@ class AdaptiveLossScaling:
         if self._by_layer and components is not None:
             alphas = AlphasByComponent(self._ada_loss, constraints, components)
         return ScaleChoice(section, alphas, components)
-
-    def _unscale_visible(self, running: AnyPass, clear_buffer: bool) -> None:
-        plan = running.plan
-        scale_of = running.scales.get
-        for variable, key in zip(plan.variables, plan.variable_keys):
-            if scale_of(key, 1.0) != 1.0 and (
-                not clear_buffer or variable.persistent or key in plan.kept_keys
-            ):
-                running.unscale_visible(variable, key)
 
     def _for_this_graph(self, *, look_again: bool = False) -> _Planned:
         """The plan with what belongs to it; made anew when the graph is not what it was."""
@@ -676,11 +667,3 @@ class _Planned:
     statistics: StatisticsSource
     held: Optional[HeldScales] = None
     steps: Union[PlannedSteps, Obstacle, None] = None
-
-
-def _refuse_a_loss_that_scales_itself(loss: nn.Variable) -> None:
-    if any(f.info.type_name == "ScaledLoss" for f in forward_order(loss)):
-        raise ValueError(
-            "loss scales itself already, by nnabla_adaloss.loss_scaling with a tracker: "
-            "train on it as it is, or wrap the loss that was given to loss_scaling"
-        )

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ..core.scale_policy import global_scale
 from ..host_context import array_context
 from .hooks import Hook
+from .order import forward_order
 
 Seed = Union[NDArray[Any], nn.NdArray]
 
@@ -69,6 +70,19 @@ def variable_of(loss: LossLike) -> nn.Variable:
             "pass the output of the network's loss function"
         )
     return variable
+
+
+def refuse_a_loss_that_scales_itself(loss: nn.Variable) -> None:
+    """Raise unless the gradients of `loss` are not scaled yet.
+
+    Raises:
+        ValueError: they are, by functions in its graph.
+    """
+    if any(f.info.type_name == "ScaledLoss" for f in forward_order(loss)):
+        raise ValueError(
+            "loss scales itself already, by nnabla_adaloss.loss_scaling with a tracker: "
+            "train on it as it is, or wrap the loss that was given to loss_scaling"
+        )
 
 
 def check_scale(scale: Any, name: str = "scale") -> float:

@@ -164,3 +164,26 @@ def test_gradients_that_stay_readable_are_the_same(storage: Optional[str], scale
     for a, b in zip(planned_, hooked):
         for x, y in zip(a, b):
             np.testing.assert_array_equal(x.view(np.uint32), y.view(np.uint32))
+
+
+def test_it_is_told_how_scales_were_applied() -> None:
+    config = AdaLossConfig(loss_scale_method="amax_history", measure_every=EVERY)
+    scaling, seen = AdaptiveLossScaling(chain(), config), []
+    for iteration in range(3):
+        scaling.forward()
+        scaling.backward(iteration=iteration)
+        seen.append(scaling.last_pass)
+    scaling.forward()
+    scaling.backward(iteration=3, function_post_hook=lambda f: None)
+    assert [*seen, scaling.last_pass] == [
+        "measured",
+        "measured",
+        "planned",
+        "somebody looks at single functions",
+    ]
+    config = AdaLossConfig(loss_scale_method=alternating, measure_every=EVERY, use_bound=False)
+    scaling = AdaptiveLossScaling(unrolled(), config)
+    for iteration in range(2):
+        scaling.forward()
+        scaling.backward(8.0, iteration=iteration)
+    assert "adds to a gradient of another scale" in scaling.last_pass

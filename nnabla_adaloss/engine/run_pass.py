@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A backward pass from its first function to the end, and what becomes of exceptions on the way."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Union
+
+from ..graph.hooks import Hook, root_cause
+from ..graph.loss_like import LossLike, Seed, run_backward
+from .backward_pass import BackwardPass
+from .held_pass import HeldPass
+from .pass_hooks import PassHooks
+
+AnyPass = Union[BackwardPass, HeldPass]
+
+
+def run_pass(
+    loss: LossLike,
+    running: AnyPass,
+    grad: Optional[Seed],
+    clear_buffer: bool,
+    communicator_callbacks: Optional[Any],
+    function_pre_hook: Optional[Hook],
+    function_post_hook: Optional[Hook],
+) -> None:
+    """Run the backward of `loss`, with the steps of a pass around each function or around all of it.
+
+    Whatever was swapped is put back, also when something raises.
+
+    Args:
+        loss: the loss, or what wraps it.
+        running: the steps.
+        grad: seed gradient of the loss's shape; None for one.
+        clear_buffer: free what backward no longer needs.
+        communicator_callbacks: nnabla's.
+        function_pre_hook: the user's own.
+        function_post_hook: the user's own.
+    """
+    hooks = PassHooks(running, function_pre_hook, function_post_hook)
+    error: Optional[BaseException] = None
+    try:
+        if isinstance(running, HeldPass) and running.at_once:
+            running.begin()
+            pair = hooks.only_after(running.between)
+        else:
+            pair = hooks.pair(looked_at=communicator_callbacks is not None or running.watch is not None)
+        run_backward(loss, running.seed, grad, clear_buffer, communicator_callbacks, *pair)
+        running.finish_last()
+    except BaseException as raised:
+        error = root_cause(raised)
+    finally:
+        running.restore()
+    # What a hook raised comes first: nnabla hides it behind an error of its own.
+    error = hooks.error or error
+    if error is not None:
+        running.statistics.finish()
+        raise error
+    running.finish()
+
+
+def unscale_visible(running: AnyPass, clear_buffer: bool) -> None:
+    """Unscale gradients that stay readable after a pass."""
+    plan, scale_of = running.plan, running.scales.get
+    for variable, key in zip(plan.variables, plan.variable_keys):
+        if scale_of(key, 1.0) != 1.0 and (not clear_buffer or variable.persistent or key in plan.kept_keys):
+            running.unscale_visible(variable, key)
