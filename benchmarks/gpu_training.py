@@ -134,10 +134,10 @@ def synchronize(context: nn.Context) -> None:
 
 def print_accuracies(half: nn.Context, single: nn.Context, iterations: int) -> List[Dict[str, Any]]:
     """Prints a table; returns its cells."""
-    import digits
+    from common.digits import load
     from networks import NETWORKS
 
-    data = digits.load()
+    data = load()
     cells: List[Dict[str, Any]] = []
     methods = ("fp32", "no scaling", "fixed (128)", "dynamic", "adaptive")
     print(f"\n{'test accuracy (thrown away)':34}" + "".join(f"{m:>16}" for m in methods))
@@ -165,24 +165,24 @@ def train(
     network: Any, data: Any, weight: float, method: str, context: nn.Context, iterations: int
 ) -> tuple[float, int]:
     """Train one network; return its test accuracy and how many batches were thrown away."""
-    import digits
+    from common.digits import BatchFeeder
 
     nn.seed(0)
     with nn.parameter_scope("", OrderedDict()), nn.context_scope(context):
-        x = nn.Variable((network.batch_size, *data.train.pixels.shape[1:]))
+        x = nn.Variable((network.batch_size, *data.train.x.shape[1:]))
         t = nn.Variable((network.batch_size, 1))
         loss = F.mean(F.softmax_cross_entropy(network.build(x), t)) * weight
         solver = S.Momentum(network.learning_rate / weight, 0.9)
         solver.set_parameters(nn.get_parameters())
-        feed = digits.BatchFeeder(data.train, x, t, 0)
+        feed = BatchFeeder(data.train, x, t, 0)
         loop = updater(method, solver, loss, feed)
         updates = 0
         while feed.count < iterations:  # batches that are thrown away count
             loop.update()
             updates += not solver.check_inf_or_nan_grad()
-        logits = network.build(nn.Variable.from_numpy_array(data.test.pixels))
+        logits = network.build(nn.Variable.from_numpy_array(data.test.x))
         logits.forward(clear_buffer=True)
-        right = logits.d.argmax(axis=1) == data.test.digits[:, 0]
+        right = logits.d.argmax(axis=1) == data.test.t[:, 0]
         return float(right.mean()), feed.count - updates
 
 

@@ -62,15 +62,15 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     from parallel import run_all, silence_nnabla
 
     silence_nnabla()
-    import digits
     import picture
     import report
+    from common.digits import load
     from comparison import COMPARED, compare_methods
     from networks import NETWORKS
     from training import Settings
 
     settings = Settings(options.iterations, options.seed, options.growth_interval)
-    data = digits.load()
+    data = load()
     cases = [(network, weight, data, settings) for network in NETWORKS for weight in LOSS_WEIGHTS]
     trainings = len(cases) * len(COMPARED)
     batches = trainings * options.iterations

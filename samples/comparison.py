@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, Callable, Dict, List, NamedTuple
 
 import numpy as np
-from digits import Digits
+from common.digits import Data
 from training import Settings, Training
 from underflow import Underflow, UnderflowProbe, total
 
@@ -56,7 +56,7 @@ class Result(NamedTuple):
 
 
 def compare_methods(
-    network: str, loss_weight: float, data: Digits, settings: Settings, progress: Callable[[int], Any]
+    network: str, loss_weight: float, data: Data, settings: Settings, progress: Callable[[int], Any]
 ) -> List[Result]:
     """Train `network` with every method and return a result for each.
 
@@ -82,9 +82,7 @@ def compare_methods(
 class Trainee(Training):
     """A training that is watched: how long batches take, which scales layers have, what underflows."""
 
-    def __init__(
-        self, network: str, loss_weight: float, method: str, data: Digits, settings: Settings
-    ) -> None:
+    def __init__(self, network: str, loss_weight: float, method: str, data: Data, settings: Settings) -> None:
         super().__init__(network, loss_weight, method, data, settings)
         with self.parameters():
             self._probe = UnderflowProbe(self.loss)

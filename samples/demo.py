@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
 
 if TYPE_CHECKING:
-    from digits import Digits
+    from common.digits import Data
     from training import Settings
     from verdicts import Score
 
@@ -68,12 +68,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     from parallel import run_all, silence_nnabla
 
     silence_nnabla()
-    import digits
+    from common.digits import load
     from methods import METHODS
     from training import Settings
     from verdicts import Verdicts
 
-    settings, data = Settings(options.iterations, options.seed), digits.load()
+    settings, data = Settings(options.iterations, options.seed), load()
     cases = [
         (network, weight, method, data, settings)
         for network in options.networks
@@ -127,7 +127,7 @@ def train(
     network: str,
     loss_weight: float,
     method: str,
-    data: Digits,
+    data: Data,
     settings: Settings,
     progress: Callable[[int], Any],
 ) -> Score:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence
 
 if TYPE_CHECKING:
-    from digits import Images
+    from common.digits import Examples
 
     from nnabla_adaloss import MPICommunicator
 
@@ -170,44 +170,44 @@ class ShareFeeder:
     """Fills two Variables with this rank's share of the next batch.
 
     Args:
-        images: what to draw from.
+        examples: what to draw from.
         x: gets the pixels.
         t: gets the digits.
         comm: knows which share is this rank's.
         seed: decides the order.
     """
 
-    def __init__(self, images: Images, x: Any, t: Any, comm: MPICommunicator, seed: int) -> None:
+    def __init__(self, examples: Examples, x: Any, t: Any, comm: MPICommunicator, seed: int) -> None:
         import numpy as np
 
         self.count = 0
-        self._images, self._x, self._t, self._comm = images, x, t, comm
+        self._examples, self._x, self._t, self._comm = examples, x, t, comm
         self._random = np.random.RandomState(seed)
 
     def __call__(self) -> None:
         batch_size = self._x.shape[0] * self._comm.size
         # All ranks draw the same batch, and each takes every size-th image of it.
-        batch = self._random.choice(len(self._images.pixels), batch_size, replace=False)
+        batch = self._random.choice(len(self._examples.x), batch_size, replace=False)
         share = batch[self._comm.rank :: self._comm.size]
-        self._x.d = self._images.pixels[share]
-        self._t.d = self._images.digits[share]
+        self._x.d = self._examples.x[share]
+        self._t.d = self._examples.t[share]
         self.count += 1
 
 
 def train(method: str, comm: MPICommunicator, options: argparse.Namespace) -> Row:
     """Train one network; every rank does the same, on its share of the data."""
-    import digits
     import nnabla as nn
     import nnabla.functions as F
     import nnabla.solvers as S
+    from common.digits import load
     from networks import NETWORKS
     from tqdm import tqdm
 
     recipe = NETWORKS[options.network]
-    data = digits.load()
+    data = load()
     nn.clear_parameters()
     nn.seed(options.seed + comm.rank)  # ranks start different: rank 0 gives its parameters to all
-    x = nn.Variable((options.batch_size // comm.size, *data.train.pixels.shape[1:]))
+    x = nn.Variable((options.batch_size // comm.size, *data.train.x.shape[1:]))
     t = nn.Variable((x.shape[0], 1))
     # The sum over the ranks then is the mean over the whole batch.
     weight = options.loss_weight / comm.size
@@ -233,10 +233,10 @@ def train(method: str, comm: MPICommunicator, options: argparse.Namespace) -> Ro
 
     # Raises on every rank if the ranks do not hold the same parameters, to the bit.
     comm.check_agreement({name: p.data for name, p in nn.get_parameters().items()})
-    logits = recipe.build(nn.Variable.from_numpy_array(data.test.pixels))
-    mean = F.mean(F.softmax_cross_entropy(logits, nn.Variable.from_numpy_array(data.test.digits)))
+    logits = recipe.build(nn.Variable.from_numpy_array(data.test.x))
+    mean = F.mean(F.softmax_cross_entropy(logits, nn.Variable.from_numpy_array(data.test.t)))
     nn.forward_all([logits, mean])
-    right = float((logits.d.argmax(axis=1) == data.test.digits[:, 0]).mean())
+    right = float((logits.d.argmax(axis=1) == data.test.t[:, 0]).mean())
     images_per_second = (feeder.count - warmed_up) * options.batch_size / seconds
     return Row(method, right, float(mean.d), feeder.count - options.iterations, images_per_second)
 

@@ -9,7 +9,7 @@ from typing import Any, Dict, NamedTuple
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.solvers as S
-from digits import BatchFeeder, Digits, Images
+from common.digits import BatchFeeder, Data, Examples
 from methods import METHODS, NNABLAS_GROWTH_INTERVAL, Job
 from networks import NETWORKS
 
@@ -39,9 +39,7 @@ class Training:
         settings: iterations and seed.
     """
 
-    def __init__(
-        self, network: str, loss_weight: float, method: str, data: Digits, settings: Settings
-    ) -> None:
+    def __init__(self, network: str, loss_weight: float, method: str, data: Data, settings: Settings) -> None:
         recipe = NETWORKS[network]
         self.network, self.loss_weight, self.method = network, loss_weight, method
         self.data, self.settings = data, settings
@@ -51,7 +49,7 @@ class Training:
         self._build = recipe.build
         nn.seed(settings.seed)
         with self.parameters():
-            x = nn.Variable((recipe.batch_size, *data.train.pixels.shape[1:]))
+            x = nn.Variable((recipe.batch_size, *data.train.x.shape[1:]))
             t = nn.Variable((recipe.batch_size, 1))
             self.loss = F.mean(F.softmax_cross_entropy(recipe.build(x), t)) * loss_weight
             self._solver = S.Momentum(self._learning_rate, 0.9)
@@ -79,12 +77,12 @@ class Training:
         """Batches that no update was made with."""
         return self.feeder.count - self.updates
 
-    def evaluate(self, images: Images) -> tuple[float, float]:
+    def evaluate(self, examples: Examples) -> tuple[float, float]:
         """Accuracy and mean cross entropy of the fp32 weights as they are."""
         with self.parameters():
-            logits = self._build(nn.Variable.from_numpy_array(images.pixels))
-        loss = F.mean(F.softmax_cross_entropy(logits, nn.Variable.from_numpy_array(images.digits)))
+            logits = self._build(nn.Variable.from_numpy_array(examples.x))
+        loss = F.mean(F.softmax_cross_entropy(logits, nn.Variable.from_numpy_array(examples.t)))
         loss.persistent = logits.persistent = True
         loss.forward(clear_buffer=True)
-        right = logits.d.argmax(axis=1) == images.digits[:, 0]
+        right = logits.d.argmax(axis=1) == examples.t[:, 0]
         return float(right.mean()), float(loss.d)

@@ -11,8 +11,8 @@ import nnabla.functions as F
 import nnabla.initializer as I
 import nnabla.parametric_functions as PF
 import numpy as np
+from common.digits import BatchFeeder, load
 
-from .data import batches, digits
 from .task import Player, Task
 
 Logits = Callable[..., nn.Variable]
@@ -20,7 +20,7 @@ Logits = Callable[..., nn.Variable]
 
 def classifier(logits: Logits, batch_size: int, seed: int) -> Task:
     """A training that is scored by the accuracy on images that it has not seen."""
-    train, test = digits()
+    train, test = load()
     x = nn.Variable((batch_size, *train.x.shape[1:]))
     t = nn.Variable((batch_size, 1))
     loss = F.mean(F.softmax_cross_entropy(logits(x, training=True), t))
@@ -31,7 +31,7 @@ def classifier(logits: Logits, batch_size: int, seed: int) -> Task:
         told.forward(clear_buffer=True)
         return float((told.d.argmax(axis=1) == test.t[:, 0]).mean())
 
-    return Task([Player(loss, parameters, batches(train, x, t, seed))], score)
+    return Task([Player(loss, parameters, BatchFeeder(train, x, t, seed))], score)
 
 
 def lenet(x: nn.Variable, *, training: bool) -> nn.Variable:

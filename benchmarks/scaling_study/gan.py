@@ -7,8 +7,9 @@ import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import numpy as np
+from common.digits import load
+from common.scenes import Floats
 
-from .data import Floats, digits
 from .task import Player, Task
 
 _BATCH = 64
@@ -22,7 +23,7 @@ def gan(seed: int) -> Task:
     The distance is the maximum mean discrepancy (Gretton et al. 2012) in the space of pixels, with Gaussian
     kernels of a half, one and two times the median distance of real digits, to those of the test set.
     """
-    train, test = digits()
+    train, test = load()
     real, made = nn.Variable((_BATCH, 64)), nn.Variable((_BATCH, 64))
     noise, other_noise = nn.Variable((_BATCH, _NOISE)), nn.Variable((_BATCH, _NOISE))
     drawn, source = _generator(noise), _generator(other_noise)

@@ -8,8 +8,9 @@ import nnabla.functions as F
 import nnabla.initializer as I
 import nnabla.parametric_functions as PF
 import numpy as np
+from common.scenes import Floats
+from common.text import text, windows
 
-from .data import Floats, text, windows
 from .task import Player, Task
 
 _BATCH, _LENGTH, _WIDTH, _HEADS, _BLOCKS = 8, 32, 32, 2, 2

@@ -10,8 +10,9 @@ import nnabla.functions as F
 import nnabla.initializer as I
 import nnabla.parametric_functions as PF
 import numpy as np
+from common.digits import load
+from common.scenes import Floats, Integers, Scenes, scenes, test_scenes
 
-from .data import Floats, Integers, Scenes, digits, scenes, test_scenes
 from .task import Player, Task
 
 _BATCH = 16
@@ -136,6 +137,6 @@ class _Stock:
 
     def next(self) -> Scenes:
         if len(self._drawn) < _STOCK:
-            self._drawn.append(scenes(digits()[0], self._random, _BATCH, *self._canvas))
+            self._drawn.append(scenes(load().train, self._random, _BATCH, *self._canvas))
         self._count += 1
         return self._drawn[(self._count - 1) % _STOCK]

@@ -74,12 +74,12 @@ def check_loss_weights(network: str, results: Results) -> None:
 
 @pytest.mark.slow
 def test_one_seed_gives_one_result() -> None:
-    import digits
+    from common.digits import load
     from comparison import compare_methods
     from training import Settings
 
     def results(seed: int) -> List[Tuple[Any, ...]]:
-        found = compare_methods("mlp", 1e-4, digits.load(), Settings(12, seed, 2), lambda trained: None)
+        found = compare_methods("mlp", 1e-4, load(), Settings(12, seed, 2), lambda trained: None)
         return [r._replace(milliseconds=0.0, relative_time=0.0) for r in found]
 
     first = results(seed=3)

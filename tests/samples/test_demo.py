@@ -43,14 +43,14 @@ def test_small_demo(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["dynamic (65536)", "adaptive"])
 def test_one_seed_gives_one_score(method: str) -> None:
-    import digits
+    from common.digits import load
     from demo import train
     from training import Settings
 
     counted = []
 
     def score(seed: int) -> object:
-        return train("mlp", 1.0, method, digits.load(), Settings(20, seed), counted.append)
+        return train("mlp", 1.0, method, load(), Settings(20, seed), counted.append)
 
     first = score(seed=3)
     assert sum(counted) == 20
