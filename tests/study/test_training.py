@@ -5,9 +5,7 @@ from __future__ import annotations
 
 from typing import Any, List
 
-import numpy as np
 import pytest
-from scaling_study.gan import discrepancy
 from scaling_study.methods import METHODS, REFERENCE, STORAGES
 from scaling_study.nets import NETS
 from scaling_study.training import Run, Trainee, train, work
@@ -71,10 +69,3 @@ def test_a_training_that_ends_with_an_error_has_no_score() -> None:
     result = train(Run("lenet", "float16", 1.0, "none", 0, 2), watch=watch)
     assert result.score is None
     assert result.error == "RuntimeError: enough"
-
-
-def test_the_distance_of_a_distribution_to_itself_is_small() -> None:
-    random = np.random.RandomState(0)
-    a, b = random.randn(300, 4).astype(np.float32), random.randn(300, 4).astype(np.float32)
-    assert discrepancy(a, b) < 0.05 < discrepancy(a, b + 1.0) < discrepancy(a, b + 3.0)
-    assert np.isnan(discrepancy(np.full_like(a, np.nan), b))

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far two samples are from being of one distribution."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .scenes import Floats
+
+
+def discrepancy(a: Floats, b: Floats) -> float:
+    """The maximum mean discrepancy (Gretton et al. 2012) of two samples; 0 where they are of one distribution.
+
+    Args:
+        a: shape (n, k): vectors.
+        b: shape (m, k). The kernels are Gaussian, of a half, one and two times the median distance in `b`.
+    """
+
+    def squares(p: Floats, q: Floats) -> Floats:
+        return np.maximum((p**2).sum(1)[:, None] + (q**2).sum(1)[None] - 2.0 * p @ q.T, 0.0)  # type: ignore[no-any-return]
+
+    if not np.isfinite(a).all():
+        return float("nan")
+    median = float(np.median(squares(b, b)[np.triu_indices(len(b), 1)]))
+
+    def mean_kernel(p: Floats, q: Floats, *, same: bool) -> float:
+        distances = squares(p, q)
+        kernel = sum(np.exp(-distances / (2.0 * width**2 * median)) for width in (0.5, 1.0, 2.0)) / 3.0
+        if same:
+            # Without the distance of each to itself the estimate is unbiased.
+            return float((kernel.sum() - np.trace(kernel)) / (len(p) * (len(p) - 1)))
+        return float(kernel.mean())
+
+    squared = (
+        mean_kernel(a, a, same=True) + mean_kernel(b, b, same=True) - 2.0 * mean_kernel(a, b, same=False)
+    )
+    return float(np.sqrt(max(0.0, squared)))

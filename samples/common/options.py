@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options that the samples share."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import Callable, Optional, Sequence
+
+import nnabla as nn
+from nnabla.ext_utils import get_extension_context
+
+
+def parser(head: Optional[str], *, iterations: int, batch_size: int, lr: float) -> argparse.ArgumentParser:
+    """A parser with the options of every sample.
+
+    Args:
+        head: the docstring of the sample, which --help prints.
+        iterations: default of --iterations.
+        batch_size: default of --batch-size.
+        lr: default of --lr.
+    """
+    made = argparse.ArgumentParser(description=head, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = made.add_argument_group("options of every sample").add_argument
+    add("--iterations", type=positive, default=iterations, metavar="N", help=f"updates (default: {iterations})")
+    add("--batch-size", type=positive, default=batch_size, metavar="N", help=f"(default: {batch_size})")
+    add("--lr", type=_learning_rate, default=lr, metavar="RATE", help=f"learning rate (default: {lr:g})")
+    add("--seed", type=int, default=0, help="decides initial weights and batches (default: 0)")
+    add(
+        "--storage",
+        default="float16",
+        metavar="FORMAT",
+        help="what a float context emulates: float16, bfloat16, fp8_hybrid, ..., or none (default: float16)",
+    )
+    add("-c", "--context", default="cpu", metavar="EXT", help="cpu, cudnn, ... (default: cpu)")
+    add("-t", "--type-config", default="float", metavar="TYPE", help="float, half, ... (default: float)")
+    add("-d", "--device-id", default="0", metavar="ID", help="which GPU (default: 0)")
+    add("--checkpoint", type=Path, metavar="FOLDER", help="save there, every now and then and at the end")
+    add("--checkpoint-every", type=positive, default=100, metavar="N", help="(default: 100 iterations)")
+    add("--resume", action="store_true", help="go on from the last checkpoint in that folder, if there is one")
+    return made
+
+
+def start(made: argparse.ArgumentParser, arguments: Optional[Sequence[str]]) -> argparse.Namespace:
+    """Parse the options, choose the context, and seed nnabla; exits with a message when an option is wrong.
+
+    Returns:
+        The options; `storage` is None where nothing is emulated.
+    """
+    options = made.parse_args(arguments)
+    if options.resume and options.checkpoint is None:
+        made.error("--resume: say where the checkpoints are with --checkpoint FOLDER")
+    if options.storage == "none" or options.type_config != "float":
+        options.storage = None
+    if (options.context, options.type_config) != ("cpu", "float"):  # which nnabla starts with
+        try:
+            nn.set_default_context(
+                get_extension_context(
+                    options.context, type_config=options.type_config, device_id=options.device_id
+                )
+            )
+        except Exception as error:  # whatever the extension raises for a missing library, driver or device
+            made.error(
+                f"-c {options.context} -t {options.type_config} cannot be used here: {error}\n"
+                "`python -m nnabla_adaloss doctor --gpu` says what is missing"
+            )
+    nn.seed(options.seed)
+    return options
+
+
+def positive(text: str) -> int:
+    """An option's value of 1 or more, for argparse."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return number
+
+
+def cosine(lr: float, iterations: int) -> Callable[[int], float]:
+    """Learning rates that fall from `lr` to zero along half a cosine."""
+    return lambda iteration: 0.5 * lr * (1.0 + math.cos(math.pi * iteration / iterations))
+
+
+def _learning_rate(text: str) -> float:
+    number = float(text)
+    if not 0.0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not positive and finite")
+    return number

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several processes that train together."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, NamedTuple, Optional
+
+
+class Ranks(NamedTuple):
+    """The processes of a training.
+
+    Attributes:
+        comm: the communicator, for the updater; None where there is one process.
+        rank: the number of this process.
+        size: how many there are.
+    """
+
+    comm: Optional[Any]
+    rank: int
+    size: int
+
+    def share(self, batch: Any) -> Any:
+        """What of a batch is this process's."""
+        return batch[self.rank :: self.size]
+
+
+ALONE = Ranks(None, 0, 1)
+
+
+def add_option(made: argparse.ArgumentParser) -> None:
+    """Add --distributed to a sample's options."""
+    made.add_argument(
+        "--distributed",
+        action="store_true",
+        help="started by mpirun: each process takes its share of every batch (NCCL on GPUs, MPI on CPUs)",
+    )
+
+
+def join(options: argparse.Namespace) -> Ranks:
+    """Meet the other processes, where there are some; call it before anything of the network is made."""
+    if not options.distributed:
+        return ALONE
+    comm = _mpi() if options.context == "cpu" else _nccl(options)
+    if options.batch_size % comm.size:
+        raise SystemExit(f"--batch-size {options.batch_size} cannot be shared by {comm.size} ranks")
+    return Ranks(comm, comm.rank, comm.size)
+
+
+def _mpi() -> Any:
+    from nnabla_adaloss import MPICommunicator
+
+    comm = MPICommunicator(timeout_s=600)
+    comm.init()
+    return comm
+
+
+def _nccl(options: argparse.Namespace) -> Any:
+    import nnabla as nn
+    from nnabla.communicators import MultiProcessCommunicator
+    from nnabla.ext_utils import get_extension_context
+
+    # Of float: a communicator of half would make half of the fp32 gradients that it sums.
+    comm = MultiProcessCommunicator(get_extension_context(options.context, type_config="float"))
+    comm.init()
+    own = get_extension_context(
+        options.context, type_config=options.type_config, device_id=str(comm.local_rank)
+    )
+    nn.set_default_context(own)
+    return comm

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How good a trained network is, and how its scales fared."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterator, Tuple
+
+import nnabla as nn
+import numpy as np
+
+from .digits import Examples
+
+
+def accuracy(logits: Callable[[nn.Variable], nn.Variable], examples: Examples, batch_size: int = 120) -> float:
+    """The share of examples that are told right; their number is a multiple of `batch_size`."""
+    return accuracy_of_batches(logits, _batches(examples, batch_size))
+
+
+def accuracy_of_batches(
+    logits: Callable[[nn.Variable], nn.Variable], batches: Iterator[Tuple[Any, Any]]
+) -> float:
+    """Likewise of batches of inputs and what is to be told of them, all of one size."""
+    told, right = None, []
+    for x, t in batches:
+        if told is None:
+            seen = nn.Variable(x.shape)
+            told = logits(seen)
+        seen.d = x
+        told.forward(clear_buffer=True)
+        right.append(told.d.argmax(axis=1) == t[:, 0])
+    return float(np.concatenate(right).mean())
+
+
+def _batches(examples: Examples, size: int) -> Iterator[Tuple[Any, Any]]:
+    for start in range(0, len(examples.x), size):
+        yield examples.x[start : start + size], examples.t[start : start + size]
+
+
+def fate(updater: Any) -> str:
+    """What became of the loss scale of an adaptive updater, in words."""
+    lost, repeats = sum(updater.counters.lost.values()), updater.counters.repeats
+    return f"loss scale {updater.scale:g} at the end, {repeats} batches repeated, {lost} lost"

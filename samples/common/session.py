@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The iterations of a training, behind a progress bar, with checkpoints to go on from."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from types import TracebackType
+from typing import Any, Iterator, Optional, Type
+
+import nnabla as nn
+from tqdm import tqdm
+
+from .checkpoint import Checkpoints
+from .ranks import ALONE, Ranks
+
+
+class Session:
+    """Counts the iterations of a training; goes on where it was, and saves where it is.
+
+    Ctrl-C ends the training after the running iteration, with a checkpoint; twice, at once.
+
+    Args:
+        options: those of `common.options`.
+        updaters: the updaters that take turns; their data feeders are `Feeder`s.
+        ranks: the processes that train together; the first one draws the bar and saves.
+
+    Example:
+        with Session(options, updater) as session:
+            for iteration in session:
+                session.show(updater.update().scale, loss)
+    """
+
+    def __init__(self, options: argparse.Namespace, *updaters: Any, ranks: Ranks = ALONE) -> None:
+        self._total, self._every = options.iterations, options.checkpoint_every
+        self._ranks = ranks
+        self._checkpoints = None if options.checkpoint is None else Checkpoints(options.checkpoint, updaters)
+        self._done = 0
+        if self._checkpoints is not None and options.resume:
+            self._done = self._checkpoints.load()
+        self._stopped = False
+        self._handler: Any = None
+
+    def __enter__(self) -> Session:
+        self._bar = tqdm(
+            initial=self._done, total=self._total, disable=self._ranks.rank > 0, mininterval=0.5, unit=" updates"
+        )
+        if self._ranks.size == 1:  # others would wait for a rank that stops by itself
+            self._handler = signal.signal(signal.SIGINT, self._stop)
+        return self
+
+    def __iter__(self) -> Iterator[int]:
+        while self._done < self._total and not self._stopped:
+            yield self._done
+            self._done += 1
+            self._bar.update()
+            if self._done % self._every == 0 or self._done == self._total or self._stopped:
+                self._save()
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        self._bar.close()
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
+        if self._stopped and kind is None:
+            saved = "go on with --resume" if self._checkpoints is not None else "nothing is saved"
+            sys.exit(f"Stopped after {self._done} of {self._total} updates: {saved}.")
+
+    def show(self, scale: float, loss: nn.Variable) -> None:
+        """Put loss scale and loss beside the bar. Not each time: on a GPU, reading the loss waits for it."""
+        if self._done % 10 == 0 or self._done == self._total - 1:
+            self._bar.set_postfix_str(f"loss {float(loss.d):.4g}, scale {scale:.4g}", refresh=False)
+
+    def print(self, line: str) -> None:
+        """Print a line above the bar."""
+        if self._ranks.rank == 0:
+            tqdm.write(line)
+
+    def _save(self) -> None:
+        if self._checkpoints is not None and self._ranks.rank == 0:
+            self._checkpoints.save(self._done)
+
+    def _stop(self, *_: Any) -> None:
+        if self._stopped:
+            raise KeyboardInterrupt
+        self._stopped = True

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A generator of handwritten digits and its critic: two losses, two solvers, two updaters.
+
+Each updater measures the gradients of its own loss, so that each has a scale of its own.
+
+  python samples/gan.py                                half a minute
+  python samples/gan.py --picture digits.png           draws 64 of them
+  python samples/gan.py -c cudnn -t half               on a GPU (not tried yet)
+
+The first one printed, in emulated fp16 on one CPU core:
+
+  distance of what is drawn to real digits: 0.083
+  critic: loss scale 32768 at the end, 1 batches repeated, 0 lost
+  generator: loss scale 16384 at the end, 1 batches repeated, 0 lost
+
+The distance is the maximum mean discrepancy (Gretton et al. 2012) to the test images; training
+images are 0.000 away from them, and what an untrained generator draws 0.689.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Optional, Sequence
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import numpy as np
+from common import options as common_options
+from common.digits import load
+from common.discrepancy import discrepancy
+from common.feeder import Feeder
+from common.scores import fate
+from common.session import Session
+
+from nnabla_adaloss import AdaptiveLossScalingUpdater
+
+NOISE = 16
+
+
+def generator(noise: nn.Variable) -> nn.Variable:
+    """Images of 64 pixels from noise."""
+    with nn.parameter_scope("generator"):
+        h = F.relu(PF.affine(noise, 96, name="fc1"))
+        h = F.relu(PF.affine(h, 96, name="fc2"))
+        return F.tanh(PF.affine(h, 64, name="pixels"))
+
+
+def critic(pixels: nn.Variable) -> nn.Variable:
+    """How real images look, as logits."""
+    with nn.parameter_scope("critic"):
+        h = F.leaky_relu(PF.affine(pixels, 96, name="fc1"), 0.2)
+        h = F.leaky_relu(PF.affine(h, 96, name="fc2"), 0.2)
+        return PF.affine(h, 1, name="real")
+
+
+def told(logits: nn.Variable, truth: float) -> nn.Variable:
+    """The loss of a critic where images are real (1) or made (0)."""
+    return F.mean(F.sigmoid_cross_entropy(logits, F.constant(truth, logits.shape)))
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Train both and compare what is drawn with real digits; returns the exit status."""
+    parser = common_options.parser(__doc__, iterations=3000, batch_size=64, lr=0.1)
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw 64 digits into this .png file")
+    options = common_options.start(parser, arguments)
+    train, test = load()
+    size = options.batch_size
+
+    noise, other_noise = nn.Variable((size, NOISE)), nn.Variable((size, NOISE))
+    real, made = nn.Variable((size, 64)), nn.Variable((size, 64))
+    source = generator(other_noise)
+    fooled = told(critic(generator(noise)), 1.0)
+    caught = told(critic(real), 1.0) + told(critic(made), 0.0)
+
+    def fill_critic(number: int) -> None:
+        random = np.random.default_rng((options.seed, 0, number))
+        real.d = train.x[random.integers(0, len(train.x), size)].reshape(size, 64)
+        other_noise.d = random.standard_normal((size, NOISE))
+        source.forward(clear_buffer=True)
+        made.d = source.d
+
+    def fill_generator(number: int) -> None:
+        noise.d = np.random.default_rng((options.seed, 1, number)).standard_normal((size, NOISE))
+
+    updaters = []
+    for scope, loss, fill in (("critic", caught, fill_critic), ("generator", fooled, fill_generator)):
+        solver = S.Momentum(options.lr, 0.5)
+        with nn.parameter_scope(scope):
+            solver.set_parameters(nn.get_parameters())
+        updaters.append(AdaptiveLossScalingUpdater(solver, loss, Feeder(fill), storage=options.storage))
+
+    rate = common_options.cosine(options.lr, options.iterations)
+    with Session(options, *updaters) as session:
+        for iteration in session:
+            for updater in updaters:
+                updater.solver.set_learning_rate(rate(iteration))
+                result = updater.update()
+            session.show(result.scale, fooled)
+
+    drawn = generator(nn.Variable.from_numpy_array(np.random.default_rng(0).standard_normal((720, NOISE))))
+    drawn.forward(clear_buffer=True)
+    print(f"distance of what is drawn to real digits: {discrepancy(drawn.d, test.x.reshape(-1, 64)):.3f}")
+    for name, updater in zip(("critic", "generator"), updaters):
+        print(f"{name}: {fate(updater)}")
+    if options.picture is not None:
+        save(options.picture, drawn.d[:64])
+    return 0
+
+
+def save(path: Path, drawn: np.ndarray) -> None:
+    """Draw 64 images into a file."""
+    import matplotlib.image
+
+    # With a line of paper between them.
+    framed = np.pad(drawn.reshape(8, 8, 8, 8), ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=-1.0)
+    sheet = framed.transpose(0, 2, 1, 3).reshape(80, 80)
+    matplotlib.image.imsave(path, sheet.repeat(8, 0).repeat(8, 1), cmap="gray_r", vmin=-1, vmax=1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a network to a trained one: handwritten digits, a small conv net, half precision, nothing to set.
+
+  python samples/minimal.py
+
+prints after three seconds of training, in emulated fp16 on one CPU core:
+
+  31 of 32 told right, loss scale 65536
+"""
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import numpy as np
+from sklearn.datasets import load_digits
+from tqdm import trange
+
+from nnabla_adaloss import AdaptiveLossScalingUpdater
+
+scans, random = load_digits(), np.random.default_rng(0)
+x, t = nn.Variable((32, 1, 8, 8)), nn.Variable((32, 1))
+h = F.relu(PF.convolution(x, 16, (3, 3), pad=(1, 1), name="conv1"))
+h = F.relu(PF.convolution(F.max_pooling(h, (2, 2)), 32, (3, 3), pad=(1, 1), name="conv2"))
+y = PF.affine(h, 10, name="fc")
+loss = F.mean(F.softmax_cross_entropy(y, t))
+solver = S.Momentum(lr=0.02)
+solver.set_parameters(nn.get_parameters())
+
+
+def feed(batch=None):
+    batch = random.integers(0, 1437, 32) if batch is None else batch
+    x.d, t.d = scans.images[batch, np.newaxis] / 8 - 1, scans.target[batch, np.newaxis]
+
+
+updater = AdaptiveLossScalingUpdater(solver, loss, feed, storage="float16")  # on a GPU in half: no storage
+for _ in trange(400):
+    result = updater.update()
+
+feed(range(1765, 1797))  # digits that the network has not seen
+y.forward()
+print(f"{(y.d.argmax(axis=1) == t.d[:, 0]).sum()} of 32 told right, loss scale {result.scale:g}")

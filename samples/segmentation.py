@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SegNet-like segmentation of digits in noise, whose coded features are cast to 8 bits inside the network.
+
+An encoder halves the scene twice, a decoder brings it back and tells for each pixel which digit has put ink there,
+or that it is paper. Between them `round_to_format` casts: features are stored in float8_e5m2 on their way forward,
+and their gradients in float8_e5m2 on their way back. Gradients below 1.5e-5 are lost there, unless they are scaled.
+
+  python samples/segmentation.py                               half a minute
+  python samples/segmentation.py --scaling none                the same without a loss scale
+  python samples/segmentation.py --cast none                   the same without a cast
+  python samples/segmentation.py -c cudnn -t half              on a GPU (not tried yet)
+
+They printed, on one CPU core (everything else in emulated fp16):
+
+PRINTED
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Optional, Sequence
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import numpy as np
+from common import options as common_options
+from common.digits import load
+from common.feeder import Feeder
+from common.scenes import Scenes, scenes, test_scenes
+from common.session import Session
+
+from nnabla_adaloss import AdaptiveLossScalingUpdater, FixedLossScalingUpdater, round_to_format
+
+GRID, CELL, DENSITY, NOISE = 2, 12, 0.7, 0.3
+CLASSES = 11
+
+
+def segment(x: nn.Variable, cast: str, training: bool) -> nn.Variable:
+    """Logits of 11 classes for each pixel of images with sides that 4 divides."""
+
+    def layer(h: nn.Variable, maps: int, name: str) -> nn.Variable:
+        h = PF.convolution(h, maps, (3, 3), pad=(1, 1), with_bias=False, name=name)
+        return F.relu(PF.batch_normalization(h, decay_rate=0.8, batch_stat=training, name=name))
+
+    h = F.max_pooling(layer(x, 16, "down1"), (2, 2))
+    h = F.max_pooling(layer(h, 32, "down2"), (2, 2))
+    h = layer(h, 32, "code")
+    if cast != "none":
+        h = round_to_format(h, cast)
+    h = layer(F.interpolate(h, scale=(2, 2), mode="nearest"), 32, "up2")
+    h = layer(F.interpolate(h, scale=(2, 2), mode="nearest"), 16, "up1")
+    return PF.convolution(h, CLASSES, (1, 1), name="classes")
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Train and test; returns the exit status."""
+    parser = common_options.parser(__doc__, iterations=400, batch_size=16, lr=0.1)
+    add = parser.add_argument
+    add("--cast", default="float8_e5m2", metavar="FORMAT", help="of the code, or none (default: float8_e5m2)")
+    add("--scaling", choices=("adaptive", "none"), default="adaptive")
+    options = common_options.start(parser, arguments)
+
+    x = nn.Variable((options.batch_size, 1, GRID * CELL, GRID * CELL))
+    t = nn.Variable(x.shape)
+    loss = F.mean(F.softmax_cross_entropy(segment(x, options.cast, training=True), t, axis=1))
+    rate = common_options.cosine(options.lr, options.iterations)
+    solver = S.Momentum(rate(0))
+    solver.set_parameters(nn.get_parameters())
+
+    def fill(number: int) -> None:
+        random = np.random.RandomState((options.seed, number))
+        drawn = scenes(load().train, random, options.batch_size, GRID, CELL, DENSITY, NOISE)
+        x.d, t.d = drawn.pixels, drawn.ink
+
+    updater = updater_of(options, solver, loss, Feeder(fill))
+    with Session(options, updater) as session:
+        for iteration in session:
+            solver.set_learning_rate(rate(iteration))
+            updater.update()
+            session.show(updater.scale, loss)
+    test = test_scenes(128, GRID, CELL, DENSITY, NOISE)
+    print(f"mean IoU of the ten digits {mean_iou(test, options.cast):.3f}, loss scale {updater.scale:g}")
+    return 0
+
+
+def updater_of(options: Any, solver: Any, loss: nn.Variable, feed: Feeder) -> Any:
+    """The training loop."""
+    if options.scaling == "none":
+        return FixedLossScalingUpdater(solver, loss, feed, scale=1.0, storage=options.storage)
+    return AdaptiveLossScalingUpdater(solver, loss, feed, storage=options.storage)
+
+
+def mean_iou(test: Scenes, cast: str) -> float:
+    """Intersection over union of the pixels of a digit, those told and those there, on average."""
+    told = segment(nn.Variable.from_numpy_array(test.pixels), cast, training=False)
+    told.forward(clear_buffer=True)
+    given, wanted = told.d.argmax(axis=1), test.ink[:, 0]
+    both = [((given == digit) & (wanted == digit)).sum() for digit in range(10)]
+    either = [((given == digit) | (wanted == digit)).sum() for digit in range(10)]
+    return float(np.mean(np.divide(both, either)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Three ways to scale a loss, told apart by one line: nnabla's own, a fixed scale, adaptive.
+
+A conv net learns handwritten digits, and its loss is multiplied by 1e-6, as one small term of a sum would be.
+
+  python samples/three_lines.py --method baseline       nnabla's DynamicLossScalingUpdater with its defaults
+  python samples/three_lines.py --method fixed          the loss multiplied by 128
+  python samples/three_lines.py --method adaptive       a scale that follows from what was measured
+  python samples/three_lines.py -c cudnn -t half        on a GPU, in its own half precision (not tried yet)
+
+These printed, in emulated fp16 on one CPU core, 10 seconds each:
+
+  baseline: 10.8% of the test images told right, scale 8
+  fixed: 98.9% of the test images told right, scale 128
+  adaptive: 97.5% of the test images told right, scale 1.71799e+10
+
+With --loss-weight 1 they came to 98.3%, 98.1% and 97.5%; with --loss-weight 1e-9 to 11.4%, 11.4% and 98.6%.
+(One image is 0.28 points.)
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Optional, Sequence
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.solvers as S
+from common import options as common_options
+from common.digits import load
+from common.feeder import Feeder, in_epochs
+from common.scores import accuracy
+from common.session import Session
+from networks import lenet
+
+from nnabla_adaloss import (
+    AdaptiveLossScalingUpdater,
+    DynamicLossScalingUpdater,
+    FixedLossScalingUpdater,
+    FormatEmulation,
+)
+
+
+def updater_of(method: str, solver: Any, loss: Any, feed: Feeder) -> Any:
+    """The line that differs."""
+    if method == "baseline":
+        return DynamicLossScalingUpdater(solver, loss, feed)
+    if method == "fixed":
+        return FixedLossScalingUpdater(solver, loss, feed, scale=128.0)
+    return AdaptiveLossScalingUpdater(solver, loss, feed)
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Train and test; returns the exit status."""
+    parser = common_options.parser(__doc__, iterations=600, batch_size=32, lr=0.05)
+    parser.add_argument("--method", choices=("baseline", "fixed", "adaptive"), default="adaptive")
+    parser.add_argument("--loss-weight", type=float, default=1e-6, help="multiplies the loss (default: 1e-6)")
+    options = common_options.start(parser, arguments)
+    train, test = load()
+
+    x, t = nn.Variable((options.batch_size, 1, 8, 8)), nn.Variable((options.batch_size, 1))
+    loss = F.mean(F.softmax_cross_entropy(lenet(x), t)) * options.loss_weight
+    # SGD moves weights by learning rate times gradient: this takes the loss weight out again.
+    rate = common_options.cosine(options.lr / options.loss_weight, options.iterations)
+    solver = S.Momentum(rate(0))
+    solver.set_parameters(nn.get_parameters())
+
+    def fill(number: int) -> None:
+        chosen = in_epochs(len(train.x), options.batch_size, options.seed, number)
+        x.d, t.d = train.x[chosen], train.t[chosen]
+
+    # A CPU computes in fp32, and what a GPU would store in fp16 is rounded.
+    stored = loss if options.storage is None else FormatEmulation(loss, options.storage)
+    updater = updater_of(options.method, solver, stored, Feeder(fill))
+    with Session(options, updater) as session:
+        for iteration in session:
+            solver.set_learning_rate(rate(iteration))
+            updater.update()
+            session.show(updater.scale, loss)
+    print(f"{options.method}: {accuracy(lenet, test):.1%} of the test images told right, scale {updater.scale:g}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
