@@ -77,7 +77,13 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     add("--loss-scale", type=float, default=1024.0, metavar="S", help="fixed, or where dynamic starts (1024)")
     add("--keep-overflow-update", action="store_true", help="drop_overflow_update=False: of fixed")
     add("--scale-factor", type=float, default=2.0, metavar="F", help="of dynamic (2)")
-    add("--scale-window", type=int, default=1000, metavar="N", help="of dynamic: updates until it grows (1000)")
+    add(
+        "--scale-window",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="of dynamic: updates until it grows (1000)",
+    )
     options = common_options.start(parser, arguments)
     train, test = enlarged(32) if options.data_dir is None else mnist.load(options.data_dir)
     steps = len(train.x) // options.batch_size

@@ -77,7 +77,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
             solver.set_learning_rate(rate(iteration))
             updater.update()
             session.show(updater.scale, loss)
-    print(f"{options.method}: {accuracy(lenet, test):.1%} of the test images told right, scale {updater.scale:g}")
+    print(
+        f"{options.method}: {accuracy(lenet, test):.1%} of the test images told right, scale {updater.scale:g}"
+    )
     return 0
 
 

@@ -6,11 +6,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Callable
 
+import networks
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.initializer as I
 import nnabla.parametric_functions as PF
 import numpy as np
+from cifar_resnet import resnet
 from common.digits import BatchFeeder, load
 
 from .task import Player, Task
@@ -35,13 +37,8 @@ def classifier(logits: Logits, batch_size: int, seed: int) -> Task:
 
 
 def lenet(x: nn.Variable, *, training: bool) -> nn.Variable:
-    """Two convolutions with pooling, then three affine layers, on images enlarged to 16x16."""
-    h = F.interpolate(x, output_size=(16, 16), mode="nearest")
-    h = F.relu(F.max_pooling(PF.convolution(h, 8, (5, 5), pad=(2, 2), name="conv1"), (2, 2)))
-    h = F.relu(F.max_pooling(PF.convolution(h, 16, (5, 5), name="conv2"), (2, 2)))
-    h = F.relu(PF.affine(h, 120, name="fc1"))
-    h = F.relu(PF.affine(h, 84, name="fc2"))
-    return PF.affine(h, 10, name="fc3")
+    """That of the samples."""
+    return networks.lenet(x)
 
 
 def _uniform(fan_in: int, gain: float) -> I.UniformInitializer:
@@ -70,25 +67,8 @@ def conv12(x: nn.Variable, *, training: bool) -> nn.Variable:
 
 
 def resnet20(x: nn.Variable, *, training: bool) -> nn.Variable:
-    """He et al. 2016, section 4.2, with n = 3, zero-padded shortcuts, and 8 to 32 maps."""
-
-    def unit(h: nn.Variable, maps: int, stride: int = 1) -> nn.Variable:
-        h = PF.convolution(h, maps, (3, 3), pad=(1, 1), stride=(stride, stride), with_bias=False)
-        return PF.batch_normalization(h, batch_stat=training, decay_rate=0.8)
-
-    with nn.parameter_scope("stem"):
-        h = F.relu(unit(x, 8))
-    for stage, maps in enumerate((8, 16, 32)):
-        for block in range(3):
-            stride = 2 if stage > 0 and block == 0 else 1
-            shortcut = h
-            if stride == 2:
-                shortcut = F.pad(h[:, :, ::2, ::2], (0, maps // 2, 0, 0, 0, 0))
-            with nn.parameter_scope(f"stage{stage}/block{block}/a"):
-                h = F.relu(unit(h, maps, stride))
-            with nn.parameter_scope(f"stage{stage}/block{block}/b"):
-                h = F.relu(unit(h, maps) + shortcut)
-    return PF.affine(F.global_average_pooling(h), 10, name="fc")
+    """ResNet-20 with half as many maps."""
+    return resnet(x, 3, (8, 16, 32), training, decay_rate=0.8)
 
 
 def rnn(steps: int, width: int, x: nn.Variable, *, training: bool) -> nn.Variable:

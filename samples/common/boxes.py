@@ -34,7 +34,9 @@ class BoxedScene(NamedTuple):
     boxes: List[Box]
 
 
-def boxed_scene(source: Examples, random: np.random.Generator, size: int, digits: int, noise: float) -> BoxedScene:
+def boxed_scene(
+    source: Examples, random: np.random.Generator, size: int, digits: int, noise: float
+) -> BoxedScene:
     """Up to so many digits where there is room: half of them as scanned, half twice as large."""
     pixels = np.full((1, size, size), PAPER, np.float32)
     taken = np.zeros((size, size), bool)

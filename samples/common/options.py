@@ -23,7 +23,13 @@ def parser(head: Optional[str], *, iterations: int, batch_size: int, lr: float) 
     """
     made = argparse.ArgumentParser(description=head, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = made.add_argument_group("options of every sample").add_argument
-    add("--iterations", type=positive, default=iterations, metavar="N", help=f"updates (default: {iterations})")
+    add(
+        "--iterations",
+        type=positive,
+        default=iterations,
+        metavar="N",
+        help=f"updates (default: {iterations})",
+    )
     add("--batch-size", type=positive, default=batch_size, metavar="N", help=f"(default: {batch_size})")
     add("--lr", type=_learning_rate, default=lr, metavar="RATE", help=f"learning rate (default: {lr:g})")
     add("--seed", type=int, default=0, help="decides initial weights and batches (default: 0)")
@@ -38,7 +44,9 @@ def parser(head: Optional[str], *, iterations: int, batch_size: int, lr: float) 
     add("-d", "--device-id", default="0", metavar="ID", help="which GPU (default: 0)")
     add("--checkpoint", type=Path, metavar="FOLDER", help="save there, every now and then and at the end")
     add("--checkpoint-every", type=positive, default=100, metavar="N", help="(default: 100 iterations)")
-    add("--resume", action="store_true", help="go on from the last checkpoint in that folder, if there is one")
+    add(
+        "--resume", action="store_true", help="go on from the last checkpoint in that folder, if there is one"
+    )
     return made
 
 

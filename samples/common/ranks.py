@@ -24,6 +24,11 @@ class Ranks(NamedTuple):
         """What of a batch is this process's."""
         return batch[self.rank :: self.size]
 
+    def wait(self) -> None:
+        """Wait until all are here."""
+        if self.comm is not None:
+            self.comm.barrier()
+
 
 ALONE = Ranks(None, 0, 1)
 

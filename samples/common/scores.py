@@ -11,7 +11,9 @@ import numpy as np
 from .digits import Examples
 
 
-def accuracy(logits: Callable[[nn.Variable], nn.Variable], examples: Examples, batch_size: int = 120) -> float:
+def accuracy(
+    logits: Callable[[nn.Variable], nn.Variable], examples: Examples, batch_size: int = 120
+) -> float:
     """The share of examples that are told right; their number is a multiple of `batch_size`."""
     return accuracy_of_batches(logits, _batches(examples, batch_size))
 

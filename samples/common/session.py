@@ -44,7 +44,11 @@ class Session:
 
     def __enter__(self) -> Session:
         self._bar = tqdm(
-            initial=self._done, total=self._total, disable=self._ranks.rank > 0, mininterval=0.5, unit=" updates"
+            initial=self._done,
+            total=self._total,
+            disable=self._ranks.rank > 0,
+            mininterval=0.5,
+            unit=" updates",
         )
         if self._ranks.size == 1:  # others would wait for a rank that stops by itself
             self._handler = signal.signal(signal.SIGINT, self._stop)

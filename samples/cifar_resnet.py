@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ResNet-20, -56, -110 (He et al. 2016) and WideResNet-16-4 (Zagoruyko and Komodakis 2016) on CIFAR-10.
+
+CIFAR's binary version is read from --data-dir; without it, the digits of scikit-learn are enlarged.
+
+  python samples/cifar_resnet.py                                                 ResNet-20 on digits, a minute
+  python samples/cifar_resnet.py --network resnet110 --iterations 20             deeper
+  python samples/cifar_resnet.py --data-dir cifar-10-batches-bin --iterations 64000 --batch-size 128 --lr 0.1 \\
+      --checkpoint build/resnet20 -c cudnn -t half                               the paper's training, on a GPU
+  mpirun -n 4 python samples/cifar_resnet.py --distributed -c cudnn -t half ...  on four GPUs (NCCL)
+  mpirun -n 2 python samples/cifar_resnet.py --distributed                       on two CPU ranks
+
+In emulated fp16 on one CPU core (nothing was tried on CIFAR's images or on a GPU yet):
+
+PRINTED
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Optional, Sequence
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import numpy as np
+from common import cifar
+from common import options as common_options
+from common import ranks as common_ranks
+from common.digits import enlarged
+from common.feeder import Feeder, in_epochs
+from common.scores import accuracy, fate
+from common.session import Session
+
+from nnabla_adaloss import AdaptiveLossScalingUpdater
+
+MAPS = (16, 32, 64)
+
+
+def resnet(
+    x: nn.Variable, blocks: int, maps: Sequence[int], training: bool, decay_rate: float = 0.9
+) -> nn.Variable:
+    """He et al. 2016, section 4.2: 6 * blocks + 2 layers, shortcuts padded with zeros."""
+
+    def unit(h: nn.Variable, maps: int, stride: int = 1) -> nn.Variable:
+        h = PF.convolution(h, maps, (3, 3), pad=(1, 1), stride=(stride, stride), with_bias=False)
+        return PF.batch_normalization(h, batch_stat=training, decay_rate=decay_rate)
+
+    with nn.parameter_scope("stem"):
+        h = F.relu(unit(x, maps[0]))
+    for stage, width in enumerate(maps):
+        for block in range(blocks):
+            stride = 2 if stage > 0 and block == 0 else 1
+            shortcut = h
+            if stride == 2:
+                shortcut = F.pad(h[:, :, ::2, ::2], (0, width // 2, 0, 0, 0, 0))
+            with nn.parameter_scope(f"stage{stage}/block{block}/a"):
+                h = F.relu(unit(h, width, stride))
+            with nn.parameter_scope(f"stage{stage}/block{block}/b"):
+                h = F.relu(unit(h, width) + shortcut)
+    return PF.affine(F.global_average_pooling(h), 10, name="fc")
+
+
+def wide_resnet(x: nn.Variable, training: bool, blocks: int = 2, wider: int = 4) -> nn.Variable:
+    """WideResNet of 6 * blocks + 4 layers: normalization and ReLU before each convolution."""
+
+    def convolved(h: nn.Variable, maps: int, kernel: int, stride: int, name: str) -> nn.Variable:
+        pad = kernel // 2, kernel // 2
+        return PF.convolution(
+            h, maps, (kernel, kernel), pad=pad, stride=(stride, stride), with_bias=False, name=name
+        )
+
+    def normalized(h: nn.Variable, name: str) -> nn.Variable:
+        return F.relu(PF.batch_normalization(h, batch_stat=training, name=name))
+
+    h = convolved(x, MAPS[0], 3, 1, "stem")
+    for stage, maps in enumerate(MAPS):
+        for block in range(blocks):
+            stride = 2 if stage > 0 and block == 0 else 1
+            with nn.parameter_scope(f"stage{stage}/block{block}"):
+                ready = normalized(h, "before_a")
+                inner = normalized(convolved(ready, wider * maps, 3, stride, "a"), "before_b")
+                shortcut = convolved(ready, wider * maps, 1, stride, "shortcut") if block == 0 else h
+                h = convolved(inner, wider * maps, 3, 1, "b") + shortcut
+    return PF.affine(F.global_average_pooling(normalized(h, "last")), 10, name="fc")
+
+
+NETWORKS = {
+    "resnet20": lambda x, training: resnet(x, 3, MAPS, training),
+    "resnet56": lambda x, training: resnet(x, 9, MAPS, training),
+    "resnet110": lambda x, training: resnet(x, 18, MAPS, training),
+    "wide16_4": lambda x, training: wide_resnet(x, training),
+}
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Train and test; returns the exit status."""
+    parser = common_options.parser(__doc__, iterations=220, batch_size=32, lr=0.05)
+    add = parser.add_argument
+    add("--network", choices=tuple(NETWORKS), default="resnet20", help="(default: resnet20)")
+    add(
+        "--data-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="CIFAR-10's .bin files (default: scikit-learn's digits)",
+    )
+    add("--image-size", type=int, default=16, metavar="N", help="of the enlarged digits (default: 16)")
+    common_ranks.add_option(parser)
+    options = common_options.start(parser, arguments)
+    ranks = common_ranks.join(options)
+    network = NETWORKS[options.network]
+    train, test = enlarged(options.image_size) if options.data_dir is None else cifar.load(options.data_dir)
+
+    x = nn.Variable((options.batch_size // ranks.size, *train.x.shape[1:]))
+    t = nn.Variable((x.shape[0], 1))
+    loss = F.mean(F.softmax_cross_entropy(network(x, training=True), t))
+    rate = common_options.cosine(options.lr, options.iterations)
+    solver = S.Momentum(rate(0), 0.9)
+    solver.set_parameters(nn.get_parameters())
+
+    def fill(number: int) -> None:
+        chosen = ranks.share(in_epochs(len(train.x), options.batch_size, options.seed, number))
+        random = np.random.default_rng((options.seed, number, ranks.rank))
+        # A mirrored digit is none.
+        x.d = cifar.shifted(train.x[chosen], random, flip=options.data_dir is not None, most=x.shape[-1] // 8)
+        t.d = train.t[chosen]
+
+    updater = AdaptiveLossScalingUpdater(
+        solver,
+        loss,
+        Feeder(fill),
+        storage=options.storage,
+        weight_decay=1e-4,
+        comm=ranks.comm,
+        average=True,
+    )
+    with Session(options, updater, ranks=ranks) as session:
+        for iteration in session:
+            solver.set_learning_rate(rate(iteration))
+            session.show(updater.update().scale, loss)
+    if ranks.rank == 0:
+        right = accuracy(lambda seen: network(seen, training=False), test)
+        print(f"{options.network}: {right:.1%} of the test images told right")
+        print(fate(updater))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

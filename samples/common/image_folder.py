@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A folder of images by class, the layout of ImageNet: train/CLASS/*.jpg and val/CLASS/*.jpg."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Iterator, List, NamedTuple, Sequence, Tuple
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from .digits import Examples, enlarged
+
+Floats = npt.NDArray[np.float32]
+Indices = npt.NDArray[np.int64]
+
+_SUFFIXES = {".jpg", ".jpeg", ".png", ".JPEG"}
+# Of ImageNet's training images, for each colour from 0 to 1.
+_MEAN = np.array([0.485, 0.456, 0.406], np.float32).reshape(3, 1, 1)
+_DEVIATION = np.array([0.229, 0.224, 0.225], np.float32).reshape(3, 1, 1)
+
+
+class ImageFolder(NamedTuple):
+    """Files, and the numbers of their classes in alphabetical order."""
+
+    files: List[Path]
+    classes: List[int]
+    names: List[str]
+
+
+def find(folder: Path) -> ImageFolder:
+    """The images below a folder; raises a ValueError where there are none."""
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    files, classes = [], []
+    for number, name in enumerate(names):
+        found = sorted(path for path in (folder / name).iterdir() if path.suffix in _SUFFIXES)
+        files += found
+        classes += [number] * len(found)
+    if not files:
+        raise ValueError(f"{folder} has no images: its folders are classes, with .jpg or .png files in them")
+    return ImageFolder(files, classes, names)
+
+
+class Loader:
+    """Reads batches in threads; the next one while the network is busy with this one.
+
+    Args:
+        images: what to read from.
+        size: pixels of each side of what the network sees.
+        crop_at_random: a part of the image, half of them mirrored, in place of its middle.
+        mirror: whether the mirror image of a class is of that class.
+        threads: how many.
+    """
+
+    def __init__(
+        self, images: ImageFolder, size: int, *, crop_at_random: bool, mirror: bool = True, threads: int = 4
+    ) -> None:
+        self._images, self._size = images, size
+        self._crop_at_random, self._mirror = crop_at_random, mirror
+        self._pool = ThreadPoolExecutor(threads)
+
+    def start(self, chosen: Sequence[int], seed: Tuple[int, ...] = ()) -> List[Future[Floats]]:
+        """Begin to read these images."""
+        return [self._pool.submit(self._read, int(index), (*seed, int(index))) for index in chosen]
+
+    def batches(self, size: int) -> Iterator[Tuple[Floats, Indices]]:
+        """All images in whole batches."""
+        count = len(self._images.files)
+        for start in range(0, count - size + 1, size):
+            chosen = range(start, start + size)
+            yield finished(self.start(chosen)), self.classes(chosen)
+
+    def classes(self, chosen: Sequence[int]) -> Indices:
+        """The classes of these images, shape (n, 1)."""
+        return np.array([[self._images.classes[index]] for index in chosen])
+
+    def _read(self, index: int, seed: Tuple[int, ...]) -> Floats:
+        with Image.open(self._images.files[index]) as file:
+            image = file.convert("RGB")
+        box, mirrored = self._middle(image), False
+        if self._crop_at_random:
+            random = np.random.default_rng(seed)
+            box, mirrored = _random_box(image, random), self._mirror and bool(random.integers(2))
+        small = image.resize((self._size, self._size), Image.Resampling.BILINEAR, box=box)
+        pixels = np.asarray(small, np.float32).transpose(2, 0, 1) / 255.0
+        return (pixels[:, :, ::-1] if mirrored else pixels) / _DEVIATION - _MEAN / _DEVIATION
+
+    def _middle(self, image: Image.Image) -> Tuple[float, float, float, float]:
+        side = 0.875 * min(image.size)
+        left, top = (image.width - side) / 2, (image.height - side) / 2
+        return left, top, left + side, top + side
+
+
+def finished(started: Sequence[Future[Floats]]) -> Floats:
+    """The images whose reading was begun, when they are there."""
+    return np.stack([future.result() for future in started])
+
+
+def _random_box(image: Image.Image, random: np.random.Generator) -> Tuple[float, float, float, float]:
+    side = random.uniform(0.6, 1.0) * min(image.size)
+    left, top = random.uniform(0, image.width - side), random.uniform(0, image.height - side)
+    return left, top, left + side, top + side
+
+
+def make_from_digits(folder: Path, size: int = 72) -> None:
+    """Write scikit-learn's digits as such a folder, unless it is there."""
+    if folder.exists():
+        return
+    unfinished = folder.with_name(folder.name + ".unfinished")
+    for part, examples in zip(("train", "val"), enlarged(size)):
+        _write(unfinished / part, examples)
+    unfinished.rename(folder)
+
+
+def _write(folder: Path, examples: Examples) -> None:
+    for number, (pixels, (digit,)) in enumerate(zip(examples.x, examples.t)):
+        path = folder / str(digit) / f"{number:05d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.uint8(127.5 * (1.0 - pixels[0]))).save(path)

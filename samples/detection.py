@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SSD-like detection of digits of two sizes, with heads at two depths of one network (Liu et al. 2016).
+
+The finer head looks for digits of 8 pixels, the coarser one, a stage deeper, for those of 16. Each tells for every
+place of its map which digit is there, if any, and where its box is. The loss is a sum of four terms: two heads, and
+cross entropy and the smooth L1 distance of boxes for each. Backgrounds outnumber digits, so that of them only the
+hardest three for each digit count. Gradients of both heads meet in the stages that they share.
+
+  python samples/detection.py                            a minute
+  python samples/detection.py --storage fp8_hybrid       matrix products of 8 bits
+  python samples/detection.py -c cudnn -t half           on a GPU (not tried yet)
+
+In emulated fp16 and on one CPU core they printed:
+
+PRINTED
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import List, NamedTuple, Optional, Sequence, Tuple
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import numpy as np
+import numpy.typing as npt
+from common import options as common_options
+from common.boxes import Box, BoxedScene, boxed_scene, overlap
+from common.digits import load
+from common.feeder import Feeder
+from common.scores import fate
+from common.session import Session
+
+from nnabla_adaloss import AdaptiveLossScalingUpdater
+
+SIZE, DIGITS, NOISE = 48, 6, 0.1
+BACKGROUND = 10
+HARD_PER_DIGIT = 3
+TEST_SCENES = 64
+
+
+class Head(NamedTuple):
+    """What is told at one depth.
+
+    Attributes:
+        side: of the boxes it looks for, in pixels; its map has a place every half a side.
+        classes: logits, shape (batch, 11, places, places).
+        boxes: centre of the box from that of its place, in sides, and the logarithm of its size in sides;
+            shape (batch, 3, places, places).
+    """
+
+    side: int
+    classes: nn.Variable
+    boxes: nn.Variable
+
+
+class Targets(NamedTuple):
+    """What a head is to tell: digits, boxes, and 1 where there is a digit."""
+
+    classes: nn.Variable
+    boxes: nn.Variable
+    there: nn.Variable
+
+
+def detect(x: nn.Variable, training: bool) -> List[Head]:
+    """Heads at a quarter and at an eighth of the resolution."""
+
+    def layer(h: nn.Variable, maps: int, name: str) -> nn.Variable:
+        h = PF.convolution(h, maps, (3, 3), pad=(1, 1), with_bias=False, name=name)
+        return F.relu(PF.batch_normalization(h, decay_rate=0.8, batch_stat=training, name=name))
+
+    def head(h: nn.Variable, side: int) -> Head:
+        with nn.parameter_scope(f"head{side}"):
+            classes = PF.convolution(h, BACKGROUND + 1, (3, 3), pad=(1, 1), name="classes")
+            return Head(side, classes, PF.convolution(h, 3, (3, 3), pad=(1, 1), name="boxes"))
+
+    h = F.max_pooling(layer(x, 16, "conv1"), (2, 2))
+    h = F.max_pooling(layer(h, 32, "conv2"), (2, 2))
+    fine = layer(h, 48, "conv3")
+    coarse = layer(F.max_pooling(fine, (2, 2)), 64, "conv4")
+    return [head(fine, 8), head(coarse, 16)]
+
+
+def targets_of(head: Head) -> Targets:
+    """Variables for what a head is to tell."""
+    batch, _, places, _ = head.classes.shape
+    return Targets(
+        nn.Variable((batch, 1, places, places)),
+        nn.Variable(head.boxes.shape),
+        nn.Variable((batch, 1, places, places)),
+    )
+
+
+def multibox(head: Head, targets: Targets) -> nn.Variable:
+    """Cross entropy of digits and the hardest backgrounds, and the distance of boxes, by digit."""
+    there = targets.there
+    digits = F.maximum_scalar(F.sum(there), 1.0)
+    entropy = F.softmax_cross_entropy(head.classes, targets.classes, axis=1)
+    background = F.reshape(entropy * (1.0 - there), (1, entropy.size))
+    hardest = F.top_k_data(background, HARD_PER_DIGIT * DIGITS * entropy.shape[0] // 2)
+    distance = F.huber_loss(head.boxes, targets.boxes) * F.broadcast(there, head.boxes.shape)
+    return (F.sum(entropy * there) + F.sum(hardest) + F.sum(distance)) / digits
+
+
+def fill_targets(targets: Targets, head: Head, drawn: Sequence[BoxedScene]) -> None:
+    """Each digit is told by the place that its centre is nearest to, of the head of its size."""
+    classes = np.full(targets.classes.shape, BACKGROUND)
+    boxes, there = np.zeros(targets.boxes.shape), np.zeros(targets.there.shape)
+    step = head.side / 2
+    for number, scene in enumerate(drawn):
+        for box in scene.boxes:
+            if box.size != head.side:
+                continue
+            row, column = int(box.y // step), int(box.x // step)
+            classes[number, 0, row, column] = box.digit
+            there[number, 0, row, column] = 1.0
+            dx, dy = box.x / step - column - 0.5, box.y / step - row - 0.5
+            boxes[number, :, row, column] = dx, dy, np.log(box.size / head.side)
+    targets.classes.d, targets.boxes.d, targets.there.d = classes, boxes, there
+
+
+def boxes_of(head: Head, number: int) -> List[Tuple[float, Box]]:
+    """The boxes that a head tells of one image, with their probabilities."""
+    logits: npt.NDArray[np.float32] = head.classes.d[number]
+    shares = np.exp(logits - logits.max(0))
+    shares /= shares.sum(0)
+    step = head.side / 2
+    found = []
+    for row, column in np.argwhere(logits.argmax(0) != BACKGROUND):
+        dx, dy, log_size = head.boxes.d[number, :, row, column]
+        digit = int(logits[:, row, column].argmax())
+        box = Box(
+            digit, (column + 0.5 + dx) * step, (row + 0.5 + dy) * step, head.side * float(np.exp(log_size))
+        )
+        found.append((float(shares[digit, row, column]), box))
+    return found
+
+
+def without_doubles(found: List[Tuple[float, Box]]) -> List[Box]:
+    """Non-maximum suppression: of boxes that overlap, the most probable."""
+    kept: List[Box] = []
+    for _, box in sorted(found, key=lambda pair: -pair[0]):
+        if all(overlap(box, other) < 0.3 for other in kept):
+            kept.append(box)
+    return kept
+
+
+def f_score(heads: Sequence[Head], scenes: Sequence[BoxedScene]) -> float:
+    """Of boxes with the right digit that cover at least a half of what they and the right one cover."""
+    right = told = wanted = 0
+    for number, scene in enumerate(scenes):
+        kept = without_doubles([pair for head in heads for pair in boxes_of(head, number)])
+        told, wanted = told + len(kept), wanted + len(scene.boxes)
+        for box in scene.boxes:
+            right += any(other.digit == box.digit and overlap(other, box) >= 0.5 for other in kept)
+    return 2.0 * right / max(1, told + wanted)
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Train and test; returns the exit status."""
+    options = common_options.start(
+        common_options.parser(__doc__, iterations=400, batch_size=16, lr=0.03), arguments
+    )
+    train, test = load()
+    x = nn.Variable((options.batch_size, 1, SIZE, SIZE))
+    heads = detect(x, training=True)
+    targets = [targets_of(head) for head in heads]
+    loss = F.add_n(*[multibox(head, wanted) for head, wanted in zip(heads, targets)])
+    rate = common_options.cosine(options.lr, options.iterations)
+    solver = S.Momentum(rate(0))
+    solver.set_parameters(nn.get_parameters())
+
+    def fill(number: int) -> None:
+        random = np.random.default_rng((options.seed, number))
+        drawn = [boxed_scene(train, random, SIZE, DIGITS, NOISE) for _ in range(options.batch_size)]
+        x.d = np.stack([scene.pixels for scene in drawn])
+        for head, wanted in zip(heads, targets):
+            fill_targets(wanted, head, drawn)
+
+    updater = AdaptiveLossScalingUpdater(
+        solver, loss, Feeder(fill), storage=options.storage, weight_decay=1e-4
+    )
+    with Session(options, updater) as session:
+        for iteration in session:
+            solver.set_learning_rate(rate(iteration))
+            session.show(updater.update().scale, loss)
+
+    random = np.random.default_rng(0)
+    scenes = [boxed_scene(test, random, SIZE, DIGITS, NOISE) for _ in range(TEST_SCENES)]
+    told = detect(nn.Variable.from_numpy_array(np.stack([scene.pixels for scene in scenes])), training=False)
+    nn.forward_all([output for head in told for output in (head.classes, head.boxes)])
+    print(f"F score of digits with their boxes on scenes that it has not seen: {f_score(told, scenes):.3f}")
+    print(fate(updater))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
