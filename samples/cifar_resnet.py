@@ -3,16 +3,17 @@
 
 CIFAR's binary version is read from --data-dir; without it, the digits of scikit-learn are enlarged.
 
-  python samples/cifar_resnet.py                                                 ResNet-20 on digits, a minute
-  python samples/cifar_resnet.py --network resnet110 --iterations 20             deeper
-  python samples/cifar_resnet.py --data-dir cifar-10-batches-bin --iterations 64000 --batch-size 128 --lr 0.1 \\
-      --checkpoint build/resnet20 -c cudnn -t half                               the paper's training, on a GPU
-  mpirun -n 4 python samples/cifar_resnet.py --distributed -c cudnn -t half ...  on four GPUs (NCCL)
-  mpirun -n 2 python samples/cifar_resnet.py --distributed                       on two CPU ranks
+  python samples/cifar_resnet.py                                                   digits, a minute
+  python samples/cifar_resnet.py --network resnet110 --iterations 10               deeper
+  python samples/cifar_resnet.py --data-dir cifar-10-batches-bin --iterations 64000 --batch-size 128 \\
+      --lr 0.1 --checkpoint build/resnet20 -c cudnn -t half                        as published, on a GPU
+  mpirun -n 4 python samples/cifar_resnet.py --distributed -c cudnn -t half ...    four GPUs (NCCL)
+  mpirun -n 2 python samples/cifar_resnet.py --distributed                         two ranks on a CPU
 
-In emulated fp16 on one CPU core (nothing was tried on CIFAR's images or on a GPU yet):
+The first one printed, in emulated fp16 on one CPU core (nothing was tried on CIFAR's images or on a GPU yet):
 
-PRINTED
+  resnet20: 99.2% of the test images told right
+  loss scale 4096 at the end, 1 batches repeated, 0 lost
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         "--data-dir",
         type=Path,
         metavar="FOLDER",
-        help="CIFAR-10's .bin files (default: scikit-learn's digits)",
+        help="CIFAR-10's .bin files (default: digits)",
     )
     add("--image-size", type=int, default=16, metavar="N", help="of the enlarged digits (default: 16)")
     common_ranks.add_option(parser)

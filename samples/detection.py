@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """SSD-like detection of digits of two sizes, with heads at two depths of one network (Liu et al. 2016).
 
-The finer head looks for digits of 8 pixels, the coarser one, a stage deeper, for those of 16. Each tells for every
-place of its map which digit is there, if any, and where its box is. The loss is a sum of four terms: two heads, and
-cross entropy and the smooth L1 distance of boxes for each. Backgrounds outnumber digits, so that of them only the
-hardest three for each digit count. Gradients of both heads meet in the stages that they share.
+The finer head looks for digits of 8 pixels, the coarser one, a stage deeper, for those of 16. Each tells for
+every place of its map which digit is there, if any, and where its box is. The loss is a sum over both heads
+of cross entropy and of the smooth L1 distance of boxes. Backgrounds outnumber digits, so that only the hardest
+of them count. Gradients of both heads meet in the stages that they share.
 
   python samples/detection.py                            a minute
   python samples/detection.py --storage fp8_hybrid       matrix products of 8 bits

@@ -3,11 +3,11 @@
 
 The network, the solver and what is printed are those of MindSpore's tutorial on loss scale. Its managers are:
 
-  FixedLossScaleManager(loss_scale)                     --manager fixed --loss-scale 1024
-  FixedLossScaleManager(loss_scale, False)              --manager fixed --loss-scale 1024 --keep-overflow-update
-  DynamicLossScaleManager(scale, factor, window)        --manager dynamic --loss-scale 16777216 --scale-factor 2
-                                                          --scale-window 1000
-  (none)                                                --manager adaptive: nothing to set
+  FixedLossScaleManager(1024)                    --manager fixed --loss-scale 1024
+  FixedLossScaleManager(1024, False)             --manager fixed --loss-scale 1024 --keep-overflow-update
+  DynamicLossScaleManager(2**24, 2, 1000)        --manager dynamic --loss-scale 16777216 --scale-factor 2
+                                                     --scale-window 1000
+  (none)                                         --manager adaptive: nothing to set
 
 The digits of scikit-learn are enlarged to 32x32; or MNIST's four files:
 
@@ -26,9 +26,9 @@ and at the end:
   --manager fixed --loss-scale 16777216    test accuracy 12.5%, loss scale 1.67772e+07, 220 batches fed
   the same with --keep-overflow-update     test accuracy 7.5%, loss scale 1.67772e+07, 220 batches fed
 
-A scale of 2^24 overflows. Fixed, all updates are dropped and nothing is learned; without dropping, the first one
-makes NaN of the parameters; dynamic scaling throws nine batches away until its scale fits; adaptive scaling
-measures first.
+A scale of 2^24 overflows. Fixed, all updates are dropped and nothing is learned; without dropping, the first
+one makes NaN of the parameters; dynamic scaling throws nine batches away until its scale fits; adaptive
+scaling measures first.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         type=int,
         default=1000,
         metavar="N",
-        help="of dynamic: updates until it grows (1000)",
+        help="of dynamic: updates until it grows",
     )
     options = common_options.start(parser, arguments)
     train, test = enlarged(32) if options.data_dir is None else mnist.load(options.data_dir)

@@ -2,16 +2,19 @@
 """SegNet-like segmentation of digits in noise, whose coded features are cast to 8 bits inside the network.
 
 An encoder halves the scene twice, a decoder brings it back and tells for each pixel which digit has put ink
-there, or that it is paper. Between them `round_to_format` casts: features are stored in float8_e5m2 on their way
-forward, and their gradients on their way back. Gradients below 8e-6 are lost there, unless they are scaled.
-Pixels of paper count a tenth, as SegNet balances its classes (Badrinarayanan et al. 2017).
+there, or that it is paper. Pixels of paper count a tenth, so that classes are balanced, as SegNet's are
+(Badrinarayanan et al. 2017).
 
-  python samples/segmentation.py                               half a minute
-  python samples/segmentation.py --scaling none                the same without a loss scale
-  python samples/segmentation.py --cast none                   the same without a cast
-  python samples/segmentation.py -c cudnn -t half              on a GPU (not tried yet)
+Between encoder and decoder `round_to_format` casts: features are stored in float8_e5m2 on their way forward,
+and their gradients on their way back. What is below 8e-6 of these is lost, and the loss is multiplied by 1e-3
+here, as one term of several would be.
 
-They printed, on one CPU core (everything else in emulated fp16):
+  python samples/segmentation.py                                   a minute
+  python samples/segmentation.py --scaling none                    without a loss scale
+  python samples/segmentation.py --scaling none --cast none        without a cast, either
+  python samples/segmentation.py -c cudnn -t half                  on a GPU (not tried yet)
+
+The first three printed, on one CPU core (everything but the code in emulated fp16):
 
 PRINTED
 """
@@ -60,14 +63,16 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser = common_options.parser(__doc__, iterations=600, batch_size=16, lr=0.1)
     add = parser.add_argument
     add("--cast", default="float8_e5m2", metavar="FORMAT", help="of the code, or none (default: float8_e5m2)")
+    add("--loss-weight", type=float, default=1e-3, metavar="W", help="multiplies the loss (default: 1e-3)")
     add("--scaling", choices=("adaptive", "none"), default="adaptive")
     options = common_options.start(parser, arguments)
 
     x = nn.Variable((options.batch_size, 1, GRID * CELL, GRID * CELL))
     t, weight = nn.Variable(x.shape), nn.Variable(x.shape)
     told = segment(x, options.cast, training=True)
-    loss = F.sum(F.softmax_cross_entropy(told, t, axis=1) * weight) / F.sum(weight)
-    rate = common_options.cosine(options.lr, options.iterations)
+    loss = F.sum(F.softmax_cross_entropy(told, t, axis=1) * weight) / F.sum(weight) * options.loss_weight
+    # SGD moves weights by learning rate times gradient: this takes the loss weight out again.
+    rate = common_options.cosine(options.lr / options.loss_weight, options.iterations)
     solver = S.Momentum(rate(0))
     solver.set_parameters(nn.get_parameters())
 

@@ -10,7 +10,8 @@
 
 The first one printed, in emulated fp16 on one CPU core (the lines with a GPU were not tried yet):
 
-PRINTED
+  3.36 bits for each letter that it has not seen (chance: 6)
+  loss scale 131072 at the end, 1 batches repeated, 0 lost
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from .scenes import Floats
 
 
 def discrepancy(a: Floats, b: Floats) -> float:
-    """The maximum mean discrepancy (Gretton et al. 2012) of two samples; 0 where they are of one distribution.
+    """The maximum mean discrepancy of two samples (Gretton et al. 2012); 0 where their distribution is one.
 
     Args:
         a: shape (n, k): vectors.

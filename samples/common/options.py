@@ -44,9 +44,7 @@ def parser(head: Optional[str], *, iterations: int, batch_size: int, lr: float) 
     add("-d", "--device-id", default="0", metavar="ID", help="which GPU (default: 0)")
     add("--checkpoint", type=Path, metavar="FOLDER", help="save there, every now and then and at the end")
     add("--checkpoint-every", type=positive, default=100, metavar="N", help="(default: 100 iterations)")
-    add(
-        "--resume", action="store_true", help="go on from the last checkpoint in that folder, if there is one"
-    )
+    add("--resume", action="store_true", help="go on from the last checkpoint there, if there is one")
     return made
 
 

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+def start(*arguments: str) -> Any:
+    from common.options import parser, start
+
+    return start(parser("A sample.", iterations=10, batch_size=4, lr=0.1), arguments)
+
+
+def test_storage_is_emulated_where_the_context_is_float() -> None:
+    assert start().storage == "float16"
+    assert start("--storage", "fp8_hybrid").storage == "fp8_hybrid"
+    assert start("--storage", "none").storage is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--resume"], "--resume: say where the checkpoints are with --checkpoint FOLDER"),
+        (["--iterations", "0"], "--iterations: 0 is not 1 or more"),
+        (["--lr", "nan"], "--lr: nan is not positive and finite"),
+        (["-c", "no_such_extension"], "doctor --gpu"),
+    ],
+)
+def test_what_is_wrong_is_said(arguments: Any, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        start(*arguments)
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_learning_rates_fall_to_zero() -> None:
+    from common.options import cosine
+
+    rate = cosine(0.2, 10)
+    assert [rate(0), rate(5), rate(10)] == pytest.approx([0.2, 0.1, 0.0])

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every sample that trains does so for a few iterations, says how it is used, and goes on bit for bit."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import runpy
+import shutil
+from pathlib import Path
+from typing import Any, Callable, Dict
+
+import nnabla as nn
+import numpy as np
+import pytest
+
+SAMPLES = Path(__file__).parents[2] / "samples"
+# How each is made small enough for a test.
+SMALL: Dict[str, str] = {
+    "three_lines": "--batch-size 8",
+    "lenet_mindspore": "--batch-size 8",
+    "gan": "--batch-size 8",
+    "transformer": "--batch-size 2 --length 8 --width 8 --heads 2 --blocks 1",
+    "segmentation": "--batch-size 2",
+    "detection": "--batch-size 2",
+    "cifar_resnet": "--batch-size 4 --image-size 8",
+    "imagenet_resnet": "--batch-size 4 --width 2",
+}
+
+
+def train(sample: str, *arguments: str) -> None:
+    """Run a sample with parameters of its own."""
+    nn.clear_parameters()
+    command = [*SMALL[sample].split(), "--iterations", "4", *arguments]
+    assert importlib.import_module(sample).main(command) == 0
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
+@pytest.mark.parametrize("sample", SMALL)
+def test_a_training_goes_on_bit_for_bit(
+    sample: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saving = ("--checkpoint", str(tmp_path / "saved"), "--checkpoint-every", "2")
+    train(sample, *saving)
+    last = tmp_path / "saved/00000004"
+    whole = parameters(last)
+    assert len(whole) > 2
+    shutil.rmtree(last)
+    train(sample, *saving, "--resume")
+    resumed = parameters(last)
+    assert all(np.array_equal(whole[name], resumed[name], equal_nan=True) for name in whole)
+    printed = capsys.readouterr().out.splitlines()
+    half = len(printed) // 2
+    assert printed[half - 1] == printed[-1], "what is printed at the end is the same, too"
+
+
+def parameters(checkpoint: Path) -> Dict[str, Any]:
+    with nn.parameter_scope("", {}):
+        nn.load_parameters(str(checkpoint / "parameters.h5"))
+        return {name: p.d.copy() for name, p in nn.get_parameters(grad_only=False).items()}
+
+
+@pytest.mark.parametrize("sample", SMALL)
+def test_help_teaches(sample: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        importlib.import_module(sample).main(["--help"])
+    assert end.value.code == 0
+    printed = capsys.readouterr().out
+    for text in (f"python samples/{sample}.py", "-c cudnn -t half", "--storage", "--resume", "printed"):
+        assert text in printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["baseline", "fixed", "adaptive"])
+def test_three_lines(method: str, capsys: pytest.CaptureFixture[str]) -> None:
+    train("three_lines", "--method", method)
+    assert capsys.readouterr().out.startswith(f"{method}: ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("manager", "fed"),
+    [
+        ("adaptive", 4),
+        ("fixed --loss-scale 1024", 4),
+        ("fixed --loss-scale 16777216", 4),
+        ("dynamic --loss-scale 16777216", 12),
+    ],
+)
+def test_managers_of_mindspore(manager: str, fed: int, capsys: pytest.CaptureFixture[str]) -> None:
+    train("lenet_mindspore", "--manager", *manager.split())
+    printed = capsys.readouterr().out
+    assert "epoch: 1 step: 4, loss is " in printed
+    assert f"{fed} batches fed" in printed
+
+
+@pytest.mark.slow
+def test_an_overflow_that_is_not_dropped_ruins_the_parameters() -> None:
+    fixed = ("--manager", "fixed", "--loss-scale", "16777216")
+    train("lenet_mindspore", *fixed)
+    assert all(np.isfinite(p.d).all() for p in nn.get_parameters().values())
+    train("lenet_mindspore", *fixed, "--keep-overflow-update")
+    assert not all(np.isfinite(p.d).all() for p in nn.get_parameters().values())
+
+
+@pytest.mark.slow
+def test_the_gan_draws(tmp_path: Path) -> None:
+    train("gan", "--picture", str(tmp_path / "drawn.png"))
+    assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", ["resnet56", "resnet110", "wide16_4"])
+def test_networks_for_cifar(network: str) -> None:
+    train("cifar_resnet", "--network", network, "--iterations", "1")
+    layers = [name for name, p in nn.get_parameters().items() if name.endswith("conv/W")]
+    assert len(layers) == {"resnet56": 55, "resnet110": 109, "wide16_4": 16}[network]
+
+
+@pytest.mark.slow
+def test_resnet50() -> None:
+    train("imagenet_resnet", "--network", "resnet50", "--iterations", "1")
+    assert sum(name.endswith("conv/W") for name in nn.get_parameters()) == 53
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("sample", ["transformer", "cifar_resnet", "imagenet_resnet"])
+def test_two_ranks(sample: str, mpirun: Callable[..., Any]) -> None:
+    arguments = [*SMALL[sample].split(), "--iterations", "2", "--distributed"]
+    done = mpirun(SAMPLES / f"{sample}.py", 2, *arguments, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("loss scale") == 1, "one of them prints"
+
+
+@pytest.mark.slow
+def test_minimal(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(SAMPLES / "minimal.py"))
+    right = int(capsys.readouterr().out.split(" of 32")[0])
+    assert right >= 28
+
+
+def test_minimal_has_25_lines_of_code() -> None:
+    text = (SAMPLES / "minimal.py").read_text("utf-8")
+    head = ast.parse(text).body[0].end_lineno
+    lines = text.splitlines()[head:]
+    assert sum(bool(line.strip()) for line in lines) <= 25
+
+
+def test_readme_lists_every_sample() -> None:
+    readme = (SAMPLES / "README.md").read_text("utf-8")
+    for sample in ("minimal", "distributed", *SMALL):
+        assert f"[{sample}.py]({sample}.py)" in readme
