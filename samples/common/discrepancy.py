@@ -17,7 +17,7 @@ def discrepancy(a: Floats, b: Floats) -> float:
     """
 
     def squares(p: Floats, q: Floats) -> Floats:
-        return np.maximum((p**2).sum(1)[:, None] + (q**2).sum(1)[None] - 2.0 * p @ q.T, 0.0)  # type: ignore[no-any-return]
+        return np.maximum((p**2).sum(1)[:, None] + (q**2).sum(1)[None] - 2.0 * p @ q.T, 0.0)
 
     if not np.isfinite(a).all():
         return float("nan")
