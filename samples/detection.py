@@ -7,7 +7,7 @@ of cross entropy and of the smooth L1 distance of boxes. Backgrounds outnumber d
 hardest of them count. Gradients of both heads meet in the stages that they share.
 
   python samples/detection.py                            a minute
-  python samples/detection.py --storage fp8_hybrid       matrix products of 8 bits
+  python samples/detection.py --storage fp8_hybrid       matrix products of 8 bits: an F score of 0.857
   python samples/detection.py -c cudnn -t half           on a GPU (not tried yet)
 
 The first one printed, in emulated fp16 on one CPU core:
