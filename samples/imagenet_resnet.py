@@ -34,7 +34,7 @@ from common import image_folder
 from common import options as common_options
 from common import ranks as common_ranks
 from common.feeder import Feeder, in_epochs
-from common.scores import accuracy_of_batches, fate
+from common.scores import accuracy_of_batches, fate, whole_batches
 from common.session import Session
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater
@@ -142,7 +142,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
             solver.set_learning_rate(rate(iteration))
             session.show(updater.update().scale, loss)
     if ranks.rank == 0:
-        seen = image_folder.Loader(test, size, crop_at_random=False).batches(min(40, len(test.files)))
+        seen = image_folder.Loader(test, size, crop_at_random=False).batches(whole_batches(len(test.files)))
         right = accuracy_of_batches(
             lambda batch: resnet(batch, options.network, width, classes, training=False), seen
         )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Callable, Iterator, Tuple
 
 import nnabla as nn
@@ -11,11 +12,18 @@ import numpy as np
 from .digits import Examples
 
 
-def accuracy(
-    logits: Callable[[nn.Variable], nn.Variable], examples: Examples, batch_size: int = 120
-) -> float:
-    """The share of examples that are told right; their number is a multiple of `batch_size`."""
-    return accuracy_of_batches(logits, _batches(examples, batch_size))
+def accuracy(logits: Callable[[nn.Variable], nn.Variable], examples: Examples) -> float:
+    """The share of examples that are told right."""
+    size = whole_batches(len(examples.x))
+    batches = (
+        (examples.x[at : at + size], examples.t[at : at + size]) for at in range(0, len(examples.x), size)
+    )
+    return accuracy_of_batches(logits, batches)
+
+
+def whole_batches(examples: int, most: int = 120) -> int:
+    """The size of batches that leave no example out; one that divides `most`."""
+    return math.gcd(examples, most)
 
 
 def accuracy_of_batches(
@@ -31,11 +39,6 @@ def accuracy_of_batches(
         told.forward(clear_buffer=True)
         right.append(told.d.argmax(axis=1) == t[:, 0])
     return float(np.concatenate(right).mean())
-
-
-def _batches(examples: Examples, size: int) -> Iterator[Tuple[Any, Any]]:
-    for start in range(0, len(examples.x), size):
-        yield examples.x[start : start + size], examples.t[start : start + size]
 
 
 def fate(updater: Any) -> str:

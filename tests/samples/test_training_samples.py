@@ -14,6 +14,9 @@ from typing import Any, Callable, Dict
 import nnabla as nn
 import numpy as np
 import pytest
+from PIL import Image
+
+from tests.samples.common.files import write_cifar, write_mnist
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 # How each is made small enough for a test.
@@ -109,6 +112,34 @@ def test_an_overflow_that_is_not_dropped_ruins_the_parameters() -> None:
     assert all(np.isfinite(p.d).all() for p in nn.get_parameters().values())
     train("lenet_mindspore", *fixed, "--keep-overflow-update")
     assert not all(np.isfinite(p.d).all() for p in nn.get_parameters().values())
+
+
+@pytest.mark.slow
+def test_mnist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_mnist(tmp_path, "train", 8)
+    write_mnist(tmp_path, "t10k", 7)
+    train("lenet_mindspore", "--data-dir", str(tmp_path), "--epochs", "2")
+    printed = capsys.readouterr().out
+    assert "epoch: 2 step: 1, loss is " in printed
+    assert "test accuracy" in printed
+
+
+@pytest.mark.slow
+def test_cifar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_cifar(tmp_path)
+    train("cifar_resnet", "--data-dir", str(tmp_path), "--iterations", "2")
+    assert "resnet20: " in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_folder_of_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("train/ant", "train/cat", "val/ant", "val/cat"):
+        (tmp_path / name).mkdir(parents=True)
+        for number in range(3):
+            Image.new("RGB", (9, 7), (80 * number, 0, 0)).save(tmp_path / name / f"{number}.jpg")
+    train("imagenet_resnet", "--data-dir", str(tmp_path), "--image-size", "32", "--iterations", "2")
+    assert "resnet18: " in capsys.readouterr().out
+    assert nn.get_parameters()["fc/affine/W"].shape[1] == 2
 
 
 @pytest.mark.slow

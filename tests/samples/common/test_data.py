@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files as their makers describe them, written here byte by byte."""
+"""What the samples read."""
 
 from __future__ import annotations
 
-import gzip
-import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+
+from tests.samples.common.files import write_cifar, write_mnist
 
 
 def test_digits_are_enlarged() -> None:
@@ -21,14 +21,6 @@ def test_digits_are_enlarged() -> None:
     # Each scanned pixel is the mean of four: where nothing is cut off, what is between is between.
     np.testing.assert_allclose(large.x.mean(), load().train.x.mean(), atol=0.01)
     np.testing.assert_array_equal(enlarged(8).train.x, load().train.x)
-
-
-def write_mnist(folder: Path, part: str, count: int) -> None:
-    pixels = bytes(np.arange(count * 28 * 28, dtype=np.uint64).astype(np.uint8))
-    images = struct.pack(">BBBBiii", 0, 0, 8, 3, count, 28, 28) + pixels
-    (folder / f"{part}-images-idx3-ubyte").write_bytes(images)
-    labels = struct.pack(">BBBBi", 0, 0, 8, 1, count) + bytes(range(count))
-    (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(labels))
 
 
 def test_mnist(tmp_path: Path) -> None:
@@ -55,9 +47,7 @@ def test_what_is_not_mnist_is_refused(tmp_path: Path) -> None:
 def test_cifar(tmp_path: Path) -> None:
     from common.cifar import load
 
-    for number, name in enumerate([*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]):
-        row = bytes([number]) + bytes([255]) * 1024 + bytes(2048)
-        (tmp_path / f"{name}.bin").write_bytes(row * 2)
+    write_cifar(tmp_path)
     train, test = load(tmp_path)
     assert train.x.shape == (10, 3, 32, 32)
     assert train.t[:, 0].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
