@@ -63,7 +63,13 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser = common_options.parser(__doc__, iterations=600, batch_size=16, lr=0.1)
     add = parser.add_argument
     add("--cast", default="float8_e5m2", metavar="FORMAT", help="of the code, or none (default: float8_e5m2)")
-    add("--loss-weight", type=float, default=1e-2, metavar="W", help="multiplies the loss (default: 0.01)")
+    add(
+        "--loss-weight",
+        type=common_options.positive_number,
+        default=1e-2,
+        metavar="W",
+        help="multiplies the loss (default: 0.01)",
+    )
     add("--scaling", choices=("adaptive", "none"), default="adaptive")
     options = common_options.start(parser, arguments)
 

@@ -54,7 +54,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Train and test; returns the exit status."""
     parser = common_options.parser(__doc__, iterations=600, batch_size=32, lr=0.05)
     parser.add_argument("--method", choices=("baseline", "fixed", "adaptive"), default="adaptive")
-    parser.add_argument("--loss-weight", type=float, default=1e-6, help="multiplies the loss (default: 1e-6)")
+    parser.add_argument(
+        "--loss-weight",
+        type=common_options.positive_number,
+        default=1e-6,
+        help="multiplies the loss (default: 1e-6)",
+    )
     options = common_options.start(parser, arguments)
     train, test = load()
 

@@ -31,7 +31,7 @@ def parser(head: Optional[str], *, iterations: int, batch_size: int, lr: float) 
         help=f"updates (default: {iterations})",
     )
     add("--batch-size", type=positive, default=batch_size, metavar="N", help=f"(default: {batch_size})")
-    add("--lr", type=_learning_rate, default=lr, metavar="RATE", help=f"learning rate (default: {lr:g})")
+    add("--lr", type=positive_number, default=lr, metavar="RATE", help=f"learning rate (default: {lr:g})")
     add("--seed", type=int, default=0, help="decides initial weights and batches (default: 0)")
     add(
         "--storage",
@@ -83,13 +83,14 @@ def positive(text: str) -> int:
     return number
 
 
-def cosine(lr: float, iterations: int) -> Callable[[int], float]:
-    """Learning rates that fall from `lr` to zero along half a cosine."""
-    return lambda iteration: 0.5 * lr * (1.0 + math.cos(math.pi * iteration / iterations))
-
-
-def _learning_rate(text: str) -> float:
+def positive_number(text: str) -> float:
+    """An option's value above 0, for argparse."""
     number = float(text)
     if not 0.0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not positive and finite")
     return number
+
+
+def cosine(lr: float, iterations: int) -> Callable[[int], float]:
+    """Learning rates that fall from `lr` to zero along half a cosine."""
+    return lambda iteration: 0.5 * lr * (1.0 + math.cos(math.pi * iteration / iterations))
