@@ -6,7 +6,7 @@ there, or that it is paper. Pixels of paper count a tenth, so that classes are b
 (Badrinarayanan et al. 2017).
 
 Between encoder and decoder `round_to_format` casts: features are stored in float8_e5m2 on their way forward,
-and their gradients on their way back. What is below 8e-6 of these is lost, and the loss is multiplied by 1e-3
+and their gradients on their way back. What is below 8e-6 of these is lost, and the loss is multiplied by 0.01
 here, as one term of several would be.
 
   python samples/segmentation.py                                   a minute
@@ -16,7 +16,9 @@ here, as one term of several would be.
 
 The first three printed, on one CPU core (everything but the code in emulated fp16):
 
-PRINTED
+  mean IoU of the ten digits 0.516, loss scale 2.09715e+06
+  mean IoU of the ten digits 0.187, loss scale 1
+  mean IoU of the ten digits 0.512, loss scale 1
 """
 
 from __future__ import annotations
