@@ -11,7 +11,7 @@ from typing import Any, Dict, List
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "nnabla_adaloss"
-BESIDE = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+BESIDE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 
 
 def rooms() -> Dict[str, List[str]]:
@@ -60,8 +60,19 @@ def _anchor(name: str) -> str:
 
 def beside(text: str) -> str:
     """A document from beside `docs/`, with links as they are from within; what is no page loses its link."""
-    text = re.sub(r"\]\(docs/", "](", text)
-    return re.sub(r"\[([^\]]*)\]\((?!https?:|#|[\w/]+\.md)[^)]*\)|\[([^\]]*)\]\(benchmarks/[^)]*\)", r"\1\2", text)
+    return re.sub(r"(!?)\[([^\]]*)\]\(([^)]*)\)", _link, text)
+
+
+def _link(found: "re.Match[str]") -> str:
+    picture, text, target = found.groups()
+    path, mark, anchor = target.partition("#")
+    if path.startswith("docs/"):
+        path = path[len("docs/") :]
+    elif path in BESIDE:
+        path = BESIDE[path]
+    elif path and not path.startswith("https://"):
+        return text
+    return f"{picture}[{text}]({path}{mark}{anchor})"
 
 
 def on_config(config: Any) -> Any:
@@ -79,7 +90,7 @@ def on_files(files: Any, config: Any) -> Any:
     by_room = rooms()
     pages = {"api/index.md": contents(by_room)}
     pages.update({f"api/{room}.md": page(room, names) for room, names in by_room.items()})
-    pages.update({name: beside((ROOT / source).read_text("utf-8")) for name, source in BESIDE.items()})
+    pages.update({name: beside((ROOT / source).read_text("utf-8")) for source, name in BESIDE.items()})
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
     return files
