@@ -39,7 +39,7 @@ unit: $(TEST_READY) ## unit tests, in parallel
 	$(PYTHON) -m pytest -n logical --dist worksteal $(PYTEST_ARGS)
 
 docs: $(TEST_READY) ## build the guide, warnings as errors: build/guide/index.html
-	$(PYTHON) -m mkdocs build --strict --quiet
+	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
 
 package: $(READY) ## build sdist and wheel, and try both in an empty environment
 	tools/try_package.sh $(PYTHON) build/package
@@ -65,7 +65,7 @@ ENVIRONMENT = setup.py pyproject.toml tools/make_venv.sh tools/find_python.sh
 
 # One pip command for everything: a second one that names less could bring in numpy 2, which nnabla cannot work with.
 $(READY): EXTRAS = samples,mpi
-$(READY): SIZE = 1 GB
+$(READY): SIZE = 0.7 GB
 $(TEST_READY): EXTRAS = samples,mpi,test
 $(TEST_READY): SIZE = 1.3 GB
 

@@ -30,7 +30,8 @@ TIMED = "import time; start = time.perf_counter()\n{}\nprint(time.perf_counter()
 
 FIRST_UPDATE = """
 import time
-import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF, nnabla.solvers as S
+import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
+import nnabla.solvers as S
 from nnabla_adaloss import AdaptiveLossScalingUpdater
 x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
 loss = F.mean(PF.affine(F.tanh(PF.affine(x, 5, name="a")), 2, name="b") ** 2)

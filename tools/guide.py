@@ -63,7 +63,7 @@ def beside(text: str) -> str:
     return re.sub(r"(!?)\[([^\]]*)\]\(([^)]*)\)", _link, text)
 
 
-def _link(found: "re.Match[str]") -> str:
+def _link(found: re.Match[str]) -> str:
     picture, text, target = found.groups()
     path, mark, anchor = target.partition("#")
     if path.startswith("docs/"):

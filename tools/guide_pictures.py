@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parent.parent
 GUIDE = ROOT / "build" / "guide"
 
 DESCRIPTION = """\
-Photographs pages of the guide that `make docs` has built, as they look on a desktop (1280 pixels wide) and on a
-phone (390).
+Photographs pages of the guide that `make docs` has built, as they look on a desktop (1280 pixels wide) and on
+a phone (390).
 """
 
 EPILOG = """\

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import List
 
 import pytest
 from PIL import Image
@@ -56,22 +57,22 @@ def test_the_guide_is_built_without_a_warning(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[away](nowhere.md)", "'nowhere.md'"),
-        ("[away](#nowhere)", "'#nowhere'"),
-        ("![picture](nothing.png)", "'nothing.png'"),
-        ("::: nnabla_adaloss.no_such_name", "no_such_name"),
+        ("[a](nowhere.md), [b](#nobody), ![c](nothing.png)", ["'nowhere.md'", "'#nobody'", "'nothing.png'"]),
+        ("::: nnabla_adaloss.no_such_name", ["no_such_name"]),
     ],
+    ids=["links", "names"],
 )
-def test_what_is_broken_stops_the_build(small: Path, tmp_path: Path, text: str, said: str) -> None:
+def test_what_is_broken_stops_the_build(small: Path, tmp_path: Path, text: str, said: List[str]) -> None:
     (small / "docs" / "index.md").write_text(f"# Page\n\n{text}\n", "utf-8")
     process = build(small, tmp_path / "built")
     assert process.returncode != 0
-    assert said in process.stdout + process.stderr
+    assert [word for word in said if word not in process.stdout + process.stderr] == []
 
 
 def test_every_public_name_has_its_place() -> None:
     by_room = rooms()
-    assert {name for names in by_room.values() for name in names} | {"__version__"} == set(nnabla_adaloss.__all__)
+    names = {name for room in by_room.values() for name in room}
+    assert names | {"__version__"} == set(nnabla_adaloss.__all__)
     page = contents(by_room)
     assert "[`AdaLoss`](core.md#nnabla_adaloss.AdaLoss)" in page
     assert "[`DynamicLossScalingUpdater`](updaters.md#dynamiclossscalingupdater)" in page
