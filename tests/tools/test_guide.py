@@ -49,6 +49,8 @@ def test_the_guide_is_built_without_a_warning(tmp_path: Path) -> None:
     pages = "".join(path.read_text("utf-8") for path in (tmp_path / "api").glob("*.html"))
     for name in set(nnabla_adaloss.__all__) - {"__version__", "DynamicLossScalingUpdater"}:
         assert f'id="nnabla_adaloss.{name}"' in pages, name
+    assert pages.count(">Examples:</span>") > 30
+    assert "<blockquote>" not in pages  # as which >>> is read outside of a program
     assert "<h1" in (tmp_path / "index.html").read_text("utf-8")
 
 
