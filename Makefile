@@ -39,7 +39,7 @@ unit: $(TEST_READY) ## unit tests, in parallel
 	$(PYTHON) -m pytest -n logical --dist worksteal $(PYTEST_ARGS)
 
 docs: $(TEST_READY) ## build the guide, warnings as errors: build/guide/index.html
-	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
+	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
 
 package: $(READY) ## build sdist and wheel, and try both in an empty environment
 	tools/try_package.sh $(PYTHON) build/package

@@ -40,7 +40,7 @@ def _entry(name: str) -> str:
     import nnabla_adaloss
 
     module = getattr(nnabla_adaloss, name).__module__
-    if not module.startswith("nnabla_adaloss"):
+    if module.startswith("nnabla."):
         return f"## {name}\n\nThat of nnabla itself: `{module}.{name}`.\n"
     return f"::: nnabla_adaloss.{name}\n"
 

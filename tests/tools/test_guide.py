@@ -24,7 +24,7 @@ MKDOCS = pytest.mark.skipif(sys.version_info < (3, 10), reason="the guide is bui
 
 
 def build(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(target)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(target)]
     environment = {**os.environ, "PYTHONPATH": str(source), "NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True)
 
@@ -38,6 +38,9 @@ def small(tmp_path: Path) -> Path:
     settings = re.sub(r"^nav:\n.*?^(?=hooks)", "", settings, flags=re.M | re.S)
     settings = re.sub(r"^hooks:\n.*?^(?=markdown)", "", settings, flags=re.M | re.S)
     (source / "mkdocs.yml").write_text(settings, "utf-8")
+    for folder in ("nnabla_adaloss", "tools"):
+        (source / folder).symlink_to(ROOT / folder)
+    shutil.copy(ROOT / "docs" / "guide.css", source / "docs")
     return source
 
 
@@ -52,6 +55,14 @@ def test_the_guide_is_built_without_a_warning(tmp_path: Path) -> None:
     assert pages.count(">Examples:</span>") > 30
     assert "<blockquote>" not in pages  # as which >>> is read outside of a program
     assert "<h1" in (tmp_path / "index.html").read_text("utf-8")
+
+
+@MKDOCS
+@pytest.mark.slow
+def test_a_sound_page_is_built(small: Path, tmp_path: Path) -> None:
+    (small / "docs" / "index.md").write_text("# Page\n\n[a](#page)\n\n::: nnabla_adaloss.AdaLoss\n", "utf-8")
+    process = build(small, tmp_path / "built")
+    assert process.returncode == 0, process.stdout + process.stderr
 
 
 @MKDOCS
