@@ -6,10 +6,11 @@ PYTHON_VERSIONS ?= 3.10 3.9
 VENV ?= .venv
 PYTHON = $(VENV)/bin/python
 READY = $(VENV)/.ready
+TEST_READY = $(VENV)/.ready_to_test
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo distributed test lint types unit mutation format pictures architecture bench clean
+.PHONY: help demo distributed test lint types unit docs package mutation format pictures architecture bench clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,32 +20,38 @@ demo: $(READY) ## which loss scaling trains without being tuned? a table and a p
 
 test: lint types unit ## everything that must pass: lint, types, unit tests
 
-lint: $(READY) ## ruff: rules and format; import-linter: which folder may import which
+lint: $(TEST_READY) ## ruff: rules and format; import-linter: which folder may import which
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(VENV)/bin/lint-imports --no-cache
 
-format: $(READY) ## ruff: mend what can be mended, and lay out the code
+format: $(TEST_READY) ## ruff: mend what can be mended, and lay out the code
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
 
-types: $(READY) ## mypy --strict
+types: $(TEST_READY) ## mypy --strict
 	$(PYTHON) -m mypy
 
 distributed: $(READY) ## the digits on several processes: make distributed RANKS=4
 	$(PYTHON) samples/distributed.py --ranks $(or $(RANKS),2)
 
-unit: $(READY) ## unit tests, in parallel
+unit: $(TEST_READY) ## unit tests, in parallel
 	$(PYTHON) -m pytest -n logical --dist worksteal $(PYTEST_ARGS)
 
-mutation: $(READY) ## faults that no test notices: make mutation ROOM=core MUTATION_ARGS="--only '*.branches.*'"
+docs: $(TEST_READY) ## build the guide, warnings as errors: build/guide/index.html
+	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
+
+package: $(READY) ## build sdist and wheel, and try both in an empty environment
+	tools/try_package.sh $(PYTHON) build/package
+
+mutation: $(TEST_READY) ## faults that no test notices: make mutation ROOM=core MUTATION_ARGS="--only '*.branches.*'"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[samples,mpi,mutation]'
 	$(PYTHON) -m tools.mutation $(or $(ROOM),core) $(MUTATION_ARGS)
 
-pictures: $(READY) ## photograph the page of a recorded training for the documentation; needs a Chromium
+pictures: $(TEST_READY) ## photograph the page of a recorded training for the documentation; needs a Chromium
 	$(PYTHON) -m tools.report_pictures
 
-architecture: $(READY) ## draw the folders of the package and their imports: docs/images/architecture.png
+architecture: $(TEST_READY) ## draw the folders of the package and their imports: docs/images/architecture.png
 	$(PYTHON) -m tools.draw_architecture
 
 bench: $(READY) ## CPU benchmarks
@@ -54,10 +61,17 @@ clean: ## remove the virtual environments and what tools left behind
 	rm -rf .venv .venv39 build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# One pip command for everything: a second one could bring in numpy 2, which nnabla cannot work with.
-$(READY): setup.py pyproject.toml tools/make_venv.sh tools/find_python.sh
+ENVIRONMENT = setup.py pyproject.toml tools/make_venv.sh tools/find_python.sh
+
+# One pip command for everything: a second one that names less could bring in numpy 2, which nnabla cannot work with.
+$(READY): EXTRAS = samples,mpi
+$(READY): SIZE = 0.7 GB
+$(TEST_READY): EXTRAS = samples,mpi,test
+$(TEST_READY): SIZE = 1.3 GB
+
+$(READY) $(TEST_READY): $(ENVIRONMENT)
 	@tools/make_venv.sh $(VENV) $(PYTHON_VERSIONS)
-	@echo "Installing into $(VENV): about 1.2 GB, half a minute on a fast line, several minutes on a slow one."
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[samples,mpi,test]'
+	@echo "Installing into $(VENV): about $(SIZE), half a minute on a fast line, several minutes on a slow one."
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
 	@$(PYTHON) -m pip check
-	@touch $@
+	@touch $(READY) $@

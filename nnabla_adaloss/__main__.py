@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command line: `python -m nnabla_adaloss doctor`, `... analyse FILE.py:function`, `... report RUN.jsonl`."""
+"""Command line: `python -m nnabla_adaloss doctor`, `... analyse FILE.py:function`, `... report RUN.jsonl`.
+
+The command `nnabla-adaloss` is the same.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import argparse
 import sys
 from typing import Any, Optional, Sequence
 
-from nnabla_adaloss import report
+from nnabla_adaloss import __version__, report
 from nnabla_adaloss.core.precision import PRECISIONS
 from nnabla_adaloss.doctor import Area, area_works, as_json, as_text, examine
 
@@ -58,6 +61,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m nnabla_adaloss", description="Adaptive loss scaling for NNabla."
     )
+    parser.add_argument("--version", action="version", version=f"nnabla-adaloss {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_doctor(commands)
     _add_analyse(commands)

@@ -12,6 +12,8 @@ from typing import Any, Dict, List
 
 import pytest
 
+import nnabla_adaloss
+
 pytestmark = pytest.mark.slow
 
 
@@ -34,6 +36,10 @@ def test_without_a_command_usage_is_shown() -> None:
     process = run()
     assert process.returncode == 2
     assert "usage: python -m nnabla_adaloss" in process.stderr
+
+
+def test_the_version_is_told() -> None:
+    assert run("--version").stdout == f"nnabla-adaloss {nnabla_adaloss.__version__}\n"
 
 
 def test_the_cpu_is_enough() -> None:

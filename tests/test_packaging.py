@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+import nnabla_adaloss
 from nnabla_adaloss.cuda_libraries import LIBRARIES_BY_CUDA_VERSION
 
 if sys.version_info >= (3, 11):
@@ -38,6 +40,39 @@ def test_the_makefile_offers_supported_pythons(project: Dict[str, Any]) -> None:
     supported = SpecifierSet(project["requires-python"])
     assert offered
     assert all(version in supported for version in offered.split())
+
+
+@pytest.mark.parametrize("version", [(2, 7), (3, 8), (3, 11), (3, 13)])
+def test_another_python_is_told_which_ones_work(
+    version: Tuple[int, int], monkeypatch: pytest.MonkeyPatch, project: Dict[str, Any]
+) -> None:
+    monkeypatch.setattr(sys, "version_info", (*version, 0, "final", 0))
+    with pytest.raises(SystemExit) as told:
+        runpy.run_path(str(ROOT / "setup.py"))
+    this = ".".join(map(str, version))
+    assert f"needs Python 3.9 or 3.10, for which nnabla has wheels; this is Python {this}." in str(told.value)
+    assert all(v in SpecifierSet(project["requires-python"]) for v in ("3.9", "3.10"))
+
+
+def test_setup_is_python_2_as_well() -> None:
+    text = (ROOT / "setup.py").read_text("ascii")  # what is not ASCII would want a coding line
+    assert not re.search(r"annotations|\bf\"|->|: str|:=", text)
+
+
+def test_the_demo_does_without_what_tests_need() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    assert re.search(r"^demo: \$\(READY\)", makefile, re.M)
+    assert re.search(r"^\$\(READY\): EXTRAS = samples,mpi$", makefile, re.M)
+    assert re.search(r"^unit: \$\(TEST_READY\)", makefile, re.M)
+
+
+def test_what_is_to_be_cited_is_this_version() -> None:
+    citation = (ROOT / "CITATION.cff").read_text("utf-8")
+    assert re.findall(r"^version: (.*)$", citation, re.M) == [nnabla_adaloss.__version__]
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 120
 
 
 @pytest.mark.parametrize("cuda_version", ["116", "120"])
@@ -80,7 +115,10 @@ def test_the_wheel_holds_all_that_is_needed_at_run_time(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path)]
     subprocess.run([*command, str(source)], check=True)
     (wheel,) = tmp_path.glob("nnabla_adaloss-*.whl")
-    packed = set(zipfile.ZipFile(wheel).namelist())
+    with zipfile.ZipFile(wheel) as archive:
+        packed = set(archive.namelist())
+        (entry_points,) = (name for name in packed if name.endswith("/entry_points.txt"))
+        assert "nnabla-adaloss = nnabla_adaloss.__main__:main" in archive.read(entry_points).decode()
     kept = (
         path for path in (source / PACKAGE.name).rglob("*") if path.suffix in {".py", ".cu", ".cuh", ".typed"}
     )

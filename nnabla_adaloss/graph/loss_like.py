@@ -49,6 +49,7 @@ class LossWrapper(Protocol):
 
 
 LossLike = Union[nn.Variable, LossWrapper]
+"""A Variable of one element, or what wraps one and acts like it."""
 
 
 def variable_of(loss: LossLike) -> nn.Variable:

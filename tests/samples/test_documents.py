@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs in the documentation run, one after another, as a reader would try them."""
+"""The programs in the documentation run, one after another, as a reader would try them.
+
+One that cannot run here has a line `<!-- not run: why -->` just before it.
+"""
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 import nnabla as nn
 import nnabla.functions as F
@@ -16,7 +20,7 @@ import pytest
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater
 
-from .test_imports import ROOT, programs_in
+from .test_imports import DOCUMENTS, programs_in
 
 
 def a_reader() -> Dict[str, Any]:
@@ -38,26 +42,37 @@ def a_reader() -> Dict[str, Any]:
     return found
 
 
+NOT_RUN = re.compile(r"^ *<!-- not run: [^\n]+ -->\n *```python\n.*?^ *```\n", re.M | re.S)
+
+
+def programs_to_run(document: str) -> List[str]:
+    """The programs of a document but for those that are marked."""
+    return programs_in(NOT_RUN.sub("", document))
+
+
+WITH_PROGRAMS = [path for path in DOCUMENTS if programs_to_run(path.read_text("utf-8"))]
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
-@pytest.mark.parametrize(
-    "name",
-    [
-        "README.md",
-        "docs/diagnosing.md",
-        "docs/how_it_works.md",
-        "docs/monitoring.md",
-        "docs/state_and_overflow.md",
-    ],
-)
-def test_programs_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("path", WITH_PROGRAMS, ids=lambda path: path.name)
+def test_programs_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     handler = signal.getsignal(signal.SIGTERM)
     reader = a_reader()
     try:
-        for number, program in enumerate(programs_in((ROOT / name).read_text("utf-8"))):
-            if "set_parameters" in program:  # it has a network of its own
+        for number, program in enumerate(programs_to_run(path.read_text("utf-8"))):
+            if "set_parameters" in program and "import nnabla" in program:  # it has a network of its own
                 nn.clear_parameters()
-            exec(compile(program, f"{name}, program {number}", "exec"), reader)
+            exec(compile(program, f"{path.name}, program {number}", "exec"), reader)
     finally:
         signal.signal(signal.SIGTERM, handler)
+
+
+def test_what_is_not_run_says_why() -> None:
+    document = "<!-- not run: needs a GPU -->\n```python\nimport a\n```\n\n```python\nb()\n```\n"
+    assert programs_to_run(document) == ["b()\n"]
+    for path in DOCUMENTS:
+        text = path.read_text("utf-8")
+        assert len(NOT_RUN.findall(text)) == len(re.findall("^ *<!-- not run", text, re.M)), path.name
+    assert {"README.md", "recipes.md", "functions.md"} <= {path.name for path in WITH_PROGRAMS}

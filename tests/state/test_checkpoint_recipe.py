@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipe for checkpoints in docs/state_and_overflow.md, as it stands there."""
+"""The recipe for checkpoints in docs/checkpoints.md, as it stands there."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import pytest
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "state_and_overflow.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 
 
 def recipe() -> str:
-    section = DOCUMENT.read_text("utf-8").split("## Checkpoints")[1]
-    block = re.search(r"```python\n(.*?)```", section, re.DOTALL)
+    document = DOCUMENT.read_text("utf-8")
+    block = re.search(r"```python\n(.*?)```", document, re.DOTALL)
     assert block
     return block[1]
 

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The guide: it is built with warnings as errors, and holds every public name."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import List
+
+import pytest
+from PIL import Image
+
+import nnabla_adaloss
+from tools.guide import beside, contents, rooms
+from tools.guide_pictures import main, photograph
+from tools.report_pictures import BROWSERS
+
+ROOT = Path(__file__).parents[2]
+MKDOCS = pytest.mark.skipif(sys.version_info < (3, 10), reason="the guide is built with Python 3.10")
+
+
+def build(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(target)]
+    environment = {**os.environ, "PYTHONPATH": str(source), "NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A guide of the settings of ours, with one page of its own."""
+    source = tmp_path / "source"
+    (source / "docs").mkdir(parents=True)
+    settings = (ROOT / "mkdocs.yml").read_text("utf-8")
+    settings = re.sub(r"^nav:\n.*?^(?=hooks)", "", settings, flags=re.M | re.S)
+    settings = re.sub(r"^hooks:\n.*?^(?=markdown)", "", settings, flags=re.M | re.S)
+    (source / "mkdocs.yml").write_text(settings, "utf-8")
+    for folder in ("nnabla_adaloss", "tools"):
+        (source / folder).symlink_to(ROOT / folder)
+    shutil.copy(ROOT / "docs" / "guide.css", source / "docs")
+    return source
+
+
+@MKDOCS
+@pytest.mark.slow
+def test_the_guide_is_built_without_a_warning(tmp_path: Path) -> None:
+    process = build(ROOT, tmp_path)
+    assert process.returncode == 0, process.stdout + process.stderr
+    pages = "".join(path.read_text("utf-8") for path in (tmp_path / "api").glob("*.html"))
+    for name in set(nnabla_adaloss.__all__) - {"__version__", "DynamicLossScalingUpdater"}:
+        assert f'id="nnabla_adaloss.{name}"' in pages, name
+    assert pages.count(">Examples:</span>") > 30
+    assert "<blockquote>" not in pages  # as which >>> is read outside of a program
+    assert "<h1" in (tmp_path / "index.html").read_text("utf-8")
+
+
+@MKDOCS
+@pytest.mark.slow
+def test_a_sound_page_is_built(small: Path, tmp_path: Path) -> None:
+    (small / "docs" / "index.md").write_text("# Page\n\n[a](#page)\n\n::: nnabla_adaloss.AdaLoss\n", "utf-8")
+    process = build(small, tmp_path / "built")
+    assert process.returncode == 0, process.stdout + process.stderr
+
+
+@MKDOCS
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[a](nowhere.md), [b](#nobody), ![c](nothing.png)", ["'nowhere.md'", "'#nobody'", "'nothing.png'"]),
+        ("::: nnabla_adaloss.no_such_name", ["no_such_name"]),
+    ],
+    ids=["links", "names"],
+)
+def test_what_is_broken_stops_the_build(small: Path, tmp_path: Path, text: str, said: List[str]) -> None:
+    (small / "docs" / "index.md").write_text(f"# Page\n\n{text}\n", "utf-8")
+    process = build(small, tmp_path / "built")
+    assert process.returncode != 0
+    assert [word for word in said if word not in process.stdout + process.stderr] == []
+
+
+def test_every_public_name_has_its_place() -> None:
+    by_room = rooms()
+    names = {name for room in by_room.values() for name in room}
+    assert names | {"__version__"} == set(nnabla_adaloss.__all__)
+    page = contents(by_room)
+    assert "[`AdaLoss`](core.md#nnabla_adaloss.AdaLoss)" in page
+    assert "[`DynamicLossScalingUpdater`](updaters.md#dynamiclossscalingupdater)" in page
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("[a](docs/gpu.md#what)", "[a](gpu.md#what)"),
+        ("![a](docs/images/demo.png)", "![a](images/demo.png)"),
+        ("[a](CONTRIBUTING.md)", "[a](contributing.md)"),
+        ("[a](https://arxiv.org/abs/1)", "[a](https://arxiv.org/abs/1)"),
+        ("[a](#below)", "[a](#below)"),
+        ("[a](benchmarks/results/README.md)", "a"),
+    ],
+)
+def test_links_from_beside(written: str, shown: str) -> None:
+    assert beside(written) == shown
+
+
+def test_a_page_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        main(["no_such_page", "--output", str(tmp_path)])
+    assert "no_such_page.html is not there: run `make docs`" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not any(map(shutil.which, BROWSERS)), reason="needs a browser")
+def test_a_phone_is_narrow(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("<!DOCTYPE html><body style='margin:0;background:#123456;height:100vh'>")
+    photograph(page, tmp_path / "phone.png", 390, 300)
+    picture = Image.open(tmp_path / "phone.png")
+    assert picture.size == (390, 300)
+    assert picture.getpixel((389, 200)) == (0x12, 0x34, 0x56)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "phone.png"]

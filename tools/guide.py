@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What MkDocs calls while it builds the guide: adds the API reference, and the documents beside `docs/`."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, Dict, List
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "nnabla_adaloss"
+BESIDE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+
+
+def rooms() -> Dict[str, List[str]]:
+    """The public names by the folder or module that they come from, both in alphabetical order."""
+    import nnabla_adaloss
+
+    homes: Dict[str, List[str]] = defaultdict(list)
+    for name in sorted(set(nnabla_adaloss.__all__) - {"__version__"}):
+        homes[nnabla_adaloss._HOMES[name]].append(name)
+    return dict(sorted(homes.items()))
+
+
+def purpose(room: str) -> str:
+    """The first line of the docstring of a folder or module of the package."""
+    path = PACKAGE / room / "__init__.py"
+    source = path if path.exists() else PACKAGE / f"{room}.py"
+    return (ast.get_docstring(ast.parse(source.read_text("utf-8"))) or "").splitlines()[0]
+
+
+def page(room: str, names: List[str]) -> str:
+    """The reference of one folder, in Markdown."""
+    return f"# {room}\n\n{purpose(room)}\n\n" + "\n".join(_entry(name) for name in names)
+
+
+def _entry(name: str) -> str:
+    import nnabla_adaloss
+
+    module = getattr(nnabla_adaloss, name).__module__
+    if module.startswith("nnabla."):
+        return f"## {name}\n\nThat of nnabla itself: `{module}.{name}`.\n"
+    return f"::: nnabla_adaloss.{name}\n"
+
+
+def contents(by_room: Dict[str, List[str]]) -> str:
+    """The first page of the reference: all names, each with a link."""
+    lines = ["# API reference", "", "Everything public is imported from `nnabla_adaloss`.", ""]
+    for room, names in by_room.items():
+        anchors = (f"[`{name}`]({room}.md#{_anchor(name)})" for name in names)
+        lines += [f"**{room}**: {purpose(room)}", "", ", ".join(anchors), ""]
+    return "\n".join(lines)
+
+
+def _anchor(name: str) -> str:
+    return name.lower() if _entry(name).startswith("##") else f"nnabla_adaloss.{name}"
+
+
+def beside(text: str) -> str:
+    """A document from beside `docs/`, with links as they are from within; what is no page loses its link."""
+    return re.sub(r"(!?)\[([^\]]*)\]\(([^)]*)\)", _link, text)
+
+
+def _link(found: re.Match[str]) -> str:
+    picture, text, target = found.groups()
+    path, mark, anchor = target.partition("#")
+    if path.startswith("docs/"):
+        path = path[len("docs/") :]
+    elif path in BESIDE:
+        path = BESIDE[path]
+    elif path and not path.startswith("https://"):
+        return text
+    return f"{picture}[{text}]({path}{mark}{anchor})"
+
+
+def on_config(config: Any) -> Any:
+    """Fill in the pages of the reference."""
+    for entry in config.nav:
+        if "API reference" in entry:
+            entry["API reference"] = ["api/index.md", *({room: f"api/{room}.md"} for room in rooms())]
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages that are no files in `docs/`."""
+    from mkdocs.structure.files import File
+
+    by_room = rooms()
+    pages = {"api/index.md": contents(by_room)}
+    pages.update({f"api/{room}.md": page(room, names) for room, names in by_room.items()})
+    pages.update({name: beside((ROOT / source).read_text("utf-8")) for source, name in BESIDE.items()})
+    for name, text in pages.items():
+        files.append(File.generated(config, name, content=text))
+    return files
