@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What adaptive loss scaling takes per iteration, besides nnabla, for many small layers and for few large ones.
+"""What adaptive loss scaling takes per iteration besides nnabla: many small layers, few large ones.
 
     OMP_NUM_THREADS=1 python benchmarks/overhead.py
 
-Chains of affine layers and tanh are trained by a bare loop (zero_grad, forward, backward, update), by nnabla's
-DynamicLossScalingUpdater, and by AdaptiveLossScalingUpdater with both methods, which take turns iteration by
-iteration. Graphs are static, or built anew before each iteration, which all four do. The times are the means of
-the eight iterations from one measurement of scales to the next, and of these the medians.
+Chains of affine layers and tanh are trained by a bare loop (zero_grad, forward, backward, update), by
+nnabla's DynamicLossScalingUpdater, and by AdaptiveLossScalingUpdater with both methods, which take turns
+iteration by iteration. Graphs are static, or built anew before each iteration, which all four do. The
+times are the means of the eight iterations from one measurement of scales to the next, and of these the
+medians.
 
-The floor is what an adaptive iteration cannot do without: the bare loop, one pass over the scaled weights and one
-over the parameters' gradients at the speed of memory, and asking nnabla for the address of each of these arrays.
+The floor is what an adaptive iteration cannot do without: the bare loop, one pass over the scaled weights
+and one over the parameters' gradients at the speed of memory, and asking nnabla for the address of each
+of these arrays.
 """
 
 from __future__ import annotations
@@ -201,7 +203,7 @@ def draw(found: List[Dict[str, Any]], path: Path) -> None:
     axes.set_xticks(places, labels)
     axes.set_xlabel("layers x width")
     axes.set_ylabel("time per iteration / nnabla's dynamic")
-    axes.legend(frameon=False, ncols=3, loc="upper left")
+    axes.legend(frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110)
 

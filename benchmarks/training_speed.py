@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times whole training iterations on a CPU, and the engine's own work per function.
 
-Each network is trained in fp32, with nnabla's dynamic loss scaling under emulated fp16 storage (or that of
-`--storage`), and with adaptive loss scaling at its defaults under the same: a measured global scale, and no
-batch that runs twice but the first (an error tells if one does). The three take turns iteration by iteration,
-in changing order. One in eight adaptive iterations looks at arrays, so a ratio is that of eight rounds
-together, and of these the median: what slows the machine down slows all three. A first table tells what adaptive scaling adds to dynamic (wanted: at most 1.10
-on the conv net, 1.15 on the MLP), and what the emulation adds to fp32 (wanted: at most 1.40 in float16, 1.60
-in fp8_hybrid).
+Each network is trained in fp32, with nnabla's dynamic loss scaling under emulated fp16 storage (or that
+of `--storage`), and with adaptive loss scaling at its defaults under the same: a measured global scale,
+and no batch that runs twice but the first (an error tells if one does). The three take turns iteration by
+iteration, in changing order. One in eight adaptive iterations looks at arrays, so a ratio is that of
+eight rounds together, and of these the median: what slows the machine down slows all three. A first table
+tells what adaptive scaling adds to dynamic (wanted: at most 1.10 on the conv net, 1.15 on the MLP), and
+what the emulation adds to fp32 (wanted: at most 1.40 in float16, 1.60 in fp8_hybrid).
 
 The second table is about a chain of 500 tanh of four elements, where there is next to nothing to compute:
-what is left is what the engine does for each function that gets no scale of its own, with a global scale that
-is given and with one that is measured (wanted: at most 5 µs).
+what is left is what the engine does for each function that gets no scale of its own, with a global scale
+that is given and with one that is measured (wanted: at most 5 µs).
 
-Wall time is what one waits for, and suffers when other processes want the cores; processor time, summed over
-threads, suffers less. On an idle machine the two columns tell the same.
+Wall time is what one waits for, and suffers when other processes want the cores; processor time, summed
+over threads, suffers less. On an idle machine the two columns tell the same.
 """
 
 from __future__ import annotations
@@ -194,7 +194,9 @@ def print_overhead(functions: int, rounds: int) -> None:
         for _ in range(functions):
             h = F.tanh(h)
         h = F.sum(h)
-        engine = AdaptiveLossScaling(h, AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=1.0))
+        config = AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=1.0)
+        # One each: scales that were held with the one are not those of the other.
+        given, measured = AdaptiveLossScaling(h, config), AdaptiveLossScaling(h, config)
 
     def nothing(function: Any) -> None:
         pass
@@ -210,8 +212,8 @@ def print_overhead(functions: int, rounds: int) -> None:
     actions: Dict[str, Action] = {
         "native": forward_and(h.backward, 1.0),
         "empty hooks": forward_and(h.backward, 1.0, function_pre_hook=nothing, function_post_hook=nothing),
-        "engine, scale given": forward_and(engine.backward, 8.0),
-        "engine, scale measured": forward_and(engine.backward),
+        "engine, scale given": forward_and(given.backward, 8.0),
+        "engine, scale measured": forward_and(measured.backward),
     }
     taken = take_turns(actions, rounds)
     print(f"\n{'backward of ' + str(functions) + ' tanh':40}{'µs per function above native':>38}")
