@@ -27,6 +27,7 @@ from .batch_run import BatchRun
 from .cause import Cause, agree_on_cause
 from .counters import Counters
 from .exchange import GradientExchange, check_interval
+from .function_hooks import HookLike, function_hooks
 from .global_scale import history_of
 from .idle import Idle
 from .reports import Reports, nonfinite_gradients, tell_of_float_storage
@@ -91,6 +92,12 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             many iterations, and raise on every rank when they differ. 1000; 0 never does.
         monitors: who is told what happens: objects with some of the methods of `Monitor`, such as `Recorder`,
             `LogMonitor` and `NanDump`. None of them costs nothing.
+        function_pre_hook: called with each function before it runs, in forward and in backward; or a pair of
+            hooks, for forward and for backward. For nnabla's `TimeProfiler` (its `pre_hook`, within a
+            scope) and for hooks of your own. With one for backward, scales are applied around each
+            function. None.
+        function_post_hook: likewise, after each function has run; gradients carry their scales then. For
+            `NanInfTracer`: `(tracer.forward_post_hook, tracer.backward_post_hook)`. None.
 
     Attributes:
         counters: how many updates, batches and repeats there were, and how many batches were lost, by cause.
@@ -139,6 +146,8 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         average: bool = False,
         check_every: int = 1000,
         monitors: Sequence[Any] = (),
+        function_pre_hook: HookLike = None,
+        function_post_hook: HookLike = None,
     ) -> None:
         check_arguments(solver, data_feeder, accum_grad, weight_decay, comm, grads)
         self.policy = ScalePolicy(scaling_factor, N, min_scale, max_scale, hysteresis)
@@ -154,6 +163,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         self.on_nonfinite_forward = check_choice("on_nonfinite_forward", on_nonfinite_forward, choices)
         self.on_scale_floor = check_choice("on_scale_floor", on_scale_floor, choices)
         self.on_overflow = check_choice("on_overflow", on_overflow, ("repeat", "next"))
+        self._hooks = function_hooks(function_pre_hook, function_post_hook)
         self.history = history_of(global_scale, check_scale(scale), min_scale)
         self._config, self._storage, self.solver = config, storage, solver
         self._loss: Optional[LossLike] = None
@@ -362,6 +372,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             self.clear_buffer,
             self._tries,
             self.counters,
+            self._hooks,
         )
 
     def _lower_global_scale(self) -> bool:

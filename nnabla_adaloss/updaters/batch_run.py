@@ -11,6 +11,7 @@ import numpy as np
 from ..engine import AdaptiveLossScaling
 from ..monitor import BatchRepeated, Overflowed
 from .counters import Counters
+from .function_hooks import FunctionHooks
 from .tries import Tries
 from .window import Window, examine, smallest_scale_helps, spoil
 
@@ -36,6 +37,7 @@ class BatchRun:
         clear_buffer: free what is no longer needed.
         tries: where repeats of the iteration are counted.
         counters: where those of the training are.
+        hooks: the user's own, around each function.
     """
 
     scaling: AdaptiveLossScaling
@@ -50,6 +52,7 @@ class BatchRun:
     clear_buffer: bool
     tries: Tries
     counters: Counters
+    hooks: FunctionHooks
 
     def run(self, window: Window, *, first: bool) -> Window:
         """Forward and backward of what was fed; again, where that is wanted, until its gradients hold.
@@ -86,10 +89,20 @@ class BatchRun:
                 self._undo(cause, found.nonfinite_layers, attempt)
 
     def _forward_backward(self, *, again: bool) -> None:
-        self.scaling.forward(clear_no_need_grad=self.clear_buffer)
+        hooks = self.hooks
+        self.scaling.forward(
+            clear_no_need_grad=self.clear_buffer,
+            function_pre_hook=hooks.forward_pre,
+            function_post_hook=hooks.forward_post,
+        )
         self.scaling.guard.after_forward()
         self.scaling.backward(
-            self.scale(), clear_buffer=self.clear_buffer, iteration=self.iteration, again=again
+            self.scale(),
+            clear_buffer=self.clear_buffer,
+            function_pre_hook=hooks.backward_pre,
+            function_post_hook=hooks.backward_post,
+            iteration=self.iteration,
+            again=again,
         )
 
     def _undo(self, cause: str, layers: Tuple[str, ...], attempt: int) -> None:
