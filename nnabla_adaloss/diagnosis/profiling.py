@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from time import perf_counter
-from typing import Any, Callable, Dict, Iterator, NamedTuple
+from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional
 
 from ..core.validation import integer
 from ..emulation import FormatEmulation
 from ..engine import AdaptiveLossScaling
+from ..graph.hooks import Hook
 from ..graph.plan import GraphPlan
 from .layers import nearest_layers
 
@@ -193,9 +194,23 @@ class _Clock:
 
         def run(*arguments: Any, **keywords: Any) -> Any:
             self._flush(_BETWEEN)
-            return method(*arguments, function_pre_hook=self._look, function_post_hook=self._look, **keywords)
+            for name in ("function_pre_hook", "function_post_hook"):
+                keywords[name] = self._looking_before(keywords.get(name))
+            return method(*arguments, **keywords)
 
         return run
+
+    def _looking_before(self, hook: Optional[Hook]) -> Hook:
+        """A look at the clock, and then the updater's own hook."""
+        if hook is None:
+            return self._look
+        own = hook
+
+        def both(f: Any) -> None:
+            self._look(f)
+            own(f)
+
+        return both
 
     def profile(self, iterations: int) -> Profile:
         """The times per iteration."""

@@ -92,3 +92,13 @@ def test_refused() -> None:
         profile(3)
     with pytest.raises(ValueError, match="iterations=0 must be 1 or more"):
         profile(updater_of("MLP"), iterations=0)
+
+
+def test_hooks_of_the_updater_are_called_as_ever() -> None:
+    seen: list[str] = []
+    updater = updater_of("MLP", function_post_hook=(None, lambda f: seen.append(f.info.type_name)))
+    updater.update()
+    once = len(seen)
+    profile(updater, iterations=1)
+    # After one that it does not measure.
+    assert len(seen) == once + 2 * len(updater.scaling.plan.nodes)
