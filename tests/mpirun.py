@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -62,4 +63,6 @@ def run_ranks(
             running.kill()
         stdout, stderr = process.communicate()
         pytest.fail(f"{script} on {n} ranks did not end within {timeout} s\n{stdout}\n{stderr}")
+    # colorama, where it is installed, resets colours at the end of a process.
+    stdout = re.sub(r"\x1b\[[0-9;]*m", "", stdout)
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)

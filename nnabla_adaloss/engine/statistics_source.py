@@ -224,17 +224,16 @@ class DelayedStatistics:
 
     def data(self, variable: nn.Variable, key: int) -> ArrayStatistics:
         """The statistics of the weight of the iteration before."""
-        if key not in self._asked_data:
-            seen = self._storage.data_statistics(key) if self._storage is not None else None
-            if seen is not None:
-                self._asked_data[key] = seen
-            elif variable.parent is not None:
+        seen = self._storage.data_statistics(key) if self._storage is not None else None
+        if seen is not None:
+            # As it is stored; the parameter itself is another array, and is not measured ahead.
+            self._asked_data.setdefault(key, seen)
+        else:
+            if key not in self._asked_data and key not in self._measured:
                 self._measure_data({key: variable})
-            elif key not in self._measured:
+            if variable.parent is None:
                 self._measured.add(key)
-                self._measure_data({key: variable})
-        if variable.parent is None:
-            self._weights[key] = variable
+                self._weights[key] = variable
         known = self._answers[1].get(key)
         self._complete = self._complete and known is not None
         return NOTHING_KNOWN if known is None else known
