@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import posixpath
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -11,7 +12,12 @@ from typing import Any, Dict, List
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "nnabla_adaloss"
-BESIDE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+BESIDE = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "samples/README.md": "samples.md",
+}
 
 
 def rooms() -> Dict[str, List[str]]:
@@ -58,14 +64,21 @@ def _anchor(name: str) -> str:
     return name.lower() if _entry(name).startswith("##") else f"nnabla_adaloss.{name}"
 
 
-def beside(text: str) -> str:
-    """A document from beside `docs/`, with links as they are from within; what is no page loses its link."""
-    return re.sub(r"(!?)\[([^\]]*)\]\(([^)]*)\)", _link, text)
+def beside(text: str, folder: str = "") -> str:
+    """A document from beside `docs/`, with links as they are from within; what is no page loses its link.
+
+    Args:
+        text: the document.
+        folder: where it is.
+    """
+    return re.sub(r"(!?)\[([^\]]*)\]\(([^)]*)\)", lambda found: _link(found, folder), text)
 
 
-def _link(found: re.Match[str]) -> str:
+def _link(found: re.Match[str], folder: str) -> str:
     picture, text, target = found.groups()
     path, mark, anchor = target.partition("#")
+    if path and not path.startswith("https://"):
+        path = posixpath.normpath(posixpath.join(folder, path))
     if path.startswith("docs/"):
         path = path[len("docs/") :]
     elif path in BESIDE:
@@ -73,6 +86,10 @@ def _link(found: re.Match[str]) -> str:
     elif path and not path.startswith("https://"):
         return text
     return f"{picture}[{text}]({path}{mark}{anchor})"
+
+
+def _page_from(source: str) -> str:
+    return beside((ROOT / source).read_text("utf-8"), posixpath.dirname(source))
 
 
 def on_config(config: Any) -> Any:
@@ -90,7 +107,7 @@ def on_files(files: Any, config: Any) -> Any:
     by_room = rooms()
     pages = {"api/index.md": contents(by_room)}
     pages.update({f"api/{room}.md": page(room, names) for room, names in by_room.items()})
-    pages.update({name: beside((ROOT / source).read_text("utf-8")) for source, name in BESIDE.items()})
+    pages.update({name: _page_from(source) for source, name in BESIDE.items()})
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
     return files

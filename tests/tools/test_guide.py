@@ -106,6 +106,13 @@ def test_links_from_beside(written: str, shown: str) -> None:
     assert beside(written) == shown
 
 
+def test_links_from_a_folder_beside() -> None:
+    assert (
+        beside("[a](../docs/gpu.md) [b](../README.md) [c](gan.py)", "samples")
+        == "[a](gpu.md) [b](index.md) c"
+    )
+
+
 def test_a_page_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         main(["no_such_page", "--output", str(tmp_path)])
