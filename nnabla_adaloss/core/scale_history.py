@@ -90,7 +90,8 @@ class HistoryPolicy:
     Attributes:
         margin: how many times larger than anything in the window a gradient may be before it overflows. 4.0:
             two bits.
-        window: how many iterations are remembered. 64.
+        window: how many iterations are remembered, of those in which gradients are measured (see
+            `AdaLossConfig.measure_every`). 64.
         start_scale: what the loss gradient starts with while nothing is known. 8.0.
         min_scale: no scale is lower. 2**-24.
         max_scale: no scale is higher. 2**100: float32 holds its reciprocal with room to spare.
