@@ -222,12 +222,6 @@ class BackwardPass:
             return components.of[entry.key]
         return components.producers[entry.node.function_key]
 
-    def unscale_visible(self, variable: nn.Variable, key: int) -> None:
-        """Divide a gradient that stays readable after backward by its scale."""
-        array = variable.grad
-        if not array.clear_called and stored_dtype(array) is not None:
-            self.kernels.scale_(array, 1.0 / self.scales[key])
-
     # Before a function's backward.
 
     def passes_on(self) -> Callable[[Any], bool]:

@@ -6,8 +6,6 @@ from __future__ import annotations
 import math
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Set
 
-import nnabla as nn
-
 from ..errors import GraphChangedError
 from ..graph.node import Node
 from ..kernels.arrays import stored_dtype
@@ -45,7 +43,7 @@ class HeldPass:
         deferred: Optional[Measurements] = None,
         launch_each: bool = False,
     ) -> None:
-        self.plan, self._kernels, pool, self.statistics, self._storage, _ = context
+        self.plan, self.kernels, pool, self.statistics, self._storage, _ = context
         self._held, self._planned, self._measures = held, planned, measures
         self.nodes, self.components = self.plan.nodes, held.components
         self.seed = held.seed if planned is None else planned.seed
@@ -61,9 +59,9 @@ class HeldPass:
         self.unfinished: List[Node] = []
         # Who is told of layers, right after each; then no steps are taken at once.
         self.watch: Optional[LayerWatch] = None
-        self._factors = ScaledFactors(self._kernels, pool, self._storage)
+        self._factors = ScaledFactors(self.kernels, pool, self._storage)
         self._leaves = LeafGradients(
-            self._kernels,
+            self.kernels,
             pool,
             rounded=self._storage is not None,
             deferred=deferred,
@@ -172,12 +170,6 @@ class HeldPass:
             # Where the gradient of a layer is not finite, that of its weight is not.
             self.components.overflowed = self.components.producers[nodes[0].function_key] if nodes else None
 
-    def unscale_visible(self, variable: nn.Variable, key: int) -> None:
-        """Divide a gradient that stays readable after backward by its scale."""
-        array = variable.grad
-        if not array.clear_called and stored_dtype(array) is not None:
-            self._kernels.scale_(array, 1.0 / self.scales[key])
-
     def _measure(self, node: Node, scale: float) -> None:
         for v, key in zip(node.outputs, node.output_keys):
             if key in self.scales:
@@ -193,6 +185,6 @@ class HeldPass:
         array = brought.variable.grad
         if stored_dtype(array) is None:
             return
-        self._kernels.scale_(array, brought.factor)
+        self.kernels.scale_(array, brought.factor)
         if self._storage is not None:
             self._storage.store_gradient(brought.key, array)

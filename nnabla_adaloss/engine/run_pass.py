@@ -7,6 +7,7 @@ from typing import Any, Optional, Union
 
 from ..graph.hooks import Hook, root_cause
 from ..graph.loss_like import LossLike, Seed, run_backward
+from ..kernels.arrays import stored_dtype
 from .backward_pass import BackwardPass
 from .held_pass import HeldPass
 from .pass_hooks import PassHooks
@@ -62,5 +63,9 @@ def unscale_visible(running: AnyPass, clear_buffer: bool) -> None:
     """Unscale gradients that stay readable after a pass."""
     plan, scale_of = running.plan, running.scales.get
     for variable, key in zip(plan.variables, plan.variable_keys):
-        if scale_of(key, 1.0) != 1.0 and (not clear_buffer or variable.persistent or key in plan.kept_keys):
-            running.unscale_visible(variable, key)
+        scale = scale_of(key, 1.0)
+        if scale == 1.0 or (clear_buffer and not variable.persistent and key not in plan.kept_keys):
+            continue
+        array = variable.grad
+        if not array.clear_called and stored_dtype(array) is not None:
+            running.kernels.scale_(array, 1.0 / scale)
