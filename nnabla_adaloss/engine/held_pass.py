@@ -122,7 +122,6 @@ class HeldPass:
     def finish_last(self) -> None:
         """Do what is to be done after the function that ran last, if that is still to be done."""
         if self._planned is not None:
-            self._factors.restore()
             self._leaves.give_back()
         elif self.unfinished:
             node = self.unfinished[0]

@@ -187,3 +187,13 @@ def test_it_is_told_how_scales_were_applied() -> None:
         scaling.forward()
         scaling.backward(8.0, iteration=iteration)
     assert "adds to a gradient of another scale" in scaling.last_pass
+
+
+def test_one_in_so_many_iterations_measures() -> None:
+    config = AdaLossConfig(loss_scale_method=alternating, measure_every=EVERY, use_bound=False)
+    scaling, seen = AdaptiveLossScaling(chain(), config), []
+    for iteration in range(2 * EVERY + 1):
+        scaling.forward()
+        scaling.backward(8.0, iteration=iteration)
+        seen.append(scaling.last_pass)
+    assert seen == 2 * ["measured", *(EVERY - 1) * ["planned"]] + ["measured"]
