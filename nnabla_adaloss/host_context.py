@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import nnabla as nn
 
 # `NdArray.data_ptr(dtype, HOST)` converts as `cast()` does, which looks for nnabla_ext at every call (50 µs).
@@ -13,5 +15,9 @@ HOST = nn.Context(["cpu:float"], "CpuCachedArray", "0")
 def array_context(context: nn.Context) -> nn.Context:
     """A context for `NdArray.data_ptr` that reaches arrays where functions of `context` leave them."""
     # nnabla's default context names no array class; a cast wants one.
-    array_class = context.array_class or HOST.array_class
-    return nn.Context(["cpu:float"], array_class, context.device_id)
+    return _context_of(context.array_class or HOST.array_class, context.device_id)
+
+
+@lru_cache(maxsize=16)
+def _context_of(array_class: str, device_id: str) -> nn.Context:
+    return nn.Context(["cpu:float"], array_class, device_id)

@@ -24,6 +24,7 @@ _KERNELS: Dict[str, str] = {
     "scale_": "scaling",
     "unscale_add": "unscaling",
     "unscale_add_all": "unscaling",
+    "unscale_in_place": "unscaling",
     "round_to_format": "rounding",
 }
 _INPUTS, _BETWEEN = "(at the inputs)", "(between passes)"

@@ -453,6 +453,7 @@ class AdaptiveLossScaling:
             check_scale(scale)
         check_seed(self._variable, grad)
         planned = self._for_this_graph(look_again=True)
+        self.guard.before_backward(planned.plan.leaves)
         iteration = self.iteration if iteration is None else iteration
         self.components.begin_pass(iteration)
         planned.statistics.watch(self.guard.state.arrays)
@@ -474,7 +475,10 @@ class AdaptiveLossScaling:
             components = self.components.begin(planned.plan.components(by_layer=self._by_layer))
         choice = self._choice(start_scale, components, measured=scale is None)
         recorder = StepRecorder() if self._holding.wanted(iteration, scale) else None
-        running = self._pass(planned, start_scale, iteration, choice, communicator_callbacks, recorder)
+        looks_after = _looks_after(communicator_callbacks, function_pre_hook, function_post_hook)
+        running = self._pass(
+            planned, start_scale, iteration, choice, unscale_each=looks_after, recorder=recorder
+        )
         running.watch = self._watch(iteration)
         self._run(running, grad, clear_buffer, communicator_callbacks, function_pre_hook, function_post_hook)
         if components is not None:
@@ -517,7 +521,7 @@ class AdaptiveLossScaling:
             steps if isinstance(steps, PlannedSteps) and not looked_at else None,
             measures=measures,
             deferred=planned.measurements,
-            launch_each=communicator_callbacks is not None,
+            unscale_each=_looks_after(communicator_callbacks, *user_hooks),
         )
         running.watch = watch
         return running
@@ -537,7 +541,7 @@ class AdaptiveLossScaling:
         """
         planned = self._for_this_graph()
         choice = ScaleChoice(OneScale(check_scale(scale)), AlphasOfOne())
-        running = self._pass(planned, scale, self.iteration - 1, choice, None)
+        running = self._pass(planned, scale, self.iteration - 1, choice)
         self._run(running, None, True, None, None, None)
 
     def _watch(self, iteration: int) -> Optional[LayerWatch]:
@@ -566,7 +570,8 @@ class AdaptiveLossScaling:
         start_scale: float,
         iteration: int,
         choice: ScaleChoice,
-        communicator_callbacks: Optional[Any],
+        *,
+        unscale_each: bool = False,
         recorder: Optional[StepRecorder] = None,
     ) -> BackwardPass:
         return BackwardPass(
@@ -576,8 +581,7 @@ class AdaptiveLossScaling:
             iteration,
             attempt=self.components.began[1],
             deferred=planned.measurements,
-            # A communicator takes gradients as each function leaves them.
-            launch_each=communicator_callbacks is not None,
+            unscale_each=unscale_each,
             recorder=recorder,
         )
 
@@ -656,6 +660,13 @@ class AdaptiveLossScaling:
             return self.config.delay
         # On a GPU every look at a result within the pass would wait for the device.
         return int(self._kernels.asynchronous and self._ada_loss.takes_statistics)
+
+
+def _looks_after(
+    communicator_callbacks: Optional[Any], pre_hook: Optional[Hook], post_hook: Optional[Hook]
+) -> bool:
+    """Whether somebody takes gradients as each function leaves them."""
+    return communicator_callbacks is not None or post_hook is not None
 
 
 @dataclass

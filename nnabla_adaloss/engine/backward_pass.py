@@ -54,8 +54,8 @@ class BackwardPass:
         start_scale: the scale the loss gradient starts with when nothing is known.
         iteration: number of the iteration, for methods that do not recompute each time.
         attempt: number of the pass within the iteration.
-        deferred: where parameter gradients are unscaled at the end of the pass; None: after each function.
-        launch_each: start that after each function, and wait for it at the end.
+        deferred: where parameter gradients are unscaled, if what comes of it is asked for at the end.
+        unscale_each: unscale each gradient right after its function: somebody takes it there.
         recorder: takes down what is done; None: nobody will do it again.
     """
 
@@ -68,7 +68,7 @@ class BackwardPass:
         *,
         attempt: int = 0,
         deferred: Optional[Measurements] = None,
-        launch_each: bool = False,
+        unscale_each: bool = False,
         recorder: Optional[StepRecorder] = None,
     ) -> None:
         self.plan, self.kernels, self.pool, self.statistics, self.storage, self.u_max = context
@@ -104,7 +104,7 @@ class BackwardPass:
             self.pool,
             rounded=self.storage is not None,
             deferred=deferred,
-            launch_each=launch_each,
+            unscale_each=unscale_each,
         )
 
     @property

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Iterable, Optional
+from typing import Callable, Iterable, Mapping, Optional
 
 import nnabla as nn
 
@@ -45,6 +45,7 @@ class BatchGuard:
         self._kernels = kernels
         self._storage = storage
         self._first = True
+        self._keeps = False
         self._gradients = KeptGradients(kernels)
 
     def begin(self, *, more: bool = False) -> None:
@@ -55,6 +56,7 @@ class BatchGuard:
         """
         if not more:
             self.state.drop()
+            self._keeps = False
         self.state.save(self._plan())
 
     def after_forward(self) -> None:
@@ -72,9 +74,14 @@ class BatchGuard:
             first: whether it is the first since `begin`: then what forward writes is kept already.
         """
         self._first = first
+        self._keeps = True
         if not first:
             self.state.save_batch()
-        self._gradients.save(self._plan().leaves)
+
+    def before_backward(self, leaves: Mapping[int, nn.Variable]) -> None:
+        """Keep the gradients of `leaves`, by key, if `begin_batch` has asked for that."""
+        if self._keeps:
+            self._gradients.save(leaves)
 
     def undo_batch(self) -> None:
         """Put back what was there when the batch began, for it to be repeated."""

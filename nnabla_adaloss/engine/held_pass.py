@@ -29,8 +29,8 @@ class HeldPass:
         held: the scales.
         planned: the steps, where they can be taken at once; None: around each function.
         measures: whether to take the statistics that the next choice of scales asks for.
-        deferred: where parameter gradients are unscaled at the end of the pass; None: after each function.
-        launch_each: start that after each function, and wait for it at the end.
+        deferred: where parameter gradients are unscaled, if what comes of it is asked for at the end.
+        unscale_each: unscale each gradient right after its function: somebody takes it there.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class HeldPass:
         *,
         measures: bool = False,
         deferred: Optional[Measurements] = None,
-        launch_each: bool = False,
+        unscale_each: bool = False,
     ) -> None:
         self.plan, self.kernels, pool, self.statistics, self._storage, _ = context
         self._held, self._planned, self._measures = held, planned, measures
@@ -65,7 +65,7 @@ class HeldPass:
             pool,
             rounded=self._storage is not None,
             deferred=deferred,
-            launch_each=launch_each,
+            unscale_each=unscale_each,
         )
 
     @property
@@ -163,7 +163,7 @@ class HeldPass:
         written = self._leaves.results(found.largest)
         self.nonzero = {entry.key for entry, largest in written if largest}
         bad = {entry.key for entry, largest in written if largest == math.inf}
-        nodes = [n for n in self.nodes.values() if bad and not bad.isdisjoint(n.leaf_keys)]
+        nodes = [n for n in self.nodes.values() if not bad.isdisjoint(n.leaf_keys)] if bad else []
         self.found_inf = [node.label for node in nodes]
         if self.components is not None:
             # Where the gradient of a layer is not finite, that of its weight is not.

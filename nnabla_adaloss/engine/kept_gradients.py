@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Dict, List, Mapping, Tuple
 
 import nnabla as nn
 
 from ..kernels import Kernels
 from ..kernels.copies import copy_arrays
+
+_gradient = attrgetter("grad")
+_zeroing = attrgetter("zeroing")
 
 
 class KeptGradients:
@@ -26,11 +30,14 @@ class KeptGradients:
 
     def save(self, leaves: Mapping[int, nn.Variable]) -> None:
         """Keep the gradients of `leaves`, by key, as they are."""
-        self._kept, self._zero = [], []
-        for key, leaf in leaves.items():
-            gradient = leaf.grad
+        gradients = list(map(_gradient, leaves.values()))
+        self._kept, self._zero = [], gradients
+        # As nearly always; it takes a fifth of the time to look so.
+        if all(map(_zeroing, gradients)):
+            return
+        self._zero = [gradient for gradient in gradients if gradient.zeroing]
+        for key, gradient in zip(leaves, gradients):
             if gradient.zeroing:
-                self._zero.append(gradient)
                 continue
             copy = self._copies.get(key)
             if copy is None or copy.shape != gradient.shape:

@@ -11,10 +11,11 @@ import nnabla as nn
 from ..core.power_of_two import is_power_of_two
 from ..graph.node import Node
 from ..kernels.arrays import FLOAT16, prepare_master, stored_dtype
-from ..kernels.interface import GradientToUnscale, Kernels
+from ..kernels.interface import GradientsInPlace, GradientToUnscale, Kernels
 from ..kernels.measurements import Measurements
 from ..kernels.scratch import ScratchPool
 
+_gradient = attrgetter("grad")
 _zeroing = attrgetter("zeroing")
 
 
@@ -69,28 +70,29 @@ class PlannedLeaves:
         self._variables = [leaf.variable for leaf in leaves]
         self._masters: List[nn.NdArray] = []
         self._written: List[Written] = []
-        self._tasks: List[GradientToUnscale] = []
+        self._gradients = GradientsInPlace([], [])
 
     @property
     def are_zero(self) -> bool:
         """Whether all gradients are lazily zero, so that nnabla writes to the masters themselves."""
         if not self._direct:
             return False
-        masters = [variable.grad for variable in self._variables]
+        masters = list(map(_gradient, self._variables))
         if masters != self._masters:
             self._masters = masters
-            pairs = list(zip(self.leaves, masters))
-            self._written = [Written(p.key, p.node, p.variable, m, m, p.scale, True) for p, m in pairs]
-            self._tasks = [GradientToUnscale(m, m, p.scale, False) for p, m in pairs]
+            self._written = [
+                Written(p.key, p.node, p.variable, m, m, p.scale, True) for p, m in zip(self.leaves, masters)
+            ]
+            self._gradients = GradientsInPlace(masters, [p.scale for p in self.leaves])
         return all(map(_zeroing, masters))
 
-    def written(self) -> Tuple[List[Written], List[GradientToUnscale]]:
-        """What was written to the masters, and what is to be done with it."""
+    def written(self) -> Tuple[List[Written], GradientsInPlace]:
+        """What was written to the masters, which are to be unscaled where they are."""
         # An array that is still zeroing was not written.
         if not any(map(_zeroing, self._masters)):
-            return self._written, self._tasks
-        kept = [index for index, master in enumerate(self._masters) if not master.zeroing]
-        return [self._written[index] for index in kept], [self._tasks[index] for index in kept]
+            return self._written, self._gradients
+        kept = [entry for entry in self._written if not entry.master.zeroing]
+        return kept, GradientsInPlace([e.master for e in kept], [e.scale for e in kept])
 
 
 class LeafGradients:
@@ -103,8 +105,8 @@ class LeafGradients:
         pool: where scratch arrays come from.
         rounded: whether gradients are rounded to a storage format after each function: then each
             contribution is rounded by itself, in a scratch array.
-        deferred: where gradients are unscaled at the end of the pass, in one go; None: after each function.
-        launch_each: unscale after each function all the same, and leave what comes of it to the end.
+        deferred: where gradients are unscaled, if what comes of it is asked for at the end of the pass.
+        unscale_each: unscale each gradient right after its function: somebody takes it there.
     """
 
     def __init__(
@@ -114,13 +116,15 @@ class LeafGradients:
         *,
         rounded: bool,
         deferred: Optional[Measurements],
-        launch_each: bool = False,
+        unscale_each: bool = False,
     ) -> None:
         self._kernels = kernels
         self._pool = pool
         self._rounded = rounded
         self._deferred = deferred
-        self._waits = deferred is not None and not launch_each
+        # One call for all of a pass; on the host, where scratch arrays are used again, for those without.
+        self._waits = not unscale_each
+        self._keeps_scratch = self._waits and deferred is not None
         self._unscaled: List[Written] = []
         self._largest: List[float] = []
         self._running: List[Written] = []
@@ -172,23 +176,30 @@ class LeafGradients:
     def give_back(self) -> None:
         """Put the masters back after the function ran, and unscale what it wrote."""
         if self._planned is not None:
-            written, tasks = self._planned.written()
+            written, gradients = self._planned.written()
             self._planned = None
-            self._run_tasks(written, tasks)
+            self._unscaled += written
+            if self._deferred is not None:
+                self._deferred.unscale_in_place(gradients)
+            else:
+                self._largest += self._kernels.unscale_in_place(gradients)
             return
-        # An array that is still zeroing was not written: its master keeps what it has.
         written = []
         for entry in self._running:
-            entry.leaf.grad = entry.master
-            if not entry.target.zeroing:
+            in_place = entry.target is entry.master
+            if not in_place:
+                entry.leaf.grad = entry.master
+            # An array that is still zeroing was not written: its master keeps what it has.
+            if entry.target.zeroing:
+                continue
+            if self._keeps_scratch or (self._waits and in_place):
+                self._waiting.setdefault(entry.key, []).append(entry)
+            else:
                 written.append(entry)
         self._running.clear()
-        if self._waits:
-            for entry in written:
-                self._waiting.setdefault(entry.key, []).append(entry)
-        else:
+        if not self._keeps_scratch:
             self._scratches = 0
-            self._unscale(written)
+        self._unscale(written)
 
     def finish(self) -> None:
         """Unscale what is still waiting."""
@@ -219,9 +230,7 @@ class LeafGradients:
     def _unscale(self, written: List[Written]) -> None:
         if not written:
             return
-        self._run_tasks(written, [self._task(entry) for entry in written])
-
-    def _run_tasks(self, written: List[Written], tasks: List[GradientToUnscale]) -> None:
+        tasks = [self._task(entry) for entry in written]
         self._unscaled += written
         if self._deferred is not None:
             self._deferred.unscale(tasks)

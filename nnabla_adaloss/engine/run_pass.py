@@ -3,16 +3,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Union
+from itertools import compress
+from operator import attrgetter
+from typing import Any, Iterable, Optional, Tuple, Union
+
+import nnabla as nn
 
 from ..graph.hooks import Hook, root_cause
 from ..graph.loss_like import LossLike, Seed, run_backward
+from ..graph.plan import GraphPlan
 from ..kernels.arrays import stored_dtype
 from .backward_pass import BackwardPass
 from .held_pass import HeldPass
 from .pass_hooks import PassHooks
 
 AnyPass = Union[BackwardPass, HeldPass]
+
+_persistent = attrgetter("persistent")
 
 
 def run_pass(
@@ -62,10 +69,18 @@ def run_pass(
 def unscale_visible(running: AnyPass, clear_buffer: bool) -> None:
     """Unscale gradients that stay readable after a pass."""
     plan, scale_of = running.plan, running.scales.get
-    for variable, key in zip(plan.variables, plan.variable_keys):
+    for variable, key in _readable(plan) if clear_buffer else zip(plan.variables, plan.variable_keys):
         scale = scale_of(key, 1.0)
-        if scale == 1.0 or (clear_buffer and not variable.persistent and key not in plan.kept_keys):
+        if scale == 1.0:
             continue
         array = variable.grad
         if not array.clear_called and stored_dtype(array) is not None:
             running.kernels.scale_(array, 1.0 / scale)
+
+
+def _readable(plan: GraphPlan) -> Iterable[Tuple[nn.Variable, int]]:
+    """The variables whose gradients stay when buffers are cleared, with their keys."""
+    pairs = zip(plan.variables, plan.variable_keys)
+    if plan.kept_keys:
+        return [(v, key) for v, key in pairs if v.persistent or key in plan.kept_keys]
+    return compress(pairs, map(_persistent, plan.variables))

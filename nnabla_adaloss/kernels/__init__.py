@@ -9,6 +9,7 @@ from .device_table import DeviceTable, TableContents
 from .interface import (
     EXPONENT_BINS,
     ExponentHistogram,
+    GradientsInPlace,
     GradientToUnscale,
     Kernels,
     RoundingStatistics,
@@ -26,6 +27,7 @@ __all__ = [
     "DeviceTable",
     "ExponentHistogram",
     "GradientToUnscale",
+    "GradientsInPlace",
     "Kernels",
     "Measurements",
     "NNablaAdaLoss",

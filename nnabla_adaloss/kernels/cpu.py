@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from itertools import repeat
+from operator import attrgetter
 from typing import Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -22,10 +24,14 @@ from .arrays import FLOAT16, FLOAT32
 from .interface import (
     EXPONENT_BINS,
     ExponentHistogram,
+    GradientsInPlace,
     GradientToUnscale,
     RoundingStatistics,
     ScaledCopy,
 )
+
+
+_dtype = attrgetter("dtype")
 
 
 class CpuKernels:
@@ -97,7 +103,7 @@ class CpuKernels:
         half = is_half(source)
         size = require_same_size(source, master)
         from_address = source.data_ptr(FLOAT16 if half else FLOAT32, HOST)
-        if accumulate:
+        if accumulate or source is master:
             require_float32(master, "master")
         to_address = from_address if source is master else master.data_ptr(FLOAT32, HOST, not accumulate)
         return float(cpu_loops.unscale_add(from_address, to_address, size, half, factor, accumulate))
@@ -109,7 +115,7 @@ class CpuKernels:
             half = is_half(source)
             size = require_same_size(source, master)
             from_address = to_address = source.data_ptr(FLOAT16 if half else FLOAT32, HOST)
-            if accumulate:
+            if accumulate or source is master:
                 require_float32(master, "master")
             if source is not master:
                 to_address = master.data_ptr(FLOAT32, HOST, not accumulate)
@@ -120,6 +126,16 @@ class CpuKernels:
         found: List[float] = cpu_loops.unscale_adds(
             np.array(table, np.int64), np.array(factors, np.float64)
         ).tolist()
+        return found
+
+    def unscale_in_place(self, gradients: GradientsInPlace) -> List[float]:
+        arrays = gradients.arrays
+        if set(map(_dtype, arrays)) != {FLOAT32}:
+            return self.unscale_add_all(gradients.tasks)
+        table = np.zeros((len(arrays), 5), np.int64)
+        table[:, 0] = table[:, 1] = list(map(NdArray.data_ptr, arrays, repeat(FLOAT32), repeat(HOST)))
+        table[:, 2] = gradients.sizes
+        found: List[float] = cpu_loops.unscale_adds(table, gradients.factors).tolist()
         return found
 
     def round_to_format(

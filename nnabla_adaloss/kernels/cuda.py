@@ -18,7 +18,13 @@ from .arrays import FLOAT16, FLOAT32
 from .cuda_launcher import CupyLauncher, Launcher
 from .cuda_source import CudaSource
 from .device_table import DeviceTable
-from .interface import ExponentHistogram, GradientToUnscale, RoundingStatistics, ScaledCopy
+from .interface import (
+    ExponentHistogram,
+    GradientsInPlace,
+    GradientToUnscale,
+    RoundingStatistics,
+    ScaledCopy,
+)
 
 # Two reads of 16 bytes for each of 256 threads: enough for small arrays to spread out.
 ELEMENTS_PER_BLOCK = 2048
@@ -139,8 +145,9 @@ class CudaKernels:
             factor = unscaling_factor(scale)
             address, flags = self._read(source)
             size, to_address = require_same_size(source, master), address
-            if accumulate:
+            if accumulate or source is master:
                 require_float32(master, "master")
+            if accumulate:
                 flags |= self._accumulate
             if master is not source:
                 to_address = self._address(master, FLOAT32, not accumulate)
@@ -233,6 +240,9 @@ class CudaKernels:
                 self.launch_unscale_add(some, self._own_table)
                 found += self._own_table.fetch(0, len(some)).largest
         return found
+
+    def unscale_in_place(self, gradients: GradientsInPlace) -> List[float]:
+        return self.unscale_add_all(gradients.tasks)
 
     def round_to_format(
         self,

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
+from .array_checks import unscaling_factor
 
 EXPONENT_BINS = 256
 """Length of an exponent histogram: one bin per value of float32's exponent field."""
@@ -53,6 +54,32 @@ class GradientToUnscale(NamedTuple):
     master: NdArray
     scale: float
     accumulate: bool
+
+
+class GradientsInPlace:
+    """Gradients that are unscaled where they are, in one pass after the other.
+
+    What is known of them beforehand is kept; where they are, and in which type, each pass asks anew.
+
+    Args:
+        arrays: the gradients, each once.
+        scales: what each is divided by.
+
+    Attributes:
+        arrays: the gradients.
+        tasks: the arguments of `Kernels.unscale_add` for each.
+        sizes: how many elements each has, int64 of shape (n,).
+        factors: 1 / scale of each, float64 of shape (n,).
+
+    Raises:
+        ValueError: a scale is not a positive finite number.
+    """
+
+    def __init__(self, arrays: Sequence[NdArray], scales: Sequence[float]) -> None:
+        self.arrays = list(arrays)
+        self.tasks = [GradientToUnscale(x, x, scale, False) for x, scale in zip(arrays, scales)]
+        self.sizes = np.array([x.size for x in arrays], np.int64)
+        self.factors = np.array([unscaling_factor(scale) for scale in scales], np.float64)
 
 
 class Kernels(Protocol):
@@ -108,7 +135,8 @@ class Kernels(Protocol):
         """Write source / scale to `master`, or add it, in float32.
 
         Args:
-            source: the scaled gradient, float32 or float16. Without `accumulate` it may be `master` itself.
+            source: the scaled gradient, float32 or float16. Without `accumulate` it may be `master` itself,
+                if it is float32.
             master: the unscaled gradient, float32, of the same size. Without `accumulate` its old content is
                 not read, so it need not be initialized.
             scale: the divisor. The source is multiplied by `float32(1 / scale)`: exact for powers of two.
@@ -124,6 +152,9 @@ class Kernels(Protocol):
 
     def unscale_add_all(self, gradients: Iterable[GradientToUnscale]) -> List[float]:
         """`unscale_add` for many gradients; what it returns for each."""
+
+    def unscale_in_place(self, gradients: GradientsInPlace) -> List[float]:
+        """`unscale_add` for many gradients where each is its own master; what it returns for each."""
 
     def round_to_format(
         self,

@@ -10,7 +10,7 @@ import nnabla as nn
 from ..core.statistics import ArrayStatistics
 from .cuda import CudaKernels
 from .device_table import DeviceTable
-from .interface import GradientToUnscale, Kernels
+from .interface import GradientsInPlace, GradientToUnscale, Kernels
 
 
 class Measured(NamedTuple):
@@ -34,6 +34,9 @@ class Measurements(Protocol):
 
     def unscale(self, gradients: Sequence[GradientToUnscale]) -> None:
         """Start unscaling gradients into their masters."""
+
+    def unscale_in_place(self, gradients: GradientsInPlace) -> None:
+        """Start unscaling gradients where they are."""
 
     def fetch(self) -> Measured:
         """Wait for everything that was started, return it and forget it."""
@@ -60,6 +63,10 @@ class HostMeasurements:
     def unscale(self, gradients: Sequence[GradientToUnscale]) -> None:
         """Unscale gradients into their masters."""
         self._largest += self._kernels.unscale_add_all(gradients)
+
+    def unscale_in_place(self, gradients: GradientsInPlace) -> None:
+        """Unscale gradients where they are."""
+        self._largest += self._kernels.unscale_in_place(gradients)
 
     def fetch(self) -> Measured:
         """Hand out everything, and forget it."""
@@ -102,6 +109,10 @@ class DeviceMeasurements:
             some, waiting = waiting[: self._rows - first], waiting[self._rows - first :]
             self._kernels.launch_unscale_add(some, table, first)
             self._unscaled += len(some)
+
+    def unscale_in_place(self, gradients: GradientsInPlace) -> None:
+        """Launch the unscaling of gradients where they are."""
+        self.unscale(gradients.tasks)
 
     def fetch(self) -> Measured:
         """Wait for the device once, if there is anything to wait for; return everything and forget it."""

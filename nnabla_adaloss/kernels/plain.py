@@ -23,6 +23,7 @@ from .array_checks import (
 from .interface import (
     EXPONENT_BINS,
     ExponentHistogram,
+    GradientsInPlace,
     GradientToUnscale,
     RoundingStatistics,
     ScaledCopy,
@@ -119,8 +120,9 @@ class PlainKernels:
         require_same_size(source, master)
         with nn.context_scope(self._context):
             quotient = result = F.reshape(F.mul_scalar(source, factor), master.shape)
-            if accumulate:
+            if accumulate or source is master:
                 require_float32(master, "master")
+            if accumulate:
                 result = F.add2(master, quotient)
             largest = self.statistics(quotient).abs_max
             master.copy_from(result)
@@ -128,6 +130,9 @@ class PlainKernels:
 
     def unscale_add_all(self, gradients: Iterable[GradientToUnscale]) -> List[float]:
         return [self.unscale_add(g.source, g.master, g.scale, accumulate=g.accumulate) for g in gradients]
+
+    def unscale_in_place(self, gradients: GradientsInPlace) -> List[float]:
+        return self.unscale_add_all(gradients.tasks)
 
     def round_to_format(
         self,

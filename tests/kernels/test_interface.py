@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from nnabla_adaloss.core.formats import FLOAT8_E4M3, FLOAT16, FLOAT32, FORMATS, Format
-from nnabla_adaloss.kernels import EXPONENT_BINS, GradientToUnscale, Kernels, PlainKernels, ScaledCopy
+from nnabla_adaloss.kernels import (
+    EXPONENT_BINS,
+    GradientsInPlace,
+    GradientToUnscale,
+    Kernels,
+    PlainKernels,
+    ScaledCopy,
+)
 from tests.kernels.arrays import (
     NARROW_DTYPES,
     SPECIAL_VALUES,
@@ -282,6 +289,41 @@ def test_unscale_add_all(kernels: Kernels) -> None:
     bad = GradientToUnscale(nd_array([np.inf]), nn.NdArray((1,)), 4.0, False)
     assert kernels.unscale_add_all([bad, *gradients])[0] == np.inf
     assert kernels.unscale_add_all([]) == []
+
+
+def test_unscale_in_place(kernels: Kernels) -> None:
+    arrays = [nd_array(normal(n, np.float32)) for n in LENGTHS]
+    scales = [2.0 ** (i - 3) for i in range(len(arrays))]
+    gradients = GradientsInPlace(arrays, scales)
+    for _ in range(2):  # what is kept from the first time serves the second
+        before = [x.data.copy() for x in arrays]
+        found = kernels.unscale_in_place(gradients)
+        for x, one, scale in zip(arrays, before, scales):
+            assert_same_floats(x.data, one * np.float32(1.0 / scale))
+        assert found == [float(np.abs(x.data).max(initial=0.0)) for x in arrays]
+    assert kernels.unscale_in_place(GradientsInPlace([], [])) == []
+    with pytest.raises(ValueError, match="scale="):
+        GradientsInPlace(arrays[:1], [0.0])
+
+
+def test_unscale_in_place_looks_for_the_memory_each_time(kernels: Kernels) -> None:
+    moved, half = nd_array([4.0]), nd_array([8.0])
+    gradients = GradientsInPlace([half, moved], [2.0, 2.0])
+    assert kernels.unscale_in_place(gradients) == [4.0, 2.0]
+    moved.zero()
+    moved.copy_from(nd_array([6.0]))
+    half.cast(np.float16)
+    with pytest.raises(TypeError, match="float16"):
+        kernels.unscale_in_place(gradients)
+    half.cast(np.float32)
+    assert kernels.unscale_in_place(gradients) == [2.0, 3.0]
+
+
+def test_half_gradients_are_not_unscaled_in_place(kernels: Kernels) -> None:
+    half = nd_array([8.0, 4.0], np.float16)
+    with pytest.raises(TypeError, match="master is float16"):
+        kernels.unscale_add(half, half, 2.0, accumulate=False)
+    assert half.data.dtype == np.float16 and half.data.tolist() == [8.0, 4.0]
 
 
 @examples
