@@ -30,7 +30,6 @@ from .interface import (
     ScaledCopy,
 )
 
-
 _dtype = attrgetter("dtype")
 
 

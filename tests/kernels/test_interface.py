@@ -291,7 +291,7 @@ def test_unscale_add_all(kernels: Kernels) -> None:
     assert kernels.unscale_add_all([]) == []
 
 
-def test_unscale_in_place(kernels: Kernels) -> None:
+def test_gradients_unscaled_in_place_again_and_again(kernels: Kernels) -> None:
     arrays = [nd_array(normal(n, np.float32)) for n in LENGTHS]
     scales = [2.0 ** (i - 3) for i in range(len(arrays))]
     gradients = GradientsInPlace(arrays, scales)
@@ -323,7 +323,8 @@ def test_half_gradients_are_not_unscaled_in_place(kernels: Kernels) -> None:
     half = nd_array([8.0, 4.0], np.float16)
     with pytest.raises(TypeError, match="master is float16"):
         kernels.unscale_add(half, half, 2.0, accumulate=False)
-    assert half.data.dtype == np.float16 and half.data.tolist() == [8.0, 4.0]
+    assert half.data.dtype == np.float16
+    assert half.data.tolist() == [8.0, 4.0]
 
 
 @examples
