@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from itertools import repeat
 from operator import attrgetter
 from typing import Iterable, List, Optional, Sequence, Tuple
 
@@ -132,7 +131,7 @@ class CpuKernels:
         if set(map(_dtype, arrays)) != {FLOAT32}:
             return self.unscale_add_all(gradients.tasks)
         table = np.zeros((len(arrays), 5), np.int64)
-        table[:, 0] = table[:, 1] = list(map(NdArray.data_ptr, arrays, repeat(FLOAT32), repeat(HOST)))
+        table[:, 0] = table[:, 1] = [x.data_ptr(FLOAT32, HOST) for x in arrays]
         table[:, 2] = gradients.sizes
         found: List[float] = cpu_loops.unscale_adds(table, gradients.factors).tolist()
         return found

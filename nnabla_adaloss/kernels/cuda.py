@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import math
+from operator import attrgetter
 from threading import RLock
-from typing import Any, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Iterable, List, Optional, Sequence, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -18,6 +19,7 @@ from .arrays import FLOAT16, FLOAT32
 from .cuda_launcher import CupyLauncher, Launcher
 from .cuda_source import CudaSource
 from .device_table import DeviceTable
+from .device_tasks import DeviceTasks
 from .interface import (
     ExponentHistogram,
     GradientsInPlace,
@@ -32,15 +34,7 @@ ELEMENTS_PER_BLOCK = 2048
 ELEMENTS_PER_ROW = 4 * ELEMENTS_PER_BLOCK
 
 
-class _Task(NamedTuple):
-    """The fields of adaloss.cu's Task that do not follow from the launch."""
-
-    source: int
-    target: int
-    size: int
-    row: int
-    factor: float
-    flags: int
+_dtype = attrgetter("dtype")
 
 
 class CudaKernels:
@@ -107,19 +101,24 @@ class CudaKernels:
         """Write the largest magnitude of all the arrays to the table's first place, if it is larger than what
         is there: infinity, or a NaN, if one is not finite.
         """
-        tasks = [task._replace(row=0) for task in self._readings(arrays, 0)]
+        tasks = self._readings(arrays, 0)._replace(rows=[0] * len(arrays))
         self._launch("largest_magnitude", tasks, table.largest)
 
     def launch_scaled_copies(self, copies: Iterable[ScaledCopy]) -> None:
         """`scaled_copy` for many arrays."""
-        tasks = []
-        for source, target, alpha, half in copies:
-            address, flags = self._read(source)
-            size, to_address = require_same_size(source, target), address
-            if target is not source:
-                flags |= self._target_is_half if half else 0
-                to_address = self._address(target, FLOAT16 if flags else FLOAT32, True)
-            tasks.append(_Task(address, to_address, size, 0, alpha, flags))
+        wanted = list(copies)
+        addresses, flags = self._read([copy.source for copy in wanted])
+        targets, sizes, factors = [], [], []
+        for index, (source, target, alpha, half) in enumerate(wanted):
+            sizes.append(require_same_size(source, target))
+            factors.append(alpha)
+            if target is source:
+                targets.append(addresses[index])
+                continue
+            if half:
+                flags[index] |= self._target_is_half
+            targets.append(self._address(target, FLOAT16 if flags[index] else FLOAT32, True))
+        tasks = DeviceTasks(addresses, targets, sizes, [0] * len(sizes), factors, flags)
         self._launch("scaled_copy", tasks)
 
     def launch_unscale_add(
@@ -135,24 +134,45 @@ class CudaKernels:
         Raises:
             ValueError: the table has too few places.
         """
-        if first + len(gradients) > table.gradients:
-            raise ValueError(
-                f"{len(gradients)} gradients from place {first} on do not fit into a table for "
-                f"{table.gradients}"
-            )
-        tasks = []
-        for place, (source, master, scale, accumulate) in enumerate(gradients, first):
-            factor = unscaling_factor(scale)
-            address, flags = self._read(source)
-            size, to_address = require_same_size(source, master), address
+        places = table.places(first, len(gradients))
+        factors = [unscaling_factor(g.scale) for g in gradients]
+        addresses, flags = self._read([g.source for g in gradients])
+        targets, sizes = [], []
+        for index, (source, master, _, accumulate) in enumerate(gradients):
+            sizes.append(require_same_size(source, master))
             if accumulate or source is master:
                 require_float32(master, "master")
             if accumulate:
-                flags |= self._accumulate
-            if master is not source:
-                to_address = self._address(master, FLOAT32, not accumulate)
-            tasks.append(_Task(address, to_address, size, place, factor, flags))
+                flags[index] |= self._accumulate
+            in_place = master is source
+            targets.append(addresses[index] if in_place else self._address(master, FLOAT32, not accumulate))
+        tasks = DeviceTasks(addresses, targets, sizes, places, factors, flags)
         self._launch("unscale_add", tasks, table.largest)
+
+    def launch_unscale_in_place(
+        self, gradients: GradientsInPlace, table: DeviceTable, part: slice, first: int = 0
+    ) -> None:
+        """`unscale_in_place` for some of many gradients; largest magnitudes as of `launch_unscale_add`.
+
+        Args:
+            gradients: what is unscaled.
+            table: a place keeps the largest magnitude that it was given.
+            part: which of the gradients.
+            first: the place of the first of them.
+
+        Raises:
+            ValueError: the table has too few places.
+        """
+        arrays = gradients.arrays[part]
+        places = table.places(first, len(arrays))
+        addresses, flags = self._read(arrays)
+        for index, half in enumerate(flags):
+            if half:
+                require_float32(arrays[index], "master")
+        sizes, factors = gradients.sizes[part], gradients.factors[part]
+        self._launch(
+            "unscale_add", DeviceTasks(addresses, addresses, sizes, places, factors, flags), table.largest
+        )
 
     def launch_round_to_format(
         self,
@@ -173,7 +193,7 @@ class CudaKernels:
                 self.launch_scaled_copies([ScaledCopy(source, target, 1.0)])
             self.launch_statistics([source], table, row)
             return
-        address, _ = self._read(source)
+        address = self._address(source, FLOAT32)
         to_address = address if target is source else self._address(target, FLOAT32, True)
         numbers = storage.mantissa_bits, storage.smallest_normal, storage.max, storage.beyond_max
         key = random_key or 0
@@ -184,7 +204,7 @@ class CudaKernels:
                 self.launch_statistics([source], self._measured)
             self._launch(
                 "round_to_format",
-                [_Task(address, to_address, source.size, row, 1.0, 0)],
+                DeviceTasks([address], [to_address], [source.size], [row], [1.0], [0]),
                 layout,
                 self._measured.rows,
                 table.rows,
@@ -242,7 +262,14 @@ class CudaKernels:
         return found
 
     def unscale_in_place(self, gradients: GradientsInPlace) -> List[float]:
-        return self.unscale_add_all(gradients.tasks)
+        found: List[float] = []
+        for start in range(0, len(gradients.arrays), self._max_tasks):
+            part = slice(start, min(start + self._max_tasks, len(gradients.arrays)))
+            with self._lock:
+                self._own_table.clear()
+                self.launch_unscale_in_place(gradients, self._own_table, part)
+                found += self._own_table.fetch(0, part.stop - part.start).largest
+        return found
 
     def round_to_format(
         self,
@@ -266,46 +293,25 @@ class CudaKernels:
         address: int = x.data_ptr(dtype, self._context, write_only)
         return address
 
-    def _read(self, x: NdArray) -> Tuple[int, int]:
-        """The address of what is read, and the flags that say how."""
-        if is_half(x):
-            return self._address(x, FLOAT16), self._source_is_half
-        return self._address(x, FLOAT32), 0
+    def _read(self, arrays: Sequence[NdArray]) -> Tuple[List[int], List[int]]:
+        """The addresses of what is read, and the flags that say how."""
+        if {*map(_dtype, arrays)} <= {FLOAT32}:
+            return [x.data_ptr(FLOAT32, self._context) for x in arrays], [0] * len(arrays)
+        halves = [is_half(x) for x in arrays]
+        addresses = [self._address(x, FLOAT16 if half else FLOAT32) for x, half in zip(arrays, halves)]
+        return addresses, [self._source_is_half if half else 0 for half in halves]
 
-    def _readings(self, arrays: Iterable[NdArray], first_row: int) -> List[_Task]:
+    def _readings(self, arrays: Sequence[NdArray], first_row: int) -> DeviceTasks:
         """Tasks that read, each with a row of its own."""
-        tasks = []
-        for row, x in enumerate(arrays, first_row):
-            address, flags = self._read(x)
-            tasks.append(_Task(address, 0, x.size, row, 1.0, flags))
-        return tasks
+        count = len(arrays)
+        addresses, flags = self._read(arrays)
+        rows = range(first_row, first_row + count)
+        return DeviceTasks(addresses, [0] * count, [x.size for x in arrays], rows, [1.0] * count, flags)
 
     def _launch(
-        self, kernel: str, tasks: Sequence[_Task], *arguments: Any, per_block: int = ELEMENTS_PER_BLOCK
+        self, kernel: str, tasks: DeviceTasks, *arguments: Any, per_block: int = ELEMENTS_PER_BLOCK
     ) -> None:
         with self._lock:
-            for group in _independent_groups(tasks, self._max_tasks):
-                blocks, rows = 0, []
-                for source, target, size, row, factor, flags in group:
-                    rows.append((source, target, size, row, blocks, factor, flags))
-                    blocks += min(max(1, -(-size // per_block)), self._launcher.max_blocks)
-                self._tasks["task"][0, : len(rows)] = rows
-                self._tasks["count"] = len(rows)
+            for part in tasks.launches(self._max_tasks):
+                blocks = tasks.write(part, self._tasks, per_block, self._launcher.max_blocks)
                 self._launcher.launch(kernel, blocks, (self._tasks, *arguments))
-
-
-def _independent_groups(tasks: Sequence[_Task], longest: int) -> Iterator[List[_Task]]:
-    """Successive tasks that may run at the same time: none reads or writes what another of them writes."""
-    group: List[_Task] = []
-    read: Set[int] = set()
-    written: Set[int] = set()
-    for task in tasks:
-        if len(group) == longest or task.source in written or task.target in read or task.target in written:
-            yield group
-            group, read, written = [], set(), set()
-        group.append(task)
-        read.add(task.source)
-        if task.target:
-            written.add(task.target)
-    if group:
-        yield group

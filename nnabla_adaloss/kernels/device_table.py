@@ -64,6 +64,18 @@ class DeviceTable:
             np.uint64(self._memory.ptr + offset) for offset in (0, self._before_rows, self._before_exponents)
         )
 
+    def places(self, first: int, count: int) -> range:
+        """The places of `count` gradients from `first` on.
+
+        Raises:
+            ValueError: the table has too few.
+        """
+        if first + count > self.gradients:
+            raise ValueError(
+                f"{count} gradients from place {first} on do not fit into a table for {self.gradients}"
+            )
+        return range(first, first + count)
+
     def clear(self) -> None:
         """Empty all rows and reset the magnitudes, without waiting."""
         self._launcher.clear(self._memory, self._size)

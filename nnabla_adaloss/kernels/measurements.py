@@ -112,7 +112,13 @@ class DeviceMeasurements:
 
     def unscale_in_place(self, gradients: GradientsInPlace) -> None:
         """Launch the unscaling of gradients where they are."""
-        self.unscale(gradients.tasks)
+        start, end = 0, len(gradients.arrays)
+        while start < end:
+            table, first = self._place(self._unscaled)
+            part = slice(start, min(end, start + self._rows - first))
+            self._kernels.launch_unscale_in_place(gradients, table, part, first)
+            self._unscaled += part.stop - start
+            start = part.stop
 
     def fetch(self) -> Measured:
         """Wait for the device once, if there is anything to wait for; return everything and forget it."""

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from typing import List, Tuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nnabla_adaloss.kernels.cuda_source import CudaSource
+from nnabla_adaloss.kernels.device_tasks import DeviceTasks
+
+addresses = st.integers(0, 12)
+
+
+def tasks(pairs: List[Tuple[int, int]]) -> DeviceTasks:
+    count = len(pairs)
+    sources, targets = [s for s, _ in pairs], [t for _, t in pairs]
+    return DeviceTasks(sources, targets, [7] * count, range(count), [1.0] * count, [0] * count)
+
+
+@given(pairs=st.lists(st.tuples(addresses, addresses), max_size=12), longest=st.integers(1, 5))
+def test_no_launch_reads_or_writes_what_another_task_of_it_writes(
+    pairs: List[Tuple[int, int]], longest: int
+) -> None:
+    parts = list(tasks(pairs).launches(longest))
+    assert [i for part in parts for i in range(part.start, part.stop)] == list(range(len(pairs)))
+    for part in parts:
+        group = pairs[part]
+        assert 0 < len(group) <= longest
+        for index, (_, target) in enumerate(group):
+            others = group[:index] + group[index + 1 :]
+            assert not target or all(target not in other for other in others)
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [(i, 0) for i in range(1, 9)],
+        [(i, i) for i in range(1, 9)],
+        [(i, i + 8) for i in range(1, 9)],
+        [(1, i + 8) for i in range(1, 9)],
+    ],
+    ids=["reading", "in place", "copies", "copies of one"],
+)
+def test_as_many_share_a_launch_as_it_takes(pairs: List[Tuple[int, int]]) -> None:
+    assert list(tasks(pairs).launches(5)) == [slice(0, 5), slice(5, 8)]
+    assert list(tasks([]).launches(5)) == []
+
+
+def test_each_task_has_blocks_of_its_own() -> None:
+    source = CudaSource()
+    argument = np.zeros(1, source.layout("Tasks"))
+    many = DeviceTasks(
+        [1, 2, 3, 4], [5, 6, 7, 8], [9, 0, 10, 1000], [0, 1, 2, 3], [1.0, 2.0, 3.0, 4.0], [0, 1, 2, 4]
+    )
+    assert many.write(slice(1, 4), argument, 10, 6) == 1 + 1 + 6
+    assert argument["count"][0] == 3
+    written = argument["task"][0, :3]
+    assert written["first_block"].tolist() == [0, 1, 2]
+    assert written["source"].tolist() == [2, 3, 4]
+    assert written["target"].tolist() == [6, 7, 8]
+    assert written["size"].tolist() == [0, 10, 1000]
+    assert written["row"].tolist() == [1, 2, 3]
+    assert written["factor"].tolist() == [2.0, 3.0, 4.0]
+    assert written["flags"].tolist() == [1, 2, 4]
