@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..graph.function_kinds import written_inputs
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels
-from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
+from ..kernels.arrays import FLOAT16, FLOAT32, are_readable, stored_dtype
 from ..kernels.copies import copy_arrays
 
 
@@ -87,6 +87,8 @@ class ForwardState:
     def arrays(self) -> List[nn.NdArray]:
         """What forward writes, as it is now; the float32 and float16 of it."""
         arrays = [leaf.data for leaf in self._written]
+        if are_readable(arrays):
+            return arrays
         return [array for array in arrays if stored_dtype(array) in (FLOAT32, FLOAT16)]
 
     def has_nonfinite(self) -> bool:

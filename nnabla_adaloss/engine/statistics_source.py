@@ -191,7 +191,6 @@ class DelayedStatistics:
         self._weights: Dict[int, nn.Variable] = {}
         self._measured: Set[int] = set()
         self._ahead = False
-        self._watched: Optional[List[int]] = None
 
     @property
     def complete(self) -> bool:
@@ -254,15 +253,14 @@ class DelayedStatistics:
 
     def watch(self, arrays: Sequence[nn.NdArray]) -> None:
         """Start to look at arrays, all at once."""
-        self._watched = self._measurements.measure(arrays)
+        self._measurements.watch(arrays)
 
     def finish(self) -> Findings:
         """Wait for what was measured and make it known; return what was found to be not finite."""
         # Forgotten first: after an interruption no ticket may be left without a measurement.
         gradients, self._asked = self._asked, {}
         data, self._asked_data = self._asked_data, {}
-        watched, self._watched = self._watched, None
-        measured, largest = self._measurements.fetch()
+        measured, largest, watched_finite = self._measurements.fetch()
         nonfinite: Set[int] = set()
         amax: Dict[int, float] = {}
         for key, (asked, scale) in gradients.items():
@@ -276,8 +274,7 @@ class DelayedStatistics:
             found = measured[asked] if isinstance(asked, int) else asked
             if not found.nonfinite:
                 self._data[key] = found
-        finite = None if watched is None else not any(measured[ticket].nonfinite for ticket in watched)
-        return Findings(nonfinite, amax, largest, finite)
+        return Findings(nonfinite, amax, largest, watched_finite)
 
     def state(self, keys: Sequence[int]) -> List[Any]:
         """Per variable its index in `keys` and what is known of its gradient and its data."""

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from operator import attrgetter
+from typing import Any, Optional, Sequence
 
 import nnabla as nn
 import numpy as np
@@ -12,6 +13,9 @@ from ..host_context import HOST
 
 FLOAT32 = np.dtype(np.float32)
 FLOAT16 = np.dtype(np.float16)
+
+_dtype = attrgetter("dtype")
+_zeroing = attrgetter("zeroing")
 
 
 def stored_dtype(array: nn.NdArray) -> Optional[np.dtype[Any]]:
@@ -24,6 +28,19 @@ def stored_dtype(array: nn.NdArray) -> Optional[np.dtype[Any]]:
         # A value set with fill() has no dtype before somebody asks for the memory.
         array.data_ptr(FLOAT32, HOST)
         return FLOAT32
+
+
+def are_readable(arrays: Sequence[nn.NdArray]) -> bool:
+    """Whether all arrays were written, and hold what kernels read: what is nearly always so of parameters,
+    seen in a quarter of the time that `stored_dtype` takes for each.
+    """
+    if any(map(_zeroing, arrays)):
+        return False
+    try:
+        return {*map(_dtype, arrays)} <= {FLOAT32, FLOAT16}
+    except RuntimeError:
+        # One was set with fill(); `stored_dtype` knows what to do.
+        return False
 
 
 def as_float32(array: nn.NdArray, copy: nn.NdArray) -> nn.NdArray:

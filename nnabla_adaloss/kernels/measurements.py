@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Protocol, Sequence, Tuple
+import math
+from typing import List, NamedTuple, Optional, Protocol, Sequence, Tuple
 
 import nnabla as nn
 
@@ -11,6 +12,9 @@ from ..core.statistics import ArrayStatistics
 from .cuda import CudaKernels
 from .device_table import DeviceTable
 from .interface import GradientsInPlace, GradientToUnscale, Kernels
+
+# Places of a table's largest magnitudes: that of all watched arrays, in the first table, then the gradients.
+_WATCHED, _FIRST_GRADIENT = 0, 1
 
 
 class Measured(NamedTuple):
@@ -20,10 +24,12 @@ class Measured(NamedTuple):
         statistics: one entry per measured array, in the order of the tickets.
         largest: the largest magnitude of each unscaled gradient, in the order of the gradients; infinity
             where it, or what it was added to, holds an infinity or NaN.
+        watched_finite: whether the arrays that were watched are finite; None: none was.
     """
 
     statistics: List[ArrayStatistics]
     largest: List[float]
+    watched_finite: Optional[bool] = None
 
 
 class Measurements(Protocol):
@@ -31,6 +37,9 @@ class Measurements(Protocol):
 
     def measure(self, arrays: Sequence[nn.NdArray]) -> List[int]:
         """Start taking the statistics of arrays as they are now; return the tickets of the results."""
+
+    def watch(self, arrays: Sequence[nn.NdArray]) -> None:
+        """Start looking whether arrays are finite: once a pass."""
 
     def unscale(self, gradients: Sequence[GradientToUnscale]) -> None:
         """Start unscaling gradients into their masters."""
@@ -53,12 +62,17 @@ class HostMeasurements:
         self._kernels = kernels
         self._statistics: List[ArrayStatistics] = []
         self._largest: List[float] = []
+        self._watched_finite: Optional[bool] = None
 
     def measure(self, arrays: Sequence[nn.NdArray]) -> List[int]:
         """Take the statistics of arrays; return the tickets of the results."""
         first = len(self._statistics)
         self._statistics += map(self._kernels.statistics, arrays)
         return list(range(first, len(self._statistics)))
+
+    def watch(self, arrays: Sequence[nn.NdArray]) -> None:
+        """Look whether arrays are finite."""
+        self._watched_finite = self._kernels.all_finite(arrays)
 
     def unscale(self, gradients: Sequence[GradientToUnscale]) -> None:
         """Unscale gradients into their masters."""
@@ -70,8 +84,8 @@ class HostMeasurements:
 
     def fetch(self) -> Measured:
         """Hand out everything, and forget it."""
-        measured = Measured(self._statistics, self._largest)
-        self._statistics, self._largest = [], []
+        measured = Measured(self._statistics, self._largest, self._watched_finite)
+        self._statistics, self._largest, self._watched_finite = [], [], None
         return measured
 
 
@@ -87,9 +101,10 @@ class DeviceMeasurements:
     def __init__(self, kernels: CudaKernels, rows: int) -> None:
         self._kernels = kernels
         self._rows = rows
-        self._tables = [kernels.table(rows, gradients=rows)]
+        self._tables = [self._new_table()]
         self._used = 0
         self._unscaled = 0
+        self._watched: Optional[int] = None
 
     def measure(self, arrays: Sequence[nn.NdArray]) -> List[int]:
         """Launch the statistics of arrays, one launch for up to 96 of them; return the tickets."""
@@ -101,13 +116,18 @@ class DeviceMeasurements:
             self._used += len(some)
         return list(range(first, self._used))
 
+    def watch(self, arrays: Sequence[nn.NdArray]) -> None:
+        """Launch a look at arrays: one launch for up to 96 of them."""
+        self._watched = len(arrays)
+        self._kernels.launch_largest(arrays, self._tables[0])
+
     def unscale(self, gradients: Sequence[GradientToUnscale]) -> None:
         """Launch the unscaling of gradients into their masters: one launch for up to 96 of them."""
         waiting = list(gradients)
         while waiting:
             table, first = self._place(self._unscaled)
             some, waiting = waiting[: self._rows - first], waiting[self._rows - first :]
-            self._kernels.launch_unscale_add(some, table, first)
+            self._kernels.launch_unscale_add(some, table, _FIRST_GRADIENT + first)
             self._unscaled += len(some)
 
     def unscale_in_place(self, gradients: GradientsInPlace) -> None:
@@ -116,30 +136,38 @@ class DeviceMeasurements:
         while start < end:
             table, first = self._place(self._unscaled)
             part = slice(start, min(end, start + self._rows - first))
-            self._kernels.launch_unscale_in_place(gradients, table, part, first)
+            self._kernels.launch_unscale_in_place(gradients, table, part, _FIRST_GRADIENT + first)
             self._unscaled += part.stop - start
             start = part.stop
 
     def fetch(self) -> Measured:
         """Wait for the device once, if there is anything to wait for; return everything and forget it."""
-        measured = Measured([], [])
-        used, unscaled = self._used, self._unscaled
+        statistics: List[ArrayStatistics] = []
+        largest: List[float] = []
+        used, unscaled, watched = self._used, self._unscaled, self._watched
         self._used = self._unscaled = 0
+        self._watched = None
+        watched_finite = None if watched is None else True
         for table in self._tables:
             rows, gradients = min(used, self._rows), min(unscaled, self._rows)
-            if rows or gradients:
-                contents = table.fetch(rows, gradients)
+            if rows or gradients or watched:
+                contents = table.fetch(rows, _FIRST_GRADIENT + gradients)
                 table.clear()
-                measured.statistics.extend(row.statistics for row in contents.rows)
-                measured.largest.extend(contents.largest)
-            used, unscaled = used - rows, unscaled - gradients
-        return measured
+                statistics.extend(row.statistics for row in contents.rows)
+                largest.extend(contents.largest[_FIRST_GRADIENT:])
+                if watched:
+                    watched_finite = math.isfinite(contents.largest[_WATCHED])
+            used, unscaled, watched = used - rows, unscaled - gradients, 0
+        return Measured(statistics, largest, watched_finite)
+
+    def _new_table(self) -> DeviceTable:
+        return self._kernels.table(self._rows, gradients=_FIRST_GRADIENT + self._rows)
 
     def _place(self, index: int) -> Tuple[DeviceTable, int]:
         """The table and the place in it for the measurement of this number."""
         table, place = divmod(index, self._rows)
         if table == len(self._tables):
-            self._tables.append(self._kernels.table(self._rows, gradients=self._rows))
+            self._tables.append(self._new_table())
         return self._tables[table], place
 
 

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss.host_context import HOST
-from nnabla_adaloss.kernels.arrays import FLOAT16, FLOAT32, as_float32, prepare_master, stored_dtype
+from nnabla_adaloss.kernels.arrays import (
+    FLOAT16,
+    FLOAT32,
+    are_readable,
+    as_float32,
+    prepare_master,
+    stored_dtype,
+)
 
 
 def array_of(dtype: type, *shape: int) -> nn.NdArray:
@@ -67,3 +74,18 @@ def test_infinities_nans_and_signed_zeros_survive() -> None:
     np.testing.assert_array_equal(found, expected)
     assert np.signbit(found[3])
     assert FLOAT16 != FLOAT32
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_written_arrays_are_readable(dtype: type) -> None:
+    assert are_readable([array_of(dtype, 2), array_of(np.float32, 0)])
+    assert are_readable([])
+
+
+def test_arrays_that_need_a_closer_look_are_not() -> None:
+    good, zero, filled = array_of(np.float32, 2), nn.NdArray((3,)), nn.NdArray((3,))
+    zero.zero()
+    filled.fill(2.5)
+    for other in (zero, filled, array_of(np.float64, 2)):
+        assert not are_readable([good, other])
+    assert zero.zeroing

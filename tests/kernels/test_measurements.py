@@ -49,10 +49,21 @@ def test_results_come_in_the_order_of_tickets_and_once(measurements: Measurement
     for _ in range(2):
         # More arrays than a table has rows.
         tickets = [measurements.measure([array(float(i), 1.0)])[0] for i in range(5)]
-        statistics, largest = measurements.fetch()
+        statistics, largest, _ = measurements.fetch()
         assert [statistics[t].sum for t in tickets] == [1.0, 2.0, 3.0, 4.0, 5.0]
         assert len(statistics) == 5
         assert largest == []
+
+
+def test_arrays_are_watched_beside_what_is_measured(measurements: Measurements) -> None:
+    good, bad, master = array(1.0), array(2.0, np.inf), array(0.0)
+    for arrays, finite in (([good], True), ([good, bad], False), ([], True), ([good], True)):
+        measurements.watch(arrays)
+        measurements.unscale([GradientToUnscale(array(6.0), master, 2.0, False) for _ in range(3)])
+        assert measurements.fetch() == ([], [3.0] * 3, finite)
+    measurements.watch([bad])
+    assert measurements.fetch() == ([], [], False)
+    assert measurements.fetch() == ([], [], None)
 
 
 def test_many_arrays_take_one_launch(cuda_kernels: CudaKernels) -> None:
@@ -75,8 +86,8 @@ def test_nothing_is_fetched_where_nothing_was_measured(
         DeviceTable, "fetch", lambda table, *used: fetched.append(used) or fetch(table, *used)
     )
     measurements.fetch()
-    assert fetched == [(2, 0), (2, 0), (1, 0)]
-    assert measurements.fetch() == ([], [])
+    assert fetched == [(2, 1), (2, 1), (1, 1)]
+    assert measurements.fetch() == ([], [], None)
     measurements.measure([array(1.0)])
     measurements.fetch()
     assert fetched[3:] == [(1, 0)]
