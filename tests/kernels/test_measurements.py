@@ -90,7 +90,7 @@ def test_nothing_is_fetched_where_nothing_was_measured(
     assert measurements.fetch() == ([], [], None)
     measurements.measure([array(1.0)])
     measurements.fetch()
-    assert fetched[3:] == [(1, 0)]
+    assert fetched[3:] == [(1, 1)]
 
 
 def test_an_array_is_measured_as_it_was(measurements: Measurements) -> None:
