@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Optional
 
-from scipy.special import erfinv
-
+from ..normal import erfinv
 from ..overflow import overflow_limit
 from ..power_of_two import clamp_scale
 from ..statistics import ArrayStatistics
@@ -62,7 +61,7 @@ class ApproxRange(Method):
 
     @cached_property
     def _quantile(self) -> float:
-        return math.sqrt(2.0) * float(erfinv(self.n_uf_threshold))
+        return math.sqrt(2.0) * erfinv(self.n_uf_threshold)
 
 
 def product_sigma(g: ArrayStatistics, W: ArrayStatistics, fan_in: float) -> float:

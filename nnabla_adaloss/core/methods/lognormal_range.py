@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import erfinv
 
 from ..formats import FLOAT32
 from ..power_of_two import clamp_scale
@@ -49,7 +49,7 @@ class LognormalRange(Method):
         deviation = float(logarithms.std()) if logarithms.size else 0.0
         if deviation == 0.0:
             return 1.0
-        quantile = math.sqrt(2.0) * float(erfinv(2.0 * self.n_uf_threshold - 1.0))
+        quantile = NormalDist().inv_cdf(self.n_uf_threshold)  # sqrt(2) erfinv(2p - 1)
         exponent = math.log(range.u_min) - float(logarithms.mean()) - deviation * quantile
         limit = range.u_max / float(np.abs(np.asarray(g, np.float64)).max())
         # exp overflows beyond 709; the limit decides long before.
