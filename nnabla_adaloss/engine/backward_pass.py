@@ -162,7 +162,7 @@ class BackwardPass:
         self._leaves.finish()
         findings = self.statistics.finish()
         self.state_finite = findings.watched_finite
-        written = self._leaves.results(findings.largest)
+        written = list(zip(*self._leaves.results(findings.largest)))
         self.nonzero = {entry.key for entry, largest in written if largest}
         keys, labels = (
             set(findings.nonfinite),

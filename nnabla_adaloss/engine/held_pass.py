@@ -160,10 +160,12 @@ class HeldPass:
         self._leaves.finish()
         found = self.statistics.finish()
         self.state_finite = found.watched_finite
-        written = self._leaves.results(found.largest)
-        self.nonzero = {entry.key for entry, largest in written if largest}
-        bad = {entry.key for entry, largest in written if largest == math.inf}
-        nodes = [n for n in self.nodes.values() if not bad.isdisjoint(n.leaf_keys)] if bad else []
+        written, largest = self._leaves.results(found.largest)
+        self.nonzero = {entry.key for entry, amax in zip(written, largest) if amax}
+        nodes: List[Node] = []
+        if math.inf in largest:
+            bad = {entry.key for entry, amax in zip(written, largest) if amax == math.inf}
+            nodes = [node for node in self.nodes.values() if not bad.isdisjoint(node.leaf_keys)]
         self.found_inf = [node.label for node in nodes]
         if self.components is not None:
             # Where the gradient of a layer is not finite, that of its weight is not.

@@ -208,14 +208,14 @@ class LeafGradients:
         self._scratches = 0
         self._unscale(waiting)
 
-    def results(self, deferred: Sequence[float]) -> List[Tuple[Written, float]]:
-        """What was written in this pass, each with its largest magnitude, divided by the scale; infinity
+    def results(self, deferred: Sequence[float]) -> Tuple[Sequence[Written], Sequence[float]]:
+        """What was written in this pass, and the largest magnitude of each, divided by the scale; infinity
         where it was not finite.
 
         Args:
             deferred: the magnitudes that the deferred measurements have found.
         """
-        return list(zip(self._unscaled, self._largest if self._deferred is None else deferred))
+        return self._unscaled, self._largest if self._deferred is None else deferred
 
     def restore(self) -> None:
         """Put the masters back when a pass is given up; harmless when none is away."""
