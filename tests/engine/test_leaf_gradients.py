@@ -51,7 +51,7 @@ class Stage:
         return self.plan.nodes[hash(f)]
 
     def results(self) -> List[Tuple[Written, float]]:
-        return self.leaves.results(self.measurements.fetch().largest)
+        return list(zip(*self.leaves.results(self.measurements.fetch().largest)))
 
     def backward(self, scale: float, stop_at: Optional[str] = None) -> None:
         seen: List[str] = []
