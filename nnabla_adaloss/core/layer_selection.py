@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import NamedTuple, Sequence, Tuple
+from typing import List, NamedTuple, Sequence, Tuple
 
 
 class LayerSelection(NamedTuple):
@@ -34,15 +34,22 @@ class LayerSelection(NamedTuple):
             ValueError: one does not; the message lists the names.
         """
         for argument, patterns in zip(self._fields, self):
-            for pattern in patterns:
-                if pattern.strip("*") and not _any_matches((pattern,), layers):
-                    names = (
-                        ", ".join(layers) if layers else "none: it has no matrix product that can be scaled"
-                    )
-                    raise ValueError(
-                        f"{argument} has the pattern {pattern!r}, which matches no layer; the network's "
-                        f"layers are {names}"
-                    )
+            for pattern in unmatched(patterns, layers):
+                names = ", ".join(layers) if layers else "none: it has no matrix product that can be scaled"
+                raise ValueError(
+                    f"{argument} has the pattern {pattern!r}, which matches no layer; the network's "
+                    f"layers are {names}"
+                )
+
+
+def unmatched(patterns: Sequence[str], layers: Sequence[str]) -> List[str]:
+    """The patterns that match none of the names `layers`, but for those made to match everything.
+
+    Example:
+        >>> unmatched(["block*", "head", "*"], ["block1/conv", "fc"])
+        ['head']
+    """
+    return [pattern for pattern in patterns if pattern.strip("*") and not _any_matches((pattern,), layers)]
 
 
 def _any_matches(patterns: Sequence[str], names: Sequence[str]) -> bool:

@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
-from typing import Dict, Optional, Sequence
+import warnings
+from typing import Dict, Optional, Sequence, Tuple
 
-from ..core.layer_selection import LayerSelection
+from ..core.layer_selection import LayerSelection, unmatched
 from ..core.validation import boolean, integer
+from ..errors import LossScaleWarning
 from .events import BatchRepeated, BatchThrownAway, LayerScaled, Overflowed, ScaleChanged, UpdateEnded
 from .monitor import Monitor
 from .recording import Recording
 from .row_file import PathLike, RowFile
 from .rows import Row, row_of
+
+_NAMES_TOLD = 10
 
 
 class Recorder(Monitor):
@@ -22,7 +26,8 @@ class Recorder(Monitor):
         every: layers and losses are recorded in iterations whose number is a multiple of this; the others
             cost nothing. Overflows, lost batches and changes of the scale are recorded whenever they happen.
             1.
-        layers: names of the layers to record, as `fnmatch` patterns. All.
+        layers: names of the layers to record, as `fnmatch` patterns. All. A pattern that matches none of the
+            layers in the first iteration that is recorded is warned of, once.
         path: a file to which each row is appended as it happens, as JSON lines. It survives a crash, and a
             training that goes on with the same path goes on in it. On several ranks, each needs its own. None
             for memory only.
@@ -77,6 +82,8 @@ class Recorder(Monitor):
         self._histograms = boolean("histograms", histograms)
         self._selection = LayerSelection(tuple(layers))
         self._selected: Dict[str, bool] = {}
+        self._first_iteration: Optional[int] = None
+        self._patterns: Tuple[str, ...] = self._selection.include  # that are to be looked at
         self.recording = Recording(limit=limit)
         self._file = None if path is None else RowFile(path)
 
@@ -87,6 +94,10 @@ class Recorder(Monitor):
 
     def on_layer_scaled(self, event: LayerScaled) -> None:
         """Record a layer, if it is one of those that are recorded."""
+        if self._first_iteration is None:
+            self._first_iteration = event.iteration
+        elif event.iteration > self._first_iteration:  # in a loop that tells of no ends
+            self._warn_of_patterns()
         layer = event.record.layer
         selected = self._selected.get(layer)
         if selected is None:
@@ -112,7 +123,21 @@ class Recorder(Monitor):
 
     def on_update_ended(self, event: UpdateEnded) -> None:
         """Record it."""
+        self._warn_of_patterns()
         self._record(event)
+
+    def _warn_of_patterns(self) -> None:
+        """Warn of patterns that match no layer, now that the layers are known; the first time only."""
+        patterns, self._patterns = unmatched(self._patterns, list(self._selected)), ()
+        if patterns:
+            known = ", ".join(list(self._selected)[:_NAMES_TOLD]) or "none"
+            more = len(self._selected) - _NAMES_TOLD
+            warnings.warn(
+                f"Recorder(layers=...): {', '.join(map(repr, patterns))} matches no layer that has got a "
+                f"scale so far, and only those are recorded: {known}{f', and {more} more' if more > 0 else ''}",
+                LossScaleWarning,
+                stacklevel=2,
+            )
 
     def _record(self, row: Row) -> None:
         self.recording.rows.append(row)

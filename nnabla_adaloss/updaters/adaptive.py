@@ -20,7 +20,7 @@ from ..emulation import with_storage
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
 from ..errors import LossScaleError
 from ..graph.loss_like import LossLike, check_scale
-from ..monitor import Audience, BatchThrownAway, ScaleChanged, UpdateEnded, audience_of
+from ..monitor import Audience, BatchThrownAway, ScaleChanged, audience_of
 from ..state import read_state, write_state
 from .argument_checks import check_arguments, check_choice, keep_data
 from .batch_run import BatchRun
@@ -34,6 +34,7 @@ from .reports import Reports, nonfinite_gradients, tell_of_float_storage
 from .result import UpdateResult
 from .shared_state import adopt_shared_state, agreed_scales, reached_state, shared_state
 from .states import restore, state_of
+from .telling import tell_of_update
 from .tries import Tries
 from .window import Window
 
@@ -463,10 +464,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
     def _tell_of_update(self, audience: Audience, result: UpdateResult, scale_before: float) -> None:
         if self._scale != scale_before:
             audience.tell(ScaleChanged(self.iteration, scale_before, self._scale))
-        if audience.wants(UpdateEnded, self.iteration):
-            loss = float(self.scaling.variable.d.flat[0])
-            told = (result.updated, result.reason, result.scale, result.retries, loss)
-            audience.tell(UpdateEnded(self.iteration, *told))
+        tell_of_update(audience, self.iteration, result, self.scaling.variable)
 
     def _forget_overflows(self) -> None:
         self.scale_state = self._tries.scale_state

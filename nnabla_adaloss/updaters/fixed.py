@@ -6,15 +6,18 @@ from __future__ import annotations
 from typing import Any, Callable, Optional, Sequence
 
 import nnabla as nn
+import numpy as np
 
 from ..core.precision import StorageLike
 from ..emulation import with_storage
 from ..engine import AdaptiveLossScaling
 from ..graph.loss_like import LossLike, check_scale, variable_of
+from ..monitor import Audience, BatchThrownAway, Overflowed, audience_of
 from .accumulation import accumulate
 from .argument_checks import check_arguments, keep_data
 from .exchange import GradientExchange
 from .result import UpdateResult
+from .telling import tell_of_update
 
 
 class FixedLossScalingUpdater:
@@ -32,6 +35,11 @@ class FixedLossScalingUpdater:
         comm: a communicator for data-parallel training; None for one process.
         grads: gradients to exchange; None (or empty) means those of all the solver's parameters.
         storage: emulate this storage format on a float context, for example `"float16"` or `"fp8_hybrid"`.
+        monitors: who is told what happens: objects with some of the methods of `Monitor`, such as `Recorder`.
+            No layer gets a scale of its own here, so they are told of updates and dropped batches.
+
+    Attributes:
+        iteration: how many updates were tried.
 
     Raises:
         TypeError, ValueError: an argument is not as described; the message names it. Nothing was changed.
@@ -61,6 +69,7 @@ class FixedLossScalingUpdater:
         grads: Optional[Sequence[nn.NdArray]] = None,
         *,
         storage: Optional[StorageLike] = None,
+        monitors: Sequence[Any] = (),
     ) -> None:
         check_arguments(solver, data_feeder, accum_grad, weight_decay, comm, grads)
         variable = variable_of(loss)
@@ -74,6 +83,7 @@ class FixedLossScalingUpdater:
                 "it, or train with AdaptiveLossScalingUpdater"
             )
         self.scale = check_scale(scale)
+        self._audience = audience_of(monitors)
         self.solver = solver
         self.loss = with_storage(loss, storage)
         self.data_feeder = data_feeder
@@ -82,6 +92,7 @@ class FixedLossScalingUpdater:
         self.accum_grad = accum_grad
         self.weight_decay = weight_decay
         self.comm = comm
+        self.iteration = 0
         self._exchange = GradientExchange(comm, grads, solver)
 
     def update(self) -> UpdateResult:
@@ -92,6 +103,15 @@ class FixedLossScalingUpdater:
         """
         accumulate(self.solver, self.data_feeder, self.accum_grad, self._forward_backward)
         self._exchange.sum(average=False)
+        self.iteration += 1
+        result = self._update()
+        if self._audience is not None:
+            if not result.updated:
+                self._tell_of_overflow(self._audience)
+            tell_of_update(self._audience, self.iteration, result, variable_of(self.loss))
+        return result
+
+    def _update(self) -> UpdateResult:
         if self.drop_overflow_update and self.solver.check_inf_or_nan_grad():
             return UpdateResult(False, self.scale, 0, "overflow")
         self.solver.scale_grad(1.0 / self.scale)
@@ -99,6 +119,13 @@ class FixedLossScalingUpdater:
             self.solver.weight_decay(self.weight_decay)
         self.solver.update()
         return UpdateResult(True, self.scale)
+
+    def _tell_of_overflow(self, audience: Audience) -> None:
+        # Whose gradients were not finite nobody has looked at.
+        finite = bool(np.isfinite(variable_of(self.loss).d).all())
+        cause = "overflow" if finite else "nonfinite_loss"
+        audience.tell(Overflowed(self.iteration, 0, cause, (), None, self.scale))
+        audience.tell(BatchThrownAway(self.iteration, cause, (), self.accum_grad))
 
     def _forward_backward(self) -> None:
         self.loss.forward(clear_no_need_grad=self.clear_buffer)

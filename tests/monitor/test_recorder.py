@@ -59,6 +59,34 @@ def test_only_some_layers_in_some_iterations() -> None:
     assert [(row.iteration, row.layer) for row in rows] == [(2, "hidden/affine"), (4, "hidden/affine")]
 
 
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_pattern_without_a_layer_is_warned_of_once(every: int) -> None:
+    recorder = Recorder(every=every, layers=["hid*", "fc1", "conv*"])
+    told = (
+        r"Recorder\(layers=...\): 'fc1', 'conv\*' matches no layer that has .*: output/affine, hidden/affine$"
+    )
+    with pytest.warns(LossScaleWarning, match=told) as warned:
+        recorded(recorder, iterations=6)
+    assert sum("Recorder" in str(warning.message) for warning in warned) == 1
+    assert recorder.recording.layers == ["hidden/affine"]
+
+
+def test_a_pattern_without_a_layer_in_a_loop_of_ones_own() -> None:
+    train = training()
+    scaling = AdaptiveLossScaling(FormatEmulation(train.loss, "float16"), monitors=[Recorder(layers=["fc1"])])
+    train.feed()
+    scaling.forward()
+    scaling.backward(iteration=1)
+    scaling.forward()
+    with pytest.warns(LossScaleWarning, match="'fc1' matches no layer"):
+        scaling.backward(iteration=2)
+
+
+def test_patterns_that_match_are_not_warned_of(recwarn: pytest.WarningsRecorder) -> None:
+    recorded(Recorder(layers=["hid*", "output/affine", "*"]))
+    assert not [warning for warning in recwarn if "Recorder" in str(warning.message)]
+
+
 def test_underflow_is_found() -> None:
     recorder = Recorder(histograms=True)
     config = AdaLossConfig(loss_scale_method="fixed")

@@ -12,7 +12,15 @@ import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaptiveLossScaling, FixedLossScalingUpdater, FormatEmulation
+from nnabla_adaloss import (
+    AdaptiveLossScaling,
+    BatchThrownAway,
+    FixedLossScalingUpdater,
+    FormatEmulation,
+    Overflowed,
+    Recorder,
+    UpdateEnded,
+)
 from tests.updaters.networks import Training, snapshot, training
 
 
@@ -108,6 +116,46 @@ def test_bad_arguments_are_named(options: Dict[str, Any], error: type, named: st
     train = training()
     with pytest.raises(error, match=f"^{named}"):
         FixedLossScalingUpdater(train.solver, train.loss, **options)
+
+
+def test_monitors_are_told_of_updates_and_dropped_batches() -> None:
+    train, recorder = training(overflow=[1], nan=[3]), Recorder()
+    updater = updater_on(train, storage="float16", monitors=[recorder])
+    losses = []
+    for _ in range(5):
+        updater.update()
+        losses.append(float(train.loss.d))
+    recording = recorder.recording
+    ends = recording.of(UpdateEnded)
+    assert [(e.iteration, e.updated, e.reason) for e in ends] == [
+        (1, True, "updated"),
+        (2, False, "overflow"),
+        (3, True, "updated"),
+        (4, False, "overflow"),
+        (5, True, "updated"),
+    ]
+    np.testing.assert_array_equal([e.loss for e in ends], losses)
+    assert {e.scale for e in ends} == {128.0}
+    causes = [(2, "overflow"), (4, "nonfinite_loss")]
+    assert [(e.iteration, e.cause) for e in recording.of(Overflowed)] == causes
+    assert [(e.iteration, e.cause, e.batches) for e in recording.of(BatchThrownAway)] == [
+        (*cause, 1) for cause in causes
+    ]
+    assert recording.layers == []
+
+
+def test_every_of_a_monitor_holds_for_a_fixed_scale() -> None:
+    recorder = Recorder(every=2)
+    updater = updater_on(training(), monitors=[recorder], accum_grad=2)
+    for _ in range(4):
+        updater.update()
+    assert [e.iteration for e in recorder.recording.of(UpdateEnded)] == [2, 4]
+    assert updater.iteration == 4
+
+
+def test_what_is_no_monitor_is_refused() -> None:
+    with pytest.raises(TypeError, match="none of the methods on_layer_scaled"):
+        updater_on(training(), monitors=[print])
 
 
 def test_a_loss_of_several_elements_is_refused() -> None:
