@@ -33,7 +33,6 @@ import nnabla as nn
 import nnabla.functions as F
 import nnabla.solvers as S
 import numpy as np
-from resnet50 import resnet50
 
 from nnabla_adaloss import (
     AdaptiveLossScalingUpdater,
@@ -89,13 +88,16 @@ def counted() -> Iterator[Dict[str, int]]:
 
 def time_resnet50(context: nn.Context, rounds: int, batch: int, size: int, width: int) -> Dict[str, Any]:
     """Prints and returns what an iteration takes with each method."""
+    from common.resnet import resnet
+
     random = np.random.default_rng(0)
     actions: Dict[str, Action] = {}
     for method in ("fixed, unchecked", "dynamic", "adaptive"):
         with nn.parameter_scope("", OrderedDict()), nn.context_scope(context):
             x, t = nn.Variable((batch, 3, size, size)), nn.Variable((batch, 1))
             x.d, t.d = random.standard_normal(x.shape), random.integers(0, 1000, t.shape)
-            loss = F.mean(F.softmax_cross_entropy(resnet50(x, 1000, width), t))
+            told = resnet(x, "resnet50", width, 1000, training=True, last_gamma=1.0)
+            loss = F.mean(F.softmax_cross_entropy(told, t))
             solver = S.Momentum(1e-3)
             solver.set_parameters(nn.get_parameters())
             if method == "fixed, unchecked":

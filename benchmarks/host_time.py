@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import sys
 import time
 from collections import OrderedDict
 from pathlib import Path
@@ -26,13 +27,14 @@ import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
-from resnet50 import resnet50
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
 from nnabla_adaloss.host_context import HOST
 from nnabla_adaloss.kernels import CudaKernels
 from nnabla_adaloss.kernels.cuda_launcher import Bytes
 from nnabla_adaloss.kernels.cuda_source import CudaSource
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
 
 Build = Callable[[nn.Variable], nn.Variable]
 
@@ -156,6 +158,13 @@ def measure(
     return found
 
 
+def resnet50(x: nn.Variable) -> nn.Variable:
+    """All its layers, with one map in the stem."""
+    from common.resnet import resnet
+
+    return resnet(x, "resnet50", width=1, classes=2, training=True, last_gamma=1.0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -167,7 +176,7 @@ def main() -> None:
     device, rounds = IdleDevice(), options.rounds
     kernels = CudaKernels(HOST, device)
     with mock.patch("nnabla_adaloss.engine.adaptive_loss_scaling.select_kernels", return_value=kernels):
-        rows = [measure(device, "ResNet-50, one map", lambda x: resnet50(x, 2, 1), (1, 3, 32, 32), rounds)]
+        rows = [measure(device, "ResNet-50, one map", resnet50, (1, 3, 32, 32), rounds)]
         rows += [measure(device, f"{n} affine layers", chain(n), (1, 2), rounds) for n in (10, 100, 1000)]
     if options.json is not None:
         options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")

@@ -32,8 +32,8 @@ from common import options as common_options
 from common import ranks as common_ranks
 from common.digits import enlarged
 from common.feeder import Feeder, in_epochs
-from common.scores import accuracy, fate
-from common.session import Session
+from common.scores import accuracy, print_result
+from common.session import run
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater
 
@@ -137,14 +137,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         comm=ranks.comm,
         average=True,
     )
-    with Session(options, updater, ranks=ranks) as session:
-        for iteration in session:
-            solver.set_learning_rate(rate(iteration))
-            session.show(updater.update().scale, loss)
+    run(options, updater, rate, ranks)
     if ranks.rank == 0:
-        right = accuracy(lambda seen: network(seen, training=False), test)
-        print(f"{options.network}: {right:.1%} of the test images told right")
-        print(fate(updater))
+        right = accuracy(lambda batch: network(batch, training=False), test)
+        print_result(options.network, right, updater)
     return 0
 
 

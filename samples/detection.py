@@ -32,7 +32,7 @@ from common.boxes import Box, BoxedScene, boxed_scene, overlap
 from common.digits import load
 from common.feeder import Feeder
 from common.scores import fate
-from common.session import Session
+from common.session import run
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater
 
@@ -183,10 +183,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     updater = AdaptiveLossScalingUpdater(
         solver, loss, Feeder(fill), storage=options.storage, weight_decay=1e-4
     )
-    with Session(options, updater) as session:
-        for iteration in session:
-            solver.set_learning_rate(rate(iteration))
-            session.show(updater.update().scale, loss)
+    run(options, updater, rate)
 
     random = np.random.default_rng(0)
     scenes = [boxed_scene(test, random, SIZE, DIGITS, NOISE) for _ in range(TEST_SCENES)]

@@ -26,62 +26,16 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import nnabla as nn
 import nnabla.functions as F
-import nnabla.initializer as I
-import nnabla.parametric_functions as PF
 import nnabla.solvers as S
-import numpy as np
 from common import image_folder
 from common import options as common_options
 from common import ranks as common_ranks
 from common.feeder import Feeder, in_epochs
-from common.scores import accuracy_of_batches, fate, whole_batches
-from common.session import Session
+from common.resnet import BLOCKS, resnet
+from common.scores import accuracy_of_batches, print_result, whole_batches
+from common.session import run
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater
-
-BLOCKS = {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3)}
-
-
-def resnet(x: nn.Variable, network: str, width: int, classes: int, training: bool) -> nn.Variable:
-    """Logits, shape (batch, classes); ResNet-50 has bottlenecks, which stride in their 3x3 convolution."""
-    bottleneck = network == "resnet50"
-
-    def unit(
-        h: nn.Variable, maps: int, kernel: int, stride: int, name: str, last: bool = False
-    ) -> nn.Variable:
-        spread = float(np.sqrt(2.0 / (h.shape[1] * kernel * kernel)))
-        h = PF.convolution(
-            h,
-            maps,
-            (kernel, kernel),
-            pad=(kernel // 2, kernel // 2),
-            stride=(stride, stride),
-            w_init=I.NormalInitializer(spread),
-            with_bias=False,
-            name=name,
-        )
-        # A block begins as its shortcut (Goyal et al. 2017).
-        start = {"gamma": I.ConstantInitializer(0.0 if last else 1.0)}
-        return PF.batch_normalization(h, batch_stat=training, param_init=start, name=name)
-
-    h = F.relu(unit(x, width, 7, 2, "stem"))
-    h = F.max_pooling(h, (3, 3), stride=(2, 2), pad=(1, 1))
-    for stage, blocks in enumerate(BLOCKS[network]):
-        maps = width * 2**stage
-        for block in range(blocks):
-            stride = 2 if stage > 0 and block == 0 else 1
-            wide = 4 * maps if bottleneck else maps
-            with nn.parameter_scope(f"stage{stage}/block{block}"):
-                shortcut = h
-                if stride != 1 or h.shape[1] != wide:
-                    shortcut = unit(h, wide, 1, stride, "shortcut")
-                if bottleneck:
-                    inner = F.relu(unit(h, maps, 1, 1, "a"))
-                    inner = unit(F.relu(unit(inner, maps, 3, stride, "b")), wide, 1, 1, "c", last=True)
-                else:
-                    inner = unit(F.relu(unit(h, maps, 3, stride, "a")), maps, 3, 1, "b", last=True)
-                h = F.relu(inner + shortcut)
-    return PF.affine(F.global_average_pooling(h), classes, name="fc")
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -137,17 +91,13 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         comm=ranks.comm,
         average=True,
     )
-    with Session(options, updater, ranks=ranks) as session:
-        for iteration in session:
-            solver.set_learning_rate(rate(iteration))
-            session.show(updater.update().scale, loss)
+    run(options, updater, rate, ranks)
     if ranks.rank == 0:
         seen = image_folder.Loader(test, size, crop_at_random=False).batches(whole_batches(len(test.files)))
         right = accuracy_of_batches(
             lambda batch: resnet(batch, options.network, width, classes, training=False), seen
         )
-        print(f"{options.network}: {right:.1%} of the test images told right")
-        print(fate(updater))
+        print_result(options.network, right, updater)
     return 0
 
 

@@ -30,7 +30,7 @@ from common import options as common_options
 from common import ranks as common_ranks
 from common.feeder import Feeder
 from common.scores import fate
-from common.session import Session
+from common.session import run
 from common.text import text, windows
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater
@@ -113,10 +113,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         average=True,
         on_gradients=lambda solver: solver.clip_grad_by_norm(1.0),  # they are unscaled
     )
-    with Session(options, updater, ranks=ranks) as session:
-        for iteration in session:
-            solver.set_learning_rate(rate(iteration))
-            session.show(updater.update().scale, loss)
+    run(options, updater, rate, ranks)
 
     starts = np.linspace(0, len(test) - length - 2, TEST_WINDOWS).astype(np.int64)
     seen, following = (nn.Variable.from_numpy_array(part) for part in windows(test, starts, length))

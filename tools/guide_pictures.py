@@ -4,9 +4,13 @@
 from __future__ import annotations
 
 import argparse
+import html
+import json
+import re
 import subprocess
+import sys
 from pathlib import Path
-from typing import List, Optional, Sequence
+from typing import List, NamedTuple, Optional, Sequence
 
 from tools.report_pictures import browser
 
@@ -15,37 +19,74 @@ GUIDE = ROOT / "build" / "guide"
 
 DESCRIPTION = """\
 Photographs pages of the guide that `make docs` has built, as they look on a desktop (1280 pixels wide) and on
-a phone (390).
+a phone (390), from top to bottom. Says which of them are wider than that, and which pictures are missing.
 """
 
 EPILOG = """\
-It needs a Chromium (Debian: apt install chromium).
+It needs a Chromium (Debian: apt install chromium). The exit status is 1 where something was found.
 
 examples:
   python -m tools.guide_pictures                        every page, to build/guide_pictures
   python -m tools.guide_pictures index recipes api/core
 """
 
-SIZES = {"desktop": (1280, 1600), "phone": (390, 1600)}
+WIDTHS = {"desktop": 1280, "phone": 390}
+_TALLEST = 16000  # a Chromium takes no taller pictures
+
+# A headless Chromium has a window of 500 pixels at least: the page stands in a frame of its own width.
+_FRAME = """<!DOCTYPE html><body style="margin:0">
+<iframe src="{page}" style="border:0;width:{width}px;height:{height}px"></iframe>
+<script>
+onload = () => {{
+  const page = document.querySelector("iframe").contentDocument, root = page.documentElement;
+  const missing = [...page.images].filter((image) => !image.naturalWidth).map((image) => image.src);
+  document.body.dataset.found = JSON.stringify([root.scrollWidth, root.scrollHeight, missing]);
+}};
+</script>"""
 
 
-def photograph(page: Path, target: Path, width: int, height: int) -> None:
-    """Write a picture of a page as a browser of that size shows it.
+class Look(NamedTuple):
+    """What a browser of some width makes of a page.
 
-    A headless Chromium has a window of 500 pixels at least: the page stands in a frame of the width.
+    Attributes:
+        width: pixels that it takes; more than the browser has where something sticks out.
+        height: pixels from top to bottom.
+        missing: addresses of pictures that were not found.
     """
+
+    width: int
+    height: int
+    missing: List[str]
+
+
+def look_at(page: Path, frame: Path, width: int) -> Look:
+    """Lay a page out; `frame` is a file to be written meanwhile."""
+    frame.write_text(_FRAME.format(page=page.as_uri(), width=width, height=1600), "utf-8")
+    shown = _browse(frame, width, 1600, "--dump-dom")
+    frame.unlink()
+    found = re.search(r'data-found="([^"]*)"', shown)
+    if found is None:
+        raise RuntimeError(f"the browser did not load {page}")
+    return Look(*json.loads(html.unescape(found[1])))
+
+
+def photograph(page: Path, target: Path, width: int) -> Look:
+    """Write a picture of a page from top to bottom, in a browser of that width; return what it is like."""
     frame = target.with_suffix(".html")
-    frame.write_text(
-        f'<!DOCTYPE html><body style="margin:0"><iframe src="{page.as_uri()}" '
-        f'style="border:0;width:{width}px;height:{height}px"></iframe>',
-        "utf-8",
-    )
-    command = [browser(), "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-    command += ["--virtual-time-budget=3000", "--allow-file-access-from-files"]
-    command += [f"--window-size={max(width, 500)},{height}", f"--screenshot={target}", frame.as_uri()]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120)
+    look = look_at(page, frame, width)
+    height = min(look.height, _TALLEST)
+    frame.write_text(_FRAME.format(page=page.as_uri(), width=width, height=height), "utf-8")
+    _browse(frame, width, height, f"--screenshot={target}")
     frame.unlink()
     _cut(target, width)
+    return look
+
+
+def _browse(frame: Path, width: int, height: int, what: str) -> str:
+    command = [browser(), "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    command += ["--virtual-time-budget=3000", "--allow-file-access-from-files"]
+    command += [f"--window-size={max(width, 500)},{height}", what, frame.as_uri()]
+    return subprocess.run(command, check=True, capture_output=True, encoding="utf-8", timeout=120).stdout
 
 
 def _cut(path: Path, width: int) -> None:
@@ -55,8 +96,14 @@ def _cut(path: Path, width: int) -> None:
     picture.crop((0, 0, width, picture.height)).save(path)
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> None:
-    """Photograph what is asked for."""
+def faults(look: Look, width: int) -> List[str]:
+    """What is wrong with a page, in words."""
+    wide = [f"it is {look.width} pixels wide, of {width}"] if look.width > width else []
+    return wide + [f"{address} is missing" for address in look.missing]
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Photograph what is asked for; returns the exit status."""
     parser = argparse.ArgumentParser(
         description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -67,15 +114,18 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         str(path.relative_to(GUIDE).with_suffix("")) for path in GUIDE.rglob("*.html") if path.stem != "404"
     )
     options.output.mkdir(parents=True, exist_ok=True)
+    status = 0
     for name in names:
         page = GUIDE / f"{name}.html"
         if not page.exists():
             parser.error(f"{page} is not there: run `make docs`, or is its name another?")
-        for size, (width, height) in SIZES.items():
+        for size, width in WIDTHS.items():
             target = options.output / f"{name.replace('/', '_')}_{size}.png"
-            photograph(page, target, width, height)
-            print(target)
+            found = faults(photograph(page, target, width), width)
+            print("; ".join([str(target), *found]))
+            status |= bool(found)
+    return status
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -130,11 +130,12 @@ class Recorder(Monitor):
         """Warn of patterns that match no layer, now that the layers are known; the first time only."""
         patterns, self._patterns = unmatched(self._patterns, list(self._selected)), ()
         if patterns:
-            known = ", ".join(list(self._selected)[:_NAMES_TOLD]) or "none"
-            more = len(self._selected) - _NAMES_TOLD
+            names = list(self._selected)
+            more = f", and {len(names) - _NAMES_TOLD} more" if len(names) > _NAMES_TOLD else ""
+            known = ", ".join(names[:_NAMES_TOLD]) + more or "none"
             warnings.warn(
                 f"Recorder(layers=...): {', '.join(map(repr, patterns))} matches no layer that has got a "
-                f"scale so far, and only those are recorded: {known}{f', and {more} more' if more > 0 else ''}",
+                f"scale so far, and only those are recorded: {known}",
                 LossScaleWarning,
                 stacklevel=2,
             )

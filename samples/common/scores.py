@@ -45,3 +45,15 @@ def fate(updater: Any) -> str:
     """What became of the loss scale of an adaptive updater, in words."""
     lost, repeats = sum(updater.counters.lost.values()), updater.counters.repeats
     return f"loss scale {updater.scale:g} at the end, {repeats} batches repeated, {lost} lost"
+
+
+def print_result(network: str, right: float, updater: Any) -> None:
+    """Print what a classifier has learned, and how its loss scale fared.
+
+    Args:
+        network: its name.
+        right: the share of the test images that it tells right.
+        updater: the adaptive updater that has trained it.
+    """
+    print(f"{network}: {right:.1%} of the test images told right")
+    print(fate(updater))

@@ -7,7 +7,7 @@ import argparse
 import signal
 import sys
 from types import TracebackType
-from typing import Any, Iterator, Optional, Type
+from typing import Any, Callable, Iterator, Optional, Type
 
 import nnabla as nn
 from tqdm import tqdm
@@ -93,3 +93,21 @@ class Session:
         if self._stopped:
             raise KeyboardInterrupt
         self._stopped = True
+
+
+def run(
+    options: argparse.Namespace, updater: Any, rate: Callable[[int], float], ranks: Ranks = ALONE
+) -> None:
+    """Train with one updater from where it is to the end.
+
+    Args:
+        options: those of `common.options`.
+        updater: an adaptive one; its data feeder is a `Feeder`.
+        rate: the learning rate of an iteration.
+        ranks: the processes that train together.
+    """
+    with Session(options, updater, ranks=ranks) as session:
+        for iteration in session:
+            updater.solver.set_learning_rate(rate(iteration))
+            updater.update()
+            session.show(updater.scale, updater.loss)

@@ -12,8 +12,8 @@ import pytest
 from tests.counted_device.device import CountedDevice, compile_counted_array
 from tests.kernels.host_launcher import COMPILER, compile_for_host
 
-# Test modules import networks of the benchmarks at their head.
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+# Test modules import networks of the samples at their head.
+sys.path.append(str(Path(__file__).parents[2] / "samples"))
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
-from resnet50 import resnet50
+from common.resnet import resnet
 
 from nnabla_adaloss import (
     AdaLossConfig,
@@ -50,7 +50,7 @@ def lenet(x: nn.Variable) -> nn.Variable:
 
 def narrow_resnet50(x: nn.Variable) -> nn.Variable:
     """All the layers of ResNet-50, with a sixteenth of the maps."""
-    return resnet50(x, 10, 4)
+    return resnet(x, "resnet50", width=4, classes=10, training=True, last_gamma=1.0)
 
 
 def counted(

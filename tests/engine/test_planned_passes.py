@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import hypothesis.strategies as st
 import numpy as np
@@ -45,23 +45,33 @@ def look(f: Any) -> None:
     """A hook that sees each function: steps cannot be taken at once then."""
 
 
+class Way(NamedTuple):
+    """How a loss is gone through."""
+
+    scale: Optional[float]
+    clear_buffer: bool
+    accum_grad: int
+
+
+ways = st.builds(Way, st.sampled_from([None, 1.0, 256.0]), st.booleans(), st.sampled_from([1, 2]))
+
+
 def runs(
     network: Network,
     config: AdaLossConfig,
-    *,
-    scale: Optional[float],
-    clear_buffer: bool,
-    accum_grad: int,
-    storage: Optional[str] = None,
-    hook: Optional[Callable[[Any], None]] = None,
+    way: Way,
+    storage: Optional[str],
+    hook: Optional[Callable[[Any], None]],
 ) -> Tuple[List[Dict[str, np.ndarray]], AdaptiveLossScaling]:
     loss = network.loss if storage is None else FormatEmulation(network.loss, storage)
     scaling = AdaptiveLossScaling(loss, config)
 
     def backward() -> None:
-        for _ in range(accum_grad):
-            scaling.forward(clear_no_need_grad=clear_buffer)
-            scaling.backward(scale, clear_buffer=clear_buffer, function_post_hook=hook, iteration=len(found))
+        for _ in range(way.accum_grad):
+            scaling.forward(clear_no_need_grad=way.clear_buffer)
+            scaling.backward(
+                way.scale, clear_buffer=way.clear_buffer, function_post_hook=hook, iteration=len(found)
+            )
 
     found: List[Dict[str, np.ndarray]] = []
     for _ in range(2 * EVERY):
@@ -69,36 +79,37 @@ def runs(
     return found, scaling
 
 
-@pytest.mark.slow
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    networks,
-    st.integers(0, 2**31),
-    st.sampled_from([None, 1.0, 256.0]),
-    st.booleans(),
-    st.sampled_from([1, 2]),
-)
-def test_planned_hooked_and_native_gradients_are_the_same(
-    network: Network, seed: int, scale: Optional[float], clear_buffer: bool, accum_grad: int
-) -> None:
-    how: Dict[str, Any] = {"scale": scale, "clear_buffer": clear_buffer, "accum_grad": accum_grad}
-
-    def native() -> None:
-        for _ in range(accum_grad):
-            network.loss.forward(clear_no_need_grad=clear_buffer)
-            network.loss.backward(1.0, clear_buffer=clear_buffer)
-
+def planned_and_hooked(
+    network: Network, seed: int, way: Way, storage: Optional[str] = None
+) -> List[Dict[str, np.ndarray]]:
+    """Gradients of passes with held scales, after it was seen that hooks come to the same in all."""
     config = config_of(seed)
-    planned, scaling = runs(network, config, **how)
-    hooked, other = runs(network, config, **how, hook=look)
-    reference = gradients(network, native)
+    planned, scaling = runs(network, config, way, storage, hook=None)
+    hooked, other = runs(network, config, way, storage, hook=look)
+    assert scaling.found_inf == other.found_inf
     assert scaling.layer_scales == other.layer_scales
     assert scaling.accumulated_scales == other.accumulated_scales
     assert scaling.state_dict() == other.state_dict()
     for a, b in zip(planned, hooked):
         for name in network.leaves:
             np.testing.assert_array_equal(a[name], b[name], err_msg=name)
-            np.testing.assert_array_equal(a[name], reference[name], err_msg=name)
+    return planned
+
+
+@pytest.mark.slow
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@given(networks, st.integers(0, 2**31), ways)
+def test_planned_hooked_and_native_gradients_are_the_same(network: Network, seed: int, way: Way) -> None:
+    def native() -> None:
+        for _ in range(way.accum_grad):
+            network.loss.forward(clear_no_need_grad=way.clear_buffer)
+            network.loss.backward(1.0, clear_buffer=way.clear_buffer)
+
+    planned = planned_and_hooked(network, seed, way)
+    reference = gradients(network, native)
+    for found in planned:
+        for name in network.leaves:
+            np.testing.assert_array_equal(found[name], reference[name], err_msg=name)
 
 
 @pytest.mark.slow
@@ -106,30 +117,8 @@ def test_planned_hooked_and_native_gradients_are_the_same(
 @given(
     networks,
     st.integers(0, 2**31),
-    st.sampled_from([None, 1.0, 256.0]),
-    st.booleans(),
-    st.sampled_from([1, 2]),
+    ways,
     st.sampled_from(["float16", "bfloat16", "fp8_hybrid", "float8_e5m2"]),
 )
-def test_so_they_are_as_they_are_stored(
-    network: Network,
-    seed: int,
-    scale: Optional[float],
-    clear_buffer: bool,
-    accum_grad: int,
-    storage: str,
-) -> None:
-    how: Dict[str, Any] = {
-        "scale": scale,
-        "clear_buffer": clear_buffer,
-        "accum_grad": accum_grad,
-        "storage": storage,
-    }
-    config = config_of(seed)
-    planned, scaling = runs(network, config, **how)
-    hooked, other = runs(network, config, **how, hook=look)
-    assert scaling.found_inf == other.found_inf
-    assert scaling.state_dict() == other.state_dict()
-    for a, b in zip(planned, hooked):
-        for name in network.leaves:
-            np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+def test_so_they_are_as_they_are_stored(network: Network, seed: int, way: Way, storage: str) -> None:
+    planned_and_hooked(network, seed, way, storage)

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The residual networks of ImageNet, in any width."""
+
+from __future__ import annotations
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.initializer as I
+import nnabla.parametric_functions as PF
+import numpy as np
+
+BLOCKS = {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3)}
+
+
+def resnet(
+    x: nn.Variable, network: str, width: int, classes: int, training: bool, last_gamma: float = 0.0
+) -> nn.Variable:
+    """Logits of ResNet-18 or -50 (He et al. 2016), whose bottlenecks stride in their 3x3 convolution.
+
+    Args:
+        x: images, shape (batch, 3, height, width).
+        network: a key of `BLOCKS`.
+        width: maps of the stem; 64 in the paper.
+        classes: how many logits each image gets.
+        training: normalize by the statistics of the batch.
+        last_gamma: with which the last normalization of each block starts. 0: a block begins as its
+            shortcut (Goyal et al. 2017).
+    """
+    bottleneck = network == "resnet50"
+
+    def unit(
+        h: nn.Variable, maps: int, kernel: int, stride: int, name: str, last: bool = False
+    ) -> nn.Variable:
+        spread = float(np.sqrt(2.0 / (h.shape[1] * kernel * kernel)))
+        h = PF.convolution(
+            h,
+            maps,
+            (kernel, kernel),
+            pad=(kernel // 2, kernel // 2),
+            stride=(stride, stride),
+            w_init=I.NormalInitializer(spread),
+            with_bias=False,
+            name=name,
+        )
+        start = {"gamma": I.ConstantInitializer(last_gamma if last else 1.0)}
+        return PF.batch_normalization(h, batch_stat=training, param_init=start, name=name)
+
+    h = F.relu(unit(x, width, 7, 2, "stem"))
+    h = F.max_pooling(h, (3, 3), stride=(2, 2), pad=(1, 1))
+    for stage, blocks in enumerate(BLOCKS[network]):
+        maps = width * 2**stage
+        for block in range(blocks):
+            stride = 2 if stage > 0 and block == 0 else 1
+            wide = 4 * maps if bottleneck else maps
+            with nn.parameter_scope(f"stage{stage}/block{block}"):
+                shortcut = h
+                if stride != 1 or h.shape[1] != wide:
+                    shortcut = unit(h, wide, 1, stride, "shortcut")
+                if bottleneck:
+                    inner = F.relu(unit(h, maps, 1, 1, "a"))
+                    inner = unit(F.relu(unit(inner, maps, 3, stride, "b")), wide, 1, 1, "c", last=True)
+                else:
+                    inner = unit(F.relu(unit(h, maps, 3, stride, "a")), maps, 3, 1, "b", last=True)
+                h = F.relu(inner + shortcut)
+    return PF.affine(F.global_average_pooling(h), classes, name="fc")

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages as a browser shows them, and what is wrong with them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tools import guide_pictures
+from tools.guide_pictures import Look, faults, main
+from tools.report_pictures import BROWSERS
+
+HEAD = '<!DOCTYPE html><meta name="viewport" content="width=device-width"><body style="margin:0">'
+
+
+def test_faults_in_words() -> None:
+    assert faults(Look(390, 5000, []), 390) == []
+    assert faults(Look(400, 50, ["file:///a.png"]), 390) == [
+        "it is 400 pixels wide, of 390",
+        "file:///a.png is missing",
+    ]
+
+
+def test_a_page_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(guide_pictures, "GUIDE", tmp_path)
+    with pytest.raises(SystemExit):
+        main(["nowhere", "--output", str(tmp_path / "pictures")])
+    assert "nowhere.html is not there: run `make docs`" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not any(map(shutil.which, BROWSERS)), reason="needs a Chromium")
+def test_pages_are_photographed_whole_and_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(guide_pictures, "GUIDE", tmp_path)
+    (tmp_path / "good.html").write_text(f'{HEAD}<div style="height:3000px">all</div>', "utf-8")
+    (tmp_path / "bad.html").write_text(
+        f'{HEAD}<div style="width:700px">wide</div><img src="gone.png">', "utf-8"
+    )
+    pictures = tmp_path / "pictures"
+    assert main(["good", "--output", str(pictures)]) == 0
+    assert Image.open(pictures / "good_phone.png").size == (390, 3000)
+    assert Image.open(pictures / "good_desktop.png").size == (1280, 3000)
+    capsys.readouterr()
+    assert main(["bad", "--output", str(pictures)]) == 1
+    desktop, phone = capsys.readouterr().out.splitlines()
+    assert "gone.png is missing" in desktop
+    assert "pixels wide" not in desktop
+    assert "it is 700 pixels wide, of 390" in phone
