@@ -60,7 +60,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     if options.data_dir is None and ranks.rank == 0:
         image_folder.make_from_digits(folder)
     ranks.wait()
-    images, test = image_folder.find(folder / "train"), image_folder.find(folder / "val")
+    images, test = image_folder.load(folder)
     # A mirrored digit is none.
     loader = image_folder.Loader(images, size, crop_at_random=True, mirror=options.data_dir is not None)
 

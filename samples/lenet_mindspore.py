@@ -44,7 +44,7 @@ import nnabla.solvers as S
 from common import mnist
 from common import options as common_options
 from common.digits import enlarged
-from common.feeder import Feeder, in_epochs
+from common.feeder import Feeder, batches, in_epochs
 from common.scores import accuracy
 from common.session import Session
 
@@ -86,7 +86,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     )
     options = common_options.start(parser, arguments)
     train, test = enlarged(32) if options.data_dir is None else mnist.load(options.data_dir)
-    steps = len(train.x) // options.batch_size
+    steps = batches(len(train.x), options.batch_size)
     if options.epochs is not None:
         options.iterations = options.epochs * steps
 
@@ -107,8 +107,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
             epoch, step = divmod(iteration, steps)
             if step + 1 == steps or iteration + 1 == options.iterations:
                 session.print(f"epoch: {epoch + 1} step: {step + 1}, loss is {float(loss.d):.7g}")
-    batches = updater.data_feeder.count
-    print(f"test accuracy {accuracy(lenet5, test):.1%}, loss scale {updater.scale:g}, {batches} batches fed")
+    fed = updater.data_feeder.count
+    print(f"test accuracy {accuracy(lenet5, test):.1%}, loss scale {updater.scale:g}, {fed} batches fed")
     return 0
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
+from .data_files import DataError, read
 from .digits import Data, Examples
 
 _BYTES = 1 + 3 * 32 * 32
@@ -17,18 +19,33 @@ _DEVIATION = np.array([63.0, 62.1, 66.7], np.float32).reshape(1, 3, 1, 1)
 
 
 def load(folder: Path) -> Data:
-    """CIFAR-10 from data_batch_1.bin to data_batch_5.bin and test_batch.bin: x of shape (n, 3, 32, 32)."""
+    """CIFAR-10 from data_batch_1.bin to data_batch_5.bin and test_batch.bin: x of shape (n, 3, 32, 32).
+
+    Raises:
+        DataError: a file is missing, or is not of CIFAR-10's binary version.
+    """
     train = _examples([folder / f"data_batch_{number}.bin" for number in range(1, 6)])
     return Data(train, _examples([folder / "test_batch.bin"]))
 
 
 def _examples(files: Sequence[Path]) -> Examples:
-    content = b"".join(file.read_bytes() for file in files)
-    if len(content) % _BYTES:
-        raise ValueError(f"{files[0]} is not of CIFAR-10's binary version: no multiple of {_BYTES} bytes")
-    rows = np.frombuffer(content, np.uint8).reshape(-1, _BYTES)
+    rows = np.concatenate([_rows(file) for file in files])
     x = (rows[:, 1:].reshape(-1, 3, 32, 32) - _MEAN) / _DEVIATION
     return Examples(x.astype(np.float32), rows[:, :1].astype(np.int64))
+
+
+def _rows(file: Path) -> npt.NDArray[np.uint8]:
+    """A label and the pixels of an image in each row, shape (n, 3073)."""
+    content = read(file, f"images of CIFAR-10's binary version, {_BYTES} bytes each")
+    if not content or len(content) % _BYTES:
+        raise DataError(
+            f"{file} has {len(content)} bytes, which is no multiple of {_BYTES}: it is cut short, or not of "
+            "CIFAR-10's binary version"
+        )
+    rows = np.frombuffer(content, np.uint8).reshape(-1, _BYTES)
+    if rows[:, 0].max() > 9:
+        raise DataError(f"{file} holds the label {rows[:, 0].max()}: CIFAR-10's are 0 to 9")
+    return rows
 
 
 def shifted(x: np.ndarray, random: np.random.Generator, *, flip: bool, most: int = 4) -> np.ndarray:

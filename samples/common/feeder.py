@@ -9,6 +9,8 @@ from typing import Any, Callable
 import numpy as np
 import numpy.typing as npt
 
+from .data_files import DataError
+
 Indices = npt.NDArray[np.int64]
 
 
@@ -31,9 +33,20 @@ class Feeder:
         self.count += 1
 
 
+def batches(examples: int, size: int) -> int:
+    """How many batches an epoch has.
+
+    Raises:
+        DataError: not one can be filled.
+    """
+    if size > examples:
+        raise DataError(f"a batch of {size} cannot be filled: there are {examples} examples to train on")
+    return examples // size
+
+
 def in_epochs(examples: int, size: int, seed: int, number: int) -> Indices:
     """Which examples are in a batch: each epoch in a new order, its incomplete last batch left out."""
-    epoch, batch = divmod(number, examples // size)
+    epoch, batch = divmod(number, batches(examples, size))
     return _order(examples, seed, epoch)[batch * size : (batch + 1) * size]
 
 

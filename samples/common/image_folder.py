@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from .data_files import DataError
 from .digits import Examples, enlarged
 
 Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.int64]
 
-_SUFFIXES = {".jpg", ".jpeg", ".png", ".JPEG"}
+_SUFFIXES = {".jpg", ".jpeg", ".png"}
 # Of ImageNet's training images, for each colour from 0 to 1.
 _MEAN = np.array([0.485, 0.456, 0.406], np.float32).reshape(3, 1, 1)
 _DEVIATION = np.array([0.229, 0.224, 0.225], np.float32).reshape(3, 1, 1)
@@ -30,16 +31,37 @@ class ImageFolder(NamedTuple):
     names: List[str]
 
 
+def load(folder: Path) -> Tuple[ImageFolder, ImageFolder]:
+    """What to train on, and what to test on: the images in `train` and in `val`, of the same classes.
+
+    Raises:
+        DataError: there are none, or their classes differ.
+    """
+    train, val = find(folder / "train"), find(folder / "val")
+    other = set(train.names) ^ set(val.names)
+    if other:
+        raise DataError(f"train and val in {folder} are not of the same classes: one lacks {min(other)}")
+    return train, val
+
+
 def find(folder: Path) -> ImageFolder:
-    """The images below a folder; raises a ValueError where there are none."""
-    names = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    """The images below a folder.
+
+    Raises:
+        DataError: there are none.
+    """
+    if not folder.is_dir():
+        raise DataError(
+            f"{folder} is missing: it holds a folder for each class, with .jpg or .png files in it"
+        )
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir())
     files, classes = [], []
     for number, name in enumerate(names):
-        found = sorted(path for path in (folder / name).iterdir() if path.suffix in _SUFFIXES)
+        found = sorted(path for path in (folder / name).iterdir() if path.suffix.lower() in _SUFFIXES)
         files += found
         classes += [number] * len(found)
     if not files:
-        raise ValueError(f"{folder} has no images: its folders are classes, with .jpg or .png files in them")
+        raise DataError(f"{folder} has no images: its folders are classes, with .jpg or .png files in them")
     return ImageFolder(files, classes, names)
 
 
@@ -77,8 +99,14 @@ class Loader:
         return np.array([[self._images.classes[index]] for index in chosen])
 
     def _read(self, index: int, seed: Tuple[int, ...]) -> Floats:
-        with Image.open(self._images.files[index]) as file:
-            image = file.convert("RGB")
+        path = self._images.files[index]
+        try:
+            with Image.open(path) as file:
+                image = file.convert("RGB")
+        except (OSError, SyntaxError) as error:  # as Pillow tells of what is cut short, or no image
+            raise DataError(
+                f"{path} cannot be read as an image ({error}): take it away, or fetch it again"
+            ) from None
         box, mirrored = self._middle(image), False
         if self._crop_at_random:
             random = np.random.default_rng(seed)

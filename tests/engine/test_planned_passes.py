@@ -53,6 +53,7 @@ class Way(NamedTuple):
     accum_grad: int
 
 
+storages = st.sampled_from(["float16", "bfloat16", "fp8_hybrid", "float8_e5m2"])
 ways = st.builds(Way, st.sampled_from([None, 1.0, 256.0]), st.booleans(), st.sampled_from([1, 2]))
 
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
+import os
 import re
 import runpy
-import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Callable, Dict
 
 import nnabla as nn
 import numpy as np
 import pytest
-from PIL import Image
 
-from tests.samples.common.files import write_cifar, write_mnist
+from tests.samples.common.files import Scans, digits, write_cifar, write_image_folder, write_mnist
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 # How each is made small enough for a test.
@@ -35,7 +39,7 @@ SMALL: Dict[str, str] = {
 def train(sample: str, *arguments: str) -> None:
     """Run a sample with parameters of its own."""
     nn.clear_parameters()
-    command = [*SMALL[sample].split(), "--iterations", "4", *arguments]
+    command = [*SMALL[sample].split(), "--iterations", "6", *arguments]
     assert importlib.import_module(sample).main(command) == 0
 
 
@@ -44,21 +48,47 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
 
 
+def killed_while_saving(sample: str, *arguments: str) -> None:
+    """Run a sample in a process that gets SIGKILL in the midst of its third checkpoint."""
+    pid = os.fork()
+    if not pid:
+        from common import checkpoint
+
+        saved = []
+
+        def save(path: str) -> None:
+            saved.append(path)
+            nn.save_parameters(path)
+            if len(saved) == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            checkpoint.nn = SimpleNamespace(save_parameters=save)
+            train(sample, *arguments)
+        finally:
+            os._exit(1)
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
 @pytest.mark.parametrize("sample", SMALL)
-def test_a_training_goes_on_bit_for_bit(
+def test_a_training_that_is_killed_goes_on_bit_for_bit(
     sample: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    saving = ("--checkpoint", str(tmp_path / "saved"), "--checkpoint-every", "2")
-    train(sample, *saving)
-    last = tmp_path / "saved/00000004"
-    whole = parameters(last)
-    assert len(whole) > 2
-    shutil.rmtree(last)
-    train(sample, *saving, "--resume")
-    resumed = parameters(last)
-    assert all(np.array_equal(whole[name], resumed[name], equal_nan=True) for name in whole)
+    whole, killed = ("--checkpoint", str(tmp_path / "whole")), ("--checkpoint", str(tmp_path / "killed"))
+    train(sample, *whole)
+    expected = parameters(tmp_path / "whole/00000006")
+    assert len(expected) > 2
+    killed_while_saving(sample, *killed, "--checkpoint-every", "2")
+    assert sorted(path.name for path in (tmp_path / "killed").iterdir()) == [
+        "00000002",
+        "00000004",
+        "unfinished",
+    ]
+    train(sample, *killed, "--resume")
+    resumed = parameters(tmp_path / "killed/00000006")
+    assert all(np.array_equal(expected[name], resumed[name], equal_nan=True) for name in expected)
     printed = capsys.readouterr().out.splitlines()
     half = len(printed) // 2
     assert printed[half - 1] == printed[-1], "what is printed at the end is the same, too"
@@ -92,8 +122,8 @@ def test_three_lines(method: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_managers_of_mindspore(manager: str, capsys: pytest.CaptureFixture[str]) -> None:
     train("lenet_mindspore", "--manager", *manager.split())
     printed = capsys.readouterr().out
-    assert "epoch: 1 step: 4, loss is " in printed
-    assert ", 4 batches fed" in printed
+    assert "epoch: 1 step: 6, loss is " in printed
+    assert ", 6 batches fed" in printed
 
 
 @pytest.mark.slow
@@ -102,7 +132,7 @@ def test_dynamic_scaling_feeds_until_its_scale_fits(capsys: pytest.CaptureFixtur
     found = re.search(r"loss scale (\d+), (\d+) batches fed", capsys.readouterr().out)
     assert found is not None
     scale, fed = map(int, found.groups())
-    assert 2 ** (fed - 4) * scale == 2**24 > scale, "each batch that was thrown away halved it"
+    assert 2 ** (fed - 6) * scale == 2**24 > scale, "each batch that was thrown away halved it"
 
 
 @pytest.mark.slow
@@ -115,31 +145,66 @@ def test_an_overflow_that_is_not_dropped_ruins_the_parameters() -> None:
 
 
 @pytest.mark.slow
-def test_mnist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_mnist(tmp_path, "train", 8)
-    write_mnist(tmp_path, "t10k", 7)
-    train("lenet_mindspore", "--data-dir", str(tmp_path), "--epochs", "2")
+@pytest.mark.parametrize("packed", [True, False])
+def test_files_of_mnist(packed: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    write_mnist(Path(), "train", digits(16, 28), packed=packed)
+    write_mnist(Path(), "t10k", digits(7, 28, first=16), packed=packed)
+    train("lenet_mindspore", "--data-dir", ".", "--epochs", "2")
     printed = capsys.readouterr().out
-    assert "epoch: 2 step: 1, loss is " in printed
+    assert "epoch: 2 step: 2, loss is " in printed
     assert "test accuracy" in printed
 
 
 @pytest.mark.slow
-def test_cifar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_cifar(tmp_path)
-    train("cifar_resnet", "--data-dir", str(tmp_path), "--iterations", "2")
-    assert "resnet20: " in capsys.readouterr().out
+@pytest.mark.parametrize("network", ["resnet20", "wide16_4"])
+def test_files_of_cifar(network: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write_cifar(Path(), digits(24, 32))
+    train("cifar_resnet", "--data-dir", ".", "--iterations", "2", "--network", network)
+    assert f"{network}: " in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_a_folder_of_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("train/ant", "train/cat", "val/ant", "val/cat"):
-        (tmp_path / name).mkdir(parents=True)
-        for number in range(3):
-            Image.new("RGB", (9, 7), (80 * number, 0, 0)).save(tmp_path / name / f"{number}.jpg")
-    train("imagenet_resnet", "--data-dir", str(tmp_path), "--image-size", "32", "--iterations", "2")
+def test_a_folder_of_images_by_class(capsys: pytest.CaptureFixture[str]) -> None:
+    classes = np.arange(12, dtype=np.uint8) % 3
+    for part, first in (("train", 0), ("val", 12)):
+        write_image_folder(Path(part), Scans(digits(12, 40, first).pixels, classes))
+    train("imagenet_resnet", "--data-dir", ".", "--image-size", "32", "--iterations", "4")
     assert "resnet18: " in capsys.readouterr().out
-    assert nn.get_parameters()["fc/affine/W"].shape[1] == 2
+    assert nn.get_parameters()["fc/affine/W"].shape[1] == 3
+
+
+@pytest.mark.parametrize(
+    ("sample", "missing"),
+    [
+        ("lenet_mindspore", "train-images-idx3-ubyte is missing: it holds bytes in MNIST's IDX format"),
+        ("cifar_resnet", "data_batch_1.bin is missing: it holds images of CIFAR-10's binary version"),
+        ("imagenet_resnet", "train is missing: it holds a folder for each class"),
+    ],
+)
+def test_missing_files_are_named(sample: str, missing: str) -> None:
+    with pytest.raises(SystemExit, match=missing):
+        train(sample, "--data-dir", "nowhere")
+
+
+@pytest.mark.slow
+def test_a_command_that_fails_ends_with_a_sentence() -> None:
+    command = [sys.executable, str(SAMPLES / "cifar_resnet.py"), "--data-dir", "nowhere"]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("nowhere/data_batch_1.bin is missing")
+
+
+@pytest.mark.parametrize("sample", SMALL)
+def test_without_a_gpu_it_is_said_what_to_do(sample: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if importlib.util.find_spec("nnabla_ext.cudnn"):
+        pytest.skip("nnabla's extension for GPUs is here")
+    with pytest.raises(SystemExit) as end:
+        train(sample, "-c", "cudnn", "-t", "half")
+    assert end.value.code == 2
+    told = capsys.readouterr().err
+    assert "-c cudnn -t half cannot be used here: " in told
+    assert "`python -m nnabla_adaloss doctor --gpu` says what is missing" in told
 
 
 @pytest.mark.slow
