@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything about this package is declared in pyproject.toml; other Pythons than it names are told so here.
+"""Everything about this package is declared in pyproject.toml; other Pythons than it names are told so here, and
+the README is made what a package index can show.
 
 pip as old as Python 2.7's runs this file and reads no `requires-python`, so it has to be Python 2 as well.
 """
@@ -35,4 +36,20 @@ refuse_other_pythons()
 
 from setuptools import setup  # noqa: E402
 
-setup()
+# A build backend runs this file without its folder among those that imports are looked for in.
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "tools"))
+
+from long_description import declared_source, long_description  # noqa: E402
+
+
+def text_of(name):
+    """What is in a file beside this one."""
+    with io.open(os.path.join(HERE, name), encoding="utf-8") as file:
+        return file.read()
+
+
+setup(
+    long_description=long_description(text_of("README.md"), declared_source(text_of("pyproject.toml"))),
+    long_description_content_type="text/markdown",
+)

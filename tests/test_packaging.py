@@ -110,8 +110,9 @@ def test_the_wheel_holds_all_that_is_needed_at_run_time(tmp_path: Path) -> None:
     # Built from a copy, because building leaves files behind in the source tree.
     source = tmp_path / "source"
     shutil.copytree(PACKAGE, source / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("LICENSE", "README.md", "pyproject.toml", "setup.py"):
-        shutil.copy(ROOT / file, source)
+    for file in ("LICENSE", "README.md", "pyproject.toml", "setup.py", "tools/long_description.py"):
+        (source / file).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / file, source / file)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path)]
     subprocess.run([*command, str(source)], check=True)
     (wheel,) = tmp_path.glob("nnabla_adaloss-*.whl")

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The README as a package index gets it and shows it."""
+
+from __future__ import annotations
+
+import doctest
+import re
+import shutil
+import subprocess
+import sys
+from email import message_from_string
+from email.message import Message
+from pathlib import Path
+from typing import List
+
+import pytest
+
+import tools.long_description
+from tools.long_description import declared_source, long_description
+
+ROOT = Path(__file__).parents[2]
+SOURCE = "https://example.org/us/it"
+
+
+def test_links_become_names_of_files() -> None:
+    text = long_description("[a](docs/a.md) and [`b`](../b.txt#part), ![what it shows](c.png)")
+    assert text.startswith("a (`docs/a.md`) and `b` (`../b.txt`), *what it shows (`c.png`)*\n")
+    assert text.endswith("such as `docs/a.md`, are in the source distribution.*\n")
+
+
+def test_links_become_absolute_where_the_source_is_known() -> None:
+    text = long_description("[a](docs/a.md#part) ![c](c.png)\n", SOURCE)
+    assert text == f"[a]({SOURCE}/blob/HEAD/docs/a.md#part) ![c]({SOURCE}/raw/HEAD/c.png)\n"
+
+
+@pytest.mark.parametrize("source", [None, SOURCE])
+def test_what_leads_somewhere_and_programs_stay(source: str) -> None:
+    text = (
+        "[N](https://nnabla.org) [m](mailto:a@b.c) [here](#here)\n\n```python\nf[0](x) ![](y)\n```\n\nend\n"
+    )
+    assert long_description(text, source) == text
+
+
+def test_where_the_source_is() -> None:
+    urls = (
+        '[project]\nname = "a"\n\n[project.urls]\nHomepage = "https://a"\nSource = "https://b/c/"\n\n[tool]\n'
+    )
+    assert declared_source(urls) == "https://b/c"
+    assert declared_source(urls.replace("Source", "Other")) is None
+    assert declared_source(urls.replace("[project.urls]", "[tool.urls]")) is None
+
+
+def test_its_examples() -> None:
+    assert doctest.testmod(tools.long_description) == (0, 3)
+
+
+def metadata(folder: Path, project_urls: str = "") -> Message:
+    """What building the package says of it, in a copy without anything but what decides that."""
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "tools", "nnabla_adaloss"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, folder / name)
+    with (folder / "pyproject.toml").open("a") as pyproject:
+        pyproject.write(project_urls)
+    program = "from setuptools import build_meta as b; print(b.prepare_metadata_for_build_wheel('made'))"
+    (folder / "made").mkdir()
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, encoding="utf-8")
+    assert done.returncode == 0, done.stderr
+    (found,) = (folder / "made").glob("*.dist-info/METADATA")
+    return message_from_string(found.read_text("utf-8"))
+
+
+def shown(described: Message) -> str:
+    """The page that an index makes of a description."""
+    renderer = pytest.importorskip("readme_renderer.markdown")
+    assert described["Description-Content-Type"] == "text/markdown"
+    page = renderer.render(described.get_payload())
+    assert page is not None, "an index would refuse it"
+    return str(page)
+
+
+def addresses(page: str) -> List[str]:
+    """Where links and pictures lead, but for those to headings of the page."""
+    return re.findall(r'(?:href|src)="([^#"][^"]*)"', page)
+
+
+@pytest.mark.slow
+def test_an_index_shows_no_link_that_leads_nowhere(tmp_path: Path) -> None:
+    page = shown(metadata(tmp_path))
+    assert addresses(page)
+    assert [to for to in addresses(page) if not to.startswith("https://")] == []
+    assert "<img" not in page
+    assert "<table>" in page
+    assert "](" not in re.sub(r"<pre.*?</pre>", "", page, flags=re.S)
+
+
+@pytest.mark.slow
+def test_an_index_shows_pictures_where_the_source_is_declared(tmp_path: Path) -> None:
+    page = shown(metadata(tmp_path, f'\n[project.urls]\nSource = "{SOURCE}"\n'))
+    assert f"{SOURCE}/blob/HEAD/docs/recipes.md" in addresses(page)
+    assert f"{SOURCE}/raw/HEAD/docs/images/demo.png" in addresses(page)
+    assert [to for to in addresses(page) if not to.startswith("https://")] == []
