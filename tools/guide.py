@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What MkDocs calls while it builds the guide: adds the API reference, and the documents beside `docs/`."""
+"""What MkDocs calls while it builds the guide: adds the API reference, and documents beside `docs/`; makes
+tables and pictures fit for a phone.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import ast
 import posixpath
 import re
 from collections import defaultdict
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -111,3 +114,19 @@ def on_files(files: Any, config: Any) -> Any:
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
     return files
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Make what is wide readable on a phone."""
+    tables = re.sub(r"<table>.*?</table>", lambda found: _labelled(found[0]), html, flags=re.S)
+    return re.sub(r"(?<!\">)(<img [^>]*?src=\"([^\"]*)\"[^>]*>)", r'<a href="\2">\1</a>', tables)
+
+
+def _labelled(table: str) -> str:
+    """A table of three columns or more in which each cell knows its column: see `guide.css`."""
+    heads = [re.sub(r"<[^>]*>", "", head) for head in re.findall(r"<th\b[^>]*>(.*?)</th>", table, re.S)]
+    if len(heads) < 3:
+        return table
+    columns = cycle(heads)
+    cells = re.sub(r"<td\b", lambda _: f'<td data-column="{next(columns)}"', table)
+    return cells.replace("<table>", '<table data-stacks="">', 1)

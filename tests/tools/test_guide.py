@@ -12,12 +12,9 @@ from pathlib import Path
 from typing import List
 
 import pytest
-from PIL import Image
 
 import nnabla_adaloss
-from tools.guide import beside, contents, rooms
-from tools.guide_pictures import main, photograph
-from tools.report_pictures import BROWSERS
+from tools.guide import beside, contents, on_page_content, rooms
 
 ROOT = Path(__file__).parents[2]
 MKDOCS = pytest.mark.skipif(sys.version_info < (3, 10), reason="the guide is built with Python 3.10")
@@ -113,19 +110,21 @@ def test_links_from_a_folder_beside() -> None:
     )
 
 
-def test_a_page_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    with pytest.raises(SystemExit):
-        main(["no_such_page", "--output", str(tmp_path)])
-    assert "no_such_page.html is not there: run `make docs`" in capsys.readouterr().err
+def test_cells_of_wide_tables_know_their_columns() -> None:
+    wide = (
+        "<table><thead><tr><th>a</th><th><code>b</code></th><th></th></tr></thead><tbody>{}</tbody></table>"
+    )
+    row = "<tr><td>1</td><td>2</td><td>3</td></tr>"
+    made = on_page_content(wide.format(row * 2))
+    assert made.startswith('<table data-stacks="">')
+    assert re.findall(r'<td data-column="(.*?)">(.)', made) == [("a", "1"), ("b", "2"), ("", "3")] * 2
+    narrow = "<table><thead><tr><th>a</th><th>b</th></tr></thead><tr><td>1</td><td>2</td></tr></table>"
+    assert on_page_content(narrow) == narrow
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not any(map(shutil.which, BROWSERS)), reason="needs a browser")
-def test_a_phone_is_narrow(tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    page.write_text("<!DOCTYPE html><body style='margin:0;background:#123456;height:100vh'>")
-    photograph(page, tmp_path / "phone.png", 390, 300)
-    picture = Image.open(tmp_path / "phone.png")
-    assert picture.size == (390, 300)
-    assert picture.getpixel((389, 200)) == (0x12, 0x34, 0x56)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "phone.png"]
+def test_pictures_open_by_themselves() -> None:
+    assert on_page_content('<p><img alt="A" src="a.png" /></p>') == (
+        '<p><a href="a.png"><img alt="A" src="a.png" /></a></p>'
+    )
+    linked = '<a href="page.html"><img src="a.png"></a>'
+    assert on_page_content(linked) == linked

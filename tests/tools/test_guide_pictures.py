@@ -39,17 +39,21 @@ def test_pages_are_photographed_whole_and_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(guide_pictures, "GUIDE", tmp_path)
-    (tmp_path / "good.html").write_text(f'{HEAD}<div style="height:3000px">all</div>', "utf-8")
+    sheet = '<div style="height:3000px;background:#123456">all</div>'
+    (tmp_path / "good.html").write_text(f"{HEAD}{sheet}", "utf-8")
     (tmp_path / "bad.html").write_text(
         f'{HEAD}<div style="width:700px">wide</div><img src="gone.png">', "utf-8"
     )
     pictures = tmp_path / "pictures"
     assert main(["good", "--output", str(pictures)]) == 0
-    assert Image.open(pictures / "good_phone.png").size == (390, 3000)
+    phone = Image.open(pictures / "good_phone.png")
+    assert phone.size == (390, 3000)
+    assert phone.getpixel((389, 2900)) == (0x12, 0x34, 0x56)
+    assert sorted(path.name for path in pictures.iterdir()) == ["good_desktop.png", "good_phone.png"]
     assert Image.open(pictures / "good_desktop.png").size == (1280, 3000)
     capsys.readouterr()
     assert main(["bad", "--output", str(pictures)]) == 1
-    desktop, phone = capsys.readouterr().out.splitlines()
-    assert "gone.png is missing" in desktop
-    assert "pixels wide" not in desktop
-    assert "it is 700 pixels wide, of 390" in phone
+    on_desktop, on_phone = capsys.readouterr().out.splitlines()
+    assert "gone.png is missing" in on_desktop
+    assert "pixels wide" not in on_desktop
+    assert "it is 700 pixels wide, of 390" in on_phone
