@@ -9,12 +9,13 @@ The network, the solver and what is printed are those of MindSpore's tutorial on
                                                      --scale-window 1000
   (none)                                         --manager adaptive: nothing to set
 
-The digits of scikit-learn are enlarged to 32x32; or MNIST's four files:
+The digits of scikit-learn are enlarged to 32x32; or MNIST's four files, packed or not:
 
+  python samples/lenet_mindspore.py
   python samples/lenet_mindspore.py --data-dir mnist --epochs 10
   python samples/lenet_mindspore.py --data-dir mnist -c cudnn -t half      on a GPU (not tried yet)
 
-In emulated fp16, 6 to 14 seconds each on one CPU core, they printed a line for each epoch, such as
+In emulated fp16, 6 to 14 seconds each on one CPU core, the first printed a line for each epoch, such as
 
   epoch: 5 step: 44, loss is 0.03964233
 
@@ -29,6 +30,16 @@ and at the end:
 A scale of 2^24 overflows. Fixed, all updates are dropped and nothing is learned; without dropping, the first
 one makes NaN of the parameters; dynamic scaling throws nine batches away until its scale fits; adaptive
 scaling measures first.
+
+With 5000 of MNIST's own images, 4000 of them to train on (tools/mnist_sample.py writes them), and --epochs 10:
+
+  --manager adaptive                       test accuracy 96.5%, loss scale 32768, 1250 batches fed
+  --manager adaptive --storage none        test accuracy 96.7%, loss scale 32768, 1250 batches fed
+  --manager dynamic --loss-scale 16777216  test accuracy 95.5%, loss scale 65536, 1259 batches fed
+  --manager fixed                          test accuracy 96.2%, loss scale 1024, 1250 batches fed
+  --manager fixed --loss-scale 16777216    test accuracy 8.1%, loss scale 1.67772e+07, 1250 batches fed
+
+(One seed each: one image is 0.1 points.)
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ import nnabla as nn
 import numpy as np
 import pytest
 
-from tests.samples.common.files import Scans, digits, write_cifar, write_image_folder, write_mnist
+from tests.samples.common.files import digits, write_cifar, write_image_folder
+from tools.mnist_sample import Scans, write_mnist
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 # How each is made small enough for a test.

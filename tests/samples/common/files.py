@@ -3,26 +3,13 @@
 
 from __future__ import annotations
 
-import gzip
-import struct
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image
 
-
-class Scans(NamedTuple):
-    """Images and what is on them.
-
-    Attributes:
-        pixels: uint8, shape (n, height, width); 255 is ink.
-        labels: uint8, shape (n,).
-    """
-
-    pixels: npt.NDArray[np.uint8]
-    labels: npt.NDArray[np.uint8]
+from tools.mnist_sample import Scans
 
 
 def digits(count: int, size: int, first: int = 0) -> Scans:
@@ -32,20 +19,6 @@ def digits(count: int, size: int, first: int = 0) -> Scans:
     x, t = enlarged(size).train
     chosen = slice(first, first + count)
     return Scans(np.uint8(np.round((x[chosen, 0] + 1.0) * 127.5)), t[chosen, 0].astype(np.uint8))
-
-
-def write_mnist(folder: Path, part: str, scans: Scans, *, packed: bool) -> None:
-    """MNIST's two files of a part, in IDX format: big-endian lengths, then bytes."""
-    pixels, labels = scans
-    images = struct.pack(">BBBBiii", 0, 0, 8, 3, *pixels.shape) + pixels.tobytes()
-    for name, content in (
-        (f"{part}-images-idx3-ubyte", images),
-        (f"{part}-labels-idx1-ubyte", struct.pack(">BBBBi", 0, 0, 8, 1, len(labels)) + labels.tobytes()),
-    ):
-        if packed:
-            (folder / f"{name}.gz").write_bytes(gzip.compress(content))
-        else:
-            (folder / name).write_bytes(content)
 
 
 def write_cifar(folder: Path, scans: Scans) -> None:

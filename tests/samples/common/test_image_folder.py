@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.samples.common.files import Scans, digits, write_image_folder
+from tests.samples.common.files import digits, write_image_folder
+from tools.mnist_sample import Scans
 
 
 def test_image_folder(tmp_path: Path) -> None:

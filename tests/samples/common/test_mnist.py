@@ -12,7 +12,8 @@ from typing import Any, Callable, Dict, Tuple
 import numpy as np
 import pytest
 
-from tests.samples.common.files import digits, spoil, write_mnist
+from tests.samples.common.files import digits, spoil
+from tools.mnist_sample import write_mnist
 
 
 @pytest.mark.parametrize("packed", [True, False])
