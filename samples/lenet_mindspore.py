@@ -31,7 +31,7 @@ A scale of 2^24 overflows. Fixed, all updates are dropped and nothing is learned
 one makes NaN of the parameters; dynamic scaling throws nine batches away until its scale fits; adaptive
 scaling measures first.
 
-With 5000 of MNIST's own images, 4000 of them to train on (tools/mnist_sample.py writes them), and --epochs 10:
+With 5000 of MNIST's own images (tools/mnist_sample.py writes them, 4000 to train on) and --epochs 10:
 
   --manager adaptive                       test accuracy 96.5%, loss scale 32768, 1250 batches fed
   --manager adaptive --storage none        test accuracy 96.7%, loss scale 32768, 1250 batches fed

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Callable, Optional, Sequence
 
 import nnabla as nn
+import nnabla.functions as F
 from nnabla.ext_utils import get_extension_context
+
+from nnabla_adaloss import FormatEmulation
 
 
 def parser(head: Optional[str], *, iterations: int, batch_size: int, lr: float) -> argparse.ArgumentParser:
@@ -59,6 +62,8 @@ def start(made: argparse.ArgumentParser, arguments: Optional[Sequence[str]]) -> 
         made.error("--resume: say where the checkpoints are with --checkpoint FOLDER")
     if options.storage == "none" or options.type_config != "float":
         options.storage = None
+    else:
+        _check_storage(made, options.storage)
     if (options.context, options.type_config) != ("cpu", "float"):  # which nnabla starts with
         try:
             nn.set_default_context(
@@ -73,6 +78,13 @@ def start(made: argparse.ArgumentParser, arguments: Optional[Sequence[str]]) -> 
             )
     nn.seed(options.seed)
     return options
+
+
+def _check_storage(made: argparse.ArgumentParser, storage: str) -> None:
+    try:
+        FormatEmulation(F.sum(nn.Variable((2,), need_grad=True)), storage)
+    except ValueError as error:
+        made.error(f"--storage: {error}, or none")
 
 
 def positive(text: str) -> int:

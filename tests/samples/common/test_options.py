@@ -24,6 +24,10 @@ def test_storage_is_emulated_where_the_context_is_float() -> None:
         (["--resume"], "--resume: say where the checkpoints are with --checkpoint FOLDER"),
         (["--iterations", "0"], "--iterations: 0 is not 1 or more"),
         (["--lr", "nan"], "--lr: nan is not positive and finite"),
+        (
+            ["--storage", "float15"],
+            "--storage: storage='float15' is unknown; choose one of float16, bfloat16",
+        ),
         (["-c", "no_such_extension"], "doctor --gpu"),
     ],
 )
