@@ -69,6 +69,24 @@ def test_programs_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         signal.signal(signal.SIGTERM, handler)
 
 
+WITH_OUTPUT = re.compile(r"^```python\n((?:(?!```).)*?)```\n\n```text\n(.*?)```", re.M | re.S)
+NUMBER = re.compile(r"\d+\.?\d*")
+
+
+@pytest.mark.slow
+def test_what_follows_a_program_is_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    found = [pair for path in DOCUMENTS for pair in WITH_OUTPUT.findall(path.read_text("utf-8"))]
+    assert found
+    for program, output in found:
+        capsys.readouterr()
+        exec(compile(program, "program", "exec"), {})
+        printed = capsys.readouterr().out
+        assert NUMBER.sub("0", printed).split() == NUMBER.sub("0", output).split()
+        # Sums may be a little different on another processor.
+        for a, b in zip(NUMBER.findall(printed), NUMBER.findall(output)):
+            assert float(a) == pytest.approx(float(b), rel=0.01, abs=1.0)
+
+
 def test_what_is_not_run_says_why() -> None:
     document = "<!-- not run: needs a GPU -->\n```python\nimport a\n```\n\n```python\nb()\n```\n"
     assert programs_to_run(document) == ["b()\n"]
