@@ -22,6 +22,9 @@ BESIDE = {
     "samples/README.md": "samples.md",
 }
 
+# Beside a column with such a word a phone has no room for another one.
+_LONG_WORD = 40
+
 
 def rooms() -> Dict[str, List[str]]:
     """The public names by the folder or module that they come from, both in alphabetical order."""
@@ -123,9 +126,10 @@ def on_page_content(html: str, **_: Any) -> str:
 
 
 def _labelled(table: str) -> str:
-    """A table of three columns or more in which each cell knows its column: see `guide.css`."""
+    """A table that is wide, in which each cell knows its column: see `guide.css`."""
     heads = [re.sub(r"<[^>]*>", "", head) for head in re.findall(r"<th\b[^>]*>(.*?)</th>", table, re.S)]
-    if len(heads) < 3:
+    words = re.sub(r"<[^>]*>", "", table).split()
+    if len(heads) < 3 and max(map(len, words)) <= _LONG_WORD:
         return table
     columns = cycle(heads)
     cells = re.sub(r"<td\b", lambda _: f'<td data-column="{next(columns)}"', table)

@@ -120,6 +120,8 @@ def test_cells_of_wide_tables_know_their_columns() -> None:
     assert re.findall(r'<td data-column="(.*?)">(.)', made) == [("a", "1"), ("b", "2"), ("", "3")] * 2
     narrow = "<table><thead><tr><th>a</th><th>b</th></tr></thead><tr><td>1</td><td>2</td></tr></table>"
     assert on_page_content(narrow) == narrow
+    long = narrow.replace("1", "<code>" + 41 * "x" + "</code>").replace("<td>", "<td >")
+    assert re.findall(r'<td data-column="(.)"', on_page_content(long)) == ["a", "b"]
 
 
 def test_pictures_open_by_themselves() -> None:
