@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from email import message_from_string
 from email.message import Message
 from pathlib import Path
@@ -55,18 +56,27 @@ def test_its_examples() -> None:
 
 
 def metadata(folder: Path, project_urls: str = "") -> Message:
-    """What building the package says of it, in a copy without anything but what decides that."""
+    """What a wheel says of itself, which is built from a copy of what it is made of."""
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "tools", "nnabla_adaloss"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, folder / name)
     with (folder / "pyproject.toml").open("a") as pyproject:
         pyproject.write(project_urls)
-    program = "from setuptools import build_meta as b; print(b.prepare_metadata_for_build_wheel('made'))"
-    (folder / "made").mkdir()
-    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, encoding="utf-8")
-    assert done.returncode == 0, done.stderr
-    (found,) = (folder / "made").glob("*.dist-info/METADATA")
-    return message_from_string(found.read_text("utf-8"))
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        str(folder / "made"),
+    ]
+    subprocess.run([*command, str(folder)], check=True)
+    (wheel,) = (folder / "made").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return message_from_string(archive.read(name).decode())
 
 
 def shown(described: Message) -> str:
