@@ -145,6 +145,11 @@ class AdaLossConfig:
         )
 
     @property
+    def iterations_per_measurement(self) -> int:
+        """Of so many iterations one looks at arrays."""
+        return max(self.measure_every, self.update_per_n_iteration)
+
+    @property
     def sigma_min(self) -> float:
         """Standard deviation at which a share p of a centred normal distribution lies below u_min.
 
