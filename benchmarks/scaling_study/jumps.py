@@ -21,8 +21,9 @@ JUMPS = {
     "2^10, for good": (2.0**10, 2.0**10),
     "2^-10, for good": (2.0**-10, 2.0**-10),
 }
-# A scale is right that differs by no more than this from that of a training without a jump.
+# A scale is right that differs by no more than this, for so many batches, from that of a training without.
 NEAR = 4.0
+STAYS = 20
 
 
 def jumping(jump: str, make: LoopMaker) -> LoopMaker:
@@ -65,7 +66,7 @@ class _Jumping:
 
 
 def until_right(record: Dict[str, Any], calm: Dict[str, Any]) -> Optional[int]:
-    """After how many batches from the jump on the scale is right and stays so; None: not to the end.
+    """After how many batches from the jump on the scale is right for `STAYS` batches; None: never.
 
     Args:
         record: `"jump"`, and for each update `"fed"`, how many batches there were by then, and `"exponents"`,
@@ -74,11 +75,15 @@ def until_right(record: Dict[str, Any], calm: Dict[str, Any]) -> Optional[int]:
     """
     at_once, later = (math.log2(factor) for factor in JUMPS[record["jump"]])
     wanted = dict(zip(calm["fed"], calm["exponents"]))
-    until = 0
+    until, right = 0, 0
     for fed, exponent in zip(record["fed"], record["exponents"]):
         if fed <= AT or fed not in wanted:
             continue
         jump = at_once if fed == AT + 1 else later
         if abs(exponent - (wanted[fed] - jump)) > math.log2(NEAR):
-            until = fed - AT
-    return None if until >= record["fed"][-1] - AT else until
+            until, right = fed - AT, 0
+            continue
+        right += 1
+        if right == STAYS:
+            return until
+    return None

@@ -51,12 +51,13 @@ def draw(path: Path, records: List[Dict[str, Any]]) -> None:
         cost.plot(distances, times, color=color, marker="o", label=net)
     _jumps(jumps, records, distances)
     lost.set_yscale("log")
+    lost.yaxis.set_major_formatter("{x:g}")
     cost.set_ylim(0.0, 1.05)
     titles = {
         lost: "elements of gradients that became zero, %",
         over: "overflows of 1000 batches (each a repeat)",
         cost: "time of an iteration, relative to measuring always",
-        jumps: f"batches until the scale is right after {_JUMP} (LeNet, float16)",
+        jumps: f"batches until the scale is right: {_JUMP}",
     }
     for axes, title in titles.items():
         axes.set_title(title, fontsize=11, loc="left")

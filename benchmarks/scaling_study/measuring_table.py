@@ -6,7 +6,7 @@ from __future__ import annotations
 from statistics import fmean, median
 from typing import Any, Callable, Dict, List, Mapping, Sequence
 
-from .jumps import AT, JUMPS, NEAR, until_right
+from .jumps import AT, JUMPS, NEAR, STAYS, until_right
 from .table import paragraph, percent, rows
 
 Record = Dict[str, Any]
@@ -32,9 +32,9 @@ def markdown(picture: str, records: List[Record]) -> str:
             paragraph(
                 f"float16, one seed; the loss of batch {AT} is multiplied, or that of all batches from "
                 "there on, and the learning rate divided, so that steps are the same. Batches until the "
-                f"scale stays within a factor of {NEAR:g} of that of the training without a jump, less the "
-                f"jump; then the underflow of the {AT} batches from the jump on, in brackets that of the "
-                "same batches without a jump; then how many more batches were repeated."
+                f"scale is for {STAYS} batches within a factor of {NEAR:g} of that of the training without "
+                f"a jump, less the jump; then the underflow of the {AT} batches from the jump on, in "
+                "brackets that of the same batches without a jump; then how many more were repeated."
             ),
             _jumps(records, distances),
             "## Networks\n",
@@ -78,7 +78,7 @@ def per_thousand(record: Record) -> float:
 
 
 def until(record: Record, known: Mapping[Any, Record]) -> Any:
-    """How many batches after its jump the scale of a training is right; None: not to its end."""
+    """How many batches after its jump the scale of a training is right; None: never."""
     other = known[tuple({**record, "jump": "none"}[name] for name in _KEY)]
     return until_right({"jump": record["jump"], **_followed(record)}, _followed(other))
 
@@ -118,7 +118,7 @@ def _summary(trainings: Sequence[Record], ratios: Mapping[str, float], distances
     note = paragraph(
         "Underflow and overflows, means over networks and seeds. Time: of an iteration of nnabla in float32, "
         "with nothing emulated, relative to one that measures; iterations of both kinds were timed in turns, "
-        "and counted."
+        "and counted, while others worked on that machine."
     )
     return rows(["n", *heads], body) + "\n" + note
 
@@ -140,7 +140,7 @@ def _jump(record: Record, known: Mapping[Any, Record]) -> str:
     other = known[tuple({**record, "jump": "none"}[name] for name in _KEY)]
     right = until(record, known)
     return (
-        f"{'not by the end' if right is None else right}, {percent(record['underflow_after'])} "
+        f"{'never' if right is None else right}, {percent(record['underflow_after'])} "
         f"({percent(other['underflow_after'])}), {record['repeats'] - other['repeats']}"
     )
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from .experiment import Experiment
-from .jumps import AT, JUMPS, NEAR, jumping, until_right
+from .jumps import AT, JUMPS, NEAR, STAYS, jumping, until_right
 from .methods import make_loop
 from .table import paragraph, percent, rows, weight_label
 from .trace import Trace
@@ -81,7 +81,7 @@ def markdown(_picture: str, records: List[Dict[str, Any]]) -> str:
     text = (
         f"Made by `python benchmarks/study.py --planted`: float16; the loss of batch {AT} is multiplied, or "
         "that of all batches from there on, and the learning rate divided, so that the steps are the same. "
-        f"The scale is right again when from there on it stays within a factor of {NEAR:g} of that of a "
+        f"The scale is right again when for {STAYS} batches it is within a factor of {NEAR:g} of that of a "
         "training without a jump, less the jump. Lost and repeats are those beyond that training's. Underflow"
         " is the share of elements of gradients that became zero: in the 20 batches before the jump, and from"
         " it until the scale is right, 20 batches at least."

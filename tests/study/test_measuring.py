@@ -75,6 +75,6 @@ def test_the_table_and_the_picture_show_each_distance(tmp_path: Path) -> None:
     text = markdown("measuring.png", RECORDS)
     assert "| 8 | 25.00 %, 10.0" in text
     assert "63, 50.00 % (50.00 %), 0" in text
-    assert "not by the end" in text
+    assert "never" in text
     draw(tmp_path / "measuring.png", RECORDS)
     assert (tmp_path / "measuring.png").read_bytes().startswith(b"\x89PNG\r\n")
