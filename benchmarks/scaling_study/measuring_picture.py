@@ -67,7 +67,8 @@ def draw(path: Path, records: List[Dict[str, Any]]) -> None:
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=9)
-    over.set_ylim(bottom=0.0)
+    # Room for the legend.
+    over.set_ylim(0.0, 1.4 * over.get_ylim()[1])
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -76,11 +77,11 @@ def _jumps(axes: Any, records: Sequence[Dict[str, Any]], distances: Sequence[int
     known = by_key(records)
     mine = [r for r in jumped(records) if r["jump"] == _JUMP]
     end = max((r["batches"] for r in mine), default=AT) - AT
-    for method, color in _COLORS.items():
+    for line, (method, color) in zip(("-", "--"), _COLORS.items()):
         cells = {r["every"]: r for r in mine if r["method"] == method}
         there = [every for every in distances if every in cells]
         batches = [until(cells[every], known) for every in there]
         shown = [end if right is None else right for right in batches]
-        axes.plot(there, shown, color=color, marker="o", label=method)
+        axes.plot(there, shown, color=color, ls=line, marker="o", label=method)
     axes.axhline(end, color="grey", lw=1)
     axes.annotate("the training ends", (distances[0], end), xytext=(0, 3), textcoords="offset points")
