@@ -17,7 +17,8 @@ RESULTS = Path(__file__).parent / "results"
 
 EXPERIMENTS = {
     "weights": "LeNet in float16 with loss weights from 1e-12 to 1e4, and how right its gradients are",
-    "windows": "overflows and underflow with margins of 2 to 16 and windows of 16 to 256 iterations",
+    "windows": "overflows and underflow with margins of 2 to 16 and windows of 8 to 512 iterations",
+    "measuring": "gradients measured in one of 1 to 64 iterations: what that saves, and what is missed",
     "planted": "a loss that jumps by 2^10, for one batch or for good: how soon the scale is right again",
 }
 
@@ -47,7 +48,8 @@ cell follow each other, so that part of a study can be read as well (--report).
 Time. Everything takes about three hours on two idle cores. --quick has its own file of results.
 
 Files. FILE.jsonl with a line for each training, FILE.md with the table, FILE.png with the picture; each
-further experiment (--weights, --windows, --planted) has its own, such as benchmarks/results/weights.jsonl.
+further experiment (--weights, --windows, --measuring, --planted) has its own, such as
+benchmarks/results/weights.jsonl.
 
 Examples:
   python benchmarks/study.py --quick                       five minutes: does it work?
@@ -80,11 +82,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     table = chosen.table(picture_file.name, lines)
     results.with_suffix(".md").write_text(table, "utf-8")
     print(table)
-    if options.experiment is None:
-        from scaling_study import picture
-        from scaling_study.training import runs_of
-
-        picture.save(picture_file, runs_of(lines))
+    if chosen.draw is not None:
+        chosen.draw(picture_file, lines)
         print(f"Picture: {picture_file}")
     return 0
 
@@ -97,12 +96,12 @@ def experiment_of(options: argparse.Namespace) -> Experiment:
         module = import_module(f"scaling_study.{options.experiment}")
         made: Experiment = module.experiment(options.only)
         return made
-    from scaling_study import table, training
+    from scaling_study import picture, table, training
     from scaling_study.experiment import Experiment
     from scaling_study.plan import planned
 
     name = "study_quick" if options.quick else "study"
-    return Experiment(name, planned(choice_of(options)), training.work, table.markdown)
+    return Experiment(name, planned(choice_of(options)), training.work, table.markdown, picture.draw)
 
 
 def choice_of(options: argparse.Namespace) -> Choice:

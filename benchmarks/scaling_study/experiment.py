@@ -19,12 +19,14 @@ class Experiment(NamedTuple):
         jobs: what is to be done, in this order: tuples with names, which come first in each line of results.
         work: does one job and returns the rest of its line, `"seconds"` among it; a function of a module.
         table: the text of all lines, in Markdown, from the name of the picture's file and the lines.
+        draw: draws the lines into the file of the picture; None where there is none to draw.
     """
 
     name: str
     jobs: Sequence[Any]
     work: Callable[[Any], Dict[str, Any]]
     table: Callable[[str, List[Dict[str, Any]]], str]
+    draw: Optional[Callable[[Path, List[Dict[str, Any]]], Any]] = None
 
 
 def run(experiment: Experiment, path: Path, *, processes: int, budget: Optional[float]) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Dict, List, Mapping
 
 import matplotlib
 
@@ -17,6 +17,7 @@ from .methods import METHODS, STORAGES
 from .nets import NETS
 from .plan import WEIGHTS
 from .table import weight_label
+from .training import runs_of
 from .verdict import Cell, Key, Results, cells, count
 
 # Of Okabe and Ito's colours, told apart by everybody; the cross tells them apart in grey, too.
@@ -38,7 +39,12 @@ _STORAGE_NAMES = {
 }
 
 
-def save(path: Path, results: Results) -> None:
+def draw(path: Path, records: List[Dict[str, Any]]) -> None:
+    """Draw the lines of the study's results."""
+    _save(path, runs_of(records))
+
+
+def _save(path: Path, results: Results) -> None:
     """Draw a row of panels for each storage, a panel for each method; nothing without a cell."""
     found = cells(results)
     storages = [name for name in STORAGES if any(key.storage == name for key in found)]

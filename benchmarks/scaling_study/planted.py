@@ -3,30 +3,20 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
-
-import nnabla as nn
+from functools import partial
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from .experiment import Experiment
-from .methods import Job, Loop, make_loop
+from .jumps import AT, JUMPS, NEAR, STAYS, jumping, until_right
+from .methods import make_loop
 from .table import paragraph, percent, rows, weight_label
-from .training import Run, Trainee, rounded, train
+from .trace import Trace
+from .training import Run, train
 
 _NETS = ("lenet", "mlp8", "detector")
 _METHODS = ("dynamic_65536", "approx_range", "amax_history")
 _WEIGHTS = (1.0, 1e-6)
-_AT = 100
 _ITERATIONS = 300
-# What the loss is multiplied by in batch `_AT`, and in those that follow.
-_JUMPS = {
-    "none": (1.0, 1.0),
-    "2^10, one batch": (2.0**10, 1.0),
-    "2^10, for good": (2.0**10, 2.0**10),
-    "2^-10, for good": (2.0**-10, 2.0**-10),
-}
-# A scale is right that differs by no more than this from that of a training without a jump.
-_NEAR = 4.0
 
 
 class PlantedJob(NamedTuple):
@@ -46,32 +36,19 @@ def experiment(only: Optional[Sequence[str]]) -> Experiment:
         for net in only or _NETS
         for weight in _WEIGHTS
         for method in _METHODS
-        for jump in _JUMPS
+        for jump in JUMPS
     ]
     return Experiment("planted", jobs, work, markdown)
 
 
 def work(job: PlantedJob) -> Dict[str, Any]:
     """Train in float16 and note each update's scale and what it lost."""
-    exponents: List[float] = []
-    underflow: List[float] = []
-    fed: List[int] = []
-
-    def watch(trainee: Trainee) -> None:
-        emulation = trainee.loop.emulation
-        assert emulation is not None
-        elements, flushed = rounded(emulation)
-        exponents.append(math.log2(trainee.loop.updater.scale))
-        underflow.append(flushed / elements)
-        fed.append(trainee.fed)
-
+    trace = Trace()
     run = Run(job.net, "float16", job.weight, job.method, job.seed, _ITERATIONS)
-    result = train(run, lambda made: _with_jump(made, job), watch)
+    result = train(run, jumping(job.jump, partial(make_loop, job.method)), trace)
     return {
         **job._asdict(),
-        "exponents": exponents,
-        "underflow": underflow,
-        "fed": fed,
+        **trace.as_dict(),
         "lost": result.lost,
         "repeats": result.repeats,
         "overflows": result.overflows,
@@ -79,37 +56,6 @@ def work(job: PlantedJob) -> Dict[str, Any]:
         "seconds": result.seconds,
         "error": result.error,
     }
-
-
-def _with_jump(job: Job, planted: PlantedJob) -> Loop:
-    factor = nn.Variable(job.loss.shape)
-    return make_loop(
-        planted.method, job._replace(loss=job.loss * factor, feed=_Jumping(job, factor, planted))
-    )
-
-
-class _Jumping:
-    """Feeds, multiplies the loss, and divides the learning rate likewise: steps stay what they are."""
-
-    def __init__(self, job: Job, factor: nn.Variable, planted: PlantedJob) -> None:
-        self._feed: Callable[[], Any] = job.feed
-        self._solver, self._factor = job.solver, factor
-        self._at_once, self._later = _JUMPS[planted.jump]
-        self._count = 0
-        self._set: Optional[float] = None
-        self._rate = 0.0
-
-    def __call__(self) -> None:
-        rate = self._solver.learning_rate()
-        if rate != self._set:
-            # Somebody else has set it since.
-            self._rate = rate
-        factor = 1.0 if self._count < _AT else self._at_once if self._count == _AT else self._later
-        self._solver.set_learning_rate(self._rate / factor)
-        self._set = self._solver.learning_rate()
-        self._factor.d = factor
-        self._count += 1
-        self._feed()
 
 
 def markdown(_picture: str, records: List[Dict[str, Any]]) -> str:
@@ -133,9 +79,9 @@ def markdown(_picture: str, records: List[Dict[str, Any]]) -> str:
         "mean after",
     ]
     text = (
-        f"Made by `python benchmarks/study.py --planted`: float16; the loss of batch {_AT} is multiplied, or "
+        f"Made by `python benchmarks/study.py --planted`: float16; the loss of batch {AT} is multiplied, or "
         "that of all batches from there on, and the learning rate divided, so that the steps are the same. "
-        f"The scale is right again when from there on it stays within a factor of {_NEAR:g} of that of a "
+        f"The scale is right again when for {STAYS} batches it is within a factor of {NEAR:g} of that of a "
         "training without a jump, less the jump. Lost and repeats are those beyond that training's. Underflow"
         " is the share of elements of gradients that became zero: in the 20 batches before the jump, and from"
         " it until the scale is right, 20 batches at least."
@@ -144,11 +90,11 @@ def markdown(_picture: str, records: List[Dict[str, Any]]) -> str:
 
 
 def _row(record: Dict[str, Any], calm: Dict[str, Any]) -> List[str]:
-    until = _until_right(record, calm)
-    after = [u for u, fed in zip(record["underflow"], record["fed"]) if fed > _AT][
+    until = until_right(record, calm)
+    after = [u for u, fed in zip(record["underflow"], record["fed"]) if fed > AT][
         : None if until is None else max(20, until)
     ]
-    before = [u for u, fed in zip(record["underflow"], record["fed"]) if _AT - 20 < fed <= _AT]
+    before = [u for u, fed in zip(record["underflow"], record["fed"]) if AT - 20 < fed <= AT]
     return [
         record["net"],
         weight_label(record["weight"]),
@@ -161,17 +107,3 @@ def _row(record: Dict[str, Any], calm: Dict[str, Any]) -> List[str]:
         percent(max(after, default=0.0)),
         percent(sum(after) / max(1, len(after))),
     ]
-
-
-def _until_right(record: Dict[str, Any], calm: Dict[str, Any]) -> Optional[int]:
-    """After how many batches from the jump on the scale is right and stays so; None: not to the end."""
-    at_once, later = (math.log2(factor) for factor in _JUMPS[record["jump"]])
-    wanted = dict(zip(calm["fed"], calm["exponents"]))
-    until = 0
-    for fed, exponent in zip(record["fed"], record["exponents"]):
-        if fed <= _AT or fed not in wanted:
-            continue
-        jump = at_once if fed == _AT + 1 else later
-        if abs(exponent - (wanted[fed] - jump)) > math.log2(_NEAR):
-            until = fed - _AT
-    return None if until >= record["fed"][-1] - _AT else until

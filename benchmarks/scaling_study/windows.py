@@ -16,7 +16,8 @@ from .training import Run, train
 
 _NETS = ("lenet", "mlp8", "gan", "mlp24", "detector")
 _MARGINS = (2.0, 4.0, 8.0, 16.0)
-_WINDOWS = (16, 64, 256)
+# 8, 16 and 64 measurements.
+_WINDOWS = (8, 64, 512)
 _METHODS = ("approx_range", "amax_history")
 _ITERATIONS = 600
 _WEIGHT = 1e-3
@@ -62,7 +63,8 @@ def markdown(_picture: str, records: List[Dict[str, Any]]) -> str:
         paragraph(
             f"Made by `python benchmarks/study.py --windows`: float16, loss weight {_WEIGHT:g}, "
             f"{_ITERATIONS} iterations. Overflows of 1000 batches, and the share of elements of "
-            "gradients that became zero."
+            "gradients that became zero. With one measurement in eight iterations, windows of 8, 64 and 512 "
+            "iterations hold 8, 16 and 64."
         ),
     ]
     titles = {

@@ -2,7 +2,7 @@
 """A loss scale from what was measured: the largest one that the last iterations leave room for.
 
     entry = largest magnitude of an iteration, as stored, divided by its scale
-    amax  = largest entry of the last `window` iterations
+    amax  = largest entry of the last `window` iterations that measured one
     scale = largest power of two with scale * amax <= u_max / margin
     after an overflow at scale s:  entry >= u_max / s;  tried again with s / (4 * margin)
 
@@ -13,7 +13,7 @@ The policy and what it remembers are apart, as those of the growing scale are
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, List, NamedTuple, Sequence, Tuple
 
 from .power_of_two import clamp_scale, floor_power_of_two
@@ -21,6 +21,10 @@ from .validation import integer, number, positive_number
 
 # How much further than to a margin below the overflow a scale goes down for the next try.
 _STEPS = 4.0
+
+# Fewer measurements than these show too little of how large gradients become: with 8 there are three times as
+# many overflows (benchmarks/study.py --windows).
+_LEAST_MEASUREMENTS = 16
 
 
 class AmaxWindow(NamedTuple):
@@ -90,8 +94,8 @@ class HistoryPolicy:
     Attributes:
         margin: how many times larger than anything in the window a gradient may be before it overflows. 4.0:
             two bits.
-        window: how many iterations are remembered, of those in which gradients are measured (see
-            `AdaLossConfig.measure_every`). 64.
+        window: how many iterations are remembered, whether gradients are measured in each of them or not, but
+            16 measurements at least (see `measured_every`). 64.
         start_scale: what the loss gradient starts with while nothing is known. 8.0.
         min_scale: no scale is lower. 2**-24.
         max_scale: no scale is higher. 2**100: float32 holds its reciprocal with room to spare.
@@ -126,6 +130,22 @@ class HistoryPolicy:
             raise ValueError(
                 f"min_scale={self.min_scale!r} must not be larger than max_scale={self.max_scale!r}"
             )
+
+    def measured_every(self, iterations: int) -> HistoryPolicy:
+        """The same policy where one in so many iterations measures: `window` then counts measurements.
+
+        These are as many as there are in `window` iterations, but 16 at least, or `window` if that is fewer:
+        the largest of a handful of measurements says little about the gradients between them.
+
+        Args:
+            iterations: how many iterations a measurement serves (see `AdaLossConfig.measure_every`).
+
+        Example:
+            >>> [HistoryPolicy(window=256).measured_every(n).window for n in (1, 8, 64)]
+            [256, 32, 16]
+        """
+        measurements = max(-(-self.window // iterations), _LEAST_MEASUREMENTS)
+        return replace(self, window=min(self.window, measurements))
 
     def scale(self, amax: float, *, u_max: float) -> float:
         """The scale for gradients of magnitude `amax` at most, which is positive; a power of two."""

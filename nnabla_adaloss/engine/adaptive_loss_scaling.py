@@ -150,6 +150,7 @@ class AdaptiveLossScaling:
         if self._by_layer:
             policy = method.policy(policy)
         if components is None:
+            policy = policy.measured_every(self.config.iterations_per_measurement)
             components = ComponentScales(policy, self.config.range.u_max, self._u_max_single)
         self.components = components
         self.iteration = components.began[0] + 1
@@ -645,7 +646,7 @@ class AdaptiveLossScaling:
     def _new_holding(self) -> Holding:
         method = self.config.method
         return Holding(
-            max(self.config.measure_every, self.config.update_per_n_iteration),
+            self.config.iterations_per_measurement,
             constant=isinstance(method, Fixed) and method.fixed_loss_scale == 1.0,
             delayed=bool(self._delay),
         )

@@ -98,6 +98,17 @@ def test_a_power_of_two_that_just_fits_is_taken() -> None:
     assert policy.scale(math.nextafter(2.0**-3, 1.0), u_max=2.0**10) == 2.0**10
 
 
+@pytest.mark.parametrize(
+    ("window", "every", "measurements"),
+    [(64, 1, 64), (64, 3, 22), (64, 4, 16), (64, 8, 16), (64, 1000, 16), (256, 8, 32), (8, 1, 8), (8, 8, 8)],
+)
+def test_a_window_of_iterations_holds_16_measurements_at_least(
+    window: int, every: int, measurements: int
+) -> None:
+    policy = HistoryPolicy(margin=2.0, window=window)
+    assert policy.measured_every(every) == HistoryPolicy(margin=2.0, window=measurements)
+
+
 @pytest.mark.parametrize(("amax", "scale"), [(5e-324, 2.0**6), (1e-3, 2.0**6), (1e300, 0.5), (1e4, 0.5)])
 def test_the_scale_stays_within_its_bounds(amax: float, scale: float) -> None:
     assert HistoryPolicy(min_scale=0.5, max_scale=2.0**6).scale(amax, u_max=1000.0) == scale

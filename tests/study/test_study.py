@@ -77,7 +77,7 @@ def test_a_wrong_option_is_told(argument: str, message: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["", "--weights", "--windows", "--planted"])
+@pytest.mark.parametrize("name", ["", "--weights", "--windows", "--measuring", "--planted"])
 def test_a_report_of_nothing(tmp_path: Path, name: str) -> None:
     done = study("--report", f"--results={tmp_path / 'results.jsonl'}", *filter(None, [name]))
     assert done.returncode == 0, done.stderr

@@ -53,6 +53,14 @@ def test_components_follow_the_policy_unless_the_method_says_otherwise() -> None
         assert (found.margin, found.window) == (margin, window)
 
 
+@pytest.mark.parametrize("method", ["approx_range", "amax_history"])
+def test_a_gradient_is_remembered_for_so_many_iterations_however_often_they_are_measured(method: str) -> None:
+    for every, served, measurements in ((1, 1, 256), (8, 1, 32), (1, 16, 16)):
+        config = AdaLossConfig(loss_scale_method=method, measure_every=every, update_per_n_iteration=served)
+        updater = updater_with(global_scale=HistoryPolicy(window=256), config=config)
+        assert updater.scaling.components.policy.window == measurements
+
+
 def test_no_layer_is_lowered_where_there_is_room() -> None:
     """The overflow guard takes all products for the largest, which a measured scale need not fear."""
     # In a batch of two no weight gradient is much larger than the gradients that it is summed up from.

@@ -22,7 +22,7 @@ class AmaxHistory(Method):
     Attributes:
         margin: how many times larger than anything in the window a gradient may be before it overflows. None:
             as the global scale has it, 4.0.
-        window: how many iterations are remembered. None: likewise, 64.
+        window: how many iterations are remembered (see `HistoryPolicy`). None: likewise, 64.
 
     Raises:
         TypeError, ValueError: a parameter is no number, or out of range.
