@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
 
 import nnabla as nn
 import numpy as np
@@ -32,7 +31,7 @@ from ..graph.loss_like import (
 )
 from ..graph.names import named, registered_names
 from ..graph.plan import GraphPlan
-from ..kernels import Kernels, Measurements, NNablaAdaLoss, measurements_by, select_kernels
+from ..kernels import Kernels, NNablaAdaLoss, select_kernels
 from ..kernels.scratch import ScratchPool
 from ..monitor import Audience, LayerScaled, audience_of
 from .backward_pass import BackwardPass, ScaleChoice
@@ -49,9 +48,9 @@ from .layer_watch import LayerWatch, Stored
 from .loss_section import GivenScale, LossSection, MeasuredScale, OneScale
 from .pass_context import PassContext
 from .planned_steps import Obstacle, PlannedSteps, plan_steps
+from .prepared_graph import GraphPreparation, PreparedGraph
 from .run_pass import AnyPass, run_pass, unscale_visible
 from .saved_names import fingerprint, with_names_of
-from .statistics_source import DelayedStatistics, ImmediateStatistics, StatisticsSource
 
 # Where host and network share the memory: a network whose scaled weights are larger has layers that take long
 # beside what is done around them.
@@ -132,9 +131,6 @@ class AdaptiveLossScaling:
         )
         self._loss = loss
         self.audience: Optional[Audience] = audience_of(monitors)
-        self._non_homogeneous = tuple(non_homogeneous)
-        # Names are those that the scope shows in which the loss is wrapped.
-        self._names = {**named(parameters or {}), **registered_names()}
         self._kernels = select_kernels(context)
         self._ada_loss = NNablaAdaLoss(self.config, self._kernels, limit_policy)
         self._delay = self._choose_delay()
@@ -154,10 +150,21 @@ class AdaptiveLossScaling:
         self.components = components
         self.iteration = components.began[0] + 1
         self._pool = ScratchPool()
-        self._planned: Optional[_Planned] = None
+        self._graph = GraphPreparation(
+            self._variable,
+            self.config.selection,
+            adaptive=self._ada_loss.adaptive,
+            non_homogeneous=non_homogeneous,
+            # Names are those that the scope shows in which the loss is wrapped.
+            names={**named(parameters or {}), **registered_names()},
+            kernels=self._kernels,
+            pool=self._pool,
+            storage=self._storage,
+            delayed=bool(self._delay),
+        )
         self.guard = BatchGuard(
             loss,
-            lambda: self._for_this_graph(look_again=True).plan,
+            self._graph.plan,
             self._kernels,
             self._storage,
             forward_state,
@@ -188,7 +195,7 @@ class AdaptiveLossScaling:
     @property
     def plan(self) -> GraphPlan:
         """Every function in backward order with its role, as the graph is at the first use; `print` it."""
-        return self._for_this_graph().plan
+        return self._graph.prepared().plan
 
     @property
     def layer_scales(self) -> Dict[str, float]:
@@ -240,7 +247,7 @@ class AdaptiveLossScaling:
             return "measured"
         if self._last.at_once:
             return "planned"
-        steps = None if self._planned is None else self._planned.steps
+        steps = None if self._graph.known is None else self._graph.known.steps
         return str(steps) if isinstance(steps, Obstacle) else "somebody looks at single functions"
 
     @property
@@ -299,7 +306,7 @@ class AdaptiveLossScaling:
 
     def shared_statistics(self) -> Optional[NDArray[np.float64]]:
         """What the next scales will be computed from, for other ranks; None when that is nothing."""
-        planned = self._for_this_graph()
+        planned = self._graph.prepared()
         table = planned.statistics.table(planned.plan.variable_keys)
         if self._last is None or self._last.components is None:
             return table
@@ -308,7 +315,7 @@ class AdaptiveLossScaling:
 
     @property
     def _names_of_components(self) -> List[str]:
-        return self._for_this_graph().plan.components(by_layer=self._by_layer).names
+        return self._graph.prepared().plan.components(by_layer=self._by_layer).names
 
     def adopt_statistics(self, tables: NDArray[np.float64]) -> None:
         """Compute the next scales from the statistics of all ranks: those of the whole batch.
@@ -316,7 +323,7 @@ class AdaptiveLossScaling:
         Args:
             tables: what `shared_statistics` returned on every rank, stacked in the order of ranks.
         """
-        planned = self._for_this_graph()
+        planned = self._graph.prepared()
         keys = planned.plan.variable_keys
         if self._last is not None and self._last.components is not None:
             names = self._names_of_components
@@ -340,16 +347,17 @@ class AdaptiveLossScaling:
         """Count a good update: the limits of layers recover, and what was measured is remembered."""
         self._ada_loss.after_update()
         self.components.end_iteration()
-        if self._planned is not None and self._holding.looks(self.iteration):
-            self._planned.statistics.measure_weights()
+        known = self._graph.known
+        if known is not None and self._holding.looks(self.iteration):
+            known.statistics.measure_weights()
 
     def forget(self) -> None:
         """Drop what was learned of gradients and weights: call it after loading other weights."""
         self._ada_loss.forget()
         self.components.forget()
         self._holding.drop()
-        planned = self._for_this_graph()
-        planned.statistics = self._statistics_with(planned.measurements)
+        planned = self._graph.prepared()
+        planned.statistics = self._graph.new_statistics(planned.measurements)
 
     def restart(self, start_scale: float) -> None:
         """Forget what was measured of the network's components, and start with another scale."""
@@ -358,7 +366,7 @@ class AdaptiveLossScaling:
 
     def state_dict(self) -> Dict[str, Any]:
         """Everything that decides the next scales, as plain numbers, strings, lists and dicts."""
-        planned = self._for_this_graph()
+        planned = self._graph.prepared()
         return {
             "iteration": self.iteration,
             "network": fingerprint(planned.plan),
@@ -375,10 +383,10 @@ class AdaptiveLossScaling:
             ValueError: the state is of another network, or damaged.
         """
         try:
-            planned = self._for_this_graph()
+            planned = self._graph.prepared()
             iteration = integer("iteration", state["iteration"])
             state = with_names_of(planned.plan, state)
-            statistics = self._statistics_with(planned.measurements)
+            statistics = self._graph.new_statistics(planned.measurements)
             statistics.load_state(planned.plan.measured_keys, state["delayed"])
             windows = windows_of(state.get("components", {}))
             holding = self._new_holding()
@@ -452,7 +460,7 @@ class AdaptiveLossScaling:
         if scale is not None:
             check_scale(scale)
         check_seed(self._variable, grad)
-        planned = self._for_this_graph(look_again=True)
+        planned = self._graph.prepared(look_again=True)
         self.guard.before_backward(planned.plan.leaves)
         iteration = self.iteration if iteration is None else iteration
         self.components.begin_pass(iteration)
@@ -492,7 +500,7 @@ class AdaptiveLossScaling:
 
     def _held_pass(
         self,
-        planned: _Planned,
+        planned: PreparedGraph,
         held: HeldScales,
         iteration: int,
         communicator_callbacks: Optional[Any],
@@ -539,7 +547,7 @@ class AdaptiveLossScaling:
         Args:
             scale: S0.
         """
-        planned = self._for_this_graph()
+        planned = self._graph.prepared()
         choice = ScaleChoice(OneScale(check_scale(scale)), AlphasOfOne())
         running = self._pass(planned, scale, self.iteration - 1, choice)
         self._run(running, None, True, None, None, None)
@@ -566,7 +574,7 @@ class AdaptiveLossScaling:
 
     def _pass(
         self,
-        planned: _Planned,
+        planned: PreparedGraph,
         start_scale: float,
         iteration: int,
         choice: ScaleChoice,
@@ -585,7 +593,7 @@ class AdaptiveLossScaling:
             recorder=recorder,
         )
 
-    def _context(self, planned: _Planned) -> PassContext:
+    def _context(self, planned: PreparedGraph) -> PassContext:
         return PassContext(
             planned.plan,
             self._kernels,
@@ -606,7 +614,7 @@ class AdaptiveLossScaling:
         try:
             run_pass(self._loss, running, grad, clear_buffer, communicator_callbacks, *user_hooks)
         except GraphChangedError:
-            self._planned = None
+            self._graph.drop()
             raise
 
     def _choice(
@@ -626,22 +634,6 @@ class AdaptiveLossScaling:
             alphas = AlphasByComponent(self._ada_loss, constraints, components)
         return ScaleChoice(section, alphas, components)
 
-    def _for_this_graph(self, *, look_again: bool = False) -> _Planned:
-        """The plan with what belongs to it; made anew when the graph is not what it was."""
-        if self._planned is None or (look_again and not self._planned.plan.is_current):
-            plan = GraphPlan(
-                self._variable,
-                self.config.selection,
-                adaptive=self._ada_loss.adaptive,
-                non_homogeneous=self._non_homogeneous,
-                names=self._names,
-            )
-            # Per variable its gradient, as it arrives and as one branch, and its data.
-            rows = 3 * len(plan.variables) + 64
-            measurements = measurements_by(self._kernels, rows) if self._delay else None
-            self._planned = _Planned(plan, measurements, self._statistics_with(measurements))
-        return self._planned
-
     def _new_holding(self) -> Holding:
         method = self.config.method
         return Holding(
@@ -649,11 +641,6 @@ class AdaptiveLossScaling:
             constant=isinstance(method, Fixed) and method.fixed_loss_scale == 1.0,
             delayed=bool(self._delay),
         )
-
-    def _statistics_with(self, measurements: Optional[Measurements]) -> StatisticsSource:
-        if measurements is None:
-            return ImmediateStatistics(self._kernels, self._pool, self._storage)
-        return DelayedStatistics(measurements, self._pool, self._storage)
 
     def _choose_delay(self) -> int:
         if self.config.delay is not None:
@@ -667,14 +654,3 @@ def _looks_after(
 ) -> bool:
     """Whether somebody takes gradients as each function leaves them."""
     return communicator_callbacks is not None or post_hook is not None
-
-
-@dataclass
-class _Planned:
-    """A plan of the graph, and what is measured of its arrays."""
-
-    plan: GraphPlan
-    measurements: Optional[Measurements]
-    statistics: StatisticsSource
-    held: Optional[HeldScales] = None
-    steps: Union[PlannedSteps, Obstacle, None] = None
