@@ -31,6 +31,7 @@ from ..graph.loss_like import (
 )
 from ..graph.names import named, registered_names
 from ..graph.plan import GraphPlan
+from ..graph.reading import read_graph
 from ..kernels import Kernels, NNablaAdaLoss, select_kernels
 from ..kernels.scratch import ScratchPool
 from ..monitor import Audience, LayerScaled, audience_of
@@ -124,7 +125,7 @@ class AdaptiveLossScaling:
             )
         self._storage: Optional[EmulatedStorage] = getattr(loss, "emulated_storage", None)
         self._variable = variable_of(loss)
-        refuse_a_loss_that_scales_itself(self._variable)
+        refuse_a_loss_that_scales_itself(read_graph(self._variable).described)
         context = self._variable.parent.context
         self.config = (AdaLossConfig() if config is None else config).stored_in(
             self._storage.precision if self._storage else Precision() if computes_in_half(context) else None
