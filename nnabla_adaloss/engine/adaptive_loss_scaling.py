@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
 
 import nnabla as nn
@@ -32,8 +33,8 @@ from ..graph.loss_like import (
 from ..graph.names import named, registered_names
 from ..graph.plan import GraphPlan
 from ..graph.reading import read_graph
+from ..graph.structure import PlanOptions
 from ..kernels import Kernels, NNablaAdaLoss, select_kernels
-from ..kernels.scratch import ScratchPool
 from ..monitor import Audience, LayerScaled, audience_of
 from .backward_pass import BackwardPass, ScaleChoice
 from .batch_guard import BatchGuard
@@ -75,9 +76,8 @@ class AdaptiveLossScaling:
         limit_policy: how a layer whose scale overflowed backs off and recovers.
         history: how scales follow from what was measured, where `backward` is given none; None for
             `HistoryPolicy()`.
-        components: what is known of the network from its graph before, for one that is built anew in each
-            iteration.
-        forward_state: that of the network's graph before, for one that is built anew in each iteration.
+        components: what was measured of the network in other graphs of it.
+        forward_state: what is known of parameters that forward writes, from other graphs.
         monitors: who is told each time a layer was scaled: objects with some of the methods of `Monitor`.
 
     Attributes:
@@ -125,7 +125,8 @@ class AdaptiveLossScaling:
             )
         self._storage: Optional[EmulatedStorage] = getattr(loss, "emulated_storage", None)
         self._variable = variable_of(loss)
-        refuse_a_loss_that_scales_itself(read_graph(self._variable).described)
+        reading = read_graph(self._variable)
+        refuse_a_loss_that_scales_itself(reading.described)
         context = self._variable.parent.context
         self.config = (AdaLossConfig() if config is None else config).stored_in(
             self._storage.precision if self._storage else Precision() if computes_in_half(context) else None
@@ -150,18 +151,19 @@ class AdaptiveLossScaling:
             components = ComponentScales(policy, self.config.range.u_max, self._u_max_single)
         self.components = components
         self.iteration = components.began[0] + 1
-        self._pool = ScratchPool()
         self._graph = GraphPreparation(
             self._variable,
-            self.config.selection,
-            adaptive=self._ada_loss.adaptive,
-            non_homogeneous=non_homogeneous,
+            reading,
+            PlanOptions.of(
+                self.config.selection, adaptive=self._ada_loss.adaptive, non_homogeneous=non_homogeneous
+            ),
             # Names are those that the scope shows in which the loss is wrapped.
-            names={**named(parameters or {}), **registered_names()},
+            {**named(parameters or {}), **registered_names()},
             kernels=self._kernels,
-            pool=self._pool,
             storage=self._storage,
             delayed=bool(self._delay),
+            new_holding=partial(_new_holding, self.config, self._delay),
+            by_layer=self._by_layer,
         )
         self.guard = BatchGuard(
             loss,
@@ -171,7 +173,30 @@ class AdaptiveLossScaling:
             forward_state,
         )
         self._last: Optional[AnyPass] = None
-        self._holding = self._new_holding()
+
+    def go_on_from(self, before: AdaptiveLossScaling) -> None:
+        """Take over what was learned with another graph of the network: for one that is built anew in each
+        iteration.
+
+        That is what was measured, limits of layers, and what is known of parameters that forward writes. A
+        graph that is built like one of the last ones goes on with the scales that are held, too, and is not
+        planned again.
+
+        Args:
+            before: the engine of the graph before.
+
+        Raises:
+            ValueError: it scales layers in another way.
+        """
+        if before.config != self.config:
+            raise ValueError(
+                f"before scales layers in another way: {before.config}, and here {self.config}; "
+                "make both with the same config"
+            )
+        self.components, self.guard.state = before.components, before.guard.state
+        self.iteration = self.components.began[0] + 1
+        self._ada_loss.go_on_from(before._ada_loss)
+        self._graph.go_on_from(before._graph)
 
     @property
     def variable(self) -> nn.Variable:
@@ -235,7 +260,9 @@ class AdaptiveLossScaling:
     def held(self) -> bool:
         """Whether the scales of the last backward were measured some iterations before it."""
         last = self._last
-        return isinstance(last, HeldPass) and not self._holding.for_good(measured=last.measures_loss)
+        return isinstance(last, HeldPass) and not self._graph.prepared().holding.for_good(
+            measured=last.measures_loss
+        )
 
     @property
     def last_pass(self) -> str:
@@ -248,7 +275,7 @@ class AdaptiveLossScaling:
             return "measured"
         if self._last.at_once:
             return "planned"
-        steps = None if self._graph.known is None else self._graph.known.steps
+        steps = None if self._graph.present is None else self._graph.present.steps
         return str(steps) if isinstance(steps, Obstacle) else "somebody looks at single functions"
 
     @property
@@ -289,7 +316,7 @@ class AdaptiveLossScaling:
         last, layer = self._last, self.layer_to_blame()
         if last is None:
             return False
-        self._holding.drop()
+        self._graph.drop_held()
         if not self._by_layer and layer is not None:
             return self.back_off(layer, last.layer_scales[layer])
         measured = last.components
@@ -341,29 +368,27 @@ class AdaptiveLossScaling:
 
     def back_off(self, layer: str, alpha: float) -> bool:
         """Halve the scale that `layer` may have after `alpha` overflowed; False: not to blame."""
-        self._holding.drop()
+        self._graph.drop_held()
         return self._ada_loss.back_off(layer, alpha)
 
     def after_update(self) -> None:
         """Count a good update: the limits of layers recover, and what was measured is remembered."""
         self._ada_loss.after_update()
         self.components.end_iteration()
-        known = self._graph.known
-        if known is not None and self._holding.looks(self.iteration):
-            known.statistics.measure_weights()
+        present = self._graph.present
+        if present is not None and present.holding.looks(self.iteration):
+            present.statistics.measure_weights()
 
     def forget(self) -> None:
         """Drop what was learned of gradients and weights: call it after loading other weights."""
         self._ada_loss.forget()
         self.components.forget()
-        self._holding.drop()
-        planned = self._graph.prepared()
-        planned.statistics = self._graph.new_statistics(planned.measurements)
+        self._graph.forget()
 
     def restart(self, start_scale: float) -> None:
         """Forget what was measured of the network's components, and start with another scale."""
         self.components.restart(start_scale)
-        self._holding.drop()
+        self._graph.drop_held()
 
     def state_dict(self) -> Dict[str, Any]:
         """Everything that decides the next scales, as plain numbers, strings, lists and dicts."""
@@ -373,7 +398,7 @@ class AdaptiveLossScaling:
             "network": fingerprint(planned.plan),
             "delayed": planned.statistics.state(planned.plan.measured_keys),
             "components": self.components.state_dict(),
-            "held": self._holding.state_dict(),
+            "held": planned.holding.state_dict(),
             **self._ada_loss.state_dict(),
         }
 
@@ -390,15 +415,15 @@ class AdaptiveLossScaling:
             statistics = self._graph.new_statistics(planned.measurements)
             statistics.load_state(planned.plan.measured_keys, state["delayed"])
             windows = windows_of(state.get("components", {}))
-            holding = self._new_holding()
+            holding = self._graph.new_holding()
             if "held" in state:
                 holding.load_state_dict(planned.plan, self._by_layer, state["held"])
             self._ada_loss.load_state_dict(state)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"state is damaged, or none of an AdaptiveLossScaling: {error!r}") from error
         self.components.load(windows)
-        self._holding = holding
-        self.iteration, planned.statistics = iteration, statistics
+        self._graph.drop_held()
+        self.iteration, planned.statistics, planned.holding = iteration, statistics, holding
 
     def scale_of(self, variable: nn.Variable) -> float:
         """The scale S that the gradient of `variable` carried in the last backward.
@@ -466,7 +491,7 @@ class AdaptiveLossScaling:
         iteration = self.iteration if iteration is None else iteration
         self.components.begin_pass(iteration)
         planned.statistics.watch(self.guard.state.arrays)
-        held = None if again else self._holding.scales(planned.plan, iteration, scale)
+        held = None if again else planned.holding.scales(planned.plan, iteration, scale)
         if held is not None:
             hooks = (communicator_callbacks, function_pre_hook, function_post_hook)
             replay = self._held_pass(planned, held, iteration, *hooks)
@@ -483,7 +508,7 @@ class AdaptiveLossScaling:
         if scale is None or self._by_layer:
             components = self.components.begin(planned.plan.components(by_layer=self._by_layer))
         choice = self._choice(start_scale, components, measured=scale is None)
-        recorder = StepRecorder() if self._holding.wanted(iteration, scale) else None
+        recorder = StepRecorder() if planned.holding.wanted(iteration, scale) else None
         looks_after = _looks_after(communicator_callbacks, function_pre_hook, function_post_hook)
         running = self._pass(
             planned, start_scale, iteration, choice, unscale_each=looks_after, recorder=recorder
@@ -492,11 +517,11 @@ class AdaptiveLossScaling:
         self._run(running, grad, clear_buffer, communicator_callbacks, function_pre_hook, function_post_hook)
         if components is not None:
             self.components.learn(planned.plan.components(by_layer=self._by_layer), components)
-        self._holding.measured(iteration)
-        self._holding.drop()
+        planned.holding.measured(iteration)
+        planned.holding.drop()
         held = running.to_hold(scale) if self.components.settled else None
         if held is not None:
-            self._holding.keep(held, iteration)
+            planned.holding.keep(held, iteration)
         self._end(running, iteration, clear_buffer)
 
     def _held_pass(
@@ -508,10 +533,10 @@ class AdaptiveLossScaling:
         *user_hooks: Optional[Hook],
     ) -> HeldPass:
         """A pass with the scales that are held: all steps at once, where nobody looks at single functions."""
-        measures = self._holding.measures(iteration)
+        measures = planned.holding.measures(iteration)
         if measures:
             planned.statistics.begin(iteration, anew=False)
-            self._holding.measured(iteration)
+            planned.holding.measured(iteration)
         if planned.held is not held:
             planned.held = held
             planned.steps = plan_steps(
@@ -598,7 +623,7 @@ class AdaptiveLossScaling:
         return PassContext(
             planned.plan,
             self._kernels,
-            self._pool,
+            self._graph.pool,
             planned.statistics,
             self._storage,
             self.config.range.u_max,
@@ -635,14 +660,6 @@ class AdaptiveLossScaling:
             alphas = AlphasByComponent(self._ada_loss, constraints, components)
         return ScaleChoice(section, alphas, components)
 
-    def _new_holding(self) -> Holding:
-        method = self.config.method
-        return Holding(
-            max(self.config.measure_every, self.config.update_per_n_iteration),
-            constant=isinstance(method, Fixed) and method.fixed_loss_scale == 1.0,
-            delayed=bool(self._delay),
-        )
-
     def _choose_delay(self) -> int:
         if self.config.delay is not None:
             return self.config.delay
@@ -655,3 +672,12 @@ def _looks_after(
 ) -> bool:
     """Whether somebody takes gradients as each function leaves them."""
     return communicator_callbacks is not None or post_hook is not None
+
+
+def _new_holding(config: AdaLossConfig, delay: int) -> Holding:
+    method = config.method
+    return Holding(
+        max(config.measure_every, config.update_per_n_iteration),
+        constant=isinstance(method, Fixed) and method.fixed_loss_scale == 1.0,
+        delayed=bool(delay),
+    )

@@ -16,7 +16,6 @@ from .names_before import function_names_before
 from .node import Node
 from .reading import GraphReading, read_graph
 from .structure import GraphStructure, PlanOptions
-from .watch import GraphWatch
 
 
 class GraphPlan:
@@ -33,7 +32,8 @@ class GraphPlan:
     Attributes:
         structure: what of this follows from how the graph is built, and is the same for all alike.
         functions: all functions behind the loss, in forward order.
-        keys: keys of all variables, by position.
+        all_variables: all variables behind it, by position.
+        keys: their keys.
         loss_exits: in how many places the gradient leaves the section between the loss and the first layers.
         layers: names of the layers that get a scale, in backward order.
         stopped: type names of the functions that backward does not visit.
@@ -61,25 +61,24 @@ class GraphPlan:
         options = PlanOptions.of(selection, adaptive=adaptive, non_homogeneous=non_homogeneous)
         described = reading.description(completed_names(names, reading))
         kept = [reading.leaves[position] for position in described.kept]
-        self._bind(loss, reading, GraphStructure(described, options, kept))
+        self._bind(reading, GraphStructure(described, options, kept))
 
     @classmethod
-    def bound(cls, loss: nn.Variable, reading: GraphReading, structure: GraphStructure) -> GraphPlan:
+    def bound(cls, reading: GraphReading, structure: GraphStructure) -> GraphPlan:
         """The plan of a graph whose structure is known: all but what asks for single functions is ready.
 
         Args:
-            loss: the variable that backward starts from.
-            reading: its graph.
+            reading: the graph.
             structure: what follows from the description of such a graph.
         """
         plan = cls.__new__(cls)
-        plan._bind(loss, reading, structure)
+        plan._bind(reading, structure)
         return plan
 
-    def _bind(self, loss: nn.Variable, reading: GraphReading, structure: GraphStructure) -> None:
+    def _bind(self, reading: GraphReading, structure: GraphStructure) -> None:
         self.structure = structure
         self.functions, self.keys = reading.functions, reading.keys
-        self._variables = variables = reading.variables
+        self.all_variables = variables = reading.variables
         keys = reading.keys
         self.loss_exits, self.layers, self.stopped = structure.loss_exits, structure.layers, structure.stopped
         self.roots = [variables[p] for p in structure.roots]
@@ -89,7 +88,7 @@ class GraphPlan:
         self.leaves = {keys[p]: reading.leaves[p] for p in structure.leaves}
         self.fixed_leaves = [(reading.leaves[p], written) for p, written in structure.fixed]
         self._components: Dict[bool, Components] = {}
-        self._watch = GraphWatch([loss, *variables])
+        self._watch = reading.watch
 
     @property
     def is_current(self) -> bool:
@@ -104,7 +103,7 @@ class GraphPlan:
     @cached_property
     def nodes(self) -> Dict[int, Node]:
         """What is known of each function, by function key, in backward order."""
-        functions, variables, keys = self.function_keys, self._variables, self.keys
+        functions, variables, keys = self.function_keys, self.all_variables, self.keys
         return {
             functions[known.number]: Node(known, functions[known.number], variables, keys)
             for known in self.structure.nodes

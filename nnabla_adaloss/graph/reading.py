@@ -9,6 +9,8 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set
 
 import nnabla as nn
 
+from .watch import GraphWatch
+
 _info, _need_grad, _rank = attrgetter("info"), attrgetter("need_grad"), attrgetter("rank")
 _type_name, _args = attrgetter("type_name"), attrgetter("args")
 _context, _backend = attrgetter("context"), attrgetter("backend")
@@ -77,6 +79,7 @@ class GraphReading(NamedTuple):
         leaves: those that nothing computes, by position.
         needed: positions of the leaves that need a gradient.
         described: all that plans ask of it, but of which leaves are kept.
+        watch: notices when the graph is not what it was.
     """
 
     functions: List[Any]
@@ -85,6 +88,7 @@ class GraphReading(NamedTuple):
     leaves: Dict[int, nn.Variable]
     needed: Set[int]
     described: GraphDescription
+    watch: GraphWatch
 
     def description(self, names: Mapping[int, str]) -> GraphDescription:
         """All that plans ask of the graph.
@@ -141,7 +145,9 @@ def read_graph(loss: nn.Variable) -> GraphReading:
         list(map(_recompute, variables)),
         {},
     )
-    return GraphReading(functions, variables, list(by_key), leaves, needed, described)
+    return GraphReading(
+        functions, variables, list(by_key), leaves, needed, described, GraphWatch([loss, *variables])
+    )
 
 
 def _visited(loss: nn.Variable) -> Tuple[List[Any], List[List[nn.Variable]], List[List[Any]]]:
