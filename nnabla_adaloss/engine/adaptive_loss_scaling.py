@@ -188,7 +188,7 @@ class AdaptiveLossScaling:
         Raises:
             ValueError: it scales layers in another way.
         """
-        if before.config != self.config:
+        if before.config is not self.config and before.config != self.config:
             raise ValueError(
                 f"before scales layers in another way: {before.config}, and here {self.config}; "
                 "make both with the same config"

@@ -504,7 +504,8 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             return
         scaling = AdaptiveLossScaling(
             with_storage(loss, self._storage),
-            self._config,
+            # Checked and completed already, which takes longer than to read a small graph.
+            self._config if self._loss is None else self.scaling.config,
             parameters=self.solver.get_parameters(),
             limit_policy=LayerLimitPolicy(self.policy.N),
             history=self.history,
