@@ -76,7 +76,6 @@ class AdaptiveLossScaling:
         limit_policy: how a layer whose scale overflowed backs off and recovers.
         history: how scales follow from what was measured, where `backward` is given none; None for
             `HistoryPolicy()`.
-        components: what was measured of the network in other graphs of it.
         forward_state: what is known of parameters that forward writes, from other graphs.
         monitors: who is told each time a layer was scaled: objects with some of the methods of `Monitor`.
 
@@ -112,7 +111,6 @@ class AdaptiveLossScaling:
         parameters: Optional[Mapping[str, nn.Variable]] = None,
         limit_policy: Optional[LayerLimitPolicy] = None,
         history: Optional[HistoryPolicy] = None,
-        components: Optional[ComponentScales] = None,
         forward_state: Optional[ForwardState] = None,
         monitors: Sequence[Any] = (),
     ) -> None:
@@ -147,10 +145,8 @@ class AdaptiveLossScaling:
         policy = HistoryPolicy() if history is None else history
         if self._by_layer:
             policy = method.policy(policy)
-        if components is None:
-            components = ComponentScales(policy, self.config.range.u_max, self._u_max_single)
-        self.components = components
-        self.iteration = components.began[0] + 1
+        self.components = ComponentScales(policy, self.config.range.u_max, self._u_max_single)
+        self.iteration = 0
         self._graph = GraphPreparation(
             self._variable,
             reading,
