@@ -219,6 +219,10 @@ class AdaLoss(ABC):
         limits = {str(name): LayerLimit(*values).checked() for name, values in state["limits"].items()}
         self._layers, self.limits = layers, limits
 
+    def go_on_from(self, before: AdaLoss) -> None:
+        """Remember what `before` does of layers."""
+        self._layers, self.limits = before._layers, dict(before.limits)
+
     def forget(self) -> None:
         """Drop what was computed from gradients and weights, as after loading other weights."""
         self._layers.clear()

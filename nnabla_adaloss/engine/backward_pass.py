@@ -166,7 +166,7 @@ class BackwardPass:
         self.nonzero = {entry.key for entry, largest in written if largest}
         keys, labels = (
             set(findings.nonfinite),
-            {w.node.label for w, largest in written if largest == math.inf},
+            {self.nodes[w.function].label for w, largest in written if largest == math.inf},
         )
         if self.components is not None:
             keys |= self._measure_components(self.components, findings, written)
@@ -199,7 +199,7 @@ class BackwardPass:
         for entry, largest in written:
             component = self._component_of(components, entry)
             if largest == math.inf:
-                bad_leaves.setdefault(entry.node.function_key, component)
+                bad_leaves.setdefault(entry.function, component)
             elif entry.alone:
                 components.measure(component, largest * entry.scale, entry.scale)
         for node in self.nodes.values() if bad or bad_leaves else ():
@@ -218,9 +218,11 @@ class BackwardPass:
         return bad
 
     def _component_of(self, components: ComponentPass, entry: Written) -> int:
-        if entry.key in components.of and any(s.target_key == entry.key for s in entry.node.scalings):
+        if entry.key in components.of and any(
+            s.target_key == entry.key for s in self.nodes[entry.function].scalings
+        ):
             return components.of[entry.key]
-        return components.producers[entry.node.function_key]
+        return components.producers[entry.function]
 
     # Before a function's backward.
 

@@ -9,7 +9,6 @@ import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph.function_kinds import written_inputs
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels
 from ..kernels.arrays import FLOAT16, FLOAT32, are_readable, stored_dtype
@@ -98,19 +97,17 @@ class ForwardState:
     def _find(self, plan: GraphPlan) -> None:
         self._plan, self._written, self._candidates = plan, [], []
         seen: Set[int] = set()
-        for f in plan.functions:
-            written = written_inputs(f.info.type_name, f.info.args)
-            for index, v in enumerate(f.inputs):
-                key = hash(v)
-                if v.parent is not None or v.need_grad or key in seen:
-                    continue
-                if index in written or key in self._copies:
-                    self._note(v)
-                elif key in plan.names and key not in self._examined:
-                    self._candidates.append(v)
-                else:
-                    continue
-                seen.add(key)
+        for leaf, written in plan.fixed_leaves:
+            key = hash(leaf)
+            if key in seen:
+                continue
+            if written or key in self._copies:
+                self._note(leaf)
+            elif key in plan.names and key not in self._examined:
+                self._candidates.append(leaf)
+            else:
+                continue
+            seen.add(key)
 
     def _note(self, leaf: nn.Variable) -> None:
         self._copies.setdefault(hash(leaf), nn.NdArray(leaf.shape))

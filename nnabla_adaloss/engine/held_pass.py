@@ -45,12 +45,11 @@ class HeldPass:
     ) -> None:
         self.plan, self.kernels, pool, self.statistics, self._storage, _ = context
         self._held, self._planned, self._measures = held, planned, measures
-        self.nodes, self.components = self.plan.nodes, held.components
+        self.components = held.components
         self.seed = held.seed if planned is None else planned.seed
         self.loss_scale = held.loss_scale
         self.measures_loss = held.given is None
         self.scales: Mapping[int, float] = held.scales if planned is None else planned.scales
-        self.layer_scales, self.accumulated_scales = held.layer_scales, held.accumulated_scales
         self.found_inf: List[str] = []
         self.nonzero: Set[int] = set()
         # Whether what forward has written is finite; None: nobody has looked.
@@ -67,6 +66,21 @@ class HeldPass:
             deferred=deferred,
             unscale_each=unscale_each,
         )
+
+    @property
+    def nodes(self) -> Mapping[int, Node]:
+        """The functions, by key; with all steps taken at once nobody asks for them but after an overflow."""
+        return self.plan.nodes
+
+    @property
+    def layer_scales(self) -> Mapping[str, float]:
+        """Alpha by layer."""
+        return self._held.layer_scales
+
+    @property
+    def accumulated_scales(self) -> Mapping[str, float]:
+        """The scale S on each layer's input gradient, by layer."""
+        return self._held.accumulated_scales
 
     @property
     def at_once(self) -> bool:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
@@ -13,6 +13,7 @@ from ..core.layer_record import LayerRecord
 from ..core.reason import Reason
 from ..graph.node import Node, Scaling
 from ..graph.plan import GraphPlan
+from ..graph.renaming import Renaming
 from .component_scales import ComponentPass
 
 
@@ -28,6 +29,11 @@ class Brought(NamedTuple):
     variable: nn.Variable
     key: int
     factor: float
+
+    def renamed(self, names: Renaming) -> Brought:
+        """The same in another graph that was built alike."""
+        key = names.variables[self.key]
+        return Brought(names.by_key[key], key, self.factor)
 
 
 class Step(NamedTuple):
@@ -48,6 +54,13 @@ class Step(NamedTuple):
     def targets(self, node: Node) -> Dict[int, float]:
         """The scales that the input gradients of the layers of `node` carry, by variable key."""
         return {s.target_key: self.scale * alpha for s, alpha in zip(node.scalings, self.alphas)}
+
+    def renamed(self, names: Renaming) -> Step:
+        """The same in another graph that was built alike."""
+        if not self.before and not self.after:
+            return self
+        before, after = (tuple(one.renamed(names) for one in many) for many in (self.before, self.after))
+        return self._replace(before=before, after=after)
 
 
 @dataclass(frozen=True)
@@ -75,6 +88,25 @@ class HeldScales:
     scales: Mapping[int, float]
     components: Optional[ComponentPass]
     matched: int
+
+    def renamed(self, names: Renaming, *, by_layer: bool) -> HeldScales:
+        """The same for another graph that was built alike.
+
+        Args:
+            names: what is where in it.
+            by_layer: whether layers separate components.
+        """
+        components = self.components
+        if components is not None:
+            components = ComponentPass(names.plan.components(by_layer=by_layer), components.scales)
+        functions, variables = names.functions, names.variables
+        return replace(
+            self,
+            plan=names.plan,
+            steps={functions[key]: step.renamed(names) for key, step in self.steps.items()},
+            scales={variables[key]: scale for key, scale in self.scales.items()},
+            components=components,
+        )
 
     @cached_property
     def layer_scales(self) -> Dict[str, float]:

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import math
+from copy import copy
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ..core.validation import integer, number
 from ..graph.plan import GraphPlan
+from ..graph.renaming import Renaming
 from .component_scales import ComponentPass
 from .held_scales import Brought, HeldScales, Step
 
@@ -20,13 +22,16 @@ class Holding:
         constant: whether layers have one scale for good, so that where S0 is given nothing is measured.
         delayed: whether scales follow from the statistics of the iteration before, which then has to measure
             as well.
+
+    Attributes:
+        held: the scales; None: they are to be chosen.
     """
 
     def __init__(self, iterations: int, *, constant: bool, delayed: bool) -> None:
         self._iterations = iterations
         self._constant = constant
         self._delayed = delayed
-        self._held: Optional[HeldScales] = None
+        self.held: Optional[HeldScales] = None
         self._since = 0
         self._measured_at = -2
 
@@ -45,7 +50,7 @@ class Holding:
             iteration: number of the iteration.
             given: S0; None: measured.
         """
-        held, age, longest = self._held, iteration - self._since, self._for(given)
+        held, age, longest = self.held, iteration - self._since, self._for(given)
         if held is None or held.plan is not plan or held.given != given:
             return None
         # All batches of the iteration that measures do.
@@ -53,13 +58,13 @@ class Holding:
 
     def measures(self, iteration: int) -> bool:
         """Whether a pass with held scales is to take statistics, from which the next ones are chosen."""
-        held = self._held
+        held = self.held
         last = self._since + self._iterations - 1
         return self._delayed and iteration == last and held is not None and self._for(held.given) < math.inf
 
     def looks(self, iteration: int) -> bool:
         """Whether a pass of this iteration will take statistics, as far as it is known before."""
-        held = self._held
+        held = self.held
         if held is None or self.measures(iteration):
             return True
         return iteration - self._since >= self._for(held.given)
@@ -70,11 +75,23 @@ class Holding:
 
     def keep(self, held: HeldScales, iteration: int) -> None:
         """Hold the scales that were chosen in this iteration."""
-        self._held, self._since = held, iteration
+        self.held, self._since = held, iteration
 
     def drop(self) -> None:
         """Have scales chosen anew."""
-        self._held = None
+        self.held = None
+
+    def renamed(self, names: Renaming, *, by_layer: bool) -> Holding:
+        """The same for another graph that was built alike.
+
+        Args:
+            names: what is where in it.
+            by_layer: whether layers separate components.
+        """
+        again = copy(self)
+        if self.held is not None:
+            again.held = self.held.renamed(names, by_layer=by_layer)
+        return again
 
     def for_good(self, *, measured: bool) -> bool:
         """Whether scales are held until they are told to change: where neither layers nor S0 are measured."""
@@ -85,7 +102,7 @@ class Holding:
 
     def state_dict(self) -> Dict[str, Any]:
         """What is held, as plain numbers and lists."""
-        held = None if self._held is None else _as_dict(self._held)
+        held = None if self.held is None else _as_dict(self.held)
         return {"since": self._since, "measured_at": self._measured_at, "scales": held}
 
     def load_state_dict(self, plan: GraphPlan, by_layer: bool, state: Mapping[str, Any]) -> None:
@@ -96,7 +113,7 @@ class Holding:
         """
         since, measured_at = integer("since", state["since"]), integer("measured_at", state["measured_at"])
         held = None if state["scales"] is None else _from_dict(plan, by_layer, state["scales"])
-        self._since, self._measured_at, self._held = since, measured_at, held
+        self._since, self._measured_at, self.held = since, measured_at, held
 
 
 def _as_dict(held: HeldScales) -> Dict[str, Any]:

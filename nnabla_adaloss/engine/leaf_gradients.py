@@ -24,7 +24,7 @@ class Written(NamedTuple):
 
     Attributes:
         key: key of the leaf.
-        node: the function.
+        function: key of the function; 0 where all functions of a pass write it.
         leaf: the parameter, or other leaf.
         target: what nnabla writes to.
         master: the leaf's own gradient.
@@ -33,7 +33,7 @@ class Written(NamedTuple):
     """
 
     key: int
-    node: Node
+    function: int
     leaf: nn.Variable
     target: nn.NdArray
     master: nn.NdArray
@@ -45,16 +45,18 @@ class PlannedLeaf(NamedTuple):
     """A leaf whose gradient all functions write with one scale.
 
     Attributes:
-        node: the first function that writes it.
         variable: the leaf.
         key: its key.
         scale: the scale.
+        half: whether a function of half precision writes it.
+        in_place: whether a function does that keeps references of its own to its gradient.
     """
 
-    node: Node
     variable: nn.Variable
     key: int
     scale: float
+    half: bool
+    in_place: bool
 
 
 class PlannedLeaves:
@@ -66,7 +68,7 @@ class PlannedLeaves:
 
     def __init__(self, leaves: Sequence[PlannedLeaf]) -> None:
         self.leaves = leaves
-        self._direct = not any(leaf.node.half for leaf in leaves)
+        self._direct = not any(leaf.half for leaf in leaves)
         self._variables = [leaf.variable for leaf in leaves]
         self._masters: List[nn.NdArray] = []
         self._written: List[Written] = []
@@ -81,7 +83,7 @@ class PlannedLeaves:
         if masters != self._masters:
             self._masters = masters
             self._written = [
-                Written(p.key, p.node, p.variable, m, m, p.scale, True) for p, m in zip(self.leaves, masters)
+                Written(p.key, 0, p.variable, m, m, p.scale, True) for p, m in zip(self.leaves, masters)
             ]
             self._gradients = GradientsInPlace(masters, [p.scale for p in self.leaves])
         return all(map(_zeroing, masters))
@@ -141,18 +143,21 @@ class LeafGradients:
             scales: other scales of single inputs, by key.
         """
         for leaf, key in zip(node.leaves, node.leaf_keys):
-            self.take_one(node, leaf, key, scales.get(key, scale))
+            self._take(
+                PlannedLeaf(leaf, key, scales.get(key, scale), node.half, node.in_place), node.function_key
+            )
 
-    def take_one(self, node: Node, leaf: nn.Variable, key: int, scale: float) -> None:
-        """Direct the gradient of one leaf of `node`, which will carry `scale`."""
+    def _take(self, taken: PlannedLeaf, function: int) -> None:
+        """Direct the gradient of one leaf, which the function with that key writes."""
+        leaf, key, scale, half, in_place = taken
         master = leaf.grad
         target, alone = master, True
         prepare_master(master, self._kernels.context)
         # A second use of a leaf must find its master as the first one leaves it.
         self._unscale(self._waiting.pop(key, []))
-        if master.zeroing and not node.half:
+        if master.zeroing and not half:
             pass
-        elif node.in_place or (not node.half and not self._rounded and is_power_of_two(scale)):
+        elif in_place or (not half and not self._rounded and is_power_of_two(scale)):
             # Exact both ways, and nnabla adds as it does without the engine.
             self._kernels.scale_(master, scale)
             alone = False
@@ -161,7 +166,7 @@ class LeafGradients:
             self._scratches += 1
             target.zero()
         # Noted before it is swapped: a signal may interrupt us between any two lines.
-        self._running.append(Written(key, node, leaf, target, master, scale, alone))
+        self._running.append(Written(key, function, leaf, target, master, scale, alone))
         if target is not master:
             leaf.grad = target
 
@@ -171,7 +176,7 @@ class LeafGradients:
             self._planned = planned
             return
         for leaf in planned.leaves:
-            self.take_one(leaf.node, leaf.variable, leaf.key, leaf.scale)
+            self._take(leaf, 0)
 
     def give_back(self) -> None:
         """Put the masters back after the function ran, and unscale what it wrote."""

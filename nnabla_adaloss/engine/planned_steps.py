@@ -13,8 +13,10 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Set, Tuple, Union
 from ..core.power_of_two import is_power_of_two
 from ..graph.node import Node, Scaling
 from ..graph.plan import GraphPlan
+from ..graph.renaming import Renaming
 from .held_scales import Brought, HeldScales, Step
 from .leaf_gradients import PlannedLeaf, PlannedLeaves
+from .scaled_factors import PlannedFactor
 
 # Powers of two that every storage of 16 bits holds, and that leave float32 room on both sides.
 _SEED_RANGE_16 = 2.0**-14, 2.0**15
@@ -25,22 +27,37 @@ class PlannedSteps(NamedTuple):
     """What a planned pass does.
 
     Attributes:
-        factors: weights to be swapped, each once, with their alphas.
+        factors: weights to be swapped, each once.
         leaves: leaves that get a gradient.
         seed: what the loss gradient starts with.
         scales: what each gradient carries in the end, by variable key.
         between: gradients that are multiplied all the same, by the function after which.
     """
 
-    factors: List[Tuple[Scaling, float]]
+    factors: List[PlannedFactor]
     leaves: PlannedLeaves
     seed: float
     scales: Mapping[int, float]
     between: Mapping[int, Tuple[Brought, ...]]
 
+    def renamed(self, names: Renaming) -> Optional[PlannedSteps]:
+        """The same for another graph that was built alike; None where a weight is not the same there."""
+        if any(factor.key not in names.kept for factor in self.factors):
+            return None
+        scales = {names.variables[key]: scale for key, scale in self.scales.items()}
+        between = {
+            names.functions[key]: tuple(one.renamed(names) for one in brought)
+            for key, brought in self.between.items()
+        }
+        return self._replace(scales=scales, between=between)
+
 
 class Obstacle(str):
     """Why steps cannot be taken at once, in words."""
+
+    def renamed(self, names: Renaming) -> Obstacle:
+        """The same: what stands in the way follows from how the graph is built."""
+        return self
 
 
 def plan_steps(
@@ -73,7 +90,7 @@ def plan_steps(
     return PlannedSteps(factors, PlannedLeaves(leaves), seed, scales, between)
 
 
-def _factors(held: HeldScales, max_bytes: Optional[int]) -> Union[List[Tuple[Scaling, float]], Obstacle]:
+def _factors(held: HeldScales, max_bytes: Optional[int]) -> Union[List[PlannedFactor], Obstacle]:
     found: Dict[int, Tuple[Scaling, float]] = {}
     readers: Dict[int, Set[int]] = {}
     for key, step in held.steps.items():
@@ -91,7 +108,7 @@ def _factors(held: HeldScales, max_bytes: Optional[int]) -> Union[List[Tuple[Sca
     needed = sum(4 * scaling.factor.size for scaling, _ in factors)
     if max_bytes is not None and needed > max_bytes:
         return Obstacle(f"scaled weights would take {needed} bytes at once, more than {max_bytes}")
-    return factors
+    return [PlannedFactor(s.layer, s.factor, s.factor_key, alpha, s.half) for s, alpha in factors]
 
 
 def _leaves(held: HeldScales, *, rounded: bool) -> Union[List[PlannedLeaf], Obstacle]:
@@ -103,10 +120,10 @@ def _leaves(held: HeldScales, *, rounded: bool) -> Union[List[PlannedLeaf], Obst
             scale = targets.get(key, step.scale)
             known = found.get(key)
             if known is None:
-                found[key] = PlannedLeaf(node, variable, key, scale)
+                found[key] = PlannedLeaf(variable, key, scale, node.half, node.in_place)
             elif known.scale != scale:
                 return Obstacle(f"{node.label} adds to a gradient of another scale")
-            elif rounded or node.half or known.node.half or not is_power_of_two(scale):
+            elif rounded or node.half or known.half or not is_power_of_two(scale):
                 return Obstacle(f"{node.label} adds to a gradient that is rounded in between")
     return list(found.values())
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Iterable, List, Optional, Tuple
+from typing import Iterable, List, NamedTuple, Optional, Tuple
 
 import nnabla as nn
 
@@ -12,6 +12,24 @@ from ..kernels.arrays import as_float32
 from ..kernels.interface import Kernels, ScaledCopy
 from ..kernels.scratch import ScratchPool
 from .emulated_storage import EmulatedStorage
+
+
+class PlannedFactor(NamedTuple):
+    """A factor that is swapped for all of a backward pass.
+
+    Attributes:
+        layer: name of the layer; the first in backward order, of several that share it.
+        variable: the factor.
+        key: its key.
+        alpha: what it is multiplied by.
+        half: whether it is read in half precision.
+    """
+
+    layer: str
+    variable: nn.Variable
+    key: int
+    alpha: float
+    half: bool
 
 
 class ScaledFactors:
@@ -48,16 +66,15 @@ class ScaledFactors:
         self._swapped.append((factor, source, scaled))
         factor.data = scaled
 
-    def swap_all(self, factors: Iterable[Tuple[Scaling, float]]) -> None:
+    def swap_all(self, factors: Iterable[PlannedFactor]) -> None:
         """Swap the factors of many layers, for all of a backward pass."""
         weights = {} if self._storage is None else self._storage.weights
         copies, stored, swapped = [], [], []
-        for index, (scaling, alpha) in enumerate(factors):
-            factor, key = scaling.factor, scaling.factor_key
+        for index, (_, factor, key, alpha, half) in enumerate(factors):
             source = factor.data
             scaled = self._pool.get(factor.shape, "planned factor", index)
             rounded = weights.get(key)
-            copies.append(ScaledCopy(rounded or self._readable(source, index), scaled, alpha, scaling.half))
+            copies.append(ScaledCopy(rounded or self._readable(source, index), scaled, alpha, half))
             stored.append((scaled, alpha))
             swapped.append((key, rounded, factor, source, scaled))
         self._kernels.scaled_copy_all(copies)

@@ -3,7 +3,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Protocol, Sequence, Set, Tuple, Union
+from typing import (
+    Any,
+    Dict,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Protocol,
+    Sequence,
+    Set,
+    Tuple,
+    TypeVar,
+    Union,
+)
 
 import nnabla as nn
 import numpy as np
@@ -11,11 +24,14 @@ from numpy.typing import NDArray
 
 from ..core.statistics import ArrayStatistics, pool
 from ..core.validation import number
+from ..graph.renaming import Renaming
 from ..kernels.arrays import as_float32, stored_dtype
 from ..kernels.interface import Kernels
 from ..kernels.measurements import Measurements
 from ..kernels.scratch import ScratchPool
 from .emulated_storage import EmulatedStorage
+
+_T = TypeVar("_T")
 
 # What is known of an array before anything is: it asks for no scale and limits none.
 NOTHING_KNOWN = ArrayStatistics.of_zeros(0)
@@ -64,6 +80,9 @@ class StatisticsSource(Protocol):
 
     def measure_weights(self) -> None:
         """Look at the weights right after an update, where that is better than within the next pass."""
+
+    def take_over(self, before: StatisticsSource, names: Renaming) -> None:
+        """Know what is known of a graph before that was built alike."""
 
     def finish(self) -> Findings:
         """End a pass; return what was found to be not finite."""
@@ -132,6 +151,9 @@ class ImmediateStatistics:
     def measure_weights(self) -> None:
         """Do nothing: weights are measured when they are asked for."""
 
+    def take_over(self, before: StatisticsSource, names: Renaming) -> None:
+        """Do nothing: nothing is remembered."""
+
     def finish(self) -> Findings:
         """What was asked for."""
         found = Findings(self._nonfinite, self._amax, [])
@@ -157,6 +179,10 @@ def _loaded(values: Sequence[Any]) -> ArrayStatistics:
     for value in values:
         number("statistics", value)
     return ArrayStatistics(*values)
+
+
+def _renamed(known: Mapping[int, _T], keys: Mapping[int, int]) -> Dict[int, _T]:
+    return {keys[key]: value for key, value in known.items() if key in keys}
 
 
 class DelayedStatistics:
@@ -254,6 +280,20 @@ class DelayedStatistics:
     def watch(self, arrays: Sequence[nn.NdArray]) -> None:
         """Start to look at arrays, all at once."""
         self._measurements.watch(arrays)
+
+    def take_over(self, before: StatisticsSource, names: Renaming) -> None:
+        """Know what `before` does, and fetch what it has started to measure."""
+        if not isinstance(before, DelayedStatistics):
+            return
+        keys = names.variables
+        self._gradients, self._data = _renamed(before._gradients, keys), _renamed(before._data, keys)
+        self._answers = _renamed(before._answers[0], keys), _renamed(before._answers[1], keys)
+        self._asked_data = _renamed(before._asked_data, keys)
+        # Others than the weights that both graphs have are looked at when they are asked for.
+        self._weights = {key: v for key, v in before._weights.items() if key in names.kept}
+        self._measured = before._measured & names.kept.keys()
+        self._iteration, self._ahead = before._iteration, before._ahead
+        before._asked_data, before._weights, before._measured = {}, {}, set()
 
     def finish(self) -> Findings:
         """Wait for what was measured and make it known; return what was found to be not finite."""

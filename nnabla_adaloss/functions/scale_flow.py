@@ -8,13 +8,11 @@ otherwise be a wrong gradient in each of them.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Dict, List, Tuple
 
 import nnabla as nn
 
 from ..graph.node import Node
-from ..graph.order import backward_order
 from ..graph.plan import GraphPlan
 from .scale_point import ScalePoint
 from .scale_tracker import ScaleTracker
@@ -43,10 +41,7 @@ class _ScaleFlow:
         self._points: Dict[int, ScalePoint] = {}
         self._redirected: Dict[Tuple[int, int], ScalePoint] = {}
         private: List[Tuple[nn.Variable, str]] = []
-        consumers: Counter[int] = Counter()
-        for f in backward_order(loss):
-            node = self._plan.nodes[hash(f)]
-            consumers.update({hash(v) for v in f.inputs})
+        for node in self._plan.nodes.values():
             function = tracker.function(node.function_key)
             if isinstance(function, TrackedFunction):
                 self._connect(node, function)
@@ -54,7 +49,7 @@ class _ScaleFlow:
             else:
                 self._pass_through(node)
         for variable, message in private:
-            if consumers[hash(variable)] > 1:
+            if len(self._plan.readers.get(hash(variable), ())) > 1:
                 raise ValueError(message)
 
     def _connect(self, node: Node, function: TrackedFunction) -> None:

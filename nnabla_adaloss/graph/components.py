@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, Iterable, List, NamedTuple
+from typing import Dict, FrozenSet, Iterable, List, Mapping, NamedTuple
 
 from .node import Node
 
@@ -26,6 +26,14 @@ class Components(NamedTuple):
     producers: Dict[int, int]
     handed_over: FrozenSet[int]
     single: FrozenSet[str]
+
+    def renamed(self, variables: Mapping[int, int], functions: Mapping[int, int]) -> Components:
+        """The same with other keys; by the ones that there are."""
+        return self._replace(
+            of={variables[key]: component for key, component in self.of.items()},
+            producers={functions[key]: component for key, component in self.producers.items()},
+            handed_over=frozenset(variables[key] for key in self.handed_over),
+        )
 
 
 def components_of(nodes: Iterable[Node], *, by_layer: bool) -> Components:

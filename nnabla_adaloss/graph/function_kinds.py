@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, FrozenSet, Mapping
+from typing import Any, Dict, FrozenSet, Mapping, Sequence
 
 import nnabla as nn
 
@@ -16,8 +16,12 @@ OWN_REFERENCES: FrozenSet[str] = frozenset({"LSTM", "GRU", "RNN", "SpectralNorm"
 
 def computes_in_half(context: nn.Context) -> bool:
     """Whether nnabla computes in a native half-precision type under `context`."""
-    first = context.backend[0] if context.backend else ""
-    return bool(first.endswith((":half", ":mixed_half")))
+    return is_half(context.backend)
+
+
+def is_half(backends: Sequence[str]) -> bool:
+    """Whether the first of the `backends` of a context is one of half precision."""
+    return bool(backends) and backends[0].endswith((":half", ":mixed_half"))
 
 
 # Functions that write into inputs of theirs in forward: which.

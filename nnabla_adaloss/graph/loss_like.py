@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..core.scale_policy import global_scale
 from ..host_context import array_context
 from .hooks import Hook
-from .order import forward_order
+from .reading import GraphDescription
 
 Seed = Union[NDArray[Any], nn.NdArray]
 
@@ -73,13 +73,13 @@ def variable_of(loss: LossLike) -> nn.Variable:
     return variable
 
 
-def refuse_a_loss_that_scales_itself(loss: nn.Variable) -> None:
-    """Raise unless the gradients of `loss` are not scaled yet.
+def refuse_a_loss_that_scales_itself(described: GraphDescription) -> None:
+    """Raise unless the gradients of a loss, whose graph is described, are not scaled yet.
 
     Raises:
         ValueError: they are, by functions in its graph.
     """
-    if any(f.info.type_name == "ScaledLoss" for f in forward_order(loss)):
+    if "ScaledLoss" in described.type_names:
         raise ValueError(
             "loss scales itself already, by nnabla_adaloss.loss_scaling with a tracker: "
             "train on it as it is, or wrap the loss that was given to loss_scaling"

@@ -9,12 +9,13 @@ producer and its nearest consumer share, or else that of the nearer of both, and
 
 from __future__ import annotations
 
-from itertools import count
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
+from nnabla.parameter import get_current_parameter_scope
 
 from .matrix_products import is_matrix_product
+from .reading import GraphDescription
 
 ParameterNames = Mapping[int, str]
 """Full names of parameters, by variable key (`hash(variable)`)."""
@@ -22,7 +23,16 @@ ParameterNames = Mapping[int, str]
 
 def registered_names() -> Dict[int, str]:
     """The names of all parameters that nnabla has in the current scope."""
-    return named(nn.get_parameters(grad_only=False))
+    return dict(_names_in(get_current_parameter_scope(), ""))
+
+
+def _names_in(scope: Mapping[str, Any], path: str) -> Iterator[Tuple[int, str]]:
+    # As nnabla.get_parameters finds them, which takes ten times as long.
+    for name, entry in scope.items():
+        if isinstance(entry, dict):
+            yield from _names_in(entry, f"{path}{name}/")
+        else:
+            yield hash(entry), path + name
 
 
 def named(parameters: Mapping[str, nn.Variable]) -> Dict[int, str]:
@@ -30,57 +40,64 @@ def named(parameters: Mapping[str, nn.Variable]) -> Dict[int, str]:
     return {hash(v): name for name, v in parameters.items()}
 
 
-def function_names(functions: Sequence[Any], parameters: ParameterNames) -> Dict[int, str]:
-    """A unique name for each function, by function key (`hash(function)`).
-
-    Args:
-        functions: all functions of a graph, in forward order.
-        parameters: the names of the parameters.
+def function_names(graph: GraphDescription) -> List[str]:
+    """A unique name for each function of a graph, in forward order.
 
     Example:
         >>> import nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
-        >>> from nnabla_adaloss.graph.order import forward_order
+        >>> from nnabla_adaloss.graph.reading import read_graph
         >>> h = nn.Variable((2, 3))
         >>> for _ in range(2):
         ...     h = F.relu(PF.affine(h, 3, name="rnn"))
-        >>> list(function_names(forward_order(h), registered_names()).values())
+        >>> function_names(read_graph(h).description(registered_names()))
         ['rnn/affine', 'rnn/affine/ReLU', 'rnn/affine#2', 'rnn/affine/ReLU#2']
     """
-    scopes = _own_scopes(functions, parameters)
-    products = {scopes[hash(f)] for f in functions if is_matrix_product(f.info.type_name)}
-    around = _scopes_around(functions, scopes)
-    names: Dict[int, str] = {}
+    parents = [graph.producers[part] for part in graph.inputs.by_function()]
+    scopes = _own_scopes(graph, parents)
+    products = list(map(is_matrix_product, graph.type_names))
+    of_products = {scope for scope, product in zip(scopes, products) if product}
+    around = _scopes_around(parents, scopes)
+    names: List[str] = []
+    # The last number that a name was given.
+    numbers: Dict[str, int] = {}
     taken: Set[str] = set()
-    for f in functions:
-        key, type_name = hash(f), f.info.type_name
-        scope = scopes[key]
-        if scope and (is_matrix_product(type_name) or scope not in products):
+    for index, type_name in enumerate(graph.type_names):
+        scope = scopes[index]
+        if scope and (products[index] or scope not in of_products):
             base = scope
         else:
-            base = "/".join(part for part in (scope or around[key], type_name) if part)
-        numbered = (base if i == 1 else f"{base}#{i}" for i in count(1))
-        names[key] = next(name for name in numbered if name not in taken)
-        taken.add(names[key])
+            base = "/".join(part for part in (scope or around[index], type_name) if part)
+        name, number = base, numbers.get(base, 1)
+        while name in taken:
+            number += 1
+            name = f"{base}#{number}"
+        numbers[base] = number
+        names.append(name)
+        taken.add(name)
     return names
 
 
-def _own_scopes(functions: Sequence[Any], parameters: ParameterNames) -> Dict[int, str]:
+Parents = Sequence[Sequence[Optional[int]]]
+
+
+def _own_scopes(graph: GraphDescription, parents: Parents) -> List[str]:
     """The scope of the first parameter that each function reads beside its data; empty: there is none."""
     # Functions of parameters only, such as a weight's normalization: what they compute is a weight, too.
-    weights: Dict[int, Optional[str]] = {}
-
-    def scope_of(v: nn.Variable) -> Optional[str]:
-        if v.parent is not None:
-            return weights[hash(v.parent)]
-        name = parameters.get(hash(v))
-        return None if name is None else name.rpartition("/")[0] or name
-
-    scopes: Dict[int, str] = {}
-    for f in functions:
-        found = [scope_of(v) for v in f.inputs]
-        weights[hash(f)] = found[0] if found and None not in found else None
+    weights: List[Optional[str]] = []
+    of_leaves = {
+        position: name.rpartition("/")[0] or name
+        for position, (_, name) in graph.kept.items()
+        if name is not None
+    }
+    scopes: List[str] = []
+    for part, producers in zip(graph.inputs.by_function(), parents):
+        found = [
+            of_leaves.get(position) if producer is None else weights[producer]
+            for position, producer in zip(graph.inputs.positions[part], producers)
+        ]
+        weights.append(found[0] if found and None not in found else None)
         # The first input is what the parameters are applied to.
-        scopes[hash(f)] = next((scope for scope in found[1:] if scope), "")
+        scopes.append(next((scope for scope in found[1:] if scope), ""))
     return scopes
 
 
@@ -91,32 +108,30 @@ class _Neighbour(NamedTuple):
     scope: str
 
 
-def _scopes_around(functions: Sequence[Any], scopes: Mapping[int, str]) -> Dict[int, str]:
+def _scopes_around(parents: Parents, scopes: Sequence[str]) -> List[str]:
     """For each function the scope that it stands in, judged by the functions before and behind it."""
     producers: Dict[int, _Neighbour] = {}
     consumers: Dict[int, _Neighbour] = {}
-    parents: Dict[int, List[int]] = {}
-    for f in functions:
-        parents[hash(f)] = [hash(v.parent) for v in f.inputs if v.parent is not None]
-        _note_nearest(producers, hash(f), parents[hash(f)], scopes)
-    for f in reversed(functions):
-        for parent in parents[hash(f)]:
-            _note_nearest(consumers, parent, [hash(f)], scopes)
-    return {hash(f): _between(producers.get(hash(f)), consumers.get(hash(f))) for f in functions}
+    for index, own in enumerate(parents):
+        for parent in own:
+            if parent is not None:
+                _note_nearest(producers, index, parent, scopes)
+    for index in reversed(range(len(parents))):
+        for parent in parents[index]:
+            if parent is not None:
+                _note_nearest(consumers, parent, index, scopes)
+    return [_between(producers.get(index), consumers.get(index)) for index in range(len(parents))]
 
 
-def _note_nearest(
-    found: Dict[int, _Neighbour], key: int, neighbours: Sequence[int], scopes: Mapping[int, str]
-) -> None:
-    for neighbour in neighbours:
-        if scopes[neighbour]:
-            here = _Neighbour(1, scopes[neighbour])
-        elif neighbour in found:
-            here = _Neighbour(found[neighbour].distance + 1, found[neighbour].scope)
-        else:
-            continue
-        if key not in found or here.distance < found[key].distance:
-            found[key] = here
+def _note_nearest(found: Dict[int, _Neighbour], index: int, neighbour: int, scopes: Sequence[str]) -> None:
+    if scopes[neighbour]:
+        here = _Neighbour(1, scopes[neighbour])
+    elif neighbour in found:
+        here = _Neighbour(found[neighbour].distance + 1, found[neighbour].scope)
+    else:
+        return
+    if index not in found or here.distance < found[index].distance:
+        found[index] = here
 
 
 def _between(producer: Optional[_Neighbour], consumer: Optional[_Neighbour]) -> str:

@@ -3,33 +3,36 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Sequence
+from typing import Dict, List, Optional, Sequence
 
-import nnabla as nn
-
-from .names import ParameterNames
+from .reading import GraphDescription
 
 
-def function_names_before(functions: Sequence[Any], parameters: ParameterNames) -> Dict[int, str]:
-    """The name of each function, by function key: numbered in backward order, as in `rnn/affine[1]`.
+def function_names_before(graph: GraphDescription, order: Sequence[int]) -> Dict[int, str]:
+    """The name of each function, by index: numbered in backward order, as in `rnn/affine[1]`.
 
     Args:
-        functions: the functions that backward visits, in its order.
-        parameters: the names of the parameters.
+        graph: the graph.
+        order: indices of the functions that backward visits, in its order.
     """
+    # What the inputs of each function go back to, by way of first inputs: positions of leaves.
+    origins: List[List[Optional[int]]] = []
+    for part in graph.inputs.by_function():
+        uses = zip(graph.inputs.positions[part], graph.producers[part])
+        origins.append(
+            [p if producer is None else next(iter(origins[producer]), None) for p, producer in uses]
+        )
     names: Dict[int, str] = {}
     counts: Dict[str, int] = {}
-    for f in functions:
-        scopes = (_scope(v, parameters) for v in f.inputs[1:])
-        scope = next((s for s in scopes if s), f.info.type_name)
+    for index in order:
+        scopes = (_scope(graph, origin) for origin in origins[index][1:])
+        scope = next((s for s in scopes if s), graph.type_names[index])
         number = counts.get(scope, 0)
         counts[scope] = number + 1
-        names[hash(f)] = scope if number == 0 else f"{scope}[{number}]"
+        names[index] = scope if number == 0 else f"{scope}[{number}]"
     return names
 
 
-def _scope(v: nn.Variable, parameters: ParameterNames) -> str:
-    while v.parent is not None and v.parent.inputs:
-        v = v.parent.inputs[0]
-    name = parameters.get(hash(v), "")
+def _scope(graph: GraphDescription, origin: Optional[int]) -> str:
+    name = (None if origin is None else graph.kept.get(origin, (0, None))[1]) or ""
     return name.rsplit("/", 1)[0] if "/" in name else name

@@ -9,8 +9,7 @@ import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from .function_kinds import OWN_REFERENCES, computes_in_half
-from .matrix_products import GemmSlot, gemm_slots, product_matrices
+from .matrix_products import GemmSlot, product_matrices
 
 
 class Scaling(NamedTuple):
@@ -42,16 +41,57 @@ class Scaling(NamedTuple):
         return product_matrices(node.type_name, node.args, self.slot, g, w)
 
 
+class LayerSlot(NamedTuple):
+    """A scalable input of one function; see `Scaling`. Variables go by position."""
+
+    layer: str
+    slot: GemmSlot
+    target: int
+    factor: int
+    to_leaf: bool
+    half: bool
+
+
+class NodeStructure(NamedTuple):
+    """One function that backward visits. Variables go by position."""
+
+    number: int
+    type_name: str
+    args: Mapping[str, Any]
+    label: str
+    outputs: Tuple[int, ...]
+    inputs: Tuple[int, ...]
+    leaves: Tuple[int, ...]
+    slots: Tuple[LayerSlot, ...]
+    loss_section: bool
+    loss_exit: bool
+    non_homogeneous: bool
+    in_place: bool
+    half: bool
+    expands: bool
+
+
 class Node:
     """One function of the graph. Keys are the hashes of the C++ variables.
 
     Args:
-        f: the function.
+        known: what follows for it from how the graph is built.
+        function_key: its key.
+        variables: the variables of the graph, by position.
+        keys: their keys.
+
+    Attributes:
         label: its name.
         scalings: its inputs that get a scale.
+        inputs: those that need a gradient, but for leaves, each once.
+        leaves: the leaves among them.
         loss_section: whether it lies between the loss and the first layer.
         loss_exit: whether the gradient of that section leaves it here.
         non_homogeneous: whether its gradient is not proportional to the output gradient.
+        in_place: whether it keeps references of its own to arrays of its parameters.
+        half: whether it computes in half precision.
+        expands: whether one of its inputs has several elements.
+        single: the key of its output, where it has one only.
     """
 
     __slots__ = (
@@ -76,50 +116,33 @@ class Node:
     )
 
     def __init__(
-        self,
-        f: Any,
-        label: str,
-        scalings: Sequence[Scaling],
-        *,
-        loss_section: bool,
-        loss_exit: bool,
-        non_homogeneous: bool,
+        self, known: NodeStructure, function_key: int, variables: Sequence[nn.Variable], keys: Sequence[int]
     ) -> None:
-        inputs = f.inputs
-        self.function_key: int = hash(f)
-        self.type_name: str = f.info.type_name
-        self.args: Mapping[str, Any] = f.info.args
-        self.label = label
-        self.outputs: List[nn.Variable] = f.outputs
-        self.output_keys: List[int] = [hash(v) for v in self.outputs]
-        differentiable = unique(v for v in inputs if v.need_grad)
-        self.inputs = [v for v in differentiable if v.parent is not None]
-        self.input_keys = [hash(v) for v in self.inputs]
-        self.leaves = [v for v in differentiable if v.parent is None]
-        self.leaf_keys = [hash(v) for v in self.leaves]
-        self.scalings = scalings
-        self.loss_section = loss_section
-        self.loss_exit = loss_exit
-        self.non_homogeneous = non_homogeneous
-        self.in_place = self.type_name in OWN_REFERENCES
-        self.half = computes_in_half(f.context)
-        # A scalar gradient that is about to be spread over many elements (mean, sum, broadcast).
-        self.expands = max((v.size for v in inputs), default=1) > 1
+        self.function_key = function_key
+        self.type_name, self.args, self.label = known.type_name, known.args, known.label
+        self.outputs: List[nn.Variable] = [variables[p] for p in known.outputs]
+        self.output_keys: List[int] = [keys[p] for p in known.outputs]
+        self.inputs = [variables[p] for p in known.inputs]
+        self.input_keys = [keys[p] for p in known.inputs]
+        self.leaves = [variables[p] for p in known.leaves]
+        self.leaf_keys = [keys[p] for p in known.leaves]
+        self.scalings = [
+            Scaling(
+                s.layer,
+                s.slot,
+                variables[s.target],
+                keys[s.target],
+                variables[s.factor],
+                keys[s.factor],
+                s.to_leaf,
+                s.half,
+            )
+            for s in known.slots
+        ]
+        self.loss_section, self.loss_exit = known.loss_section, known.loss_exit
+        self.non_homogeneous, self.in_place = known.non_homogeneous, known.in_place
+        self.half, self.expands = known.half, known.expands
         self.single: Optional[int] = self.output_keys[0] if len(self.outputs) == 1 else None
-
-
-def scalings_of(f: Any, label: str) -> List[Scaling]:
-    """The inputs of `f` that can get a scale, whether a selection of layers has them or not."""
-    inputs, half = f.inputs, computes_in_half(f.context)
-    found = []
-    for slot in gemm_slots(f.info.type_name, f.info.args, [v.shape for v in inputs], f.outputs[0].shape):
-        target, factor = inputs[slot.input], inputs[slot.factor]
-        # The same variable in both slots would be scaled in both roles: it gets no scale.
-        if target.need_grad and hash(target) != hash(factor):
-            name = label if slot.input == 0 else f"{label}:{slot.input}"
-            keys = hash(target), hash(factor)
-            found.append(Scaling(name, slot, target, keys[0], factor, keys[1], target.parent is None, half))
-    return found
 
 
 def unique(variables: Iterable[nn.Variable]) -> List[nn.Variable]:

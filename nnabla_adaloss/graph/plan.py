@@ -4,19 +4,18 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 
 from ..core.layer_selection import LayerSelection
 from .components import Components, components_of
-from .function_kinds import NON_HOMOGENEOUS
 from .matrix_products import is_matrix_product, is_scalable
-from .names import ParameterNames, function_names, registered_names
+from .names import ParameterNames, registered_names
 from .names_before import function_names_before
-from .node import Node, scalings_of, unique
-from .order import backward_order, forward_order
-from .watch import GraphWatch
+from .node import Node
+from .reading import GraphReading, read_graph
+from .structure import GraphStructure, PlanOptions
 
 
 class GraphPlan:
@@ -31,21 +30,19 @@ class GraphPlan:
             are added.
 
     Attributes:
-        nodes: what is known of each function, by function key, in backward order.
-        trivial: functions that pass one scale on and have nothing else to be done: the keys of their output,
-            of their first input, and of the others.
+        structure: what of this follows from how the graph is built, and is the same for all alike.
+        functions: all functions behind the loss, in forward order.
+        all_variables: all variables behind it, by position.
+        keys: their keys.
         loss_exits: in how many places the gradient leaves the section between the loss and the first layers.
         layers: names of the layers that get a scale, in backward order.
         stopped: type names of the functions that backward does not visit.
         roots: the outputs that backward starts from.
         variables: all variables that get a gradient but are no leaves.
         variable_keys: their keys.
-        measured_keys: these, and those of the weights of layers.
         kept_keys: keys of those whose gradients stay even when buffers are cleared.
         leaves: the leaves that get a gradient, by variable key.
-        functions: all functions behind the loss, in forward order.
-        labels: the name of each, by function key.
-        names: the names of parameters, by variable key.
+        fixed_leaves: the leaves without, and whether forward writes them, once for each use.
 
     Raises:
         ValueError: a pattern of the selection matches no layer.
@@ -60,40 +57,38 @@ class GraphPlan:
         non_homogeneous: Sequence[str] = (),
         names: Optional[ParameterNames] = None,
     ) -> None:
-        order, functions = backward_order(loss), forward_order(loss)
-        names = _completed(names, order)
-        labels = function_names(functions, names)
-        scalable = {hash(f): scalings_of(f, labels[hash(f)]) for f in order}
-        selection.check([s.layer for scalings in scalable.values() for s in scalings])
-        section = _loss_section(order) if adaptive else set()
-        special = NON_HOMOGENEOUS | frozenset(non_homogeneous)
-        self.nodes: Dict[int, Node] = {}
-        for f in order:
-            key, label = hash(f), labels[hash(f)]
-            self.nodes[key] = Node(
-                f,
-                label,
-                [s for s in scalable[key] if selection.selects(label, s.layer)],
-                loss_section=key in section,
-                loss_exit=key in section and not any(hash(p) in section for p in _parents(f)),
-                non_homogeneous=f.info.type_name in special,
-            )
-        self.trivial = _trivial(self.nodes)
-        self.loss_exits = sum(node.loss_exit for node in self.nodes.values())
-        self.layers = [s.layer for node in self.nodes.values() for s in node.scalings]
-        self.stopped = [f.info.type_name for f in functions if not f.need_grad]
-        self.roots = loss.parent.outputs
-        self.variables = unique(v for node in self.nodes.values() for v in node.outputs + node.inputs)
-        self.variable_keys = [hash(v) for v in self.variables]
-        factors = (s.factor_key for node in self.nodes.values() for s in node.scalings)
-        self.measured_keys = list(dict.fromkeys([*self.variable_keys, *factors]))
-        # Sink keeps the gradients of its inputs even when buffers are cleared.
-        self.kept_keys = {k for n in self.nodes.values() if n.type_name == "Sink" for k in n.input_keys}
-        self.leaves = {k: v for node in self.nodes.values() for k, v in zip(node.leaf_keys, node.leaves)}
-        self.functions, self.labels, self.names = functions, labels, names
-        self._order = order
+        reading = read_graph(loss)
+        options = PlanOptions.of(selection, adaptive=adaptive, non_homogeneous=non_homogeneous)
+        described = reading.description(completed_names(names, reading))
+        kept = [reading.leaves[position] for position in described.kept]
+        self._bind(reading, GraphStructure(described, options, kept))
+
+    @classmethod
+    def bound(cls, reading: GraphReading, structure: GraphStructure) -> GraphPlan:
+        """The plan of a graph whose structure is known: all but what asks for single functions is ready.
+
+        Args:
+            reading: the graph.
+            structure: what follows from the description of such a graph.
+        """
+        plan = cls.__new__(cls)
+        plan._bind(reading, structure)
+        return plan
+
+    def _bind(self, reading: GraphReading, structure: GraphStructure) -> None:
+        self.structure = structure
+        self.functions, self.keys = reading.functions, reading.keys
+        self.all_variables = variables = reading.variables
+        keys = reading.keys
+        self.loss_exits, self.layers, self.stopped = structure.loss_exits, structure.layers, structure.stopped
+        self.roots = [variables[p] for p in structure.roots]
+        self.variables = [variables[p] for p in structure.gradients]
+        self.variable_keys = [keys[p] for p in structure.gradients]
+        self.kept_keys = {keys[p] for p in structure.kept_gradients}
+        self.leaves = {keys[p]: reading.leaves[p] for p in structure.leaves}
+        self.fixed_leaves = [(reading.leaves[p], written) for p, written in structure.fixed]
         self._components: Dict[bool, Components] = {}
-        self._watch = GraphWatch(unique([loss, *(v for f in order for v in f.inputs)]))
+        self._watch = reading.watch
 
     @property
     def is_current(self) -> bool:
@@ -101,24 +96,72 @@ class GraphPlan:
         return not self._watch.changed
 
     @cached_property
+    def function_keys(self) -> List[int]:
+        """Keys of all functions, in forward order."""
+        return list(map(hash, self.functions))
+
+    @cached_property
+    def nodes(self) -> Dict[int, Node]:
+        """What is known of each function, by function key, in backward order."""
+        functions, variables, keys = self.function_keys, self.all_variables, self.keys
+        return {
+            functions[known.number]: Node(known, functions[known.number], variables, keys)
+            for known in self.structure.nodes
+        }
+
+    @cached_property
+    def trivial(self) -> Dict[int, Tuple[int, int, Tuple[int, ...]]]:
+        """Functions that pass one scale on and have nothing else to be done: the keys of their output, of
+        their first input, and of the others.
+        """
+        return _trivial(self.nodes)
+
+    @cached_property
+    def measured_keys(self) -> List[int]:
+        """Keys of the variables that get a gradient but are no leaves, and of the weights of layers."""
+        factors = (self.keys[slot.factor] for node in self.structure.nodes for slot in node.slots)
+        return list(dict.fromkeys([*self.variable_keys, *factors]))
+
+    @cached_property
+    def labels(self) -> Dict[int, str]:
+        """The name of each function, by function key."""
+        return dict(zip(self.function_keys, self.structure.labels))
+
+    @cached_property
+    def names(self) -> Dict[int, str]:
+        """The names of the parameters in the graph, by variable key."""
+        kept = self.structure.described.kept.values()
+        return {key: name for key, name in kept if name is not None}
+
+    @cached_property
     def readers(self) -> Dict[int, Set[int]]:
         """Keys of the functions that backward visits and that have a variable as input, by its key."""
-        found: Dict[int, Set[int]] = {}
-        for f in self._order:
-            for v in f.inputs:
-                found.setdefault(hash(v), set()).add(hash(f))
-        return found
+        functions = self.function_keys
+        return {
+            self.keys[position]: {functions[index] for index in indices}
+            for position, indices in self.structure.readers().items()
+        }
 
     def components(self, *, by_layer: bool) -> Components:
         """What functions that pass a scale on connect; see `components_of`."""
         if by_layer not in self._components:
-            self._components[by_layer] = components_of(self.nodes.values(), by_layer=by_layer)
+            known, functions = self.structure.components, self.function_keys
+            if by_layer not in known:
+                found = components_of(self.nodes.values(), by_layer=by_layer)
+                known[by_layer] = found.renamed(
+                    {key: position for position, key in enumerate(self.keys)},
+                    {key: index for index, key in enumerate(functions)},
+                )
+            self._components[by_layer] = known[by_layer].renamed(
+                dict(enumerate(self.keys)), dict(enumerate(functions))
+            )
         return self._components[by_layer]
 
     def labels_before(self) -> Dict[str, str]:
         """What version 0.1 called each function; the name it has now by the one it had, in backward order."""
-        before = function_names_before(self._order, self.names)
-        return {before[key]: node.label for key, node in self.nodes.items()}
+        structure = self.structure
+        before = function_names_before(structure.described, structure.order)
+        return {name: structure.labels[index] for index, name in before.items()}
 
     def __str__(self) -> str:
         rows = [("function", "role", "layer", "K", "W shape")]
@@ -134,39 +177,11 @@ class GraphPlan:
         return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
 
-def _completed(names: Optional[ParameterNames], order: Sequence[Any]) -> ParameterNames:
+def completed_names(names: Optional[ParameterNames], reading: GraphReading) -> ParameterNames:
     """`names`, and those that nnabla has in the current scope if a leaf that needs a gradient has none."""
-    if names is not None and all(
-        hash(v) in names for f in order for v in f.inputs if v.parent is None and v.need_grad
-    ):
+    if names is not None and all(reading.keys[position] in names for position in reading.needed):
         return names
     return {**registered_names(), **(names or {})}
-
-
-def _parents(f: Any) -> List[Any]:
-    return [v.parent for v in f.inputs if v.need_grad and v.parent is not None]
-
-
-def _loss_section(order: Sequence[Any]) -> Set[int]:
-    """Keys of the functions between the loss and the first layers, which multiply by a weight.
-
-    Without any layer it is no section that leads somewhere: only what handles scalars at the loss belongs to
-    it.
-    """
-    section: Set[int] = set()
-    behind: Set[int] = set()
-    layers = False
-    for f in order:
-        product = is_matrix_product(f.info.type_name)
-        layers |= product
-        outputs = f.outputs
-        if product or any(hash(v) in behind for v in outputs):
-            behind.update(hash(v) for v in f.inputs)
-        elif len(outputs) == 1:
-            section.add(hash(f))
-    if layers:
-        return section
-    return {hash(f) for f in order if hash(f) in section and f.outputs[0].size == 1}
 
 
 def _trivial(nodes: Dict[int, Node]) -> Dict[int, Tuple[int, int, Tuple[int, ...]]]:

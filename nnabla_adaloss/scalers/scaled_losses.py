@@ -74,8 +74,7 @@ class ScaledLosses:
         structure = tuple(scaling.plan.labels[key] for key in scaling.plan.nodes)
         before = self._known.pop(structure, None)
         if before is not None:
-            scaling.components = before.components
-            scaling.limits.update(before.limits)
+            scaling.go_on_from(before)
         else:
             self._load_into(scaling, self._saved)
             own = fingerprint(scaling.plan)

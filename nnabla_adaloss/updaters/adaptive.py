@@ -502,12 +502,11 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             return
         scaling = AdaptiveLossScaling(
             with_storage(loss, self._storage),
-            self._config,
+            # Checked and completed already, which takes longer than to read a small graph.
+            self._config if self._loss is None else self.scaling.config,
             parameters=self.solver.get_parameters(),
             limit_policy=LayerLimitPolicy(self.policy.N),
             history=self.history,
-            components=None if self._loss is None else self.scaling.components,
-            forward_state=None if self._loss is None else self.scaling.guard.state,
         )
         if scaling.variable.size != 1:
             raise ValueError(
@@ -515,8 +514,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
                 "reduce it with nnabla.functions.mean"
             )
         if self._loss is not None:
-            # Layers go by name: what overflowed in one graph would in the next.
-            scaling.limits.update(self.scaling.limits)
+            scaling.go_on_from(self.scaling)
         scaling.audience = self._audience
         self._loss, self.scaling = loss, scaling
 

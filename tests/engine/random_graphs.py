@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, NamedTuple, Tuple
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import hypothesis.strategies as st
 import nnabla as nn
@@ -24,8 +24,9 @@ class Network(NamedTuple):
 class Builder:
     """Grows a graph; every parameter is drawn from one generator, so that a seed gives one network."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, known: Optional[Mapping[str, nn.Variable]] = None) -> None:
         self.rng = np.random.default_rng(seed)
+        self.known: Mapping[str, nn.Variable] = known or {}
         self.leaves: Dict[str, nn.Variable] = {}
         self.used_once = True
 
@@ -36,9 +37,12 @@ class Builder:
             if same:
                 self.used_once = False
                 return same[int(self.rng.integers(len(same)))]
-        v = nn.Variable(shape, need_grad=True)
-        v.d = self.rng.standard_normal(shape) * 0.5
-        self.leaves[f"{kind}{len(self.leaves)}"] = v
+        name, values = f"{kind}{len(self.leaves)}", self.rng.standard_normal(shape) * 0.5
+        v = self.known.get(name)
+        if v is None or v.shape != shape:
+            v = nn.Variable(shape, need_grad=True)
+            v.d = values
+        self.leaves[name] = v
         return v
 
     def pick(self, pool: List[nn.Variable]) -> nn.Variable:
@@ -146,13 +150,23 @@ STEPS: Dict[str, Step] = {
 
 
 def build(
-    seed: int, steps: List[str], *, input_gradient: bool, batch: Tuple[int, ...] = (BATCH, WIDTH)
+    seed: int,
+    steps: List[str],
+    *,
+    input_gradient: bool,
+    batch: Tuple[int, ...] = (BATCH, WIDTH),
+    known: Optional[Mapping[str, nn.Variable]] = None,
 ) -> Network:
-    """Return the network that ``steps`` make; the same arguments give the same network."""
-    b = Builder(seed)
+    """Return the network that ``steps`` make; the same arguments give the same network.
+
+    Args:
+        known: leaves of one that was built before, to be used again.
+    """
+    b = Builder(seed, known)
     x = nn.Variable(batch)
     x.d = b.rng.standard_normal(batch)
     if input_gradient:
+        x = b.known.get("x", x)
         x.need_grad = True
         b.leaves["x"] = x
         b.used_once = False
@@ -165,9 +179,5 @@ def build(
     return Network(loss, b.leaves, b.used_once)
 
 
-networks = st.builds(
-    build,
-    st.integers(0, 2**31),
-    st.lists(st.sampled_from(sorted(STEPS)), max_size=7),
-    input_gradient=st.booleans(),
-)
+seeds, chosen_steps = st.integers(0, 2**31), st.lists(st.sampled_from(sorted(STEPS)), max_size=7)
+networks = st.builds(build, seeds, chosen_steps, input_gradient=st.booleans())

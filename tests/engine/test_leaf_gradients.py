@@ -138,7 +138,9 @@ def test_infinities_are_found_with_the_layer(rounded: bool, deferred: bool) -> N
     head = stage.parameters["head/affine/b"]
     head.g = np.inf
     stage.backward(8.0)
-    assert [w.node.label for w, largest in stage.results() if largest == np.inf] == ["head/affine"]
+    assert [stage.plan.nodes[w.function].label for w, largest in stage.results() if largest == np.inf] == [
+        "head/affine"
+    ]
 
 
 @MODES
@@ -146,7 +148,9 @@ def test_infinities_are_found_with_the_layer(rounded: bool, deferred: bool) -> N
 def test_what_is_written_comes_with_its_largest_magnitude(rounded: bool, deferred: bool) -> None:
     stage = Stage(rounded=rounded, deferred=deferred)
     stage.backward(64.0)
-    alone = {(w.node.label, w.key): largest for w, largest in stage.results() if w.alone}
+    alone = {
+        (stage.plan.nodes[w.function].label, w.key): largest for w, largest in stage.results() if w.alone
+    }
     head = stage.parameters["head/affine/W"]
     assert alone["head/affine", hash(head)] == np.abs(stage.expected["head/affine/W"]).max()
     # Written into the master itself, the second use of a weight cannot be told from the first.
@@ -171,5 +175,7 @@ def test_all_functions_whose_gradients_are_not_finite_are_found(rounded: bool, d
     for v in stage.parameters.values():
         v.g = np.inf
     stage.backward(16.0)
-    found = {written.node.label for written, largest in stage.results() if largest == np.inf}
+    found = {
+        stage.plan.nodes[written.function].label for written, largest in stage.results() if largest == np.inf
+    }
     assert {"head/affine", "w/affine"} <= found

@@ -259,15 +259,16 @@ def test_a_scalar_is_raised_no_further_than_it_fits(method: str, delay: int, on:
     """Many elements behind a mean ask for a scale at which the mean's own gradient would not fit."""
     config = AdaLossConfig(loss_scale_method=method, delay=delay)
 
-    def build(components: Any = None) -> AdaptiveLossScaling:
-        return AdaptiveLossScaling(FormatEmulation(mlp(1, batch=512)), config, components=components)
+    def build() -> AdaptiveLossScaling:
+        return AdaptiveLossScaling(FormatEmulation(mlp(1, batch=512)), config)
 
     scaling = build()
     step(scaling)
     for _ in range(3):
         scaling.after_update()
         if on != "one loss":
-            scaling = build(scaling.components)
+            before, scaling = scaling, build()
+            scaling.go_on_from(before)
         step(scaling)
         assert not scaling.found_inf
         assert scaling.settled

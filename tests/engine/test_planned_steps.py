@@ -67,7 +67,7 @@ def held(loss: Any, method: Any = alternating, scale: Optional[float] = 8.0, **o
     for iteration in range(1 + (scale is None)):
         scaling.forward(clear_no_need_grad=True)
         scaling.backward(scale, clear_buffer=True, iteration=0, again=iteration > 0)
-    found = scaling._holding.scales(scaling.plan, 1, scale)
+    found = scaling._graph.prepared().holding.scales(scaling.plan, 1, scale)
     assert found is not None
     return found
 
@@ -82,7 +82,7 @@ def test_a_chain_is_planned() -> None:
     assert isinstance(steps, PlannedSteps)
     assert not steps.between
     # The first layer's input gradient is nobody's.
-    assert [scaling.layer for scaling, _ in steps.factors] == ["a7/affine", "a6/affine"]
+    assert [factor.layer for factor in steps.factors] == ["a7/affine", "a6/affine"]
     assert [leaf.scale for leaf in steps.leaves.leaves] == [8.0, 8.0, 32.0, 32.0, 16.0, 16.0]
 
 
@@ -135,8 +135,10 @@ def test_a_small_loss_weight_is_in_the_seed_where_nothing_is_rounded() -> None:
     assert not steps.between
     assert steps.seed > found.seed
     # Behind the loss everything is as it was.
-    layers = {s.target_key for s, _ in steps.factors}
-    assert all(steps.scales[key] == found.scales[key] for key in layers)
+    layers = {factor.layer for factor in steps.factors}
+    scaled = [s for node in found.plan.nodes.values() for s in node.scalings if s.layer in layers]
+    assert layers
+    assert all(steps.scales[s.target_key] == found.scales[s.target_key] for s in scaled)
     # Stored in 16 bits, a number on the way might not be what it was.
     rounded = planned(found, rounded=True)
     assert isinstance(rounded, Obstacle) or rounded.between

@@ -18,14 +18,14 @@ from nnabla.core.module import Module
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, GraphPlan
 from nnabla_adaloss.core import LayerSelection
 from nnabla_adaloss.graph.names import function_names, named, registered_names
-from nnabla_adaloss.graph.order import forward_order
+from nnabla_adaloss.graph.reading import read_graph
 from tests.engine.random_graphs import Network, networks
 from tests.engine.test_architectures import NETWORKS as ARCHITECTURES
 
 
 def names_of(loss: nn.Variable, parameters: Any = None) -> List[str]:
     known = {**registered_names(), **named(parameters or {})}
-    return list(function_names(forward_order(loss), known).values())
+    return function_names(read_graph(loss).description(known))
 
 
 def attention(x: nn.Variable, width: int = 8) -> nn.Variable:

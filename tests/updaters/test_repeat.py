@@ -141,7 +141,7 @@ def test_a_graph_for_each_batch_of_an_iteration(method: str, delay: int) -> None
         build(),
         data_feeder=feed,
         accum_grad=3,
-        config=AdaLossConfig(loss_scale_method=method, delay=delay, recorder=records.append),
+        config=AdaLossConfig(loss_scale_method=method, delay=delay, measure_every=1, recorder=records.append),
     )
     assert [updater.update().retries for _ in range(4)] == [1, 0, 0, 0]
     windows = updater.scaling.components.state_dict()

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What it takes per function to plan a graph, and to take the plan over when the graph is built again.
+
+    OMP_NUM_THREADS=1 python benchmarks/planning.py
+
+Chains of affine layers and tanh are built anew before each measurement, so that nothing of them is in a cache
+that would not be there in training. *plan*: nothing is known of the graph. *read and bind*: the plan of one
+that was built alike is known. *floor*: to ask nnabla once, and keep it, for what no reading can do without:
+inputs, outputs and context of each function, and what computes each input. Times are medians of the thread's
+own time.
+"""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+from typing import Any, Callable, Dict, List
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+
+from nnabla_adaloss.core.layer_selection import LayerSelection
+from nnabla_adaloss.engine.known_graphs import KnownGraphs
+from nnabla_adaloss.graph.names import registered_names
+from nnabla_adaloss.graph.plan import GraphPlan
+from nnabla_adaloss.graph.reading import read_graph
+from nnabla_adaloss.graph.structure import PlanOptions
+
+_OPTIONS = PlanOptions.of(LayerSelection(), adaptive=True, non_homogeneous=())
+
+
+def chain(layers: int) -> nn.Variable:
+    """A chain with two functions per layer, and two for the loss."""
+    h = nn.Variable((16, 32))
+    for index in range(layers):
+        h = F.tanh(PF.affine(h, 32, name=f"layer{index}"))
+    return F.mean(h**2)
+
+
+def ask(loss: nn.Variable) -> List[Any]:
+    """What no reading of a graph can do without."""
+    asked: List[Any] = []
+    f = loss.parent
+    while f is not None:
+        inputs = f.inputs
+        parents = [v.parent for v in inputs]
+        asked.append((f, inputs, parents, f.outputs, f.context.backend))
+        f = parents[0]
+    return asked
+
+
+def measure(layers: int, rounds: int) -> Dict[str, float]:
+    """Microseconds per function."""
+    nn.clear_parameters()
+    chain(layers)
+    names, known = registered_names(), KnownGraphs()
+    taken: Dict[str, List[float]] = {}
+
+    def clock(name: str, action: Callable[[nn.Variable], Any]) -> None:
+        loss = chain(layers)
+        start = time.thread_time()
+        kept = action(loss)
+        taken.setdefault(name, []).append((time.thread_time() - start) * 1e6 / (2 * layers + 2))
+        del kept
+
+    def read_and_bind(loss: nn.Variable) -> Any:
+        reading = read_graph(loss)
+        found = known.of(reading.description(names), _OPTIONS, reading.leaves)
+        return GraphPlan.bound(reading, found.structure)
+
+    for _ in range(rounds):
+        clock("plan", lambda loss: GraphPlan(loss, names=names))
+        clock("floor", ask)
+        clock("read", read_graph)
+        clock("read and bind", read_and_bind)
+    return {name: median(times[1:]) for name, times in taken.items()}
+
+
+def main() -> None:
+    print(f"{'layers':>6}{'plan':>10}{'read and bind':>16}{'read':>10}{'floor':>10}   (µs per function)")
+    for layers, rounds in ((10, 200), (100, 40), (1000, 8)):
+        found = measure(layers, rounds)
+        columns = (
+            (found["plan"], 10),
+            (found["read and bind"], 16),
+            (found["read"], 10),
+            (found["floor"], 10),
+        )
+        print(f"{layers:6}" + "".join(f"{value:{width}.1f}" for value, width in columns), flush=True)
+
+
+if __name__ == "__main__":
+    main()

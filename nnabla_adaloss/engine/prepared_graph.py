@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The graph of a loss as passes need it: its plan, and what is measured of its arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable, Optional, Union
+
+import nnabla as nn
+
+from ..graph.names import ParameterNames
+from ..graph.plan import GraphPlan, completed_names
+from ..graph.reading import GraphReading, read_graph
+from ..graph.renaming import Renaming
+from ..graph.structure import PlanOptions
+from ..kernels import Kernels, Measurements, measurements_by
+from ..kernels.scratch import ScratchPool
+from .emulated_storage import EmulatedStorage
+from .held_scales import HeldScales
+from .holding import Holding
+from .known_graphs import KnownGraph, KnownGraphs
+from .planned_steps import Obstacle, PlannedSteps
+from .statistics_source import DelayedStatistics, ImmediateStatistics, StatisticsSource
+
+
+@dataclass
+class PreparedGraph:
+    """A plan of the graph, what is measured of its arrays, and the scales that it holds.
+
+    Attributes:
+        known: what is kept of graphs that are built alike.
+        plan: the plan.
+        measurements: measures arrays, where statistics are those of the iteration before; else None.
+        statistics: what is known of the arrays.
+        holding: the scales that are held.
+        held: the scales that `steps` were planned for.
+        steps: how they can be applied at once, or why not.
+    """
+
+    known: KnownGraph
+    plan: GraphPlan
+    measurements: Optional[Measurements]
+    statistics: StatisticsSource
+    holding: Holding
+    held: Optional[HeldScales] = None
+    steps: Union[PlannedSteps, Obstacle, None] = None
+
+    def built_again(self, plan: GraphPlan, statistics: StatisticsSource, *, by_layer: bool) -> PreparedGraph:
+        """The same for another graph that is built alike.
+
+        Args:
+            plan: the plan of that graph.
+            statistics: its statistics; they take over what is known.
+            by_layer: whether layers separate components.
+        """
+        names = Renaming(self.plan, plan)
+        statistics.take_over(self.statistics, names)
+        holding = self.holding.renamed(names, by_layer=by_layer)
+        again = PreparedGraph(self.known, plan, self.measurements, statistics, holding)
+        if self.steps is not None and self.held is self.holding.held:
+            again.steps = self.steps.renamed(names)
+            # Of steps that do not hold for another graph, new ones are made.
+            again.held = None if again.steps is None else holding.held
+        return again
+
+
+class GraphPreparation:
+    """Prepares the graph of one loss, and does so anew when the graph is not what it was.
+
+    Args:
+        loss: the loss.
+        reading: its graph.
+        options: what its plan depends on, besides the graph.
+        names: names of parameters, by variable key.
+        kernels: passes over memory.
+        storage: an emulated storage, or None.
+        delayed: whether statistics are those of the iteration before.
+        new_holding: makes what holds scales.
+        by_layer: whether layers separate components.
+
+    Attributes:
+        pool: where scratch arrays come from.
+        new_holding: makes what holds scales, with none held.
+    """
+
+    def __init__(
+        self,
+        loss: nn.Variable,
+        reading: GraphReading,
+        options: PlanOptions,
+        names: ParameterNames,
+        *,
+        kernels: Kernels,
+        storage: Optional[EmulatedStorage],
+        delayed: bool,
+        new_holding: Callable[[], Holding],
+        by_layer: bool,
+    ) -> None:
+        self._loss, self._options, self._names = loss, options, names
+        self._kernels, self._storage, self._delayed = kernels, storage, delayed
+        self.new_holding, self._by_layer = new_holding, by_layer
+        self.pool = ScratchPool()
+        self._reading: Optional[GraphReading] = reading
+        self._known = KnownGraphs()
+        self._prepared: Optional[PreparedGraph] = None
+        # What was prepared last, of this loss or one before.
+        self._before: Optional[PreparedGraph] = None
+
+    @property
+    def present(self) -> Optional[PreparedGraph]:
+        """The graph as it was when it was last looked at; None: nobody has."""
+        return self._prepared
+
+    def prepared(self, *, look_again: bool = False) -> PreparedGraph:
+        """The graph; prepared anew when it is not what it was.
+
+        Args:
+            look_again: whether to look for changes; else it is as at the first use.
+        """
+        if self._prepared is None or (look_again and not self._prepared.plan.is_current):
+            self._prepared = self._prepare()
+        return self._prepared
+
+    def plan(self) -> GraphPlan:
+        """The plan of the graph as it is now."""
+        return self.prepared(look_again=True).plan
+
+    def go_on_from(self, before: GraphPreparation) -> None:
+        """Go on with what is known of the network's graph before, or of one that was built alike."""
+        self.pool, self._known = before.pool, before._known
+        self._prepared, self._before = None, before._prepared or before._before
+
+    def drop(self) -> None:
+        """Have it prepared anew."""
+        self._prepared = None
+
+    def drop_held(self) -> None:
+        """Have scales chosen anew, for graphs of any structure."""
+        self._known.drop_held()
+        for one in (self._prepared, self._before):
+            if one is not None:
+                one.holding.drop()
+
+    def forget(self) -> None:
+        """Drop what was measured, and have scales chosen anew."""
+        self._known.forget()
+        self.drop_held()
+        prepared = self.prepared()
+        prepared.statistics = self.new_statistics(prepared.measurements)
+
+    def new_statistics(self, measurements: Optional[Measurements]) -> StatisticsSource:
+        """Statistics of which nothing is known yet."""
+        if measurements is None:
+            return ImmediateStatistics(self._kernels, self.pool, self._storage)
+        return DelayedStatistics(measurements, self.pool, self._storage)
+
+    def _prepare(self) -> PreparedGraph:
+        reading, self._reading = self._reading, None
+        if reading is None or reading.watch.changed:
+            reading = read_graph(self._loss)
+        before, self._before = self._prepared or self._before, None
+        described = reading.description(completed_names(self._names, reading))
+        known = self._known.of(described, self._options, reading.leaves)
+        plan = GraphPlan.bound(reading, known.structure)
+        if before is not None and before.known is known:
+            return before.built_again(plan, self.new_statistics(before.measurements), by_layer=self._by_layer)
+        if before is not None:
+            before.known.held = before.holding.state_dict()
+            before.known.statistics = before.statistics.state(before.plan.measured_keys)
+        # Per variable its gradient, as it arrives and as one branch, and its data.
+        rows = 3 * len(plan.variables) + 64
+        measurements = measurements_by(self._kernels, rows) if self._delayed else None
+        statistics, holding = self.new_statistics(measurements), self.new_holding()
+        if known.statistics is not None:
+            statistics.load_state(plan.measured_keys, known.statistics)
+        if known.held is not None:
+            holding.load_state_dict(plan, self._by_layer, known.held)
+        return PreparedGraph(known, plan, measurements, statistics, holding)

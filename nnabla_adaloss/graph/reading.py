@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A graph read once: its functions and variables, and a description in which two alike graphs are equal."""
+
+from __future__ import annotations
+
+from itertools import accumulate, chain
+from operator import attrgetter
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
+
+import nnabla as nn
+
+from .watch import GraphWatch
+
+_info, _need_grad, _rank = attrgetter("info"), attrgetter("need_grad"), attrgetter("rank")
+_type_name, _args = attrgetter("type_name"), attrgetter("args")
+_context, _backend = attrgetter("context"), attrgetter("backend")
+_inputs, _outputs = attrgetter("inputs"), attrgetter("outputs")
+_shape, _recompute, _parent = attrgetter("shape"), attrgetter("recompute"), attrgetter("parent")
+
+
+class Uses(NamedTuple):
+    """What the functions of a graph read or write, one entry after the other for all of them.
+
+    Attributes:
+        ends: where those of each function end.
+        positions: which variables they are.
+    """
+
+    ends: List[int]
+    positions: List[int]
+
+    def by_function(self) -> Iterator[slice]:
+        """The part of each function."""
+        return map(slice, [0, *self.ends], self.ends)
+
+
+class GraphDescription(NamedTuple):
+    """All that plans ask of a graph, without any object of it: where two are equal, so are their plans.
+
+    Functions are in forward order. Variables go by position, in the order in which forward meets them.
+
+    Attributes:
+        type_names: of the functions, as nnabla calls them.
+        args: their arguments.
+        backends: what they are computed with.
+        need_grads: whether backward visits them.
+        ranks: nnabla's ranks, which decide about the order of backward.
+        inputs: what they read.
+        needs: whether each of the inputs needs a gradient.
+        producers: index of the function that each of the inputs comes from; None for leaves.
+        outputs: what they write.
+        shapes: of the variables.
+        recomputed: whether what is in a variable is computed again in backward.
+        kept: by position the key and the name of leaves that are the same in the next graph: those that need
+            a gradient, and those that have a name.
+    """
+
+    type_names: List[str]
+    args: List[Mapping[str, Any]]
+    backends: List[List[str]]
+    need_grads: List[bool]
+    ranks: List[int]
+    inputs: Uses
+    needs: List[bool]
+    producers: List[Optional[int]]
+    outputs: Uses
+    shapes: List[Tuple[int, ...]]
+    recomputed: List[bool]
+    kept: Dict[int, Tuple[int, Optional[str]]]
+
+
+class GraphReading(NamedTuple):
+    """The functions and variables of a graph.
+
+    Attributes:
+        functions: in forward order.
+        variables: by position.
+        keys: the key of each.
+        leaves: those that nothing computes, by position.
+        needed: positions of the leaves that need a gradient.
+        described: all that plans ask of it, but of which leaves are kept.
+        watch: notices when the graph is not what it was.
+    """
+
+    functions: List[Any]
+    variables: List[nn.Variable]
+    keys: List[int]
+    leaves: Dict[int, nn.Variable]
+    needed: Set[int]
+    described: GraphDescription
+    watch: GraphWatch
+
+    def description(self, names: Mapping[int, str]) -> GraphDescription:
+        """All that plans ask of the graph.
+
+        Args:
+            names: names of parameters, by variable key.
+        """
+        kept = {}
+        for position in self.leaves:
+            key = self.keys[position]
+            name = names.get(key)
+            if name is not None or position in self.needed:
+                kept[position] = key, name
+        return self.described._replace(kept=kept)
+
+
+def read_graph(loss: nn.Variable) -> GraphReading:
+    """The graph behind `loss`, which some function computes.
+
+    nnabla makes a new object for each attribute of a graph that is asked for: none is asked for twice.
+
+    Example:
+        >>> import nnabla.functions as F
+        >>> x = nn.Variable((2, 3), need_grad=True)
+        >>> read_graph(F.mean(F.tanh(x))).described.type_names
+        ['Tanh', 'Mean']
+    """
+    functions, inputs, parents = _visited(loss)
+    outputs = list(map(_outputs, functions))
+    read, written = list(chain.from_iterable(inputs)), list(chain.from_iterable(outputs))
+    read_keys, written_keys = list(map(hash, read)), list(map(hash, written))
+    by_key = dict(zip(read_keys, read))
+    # One that is read cut off from the graph is known better by what writes it.
+    by_key.update(zip(written_keys, written))
+    position = dict(zip(by_key, range(len(by_key)))).__getitem__
+    variables = list(by_key.values())
+    read_positions = list(map(position, read_keys))
+    needs = list(map(_need_grad, read))
+    producers = list(map(dict(zip(functions, range(len(functions)))).get, chain.from_iterable(parents)))
+    leaves = {p: v for p, v, producer in zip(read_positions, read, producers) if producer is None}
+    needed = {p for p, need, producer in zip(read_positions, needs, producers) if need and producer is None}
+    infos = list(map(_info, functions))
+    described = GraphDescription(
+        list(map(_type_name, infos)),
+        list(map(_args, infos)),
+        list(map(_backend, map(_context, functions))),
+        list(map(_need_grad, functions)),
+        list(map(_rank, functions)),
+        Uses(list(accumulate(map(len, inputs))), read_positions),
+        needs,
+        producers,
+        Uses(list(accumulate(map(len, outputs))), list(map(position, written_keys))),
+        list(map(_shape, variables)),
+        list(map(_recompute, variables)),
+        {},
+    )
+    return GraphReading(
+        functions, variables, list(by_key), leaves, needed, described, GraphWatch([loss, *variables])
+    )
+
+
+def _visited(loss: nn.Variable) -> Tuple[List[Any], List[List[nn.Variable]], List[List[Any]]]:
+    """The functions in the order of nnabla's own visit, their inputs, and what computes these."""
+    functions, inputs, parents = [], [], []
+    seen: Set[Any] = set()
+    waiting: List[Any] = [loss.parent]
+    # What a function reads comes before it, first inputs first.
+    while waiting:
+        f = waiting.pop()
+        if type(f) is tuple:
+            functions.append(f[0])
+            inputs.append(f[1])
+            parents.append(f[2])
+        elif f not in seen:
+            seen.add(f)
+            own = f.inputs
+            behind = list(map(_parent, own))
+            waiting.append((f, own, behind))
+            for parent in reversed(behind):
+                if parent is not None:
+                    waiting.append(parent)
+    return functions, inputs, parents

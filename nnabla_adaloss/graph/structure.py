@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What follows for backward from how a graph is built: the same for all graphs that are built alike."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from typing import Any, Dict, FrozenSet, List, NamedTuple, Sequence, Set, Tuple
+
+import nnabla as nn
+
+from ..core.layer_selection import LayerSelection
+from .components import Components
+from .function_kinds import NON_HOMOGENEOUS, OWN_REFERENCES, is_half, written_inputs
+from .matrix_products import gemm_slots, is_matrix_product
+from .names import function_names
+from .node import LayerSlot, NodeStructure
+from .reading import GraphDescription
+
+
+class PlanOptions(NamedTuple):
+    """What a plan depends on besides the graph.
+
+    Attributes:
+        selection: which layers get a scale.
+        adaptive: False when no function between the loss and the first layer may be rescaled.
+        non_homogeneous: type names of functions whose gradient is not linear in the output gradient.
+    """
+
+    selection: LayerSelection
+    adaptive: bool
+    non_homogeneous: FrozenSet[str]
+
+    @classmethod
+    def of(cls, selection: LayerSelection, *, adaptive: bool, non_homogeneous: Sequence[str]) -> PlanOptions:
+        """Options with further functions that are not homogeneous, beyond nnabla's own."""
+        return cls(selection, adaptive, NON_HOMOGENEOUS | frozenset(non_homogeneous))
+
+
+class GraphStructure:
+    """The roles of a graph's functions.
+
+    Args:
+        described: the graph.
+        options: what else decides about them.
+        leaves: the variables that the description keeps; they are held, so that no other gets their keys.
+
+    Attributes:
+        described: the graph.
+        options: what else decided.
+        labels: the name of each function, by index.
+        nodes: the functions that backward visits, in its order.
+        gradients: positions of all variables that get a gradient but are no leaves, in backward order.
+        leaves: positions of the leaves that get a gradient, in backward order.
+        loss_exits: in how many places the gradient leaves the section between the loss and the first layers.
+        layers: names of the layers that get a scale, in backward order.
+        stopped: type names of the functions that backward does not visit.
+        roots: positions of the outputs that backward starts from.
+        kept_gradients: positions of those whose gradients stay even when buffers are cleared.
+        fixed: position of each leaf without gradient, and whether forward writes it, once for each use.
+        components: what was found to be connected, by what was asked for; in positions.
+
+    Raises:
+        ValueError: a pattern of the selection matches no layer.
+    """
+
+    def __init__(
+        self, described: GraphDescription, options: PlanOptions, leaves: Sequence[nn.Variable]
+    ) -> None:
+        self.described, self.options = described, options
+        self._held = leaves
+        self._sizes = [math.prod(shape) for shape in described.shapes]
+        self._inputs = [described.inputs.positions[part] for part in described.inputs.by_function()]
+        self._producers = [described.producers[part] for part in described.inputs.by_function()]
+        self._needs = [described.needs[part] for part in described.inputs.by_function()]
+        self._outputs = [described.outputs.positions[part] for part in described.outputs.by_function()]
+        self.labels = function_names(described)
+        self.order = self._backward_order()
+        scalable = {index: self._slots(index) for index in self.order}
+        options.selection.check([slot.layer for slots in scalable.values() for slot in slots])
+        section = self._loss_section() if options.adaptive else set()
+        self.nodes = [self._node(index, scalable[index], section) for index in self.order]
+        self.gradients = list(dict.fromkeys(p for node in self.nodes for p in (*node.outputs, *node.inputs)))
+        self.leaves = list(dict.fromkeys(p for node in self.nodes for p in node.leaves))
+        self.loss_exits = sum(node.loss_exit for node in self.nodes)
+        self.layers = [slot.layer for node in self.nodes for slot in node.slots]
+        pairs = zip(described.type_names, described.need_grads)
+        self.stopped = [type_name for type_name, need_grad in pairs if not need_grad]
+        self.roots = self._outputs[-1]
+        # Sink keeps the gradients of its inputs even when buffers are cleared.
+        self.kept_gradients = {p for node in self.nodes if node.type_name == "Sink" for p in node.inputs}
+        self.fixed = list(self._fixed())
+        self.components: Dict[bool, Components] = {}
+
+    def readers(self) -> Dict[int, Set[int]]:
+        """Indices of the functions that backward visits and that have a variable as input, by position."""
+        found: Dict[int, Set[int]] = {}
+        for index in self.order:
+            for position in self._inputs[index]:
+                found.setdefault(position, set()).add(index)
+        return found
+
+    def _backward_order(self) -> List[int]:
+        described = self.described
+        order: List[int] = []
+        seen: Set[int] = set()
+        waiting: List[Tuple[int, int, int]] = []
+
+        def push(index: int) -> None:
+            if described.need_grads[index] and index not in seen:
+                seen.add(index)
+                heapq.heappush(waiting, (-described.ranks[index], len(seen), index))
+
+        push(len(described.type_names) - 1)
+        while waiting:
+            index = heapq.heappop(waiting)[2]
+            order.append(index)
+            for producer, need in zip(self._producers[index], self._needs[index]):
+                if need and producer is not None:
+                    push(producer)
+        return order
+
+    def _slots(self, index: int) -> List[LayerSlot]:
+        """The inputs that can get a scale, whether the selection has them or not."""
+        described, inputs = self.described, self._inputs[index]
+        type_name = described.type_names[index]
+        if not is_matrix_product(type_name):
+            return []
+        half, label = is_half(described.backends[index]), self.labels[index]
+        shapes = [described.shapes[p] for p in inputs]
+        output = described.shapes[self._outputs[index][0]]
+        found = []
+        for slot in gemm_slots(type_name, described.args[index], shapes, output):
+            target, factor = inputs[slot.input], inputs[slot.factor]
+            # The same variable in both slots would be scaled in both roles: it gets no scale.
+            if self._needs[index][slot.input] and target != factor:
+                name = label if slot.input == 0 else f"{label}:{slot.input}"
+                to_leaf = self._producers[index][slot.input] is None
+                found.append(LayerSlot(name, slot, target, factor, to_leaf, half))
+        return found
+
+    def _loss_section(self) -> Set[int]:
+        """The functions between the loss and the first layers, which multiply by a weight.
+
+        Without any layer it is no section that leads somewhere: only what handles scalars at the loss belongs
+        to it.
+        """
+        section: Set[int] = set()
+        behind: Set[int] = set()
+        layers = False
+        for index in self.order:
+            product = is_matrix_product(self.described.type_names[index])
+            layers |= product
+            outputs = self._outputs[index]
+            if product or not behind.isdisjoint(outputs):
+                behind.update(self._inputs[index])
+            elif len(outputs) == 1:
+                section.add(index)
+        return section if layers else {i for i in section if self._sizes[self._outputs[i][0]] == 1}
+
+    def _node(self, index: int, slots: Sequence[LayerSlot], section: Set[int]) -> NodeStructure:
+        described, label = self.described, self.labels[index]
+        type_name = described.type_names[index]
+        read = zip(self._inputs[index], self._producers[index], self._needs[index])
+        producers: Dict[int, Any] = {}
+        for position, producer, need in read:
+            if need:
+                producers.setdefault(position, producer)
+        parents = [p for p, n in zip(self._producers[index], self._needs[index]) if n and p is not None]
+        return NodeStructure(
+            index,
+            type_name,
+            described.args[index],
+            label,
+            tuple(self._outputs[index]),
+            tuple(p for p, producer in producers.items() if producer is not None),
+            tuple(p for p, producer in producers.items() if producer is None),
+            tuple(s for s in slots if self.options.selection.selects(label, s.layer)),
+            index in section,
+            index in section and section.isdisjoint(parents),
+            type_name in self.options.non_homogeneous,
+            type_name in OWN_REFERENCES,
+            is_half(described.backends[index]),
+            # A scalar gradient that is about to be spread over many elements (mean, sum, broadcast).
+            max((self._sizes[p] for p in self._inputs[index]), default=1) > 1,
+        )
+
+    def _fixed(self) -> List[Tuple[int, bool]]:
+        described, found = self.described, []
+        for index, inputs in enumerate(self._inputs):
+            written: Any = None
+            uses = zip(inputs, self._producers[index], self._needs[index])
+            for number, (position, producer, need) in enumerate(uses):
+                if producer is None and not need:
+                    if written is None:
+                        written = written_inputs(described.type_names[index], described.args[index])
+                    found.append((position, number in written))
+        return found

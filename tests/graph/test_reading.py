@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs as they are read: nnabla's order, and descriptions that are equal where plans are."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List
+
+import hypothesis.strategies as st
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from nnabla_adaloss.graph.names import registered_names
+from nnabla_adaloss.graph.order import forward_order
+from nnabla_adaloss.graph.plan import GraphPlan
+from nnabla_adaloss.graph.reading import GraphDescription, read_graph
+from tests.engine.random_graphs import Network, build, chosen_steps, networks, seeds
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(networks)
+def test_functions_are_read_in_the_order_of_forward(network: Network) -> None:
+    reading = read_graph(network.loss)
+    assert list(map(hash, reading.functions)) == list(map(hash, forward_order(network.loss)))
+    inputs = [reading.described.inputs.positions[part] for part in reading.described.inputs.by_function()]
+    outputs = [reading.described.outputs.positions[part] for part in reading.described.outputs.by_function()]
+    for f, read, written in zip(reading.functions, inputs, outputs):
+        assert [hash(v) for v in f.inputs] == [reading.keys[p] for p in read]
+        assert [hash(v) for v in f.outputs] == [reading.keys[p] for p in written]
+    assert [hash(v) for v in reading.variables] == reading.keys
+
+
+def in_places(plan: GraphPlan) -> List[Any]:
+    """All that the engine reads of a plan, with places in the graph in place of keys."""
+    v = {key: f"v{position}" for position, key in enumerate(plan.keys)}
+    f = {key: f"f{index}" for index, key in enumerate(plan.function_keys)}
+    nodes = [
+        (
+            *(f[key], node.type_name, node.args, node.label, [v[k] for k in node.output_keys]),
+            *([v[k] for k in node.input_keys], [v[k] for k in node.leaf_keys], node.loss_section),
+            *(node.loss_exit, node.non_homogeneous, node.in_place, node.half, node.expands),
+            None if node.single is None else v[node.single],
+            [(s.layer, s.slot, v[s.target_key], v[s.factor_key], s.to_leaf, s.half) for s in node.scalings],
+        )
+        for key, node in plan.nodes.items()
+    ]
+    components = []
+    for by_layer in (False, True):
+        found = plan.components(by_layer=by_layer)
+        places = {v[k]: c for k, c in found.of.items()}, {f[k]: c for k, c in found.producers.items()}
+        components.append((places, found.names, {v[k] for k in found.handed_over}, found.single))
+    return [
+        str(plan),
+        nodes,
+        components,
+        {f[k]: (v[a], v[b], [v[c] for c in others]) for k, (a, b, others) in plan.trivial.items()},
+        {v[k]: {f[reader] for reader in readers} for k, readers in plan.readers.items()},
+        [v[k] for k in plan.variable_keys],
+        [v[hash(variable)] for variable in plan.variables],
+        [v[k] for k in plan.measured_keys],
+        [v[k] for k in plan.kept_keys],
+        [v[k] for k in plan.leaves],
+        [v[hash(root)] for root in plan.roots],
+        [(v[hash(leaf)], written) for leaf, written in plan.fixed_leaves],
+        [variable.recompute for variable in plan.variables],
+        {f[k]: label for k, label in plan.labels.items()},
+        plan.labels_before(),
+        {v[k]: name for k, name in plan.names.items()},
+        (plan.loss_exits, plan.layers, plan.stopped),
+    ]
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seeds, chosen_steps, st.booleans())
+def test_a_graph_that_is_built_again_has_the_plan_that_it_would_get(
+    seed: int, steps: List[str], input_gradient: bool
+) -> None:
+    first = build(seed, steps, input_gradient=input_gradient)
+    again = build(seed, steps, input_gradient=input_gradient, known=first.leaves)
+    names = {hash(leaf): f"scope/{name}" for name, leaf in first.leaves.items()}
+    known, reading = GraphPlan(first.loss, names=names), read_graph(again.loss)
+    assert reading.description(names) == known.structure.described
+    bound, made = GraphPlan.bound(reading, known.structure), GraphPlan(again.loss, names=names)
+    assert in_places(bound) == in_places(made) == in_places(known)
+    for (key, node), own in zip(bound.nodes.items(), made.nodes.values()):
+        assert key == own.function_key
+        assert (node.output_keys, node.input_keys, node.leaf_keys) == (
+            own.output_keys,
+            own.input_keys,
+            own.leaf_keys,
+        )
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seeds, chosen_steps, chosen_steps, st.booleans())
+def test_graphs_with_equal_descriptions_have_equal_plans(
+    seed: int, steps: List[str], others: List[str], input_gradient: bool
+) -> None:
+    first = build(seed, steps, input_gradient=input_gradient)
+    other = build(seed, others, input_gradient=input_gradient, known=first.leaves)
+    plans = GraphPlan(first.loss, names={}), GraphPlan(other.loss, names={})
+    if plans[0].structure.described == plans[1].structure.described:
+        assert in_places(plans[0]) == in_places(plans[1])
+    else:
+        assert steps != others
+
+
+def network(**changed: Any) -> GraphDescription:
+    """A small network with everything that can be told apart, in the parameters that are there."""
+    options: Dict[str, Any] = {
+        "slope": 0.1,
+        "inplace": False,
+        "recompute": False,
+        "shape": (4, 3),
+        "second": "b",
+        "skip": "h",
+        "frozen": False,
+        "named": True,
+        "stop": False,
+        "backend": "cpu:float",
+        **changed,
+    }
+    with nn.context_scope(nn.Context([options["backend"], "cpu:float"])):
+        x = nn.Variable(options["shape"])
+        h = PF.affine(x, 3, name="a")
+        if options["stop"]:
+            h.need_grad = False
+        activated = F.leaky_relu(h, options["slope"], inplace=options["inplace"])
+        activated.recompute = options["recompute"]
+        second = PF.affine(activated, 3, name=options["second"], fix_parameters=options["frozen"])
+        loss = F.mean(F.tanh(second) + {"h": h, "x": x, "activated": activated}[options["skip"]])
+    names = registered_names() if options["named"] else {}
+    return read_graph(loss).description(names)
+
+
+def test_what_makes_no_other_plan_is_not_told_apart() -> None:
+    nn.clear_parameters()
+    assert network() == network()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"slope": 0.2},
+        {"inplace": True},
+        {"recompute": True},
+        {"shape": (5, 3)},
+        {"second": "other parameters"},
+        {"second": "a"},
+        {"skip": "x"},
+        {"skip": "activated"},
+        {"frozen": True},
+        {"named": False},
+        {"stop": True},
+        {"backend": "cpu:half"},
+    ],
+    ids=str,
+)
+def test_what_plans_depend_on_is_told_apart(changed: Dict[str, Any]) -> None:
+    nn.clear_parameters()
+    assert network(**changed) != network()

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs that are built anew for each iteration train as one that stays, and are planned once."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from typing import Any, Callable, Dict, List, Tuple
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import numpy as np
+import pytest
+from nnabla.function import PythonFunction
+
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, GraphPlan
+
+pytestmark = pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
+
+Head = Callable[[nn.Variable], nn.Variable]
+
+
+def normalized(x: nn.Variable) -> nn.Variable:
+    h = F.tanh(PF.batch_normalization(PF.affine(x, 6, name="a"), name="bn"))
+    return F.mean(PF.affine(h, 4, name="b") ** 2)
+
+
+def branches(x: nn.Variable) -> nn.Variable:
+    h = F.tanh(PF.affine(x, 6, name="a"))
+    h = h + F.tanh(PF.affine(F.tanh(PF.affine(h, 6, name="branch")), 6, name="branch2"))
+    h, other = F.split(F.reshape(PF.affine(h, 8, name="b"), (-1, 2, 4)), axis=1)
+    return F.mean(h * other)
+
+
+def shared(x: nn.Variable) -> nn.Variable:
+    h = x
+    for _ in range(3):
+        h = F.tanh(PF.affine(h, 5, name="again"))
+    return F.mean(PF.affine(h, 4, name="b") ** 2)
+
+
+def small_weight(x: nn.Variable) -> nn.Variable:
+    h = F.relu(PF.affine(x, 6, name="a"), inplace=True)
+    return F.mean(PF.affine(F.tanh(PF.affine(h, 6, name="b")), 4, name="c") ** 2) * 1e-6
+
+
+def constant_weight(x: nn.Variable) -> nn.Variable:
+    weight = nn.Variable.from_numpy_array(np.eye(5, dtype=np.float32) * 0.5)
+    h = F.tanh(F.affine(F.tanh(PF.affine(x, 5, name="a")), weight))
+    return F.mean(PF.affine(h, 4, name="b") ** 2)
+
+
+def clipped(x: nn.Variable) -> nn.Variable:
+    h = PF.affine(x, 6, name="a")
+    h = F.clip_grad_by_value(h, F.constant(-1e-3, h.shape), F.constant(1e-3, h.shape))
+    return F.mean(PF.affine(F.tanh(h), 4, name="b") ** 2)
+
+
+NETWORKS = [normalized, branches, shared, small_weight, constant_weight, clipped]
+
+
+class Training:
+    """A network that is trained on random numbers, on one graph or on graphs that are built anew.
+
+    Attributes:
+        passes: how each backward came to its scales.
+        plans: the plan of each.
+    """
+
+    def __init__(
+        self, networks: List[Head], *, rebuilt: bool, batches: Tuple[int, ...] = (4,), **options: Any
+    ) -> None:
+        self._rng = np.random.default_rng(3)
+        self._networks, self._batches, self._rebuilt = networks, batches, rebuilt
+        self._fed = 0
+        self.scope: Any = OrderedDict()
+        self.passes: List[str] = []
+        self.plans: List[GraphPlan] = []
+        for network in networks:
+            loss = self._build(network, batches[0])
+        solver = S.Momentum(0.02)
+        with nn.parameter_scope("", self.scope):
+            solver.set_parameters(nn.get_parameters())
+            self.updater = AdaptiveLossScalingUpdater(solver, loss, self._feed, **options)
+
+    def _build(self, network: Head, batch: int) -> nn.Variable:
+        nn.seed(0)
+        with nn.parameter_scope("", self.scope):
+            self._x = nn.Variable((batch, 5))
+            return network(self._x)
+
+    def _feed(self) -> None:
+        if self._rebuilt:
+            network = self._networks[self._fed % len(self._networks)]
+            batch = self._batches[self._fed % len(self._batches)]
+            self.updater.loss = self._build(network, batch)
+        self._fed += 1
+        self._x.d = self._rng.standard_normal(self._x.shape)
+
+    def run(self, iterations: int) -> None:
+        for _ in range(iterations):
+            assert self.updater.update().updated
+            self.passes.append(self.updater.scaling.last_pass)
+            self.plans.append(self.updater.scaling.plan)
+
+    def parameters(self) -> Dict[str, bytes]:
+        with nn.parameter_scope("", self.scope):
+            return {name: v.d.tobytes() for name, v in nn.get_parameters(grad_only=False).items()}
+
+
+@pytest.mark.parametrize("method", ["approx_range", "amax_history"])
+@pytest.mark.parametrize("options", [{}, {"storage": "float16"}, {"delay": 1}], ids=str)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_no_bit_is_another_than_with_one_graph(network: Head, options: Dict[str, Any], method: str) -> None:
+    options = dict(options)
+    options["config"] = AdaLossConfig(loss_scale_method=method, delay=options.pop("delay", 0))
+    static, rebuilt = (Training([network], rebuilt=anew, **options) for anew in (False, True))
+    for training in (static, rebuilt):
+        training.run(20)
+    assert rebuilt.passes == static.passes
+    assert rebuilt.parameters() == static.parameters()
+    assert rebuilt.updater.scaling.layer_scales == static.updater.scaling.layer_scales
+    ours, theirs = rebuilt.updater.state_dict(), static.updater.state_dict()
+    assert ours["scaling"] == theirs["scaling"]
+    # The first plan is made for the graph that the updater was made with.
+    assert len({id(plan.structure) for plan in rebuilt.plans}) == 1
+    assert len({id(plan) for plan in rebuilt.plans}) == 20
+
+
+def test_seven_of_eight_iterations_need_no_hooks() -> None:
+    training = Training([branches], rebuilt=True, config=AdaLossConfig(loss_scale_method="amax_history"))
+    training.run(25)
+    assert training.passes.count("planned") >= 21
+
+
+def test_training_goes_on_from_a_state_in_the_midst_of_held_scales() -> None:
+    first, second = (Training([branches], rebuilt=True) for _ in range(2))
+    for training in (first, second):
+        training.run(11)
+    second.updater.load_state_dict(first.updater.state_dict())
+    for training in (first, second):
+        training.run(11)
+    assert second.passes == first.passes
+    assert second.parameters() == first.parameters()
+
+
+def test_graphs_that_take_turns_are_all_known() -> None:
+    training = Training([normalized, normalized], rebuilt=True, batches=(4, 7))
+    training.run(32)
+    assert len({id(plan.structure) for plan in training.plans}) == 2
+    # Each measures for itself, once in eight iterations.
+    assert training.passes[8:].count("measured") <= 6
+    assert training.passes.count("planned") >= 20
+
+
+def test_an_overflow_drops_what_is_held_for_all_of_them() -> None:
+    training = Training([normalized, normalized], rebuilt=True, batches=(4, 7))
+    training.run(6)
+    assert training.passes[-2:] == ["planned", "planned"]
+    training.updater.scaling.restart(8.0)
+    training.run(2)
+    assert training.passes[-2:] == ["measured", "measured"]
+
+
+def test_no_more_than_sixteen_kinds_of_graphs_are_remembered() -> None:
+    training = Training([normalized], rebuilt=True, batches=tuple(range(2, 22)))
+    training.run(41)
+    scaling = training.updater.scaling
+    assert len(scaling._graph._known) == 16
+
+
+class Passes(PythonFunction):
+    """Something in a graph that can be seen to go away with it."""
+
+    name = "Passes"
+
+    def min_outputs(self) -> int:
+        return 1
+
+    def setup_impl(self, inputs: Any, outputs: Any) -> None:
+        outputs[0].reset_shape(inputs[0].shape, True)
+
+    def forward_impl(self, inputs: Any, outputs: Any) -> None:
+        outputs[0].d = inputs[0].d
+
+    def grad_depends_output_data(self, i: int, o: int) -> bool:
+        return False
+
+    def grad_depends_input_data(self, i: int, j: int) -> bool:
+        return False
+
+    def backward_impl(self, inputs: Any, outputs: Any, down: Any, accum: Any) -> None:
+        if down[0]:
+            inputs[0].g = inputs[0].g + outputs[0].g if accum[0] else outputs[0].g
+
+
+def test_no_graph_is_kept_but_the_last() -> None:
+    seen: List[Any] = []
+
+    def network(x: nn.Variable) -> nn.Variable:
+        function = Passes()
+        seen.append(weakref.ref(function))
+        return F.mean(PF.affine(function(PF.affine(x, 6, name="a")), 4, name="b") ** 2)
+
+    training = Training([network, network], rebuilt=True, batches=(4, 7))
+    for _ in range(12):
+        training.updater.update()
+        alive = [function for function in seen if function() is not None]
+        assert len(alive) <= 1
+
+
+@pytest.mark.parametrize("clear_buffer", [True, False])
+def test_gradients_that_stay_readable_are_unscaled_in_a_graph_that_is_known(clear_buffer: bool) -> None:
+    nn.clear_parameters()
+    x = nn.Variable.from_numpy_array(np.ones((4, 5), np.float32))
+    before = None
+    for iteration in range(6):
+        h = F.tanh(PF.affine(x, 6, name="a"))
+        # Not so when the graph was planned.
+        h.persistent = iteration > 2
+        loss = F.mean(PF.affine(F.tanh(PF.affine(h, 6, name="b")), 4, name="c") ** 2)
+        loss.forward()
+        loss.backward()
+        native = h.g.copy()
+        scaling = AdaptiveLossScaling(loss)
+        if before is not None:
+            scaling.go_on_from(before)
+        scaling.forward(clear_no_need_grad=clear_buffer)
+        scaling.backward(clear_buffer=clear_buffer)
+        if h.persistent or not clear_buffer:
+            np.testing.assert_array_equal(h.g, native)
+            assert scaling.scale_of(h) != 1.0
+        before = scaling
+    assert scaling.last_pass == "planned"
+
+
+def test_an_engine_with_other_scales_is_not_gone_on_from() -> None:
+    nn.clear_parameters()
+    loss = normalized(nn.Variable((4, 5)))
+    other = AdaptiveLossScaling(loss, AdaLossConfig(u_min=1e-3))
+    with pytest.raises(ValueError, match="same config"):
+        AdaptiveLossScaling(loss).go_on_from(other)
