@@ -35,4 +35,6 @@ refuse_other_pythons()
 
 from setuptools import setup  # noqa: E402
 
-setup()
+from building.commands import COMMANDS, EXTENSION  # noqa: E402
+
+setup(ext_modules=[EXTENSION], cmdclass=COMMANDS)
