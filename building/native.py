@@ -47,7 +47,7 @@ def build_library(library: Path) -> None:
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
             list(threads.map(_run, steps))
         linked = library.with_suffix(f".{os.getpid()}")
-        _run([*command, "-shared", "-pthread", *(step[-1] for step in steps), "-o", str(linked)])
+        _run([*command, "-shared", "-pthread", "-s", *(step[-1] for step in steps), "-o", str(linked)])
         os.replace(linked, library)
 
 

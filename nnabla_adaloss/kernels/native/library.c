@@ -7,6 +7,10 @@
 #include "bits.h"
 #include "threads.h"
 
+#ifdef __x86_64__
+#include "processor.h"
+#endif
+
 #define PUBLIC __attribute__((visibility("default")))
 
 // ---- levels
@@ -17,13 +21,10 @@ extern const struct level adaloss_level_baseline, adaloss_level_avx2, adaloss_le
 PUBLIC const struct level *adaloss_level(int place) {
     const struct level *runnable[4] = {NULL};
     int count = 0;
-#if defined(__x86_64__)
-    bool has_avx2 =
-        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-    bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (has_avx2 && has_avx512) runnable[count++] = &adaloss_level_avx512;
-    if (has_avx2) runnable[count++] = &adaloss_level_avx2;
+#ifdef __x86_64__
+    struct processor processor = this_processor();
+    if (processor.avx512) runnable[count++] = &adaloss_level_avx512;
+    if (processor.avx2) runnable[count++] = &adaloss_level_avx2;
 #endif
     runnable[count++] = &adaloss_level_baseline;
     return 0 <= place && place < count ? runnable[place] : NULL;
