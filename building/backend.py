@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pip calls to build the package: setuptools, with a C compiler brought along where the machine has none.
+"""What pip calls to build the package: setuptools, and a C compiler for machines that have none.
 
 Read by pip as old as Python 2.7's, to whose users setup.py says which Pythons will do.
 """

@@ -16,7 +16,7 @@ packaged_compiler = "ziglang>=0.13"
 
 
 def system_compiler() -> Optional[List[str]]:
-    """The command of this machine's C compiler: what `CC` says, else cc, gcc or clang; None when there is none."""
+    """The command of this machine's C compiler: what `CC` says, else cc, gcc or clang; None: it has none."""
     if os.environ.get("CC"):
         return shlex.split(os.environ["CC"])
     found = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)

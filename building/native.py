@@ -55,9 +55,12 @@ def _run(command: List[str]) -> None:
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     except OSError as error:
-        raise SystemExit(f"the C compiler {command[0]} cannot be run ({error}): set CC to one that can") from None
+        raise SystemExit(
+            f"the C compiler {command[0]} cannot be run ({error}): set CC to one that can"
+        ) from None
     if done.returncode:
         raise SystemExit(
             f"the CPU kernels of nnabla-adaloss could not be compiled with {command[0]}: set CC to another C "
-            f"compiler (gcc 9, clang 9 or newer), or `pip install ziglang` and unset it\n{' '.join(command)}\n{done.stdout}"
+            "compiler, gcc 9 or clang 9 or newer, or to `python -m ziglang cc` after `pip install ziglang`\n"
+            f"{' '.join(command)}\n{done.stdout}"
         )

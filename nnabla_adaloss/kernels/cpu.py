@@ -19,7 +19,7 @@ from .array_checks import (
     unscaling_factor,
 )
 from .arrays import FLOAT16, FLOAT32
-from .cpu_library import CpuLibrary, rounding_task, scale_task, statistics_task
+from .cpu_library import NONFINITE, CpuLibrary, rounding_task, scale_task, statistics_task
 from .interface import (
     EXPONENT_BINS,
     ExponentHistogram,
@@ -57,25 +57,24 @@ class CpuKernels:
         return HOST
 
     def statistics(self, x: NdArray) -> ArrayStatistics:
-        return self.statistics_all([x])[0]
-
-    def statistics_all(self, arrays: Sequence[NdArray]) -> List[ArrayStatistics]:
-        sizes, tasks = [], []
-        for x in arrays:
-            half, size = is_half(x), x.size
-            sizes.append(size)
-            tasks.append(statistics_task(x.data_ptr(FLOAT16 if half else FLOAT32, HOST), size, half, 0))
-        return [ArrayStatistics(size, *row[:6]) for size, row in zip(sizes, self._library.statistics(tasks))]
+        half, size = is_half(x), x.size
+        address = x.data_ptr(FLOAT16 if half else FLOAT32, HOST)
+        (row,) = self._library.statistics(statistics_task(address, size, half, 0))
+        return ArrayStatistics(size, *row[:6])
 
     def exponent_histogram(self, x: NdArray) -> Tuple[ArrayStatistics, ExponentHistogram]:
         half, size = is_half(x), x.size
         counts = np.zeros(EXPONENT_BINS, np.int64)
         address = x.data_ptr(FLOAT16 if half else FLOAT32, HOST)
-        (row,) = self._library.statistics([statistics_task(address, size, half, counts.ctypes.data)])
+        (row,) = self._library.statistics(statistics_task(address, size, half, counts.ctypes.data))
         return ArrayStatistics(size, *row[:6]), counts
 
     def all_finite(self, arrays: Sequence[NdArray]) -> bool:
-        return not any(found.nonfinite for found in self.statistics_all(arrays))
+        tasks = []
+        for x in arrays:
+            half = is_half(x)
+            tasks.append(statistics_task(x.data_ptr(FLOAT16 if half else FLOAT32, HOST), x.size, half, 0))
+        return not any(row[NONFINITE] for row in self._library.statistics(b"".join(tasks)))
 
     def scaled_copy(self, source: NdArray, target: NdArray, alpha: float, *, half: bool = False) -> None:
         self.scaled_copy_all([ScaledCopy(source, target, alpha, half)])
@@ -90,12 +89,12 @@ class CpuKernels:
             from_address = source.data_ptr(FLOAT16 if from_half else FLOAT32, HOST)
             to_address = target.data_ptr(FLOAT16 if to_half else FLOAT32, HOST, True)
             tasks.append(scale_task(from_address, to_address, size, from_half, to_half, False, alpha))
-        self._library.scale(tasks)
+        self._library.scale(b"".join(tasks))
 
     def scale_(self, x: NdArray, alpha: float) -> None:
         half = is_half(x)
         address = x.data_ptr(FLOAT16 if half else FLOAT32, HOST)
-        self._library.scale([scale_task(address, address, x.size, half, half, False, alpha)])
+        self._library.scale(scale_task(address, address, x.size, half, half, False, alpha))
 
     def unscale_add(self, source: NdArray, master: NdArray, scale: float, *, accumulate: bool) -> float:
         return self.unscale_add_all([GradientToUnscale(source, master, scale, accumulate)])[0]
@@ -112,7 +111,7 @@ class CpuKernels:
             if source is not master:
                 to_address = master.data_ptr(FLOAT32, HOST, not accumulate)
             tasks.append(scale_task(from_address, to_address, size, half, False, accumulate, factor))
-        return list(self._library.scale(tasks))
+        return self._library.scale(b"".join(tasks))
 
     def unscale_in_place(self, gradients: GradientsInPlace) -> List[float]:
         arrays = gradients.arrays
@@ -153,5 +152,5 @@ class CpuKernels:
             random_key is not None,
             random_key or 0,
         )
-        ((*statistics, underflowed, overflowed),) = self._library.round([task])
-        return RoundingStatistics(ArrayStatistics(size, *statistics), underflowed, overflowed)
+        row = self._library.round(task)
+        return RoundingStatistics(ArrayStatistics(size, *row[:6]), *row[6:])

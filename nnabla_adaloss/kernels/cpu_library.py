@@ -7,7 +7,7 @@ import ctypes
 from functools import lru_cache
 from pathlib import Path
 from struct import Struct
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Tuple
 
 from .cpu_threads import allowed_threads
 from .native.sources import LIBRARY, digest, sources
@@ -17,6 +17,7 @@ _STATISTICS_TASK = Struct("=QqqQ")
 _SCALE_TASK = Struct("=QQqqqqd")
 _ROUNDING_TASK = Struct("=QQqqdddqqQ")
 _STATISTICS = Struct("=ddddqqqq")
+_ROW = ctypes.c_char * _STATISTICS.size
 
 statistics_task = _STATISTICS_TASK.pack
 """Address, size, is_half, and the address of 256 counts of exponents or 0."""
@@ -25,11 +26,14 @@ scale_task = _SCALE_TASK.pack
 """Addresses of source and target, size, source_is_half, target_is_half, accumulate, factor."""
 
 rounding_task = _ROUNDING_TASK.pack
-"""Addresses of source and target, size; the format's mantissa_bits, smallest_normal, max, beyond_max; fitted, at_random,
-key."""
+"""Addresses of source and target, size; mantissa_bits, smallest_normal, max, beyond_max of the format; fitted,
+at_random, key."""
 
 Statistics = Tuple[float, float, float, float, int, int, int, int]
 """Sum, sum of squares, abs_max, abs_min, zeros, nonfinite, and by rounding underflowed, overflowed."""
+
+NONFINITE = 5
+"""Where the number of infinities and NaNs stands in `Statistics`."""
 
 
 def opened(path: Path) -> Any:
@@ -49,8 +53,12 @@ def opened(path: Path) -> Any:
     library.adaloss_level.restype = ctypes.c_void_p
     library.adaloss_level_name.argtypes = [ctypes.c_void_p]
     library.adaloss_level_name.restype = ctypes.c_char_p
+    library.adaloss_useful_threads.argtypes = [ctypes.c_int64, ctypes.c_int]
+    calls: List[Any] = [ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p]  # level, threads, tasks
+    library.adaloss_statistics.argtypes = [*calls, ctypes.c_int64, ctypes.c_void_p]
+    library.adaloss_scale.argtypes = [*calls, ctypes.c_int64, ctypes.c_void_p]
+    library.adaloss_round.argtypes = [*calls, ctypes.c_void_p]
     for work in (library.adaloss_statistics, library.adaloss_scale, library.adaloss_round):
-        work.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p]
         work.restype = None
     return library
 
@@ -61,7 +69,7 @@ _library = lru_cache(maxsize=None)(opened)
 class CpuLibrary:
     """The kernels of the shared library, compiled for one kind of processor, on so many threads.
 
-    Every method takes a list of tasks, and lets other Python threads run until all are done.
+    Its methods take tasks, one behind the other, and let other Python threads run until all are done.
 
     Args:
         level: which of `levels()`; None: the fastest that this processor can run.
@@ -73,41 +81,48 @@ class CpuLibrary:
     Example:
         >>> import numpy as np
         >>> x = np.array([3.0, -0.5], np.float32)
-        >>> CpuLibrary().statistics([statistics_task(x.ctypes.data, x.size, False, 0)])
+        >>> CpuLibrary().statistics(statistics_task(x.ctypes.data, x.size, False, 0))
         [(2.5, 9.25, 3.0, 0.5, 0, 0, 0, 0)]
     """
 
     def __init__(self, level: Optional[str] = None, threads: Optional[int] = None) -> None:
         library = _library(LIBRARY)
-        place = 0 if level is None else self.levels().index(level)
-        self._on = library.adaloss_level(place), threads or allowed_threads()
+        self._level = library.adaloss_level(0 if level is None else self.levels().index(level))
+        self._threads = allowed_threads() if threads is None else threads
+        self._useful_threads = library.adaloss_useful_threads
         self._statistics = library.adaloss_statistics
         self._scale = library.adaloss_scale
         self._round = library.adaloss_round
 
     @staticmethod
     def levels() -> List[str]:
-        """The kinds of processors that the kernels are compiled for and this one can run, the fastest first."""
-        library, names = _library(LIBRARY), []
+        """The kinds of processors that the kernels are compiled for, the fastest that this one can run first."""
+        library = _library(LIBRARY)
+        names: List[str] = []
         while (level := library.adaloss_level(len(names))) is not None:
             names.append(library.adaloss_level_name(level).decode())
         return names
 
-    def statistics(self, tasks: Sequence[bytes]) -> List[Statistics]:
-        """The statistics of arrays, from `statistics_task`s."""
-        return self._rows(self._statistics, tasks)
+    def threads_for(self, size: int) -> int:
+        """How many threads work on an array of `size` elements."""
+        return int(self._useful_threads(size, self._threads))
 
-    def scale(self, tasks: Sequence[bytes]) -> Tuple[float, ...]:
-        """Do `scale_task`s; for each the largest magnitude of factor * source, infinity if anything is not finite."""
-        largest = (ctypes.c_double * len(tasks))()
-        self._scale(*self._on, b"".join(tasks), len(tasks), largest)
-        return tuple(largest)
-
-    def round(self, tasks: Sequence[bytes]) -> List[Statistics]:
-        """Do `rounding_task`s; the statistics of what came of each."""
-        return self._rows(self._round, tasks)
-
-    def _rows(self, work: Any, tasks: Sequence[bytes]) -> List[Statistics]:
-        rows = (ctypes.c_char * (_STATISTICS.size * len(tasks)))()
-        work(*self._on, b"".join(tasks), len(tasks), rows)
+    def statistics(self, tasks: bytes) -> List[Statistics]:
+        """Do `statistics_task`s."""
+        count = len(tasks) // _STATISTICS_TASK.size
+        rows = (_ROW * count)()
+        self._statistics(self._level, self._threads, tasks, count, rows)
         return list(_STATISTICS.iter_unpack(rows))
+
+    def scale(self, tasks: bytes) -> List[float]:
+        """Do `scale_task`s; the largest magnitude of each factor * source, infinity if anything is not finite."""
+        count = len(tasks) // _SCALE_TASK.size
+        largest = (ctypes.c_double * count)()
+        self._scale(self._level, self._threads, tasks, count, largest)
+        return largest[:]
+
+    def round(self, task: bytes) -> Statistics:
+        """Do a `rounding_task`; the statistics of what came of it."""
+        row = _ROW()
+        self._round(self._level, self._threads, task, row)
+        return _STATISTICS.unpack(row)

@@ -13,8 +13,8 @@ CGROUP = Path("/sys/fs/cgroup")
 def allowed_threads(environment: Mapping[str, str] = os.environ, cgroup: Path = CGROUP) -> int:
     """`OMP_NUM_THREADS` where that is set, else as many as this process has processors.
 
-    These are the processors that it may run on (`taskset`, `mpirun --bind-to core`), or fewer where a container
-    has less of their time than that.
+    Those are the processors that it may run on (`taskset`, `mpirun --bind-to core`), or fewer where its
+    container has less of their time.
 
     Args:
         environment: variables of the process.
@@ -36,7 +36,9 @@ def _processors_of_time(cgroup: Path) -> float:
         quota, period = (cgroup / "cpu.max").read_text("ascii").split()  # version 2
     except (OSError, ValueError):
         try:
-            quota, period = ((cgroup / "cpu" / f"cpu.cfs_{name}_us").read_text("ascii") for name in ("quota", "period"))
+            quota, period = (
+                (cgroup / "cpu" / f"cpu.cfs_{name}_us").read_text("ascii") for name in ("quota", "period")
+            )
         except OSError:
             return float(os.cpu_count() or 1)
     try:

@@ -6,6 +6,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#define PUBLIC __attribute__((visibility("default")))
+
 // ---- What callers hand over and get back: rows of numbers of eight bytes. ../cpu_library.py knows them, too.
 
 struct statistics_task {

@@ -11,8 +11,6 @@
 #include "processor.h"
 #endif
 
-#define PUBLIC __attribute__((visibility("default")))
-
 // ---- levels
 
 extern const struct level adaloss_level_baseline, adaloss_level_avx2, adaloss_level_avx512;
@@ -79,7 +77,9 @@ PUBLIC void adaloss_statistics(
     const struct level *level, int threads, const struct statistics_task *tasks, int64_t count,
     struct statistics *results) {
     for (int64_t i = 0; i < count; i++) {
-        struct measuring measuring = {.level = level, .task = &tasks[i]};
+        struct measuring measuring;
+        measuring.level = level;
+        measuring.task = &tasks[i];
         adaloss_in_parts(tasks[i].size, threads, measure_part, &measuring);
         results[i] = together(measuring.tallies, adaloss_parts(tasks[i].size));
     }
@@ -102,7 +102,9 @@ static void scale_part(void *context, int part, int64_t start, int64_t stop) {
 PUBLIC void adaloss_scale(
     const struct level *level, int threads, const struct scale_task *tasks, int64_t count, double *results) {
     for (int64_t i = 0; i < count; i++) {
-        struct scaling scaling = {.level = level, .task = &tasks[i]};
+        struct scaling scaling;
+        scaling.level = level;
+        scaling.task = &tasks[i];
         adaloss_in_parts(tasks[i].size, threads, scale_part, &scaling);
         uint32_t largest = largest_of(scaling.largest, adaloss_parts(tasks[i].size));
         results[i] = (double)as_float(smaller(largest, INFINITE));
@@ -150,10 +152,12 @@ static void fit(struct grid *grid, uint32_t largest_found) {
     grid->infinity = INFINITE;
 }
 
-static void round_one(
+PUBLIC void adaloss_round(
     const struct level *level, int threads, const struct rounding_task *task, struct statistics *result) {
     uint32_t beyond = as_bits((float)task->beyond_largest);
-    struct rounding rounding = {.level = level, .task = task};
+    struct rounding rounding;
+    rounding.level = level;
+    rounding.task = task;
     struct grid *grid = &rounding.grid;
     grid->smallest_normal = as_bits((float)task->smallest_normal);
     grid->dropped = (uint32_t)(EXPONENT_SHIFT - task->mantissa_bits);
@@ -169,10 +173,4 @@ static void round_one(
     grid->largest_kept = grid->largest + (1u << (grid->dropped - 1)) - odd;
     adaloss_in_parts(task->size, threads, round_part, &rounding);
     *result = together(rounding.tallies, parts);
-}
-
-PUBLIC void adaloss_round(
-    const struct level *level, int threads, const struct rounding_task *tasks, int64_t count,
-    struct statistics *results) {
-    for (int64_t i = 0; i < count; i++) round_one(level, threads, &tasks[i], &results[i]);
 }

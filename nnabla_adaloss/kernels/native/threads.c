@@ -21,6 +21,12 @@ struct job {
 
 int adaloss_parts(int64_t size) { return size < LEAST_FOR_PARTS ? 1 : MOST_PARTS; }
 
+PUBLIC int adaloss_useful_threads(int64_t size, int threads) {
+    int64_t most = size / LEAST_PER_THREAD < MOST_PARTS ? size / LEAST_PER_THREAD : MOST_PARTS;
+    if (most > threads) most = threads;
+    return most > 1 ? (int)most : 1;
+}
+
 static void *take_parts(void *of_job) {
     struct job *job = of_job;
     int part;
@@ -34,8 +40,7 @@ static void *take_parts(void *of_job) {
 void adaloss_in_parts(
     int64_t size, int threads, void (*work)(void *context, int part, int64_t start, int64_t stop), void *context) {
     struct job job = {work, context, (size + BLOCK - 1) / BLOCK, size, adaloss_parts(size), 0};
-    int useful = size / LEAST_PER_THREAD < MOST_PARTS ? (int)(size / LEAST_PER_THREAD) : MOST_PARTS;
-    int wanted = threads < useful ? threads : useful, started = 0;
+    int wanted = adaloss_useful_threads(size, threads), started = 0;
     pthread_t helpers[MOST_PARTS];
     if (wanted > 1) {
         sigset_t every, before;
