@@ -26,8 +26,8 @@ scale_task = _SCALE_TASK.pack
 """Addresses of source and target, size, source_is_half, target_is_half, accumulate, factor."""
 
 rounding_task = _ROUNDING_TASK.pack
-"""Addresses of source and target, size; mantissa_bits, smallest_normal, max, beyond_max of the format; fitted,
-at_random, key."""
+"""Addresses of source and target, size; the format's mantissa_bits, smallest_normal, max, beyond_max;
+fitted, at_random, key."""
 
 Statistics = Tuple[float, float, float, float, int, int, int, int]
 """Sum, sum of squares, abs_max, abs_min, zeros, nonfinite, and by rounding underflowed, overflowed."""
@@ -96,7 +96,7 @@ class CpuLibrary:
 
     @staticmethod
     def levels() -> List[str]:
-        """The kinds of processors that the kernels are compiled for, the fastest that this one can run first."""
+        """The kinds of processors that the kernels are compiled for and this one is, the fastest first."""
         library = _library(LIBRARY)
         names: List[str] = []
         while (level := library.adaloss_level(len(names))) is not None:
@@ -115,7 +115,7 @@ class CpuLibrary:
         return list(_STATISTICS.iter_unpack(rows))
 
     def scale(self, tasks: bytes) -> List[float]:
-        """Do `scale_task`s; the largest magnitude of each factor * source, infinity if anything is not finite."""
+        """Do `scale_task`s; the largest magnitude of each product, infinity if anything is not finite."""
         count = len(tasks) // _SCALE_TASK.size
         largest = (ctypes.c_double * count)()
         self._scale(self._level, self._threads, tasks, count, largest)
