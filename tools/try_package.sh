@@ -17,8 +17,8 @@ step() { printf -- '-- %s (%d s so far)\n' "$*" "$SECONDS"; }
 
 step "sdist, and the wheel from it"
 "$python" -m venv "$folder/builder"
-"$folder/builder/bin/python" "${pip[@]}" install build 'setuptools>=77'
-"$folder/builder/bin/python" -m build --no-isolation --outdir "$folder" . >"$folder/build.log" || { cat "$folder/build.log"; exit 1; }
+"$folder/builder/bin/python" "${pip[@]}" install build
+"$folder/builder/bin/python" -m build --outdir "$folder" . >"$folder/build.log" || { cat "$folder/build.log"; exit 1; }
 tar -xzf "$folder"/*.tar.gz -C "$folder"
 source=$(echo "$folder"/nnabla_adaloss-*/)
 
