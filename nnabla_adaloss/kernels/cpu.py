@@ -19,7 +19,7 @@ from .array_checks import (
     unscaling_factor,
 )
 from .arrays import FLOAT16, FLOAT32
-from .cpu_library import NONFINITE, CpuLibrary, rounding_task, scale_task, statistics_task
+from .cpu_library import NONFINITE, SCALE_FIELDS, CpuLibrary, rounding_task, scale_task, statistics_task
 from .interface import (
     EXPONENT_BINS,
     ExponentHistogram,

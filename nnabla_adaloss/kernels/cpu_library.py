@@ -25,6 +25,9 @@ statistics_task = _STATISTICS_TASK.pack
 scale_task = _SCALE_TASK.pack
 """Addresses of source and target, size, source_is_half, target_is_half, accumulate, factor."""
 
+SCALE_FIELDS = _SCALE_TASK.size // 8
+"""How many numbers a `scale_task` is, for those who make many at once in NumPy."""
+
 rounding_task = _ROUNDING_TASK.pack
 """Addresses of source and target, size; the format's mantissa_bits, smallest_normal, max, beyond_max;
 fitted, at_random, key."""
