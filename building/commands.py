@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any, Dict, Tuple
 
@@ -25,8 +26,15 @@ class BuildLibrary(build_ext):
         return fullname.replace(".", "/") + ".so"
 
     def build_extension(self, ext: Extension) -> None:
-        """Compile the library to where setuptools wants it."""
-        build_library(Path(self.get_ext_fullpath(ext.name)))
+        """Compile the library beside its sources, and copy it to where setuptools wants it.
+
+        Python started in a checkout imports the package from there, also when it is installed elsewhere.
+        """
+        build_library(LIBRARY)
+        wanted = Path(self.get_ext_fullpath(ext.name)).absolute()
+        if wanted != LIBRARY:
+            wanted.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(LIBRARY, wanted)
 
 
 COMMANDS: Dict[str, Any] = {"build_ext": BuildLibrary}
