@@ -67,9 +67,9 @@ ENVIRONMENT = setup.py pyproject.toml tools/make_venv.sh tools/find_python.sh $(
 
 # One pip command for everything: a second one that names less could bring in numpy 2, which nnabla cannot work with.
 $(READY): EXTRAS = samples,mpi
-$(READY): SIZE = 0.7 GB
+$(READY): SIZE = 0.5 GB
 $(TEST_READY): EXTRAS = samples,mpi,test
-$(TEST_READY): SIZE = 1.3 GB
+$(TEST_READY): SIZE = 1.1 GB
 
 $(READY) $(TEST_READY): $(ENVIRONMENT)
 	@tools/make_venv.sh $(VENV) $(PYTHON_VERSIONS)
