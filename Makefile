@@ -60,14 +60,16 @@ bench: $(READY) ## CPU benchmarks
 clean: ## remove the virtual environments and what tools left behind
 	rm -rf .venv .venv39 build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -f $(KERNELS)/*.so
 
-ENVIRONMENT = setup.py pyproject.toml tools/make_venv.sh tools/find_python.sh
+KERNELS = nnabla_adaloss/kernels/native
+ENVIRONMENT = setup.py pyproject.toml tools/make_venv.sh tools/find_python.sh $(wildcard building/*.py $(KERNELS)/*.[ch] $(KERNELS)/*/*.[ch])
 
 # One pip command for everything: a second one that names less could bring in numpy 2, which nnabla cannot work with.
 $(READY): EXTRAS = samples,mpi
-$(READY): SIZE = 0.7 GB
+$(READY): SIZE = 0.5 GB
 $(TEST_READY): EXTRAS = samples,mpi,test
-$(TEST_READY): SIZE = 1.3 GB
+$(TEST_READY): SIZE = 1.1 GB
 
 $(READY) $(TEST_READY): $(ENVIRONMENT)
 	@tools/make_venv.sh $(VENV) $(PYTHON_VERSIONS)

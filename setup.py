@@ -36,20 +36,19 @@ refuse_other_pythons()
 
 from setuptools import setup  # noqa: E402
 
-# A build backend runs this file without its folder among those that imports are looked for in.
-HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, os.path.join(HERE, "tools"))
-
-from long_description import declared_source, long_description  # noqa: E402
+from building.commands import COMMANDS, EXTENSION  # noqa: E402
+from building.long_description import declared_source, long_description  # noqa: E402
 
 
 def text_of(name):
     """What is in a file beside this one."""
-    with io.open(os.path.join(HERE, name), encoding="utf-8") as file:
+    with io.open(os.path.join(os.path.dirname(os.path.abspath(__file__)), name), encoding="utf-8") as file:
         return file.read()
 
 
 setup(
+    ext_modules=[EXTENSION],
+    cmdclass=COMMANDS,
     long_description=long_description(text_of("README.md"), declared_source(text_of("pyproject.toml"))),
     long_description_content_type="text/markdown",
 )

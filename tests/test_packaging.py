@@ -96,9 +96,10 @@ def test_gpu_extras_fit_the_nnabla_that_is_required(project: Dict[str, Any]) -> 
     assert len({str(Requirement(requirement).specifier) for requirement in requirements}) == 1
 
 
-@pytest.mark.parametrize("folder", ["nnabla_adaloss", "tests", "samples", "benchmarks", "tools"])
+@pytest.mark.parametrize("folder", ["nnabla_adaloss", "building", "tests", "samples", "benchmarks", "tools"])
 def test_every_source_file_names_its_licence(folder: str) -> None:
-    sources = [path for path in (ROOT / folder).rglob("*.*") if path.suffix in {".py", ".cu", ".cuh", ".sh"}]
+    suffixes = {".py", ".c", ".h", ".cu", ".cuh", ".sh"}
+    sources = [path for path in (ROOT / folder).rglob("*.*") if path.suffix in suffixes]
     nameless = [
         path for path in sources if "SPDX-License-Identifier: Apache-2.0" not in path.read_text("utf-8")[:100]
     ]
@@ -109,13 +110,14 @@ def test_every_source_file_names_its_licence(folder: str) -> None:
 def test_the_wheel_holds_all_that_is_needed_at_run_time(tmp_path: Path) -> None:
     # Built from a copy, because building leaves files behind in the source tree.
     source = tmp_path / "source"
-    shutil.copytree(PACKAGE, source / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("LICENSE", "README.md", "pyproject.toml", "setup.py", "tools/long_description.py"):
-        (source / file).parent.mkdir(exist_ok=True)
-        shutil.copy(ROOT / file, source / file)
+    for folder in (PACKAGE, ROOT / "building"):
+        shutil.copytree(folder, source / folder.name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    for file in ("LICENSE", "README.md", "pyproject.toml", "setup.py"):
+        shutil.copy(ROOT / file, source)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path)]
     subprocess.run([*command, str(source)], check=True)
     (wheel,) = tmp_path.glob("nnabla_adaloss-*.whl")
+    assert re.search(r"-py3-none-linux_\w+\.whl$", wheel.name)  # one library for all Pythons
     with zipfile.ZipFile(wheel) as archive:
         packed = set(archive.namelist())
         (entry_points,) = (name for name in packed if name.endswith("/entry_points.txt"))
@@ -125,4 +127,6 @@ def test_the_wheel_holds_all_that_is_needed_at_run_time(tmp_path: Path) -> None:
     )
     assert {path.relative_to(source).as_posix() for path in kept} <= packed
     assert {"nnabla_adaloss/py.typed", "nnabla_adaloss/kernels/adaloss.cu"} <= packed
+    assert "nnabla_adaloss/kernels/native/libadaloss_cpu.so" in packed
+    assert not [name for name in packed if name.endswith((".c", ".h"))]
     assert {name.partition("/")[0].partition("-")[0] for name in packed} == {"nnabla_adaloss"}

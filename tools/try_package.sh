@@ -17,8 +17,8 @@ step() { printf -- '-- %s (%d s so far)\n' "$*" "$SECONDS"; }
 
 step "sdist, and the wheel from it"
 "$python" -m venv "$folder/builder"
-"$folder/builder/bin/python" "${pip[@]}" install build 'setuptools>=77'
-"$folder/builder/bin/python" -m build --no-isolation --outdir "$folder" . >"$folder/build.log" || { cat "$folder/build.log"; exit 1; }
+"$folder/builder/bin/python" "${pip[@]}" install build
+"$folder/builder/bin/python" -m build --outdir "$folder" . >"$folder/build.log" || { cat "$folder/build.log"; exit 1; }
 tar -xzf "$folder"/*.tar.gz -C "$folder"
 source=$(echo "$folder"/nnabla_adaloss-*/)
 
@@ -28,9 +28,9 @@ step "the wheel in an empty environment"
 "$folder/empty/bin/python" "${pip[@]}" check
 
 step "what it installed"
-cd "$source"
+cd "$folder" # in the folder of the sources Python would import those
 "$folder/empty/bin/nnabla-adaloss" --version
 "$folder/empty/bin/nnabla-adaloss" doctor >"$folder/doctor.txt" || { cat "$folder/doctor.txt"; exit 1; }
-"$folder/empty/bin/python" samples/demo.py --iterations 5 --networks mlp --out "$folder"
+"$folder/empty/bin/python" "$source/samples/demo.py" --iterations 5 --networks mlp --out "$folder"
 
 step "done: $(cd "$folder" && ls ./*.whl ./*.tar.gz | xargs)"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels for the arrays of nnabla's CPU contexts, compiled by numba."""
+"""Kernels for the arrays of nnabla's CPU contexts, compiled from C."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from nnabla import Context, NdArray
 from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
 from ..host_context import HOST
-from . import cpu_loops
 from .array_checks import (
     is_half,
     require_float32,
@@ -20,6 +19,7 @@ from .array_checks import (
     unscaling_factor,
 )
 from .arrays import FLOAT16, FLOAT32
+from .cpu_library import NONFINITE, SCALE_FIELDS, CpuLibrary, rounding_task, scale_task, statistics_task
 from .interface import (
     EXPONENT_BINS,
     ExponentHistogram,
@@ -33,10 +33,10 @@ _dtype = attrgetter("dtype")
 
 
 class CpuKernels:
-    """`Kernels` in one pass over memory each, at or near its bandwidth; about 5 µs per call besides.
+    """`Kernels` in one pass over memory each, at or near its bandwidth; a few µs per call besides.
 
-    numba compiles a kernel when it is first called, in one to three seconds, and keeps it on disk: beside
-    this file, or in the user's cache directory if that cannot be written (see numba's NUMBA_CACHE_DIR).
+    Args:
+        library: where the compiled kernels are, and how many threads they use; None: `CpuLibrary()`.
 
     Example:
         >>> import numpy as np, nnabla as nn
@@ -44,6 +44,9 @@ class CpuKernels:
         >>> CpuKernels().statistics(x).abs_max
         3.0
     """
+
+    def __init__(self, library: Optional[CpuLibrary] = None) -> None:
+        self._library = library or CpuLibrary()
 
     @property
     def asynchronous(self) -> bool:
@@ -54,62 +57,52 @@ class CpuKernels:
         return HOST
 
     def statistics(self, x: NdArray) -> ArrayStatistics:
-        half = is_half(x)
-        size = x.size
+        half, size = is_half(x), x.size
         address = x.data_ptr(FLOAT16 if half else FLOAT32, HOST)
-        return ArrayStatistics(size, *cpu_loops.statistics(address, size, half, 0))
+        (row,) = self._library.statistics(statistics_task(address, size, half, 0))
+        return ArrayStatistics(size, *row[:6])
 
     def exponent_histogram(self, x: NdArray) -> Tuple[ArrayStatistics, ExponentHistogram]:
-        half = is_half(x)
-        size = x.size
-        address = x.data_ptr(FLOAT16 if half else FLOAT32, HOST)
+        half, size = is_half(x), x.size
         counts = np.zeros(EXPONENT_BINS, np.int64)
-        statistics = ArrayStatistics(size, *cpu_loops.statistics(address, size, half, counts.ctypes.data))
-        return statistics, counts
+        address = x.data_ptr(FLOAT16 if half else FLOAT32, HOST)
+        (row,) = self._library.statistics(statistics_task(address, size, half, counts.ctypes.data))
+        return ArrayStatistics(size, *row[:6]), counts
 
     def all_finite(self, arrays: Sequence[NdArray]) -> bool:
-        return not any(self.statistics(x).nonfinite for x in arrays)
+        tasks = []
+        for x in arrays:
+            half = is_half(x)
+            tasks.append(statistics_task(x.data_ptr(FLOAT16 if half else FLOAT32, HOST), x.size, half, 0))
+        return not any(row[NONFINITE] for row in self._library.statistics(b"".join(tasks)))
 
     def scaled_copy(self, source: NdArray, target: NdArray, alpha: float, *, half: bool = False) -> None:
-        from_half = is_half(source)
-        to_half = half or from_half
-        size = require_same_size(source, target)
-        from_address = source.data_ptr(FLOAT16 if from_half else FLOAT32, HOST)
-        to_address = target.data_ptr(FLOAT16 if to_half else FLOAT32, HOST, True)
-        cpu_loops.scaled_copy(from_address, to_address, size, from_half, to_half, float(alpha))
+        self.scaled_copy_all([ScaledCopy(source, target, alpha, half)])
 
     def scaled_copy_all(self, copies: Iterable[ScaledCopy]) -> None:
-        table, factors = [], []
+        # One call into the library for all: a call costs as much as a small array does.
+        tasks = []
         for source, target, alpha, half in copies:
             from_half = is_half(source)
             to_half = half or from_half
             size = require_same_size(source, target)
             from_address = source.data_ptr(FLOAT16 if from_half else FLOAT32, HOST)
             to_address = target.data_ptr(FLOAT16 if to_half else FLOAT32, HOST, True)
-            table.append((from_address, to_address, size, from_half, to_half))
-            factors.append(alpha)
-        if table:
-            cpu_loops.scaled_copies(np.array(table, np.int64), np.array(factors, np.float64))
+            tasks.append(scale_task(from_address, to_address, size, from_half, to_half, False, alpha))
+        self._library.scale(b"".join(tasks))
 
     def scale_(self, x: NdArray, alpha: float) -> None:
         half = is_half(x)
         address = x.data_ptr(FLOAT16 if half else FLOAT32, HOST)
-        cpu_loops.scaled_copy(address, address, x.size, half, half, float(alpha))
+        self._library.scale(scale_task(address, address, x.size, half, half, False, alpha))
 
     def unscale_add(self, source: NdArray, master: NdArray, scale: float, *, accumulate: bool) -> float:
-        factor = unscaling_factor(scale)
-        half = is_half(source)
-        size = require_same_size(source, master)
-        from_address = source.data_ptr(FLOAT16 if half else FLOAT32, HOST)
-        if accumulate or source is master:
-            require_float32(master, "master")
-        to_address = from_address if source is master else master.data_ptr(FLOAT32, HOST, not accumulate)
-        return float(cpu_loops.unscale_add(from_address, to_address, size, half, factor, accumulate))
+        return self.unscale_add_all([GradientToUnscale(source, master, scale, accumulate)])[0]
 
     def unscale_add_all(self, gradients: Iterable[GradientToUnscale]) -> List[float]:
-        # One call into compiled code for all: a call costs as much as a small array does.
-        table, factors = [], []
+        tasks = []
         for source, master, scale, accumulate in gradients:
+            factor = unscaling_factor(scale)
             half = is_half(source)
             size = require_same_size(source, master)
             from_address = to_address = source.data_ptr(FLOAT16 if half else FLOAT32, HOST)
@@ -117,24 +110,18 @@ class CpuKernels:
                 require_float32(master, "master")
             if source is not master:
                 to_address = master.data_ptr(FLOAT32, HOST, not accumulate)
-            table.append((from_address, to_address, size, half, accumulate))
-            factors.append(unscaling_factor(scale))
-        if not table:
-            return []
-        found: List[float] = cpu_loops.unscale_adds(
-            np.array(table, np.int64), np.array(factors, np.float64)
-        ).tolist()
-        return found
+            tasks.append(scale_task(from_address, to_address, size, half, False, accumulate, factor))
+        return self._library.scale(b"".join(tasks))
 
     def unscale_in_place(self, gradients: GradientsInPlace) -> List[float]:
         arrays = gradients.arrays
         if set(map(_dtype, arrays)) != {FLOAT32}:
             return self.unscale_add_all(gradients.tasks)
-        table = np.zeros((len(arrays), 5), np.int64)
+        table = np.zeros((len(arrays), SCALE_FIELDS), np.int64)
         table[:, 0] = table[:, 1] = [x.data_ptr(FLOAT32, HOST) for x in arrays]
         table[:, 2] = gradients.sizes
-        found: List[float] = cpu_loops.unscale_adds(table, gradients.factors).tolist()
-        return found
+        table[:, -1] = gradients.factors.view(np.int64)
+        return self._library.scale(table.tobytes())
 
     def round_to_format(
         self,
@@ -153,7 +140,7 @@ class CpuKernels:
         size = require_same_size(source, target)
         from_address = source.data_ptr(FLOAT32, HOST)
         to_address = from_address if target is source else target.data_ptr(FLOAT32, HOST, True)
-        *statistics, underflowed, overflowed = cpu_loops.round_to_format(
+        task = rounding_task(
             from_address,
             to_address,
             size,
@@ -163,7 +150,7 @@ class CpuKernels:
             storage.beyond_max,
             fitted,
             random_key is not None,
-            (random_key or 0) & 0xFFFFFFFF,
-            (random_key or 0) >> 32,
+            random_key or 0,
         )
-        return RoundingStatistics(ArrayStatistics(size, *statistics), underflowed, overflowed)
+        row = self._library.round(task)
+        return RoundingStatistics(ArrayStatistics(size, *row[:6]), *row[6:])

@@ -9,6 +9,7 @@ import nnabla as nn
 import pytest
 
 from nnabla_adaloss.kernels import CpuKernels, CudaKernels, Kernels, PlainKernels
+from nnabla_adaloss.kernels.cpu_library import CpuLibrary
 from tests.kernels.host_launcher import COMPILER, HostLauncher, compile_for_host
 
 CPU = nn.Context(["cpu:float"], "CpuCachedArray", "0")
@@ -34,11 +35,13 @@ def launcher(cuda_library: Path) -> HostLauncher:
     return HostLauncher(cuda_library)
 
 
-@pytest.fixture(params=["cpu", "plain", "cuda on host"], scope="session")
+@pytest.fixture(params=["cpu", "cpu baseline", "plain", "cuda on host"], scope="session")
 def kernels(request: pytest.FixtureRequest) -> Kernels:
     """The backends, one after another; none holds state between calls."""
     if request.param == "cpu":
         return CpuKernels()
+    if request.param == "cpu baseline":  # as on a processor with neither wide registers nor float16
+        return CpuKernels(CpuLibrary("baseline"))
     if request.param == "plain":
         return PlainKernels(CPU)
     return CudaKernels(CPU, HostLauncher(request.getfixturevalue("cuda_library")))

@@ -16,8 +16,8 @@ from typing import List
 
 import pytest
 
-import tools.long_description
-from tools.long_description import declared_source, long_description
+import building.long_description
+from building.long_description import declared_source, long_description
 
 ROOT = Path(__file__).parents[2]
 SOURCE = "https://example.org/us/it"
@@ -52,12 +52,12 @@ def test_where_the_source_is() -> None:
 
 
 def test_its_examples() -> None:
-    assert doctest.testmod(tools.long_description) == (0, 3)
+    assert doctest.testmod(building.long_description) == (0, 3)
 
 
 def metadata(folder: Path, project_urls: str = "") -> Message:
     """What a wheel says of itself, which is built from a copy of what it is made of."""
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "tools", "nnabla_adaloss"):
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "building", "nnabla_adaloss"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, folder / name)
     with (folder / "pyproject.toml").open("a") as pyproject:

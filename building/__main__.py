@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles the CPU kernels beside their sources: `python -m building` in a checkout."""
+
+from __future__ import annotations
+
+from .native import LIBRARY, build_library
+
+build_library(LIBRARY)
+print(LIBRARY)

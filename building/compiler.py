@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C compiler that the CPU kernels are compiled with."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import sys
+from typing import List, Optional
+
+packaged_compiler = "ziglang>=0.13"
+"""A package with a C compiler in it, clang, for machines that have none."""
+
+
+def system_compiler() -> Optional[List[str]]:
+    """The command of this machine's C compiler: what `CC` says, else cc, gcc or clang; None: it has none."""
+    if os.environ.get("CC"):
+        return shlex.split(os.environ["CC"])
+    found = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    return [found] if found else None
+
+
+def compiler() -> List[str]:
+    """The command to compile C with.
+
+    Raises:
+        SystemExit: there is no compiler.
+    """
+    command = system_compiler()
+    if command is None and importlib.util.find_spec("ziglang") is not None:
+        # By default it compiles for this very processor and this very C library.
+        command = [sys.executable, "-m", "ziglang", "cc", "-target", f"{platform.machine()}-linux-gnu.2.17"]
+    if command is None:
+        raise SystemExit(
+            "nnabla-adaloss compiles its CPU kernels and there is no C compiler: install gcc or clang, "
+            "or `pip install ziglang`, then try again"
+        )
+    return command

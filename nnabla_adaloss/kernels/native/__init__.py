@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CPU kernels in C, and the library that is made of them."""

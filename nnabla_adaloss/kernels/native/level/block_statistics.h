@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// Statistics of one block.
+//
+// Zeros cost: they have to be counted, and kept from being the smallest magnitude. Blocks are taken to hold zeros if
+// the one before did. Where none is expected but one is found, the block is gone through once more.
+#ifndef ADALOSS_BLOCK_STATISTICS_H
+#define ADALOSS_BLOCK_STATISTICS_H
+
+#include "sums.h"
+
+enum { PEEK = 64 };  // how many elements of a block are looked at beforehand
+
+static inline uint32_t largest_of(const uint32_t *bits, int64_t size) {
+    uint32_t largest = 0;
+    for (int64_t i = 0; i < size; i++) largest = larger(largest, bits[i] & MAGNITUDE);
+    return largest;
+}
+
+// ---- float32; `size` is a multiple of ACROSS
+
+static inline __attribute__((always_inline)) struct extremes add_floats(
+    struct wide_sums *wide, const uint32_t *bits, int64_t size, bool with_zeros) {
+    lanes largest = all(0), smallest = all(UINT32_MAX), zeros = all(0);
+    for (int64_t start = 0; start < size; start += RUN) {
+        int64_t stop = size - start < RUN ? size : start + RUN;
+        struct sums sums = {{{0}}, {{0}}};
+        for (int64_t i = start; i < stop; i += ACROSS) {
+#pragma GCC unroll 8
+            for (int stripe = 0; stripe < STRIPES; stripe++) {
+                lanes x = load(bits + i + stripe * WIDTH);
+                lanes magnitude = x & MAGNITUDE;
+                add(&sums, stripe, x);
+                largest = larger_of(largest, magnitude);
+                smallest = smaller_of(smallest, with_zeros ? magnitude - 1 : magnitude);
+                if (with_zeros) zeros = count_zeros(zeros, magnitude);
+            }
+        }
+        widen_sums(wide, &sums);
+    }
+    uint32_t below = with_zeros ? smallest_lane(smallest) : smallest_lane(smallest) - 1;
+    return (struct extremes){largest_lane(largest), below, sum_of_lanes(zeros)};
+}
+
+static inline void measure_whole(
+    struct tally *tally, struct wide_sums *sums, const uint32_t *bits, int64_t size, bool zeros_expected) {
+    if (can_square(largest_of(bits, PEEK < size ? PEEK : size))) {  // subnormal squares are slow ones
+        struct wide_sums block = {{0}, {0}};
+        struct extremes found;
+        if (!zeros_expected) found = add_floats(&block, bits, size, false);
+        if (zeros_expected || found.below_smallest == UINT32_MAX) {
+            block = (struct wide_sums){{0}, {0}};
+            found = add_floats(&block, bits, size, true);
+        }
+        if (can_square(found.largest)) {
+            add_wide(sums, &block);
+            add_extremes(tally, found);
+            return;
+        }
+    }
+    add_any(tally, sums, bits, size);
+}
+
+static inline void measure_block(
+    struct tally *tally, struct wide_sums *sums, const uint32_t *bits, int64_t size, bool zeros_expected) {
+    int64_t whole = size - size % ACROSS;
+    if (whole) measure_whole(tally, sums, bits, whole, zeros_expected);
+    add_any(tally, sums, bits + whole, size - whole);
+}
+
+// ---- float16: extremes and zeros two to a lane; squares of float16 are exact in float32
+
+static inline __attribute__((always_inline)) struct extremes add_halves(
+    struct wide_sums *wide, const uint16_t *x, int64_t size, bool with_zeros) {
+    halves one = all_halves(1), mask = all_halves(HALF_MAGNITUDE);
+    halves largest = all_halves(0), smallest = all_halves(UINT16_MAX), zeros = all_halves(0);
+    for (int64_t start = 0; start < size; start += RUN) {
+        int64_t stop = size - start < RUN ? size : start + RUN;
+        struct sums sums = {{{0}}, {{0}}};
+        for (int64_t i = start; i < stop; i += ACROSS) {
+#pragma GCC unroll 8
+            for (int stripe = 0; stripe < STRIPES; stripe++) {
+                floats value = (floats)load_widened(x + i + stripe * WIDTH);
+                sums.sum[stripe] += value;
+                sums.squares[stripe] = plus_square(sums.squares[stripe], value);  // rounded once all the same
+            }
+#pragma GCC unroll 8
+            for (int pair = 0; pair < STRIPES / 2; pair++) {
+                halves magnitude = load_halves(x + i + pair * 2 * WIDTH) & mask;
+                largest = larger_half_of(largest, magnitude);
+                smallest = smaller_half_of(smallest, with_zeros ? magnitude - one : magnitude);
+                if (with_zeros) zeros = count_zero_halves(zeros, magnitude);
+            }
+        }
+        widen_sums(wide, &sums);
+    }
+    uint16_t below = smallest_half(smallest);
+    if (!with_zeros) below--;
+    return (struct extremes){largest_half(largest), below, sum_of_halves(zeros)};
+}
+
+// One element after another: the few at the end of an array, and blocks that hold infinities or NaNs.
+static inline void measure_few_halves(struct tally *tally, struct wide_sums *sums, const uint16_t *x, int64_t size) {
+    uint32_t bits[ACROSS];
+    for (int64_t start = 0; start < size; start += ACROSS) {
+        int64_t count = size - start < ACROSS ? size - start : ACROSS;
+        for (int64_t i = 0; i < count; i++) bits[i] = widened(x[start + i]);
+        add_any(tally, sums, bits, count);
+    }
+}
+
+static inline void measure_halves(
+    struct tally *tally, struct wide_sums *sums, const uint16_t *x, int64_t size, bool zeros_expected) {
+    int64_t whole = size - size % ACROSS;
+    if (whole) {
+        struct wide_sums block = {{0}, {0}};
+        struct extremes found;
+        if (!zeros_expected) found = add_halves(&block, x, whole, false);
+        if (zeros_expected || found.below_smallest == UINT16_MAX) {
+            block = (struct wide_sums){{0}, {0}};
+            found = add_halves(&block, x, whole, true);
+        }
+        if (found.largest < HALF_INFINITE) {
+            add_wide(sums, &block);
+            found.largest = widened((uint16_t)found.largest);
+            found.below_smallest = widened((uint16_t)(found.below_smallest + 1)) - 1;
+            add_extremes(tally, found);
+        } else {
+            measure_few_halves(tally, sums, x, whole);
+        }
+    }
+    measure_few_halves(tally, sums, x + whole, size - whole);
+}
+
+#endif

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// One register's worth of numbers: 8 with AVX2, else 4, which every 64-bit processor has. GCC's and clang's vector types
+// bring the operators. Wider registers gain nothing here: float16 is converted more slowly, the rest waits for memory.
+#ifndef ADALOSS_LANES_H
+#define ADALOSS_LANES_H
+
+#include "halves.h"
+
+#ifdef __AVX2__
+#include <immintrin.h>
+enum { WIDTH = 8 };
+#else
+enum { WIDTH = 4 };
+#endif
+
+typedef uint32_t lanes __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t integers __attribute__((vector_size(4 * WIDTH)));
+typedef float floats __attribute__((vector_size(4 * WIDTH)));
+typedef uint16_t halves __attribute__((vector_size(4 * WIDTH)));  // twice as many
+typedef uint16_t few_halves __attribute__((vector_size(2 * WIDTH)));
+
+static inline lanes load(const uint32_t *from) {
+    lanes value;
+    memcpy(&value, from, sizeof value);
+    return value;
+}
+
+static inline halves load_halves(const uint16_t *from) {
+    halves value;
+    memcpy(&value, from, sizeof value);
+    return value;
+}
+
+static inline void store(uint32_t *to, lanes value) { memcpy(to, &value, sizeof value); }
+
+static inline lanes all(uint32_t value) { return value - (lanes){0}; }
+static inline halves all_halves(uint16_t value) { return value - (halves){0}; }
+
+static inline lanes count_zeros(lanes count, lanes x) { return count - (lanes)(x == 0); }
+static inline halves count_zero_halves(halves count, halves x) { return count - (halves)(x == 0); }
+
+#ifdef __AVX2__
+
+static inline lanes larger_of(lanes a, lanes b) { return (lanes)_mm256_max_epu32((__m256i)a, (__m256i)b); }
+static inline lanes smaller_of(lanes a, lanes b) { return (lanes)_mm256_min_epu32((__m256i)a, (__m256i)b); }
+static inline halves larger_half_of(halves a, halves b) { return (halves)_mm256_max_epu16((__m256i)a, (__m256i)b); }
+static inline halves smaller_half_of(halves a, halves b) { return (halves)_mm256_min_epu16((__m256i)a, (__m256i)b); }
+
+static inline floats plus_square(floats sum, floats x) {
+    return (floats)_mm256_fmadd_ps((__m256)x, (__m256)x, (__m256)sum);
+}
+
+static inline lanes load_widened(const uint16_t *from) {
+    return (lanes)_mm256_cvtph_ps(_mm_loadu_si128((const void *)from));
+}
+
+static inline void store_narrowed(uint16_t *to, lanes value) {
+    _mm_storeu_si128((void *)to, _mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT));
+}
+
+#else
+
+static inline lanes larger_of(lanes a, lanes b) {
+    lanes a_is = (lanes)(a > b);
+    return (a & a_is) | (b & ~a_is);
+}
+
+static inline lanes smaller_of(lanes a, lanes b) {
+    lanes a_is = (lanes)(a < b);
+    return (a & a_is) | (b & ~a_is);
+}
+
+static inline halves larger_half_of(halves a, halves b) {
+    halves a_is = (halves)(a > b);
+    return (a & a_is) | (b & ~a_is);
+}
+
+static inline halves smaller_half_of(halves a, halves b) {
+    halves a_is = (halves)(a < b);
+    return (a & a_is) | (b & ~a_is);
+}
+
+
+static inline floats plus_square(floats sum, floats x) { return sum + x * x; }
+
+static inline lanes chosen(lanes condition, lanes yes, lanes no) { return (yes & condition) | (no & ~condition); }
+
+static inline lanes load_widened(const uint16_t *from) {
+    few_halves x;
+    memcpy(&x, from, sizeof x);
+    lanes half = __builtin_convertvector(x, lanes), magnitude = half & HALF_MAGNITUDE;
+    lanes normal = (magnitude << 13) + HALF_REBIAS;
+    lanes infinite = (lanes)(magnitude >= HALF_INFINITE) & HALF_REBIAS;
+    lanes subnormal = (lanes)(__builtin_convertvector((integers)magnitude, floats) * 0x1p-24f);
+    lanes is_subnormal = (lanes)(magnitude < HALF_SMALLEST_NORMAL);
+    return chosen(is_subnormal, subnormal, normal + infinite) | (half & 0x8000u) << 16;
+}
+
+static inline void store_narrowed(uint16_t *to, lanes value) {
+    lanes magnitude = value & MAGNITUDE;
+    lanes odd = magnitude >> 13 & 1;
+    lanes half = (magnitude - HALF_REBIAS + 0xFFF + odd) >> 13;
+    // In [0.5, 1) float32 numbers are multiples of 2^-24, float16's smallest subnormal.
+    lanes subnormal = (lanes)((floats)magnitude + 0.5f) - as_bits(0.5f);
+    half = chosen((lanes)(magnitude < FLOAT32_HALF_NORMAL), subnormal, half);
+    half = chosen((lanes)(magnitude >= FLOAT32_HALF_OVERFLOW), all(HALF_INFINITE), half);
+    half = chosen((lanes)(magnitude > INFINITE), all(HALF_QUIET_NAN), half);
+    few_halves narrow = __builtin_convertvector(half | (value & SIGN) >> 16, few_halves);
+    memcpy(to, &narrow, sizeof narrow);
+}
+
+#endif
+
+// ---- across a register, once per block
+
+static inline uint32_t largest_lane(lanes x) {
+    uint32_t lane[WIDTH], largest = 0;
+    memcpy(lane, &x, sizeof lane);
+    for (int i = 0; i < WIDTH; i++) largest = larger(largest, lane[i]);
+    return largest;
+}
+
+static inline uint32_t smallest_lane(lanes x) {
+    uint32_t lane[WIDTH], smallest = UINT32_MAX;
+    memcpy(lane, &x, sizeof lane);
+    for (int i = 0; i < WIDTH; i++) smallest = smaller(smallest, lane[i]);
+    return smallest;
+}
+
+static inline uint32_t sum_of_lanes(lanes x) {
+    uint32_t lane[WIDTH], sum = 0;
+    memcpy(lane, &x, sizeof lane);
+    for (int i = 0; i < WIDTH; i++) sum += lane[i];
+    return sum;
+}
+
+static inline uint16_t largest_half(halves x) {
+    uint16_t half[2 * WIDTH], largest = 0;
+    memcpy(half, &x, sizeof half);
+    for (int i = 0; i < 2 * WIDTH; i++) largest = largest > half[i] ? largest : half[i];
+    return largest;
+}
+
+static inline uint16_t smallest_half(halves x) {
+    uint16_t half[2 * WIDTH], smallest = UINT16_MAX;
+    memcpy(half, &x, sizeof half);
+    for (int i = 0; i < 2 * WIDTH; i++) smallest = smallest < half[i] ? smallest : half[i];
+    return smallest;
+}
+
+static inline uint32_t sum_of_halves(halves x) {
+    uint16_t half[2 * WIDTH];
+    uint32_t sum = 0;
+    memcpy(half, &x, sizeof half);
+    for (int i = 0; i < 2 * WIDTH; i++) sum += half[i];
+    return sum;
+}
+
+#endif

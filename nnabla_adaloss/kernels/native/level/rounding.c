@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rounding of float32 to the numbers of a storage format, and statistics of what comes of it.
+#include "block_statistics.h"
+#include "random_rounding.h"
+
+static inline struct extremes extremes_of(const uint32_t *bits, int64_t size) {
+    uint32_t largest = 0, smallest = UINT32_MAX;
+#pragma omp simd reduction(max : largest) reduction(min : smallest)
+    for (int64_t i = 0; i < size; i++) {
+        uint32_t magnitude = bits[i] & MAGNITUDE;
+        largest = larger(largest, magnitude);
+        smallest = smaller(smallest, magnitude);
+    }
+    return (struct extremes){largest, smallest - 1, 0};
+}
+
+// ---- half to even, where everything in a block is inside the format's range
+
+// Adding 2^(e + dropped), e the exponent of the number or of the smallest normal one if that is larger, leaves just
+// the bits that the format keeps; the addition itself rounds half to even.
+static inline uint32_t round_to_multiple(uint32_t magnitude, const struct grid *grid) {
+    uint32_t exponent = larger(magnitude & INFINITE, grid->smallest_normal);
+    float shifter = as_float(exponent + (grid->dropped << EXPONENT_SHIFT));
+    return as_bits((as_float(magnitude) + shifter) - shifter);
+}
+
+static inline lanes round_lanes(lanes magnitude, const struct grid *grid) {
+    lanes exponent = larger_of(magnitude & INFINITE, all(grid->smallest_normal));
+    floats shifter = (floats)(exponent + (grid->dropped << EXPONENT_SHIFT));
+    return (lanes)(((floats)magnitude + shifter) - shifter);
+}
+
+struct zeros {  // how many numbers were, and became, zero; the smallest other that they became, less one
+    lanes before, after, below_smallest;
+};
+
+static inline __attribute__((always_inline)) struct zeros round_floats(
+    struct wide_sums *wide, const uint32_t *source, uint32_t *target, int64_t size, struct grid grid, bool with_zeros) {
+    struct zeros zeros = {all(0), all(0), all(UINT32_MAX)};
+    for (int64_t start = 0; start < size; start += RUN) {
+        int64_t stop = size - start < RUN ? size : start + RUN;
+        struct sums sums = {{{0}}, {{0}}};
+        for (int64_t i = start; i < stop; i += ACROSS) {
+#pragma GCC unroll 8
+            for (int stripe = 0; stripe < STRIPES; stripe++) {
+                lanes x = load(source + i + stripe * WIDTH), magnitude = x & MAGNITUDE;
+                lanes rounded = round_lanes(magnitude, &grid);
+                lanes result = rounded | (x & SIGN);
+                store(target + i + stripe * WIDTH, result);
+                add(&sums, stripe, result);
+                if (with_zeros) {
+                    zeros.before = count_zeros(zeros.before, magnitude);
+                    zeros.after = count_zeros(zeros.after, rounded);
+                    zeros.below_smallest = smaller_of(zeros.below_smallest, rounded - 1);
+                }
+            }
+        }
+        widen_sums(wide, &sums);
+    }
+    return zeros;
+}
+
+static inline void round_ordinary(
+    struct tally *tally, struct wide_sums *sums, const uint32_t *source, uint32_t *target, int64_t size,
+    struct grid grid, uint32_t largest, uint32_t smallest) {
+    // Rounding is monotonic.
+    largest = round_to_multiple(largest, &grid);
+    smallest = round_to_multiple(smallest, &grid);
+    if (smallest > 0) {
+        round_floats(sums, source, target, size, grid, false);
+        add_extremes(tally, (struct extremes){largest, smallest - 1, 0});
+    } else {
+        struct zeros found = round_floats(sums, source, target, size, grid, true);
+        uint32_t zeros = sum_of_lanes(found.after);
+        add_extremes(tally, (struct extremes){largest, smallest_lane(found.below_smallest), zeros});
+        tally->underflowed += zeros - sum_of_lanes(found.before);
+    }
+}
+
+// ---- any block
+
+static inline uint32_t round_any(uint32_t magnitude, const struct grid *grid) {
+    if (magnitude > INFINITE) return magnitude;
+    if (magnitude == INFINITE) return grid->infinity;
+    if (magnitude > grid->largest_kept) return grid->overflow;
+    if (magnitude < grid->smallest_normal) return round_to_multiple(magnitude, grid);
+    uint32_t unit = 1u << grid->dropped, odd = magnitude >> grid->dropped & 1;
+    return (magnitude + odd + (unit >> 1) - 1) & ~(unit - 1);
+}
+
+static void round_block(struct tally *tally, const uint32_t *source, uint32_t *target, int64_t size, struct grid grid) {
+    uint32_t underflowed = 0, overflowed = 0;
+    for (int64_t i = 0; i < size; i++) {
+        uint32_t sign = source[i] & SIGN, magnitude = source[i] & MAGNITUDE;
+        uint32_t rounded = round_any(magnitude, &grid);
+        target[i] = rounded | sign;
+        underflowed += rounded == 0 && magnitude != 0;
+        overflowed += magnitude > grid.largest_kept && magnitude < INFINITE;
+    }
+    tally->underflowed += underflowed;
+    tally->overflowed += overflowed;
+}
+
+// ---- at random
+
+enum { STRETCH = 256 };  // elements; where they all are inside the format's normal range, less is to be done
+
+static uint32_t round_inside_at_random(
+    const uint32_t *source, uint32_t *target, int64_t size, struct grid grid, uint32_t index, uint64_t key) {
+    uint32_t underflowed = 0;
+#pragma omp simd reduction(+ : underflowed)
+    for (int64_t i = 0; i < size; i++) {
+        uint32_t sign = source[i] & SIGN, magnitude = source[i] & MAGNITUDE;
+        uint32_t rounded = round_at_random(magnitude, random_bits(index + (uint32_t)i, key), &grid);
+        target[i] = rounded | sign;
+        underflowed += (rounded == 0) & (magnitude != 0);
+    }
+    return underflowed;
+}
+
+static void round_normal_at_random(
+    const uint32_t *source, uint32_t *target, int64_t size, struct grid grid, uint32_t index, uint64_t key) {
+#pragma omp simd
+    for (int64_t i = 0; i < size; i++) {
+        uint32_t sign = source[i] & SIGN, magnitude = source[i] & MAGNITUDE;
+        target[i] = normal_at_random(magnitude, random_bits(index + (uint32_t)i, key), &grid) | sign;
+    }
+}
+
+static void round_block_at_random(
+    struct tally *tally, const uint32_t *source, uint32_t *target, int64_t size, struct grid grid, uint32_t index,
+    uint64_t key) {
+    for (int64_t at = 0; at < size; at += STRETCH) {
+        int64_t end = size - at < STRETCH ? size : at + STRETCH;
+        struct extremes found = extremes_of(source + at, end - at);
+        if (found.largest > grid.largest) {
+            for (int64_t i = at; i < end; i++) {
+                if ((source[i] & MAGNITUDE) <= grid.largest)
+                    tally->underflowed +=
+                        round_inside_at_random(source + i, target + i, 1, grid, index + (uint32_t)i, key);
+                else
+                    round_block(tally, source + i, target + i, 1, grid);
+            }
+        } else if (found.below_smallest + 1 < grid.smallest_normal) {
+            tally->underflowed +=
+                round_inside_at_random(source + at, target + at, end - at, grid, index + (uint32_t)at, key);
+        } else {
+            round_normal_at_random(source + at, target + at, end - at, grid, index + (uint32_t)at, key);
+        }
+    }
+}
+
+// ---- an array
+
+struct tally OF_LEVEL(round)(const struct rounding_task *task, const struct grid *grid, int64_t start, int64_t stop) {
+    struct tally tally = {.below_smallest = UINT32_MAX};
+    struct wide_sums sums = {{0}, {0}};
+    uint32_t largest_shiftable = (254 - grid->dropped) << EXPONENT_SHIFT;
+    for (int64_t at = start; at < stop; at += BLOCK) {
+        const uint32_t *source = task->source + at;
+        uint32_t *target = task->target + at;
+        int64_t size = stop - at < BLOCK ? stop - at : BLOCK, whole = 0;
+        if (task->at_random) {
+            round_block_at_random(&tally, source, target, size, *grid, (uint32_t)at, task->key);
+            measure_block(&tally, &sums, target, size, tally.zeros > 0);
+            continue;
+        }
+        struct extremes found = extremes_of(source, size);
+        if (found.largest <= smaller(grid->largest_kept, largest_shiftable) &&
+            can_square(round_to_multiple(found.largest, grid))) {
+            whole = size - size % ACROSS;
+            round_ordinary(&tally, &sums, source, target, whole, *grid, found.largest, found.below_smallest + 1);
+        }
+        round_block(&tally, source + whole, target + whole, size - whole, *grid);
+        if (whole)
+            add_any(&tally, &sums, target + whole, size - whole);
+        else
+            measure_block(&tally, &sums, target, size, tally.zeros > 0);
+    }
+    finish_sums(&tally, &sums);
+    return tally;
+}
+
+uint32_t OF_LEVEL(largest_finite)(const uint32_t *x, int64_t start, int64_t stop) {
+    uint32_t largest = 0;
+#pragma omp simd reduction(max : largest)
+    for (int64_t i = start; i < stop; i++) {
+        uint32_t magnitude = x[i] & MAGNITUDE;
+        largest = larger(largest, magnitude < INFINITE ? magnitude : 0);
+    }
+    return largest;
+}

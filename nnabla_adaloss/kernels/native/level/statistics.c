@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Statistics of an array: sums, extremes, counts, and how many elements have each binary exponent.
+//
+// A block goes through a fast pass that assumes ordinary numbers; the largest magnitude found in it tells whether
+// that was true, and a block where it was not goes through a careful one.
+#include "block_statistics.h"
+
+enum { TABLES = 4, EXPONENTS = 256 };
+
+// Neighbours often have one exponent; counted in one place, each would wait for the count before.
+struct histogram {
+    uint32_t counts[TABLES][EXPONENTS];
+};
+
+static inline void count_exponent(struct histogram *histogram, int table, uint32_t bits) {
+    histogram->counts[table][bits >> EXPONENT_SHIFT & 0xFF]++;
+}
+
+static void count_exponents(const struct statistics_task *task, int64_t start, int64_t stop) {
+    struct histogram histogram = {{{0}}};
+    const uint32_t *x = task->x;
+    const uint16_t *half = task->x;
+    int64_t i = start;
+    for (; i + TABLES <= stop; i += TABLES) {
+#pragma GCC unroll 4
+        for (int table = 0; table < TABLES; table++)
+            count_exponent(&histogram, table, task->is_half ? widened(half[i + table]) : x[i + table]);
+    }
+    for (; i < stop; i++) count_exponent(&histogram, 0, task->is_half ? widened(half[i]) : x[i]);
+    for (int e = 0; e < EXPONENTS; e++) {
+        int64_t count = 0;
+        for (int table = 0; table < TABLES; table++) count += histogram.counts[table][e];
+        if (count) __atomic_fetch_add(&task->counts[e], count, __ATOMIC_RELAXED);  // other threads add theirs
+    }
+}
+
+struct tally OF_LEVEL(measure)(const struct statistics_task *task, int64_t start, int64_t stop) {
+    struct tally tally = {.below_smallest = UINT32_MAX};
+    struct wide_sums sums = {{0}, {0}};
+    bool zeros_expected = false;
+    for (int64_t at = start; at < stop; at += BLOCK) {
+        int64_t size = stop - at < BLOCK ? stop - at : BLOCK;
+        int64_t zeros = tally.zeros;
+        if (task->is_half)
+            measure_halves(&tally, &sums, (const uint16_t *)task->x + at, size, zeros_expected);
+        else
+            measure_block(&tally, &sums, (const uint32_t *)task->x + at, size, zeros_expected);
+        zeros_expected = tally.zeros > zeros;
+    }
+    finish_sums(&tally, &sums);
+    if (task->counts) count_exponents(task, start, stop);
+    return tally;
+}

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from building.compiler import compiler, packaged_compiler, system_compiler
+
+
+@pytest.fixture
+def empty_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    return tmp_path
+
+
+def executable(path: Path) -> str:
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_cc_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "ccache 'my gcc' -m64")
+    assert compiler() == ["ccache", "my gcc", "-m64"]
+
+
+def test_any_of_the_usual_compilers_will_do(empty_path: Path) -> None:
+    clang = executable(empty_path / "clang")
+    assert compiler() == [clang]
+    cc = executable(empty_path / "cc")
+    assert compiler() == [cc]
+
+
+def test_without_one_a_package_brings_it(
+    empty_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert system_compiler() is None
+    package = tmp_path / "packages" / "ziglang"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(package.parent))
+    assert compiler()[:4] == [sys.executable, "-m", "ziglang", "cc"]
+    assert packaged_compiler.startswith("ziglang")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ziglang") is not None, reason="ziglang is installed")
+def test_without_any_there_is_a_sentence_about_what_to_do(empty_path: Path) -> None:
+    assert shutil.which("cc") is None
+    with pytest.raises(SystemExit, match="no C compiler: install gcc or clang, or `pip install ziglang`"):
+        compiler()

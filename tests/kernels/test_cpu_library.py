@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The library of CPU kernels: one result whatever the processor and the threads, no other memory touched."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from pathlib import Path
+from typing import Any, Iterator, List, Tuple
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from nnabla_adaloss.core.formats import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, Format
+from nnabla_adaloss.kernels.cpu_library import (
+    CpuLibrary,
+    opened,
+    rounding_task,
+    scale_task,
+    statistics_task,
+)
+from nnabla_adaloss.kernels.native.sources import LIBRARY, digest
+
+Array = NDArray[Any]
+
+LEVELS = CpuLibrary.levels()
+THREADED = 2 * (1 << 20) + 4097
+"""Enough elements for two threads, and neither whole blocks nor whole registers."""
+
+SEVERAL = pytest.mark.parametrize("level", LEVELS)
+
+
+def address(x: Array) -> int:
+    return int(x.ctypes.data)
+
+
+def values_of(kind: str, length: int) -> Array:
+    rng = np.random.default_rng(length)
+    x = rng.standard_normal(length).astype(np.float32)
+    if kind == "half zeros":
+        return np.maximum(x, np.float32(0))
+    if kind == "wide":
+        return np.asarray(x * np.exp2(rng.uniform(-40, 30, length)).astype(np.float32))
+    if kind == "any bits":
+        return rng.integers(0, 2**32, length, dtype=np.uint32).view(np.float32)
+    return x
+
+
+def everything(library: CpuLibrary, x: Array) -> Iterator[Tuple[Any, ...]]:
+    """What all kernels make of an array: the numbers that they return and the bytes that they write."""
+    half, size = x.dtype == np.float16, x.size
+    counts = np.zeros(256, np.int64)
+    yield repr(library.statistics(statistics_task(address(x), size, half, address(counts)))), counts.tobytes()
+    for to_half, accumulate in ((True, False), (False, False), (False, True)):
+        target = np.full(size, 0.25, np.float16 if to_half else np.float32)
+        largest = library.scale(scale_task(address(x), address(target), size, half, to_half, accumulate, 0.3))
+        target[np.isnan(target)] = np.nan  # whose payload may differ
+        yield repr(largest), target.tobytes()
+    if half:
+        return
+    for storage in (FLOAT16, BFLOAT16, FLOAT8_E5M2, FLOAT8_E4M3.saturating()):
+        for fitted, at_random in ((False, False), (True, False), (False, True)):
+            target = x.copy()
+            yield repr(library.round(rounding(target, target, storage, fitted, at_random))), target.tobytes()
+
+
+def rounding(source: Array, target: Array, storage: Format, fitted: bool, at_random: bool) -> bytes:
+    limits = storage.mantissa_bits, storage.smallest_normal, storage.max, storage.beyond_max
+    return rounding_task(address(source), address(target), source.size, *limits, fitted, at_random, 2**63 + 1)
+
+
+@pytest.mark.parametrize("kind", ["normal", "half zeros", "wide", "any bits"])
+@pytest.mark.parametrize("length", [0, 1, 31, 32, 33, 4095, 4097, 20011])
+@pytest.mark.parametrize("level", LEVELS[1:])
+def test_levels_agree_bit_for_bit(level: str, length: int, kind: str) -> None:
+    values = values_of(kind, length)
+    with np.errstate(over="ignore", invalid="ignore"):
+        halves = values.view(np.float16) if kind == "any bits" else values.astype(np.float16)
+    for x in (values, halves):
+        assert list(everything(CpuLibrary(level, 1), x)) == list(everything(CpuLibrary(threads=1), x))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["normal", "half zeros", "wide"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_the_number_of_threads_changes_no_bit(kind: str, dtype: type) -> None:
+    with np.errstate(over="ignore"):
+        x = values_of(kind, THREADED).astype(dtype)
+    assert CpuLibrary(threads=3).threads_for(x.size) == 2
+    assert list(everything(CpuLibrary(threads=3), x)) == list(everything(CpuLibrary(threads=1), x))
+
+
+def test_small_arrays_get_one_thread_and_none_gets_more_than_are_allowed() -> None:
+    library = CpuLibrary(threads=4)
+    assert [library.threads_for(n) for n in (0, 1, 1 << 20, (2 << 20) - 1)] == [1] * 4
+    assert [library.threads_for(n << 20) for n in (2, 3, 4, 5, 1 << 20)] == [2, 3, 4, 4, 4]
+    assert CpuLibrary(threads=1).threads_for(1 << 40) == 1
+
+
+def test_a_forked_process_has_its_threads() -> None:
+    x, library = values_of("normal", THREADED), CpuLibrary(threads=2)
+    task = statistics_task(address(x), x.size, False, 0)
+    before = library.statistics(task)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if library.statistics(task) == before else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+# ---- memory
+
+
+class Fenced:
+    """Arrays that begin or end where memory ends: who reads or writes beside them is killed."""
+
+    def __init__(self) -> None:
+        self._map = mmap.mmap(-1, 11 * mmap.PAGESIZE)
+        self._start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        for page in (0, 10):
+            protect = ctypes.CDLL(None, use_errno=True).mprotect
+            forbidden = ctypes.c_void_p(self._start + page * mmap.PAGESIZE)
+            assert protect(forbidden, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+
+    def arrays(self, values: Array) -> List[Array]:
+        offsets = mmap.PAGESIZE, 10 * mmap.PAGESIZE - values.nbytes
+        return [np.frombuffer(self._map, values.dtype, values.size, offset) for offset in offsets]
+
+
+@SEVERAL
+@pytest.mark.parametrize("length", [1, 5, 31, 33, 4097])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_no_memory_beside_an_array_is_touched(level: str, length: int, dtype: type) -> None:
+    values, library = values_of("normal", length).astype(dtype), CpuLibrary(level)
+    sources, targets = Fenced().arrays(values), Fenced().arrays(values)
+    half = dtype == np.float16
+    for source, target in zip(sources, targets):
+        source[:] = values
+        library.statistics(statistics_task(address(source), length, half, 0))
+        library.scale(scale_task(address(source), address(target), length, half, half, False, 2.0))
+        np.testing.assert_array_equal(target, values * dtype(2))
+        library.scale(scale_task(address(target), address(target), length, half, half, False, 0.5))
+        np.testing.assert_array_equal(target, values)
+        if not half:
+            for at_random in (False, True):
+                library.round(rounding(source, target, FLOAT8_E5M2, not at_random, at_random))
+
+
+# ---- the file
+
+
+def test_a_library_that_was_not_built_says_how_to(tmp_path: Path) -> None:
+    with pytest.raises(ImportError, match=r"not built .*libadaloss.* is missing.*python -m building"):
+        opened(tmp_path / LIBRARY.name)
+
+
+def test_a_library_of_other_sources_is_refused(tmp_path: Path) -> None:
+    other = tmp_path / LIBRARY.name
+    other.write_bytes(LIBRARY.read_bytes().replace(digest().encode(), b"0" * 16))
+    with pytest.raises(ImportError, match=r"built from other sources .*python -m building"):
+        opened(other)
+
+
+def test_an_unknown_level_is_an_error() -> None:
+    with pytest.raises(ValueError, match="avx9000"):
+        CpuLibrary("avx9000")
