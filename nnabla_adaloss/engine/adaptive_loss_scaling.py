@@ -145,6 +145,518 @@ class AdaptiveLossScaling:
         policy = HistoryPolicy() if history is None else history
         if self._by_layer:
             policy = method.policy(policy)
+        policy = policy.measured_every(self.config.iterations_per_measurement)
+        self.components = ComponentScales(policy, self.config.range.u_max, self._u_max_single)
+        self.iteration = 0
+        self._graph = GraphPreparation(
+            self._variable,
+            reading,
+            PlanOptions.of(
+                self.config.selection, adaptive=self._ada_loss.adaptive, non_homogeneous=non_homogeneous
+            ),
+            # Names are those that the scope shows in which the loss is wrapped.
+            {**named(parameters or {}), **registered_names()},
+            kernels=self._kernels,
+            storage=self._storage,
+            delayed=bool(self._delay),
+            new_holding=partial(_new_holding, self.config, self._delay),
+            by_layer=self._by_layer,
+        )
+        self.guard = BatchGuard(
+            loss,
+            self._graph.plan,
+            self._kernels,
+            self._storage,
+            forward_state,
+        )
+        self._last: Optional[AnyPass] = None
+
+    def go_on_from(self, before: AdaptiveLossScaling) -> None:
+        """Take over what was learned with another graph of the network: for one that is built anew in each
+        iteration.
+
+        That is what was measured, limits of layers, and what is known of parameters that forward writes. A
+        graph that is built like one of the last ones goes on with the scales that are held, too, and is not
+        planned again.
+
+        Args:
+            before: the engine of the graph before.
+
+        Raises:
+            ValueError: it scales layers in another way.
+        """
+        if before.config is not self.config and before.config != self.config:
+            raise ValueError(
+                f"before scales layers in another way: {before.config}, and here {self.config}; "
+                "make both with the same config"
+            )
+        self.components, self.guard.state = before.components, before.guard.state
+        self.iteration = self.components.began[0] + 1
+        self._ada_loss.go_on_from(before._ada_loss)
+        self._graph.go_on_from(before._graph)
+
+    @property
+    def variable(self) -> nn.Variable:
+        """The wrapped loss Variable."""
+        return self._variable
+
+    @property
+    def loss(self) -> LossLike:
+        """What forward and backward are called on: the Variable, or its emulation."""
+        return self._loss
+
+    @property
+    def kernels(self) -> Kernels:
+        """What reads and scales arrays."""
+        return self._kernels
+
+    @property
+    def delay(self) -> int:
+        """0 when scales come from the statistics of the same iteration, 1 when from the one before."""
+        return self._delay
+
+    @property
+    def plan(self) -> GraphPlan:
+        """Every function in backward order with its role, as the graph is at the first use; `print` it."""
+        return self._graph.prepared().plan
+
+    @property
+    def layer_scales(self) -> Dict[str, float]:
+        """Alpha of each layer in the last backward, by layer name."""
+        return dict(self._last.layer_scales) if self._last else {}
+
+    @property
+    def accumulated_scales(self) -> Dict[str, float]:
+        """The scale S on each layer's input gradient in the last backward, by layer name."""
+        return dict(self._last.accumulated_scales) if self._last else {}
+
+    @property
+    def found_inf(self) -> List[str]:
+        """Layers where the last backward met infinities or NaNs, first in backward order first."""
+        return self._last.found_inf if self._last else []
+
+    @property
+    def nonzero_leaves(self) -> Set[int]:
+        """Keys of the parameters, and other leaves, to which the last backward has added more than zeros."""
+        return self._last.nonzero if self._last else set()
+
+    @property
+    def matched(self) -> int:
+        """How many gradients the last backward brought to the scale of another branch that they meet.
+
+        Each costs a pass over the gradient; `"amax_history"` gets along without, once it has measured.
+        """
+        return self._last.matched if self._last else 0
+
+    @property
+    def layers(self) -> List[str]:
+        """Names of the layers that are scaled, in backward order."""
+        return list(self.plan.layers)
+
+    @property
+    def held(self) -> bool:
+        """Whether the scales of the last backward were measured some iterations before it."""
+        last = self._last
+        return isinstance(last, HeldPass) and not self._graph.prepared().holding.for_good(
+            measured=last.measures_loss
+        )
+
+    @property
+    def last_pass(self) -> str:
+        """How the last backward came to its scales, and applied them.
+
+        `"measured"`: they were chosen in it; `"planned"`: they were held, and applied before and after
+        nnabla's backward; else why held scales were applied around each function. It changes no result.
+        """
+        if not isinstance(self._last, HeldPass):
+            return "measured"
+        if self._last.at_once:
+            return "planned"
+        steps = None if self._graph.present is None else self._graph.present.steps
+        return str(steps) if isinstance(steps, Obstacle) else "somebody looks at single functions"
+
+    @property
+    def loss_scale(self) -> float:
+        """The scale with which the gradient left the functions at the loss in the last backward: S0, or what
+        was chosen in its place.
+        """
+        return self._last.loss_scale if self._last else self.components.policy.start_scale
+
+    def state_is_finite(self) -> bool:
+        """Whether running statistics, and whatever else forward writes, are finite, as the last forward left
+        them.
+        """
+        known = self._last.state_finite if self._last else None
+        return not self.guard.state.has_nonfinite() if known is None else known
+
+    @property
+    def settled(self) -> bool:
+        """False when the last backward has learned that its scales were far too low: run the batch again."""
+        return self.components.settled
+
+    def layer_to_blame(self) -> Optional[str]:
+        """The layer whose own scale made the last backward overflow; None: the global one did, or that of a
+        component.
+        """
+        if self._last is None or not self._last.found_inf:
+            return None
+        if self._by_layer:
+            return None
+        return layer_to_blame(self._last.plan, self._last.found_inf[0], self._last.layer_scales)
+
+    def after_overflow(self) -> bool:
+        """Lower what made the last backward overflow; False: only a lower S0 can help, or nothing can.
+
+        Call it when gradients that matter are not finite, and try again. It is for the loop to know which do:
+        infinities behind a mask, or in parameters that are not trained, do no harm.
+        """
+        last, layer = self._last, self.layer_to_blame()
+        if last is None:
+            return False
+        self._graph.drop_held()
+        if not self._by_layer and layer is not None:
+            return self.back_off(layer, last.layer_scales[layer])
+        measured = last.components
+        if measured is None or measured.overflowed is None:
+            return False
+        names = last.plan.components(by_layer=self._by_layer).names
+        if not last.measures_loss and not any(
+            measured.of.get(s.target_key) == measured.overflowed
+            for node in last.nodes.values()
+            for s in node.scalings
+        ):
+            return False
+        scale = measured.scales[measured.overflowed]
+        return scale is not None and self.components.after_overflow(names[measured.overflowed], scale)
+
+    def shared_statistics(self) -> Optional[NDArray[np.float64]]:
+        """What the next scales will be computed from, for other ranks; None when that is nothing."""
+        planned = self._graph.prepared()
+        table = planned.statistics.table(planned.plan.variable_keys)
+        if self._last is None or self._last.components is None:
+            return table
+        seen = np.array(self.components.seen(self._names_of_components), np.float64)
+        return seen if table is None else np.concatenate([seen, table.ravel()])
+
+    @property
+    def _names_of_components(self) -> List[str]:
+        return self._graph.prepared().plan.components(by_layer=self._by_layer).names
+
+    def adopt_statistics(self, tables: NDArray[np.float64]) -> None:
+        """Compute the next scales from the statistics of all ranks: those of the whole batch.
+
+        Args:
+            tables: what `shared_statistics` returned on every rank, stacked in the order of ranks.
+        """
+        planned = self._graph.prepared()
+        keys = planned.plan.variable_keys
+        if self._last is not None and self._last.components is not None:
+            names = self._names_of_components
+            seen, tables = tables[:, : len(names)], tables[:, len(names) :]
+            self.components.adopt(names, seen.max(axis=0).tolist())
+        own = planned.statistics.table(keys)
+        if own is not None:
+            planned.statistics.adopt(keys, tables.reshape(len(tables), *own.shape))
+
+    @property
+    def limits(self) -> Dict[str, LayerLimit]:
+        """Limits of single layers' scales, lowered by overflows, by layer name."""
+        return self._ada_loss.limits
+
+    def back_off(self, layer: str, alpha: float) -> bool:
+        """Halve the scale that `layer` may have after `alpha` overflowed; False: not to blame."""
+        self._graph.drop_held()
+        return self._ada_loss.back_off(layer, alpha)
+
+    def after_update(self) -> None:
+        """Count a good update: the limits of layers recover, and what was measured is remembered."""
+        self._ada_loss.after_update()
+        self.components.end_iteration()
+        present = self._graph.present
+        if present is not None and present.holding.looks(self.iteration):
+            present.statistics.measure_weights()
+
+    def forget(self) -> None:
+        """Drop what was learned of gradients and weights: call it after loading other weights."""
+        self._ada_loss.forget()
+        self.components.forget()
+        self._graph.forget()
+
+    def restart(self, start_scale: float) -> None:
+        """Forget what was measured of the network's components, and start with another scale."""
+        self.components.restart(start_scale)
+        self._graph.drop_held()
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Everything that decides the next scales, as plain numbers, strings, lists and dicts."""
+        planned = self._graph.prepared()
+        return {
+            "iteration": self.iteration,
+            "network": fingerprint(planned.plan),
+            "delayed": planned.statistics.state(planned.plan.measured_keys),
+            "components": self.components.state_dict(),
+            "held": planned.holding.state_dict(),
+            **self._ada_loss.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned; nothing changes when it raises.
+
+        Raises:
+            ValueError: the state is of another network, or damaged.
+        """
+        try:
+            planned = self._graph.prepared()
+            iteration = integer("iteration", state["iteration"])
+            state = with_names_of(planned.plan, state)
+            statistics = self._graph.new_statistics(planned.measurements)
+            statistics.load_state(planned.plan.measured_keys, state["delayed"])
+            windows = windows_of(state.get("components", {}))
+            holding = self._graph.new_holding()
+            if "held" in state:
+                holding.load_state_dict(planned.plan, self._by_layer, state["held"])
+            self._ada_loss.load_state_dict(state)
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ValueError(f"state is damaged, or none of an AdaptiveLossScaling: {error!r}") from error
+        self.components.load(windows)
+        self._graph.forget()
+        self.iteration, planned.statistics, planned.holding = iteration, statistics, holding
+
+    def scale_of(self, variable: nn.Variable) -> float:
+        """The scale S that the gradient of `variable` carried in the last backward.
+
+        Raises:
+            KeyError: the last backward did not reach `variable`, or there was none.
+        """
+        scales = self._last.scales if self._last else {}
+        if hash(variable) not in scales:
+            raise KeyError(f"no gradient of {variable} was computed by the last backward")
+        return scales[hash(variable)]
+
+    def forward(
+        self,
+        clear_buffer: bool = False,
+        clear_no_need_grad: bool = False,
+        function_pre_hook: Optional[Hook] = None,
+        function_post_hook: Optional[Hook] = None,
+    ) -> None:
+        """Run forward as `Variable.forward` does."""
+        self._loss.forward(
+            clear_buffer=clear_buffer,
+            clear_no_need_grad=clear_no_need_grad,
+            function_pre_hook=function_pre_hook,
+            function_post_hook=function_post_hook,
+        )
+
+    def backward(
+        self,
+        scale: Optional[float] = None,
+        clear_buffer: bool = False,
+        communicator_callbacks: Optional[Any] = None,
+        function_pre_hook: Optional[Hook] = None,
+        function_post_hook: Optional[Hook] = None,
+        *,
+        grad: Optional[Seed] = None,
+        iteration: Optional[int] = None,
+        again: bool = False,
+    ) -> None:
+        """Run backward; every parameter gradient comes out unscaled, in fp32.
+
+        Args:
+            scale: S0, what the loss gradient is multiplied by. None: chosen from what was measured before, so
+                that nothing has to be tuned; see `settled` and `after_overflow`.
+            clear_buffer: free what backward no longer needs.
+            communicator_callbacks: nnabla's; called after each function, when its gradients are unscaled.
+            function_pre_hook: called before each function's backward, after the engine's own hook.
+            function_post_hook: called after each function's backward, after the engine's own hook.
+            grad: seed gradient of the loss's shape; None for one.
+            iteration: number of the iteration; backward passes of one iteration (accumulation, retries) share
+                a number, and methods are asked once. None counts each call. In records, passes that
+                share a number are told apart by `attempt`.
+            again: this is the batch of the last backward once more: what that has found is known already.
+
+        Raises:
+            ValueError: `scale` is not finite or less than 2**-126, or a loss of several elements came without
+                `grad`, or `grad` has another shape.
+            GraphChangedError: the graph was rewired while backward ran.
+        """
+        if scale is not None:
+            check_scale(scale)
+        check_seed(self._variable, grad)
+        planned = self._graph.prepared(look_again=True)
+        self.guard.before_backward(planned.plan.leaves)
+        iteration = self.iteration if iteration is None else iteration
+        self.components.begin_pass(iteration)
+        planned.statistics.watch(self.guard.state.arrays)
+        held = None if again else planned.holding.scales(planned.plan, iteration, scale)
+        if held is not None:
+            hooks = (communicator_callbacks, function_pre_hook, function_post_hook)
+            replay = self._held_pass(planned, held, iteration, *hooks)
+            self._run(replay, grad, clear_buffer, *hooks)
+            if self._ada_loss.observed:
+                for record in held.records(iteration, self.components.began[1]):
+                    self._ada_loss.report(record)
+            self._end(replay, iteration, clear_buffer)
+            return
+        planned.statistics.begin(iteration, anew=again and scale is None)
+        start_scale = self.components.policy.start_scale if scale is None else scale
+        start_scale = check_scale(start_scale * self.config.init_scale, "scale * init_scale")
+        components: Optional[ComponentPass] = None
+        if scale is None or self._by_layer:
+            components = self.components.begin(planned.plan.components(by_layer=self._by_layer))
+        choice = self._choice(start_scale, components, measured=scale is None)
+        recorder = StepRecorder() if planned.holding.wanted(iteration, scale) else None
+        looks_after = _looks_after(communicator_callbacks, function_pre_hook, function_post_hook)
+        running = self._pass(
+            planned, start_scale, iteration, choice, unscale_each=looks_after, recorder=recorder
+        )
+        running.watch = self._watch(iteration)
+        self._run(running, grad, clear_buffer, communicator_callbacks, function_pre_hook, function_post_hook)
+        if components is not None:
+            self.components.learn(planned.plan.components(by_layer=self._by_layer), components)
+        planned.holding.measured(iteration)
+        planned.holding.drop()
+        held = running.to_hold(scale) if self.components.settled else None
+        if held is not None:
+            planned.holding.keep(held, iteration)
+        self._end(running, iteration, clear_buffer)
+
+    def _held_pass(
+        self,
+        planned: PreparedGraph,
+        held: HeldScales,
+        iteration: int,
+        communicator_callbacks: Optional[Any],
+        *user_hooks: Optional[Hook],
+    ) -> HeldPass:
+        """A pass with the scales that are held: all steps at once, where nobody looks at single functions."""
+        measures = planned.holding.measures(iteration)
+        if measures:
+            planned.statistics.begin(iteration, anew=False)
+            planned.holding.measured(iteration)
+        if planned.held is not held:
+            planned.held = held
+            planned.steps = plan_steps(
+                held,
+                rounded=self._storage is not None,
+                at_random=self._storage is not None and self._storage.precision.stochastic_seed is not None,
+                max_bytes=self._max_bytes,
+            )
+        steps = planned.steps
+        watch = self._watch(iteration)
+        lookers = (communicator_callbacks, watch, *user_hooks)
+        looked_at = measures or any(looker is not None for looker in lookers)
+        running = HeldPass(
+            self._context(planned),
+            held,
+            steps if isinstance(steps, PlannedSteps) and not looked_at else None,
+            measures=measures,
+            deferred=planned.measurements,
+            unscale_each=_looks_after(communicator_callbacks, *user_hooks),
+        )
+        running.watch = watch
+        return running
+
+    def _end(self, running: AnyPass, iteration: int, clear_buffer: bool) -> None:
+        unscale_visible(running, clear_buffer)
+        self._last = running
+        self.iteration = iteration + 1
+
+    def probe(self, scale: float) -> None:
+        """Run backward once more with one scale for all layers, and learn nothing from it.
+
+        What was measured before must not raise anything: it may be of gradients that were much smaller.
+
+        Args:
+            scale: S0.
+        """
+        planned = self._graph.prepared()
+        choice = ScaleChoice(OneScale(check_scale(scale)), AlphasOfOne())
+        running = self._pass(planned, scale, self.iteration - 1, choice)
+        self._run(running, None, True, None, None, None)
+
+    def _watch(self, iteration: int) -> Optional[LayerWatch]:
+        """Who is told of the layers of a pass; None, as nearly always: nobody."""
+        watch: Optional[LayerWatch] = None
+        if self.audience is not None and self.audience.wants(LayerScaled, iteration):
+            stored = Stored(self._kernels, self._storage, get_format(self.config.dtype or "float16"))
+            watch = LayerWatch(self.audience, stored, iteration, self.components.began[1])
+        self._ada_loss.watcher = None if watch is None else watch.decided
+        return watch
+
+    @property
+    def _max_bytes(self) -> Optional[int]:
+        chosen = self.config.planned_bytes
+        return _MAX_BYTES if chosen is None and not self._kernels.asynchronous else chosen
+
+    @property
+    def _u_max_single(self) -> float:
+        """The largest magnitude of a gradient of one element; such are never stored in 8 bits."""
+        u_max = self.config.range.u_max
+        return u_max if self._storage is None else max(u_max, self._storage.precision.gradient_format(1).max)
+
+    def _pass(
+        self,
+        planned: PreparedGraph,
+        start_scale: float,
+        iteration: int,
+        choice: ScaleChoice,
+        *,
+        unscale_each: bool = False,
+        recorder: Optional[StepRecorder] = None,
+    ) -> BackwardPass:
+        return BackwardPass(
+            self._context(planned),
+            choice,
+            start_scale,
+            iteration,
+            attempt=self.components.began[1],
+            deferred=planned.measurements,
+            unscale_each=unscale_each,
+            recorder=recorder,
+        )
+
+    def _context(self, planned: PreparedGraph) -> PassContext:
+        return PassContext(
+            planned.plan,
+            self._kernels,
+            self._graph.pool,
+            planned.statistics,
+            self._storage,
+            self.config.range.u_max,
+        )
+
+    def _run(
+        self,
+        running: AnyPass,
+        grad: Optional[Seed],
+        clear_buffer: bool,
+        communicator_callbacks: Optional[Any],
+        *user_hooks: Optional[Hook],
+    ) -> None:
+        try:
+            run_pass(self._loss, running, grad, clear_buffer, communicator_callbacks, *user_hooks)
+        except GraphChangedError:
+            self._graph.drop()
+            raise
+
+    def _choice(
+        self, start_scale: float, components: Optional[ComponentPass], *, measured: bool
+    ) -> ScaleChoice:
+        """Who chooses the scales of a pass."""
+        # Scaled copies of weights are stored as weights are.
+        stored = self._storage.precision.stored_data.max if self._storage is not None else math.inf
+        constraints = Constraints(
+            weight_max=min(self.config.range.u_max, stored), guard_from=1.0 if measured else 0.0
+        )
+        section: LossSection = GivenScale(start_scale)
+        alphas: LayerAlphas = AlphasByMethod(self._ada_loss, constraints)
+        if measured and components is not None:
+            section = MeasuredScale(components, hash(self._variable), start_scale, self._u_max_single)
+        if self._by_layer and components is not None:
+            alphas = AlphasByComponent(self._ada_loss, constraints, components)
+        return ScaleChoice(section, alphas, components)
+
     def _choose_delay(self) -> int:
         if self.config.delay is not None:
             return self.config.delay
