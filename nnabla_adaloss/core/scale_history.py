@@ -22,8 +22,7 @@ from .validation import integer, number, positive_number
 # How much further than to a margin below the overflow a scale goes down for the next try.
 _STEPS = 4.0
 
-# Fewer measurements than these show too little of how large gradients become: with 8 there are three times as
-# many overflows (benchmarks/study.py --windows).
+# Fewer measurements than these show too little of how large gradients become: benchmarks/results/windows.md.
 _LEAST_MEASUREMENTS = 16
 
 
