@@ -12,7 +12,7 @@ from typing import Any, Callable, Tuple
 import pytest
 
 WORKERS = Path(__file__).parent / "workers"
-THEMES = ("equal_ranks", "statistics", "overflow", "disagreement")
+THEMES = ("equal_ranks", "delayed_statistics", "overflow", "disagreement")
 MEASURED = ("measured",)
 CAUSES = {
     "kill": r"signal 9|SIGKILL|Killed",
