@@ -17,6 +17,7 @@ from .layers import nearest_layers
 # Which field of `LayerTimes` a kernel's time belongs to.
 _KERNELS: Dict[str, str] = {
     "statistics": "statistics",
+    "statistics_all": "statistics",
     "exponent_histogram": "statistics",
     "all_finite": "statistics",
     "scaled_copy": "scaling",

@@ -10,7 +10,7 @@ import nnabla as nn
 
 from ..core.power_of_two import is_power_of_two
 from ..graph.node import Node
-from ..kernels.arrays import FLOAT16, prepare_master, stored_dtype
+from ..kernels.arrays import FLOAT16, are_float32, prepare_master, stored_dtype
 from ..kernels.interface import GradientsInPlace, GradientToUnscale, Kernels
 from ..kernels.measurements import Measurements
 from ..kernels.scratch import ScratchPool
@@ -184,10 +184,7 @@ class LeafGradients:
             written, gradients = self._planned.written()
             self._planned = None
             self._unscaled += written
-            if self._deferred is not None:
-                self._deferred.unscale_in_place(gradients)
-            else:
-                self._largest += self._kernels.unscale_in_place(gradients)
+            self._unscale_in_place(gradients)
             return
         written = []
         for entry in self._running:
@@ -235,12 +232,22 @@ class LeafGradients:
     def _unscale(self, written: List[Written]) -> None:
         if not written:
             return
-        tasks = [self._task(entry) for entry in written]
         self._unscaled += written
+        masters = [entry.master for entry in written]
+        if all(entry.target is entry.master for entry in written) and are_float32(masters):
+            self._unscale_in_place(GradientsInPlace(masters, [entry.scale for entry in written]))
+            return
+        tasks = [self._task(entry) for entry in written]
         if self._deferred is not None:
             self._deferred.unscale(tasks)
         else:
             self._largest += self._kernels.unscale_add_all(tasks)
+
+    def _unscale_in_place(self, gradients: GradientsInPlace) -> None:
+        if self._deferred is not None:
+            self._deferred.unscale_in_place(gradients)
+        else:
+            self._largest += self._kernels.unscale_in_place(gradients)
 
     def _task(self, entry: Written) -> GradientToUnscale:
         source, in_place = entry.target, entry.target is entry.master

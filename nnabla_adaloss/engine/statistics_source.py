@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from ..core.statistics import ArrayStatistics, pool
 from ..core.validation import number
 from ..graph.renaming import Renaming
-from ..kernels.arrays import as_float32, stored_dtype
+from ..kernels.arrays import are_readable, as_float32, stored_dtype
 from ..kernels.interface import Kernels
 from ..kernels.measurements import Measurements
 from ..kernels.scratch import ScratchPool
@@ -115,6 +115,9 @@ class ImmediateStatistics:
         self._storage = storage
         self._nonfinite: Set[int] = set()
         self._amax: Dict[int, float] = {}
+        # Parameters that were asked for before; all of them are measured in one go when a pass begins.
+        self._weights: Dict[int, nn.Variable] = {}
+        self._known: Dict[int, ArrayStatistics] = {}
 
     @property
     def complete(self) -> bool:
@@ -137,13 +140,19 @@ class ImmediateStatistics:
     def data(self, variable: nn.Variable, key: int) -> ArrayStatistics:
         """The statistics of a weight or activation."""
         found = self._storage.data_statistics(key) if self._storage is not None else None
+        found = self._known.get(key) if found is None else found
         if found is not None:
             return found
+        if variable.parent is None:
+            self._weights[key] = variable
         array = as_float32(variable.data, self._pool.get(variable.shape, "float32"))
         return self._kernels.statistics(array)
 
     def begin(self, iteration: int, *, anew: bool) -> None:
-        """Do nothing: nothing is remembered."""
+        """Measure the weights that were asked for before, as they are now."""
+        weights = [variable.data for variable in self._weights.values()]
+        if are_readable(weights):
+            self._known = dict(zip(self._weights, self._kernels.statistics_all(weights)))
 
     def watch(self, arrays: Sequence[nn.NdArray]) -> None:
         """Do nothing: whoever wants to know looks at once."""
@@ -157,7 +166,7 @@ class ImmediateStatistics:
     def finish(self) -> Findings:
         """What was asked for."""
         found = Findings(self._nonfinite, self._amax, [])
-        self._nonfinite, self._amax = set(), {}
+        self._nonfinite, self._amax, self._known = set(), {}, {}
         return found
 
     def state(self, keys: Sequence[int]) -> List[Any]:

@@ -43,6 +43,14 @@ def are_readable(arrays: Sequence[nn.NdArray]) -> bool:
         return False
 
 
+def are_float32(arrays: Sequence[nn.NdArray]) -> bool:
+    """Whether all arrays are stored as float32; False where it takes a closer look, too."""
+    try:
+        return {*map(_dtype, arrays)} <= {FLOAT32}
+    except RuntimeError:
+        return False
+
+
 def as_float32(array: nn.NdArray, copy: nn.NdArray) -> nn.NdArray:
     """`array` when the kernels can read it, else `copy` filled with its values in float32.
 

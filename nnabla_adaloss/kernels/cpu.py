@@ -19,7 +19,7 @@ from .array_checks import (
     unscaling_factor,
 )
 from .arrays import FLOAT16, FLOAT32
-from .cpu_library import NONFINITE, SCALE_FIELDS, CpuLibrary, rounding_task, scale_task, statistics_task
+from .cpu_library import SCALE_FIELDS, CpuLibrary, rounding_task, scale_task, statistics_task
 from .interface import (
     EXPONENT_BINS,
     ExponentHistogram,
@@ -57,10 +57,13 @@ class CpuKernels:
         return HOST
 
     def statistics(self, x: NdArray) -> ArrayStatistics:
-        half, size = is_half(x), x.size
-        address = x.data_ptr(FLOAT16 if half else FLOAT32, HOST)
-        (row,) = self._library.statistics(statistics_task(address, size, half, 0))
-        return ArrayStatistics(size, *row[:6])
+        return self.statistics_all([x])[0]
+
+    def statistics_all(self, arrays: Sequence[NdArray]) -> List[ArrayStatistics]:
+        if not arrays:
+            return []
+        rows = self._library.statistics(b"".join(map(_statistics_task, arrays)))
+        return [ArrayStatistics(x.size, *row[:6]) for x, row in zip(arrays, rows)]
 
     def exponent_histogram(self, x: NdArray) -> Tuple[ArrayStatistics, ExponentHistogram]:
         half, size = is_half(x), x.size
@@ -70,11 +73,7 @@ class CpuKernels:
         return ArrayStatistics(size, *row[:6]), counts
 
     def all_finite(self, arrays: Sequence[NdArray]) -> bool:
-        tasks = []
-        for x in arrays:
-            half = is_half(x)
-            tasks.append(statistics_task(x.data_ptr(FLOAT16 if half else FLOAT32, HOST), x.size, half, 0))
-        return not any(row[NONFINITE] for row in self._library.statistics(b"".join(tasks)))
+        return not any(x.nonfinite for x in self.statistics_all(arrays))
 
     def scaled_copy(self, source: NdArray, target: NdArray, alpha: float, *, half: bool = False) -> None:
         self.scaled_copy_all([ScaledCopy(source, target, alpha, half)])
@@ -154,3 +153,8 @@ class CpuKernels:
         )
         row = self._library.round(task)
         return RoundingStatistics(ArrayStatistics(size, *row[:6]), *row[6:])
+
+
+def _statistics_task(x: NdArray) -> bytes:
+    half = is_half(x)
+    return statistics_task(x.data_ptr(FLOAT16 if half else FLOAT32, HOST), x.size, half, 0)

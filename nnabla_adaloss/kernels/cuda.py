@@ -227,6 +227,13 @@ class CudaKernels:
             self.launch_statistics([x], self._own_table)
             return self._own_table.fetch(1, 0).rows[0].statistics
 
+    def statistics_all(self, arrays: Sequence[NdArray]) -> List[ArrayStatistics]:
+        if not arrays:
+            return []
+        table = self.table(len(arrays))
+        self.launch_statistics(arrays, table)
+        return [row.statistics for row in table.fetch().rows]
+
     def exponent_histogram(self, x: NdArray) -> Tuple[ArrayStatistics, ExponentHistogram]:
         table = self.table(1, histograms=True)
         self.launch_statistics([x], table)

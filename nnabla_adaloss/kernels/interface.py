@@ -67,7 +67,6 @@ class GradientsInPlace:
 
     Attributes:
         arrays: the gradients.
-        tasks: the arguments of `Kernels.unscale_add` for each.
         sizes: how many elements each has, int64 of shape (n,).
         factors: 1 / scale of each, float64 of shape (n,).
 
@@ -77,9 +76,14 @@ class GradientsInPlace:
 
     def __init__(self, arrays: Sequence[NdArray], scales: Sequence[float]) -> None:
         self.arrays = list(arrays)
-        self.tasks = [GradientToUnscale(x, x, scale, False) for x, scale in zip(arrays, scales)]
+        self._scales = scales
         self.sizes = np.array([x.size for x in arrays], np.int64)
         self.factors = np.array([unscaling_factor(scale) for scale in scales], np.float64)
+
+    @property
+    def tasks(self) -> List[GradientToUnscale]:
+        """The arguments of `Kernels.unscale_add` for each."""
+        return [GradientToUnscale(x, x, scale, False) for x, scale in zip(self.arrays, self._scales)]
 
 
 class Kernels(Protocol):
@@ -108,6 +112,9 @@ class Kernels(Protocol):
 
     def statistics(self, x: NdArray) -> ArrayStatistics:
         """Sums, extremes and counts of `x`."""
+
+    def statistics_all(self, arrays: Sequence[NdArray]) -> List[ArrayStatistics]:
+        """`statistics` of many arrays."""
 
     def exponent_histogram(self, x: NdArray) -> Tuple[ArrayStatistics, ExponentHistogram]:
         """The statistics of `x` and, from the same pass, how many elements have each binary exponent."""

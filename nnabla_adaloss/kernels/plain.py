@@ -88,6 +88,9 @@ class PlainKernels:
                 nonfinite=nonfinite,
             )
 
+    def statistics_all(self, arrays: Sequence[NdArray]) -> List[ArrayStatistics]:
+        return [self.statistics(x) for x in arrays]
+
     def exponent_histogram(self, x: NdArray) -> Tuple[ArrayStatistics, ExponentHistogram]:
         statistics = self.statistics(x)
         with nn.context_scope(self._context):

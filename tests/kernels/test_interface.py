@@ -266,6 +266,13 @@ def test_scale_must_be_positive_and_finite(kernels: Kernels, scale: float) -> No
         kernels.unscale_add(nd_array([1.0]), nn.NdArray((1,)), scale, accumulate=False)
 
 
+def test_statistics_all(kernels: Kernels) -> None:
+    arrays = [nd_array(normal(n, dtype), dtype) for n in LENGTHS for dtype in DTYPES]
+    arrays.append(nd_array([np.inf, 1.0, np.nan]))
+    assert kernels.statistics_all(arrays) == [kernels.statistics(x) for x in arrays]
+    assert kernels.statistics_all([]) == []
+
+
 def test_scaled_copy_all(kernels: Kernels) -> None:
     sources = [nd_array(normal(n, dtype), dtype) for n in LENGTHS for dtype in DTYPES]
     copies = [ScaledCopy(s, nn.NdArray(s.shape), 2.0**i) for i, s in enumerate(sources)]
