@@ -161,7 +161,9 @@ class ImmediateStatistics:
         """Do nothing: weights are measured when they are asked for."""
 
     def take_over(self, before: StatisticsSource, names: Renaming) -> None:
-        """Do nothing: nothing is remembered."""
+        """Know which weights `before` was asked for, of those that both graphs have."""
+        if isinstance(before, ImmediateStatistics):
+            self._weights = {key: v for key, v in before._weights.items() if key in names.kept}
 
     def finish(self) -> Findings:
         """What was asked for."""

@@ -11,7 +11,7 @@ import nnabla.functions as F
 import numpy as np
 import pytest
 
-from nnabla_adaloss.core.statistics import pool, statistics_of
+from nnabla_adaloss.core.statistics import ArrayStatistics, pool, statistics_of
 from nnabla_adaloss.engine.statistics_source import (
     NOTHING_KNOWN,
     DelayedStatistics,
@@ -60,6 +60,27 @@ def test_immediate_statistics_are_of_what_is_there_now() -> None:
     assert source.finish() == (set(), {}, [], None)
     assert source.table([1]) is None
     assert source.state([1]) == []
+
+
+def test_weights_that_were_asked_for_are_measured_in_one_call() -> None:
+    class Counting(CpuKernels):
+        calls: List[int] = []
+
+        def statistics_all(self, arrays: Sequence[nn.NdArray]) -> List[ArrayStatistics]:
+            self.calls.append(len(arrays))
+            return super().statistics_all(arrays)
+
+    source = ImmediateStatistics(Counting(), ScratchPool(), None)
+    weights = {1: variable(1.0, 2.0), 2: variable(3.0)}
+    for values in (1.0, 5.0), (7.0, 2.0):
+        source.begin(0, anew=False)
+        for v, value in zip(weights.values(), values):
+            v.d = value  # with the first pass only: later ones look when they begin
+        found = [source.data(v, key).abs_max for key, v in weights.items()]
+        source.finish()
+    assert found == [1.0, 5.0]
+    assert Counting.calls == [0, 1, 1, 2]
+    assert source.data(weights[1], 1).abs_max == 7.0
 
 
 def test_delayed_statistics_are_those_of_the_iteration_before_at_the_scale_of_now() -> None:
