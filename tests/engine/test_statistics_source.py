@@ -63,11 +63,11 @@ def test_immediate_statistics_are_of_what_is_there_now() -> None:
 
 
 def test_weights_that_were_asked_for_are_measured_in_one_call() -> None:
-    class Counting(CpuKernels):
-        calls: List[int] = []
+    calls: List[int] = []
 
+    class Counting(CpuKernels):
         def statistics_all(self, arrays: Sequence[nn.NdArray]) -> List[ArrayStatistics]:
-            self.calls.append(len(arrays))
+            calls.append(len(arrays))
             return super().statistics_all(arrays)
 
     source = ImmediateStatistics(Counting(), ScratchPool(), None)
@@ -75,11 +75,11 @@ def test_weights_that_were_asked_for_are_measured_in_one_call() -> None:
     for values in (1.0, 5.0), (7.0, 2.0):
         source.begin(0, anew=False)
         for v, value in zip(weights.values(), values):
-            v.d = value  # with the first pass only: later ones look when they begin
+            v.d = value  # too late for the second pass, which looked when it began
         found = [source.data(v, key).abs_max for key, v in weights.items()]
         source.finish()
     assert found == [1.0, 5.0]
-    assert Counting.calls == [0, 1, 1, 2]
+    assert calls == [0, 1, 1, 2]
     assert source.data(weights[1], 1).abs_max == 7.0
 
 
