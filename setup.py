@@ -33,8 +33,14 @@ def refuse_other_pythons():
 
 refuse_other_pythons()
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # pip does not run this file as a script
+
 from setuptools import setup  # noqa: E402
 
 from building.commands import COMMANDS, EXTENSION  # noqa: E402
+from building.compiler import packaged_compiler, system_compiler  # noqa: E402
 
-setup(ext_modules=[EXTENSION], cmdclass=COMMANDS)
+# pip asks for this before it builds. A backend of our own could say it as well, but pip 19 would not find that.
+NEEDED = [] if system_compiler() else [packaged_compiler]
+
+setup(ext_modules=[EXTENSION], cmdclass=COMMANDS, setup_requires=NEEDED)
