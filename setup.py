@@ -34,9 +34,12 @@ def refuse_other_pythons():
 
 refuse_other_pythons()
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # pip does not run this file as a script
+
 from setuptools import setup  # noqa: E402
 
 from building.commands import COMMANDS, EXTENSION  # noqa: E402
+from building.compiler import packaged_compiler, system_compiler  # noqa: E402
 from building.long_description import declared_source, long_description  # noqa: E402
 
 
@@ -49,6 +52,8 @@ def text_of(name):
 setup(
     ext_modules=[EXTENSION],
     cmdclass=COMMANDS,
+    # pip asks for this before it builds. A backend of our own could say it as well, but pip 19 would not find that.
+    setup_requires=[] if system_compiler() else [packaged_compiler],
     long_description=long_description(text_of("README.md"), declared_source(text_of("pyproject.toml"))),
     long_description_content_type="text/markdown",
 )
