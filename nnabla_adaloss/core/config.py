@@ -59,7 +59,7 @@ class AdaLossConfig:
         delay: 0 computes scales from the statistics of the same iteration, 1 from those of the one before,
             which needs no synchronization with a device. None lets the engine choose.
         planned_bytes: how much memory scaled copies of weights may take at once where scales are held, so
-            that nothing has to be done between two functions. None: 32 MiB on a CPU, on a GPU as much as they
+            that nothing has to be done between two functions. None: 8 MiB on a CPU, on a GPU as much as they
             need. It changes no result.
 
     Raises:

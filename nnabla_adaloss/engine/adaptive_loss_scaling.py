@@ -56,7 +56,7 @@ from .saved_names import fingerprint, with_names_of
 
 # Where host and network share the memory: a network whose scaled weights are larger has layers that take long
 # beside what is done around them.
-_MAX_BYTES = 2**25
+_MAX_BYTES = 2**23
 
 
 class AdaptiveLossScaling:

@@ -72,7 +72,7 @@ class ScaledFactors:
         copies, stored, swapped = [], [], []
         for index, (_, factor, key, alpha, half) in enumerate(factors):
             source = factor.data
-            scaled = self._pool.get(factor.shape, "planned factor", index)
+            scaled = self._pool.get(factor.shape, "factor", index)
             rounded = weights.get(key)
             copies.append(ScaledCopy(rounded or self._readable(source, index), scaled, alpha, half))
             stored.append((scaled, alpha))
