@@ -3,8 +3,8 @@
 
     OMP_NUM_THREADS=1 python benchmarks/memory.py
 
-Eight layers of 2048 x 2048 are trained for some iterations, each way in a process of its own: by nnabla alone,
-by its DynamicLossScalingUpdater, and by AdaptiveLossScalingUpdater. What is told is the largest resident size
+Eight layers of 2048 x 2048 are trained for some iterations, each way in a process of its own: by nnabla, by
+its DynamicLossScalingUpdater, and by AdaptiveLossScalingUpdater. What is told is the largest resident size
 of the process, and how much more that is than with the dynamic updater. Added are the package, and scaled
 copies of weights: one at a time where hooks run, all at once in a planned pass, up to `planned_bytes`.
 """
