@@ -21,7 +21,7 @@ In emulated fp16, 6 to 14 seconds each on one CPU core, the first printed a line
 
 and at the end:
 
-  --manager adaptive                       test accuracy 96.9%, loss scale 16384, 220 batches fed
+  --manager adaptive                       test accuracy 96.9%, loss scale 32768, 220 batches fed
   --manager dynamic --loss-scale 16777216  test accuracy 96.1%, loss scale 32768, 229 batches fed
   --manager fixed                          test accuracy 96.9%, loss scale 1024, 220 batches fed
   --manager fixed --loss-scale 16777216    test accuracy 12.5%, loss scale 1.67772e+07, 220 batches fed
