@@ -418,7 +418,7 @@ class AdaptiveLossScaling:
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"state is damaged, or none of an AdaptiveLossScaling: {error!r}") from error
         self.components.load(windows)
-        self._graph.drop_held()
+        self._graph.forget()
         self.iteration, planned.statistics, planned.holding = iteration, statistics, holding
 
     def scale_of(self, variable: nn.Variable) -> float:
