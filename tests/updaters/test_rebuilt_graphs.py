@@ -164,6 +164,18 @@ def test_an_overflow_drops_what_is_held_for_all_of_them() -> None:
     assert training.passes[-2:] == ["measured", "measured"]
 
 
+def test_a_state_that_is_loaded_leaves_nothing_of_graphs_that_took_turns() -> None:
+    training = Training([normalized] * 2, rebuilt=True, batches=(4, 7), config=AdaLossConfig(delay=1))
+    training.run(5)
+    state = training.updater.state_dict()
+    training.run(4)
+    known = training.updater.scaling._graph._known
+    assert any(one.statistics for one in known._known)
+    training.updater.load_state_dict(state)
+    assert not any(one.statistics or one.held for one in known._known)
+    training.run(2)
+
+
 def test_no_more_than_sixteen_kinds_of_graphs_are_remembered() -> None:
     training = Training([normalized], rebuilt=True, batches=tuple(range(2, 22)))
     training.run(41)
