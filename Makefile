@@ -8,6 +8,8 @@ PYTHON = $(VENV)/bin/python
 READY = $(VENV)/.ready
 TEST_READY = $(VENV)/.ready_to_test
 PYTEST_ARGS ?=
+# Hypothesis' profile: that of CI draws the same examples for the same code each time.
+EXAMPLES ?= ci
 
 .DEFAULT_GOAL := help
 .PHONY: help demo distributed test lint types unit docs package mutation format pictures architecture bench clean
@@ -35,8 +37,8 @@ types: $(TEST_READY) ## mypy --strict
 distributed: $(READY) ## the digits on several processes: make distributed RANKS=4
 	$(PYTHON) samples/distributed.py --ranks $(or $(RANKS),2)
 
-unit: $(TEST_READY) ## unit tests, in parallel
-	$(PYTHON) -m pytest -n logical --dist worksteal $(PYTEST_ARGS)
+unit: $(TEST_READY) ## unit tests, in parallel; EXAMPLES=default draws new examples for property tests
+	$(PYTHON) -m pytest -n logical --dist worksteal --hypothesis-profile=$(EXAMPLES) $(PYTEST_ARGS)
 
 docs: $(TEST_READY) ## build the guide, warnings as errors: build/guide/index.html
 	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict

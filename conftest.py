@@ -9,5 +9,8 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _no_parameters() -> None:
-    """NNabla keeps parameters by name for the whole process; no test sees those of another."""
+    """NNabla keeps parameters by name, and where they are drawn from, for the whole process; no test sees
+    those of another, whichever ran before it.
+    """
     nn.clear_parameters()
+    nn.random.set_parameter_seed(313)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What decides: methods, limits, formats and policies, apart from any framework (NumPy and SciPy only)."""
+"""What decides: methods, limits, formats and policies, apart from any framework (NumPy only)."""
 
 from __future__ import annotations
 

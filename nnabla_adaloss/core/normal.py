@@ -6,6 +6,9 @@ from __future__ import annotations
 import math
 from statistics import NormalDist
 
+# The largest float below 1.
+_BELOW_ONE = 1.0 - 2.0**-53
+
 
 def erfinv(y: float) -> float:
     """The x with erf(x) = y, to 1e-15 of it.
@@ -22,8 +25,9 @@ def erfinv(y: float) -> float:
         0.001
     """
     below = 0.5 * (1.0 + y)
-    if below == 1.0 > y:
-        below = 1.0 - 2.0**-53
+    if y < 1.0:
+        # Next to one the sum is rounded to one.
+        below = min(below, _BELOW_ONE)
     x = NormalDist().inv_cdf(below) / math.sqrt(2.0)
     # 1 + y has lost digits of a small y; a step of Newton's method finds them again.
-    return x - (math.erf(x) - y) * 0.5 * math.sqrt(math.pi) * math.exp(x * x)
+    return x - (math.erf(x) - y) * (0.5 * math.sqrt(math.pi) * math.exp(x * x))

@@ -30,7 +30,7 @@ _TOLERANCE = {"float": 1e-5, "half": 1e-2}
 
 def package_versions() -> str:
     """Import the packages that everything is built on."""
-    modules = map(importlib.import_module, ("nnabla", "numpy", "scipy"))
+    modules = map(importlib.import_module, ("nnabla", "numpy"))
     return ", ".join(f"{module.__name__} {module.__version__}" for module in modules)
 
 

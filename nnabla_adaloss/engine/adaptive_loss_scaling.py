@@ -48,6 +48,7 @@ from .holding import Holding
 from .layer_alphas import AlphasByComponent, AlphasByMethod, AlphasOfOne, LayerAlphas
 from .layer_watch import LayerWatch, Stored
 from .loss_section import GivenScale, LossSection, MeasuredScale, OneScale
+from .onlookers import NOBODY, Onlookers
 from .pass_context import PassContext
 from .planned_steps import Obstacle, PlannedSteps, plan_steps
 from .prepared_graph import GraphPreparation, PreparedGraph
@@ -489,10 +490,10 @@ class AdaptiveLossScaling:
         self.components.begin_pass(iteration)
         planned.statistics.watch(self.guard.state.arrays)
         held = None if again else planned.holding.scales(planned.plan, iteration, scale)
+        onlookers = Onlookers(communicator_callbacks, function_pre_hook, function_post_hook)
         if held is not None:
-            hooks = (communicator_callbacks, function_pre_hook, function_post_hook)
-            replay = self._held_pass(planned, held, iteration, *hooks)
-            self._run(replay, grad, clear_buffer, *hooks)
+            replay = self._held_pass(planned, held, iteration, onlookers)
+            self._run(replay, grad, clear_buffer, onlookers)
             if self._ada_loss.observed:
                 for record in held.records(iteration, self.components.began[1]):
                     self._ada_loss.report(record)
@@ -506,12 +507,16 @@ class AdaptiveLossScaling:
             components = self.components.begin(planned.plan.components(by_layer=self._by_layer))
         choice = self._choice(start_scale, components, measured=scale is None)
         recorder = StepRecorder() if planned.holding.wanted(iteration, scale) else None
-        looks_after = _looks_after(communicator_callbacks, function_pre_hook, function_post_hook)
         running = self._pass(
-            planned, start_scale, iteration, choice, unscale_each=looks_after, recorder=recorder
+            planned,
+            start_scale,
+            iteration,
+            choice,
+            unscale_each=onlookers.take_gradients,
+            recorder=recorder,
         )
         running.watch = self._watch(iteration)
-        self._run(running, grad, clear_buffer, communicator_callbacks, function_pre_hook, function_post_hook)
+        self._run(running, grad, clear_buffer, onlookers)
         if components is not None:
             self.components.learn(planned.plan.components(by_layer=self._by_layer), components)
         planned.holding.measured(iteration)
@@ -526,8 +531,7 @@ class AdaptiveLossScaling:
         planned: PreparedGraph,
         held: HeldScales,
         iteration: int,
-        communicator_callbacks: Optional[Any],
-        *user_hooks: Optional[Hook],
+        onlookers: Onlookers,
     ) -> HeldPass:
         """A pass with the scales that are held: all steps at once, where nobody looks at single functions."""
         measures = planned.holding.measures(iteration)
@@ -544,15 +548,14 @@ class AdaptiveLossScaling:
             )
         steps = planned.steps
         watch = self._watch(iteration)
-        lookers = (communicator_callbacks, watch, *user_hooks)
-        looked_at = measures or any(looker is not None for looker in lookers)
+        looked_at = measures or watch is not None or onlookers.present
         running = HeldPass(
             self._context(planned),
             held,
             steps if isinstance(steps, PlannedSteps) and not looked_at else None,
             measures=measures,
             deferred=planned.measurements,
-            unscale_each=_looks_after(communicator_callbacks, *user_hooks),
+            unscale_each=onlookers.take_gradients,
         )
         running.watch = watch
         return running
@@ -573,7 +576,7 @@ class AdaptiveLossScaling:
         planned = self._graph.prepared()
         choice = ScaleChoice(OneScale(check_scale(scale)), AlphasOfOne())
         running = self._pass(planned, scale, self.iteration - 1, choice)
-        self._run(running, None, True, None, None, None)
+        self._run(running, None, True, NOBODY)
 
     def _watch(self, iteration: int) -> Optional[LayerWatch]:
         """Who is told of the layers of a pass; None, as nearly always: nobody."""
@@ -626,16 +629,9 @@ class AdaptiveLossScaling:
             self.config.range.u_max,
         )
 
-    def _run(
-        self,
-        running: AnyPass,
-        grad: Optional[Seed],
-        clear_buffer: bool,
-        communicator_callbacks: Optional[Any],
-        *user_hooks: Optional[Hook],
-    ) -> None:
+    def _run(self, running: AnyPass, grad: Optional[Seed], clear_buffer: bool, onlookers: Onlookers) -> None:
         try:
-            run_pass(self._loss, running, grad, clear_buffer, communicator_callbacks, *user_hooks)
+            run_pass(self._loss, running, grad, clear_buffer, onlookers)
         except GraphChangedError:
             self._graph.drop()
             raise
@@ -662,13 +658,6 @@ class AdaptiveLossScaling:
             return self.config.delay
         # On a GPU every look at a result within the pass would wait for the device.
         return int(self._kernels.asynchronous and self._ada_loss.takes_statistics)
-
-
-def _looks_after(
-    communicator_callbacks: Optional[Any], pre_hook: Optional[Hook], post_hook: Optional[Hook]
-) -> bool:
-    """Whether somebody takes gradients as each function leaves them."""
-    return communicator_callbacks is not None or post_hook is not None
 
 
 def _new_holding(config: AdaLossConfig, delay: int) -> Holding:

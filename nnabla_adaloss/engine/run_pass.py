@@ -5,16 +5,17 @@ from __future__ import annotations
 
 from itertools import compress
 from operator import attrgetter
-from typing import Any, Iterable, Optional, Tuple, Union
+from typing import Iterable, Optional, Tuple, Union
 
 import nnabla as nn
 
-from ..graph.hooks import Hook, root_cause
+from ..graph.hooks import root_cause
 from ..graph.loss_like import LossLike, Seed, run_backward
 from ..graph.plan import GraphPlan
 from ..kernels.arrays import stored_dtype
 from .backward_pass import BackwardPass
 from .held_pass import HeldPass
+from .onlookers import Onlookers
 from .pass_hooks import PassHooks
 
 AnyPass = Union[BackwardPass, HeldPass]
@@ -27,9 +28,7 @@ def run_pass(
     running: AnyPass,
     grad: Optional[Seed],
     clear_buffer: bool,
-    communicator_callbacks: Optional[Any],
-    function_pre_hook: Optional[Hook],
-    function_post_hook: Optional[Hook],
+    onlookers: Onlookers,
 ) -> None:
     """Run the backward of `loss`, with the steps of a pass around each function or around all of it.
 
@@ -40,19 +39,17 @@ def run_pass(
         running: the steps.
         grad: seed gradient of the loss's shape; None for one.
         clear_buffer: free what backward no longer needs.
-        communicator_callbacks: nnabla's.
-        function_pre_hook: the user's own.
-        function_post_hook: the user's own.
+        onlookers: who is called besides.
     """
-    hooks = PassHooks(running, function_pre_hook, function_post_hook)
+    hooks = PassHooks(running, onlookers.pre_hook, onlookers.post_hook)
     error: Optional[BaseException] = None
     try:
         if isinstance(running, HeldPass) and running.at_once:
             running.begin()
             pair = hooks.only_after(running.between)
         else:
-            pair = hooks.pair(looked_at=communicator_callbacks is not None or running.watch is not None)
-        run_backward(loss, running.seed, grad, clear_buffer, communicator_callbacks, *pair)
+            pair = hooks.pair(looked_at=onlookers.callbacks is not None or running.watch is not None)
+        run_backward(loss, running.seed, grad, clear_buffer, onlookers.callbacks, *pair)
         running.finish_last()
     except BaseException as raised:
         error = root_cause(raised)

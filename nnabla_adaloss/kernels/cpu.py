@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -18,7 +17,7 @@ from .array_checks import (
     require_same_size,
     unscaling_factor,
 )
-from .arrays import FLOAT16, FLOAT32
+from .arrays import FLOAT16, FLOAT32, are_float32
 from .cpu_library import SCALE_FIELDS, CpuLibrary, rounding_task, scale_task, statistics_task
 from .interface import (
     EXPONENT_BINS,
@@ -28,8 +27,6 @@ from .interface import (
     RoundingStatistics,
     ScaledCopy,
 )
-
-_dtype = attrgetter("dtype")
 
 
 class CpuKernels:
@@ -114,7 +111,7 @@ class CpuKernels:
 
     def unscale_in_place(self, gradients: GradientsInPlace) -> List[float]:
         arrays = gradients.arrays
-        if set(map(_dtype, arrays)) != {FLOAT32}:
+        if not are_float32(arrays):
             return self.unscale_add_all(gradients.tasks)
         table = np.zeros((len(arrays), SCALE_FIELDS), np.int64)
         table[:, 0] = table[:, 1] = [x.data_ptr(FLOAT32, HOST) for x in arrays]

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from operator import attrgetter
 from threading import RLock
 from typing import Any, Iterable, List, Optional, Sequence, Tuple
 
@@ -15,7 +14,7 @@ from nnabla import NdArray
 from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
 from .array_checks import is_half, require_float32, require_same_size, unscaling_factor
-from .arrays import FLOAT16, FLOAT32
+from .arrays import FLOAT16, FLOAT32, are_float32
 from .cuda_launcher import CupyLauncher, Launcher
 from .cuda_source import CudaSource
 from .device_table import DeviceTable
@@ -32,9 +31,6 @@ from .interface import (
 ELEMENTS_PER_BLOCK = 2048
 # Of a kernel whose blocks leave a row each, which the last of them reads in the end: not so many of those.
 ELEMENTS_PER_ROW = 4 * ELEMENTS_PER_BLOCK
-
-
-_dtype = attrgetter("dtype")
 
 
 class CudaKernels:
@@ -302,7 +298,7 @@ class CudaKernels:
 
     def _read(self, arrays: Sequence[NdArray]) -> Tuple[List[int], List[int]]:
         """The addresses of what is read, and the flags that say how."""
-        if {*map(_dtype, arrays)} <= {FLOAT32}:
+        if are_float32(arrays):
             return [x.data_ptr(FLOAT32, self._context) for x in arrays], [0] * len(arrays)
         halves = [is_half(x) for x in arrays]
         addresses = [self._address(x, FLOAT16 if half else FLOAT32) for x, half in zip(arrays, halves)]

@@ -97,7 +97,8 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             hooks, for forward and for backward. For nnabla's `TimeProfiler` (its `pre_hook`, within a
             scope) and for hooks of your own. With one for backward, scales are applied around each
             function. None.
-        function_post_hook: likewise, after each function has run; gradients carry their scales then. For
+        function_post_hook: likewise, after each function has run. Gradients of parameters are unscaled by
+            then, those of activations still carry their scales. For
             `NanInfTracer`: `(tracer.forward_post_hook, tracer.backward_post_hook)`. None.
 
     Attributes:

@@ -80,7 +80,6 @@ static inline halves smaller_half_of(halves a, halves b) {
     return (a & a_is) | (b & ~a_is);
 }
 
-
 static inline floats plus_square(floats sum, floats x) { return sum + x * x; }
 
 static inline lanes chosen(lanes condition, lanes yes, lanes no) { return (yes & condition) | (no & ~condition); }
