@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
+from typing import Type
+
 
 class LossScaleError(RuntimeError):
     """No loss scale can help: the loss itself is not finite, or the scale is at its floor."""
@@ -14,3 +18,16 @@ class GraphChangedError(RuntimeError):
 
 class LossScaleWarning(UserWarning):
     """Training goes on, but something about the loss scale needs attention."""
+
+
+def warn(message: str, category: Type[Warning] = LossScaleWarning) -> None:
+    """Warn at the line outside of this package that led here, which is where something can be done about it.
+
+    Args:
+        message: what is wrong, and what to do.
+        category: the kind of warning.
+    """
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __package__:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

@@ -199,6 +199,8 @@ class AdaLoss(ABC):
 
     def after_update(self) -> None:
         """Count a good update: limits of layers recover."""
+        if not self.limits:
+            return
         recovered = {layer: self._limit_policy.after_update(limit) for layer, limit in self.limits.items()}
         self.limits = {layer: limit for layer, limit in recovered.items() if limit is not None}
 

@@ -9,6 +9,7 @@ from typing import Dict, Iterator
 import nnabla as nn
 
 from ..engine.kept_gradients import KeptGradients
+from ..engine.leaf_arrays import leaf_arrays
 from ..kernels import Kernels
 from ..kernels.copies import copy_arrays
 from .random_state import RandomState
@@ -27,7 +28,7 @@ def preserved(leaves: Dict[int, nn.Variable], kernels: Kernels) -> Iterator[Rand
     """
     state = RandomState.now()
     gradients = KeptGradients(kernels)
-    gradients.save(leaves)
+    gradients.save(leaf_arrays(leaves))
     data = [(leaf.data, nn.NdArray(leaf.shape)) for leaf in leaves.values()]
     copy_arrays(kernels, data)
     try:

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, Dict, NamedTuple, Sequence, Set
 
 from ..core.validation import integer, number
 from ..emulation import FormatEmulation
 from ..engine import AdaptiveLossScaling
-from ..errors import LossScaleWarning
+from ..errors import warn
 from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
 from .layers import layers_of
@@ -99,11 +98,9 @@ class SanityChecker:
         for name, lost in bad.items():
             if name not in self._told:
                 self._told.add(name)
-                warnings.warn(
+                warn(
                     f"layer {name} loses {lost.with_alpha:.0%} of its gradient in iteration {self._calls} "
-                    f"({lost.without_alpha:.0%} without scales of layers): diagnose(updater) tells why",
-                    LossScaleWarning,
-                    stacklevel=3,
+                    f"({lost.without_alpha:.0%} without scales of layers): diagnose(updater) tells why"
                 )
         return self.last
 

@@ -13,7 +13,8 @@ import nnabla as nn
 from ..core.precision import Precision, StorageLike, get_precision
 from ..graph.function_kinds import computes_in_half
 from ..graph.hooks import Hook, HookGuard
-from ..graph.loss_like import LossLike, Seed, check_scale, check_seed, run_backward, variable_of
+from ..graph.loss_like import LossLike, check_scale, run_backward, variable_of
+from ..graph.loss_seed import Seed, check_seed
 from ..kernels import select_kernels
 from ..kernels.scratch import ScratchPool
 from .operands import OperandSwap

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Union
 
 import nnabla as nn
 import numpy as np
@@ -22,14 +22,8 @@ from ..core.validation import integer
 from ..errors import GraphChangedError
 from ..graph.function_kinds import computes_in_half
 from ..graph.hooks import Hook
-from ..graph.loss_like import (
-    LossLike,
-    Seed,
-    check_scale,
-    check_seed,
-    refuse_a_loss_that_scales_itself,
-    variable_of,
-)
+from ..graph.loss_like import LossLike, check_scale, refuse_a_loss_that_scales_itself, variable_of
+from ..graph.loss_seed import LossSeed, Seed, check_seed
 from ..graph.names import named, registered_names
 from ..graph.plan import GraphPlan
 from ..graph.reading import read_graph
@@ -47,11 +41,14 @@ from .held_scales import HeldScales, StepRecorder
 from .holding import Holding
 from .layer_alphas import AlphasByComponent, AlphasByMethod, AlphasOfOne, LayerAlphas
 from .layer_watch import LayerWatch, Stored
+from .leaf_arrays import LeafArrays, leaf_arrays
 from .loss_section import GivenScale, LossSection, MeasuredScale, OneScale
 from .onlookers import NOBODY, Onlookers
 from .pass_context import PassContext
+from .planned_pass import PlannedPass
 from .planned_steps import Obstacle, PlannedSteps, plan_steps
 from .prepared_graph import GraphPreparation, PreparedGraph
+from .replayed_pass import ReplayedPass
 from .run_pass import AnyPass, run_pass, unscale_visible
 from .saved_names import fingerprint, with_names_of
 
@@ -130,7 +127,7 @@ class AdaptiveLossScaling:
         self.config = (AdaLossConfig() if config is None else config).stored_in(
             self._storage.precision if self._storage else Precision() if computes_in_half(context) else None
         )
-        self._loss = loss
+        self._loss, self._seed = loss, LossSeed(self._variable)
         self.audience: Optional[Audience] = audience_of(monitors)
         self._kernels = select_kernels(context)
         self._ada_loss = NNablaAdaLoss(self.config, self._kernels, limit_policy)
@@ -258,7 +255,7 @@ class AdaptiveLossScaling:
     def held(self) -> bool:
         """Whether the scales of the last backward were measured some iterations before it."""
         last = self._last
-        return isinstance(last, HeldPass) and not self._graph.prepared().holding.for_good(
+        return isinstance(last, ReplayedPass) and not self._graph.prepared().holding.for_good(
             measured=last.measures_loss
         )
 
@@ -269,9 +266,9 @@ class AdaptiveLossScaling:
         `"measured"`: they were chosen in it; `"planned"`: they were held, and applied before and after
         nnabla's backward; else why held scales were applied around each function. It changes no result.
         """
-        if not isinstance(self._last, HeldPass):
+        if not isinstance(self._last, ReplayedPass):
             return "measured"
-        if self._last.at_once:
+        if isinstance(self._last, PlannedPass):
             return "planned"
         steps = None if self._graph.present is None else self._graph.present.steps
         return str(steps) if isinstance(steps, Obstacle) else "somebody looks at single functions"
@@ -485,14 +482,15 @@ class AdaptiveLossScaling:
             check_scale(scale)
         check_seed(self._variable, grad)
         planned = self._graph.prepared(look_again=True)
-        self.guard.before_backward(planned.plan.leaves)
+        found = leaf_arrays(planned.plan.leaves)
+        self.guard.before_backward(found)
         iteration = self.iteration if iteration is None else iteration
         self.components.begin_pass(iteration)
         planned.statistics.watch(self.guard.state.arrays)
         held = None if again else planned.holding.scales(planned.plan, iteration, scale)
         onlookers = Onlookers(communicator_callbacks, function_pre_hook, function_post_hook)
         if held is not None:
-            replay = self._held_pass(planned, held, iteration, onlookers)
+            replay = self._replay(planned, held, iteration, found, onlookers)
             self._run(replay, grad, clear_buffer, onlookers)
             if self._ada_loss.observed:
                 for record in held.records(iteration, self.components.began[1]):
@@ -526,13 +524,14 @@ class AdaptiveLossScaling:
             planned.holding.keep(held, iteration)
         self._end(running, iteration, clear_buffer)
 
-    def _held_pass(
+    def _replay(
         self,
         planned: PreparedGraph,
         held: HeldScales,
         iteration: int,
+        found: LeafArrays,
         onlookers: Onlookers,
-    ) -> HeldPass:
+    ) -> Union[HeldPass, PlannedPass]:
         """A pass with the scales that are held: all steps at once, where nobody looks at single functions."""
         measures = planned.holding.measures(iteration)
         if measures:
@@ -546,13 +545,14 @@ class AdaptiveLossScaling:
                 at_random=self._storage is not None and self._storage.precision.stochastic_seed is not None,
                 max_bytes=self._max_bytes,
             )
-        steps = planned.steps
+        steps, context = planned.steps, self._context(planned)
         watch = self._watch(iteration)
         looked_at = measures or watch is not None or onlookers.present
+        if isinstance(steps, PlannedSteps) and not looked_at:
+            return PlannedPass(context, held, steps, found, planned.measurements)
         running = HeldPass(
-            self._context(planned),
+            context,
             held,
-            steps if isinstance(steps, PlannedSteps) and not looked_at else None,
             measures=measures,
             deferred=planned.measurements,
             unscale_each=onlookers.take_gradients,
@@ -631,7 +631,7 @@ class AdaptiveLossScaling:
 
     def _run(self, running: AnyPass, grad: Optional[Seed], clear_buffer: bool, onlookers: Onlookers) -> None:
         try:
-            run_pass(self._loss, running, grad, clear_buffer, onlookers)
+            run_pass(self._loss, running, grad, clear_buffer, onlookers, self._seed)
         except GraphChangedError:
             self._graph.drop()
             raise

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Iterable, Mapping, Optional
+from typing import Callable, Iterable, Optional
 
 import nnabla as nn
 
@@ -15,6 +15,7 @@ from .emulated_storage import EmulatedStorage
 from .forward_fault import ForwardFault, find_forward_fault
 from .forward_state import ForwardState
 from .kept_gradients import KeptGradients
+from .leaf_arrays import LeafArrays
 
 
 class BatchGuard:
@@ -78,10 +79,10 @@ class BatchGuard:
         if not first:
             self.state.save_batch()
 
-    def before_backward(self, leaves: Mapping[int, nn.Variable]) -> None:
-        """Keep the gradients of `leaves`, by key, if `begin_batch` has asked for that."""
+    def before_backward(self, gradients: LeafArrays) -> None:
+        """Keep the gradients of the graph's leaves, if `begin_batch` has asked for that."""
         if self._keeps:
-            self._gradients.save(leaves)
+            self._gradients.save(gradients)
 
     def undo_batch(self) -> None:
         """Put back what was there when the batch began, for it to be repeated."""

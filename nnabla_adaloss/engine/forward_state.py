@@ -45,6 +45,8 @@ class ForwardState:
         """Keep what forward through `plan` is going to write, besides what is kept already for this batch."""
         if plan is not self._plan:
             self._find(plan)
+        if not self._written and not self._candidates:
+            return
         new = {hash(leaf): leaf for leaf in self._written if hash(leaf) not in self._held}
         copy_arrays(self._kernels, [(leaf.data, self._copies[key]) for key, leaf in new.items()])
         self._held.update(new)
@@ -52,6 +54,8 @@ class ForwardState:
 
     def note_changes(self) -> None:
         """Look what forward has written besides, if that is not known yet; it is kept from now on."""
+        if not self._candidates:
+            return
         for leaf, before in zip(self._candidates, self._before):
             now = _contents(leaf)
             if (None if now is None else now.tobytes()) == (None if before is None else before.tobytes()):
@@ -85,6 +89,8 @@ class ForwardState:
     @property
     def arrays(self) -> List[nn.NdArray]:
         """What forward writes, as it is now; the float32 and float16 of it."""
+        if not self._written:
+            return []
         arrays = [leaf.data for leaf in self._written]
         if are_readable(arrays):
             return arrays
@@ -92,7 +98,7 @@ class ForwardState:
 
     def has_nonfinite(self) -> bool:
         """True when something that forward writes holds an infinity or a NaN."""
-        return not self._kernels.all_finite(self.arrays)
+        return bool(self._written) and not self._kernels.all_finite(self.arrays)
 
     def _find(self, plan: GraphPlan) -> None:
         self._plan, self._written, self._candidates = plan, [], []

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import nnabla as nn
@@ -14,9 +13,6 @@ from ..kernels.arrays import FLOAT16, are_float32, prepare_master, stored_dtype
 from ..kernels.interface import GradientsInPlace, GradientToUnscale, Kernels
 from ..kernels.measurements import Measurements
 from ..kernels.scratch import ScratchPool
-
-_gradient = attrgetter("grad")
-_zeroing = attrgetter("zeroing")
 
 
 class Written(NamedTuple):
@@ -41,8 +37,8 @@ class Written(NamedTuple):
     alone: bool
 
 
-class PlannedLeaf(NamedTuple):
-    """A leaf whose gradient all functions write with one scale.
+class TakenLeaf(NamedTuple):
+    """A leaf whose gradient one function writes, or several with one scale.
 
     Attributes:
         variable: the leaf.
@@ -57,44 +53,6 @@ class PlannedLeaf(NamedTuple):
     scale: float
     half: bool
     in_place: bool
-
-
-class PlannedLeaves:
-    """Leaves that are taken at once; what is to be done with them is kept as long as their arrays stay.
-
-    Args:
-        leaves: the leaves.
-    """
-
-    def __init__(self, leaves: Sequence[PlannedLeaf]) -> None:
-        self.leaves = leaves
-        self._direct = not any(leaf.half for leaf in leaves)
-        self._variables = [leaf.variable for leaf in leaves]
-        self._masters: List[nn.NdArray] = []
-        self._written: List[Written] = []
-        self._gradients = GradientsInPlace([], [])
-
-    @property
-    def are_zero(self) -> bool:
-        """Whether all gradients are lazily zero, so that nnabla writes to the masters themselves."""
-        if not self._direct:
-            return False
-        masters = list(map(_gradient, self._variables))
-        if masters != self._masters:
-            self._masters = masters
-            self._written = [
-                Written(p.key, 0, p.variable, m, m, p.scale, True) for p, m in zip(self.leaves, masters)
-            ]
-            self._gradients = GradientsInPlace(masters, [p.scale for p in self.leaves])
-        return all(map(_zeroing, masters))
-
-    def written(self) -> Tuple[List[Written], GradientsInPlace]:
-        """What was written to the masters, which are to be unscaled where they are."""
-        # An array that is still zeroing was not written.
-        if not any(map(_zeroing, self._masters)):
-            return self._written, self._gradients
-        kept = [entry for entry in self._written if not entry.master.zeroing]
-        return kept, GradientsInPlace([e.master for e in kept], [e.scale for e in kept])
 
 
 class LeafGradients:
@@ -132,7 +90,6 @@ class LeafGradients:
         self._running: List[Written] = []
         self._waiting: Dict[int, List[Written]] = {}
         self._scratches = 0
-        self._planned: Optional[PlannedLeaves] = None
 
     def take(self, node: Node, scale: float, scales: Mapping[int, float]) -> None:
         """Direct the gradients of the leaves of `node` to where they can be unscaled.
@@ -143,12 +100,12 @@ class LeafGradients:
             scales: other scales of single inputs, by key.
         """
         for leaf, key in zip(node.leaves, node.leaf_keys):
-            self._take(
-                PlannedLeaf(leaf, key, scales.get(key, scale), node.half, node.in_place), node.function_key
+            self.take_leaf(
+                TakenLeaf(leaf, key, scales.get(key, scale), node.half, node.in_place), node.function_key
             )
 
-    def _take(self, taken: PlannedLeaf, function: int) -> None:
-        """Direct the gradient of one leaf, which the function with that key writes."""
+    def take_leaf(self, taken: TakenLeaf, function: int = 0) -> None:
+        """Direct the gradient of one leaf, which the function with that key writes, or all of a pass."""
         leaf, key, scale, half, in_place = taken
         master = leaf.grad
         target, alone = master, True
@@ -170,22 +127,8 @@ class LeafGradients:
         if target is not master:
             leaf.grad = target
 
-    def take_all(self, planned: PlannedLeaves) -> None:
-        """Direct the gradients of all leaves at once; where they are lazily zero, there is nothing to do."""
-        if planned.are_zero:
-            self._planned = planned
-            return
-        for leaf in planned.leaves:
-            self._take(leaf, 0)
-
     def give_back(self) -> None:
         """Put the masters back after the function ran, and unscale what it wrote."""
-        if self._planned is not None:
-            written, gradients = self._planned.written()
-            self._planned = None
-            self._unscaled += written
-            self._unscale_in_place(gradients)
-            return
         written = []
         for entry in self._running:
             in_place = entry.target is entry.master
@@ -205,6 +148,8 @@ class LeafGradients:
 
     def finish(self) -> None:
         """Unscale what is still waiting."""
+        if not self._waiting:
+            return
         waiting = [entry for entries in self._waiting.values() for entry in entries]
         self._waiting.clear()
         self._scratches = 0
@@ -221,7 +166,6 @@ class LeafGradients:
 
     def restore(self) -> None:
         """Put the masters back when a pass is given up; harmless when none is away."""
-        self._planned = None
         for entry in self._running:
             entry.leaf.grad = entry.master
             if entry.target is entry.master and not entry.master.zeroing:

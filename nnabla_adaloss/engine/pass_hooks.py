@@ -14,7 +14,14 @@ from ..graph.hooks import Hook
 from ..graph.node import Node
 
 
-class HookedPass(Protocol):
+class Restored(Protocol):
+    """A pass that swaps arrays."""
+
+    def restore(self) -> None:
+        """Put every swapped array back; harmless when none is swapped."""
+
+
+class HookedPass(Restored, Protocol):
     """A pass that does something around each function.
 
     Attributes:
@@ -32,8 +39,30 @@ class HookedPass(Protocol):
     def finish_last(self) -> None:
         """Do what is to be done after the function that ran last, if that is still to be done."""
 
-    def restore(self) -> None:
-        """Put every swapped array back; harmless when none is swapped."""
+
+class HookAfter:
+    """Runs one step after each function's backward, until one raises.
+
+    Args:
+        running: the pass.
+        step: called with the function.
+
+    Attributes:
+        error: the exception that the step raised.
+    """
+
+    def __init__(self, running: Restored, step: Hook) -> None:
+        self.error: Optional[BaseException] = None
+        self._pass, self._step = running, step
+
+    def __call__(self, f: Any) -> None:
+        """Run the step."""
+        if self.error is None:
+            try:
+                self._step(f)
+            except BaseException as error:
+                self.error = error
+                self._pass.restore()
 
 
 class PassHooks:
@@ -72,21 +101,6 @@ class PassHooks:
         if self._user_pre is not None:
             return self._between, None
         return self._fast_path(), None
-
-    def only_after(self, step: Optional[Hook]) -> Tuple[Optional[Hook], Optional[Hook]]:
-        """What runs around each function of a pass that does no more than `step` after it."""
-        if step is None:
-            return None, None
-        after = step
-
-        def guarded(f: Any) -> None:
-            if self.error is None:
-                try:
-                    after(f)
-                except BaseException as error:
-                    self._fail(error)
-
-        return None, guarded
 
     def _fast_path(self) -> Hook:
         """As `_between`, with little to be done for most functions."""

@@ -15,7 +15,8 @@ from ..graph.node import Node, Scaling
 from ..graph.plan import GraphPlan
 from ..graph.renaming import Renaming
 from .held_scales import Brought, HeldScales, Step
-from .leaf_gradients import PlannedLeaf, PlannedLeaves
+from .leaf_gradients import TakenLeaf
+from .planned_leaves import PlannedLeaves
 from .scaled_factors import PlannedFactor
 
 # Powers of two that every storage of 16 bits holds, and that leave float32 room on both sides.
@@ -111,8 +112,8 @@ def _factors(held: HeldScales, max_bytes: Optional[int]) -> Union[List[PlannedFa
     return [PlannedFactor(s.layer, s.factor, s.factor_key, alpha, s.half) for s, alpha in factors]
 
 
-def _leaves(held: HeldScales, *, rounded: bool) -> Union[List[PlannedLeaf], Obstacle]:
-    found: Dict[int, PlannedLeaf] = {}
+def _leaves(held: HeldScales, *, rounded: bool) -> Union[List[TakenLeaf], Obstacle]:
+    found: Dict[int, TakenLeaf] = {}
     for function_key, step in held.steps.items():
         node = held.plan.nodes[function_key]
         targets = step.targets(node)
@@ -120,12 +121,14 @@ def _leaves(held: HeldScales, *, rounded: bool) -> Union[List[PlannedLeaf], Obst
             scale = targets.get(key, step.scale)
             known = found.get(key)
             if known is None:
-                found[key] = PlannedLeaf(variable, key, scale, node.half, node.in_place)
+                found[key] = TakenLeaf(variable, key, scale, node.half, node.in_place)
             elif known.scale != scale:
                 return Obstacle(f"{node.label} adds to a gradient of another scale")
             elif rounded or node.half or known.half or not is_power_of_two(scale):
                 return Obstacle(f"{node.label} adds to a gradient that is rounded in between")
-    return list(found.values())
+    if found.keys() != held.plan.leaves.keys():
+        return Obstacle("backward has not come to all parameters")
+    return [found[key] for key in held.plan.leaves]
 
 
 def _with_other_seed(

@@ -9,16 +9,18 @@ from typing import Iterable, Optional, Tuple, Union
 
 import nnabla as nn
 
-from ..graph.hooks import root_cause
-from ..graph.loss_like import LossLike, Seed, run_backward
+from ..graph.hooks import Hook, root_cause
+from ..graph.loss_like import LossLike, run_backward
+from ..graph.loss_seed import LossSeed, Seed
 from ..graph.plan import GraphPlan
 from ..kernels.arrays import stored_dtype
 from .backward_pass import BackwardPass
 from .held_pass import HeldPass
 from .onlookers import Onlookers
-from .pass_hooks import PassHooks
+from .pass_hooks import HookAfter, PassHooks
+from .planned_pass import PlannedPass
 
-AnyPass = Union[BackwardPass, HeldPass]
+AnyPass = Union[BackwardPass, HeldPass, PlannedPass]
 
 _persistent = attrgetter("persistent")
 
@@ -29,6 +31,7 @@ def run_pass(
     grad: Optional[Seed],
     clear_buffer: bool,
     onlookers: Onlookers,
+    seed: LossSeed,
 ) -> None:
     """Run the backward of `loss`, with the steps of a pass around each function or around all of it.
 
@@ -40,23 +43,28 @@ def run_pass(
         grad: seed gradient of the loss's shape; None for one.
         clear_buffer: free what backward no longer needs.
         onlookers: who is called besides.
+        seed: makes the gradient that backward starts from.
     """
-    hooks = PassHooks(running, onlookers.pre_hook, onlookers.post_hook)
     error: Optional[BaseException] = None
+    hooks: Union[PassHooks, HookAfter, None] = None
+    pair: Tuple[Optional[Hook], Optional[Hook]] = None, None
     try:
-        if isinstance(running, HeldPass) and running.at_once:
-            running.begin()
-            pair = hooks.only_after(running.between)
-        else:
+        if not isinstance(running, PlannedPass):
+            hooks = PassHooks(running, onlookers.pre_hook, onlookers.post_hook)
             pair = hooks.pair(looked_at=onlookers.callbacks is not None or running.watch is not None)
-        run_backward(loss, running.seed, grad, clear_buffer, onlookers.callbacks, *pair)
+        else:
+            running.begin()
+            if running.between is not None:
+                hooks = HookAfter(running, running.between)
+                pair = None, hooks
+        run_backward(loss, running.seed, grad, clear_buffer, onlookers.callbacks, *pair, seed)
         running.finish_last()
     except BaseException as raised:
         error = root_cause(raised)
     finally:
         running.restore()
     # What a hook raised comes first: nnabla hides it behind an error of its own.
-    error = hooks.error or error
+    error = error if hooks is None else hooks.error or error
     if error is not None:
         running.statistics.finish()
         raise error

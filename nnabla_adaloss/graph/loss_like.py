@@ -3,19 +3,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Optional, Protocol, Union, runtime_checkable
 
 import nnabla as nn
 import numpy as np
-from numpy.typing import NDArray
 
 from ..core.scale_policy import global_scale
-from ..host_context import array_context
 from .hooks import Hook
+from .loss_seed import LossSeed, Seed
 from .reading import GraphDescription
-
-Seed = Union[NDArray[Any], nn.NdArray]
 
 
 @runtime_checkable
@@ -104,8 +100,19 @@ def run_backward(
     communicator_callbacks: Optional[Any],
     pre: Optional[Hook],
     post: Optional[Hook],
+    seed: Optional[LossSeed] = None,
 ) -> None:
     """Call `loss.backward` with the seed gradient `scale * grad` (ones when `grad` is None).
+
+    Args:
+        loss: the loss.
+        scale: what `grad` is multiplied by.
+        grad: of the loss's shape; None for ones.
+        clear_buffer: free what backward no longer needs.
+        communicator_callbacks: nnabla's.
+        pre: called before each function.
+        post: called after each function.
+        seed: makes the seed gradient of a loss that is a Variable, pass for pass; None: made for this one.
 
     Raises:
         ValueError: `loss` has several elements and `grad` is None, or their shapes differ.
@@ -114,47 +121,9 @@ def run_backward(
         loss.backward(scale, clear_buffer, communicator_callbacks, pre, post, grad=grad)
         return
     loss.backward(
-        seed_gradient(loss, scale, grad),
+        (seed or LossSeed(loss)).gradient(scale, grad),
         clear_buffer=clear_buffer,
         communicator_callbacks=communicator_callbacks,
         function_pre_hook=pre,
         function_post_hook=post,
     )
-
-
-def check_seed(loss: nn.Variable, grad: Optional[Seed]) -> None:
-    """Raise unless backward of `loss` can start from `grad`.
-
-    Raises:
-        ValueError: `loss` has several elements and `grad` is None, or their shapes differ.
-    """
-    if grad is None:
-        if loss.size != 1:
-            raise ValueError(
-                f"loss has shape {loss.shape}, not one element: pass its gradient as grad=..., "
-                "or reduce it with nnabla.functions.mean"
-            )
-        return
-    shape = tuple(grad.shape) if isinstance(grad, nn.NdArray) else np.shape(grad)
-    if math.prod(shape) != loss.size or (shape and shape != loss.shape):
-        raise ValueError(f"grad has shape {shape}, but loss has shape {loss.shape}")
-
-
-def seed_gradient(
-    loss: nn.Variable, scale: float, grad: Optional[Seed]
-) -> Union[nn.NdArray, NDArray[np.float32]]:
-    """The gradient that backward starts from: `scale * grad`, ones when `grad` is None.
-
-    It is made where the loss is: on a GPU, one that is made on the host is waited for.
-
-    Raises:
-        ValueError: `loss` has several elements and `grad` is None, or their shapes differ.
-    """
-    check_seed(loss, grad)
-    if grad is None:
-        seed = nn.NdArray(loss.shape)
-        seed.fill(scale)
-        seed.data_ptr(np.dtype(np.float32), array_context(loss.parent.context))
-        return seed
-    array = np.asarray(grad.data if isinstance(grad, nn.NdArray) else grad, dtype=np.float32)
-    return array.reshape(loss.shape) * np.float32(scale)

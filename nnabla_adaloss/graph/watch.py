@@ -31,12 +31,10 @@ class GraphWatch:
 
     def __init__(self, variables: Iterable[nn.Variable]) -> None:
         self._variables = list(variables)
-        self._seen = self._look()
+        self._seen: List[Any] = [*map(hash, self._variables), *map(_need_grad, self._variables)]
 
     @property
     def changed(self) -> bool:
         """True when something is different from what it was."""
-        return self._look() != self._seen
-
-    def _look(self) -> List[Any]:
-        return [*map(hash, self._variables), *map(_need_grad, self._variables)]
+        # Written out: it is asked for twice in each iteration.
+        return [*map(hash, self._variables), *map(_need_grad, self._variables)] != self._seen

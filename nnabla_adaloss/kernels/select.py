@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import importlib.util
-import warnings
 from functools import cache
 
 import nnabla as nn
 
+from ..errors import warn
 from .cpu import CpuKernels
 from .cuda import CudaKernels
 from .interface import Kernels
@@ -40,10 +40,9 @@ def select_kernels(context: nn.Context) -> Kernels:
     if backends & {"cuda", "cudnn"}:
         if importlib.util.find_spec("cupy") is not None:
             return _cuda_kernels(context.array_class, context.device_id)
-        warnings.warn(
+        warn(
             "CuPy is not installed, so loss scaling on the GPU will be slow; install nnabla-adaloss with the "
             "extra of your CUDA version, such as nnabla-adaloss[cuda120]",
             RuntimeWarning,
-            stacklevel=2,
         )
     return PlainKernels(context)

@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Type
 
 from ..core.validation import integer
-from ..errors import LossScaleWarning
+from ..errors import warn
 from .events import (
     BatchRepeated,
     BatchThrownAway,
@@ -94,7 +93,7 @@ class Audience:
         name, kind = type(monitor).__name__, type(event).__name__
         told = f"monitor {name} raised an exception for {kind} in iteration {event.iteration}"
         logger.exception("%s; training goes on", told)
-        warnings.warn(f"{told}: {error!r}; training goes on", LossScaleWarning, stacklevel=2)
+        warn(f"{told}: {error!r}; training goes on")
 
 
 def audience_of(monitors: Sequence[Any]) -> Optional[Audience]:

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Dict, Optional, Sequence, Tuple
 
 from ..core.layer_selection import LayerSelection, unmatched
 from ..core.validation import boolean, integer
-from ..errors import LossScaleWarning
+from ..errors import warn
 from .events import BatchRepeated, BatchThrownAway, LayerScaled, Overflowed, ScaleChanged, UpdateEnded
 from .monitor import Monitor
 from .recording import Recording
@@ -133,11 +132,9 @@ class Recorder(Monitor):
             names = list(self._selected)
             more = f", and {len(names) - _NAMES_TOLD} more" if len(names) > _NAMES_TOLD else ""
             known = ", ".join(names[:_NAMES_TOLD]) + more or "none"
-            warnings.warn(
+            warn(
                 f"Recorder(layers=...): {', '.join(map(repr, patterns))} matches no layer that has got a "
-                f"scale so far, and only those are recorded: {known}",
-                LossScaleWarning,
-                stacklevel=2,
+                f"scale so far, and only those are recorded: {known}"
             )
 
     def _record(self, row: Row) -> None:

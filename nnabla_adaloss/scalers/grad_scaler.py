@@ -10,7 +10,6 @@ scaler.update()                                   the end of the iteration
 from __future__ import annotations
 
 import math
-import warnings
 from enum import Enum
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
 
@@ -24,8 +23,10 @@ from ..emulation import with_storage
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
 from ..engine.forward_state import ForwardState
 from ..engine.kept_gradients import KeptGradients
-from ..errors import LossScaleWarning
-from ..graph.loss_like import LossLike, Seed
+from ..engine.leaf_arrays import leaf_arrays
+from ..errors import warn
+from ..graph.loss_like import LossLike
+from ..graph.loss_seed import Seed
 from ..kernels import select_kernels
 from ..updaters.window import Window, examine
 from .scaled_losses import ScaledLosses
@@ -325,7 +326,7 @@ class GradScaler:
         guard, minimum = scaling.guard, scaling.components.policy.min_scale
         others = {hash(v): v for s in self._solvers if s is not solver for v in s.get_parameters().values()}
         kept = KeptGradients(select_kernels(scaling.variable.parent.context))
-        kept.save(others)
+        kept.save(leaf_arrays(others))
         guard.begin(more=True)
         # Clipping may have hidden what these gradients were; they are of no use any more.
         next(iter(solver.get_parameters().values())).grad.fill(math.inf)
@@ -337,9 +338,7 @@ class GradScaler:
     def _warn(self, kind: str, message: str) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
-            warnings.warn(
-                f"step skipped in iteration {self._iteration}: {message}", LossScaleWarning, stacklevel=4
-            )
+            warn(f"step skipped in iteration {self._iteration}: {message}")
 
 
 def _checked(solvers: Sequence[Any]) -> List[Any]:

@@ -10,7 +10,6 @@ How the scale is adjusted is `GrowthPolicy`'s, or with `global_scale="history"` 
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Union
 
 import nnabla as nn
@@ -19,7 +18,7 @@ import numpy as np
 from ..core.formats import FLOAT16
 from ..core.scale_history import AmaxWindow, HistoryPolicy
 from ..core.validation import number, positive_number
-from ..errors import LossScaleWarning
+from ..errors import warn
 from .argument_checks import CHECKS, COUNTS, count, history_of
 from .gradients import Gradient, divisible_in_place, gradient_list, has_nonfinite, largest, unscaled
 from .growth_policy import GrowthPolicy, GrowthState
@@ -265,11 +264,9 @@ class LossScaler:
     def _warn_at_floor(self, at_floor: bool) -> None:
         if at_floor and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 f"gradients overflow at min_scale={self.min_scale:g}: the scale is not the cause; "
-                "look at the loss, the data and the learning rate",
-                LossScaleWarning,
-                stacklevel=5,
+                "look at the loss, the data and the learning rate"
             )
 
     def _adjust(self, usable: bool) -> None:

@@ -222,7 +222,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             LossScaleError: the loss is not finite, or gradients overflow at the smallest scale, and the
                 policy for that is `"raise"`. The parameters are as before.
         """
-        with self._idle.update():
+        with self._idle:
             resumed, self._interrupted = self._interrupted, None
             scale_before = self._scale
             self._tries = resumed or Tries(self.scale_state, dict(self.scaling.limits))

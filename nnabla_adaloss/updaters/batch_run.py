@@ -20,7 +20,7 @@ from .window import Window, examine, smallest_scale_helps, spoil
 _REPEATS_BEFORE_LOOKING = 3
 
 
-@dataclass(frozen=True)
+@dataclass
 class BatchRun:
     """What a batch is run with.
 
@@ -131,7 +131,7 @@ class BatchRun:
 
     def _is_lost(self, repeats: int) -> bool:
         """Whether a batch has overflowed with scales that were held, and is not going to be repeated."""
-        if not (self.scaling.held and self._overflows):
+        if not (self._overflows and self.scaling.held):
             return False
         loss_is_finite = bool(np.isfinite(self.scaling.variable.d).all())
         return not (self.repeat and repeats < self.max_repeats and loss_is_finite)

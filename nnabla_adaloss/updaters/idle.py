@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from contextlib import contextmanager
-from typing import Any, Callable, Deque, Iterator
+from typing import Any, Callable, Deque
 
 
 class Idle:
     """Tells others when parameters are whole: not swapped for rounded or scaled copies, not half updated.
+
+    An update is a `with` block.
 
     Attributes:
         lock: held while parameters are swapped or being updated. For threads; a signal handler would find it
@@ -19,7 +20,7 @@ class Idle:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self._running = False
+        self._running = 0
         self._calling = False
         self._waiting: Deque[Callable[[], Any]] = deque()
 
@@ -36,17 +37,15 @@ class Idle:
         if not self._running:
             self._drain()
 
-    @contextmanager
-    def update(self) -> Iterator[None]:
-        """A block that is one update; what waits for its end is called then, also after an exception."""
-        nested = self._running
-        self._running = True
-        try:
-            yield
-        finally:
-            if not nested:
-                self._running = False
-                self._drain()
+    def __enter__(self) -> None:
+        """An update begins, perhaps within another one."""
+        self._running += 1
+
+    def __exit__(self, *_: Any) -> None:
+        """It has ended, perhaps with an exception; what waits for the end of the outer one is called."""
+        self._running -= 1
+        if self._waiting and not self._running:
+            self._drain()
 
     def _drain(self) -> None:
         # One at a time: a signal that comes while a callback runs leaves its own to this loop.

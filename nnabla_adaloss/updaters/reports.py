@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 import numpy as np
 
-from ..errors import LossScaleError, LossScaleWarning
+from ..errors import LossScaleError, warn
 from ..graph.function_kinds import computes_in_half
 from ..graph.loss_like import LossLike
 from ..graph.plan import GraphPlan
@@ -32,7 +31,7 @@ class Reports:
         """Warn, the first time that there is something of this kind to warn of."""
         if kind not in self._told:
             self._told.add(kind)
-            warnings.warn(message, LossScaleWarning, stacklevel=5)
+            warn(message)
 
     def tell_of_zero_gradients(self, iteration: int, scale: float) -> None:
         """Warn of an update without any gradient."""
@@ -116,11 +115,9 @@ def tell_of_float_storage(loss: LossLike, storage: Optional[Any], config: Option
     if storage is not None or config is not None or not isinstance(loss, nn.Variable):
         return
     if not computes_in_half(loss.parent.context):
-        warnings.warn(
+        warn(
             "nothing is stored in half precision: the network is in a float context and storage is None. "
-            'Pass storage="float16" to emulate it, or build the network in a half context',
-            LossScaleWarning,
-            stacklevel=3,
+            'Pass storage="float16" to emulate it, or build the network in a half context'
         )
 
 

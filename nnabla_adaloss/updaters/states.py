@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from typing import Any, Dict, Mapping, Optional, Protocol
 
 import numpy as np
@@ -14,7 +13,7 @@ from ..core.scale_history import HistoryPolicy
 from ..core.scale_policy import ScalePolicy, ScaleState
 from ..core.validation import integer, number
 from ..engine import AdaptiveLossScaling
-from ..errors import LossScaleWarning
+from ..errors import warn
 from .checksums import crc32
 from .counters import Counters
 
@@ -93,11 +92,9 @@ def restore(updater: Resumable, state: Mapping[str, Any]) -> None:
     updater.iteration, updater.counters = iteration, counters
     if parameters != _parameter_checksum(updater):
         updater.scaling.forget()
-        warnings.warn(
+        warn(
             "the parameters are not those that the state was saved with: what was learned of the layers is "
-            "dropped, the loss scale is kept. Load the parameters before the state",
-            LossScaleWarning,
-            stacklevel=3,
+            "dropped, the loss scale is kept. Load the parameters before the state"
         )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be wrapped, and what a backward pass starts from."""
+"""What can be wrapped, and how its backward is run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
-from nnabla_adaloss.graph.loss_like import LossWrapper, check_scale, run_backward, seed_gradient, variable_of
+from nnabla_adaloss.graph.loss_like import LossWrapper, check_scale, run_backward, variable_of
 
 
 def output(batch: int = 2) -> nn.Variable:
@@ -66,31 +66,6 @@ def test_a_scale_that_is_too_small_to_unscale() -> None:
 def test_scales_that_are_no_numbers(scale: Any) -> None:
     with pytest.raises(TypeError, match="scale=.* must be a number"):
         check_scale(scale)
-
-
-def test_seeds() -> None:
-    vector, scalar = output(), F.mean(output())
-    seed = np.arange(4.0).reshape(2, 2)
-    filled = seed_gradient(scalar, 8.0, None)
-    assert isinstance(filled, nn.NdArray)
-    assert filled.dtype == np.float32
-    np.testing.assert_array_equal(filled.data, np.array(8.0))
-    for given in (seed, nn.NdArray.from_numpy_array(seed), seed.astype(np.float16), seed.astype(int)):
-        found = seed_gradient(vector, 4.0, given)
-        assert isinstance(found, np.ndarray)
-        assert found.dtype == np.float32
-        np.testing.assert_array_equal(found, 4.0 * seed)
-    found = seed_gradient(scalar, 8.0, np.array(0.5))
-    np.testing.assert_array_equal(found, np.array(4.0))
-
-
-def test_seeds_that_do_not_fit() -> None:
-    vector = output()
-    with pytest.raises(ValueError, match=r"loss has shape \(2, 2\).*grad="):
-        seed_gradient(vector, 1.0, None)
-    for shape in [(3,), (4,), (2, 2, 1), (0,)]:
-        with pytest.raises(ValueError, match=r"grad has shape .* but loss has shape \(2, 2\)"):
-            seed_gradient(vector, 1.0, np.ones(shape))
 
 
 @pytest.mark.parametrize("wrap", [False, True])

@@ -124,7 +124,7 @@ def test_what_waits_is_called_once_in_order_and_after_exceptions_too() -> None:
     idle.when_idle(lambda: seen.append("now"))
 
     def update() -> None:
-        with idle.update():
+        with idle:
             for i in range(2):
                 idle.when_idle(lambda i=i: seen.append(i))
             seen.append("update")
@@ -133,7 +133,7 @@ def test_what_waits_is_called_once_in_order_and_after_exceptions_too() -> None:
     with pytest.raises(KeyError):
         update()
     assert seen == ["now", "update", 0, 1]
-    with idle.update():
+    with idle:
         pass
     assert len(seen) == 4
     with pytest.raises(TypeError, match="^callback must be callable without arguments, got str$"):

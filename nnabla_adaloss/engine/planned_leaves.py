@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leaves whose gradients nnabla writes in one backward pass without anybody between its functions."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import List, Optional, Sequence, Tuple
+
+import nnabla as nn
+
+from ..kernels.interface import GradientsInPlace
+from .leaf_arrays import LeafArrays
+from .leaf_gradients import TakenLeaf
+
+_zeroing = attrgetter("zeroing")
+
+
+class PlannedLeaves:
+    """Leaves that are taken at once; what is known of them is kept from pass to pass.
+
+    Args:
+        leaves: the leaves, in the order of the plan's.
+
+    Attributes:
+        leaves: the leaves.
+    """
+
+    def __init__(self, leaves: Sequence[TakenLeaf]) -> None:
+        self.leaves = leaves
+        self._keys = [leaf.key for leaf in leaves]
+        self._direct = not any(leaf.half for leaf in leaves)
+        self._gradients: Optional[GradientsInPlace] = None
+
+    def are_written_directly(self, found: LeafArrays) -> bool:
+        """Whether nnabla writes them to the masters themselves, and adds them to nothing."""
+        return found.all_zero and self._direct
+
+    def written(self, masters: List[nn.NdArray]) -> Tuple[List[int], GradientsInPlace]:
+        """Keys and gradients of what was written to `masters`, which are to be unscaled where they are."""
+        # An array that is still zeroing was not written.
+        if any(map(_zeroing, masters)):
+            kept = [(leaf, master) for leaf, master in zip(self.leaves, masters) if not master.zeroing]
+            return [leaf.key for leaf, _ in kept], _in_place(kept)
+        if self._gradients is None:
+            self._gradients = _in_place(list(zip(self.leaves, masters)))
+        self._gradients.arrays = masters
+        return self._keys, self._gradients
+
+
+def _in_place(taken: Sequence[Tuple[TakenLeaf, nn.NdArray]]) -> GradientsInPlace:
+    return GradientsInPlace([master for _, master in taken], [leaf.scale for leaf, _ in taken])
