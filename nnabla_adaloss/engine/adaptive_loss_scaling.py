@@ -481,6 +481,7 @@ class AdaptiveLossScaling:
         if scale is not None:
             check_scale(scale)
         check_seed(self._variable, grad)
+        # Also after the guard has looked before forward: that is when nnabla finds out who needs a gradient.
         planned = self._graph.prepared(look_again=True)
         found = leaf_arrays(planned.plan.leaves)
         self.guard.before_backward(found)

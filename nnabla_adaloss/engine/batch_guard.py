@@ -49,15 +49,15 @@ class BatchGuard:
         self._keeps = False
         self._gradients = KeptGradients(kernels)
 
-    def begin(self, *, more: bool = False) -> None:
-        """Keep the running statistics and whatever else forward writes, before it does.
+    def begin(self) -> None:
+        """Forget what was kept of the batch before."""
+        self.state.drop()
+        self._keeps = False
 
-        Args:
-            more: add to what is kept already, for another graph of the same batch.
+    def before_forward(self) -> None:
+        """Keep the running statistics and whatever else forward writes, before it does; besides what is kept
+        already, of another graph of the same batch.
         """
-        if not more:
-            self.state.drop()
-            self._keeps = False
         self.state.save(self._plan())
 
     def after_forward(self) -> None:
@@ -65,7 +65,9 @@ class BatchGuard:
         self.state.note_changes()
 
     def undo(self) -> None:
-        """Put back what forward has written since `begin`: the batch leaves nothing behind."""
+        """Put back what forward has written since `begin` and `before_forward`: the batch leaves nothing
+        behind.
+        """
         self.state.restore()
 
     def begin_batch(self, *, first: bool) -> None:

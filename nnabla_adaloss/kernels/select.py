@@ -16,6 +16,12 @@ from .plain import PlainKernels
 
 
 @cache
+def _cpu_kernels() -> CpuKernels:
+    # Which instructions there are, and how many threads the container allows, is found out once: files are read.
+    return CpuKernels()
+
+
+@cache
 def _cuda_kernels(array_class: str, device_id: str) -> CudaKernels:
     # Compiled code and 5 MB of workspace are the device's: one of each per process, whoever asks for it.
     return CudaKernels(nn.Context(["cuda:float", "cpu:float"], array_class, device_id))
@@ -36,7 +42,7 @@ def select_kernels(context: nn.Context) -> Kernels:
     """
     backends = {name.partition(":")[0] for name in context.backend}
     if backends == {"cpu"}:
-        return CpuKernels()
+        return _cpu_kernels()
     if backends & {"cuda", "cudnn"}:
         if importlib.util.find_spec("cupy") is not None:
             return _cuda_kernels(context.array_class, context.device_id)

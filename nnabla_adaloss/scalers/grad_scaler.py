@@ -125,7 +125,9 @@ class GradScaler:
         is skipped has added to them.
         """
         scaling = self._losses.of(loss)
-        scaling.guard.begin(more=bool(self._forwarded))
+        if not self._forwarded:
+            scaling.guard.begin()
+        scaling.guard.before_forward()
         self._forwarded.add(hash(scaling.variable))
         scaling.forward(clear_buffer=clear_buffer, clear_no_need_grad=clear_no_need_grad)
         scaling.guard.after_forward()
@@ -274,7 +276,7 @@ class GradScaler:
     def _find_scales(self, scaling: AdaptiveLossScaling, grad: Optional[Seed]) -> None:
         """The first backward of a loss: again, forward and backward, until its scales hold."""
         guard = scaling.guard
-        guard.begin(more=True)
+        guard.before_forward()
         guard.begin_batch(first=False)
         for attempt in range(_ATTEMPTS):
             if attempt:
@@ -327,7 +329,7 @@ class GradScaler:
         others = {hash(v): v for s in self._solvers if s is not solver for v in s.get_parameters().values()}
         kept = KeptGradients(select_kernels(scaling.variable.parent.context))
         kept.save(leaf_arrays(others))
-        guard.begin(more=True)
+        guard.before_forward()
         # Clipping may have hidden what these gradients were; they are of no use any more.
         next(iter(solver.get_parameters().values())).grad.fill(math.inf)
         found = examine(Window(), scaling, solver, minimum)

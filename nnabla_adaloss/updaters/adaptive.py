@@ -352,11 +352,9 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         self.scaling.guard.begin()
         self.solver.zero_grad()
         for index in range(self.accum_grad):
-            scaling = self.scaling
+            # May assign another loss, and rewire this one.
             self.data_feeder()
-            # The feeder may have assigned another loss.
-            if self.scaling is not scaling:
-                self.scaling.guard.begin(more=True)
+            self.scaling.guard.before_forward()
             window = self._batch_run().run(window, first=not index)
         return window
 
