@@ -539,13 +539,10 @@ class AdaptiveLossScaling:
             planned.statistics.begin(iteration, anew=False)
             planned.holding.measured(iteration)
         if planned.held is not held:
-            planned.held = held
-            planned.steps = plan_steps(
-                held,
-                rounded=self._storage is not None,
-                at_random=self._storage is not None and self._storage.precision.stochastic_seed is not None,
-                max_bytes=self._max_bytes,
-            )
+            before, planned.held = planned.held, held
+            # Scales that were measured anew are mostly what they were.
+            if before is None or not held.is_applied_as(before):
+                planned.steps = self._plan_steps(held)
         steps, context = planned.steps, self._context(planned)
         watch = self._watch(iteration)
         looked_at = measures or watch is not None or onlookers.present
@@ -560,6 +557,15 @@ class AdaptiveLossScaling:
         )
         running.watch = watch
         return running
+
+    def _plan_steps(self, held: HeldScales) -> Union[PlannedSteps, Obstacle]:
+        storage = self._storage
+        return plan_steps(
+            held,
+            rounded=storage is not None,
+            at_random=storage is not None and storage.precision.stochastic_seed is not None,
+            max_bytes=self._max_bytes,
+        )
 
     def _end(self, running: AnyPass, iteration: int, clear_buffer: bool) -> None:
         unscale_visible(running, clear_buffer)

@@ -271,7 +271,8 @@ class BackwardPass:
             scale = self._to_unit_scale(node, scale)
         elif node.loss_section and node.single in self.scales:
             scale = self._rescale_loss_section(node, scale)
-        scale = self._join(node, scale)
+        if node.passes_on:
+            scale = self._join(node, scale)
         self._scale = scale
         self._targets.clear()
         alphas = []

@@ -108,6 +108,15 @@ class HeldScales:
             components=components,
         )
 
+    def is_applied_as(self, other: HeldScales) -> bool:
+        """Whether the steps of a pass are the same as with `other`."""
+        return (
+            self.plan is other.plan
+            and self.seed == other.seed
+            and self.steps == other.steps
+            and self.scales == other.scales
+        )
+
     @cached_property
     def layer_scales(self) -> Dict[str, float]:
         """Alpha by layer."""
@@ -172,7 +181,8 @@ class StepRecorder:
         """What is to be done after the function is done."""
         node, step = self._node, self._step
         if node is not None and step is not None:
-            step = step._replace(after=tuple(self._brought))
+            if self._brought:
+                step = step._replace(after=tuple(self._brought))
             if step.before or step.alphas or step.after or node.leaves:
                 self.steps[node.function_key] = step
         self._node = None

@@ -99,10 +99,14 @@ class LeafGradients:
             scale: the scale that its contributions carry.
             scales: other scales of single inputs, by key.
         """
+        half, function, waiting = node.half, node.function_key, self._waiting
         for leaf, key in zip(node.leaves, node.leaf_keys):
-            self.take_leaf(
-                TakenLeaf(leaf, key, scales.get(key, scale), node.half, node.in_place), node.function_key
-            )
+            own, master = scales.get(key, scale), leaf.grad
+            if master.zeroing and not half and key not in waiting:
+                # As nearly always: nnabla writes to the master itself.
+                self._running.append(Written(key, function, leaf, master, master, own, True))
+            else:
+                self.take_leaf(TakenLeaf(leaf, key, own, half, node.in_place), function)
 
     def take_leaf(self, taken: TakenLeaf, function: int = 0) -> None:
         """Direct the gradient of one leaf, which the function with that key writes, or all of a pass."""

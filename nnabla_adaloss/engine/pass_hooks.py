@@ -104,13 +104,18 @@ class PassHooks:
 
     def _fast_path(self) -> Hook:
         """As `_between`, with little to be done for most functions."""
-        unfinished, passed_on, before = self._pass.unfinished, self._pass.passes_on(), self._before
+        unfinished, passed_on = self._pass.unfinished, self._pass.passes_on()
+        finish_last, prepare = self._pass.finish_last, self._pass.prepare
 
         def between(f: Any) -> None:
-            if unfinished:
-                self._finish_last()
-            if not passed_on(f):
-                before(f)
+            if self.error is None:
+                try:
+                    if unfinished:
+                        finish_last()
+                    if not passed_on(f):
+                        prepare(f)
+                except BaseException as error:
+                    self._fail(error)
 
         return between
 

@@ -73,7 +73,7 @@ def plan_steps(
         max_bytes: how much memory scaled weights may take. None: as much as they need.
     """
     plan = held.plan
-    if any(v.recompute for v in plan.variables):
+    if plan.recomputes:
         return Obstacle("activations are computed again in backward")
     factors = _factors(held, max_bytes)
     if isinstance(factors, Obstacle):

@@ -51,7 +51,9 @@ def run_pass(
     try:
         if not isinstance(running, PlannedPass):
             hooks = PassHooks(running, onlookers.pre_hook, onlookers.post_hook)
-            pair = hooks.pair(looked_at=onlookers.callbacks is not None or running.watch is not None)
+            looked_at = onlookers.callbacks is not None or running.watch is not None
+            # nnabla computes activations again before it calls a hook: weights must be put back by then.
+            pair = hooks.pair(looked_at=looked_at or running.plan.recomputes)
         else:
             running.begin()
             if running.between is not None:

@@ -70,6 +70,12 @@ class NodeStructure(NamedTuple):
     half: bool
     expands: bool
 
+    @property
+    def passes_on(self) -> bool:
+        """Whether an input but those of layers gets a gradient, and with it the output gradient's scale."""
+        targets = {slot.target for slot in self.slots}
+        return any(position not in targets for position in self.inputs)
+
 
 class Node:
     """One function of the graph. Keys are the hashes of the C++ variables.
@@ -91,6 +97,7 @@ class Node:
         in_place: whether it keeps references of its own to arrays of its parameters.
         half: whether it computes in half precision.
         expands: whether one of its inputs has several elements.
+        passes_on: whether an input but those of layers gets a gradient, with the output gradient's scale.
         single: the key of its output, where it has one only.
     """
 
@@ -110,6 +117,7 @@ class Node:
         "non_homogeneous",
         "output_keys",
         "outputs",
+        "passes_on",
         "scalings",
         "single",
         "type_name",
@@ -141,7 +149,7 @@ class Node:
         ]
         self.loss_section, self.loss_exit = known.loss_section, known.loss_exit
         self.non_homogeneous, self.in_place = known.non_homogeneous, known.in_place
-        self.half, self.expands = known.half, known.expands
+        self.half, self.expands, self.passes_on = known.half, known.expands, known.passes_on
         self.single: Optional[int] = self.output_keys[0] if len(self.outputs) == 1 else None
 
 

@@ -91,6 +91,11 @@ class GraphPlan:
         self._watch = reading.watch
 
     @property
+    def recomputes(self) -> bool:
+        """Whether activations are computed again in backward, with the weights as they are then."""
+        return any(self.structure.described.recomputed)
+
+    @property
     def is_current(self) -> bool:
         """True while the graph is what it was: nothing rewired, no `need_grad` changed."""
         return not self._watch.changed

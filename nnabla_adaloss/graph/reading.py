@@ -146,7 +146,7 @@ def read_graph(loss: nn.Variable) -> GraphReading:
         {},
     )
     return GraphReading(
-        functions, variables, list(by_key), leaves, needed, described, GraphWatch([loss, *variables])
+        functions, variables, list(by_key), leaves, needed, described, GraphWatch([loss, *variables], written)
     )
 
 

@@ -17,7 +17,7 @@ from .plain import PlainKernels
 
 @cache
 def _cpu_kernels() -> CpuKernels:
-    # Which instructions there are, and how many threads the container allows, is found out once: files are read.
+    # What the processor can do and how many threads the container allows is found out once: files are read.
     return CpuKernels()
 
 

@@ -175,3 +175,30 @@ def test_components_need_no_matching_once_they_are_measured() -> None:
         scaling.backward()
         matched.append(scaling.matched)
     assert matched[1:] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("measure_every", [1, 4])
+def test_activations_that_are_computed_again_read_weights_as_they_are(measure_every: int) -> None:
+    # nnabla computes them before it calls a hook; here with the weight that was scaled last.
+    x = nn.Variable.from_numpy_array(np.random.default_rng(0).standard_normal((4, 5)).astype(np.float32))
+    with nn.recompute():
+        h = F.tanh(PF.affine(PF.affine(x, 5, name="first"), 5, name="shared"))
+    loss = F.mean(PF.affine(PF.affine(h, 5, name="between"), 5, name="shared") ** 2)
+    parameters = nn.get_parameters()
+    expected = {}
+    loss.forward(clear_no_need_grad=True)
+    for v in parameters.values():
+        v.grad.zero()
+    loss.backward(clear_buffer=True)
+    for name, v in parameters.items():
+        expected[name] = v.g.copy()
+    config = AdaLossConfig(loss_scale_method=wants(16.0), use_bound=False, measure_every=measure_every)
+    scaling = AdaptiveLossScaling(loss, config)
+    for _ in range(3):
+        for v in parameters.values():
+            v.grad.zero()
+        scaling.forward(clear_no_need_grad=True)
+        scaling.backward(1.0, clear_buffer=True)
+        assert set(scaling.layer_scales.values()) == {16.0}
+        for name, v in parameters.items():
+            np.testing.assert_array_equal(v.g, expected[name], err_msg=name)

@@ -199,3 +199,25 @@ def test_one_in_so_many_iterations_measures() -> None:
         scaling.backward(8.0, iteration=iteration)
         seen.append(scaling.last_pass)
     assert seen == 2 * ["measured", *(EVERY - 1) * ["planned"]] + ["measured"]
+
+
+def test_activations_that_are_computed_again_from_some_iteration_on() -> None:
+    loss = recomputed()
+    hidden = loss.parent.inputs[0]
+    chain = []
+    while hidden.parent is not None:
+        chain.append(hidden)
+        hidden = hidden.parent.inputs[0]
+    marked = [v for v in chain if v.recompute]
+    assert marked
+    for v in marked:
+        v.recompute = False
+    scaling = AdaptiveLossScaling(loss)
+    for iteration in range(3):
+        if iteration == 2:
+            assert scaling.last_pass == "planned"
+            for v in marked:
+                v.recompute = True
+        scaling.forward(clear_no_need_grad=True)
+        scaling.backward(8.0, clear_buffer=True)
+    assert scaling.last_pass != "planned"

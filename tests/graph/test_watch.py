@@ -38,3 +38,13 @@ def test_a_rewired_graph() -> None:
     watch = GraphWatch(F.sum(h).parent.inputs)
     h.rewire_on(F.sigmoid(x))
     assert watch.changed
+
+
+def test_an_activation_that_is_to_be_computed_again() -> None:
+    x = nn.Variable((2, 3), need_grad=True)
+    h = F.tanh(x)
+    watch = GraphWatch([x, h], [h])
+    h.recompute = True
+    assert watch.changed
+    h.recompute = False
+    assert not watch.changed
