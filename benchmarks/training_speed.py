@@ -20,8 +20,10 @@ over threads, suffers less. On an idle machine the two columns tell the same.
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections import OrderedDict
+from pathlib import Path
 from statistics import median
 from typing import Any, Callable, Dict, List, NamedTuple, Sequence
 
@@ -109,13 +111,12 @@ def trainer(case: Case, method: str, storage: str) -> Action:
         loss = F.mean(F.softmax_cross_entropy(case.build(x), t))
         solver = S.Momentum(1e-3)
         solver.set_parameters(nn.get_parameters())
+        stored = loss if storage == "none" else FormatEmulation(loss, storage)
         if method == "adaptive":
-            updater = AdaptiveLossScalingUpdater(solver, FormatEmulation(loss, storage))
-            return without_repeats(updater)
+            return without_repeats(AdaptiveLossScalingUpdater(solver, stored))
         if method == "dynamic":
             # nnabla's default feeder takes an argument that its update() does not pass.
-            emulation = FormatEmulation(loss, storage)
-            return DynamicLossScalingUpdater(solver, emulation, lambda: None).update  # type: ignore[no-any-return]
+            return DynamicLossScalingUpdater(solver, stored, lambda: None).update  # type: ignore[no-any-return]
 
     def plain() -> None:
         solver.zero_grad()
@@ -170,22 +171,34 @@ def cycles(times: List[Times], clock: str) -> List[float]:
     return [sum(spent[start : start + every]) for start in range(0, len(spent) - every + 1, every)]
 
 
-def print_training(names: Sequence[str], rounds: int, storage: str) -> None:
+def print_training(names: Sequence[str], rounds: int, storage: str) -> List[Dict[str, Any]]:
+    """Times networks; prints and returns the ratios."""
+    found: List[Dict[str, Any]] = []
     print(f"storage: {storage}")
     print(f"{'':40}{'adaptive / dynamic':>20}{'emulated / fp32':>18}{'fp32':>13}")
     print(f"{'':40}{'wall':>12}{'cpu':>8}{'wall':>10}{'cpu':>8}{'wall':>13}")
     for name in names:
         case = CASES[name]
         taken = take_turns({m: trainer(case, m, storage) for m in ("fp32", "dynamic", "adaptive")}, rounds)
+        compared = [("adaptive", "dynamic"), ("dynamic", "fp32")]
+        ratios = [ratio(taken, a, b, clock) for a, b in compared for clock in ("wall", "cpu")]
+        bare = 1e3 * median(times.wall for times in taken["fp32"])
+        adaptive, adaptive_cpu, emulated, emulated_cpu = ratios
         print(
-            f"{case.title:40}"
-            f"{ratio(taken, 'adaptive', 'dynamic', 'wall'):12.3f}"
-            f"{ratio(taken, 'adaptive', 'dynamic', 'cpu'):8.3f}"
-            f"{ratio(taken, 'dynamic', 'fp32', 'wall'):10.3f}"
-            f"{ratio(taken, 'dynamic', 'fp32', 'cpu'):8.3f}"
-            f"{1e3 * median(times.wall for times in taken['fp32']):10.1f} ms",
+            f"{case.title:40}{adaptive:12.3f}{adaptive_cpu:8.3f}{emulated:10.3f}{emulated_cpu:8.3f}"
+            f"{bare:10.1f} ms",
             flush=True,
         )
+        found.append(
+            {
+                "network": name,
+                "storage": storage,
+                "adaptive_over_dynamic": {"wall": adaptive, "cpu": adaptive_cpu},
+                "dynamic_over_fp32": {"wall": emulated, "cpu": emulated_cpu},
+                "fp32_ms": bare,
+            }
+        )
+    return found
 
 
 def print_overhead(functions: int, rounds: int) -> None:
@@ -235,7 +248,10 @@ def main() -> None:
     )
     parser.add_argument("network", nargs="*", help=f"{', '.join(CASES)} or overhead (default: all four)")
     parser.add_argument("--rounds", type=int, default=40, help="rounds per network, two more for warm-up")
-    parser.add_argument("--storage", default="float16", help="what is emulated (default: float16)")
+    parser.add_argument("--json", type=Path, help="write the ratios here, too")
+    parser.add_argument(
+        "--storage", default="float16", help="what is emulated (default: float16); none: nothing is"
+    )
     options = parser.parse_args()
     chosen = options.network or [*CASES, "overhead"]
     unknown = sorted(set(chosen) - {*CASES, "overhead"})
@@ -243,7 +259,9 @@ def main() -> None:
         parser.error(f"unknown network: {', '.join(unknown)}" if unknown else "--rounds must be 8 or more")
     networks = [name for name in CASES if name in chosen]
     if networks:
-        print_training(networks, options.rounds, options.storage)
+        ratios = print_training(networks, options.rounds, options.storage)
+        if options.json is not None:
+            options.json.write_text(json.dumps(ratios, indent=2) + "\n", encoding="utf-8")
     if "overhead" in chosen:
         print_overhead(500, 8 * options.rounds)
 

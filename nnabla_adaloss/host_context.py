@@ -9,7 +9,7 @@ import nnabla as nn
 
 # `NdArray.data_ptr(dtype, HOST)` converts as `cast()` does, which looks for nnabla_ext at every call (50 µs).
 # It insists on a context that names an array class; the default one names none.
-HOST = nn.Context(["cpu:float"], "CpuCachedArray", "0")
+HOST = nn.Context([], "CpuCachedArray", "0")
 
 
 def array_context(context: nn.Context) -> nn.Context:

@@ -371,7 +371,9 @@ class AdaptiveLossScaling:
         self._ada_loss.after_update()
         self.components.end_iteration()
         present = self._graph.present
-        if present is not None and present.holding.looks(self.iteration):
+        if present is None or present.measurements is None:
+            return
+        if present.holding.looks(self.iteration):
             present.statistics.measure_weights()
 
     def forget(self) -> None:

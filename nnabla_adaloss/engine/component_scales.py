@@ -170,6 +170,8 @@ class ComponentScales:
 
     def end_iteration(self) -> None:
         """What this iteration has seen becomes an entry of the windows."""
+        if not (self._seen or self._ceilings):
+            return
         for name, magnitude in self._seen.items():
             self._windows[name] = self._windows.get(name, AmaxWindow()).push(magnitude, self.policy.window)
         self.drop_iteration()

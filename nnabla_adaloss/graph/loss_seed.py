@@ -61,11 +61,12 @@ class LossSeed:
         Raises:
             ValueError: the loss has several elements and `grad` is None, or their shapes differ.
         """
-        check_seed(self._loss, grad)
         if grad is not None:
+            check_seed(self._loss, grad)
             array = np.asarray(grad.data if isinstance(grad, nn.NdArray) else grad, dtype=np.float32)
             return array.reshape(self._loss.shape) * np.float32(scale)
         if self._array is None:
+            check_seed(self._loss, None)
             self._array = nn.NdArray(self._loss.shape)
             self._context = array_context(self._loss.parent.context)
         self._array.fill(scale)

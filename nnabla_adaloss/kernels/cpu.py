@@ -54,7 +54,7 @@ class CpuKernels:
         return HOST
 
     def statistics(self, x: NdArray) -> ArrayStatistics:
-        return self.statistics_all([x])[0]
+        return ArrayStatistics(x.size, *self._library.statistics_of_one(_statistics_task(x))[:6])
 
     def statistics_all(self, arrays: Sequence[NdArray]) -> List[ArrayStatistics]:
         if not arrays:

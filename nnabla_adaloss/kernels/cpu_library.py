@@ -117,6 +117,12 @@ class CpuLibrary:
         self._statistics(self._level, self._threads, tasks, count, rows)
         return list(_STATISTICS.iter_unpack(rows))
 
+    def statistics_of_one(self, task: bytes) -> Statistics:
+        """Do one `statistics_task`, with less around it."""
+        row = _ROW()
+        self._statistics(self._level, self._threads, task, 1, row)
+        return _STATISTICS.unpack(row)
+
     def scale(self, tasks: bytes) -> List[float]:
         """Do `scale_task`s; the largest magnitude of each product, infinity if anything is not finite."""
         count = len(tasks) // _SCALE_TASK.size

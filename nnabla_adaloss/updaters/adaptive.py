@@ -403,13 +403,14 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             self._exchange.check_ranks_agree(agreed_scales(self), self.iteration)
 
     def _exchange_gradients(self) -> None:
-        state = reached_state(self)
-        if self.comm is not None:
-            own = shared_state(self)
-            if own is None:
-                self._exchange.sum(average=self.average)
-            else:
-                state = adopt_shared_state(self, self._exchange.sum_with(own, average=self.average))
+        if self.comm is None:
+            self._reached = self.scaling.loss_scale if self._measured else self._scale
+            return
+        state, own = reached_state(self), shared_state(self)
+        if own is None:
+            self._exchange.sum(average=self.average)
+        else:
+            state = adopt_shared_state(self, self._exchange.sum_with(own, average=self.average))
         # What was measured becomes the updater's scale when the batch has been good for an update.
         self._reached = state.scale
         if not self._measured:

@@ -68,6 +68,8 @@ class BatchRun:
         while True:
             with self.lock:
                 self._forward_backward(again=repeats > 0)
+                if self._is_good:
+                    return window
                 attempt = self.scaling.components.began[1]
                 lost = self._look_again(window) if self._is_lost(repeats) else None
                 found = lost or examine(window, self.scaling, self.solver, self.min_scale)
@@ -128,6 +130,12 @@ class BatchRun:
             return None
         spoil(self.solver)
         return window._replace(overflowed=True, nonfinite_layers=nonfinite, lowered=True)
+
+    @property
+    def _is_good(self) -> bool:
+        """Whether nothing was found to be wrong with the batch, as nearly always."""
+        scaling = self.scaling
+        return not scaling.found_inf and (not self.repeat or scaling.settled)
 
     def _is_lost(self, repeats: int) -> bool:
         """Whether a batch has overflowed with scales that were held, and is not going to be repeated."""
