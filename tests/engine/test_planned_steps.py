@@ -221,3 +221,26 @@ def test_activations_that_are_computed_again_from_some_iteration_on() -> None:
         scaling.forward(clear_no_need_grad=True)
         scaling.backward(8.0, clear_buffer=True)
     assert scaling.last_pass != "planned"
+
+
+def test_gradients_that_all_but_vanish_are_planned_with_a_large_seed() -> None:
+    loss = chain() * 2.0**-80
+    scaling = AdaptiveLossScaling(loss)
+    parameters = nn.get_parameters().values()
+
+    def zero() -> None:
+        for v in parameters:
+            v.grad.zero()
+
+    loss.forward()
+    zero()
+    loss.backward()
+    expected = [v.g.copy() for v in parameters]
+    for iteration in range(4):
+        zero()
+        scaling.forward(clear_no_need_grad=True)
+        scaling.backward(clear_buffer=True, iteration=max(iteration - 1, 0), again=iteration == 1)
+    assert scaling.last_pass == "planned"
+    assert scaling.loss_scale > 2.0**60
+    for v, gradient in zip(parameters, expected):
+        np.testing.assert_array_equal(v.g, gradient)
