@@ -126,8 +126,10 @@ def _updater_of(way: str, solver: Any, loss: nn.Variable, build: Any) -> Action:
     return without_repeats(updater)
 
 
-def floor_of(bare: float, parameters: int, numbers: int) -> float:
-    """Seconds that an adaptive iteration takes at least, from what the bare loop takes."""
+def floor_of(bare: float, parameters: int, numbers: int) -> Tuple[float, float]:
+    """Seconds that an adaptive iteration takes at least, from what the bare loop takes, and that nnabla takes
+    to tell an address.
+    """
     size = max(numbers, 1)
     source, target = nn.NdArray((size,)), np.empty(size, np.float32)
     source.fill(1.0)
@@ -137,7 +139,7 @@ def floor_of(bare: float, parameters: int, numbers: int) -> float:
     copying = median(_time(lambda: np.copyto(target, data)) for _ in range(9))
     asking = median(_time(address) for _ in range(99))
     # Weights are read and written once, and so are gradients.
-    return bare + 2.0 * copying + 1.5 * parameters * asking
+    return bare + 2.0 * copying + 1.5 * parameters * asking, asking
 
 
 def _time(action: Callable[[], Any]) -> float:
@@ -155,7 +157,7 @@ def measure(case: Case) -> Dict[str, Any]:
     taken = take_turns({way: action for way, (action, _, _) in made.items()}, case.rounds)
     every = AdaLossConfig().measure_every
     spent = {way: median(cycles(times, "wall")) / every for way, times in taken.items()}
-    floor = floor_of(spent["bare loop"], *made["dynamic"][1:])
+    floor, asking = floor_of(spent["bare loop"], *made["dynamic"][1:])
     ratios = {
         way: median(a / b for a, b in zip(cycles(taken[way], "wall"), cycles(taken["dynamic"], "wall")))
         for way in WAYS
@@ -169,6 +171,7 @@ def measure(case: Case) -> Dict[str, Any]:
         "ms": {way: 1e3 * s for way, s in spent.items()},
         "over_dynamic": ratios,
         "floor_ms": 1e3 * floor,
+        "address_us": 1e6 * asking,
         "floor_over_dynamic": floor / spent["dynamic"],
     }
 
