@@ -98,7 +98,8 @@ class Holding:
         return self._constant and not measured
 
     def _for(self, given: Optional[float]) -> float:
-        return math.inf if self.for_good(measured=given is None) else self._iterations
+        # As `for_good`, which is asked each time.
+        return math.inf if self._constant and given is not None else self._iterations
 
     def state_dict(self) -> Dict[str, Any]:
         """What is held, as plain numbers and lists."""

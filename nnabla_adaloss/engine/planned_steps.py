@@ -19,8 +19,8 @@ from .leaf_gradients import TakenLeaf
 from .planned_leaves import PlannedLeaves
 from .scaled_factors import PlannedFactor
 
-# Powers of two that every storage of 16 bits holds, and that leave float32 room on both sides. Above there may
-# be less: what overflows is seen, and what underflows is not.
+# Powers of two that every storage of 16 bits holds, and that leave float32 room on both sides: above less, as
+# what overflows is seen.
 _SEED_RANGE_16 = 2.0**-14, 2.0**15
 _SEED_RANGE_32 = 2.0**-60, 2.0**100
 

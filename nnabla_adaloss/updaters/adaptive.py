@@ -36,7 +36,7 @@ from .shared_state import adopt_shared_state, agreed_scales, reached_state, shar
 from .states import restore, state_of
 from .telling import tell_of_update
 from .tries import Tries
-from .window import Window
+from .window import NOTHING_WRONG, Window
 
 # So many batches in a row that no scale helps are no matter of single batches. nnabla's updater would have
 # halved its scale as often, to where no gradient is left.
@@ -167,6 +167,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         self.on_overflow = check_choice("on_overflow", on_overflow, ("repeat", "next"))
         self._hooks = function_hooks(function_pre_hook, function_post_hook)
         self.history = history_of(global_scale, check_scale(scale), min_scale)
+        self._measured = self.history is not None
         self._config, self._storage, self.solver = config, storage, solver
         self._loss: Optional[LossLike] = None
         self.scaling: AdaptiveLossScaling
@@ -348,7 +349,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
 
     def _run_window(self) -> Window:
         """Zero the gradients, then feed, run forward and backward `accum_grad` times."""
-        window = Window()
+        window = NOTHING_WRONG
         self.scaling.guard.begin()
         self.solver.zero_grad()
         for index in range(self.accum_grad):
@@ -540,7 +541,3 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
     @scale_state.setter
     def scale_state(self, state: ScaleState) -> None:
         self._scale, self._counter, self._hysteresis_left = state
-
-    @property
-    def _measured(self) -> bool:
-        return self.history is not None

@@ -48,6 +48,10 @@ class Window(NamedTuple):
         )
 
 
+NOTHING_WRONG = Window()
+"""That of batches with which nothing was wrong."""
+
+
 def examine(window: Window, scaling: AdaptiveLossScaling, solver: Any, smallest_scale: float) -> Window:
     """The window after a pass: only infinities and NaNs in the gradients of the solver's parameters count.
 
