@@ -8,7 +8,8 @@ from functools import lru_cache
 import nnabla as nn
 
 # `NdArray.data_ptr(dtype, HOST)` converts as `cast()` does, which looks for nnabla_ext at every call (50 µs).
-# It insists on a context that names an array class; the default one names none.
+# It insists on a context that names an array class; the default one names none. Backends do not matter to
+# arrays, and each name of one is converted at every call.
 HOST = nn.Context([], "CpuCachedArray", "0")
 
 
