@@ -10,15 +10,16 @@ import nnabla as nn
 
 from ..errors import warn
 from .cpu import CpuKernels
+from .cpu_library import CpuLibrary
 from .cuda import CudaKernels
 from .interface import Kernels
 from .plain import PlainKernels
 
 
 @cache
-def _cpu_kernels() -> CpuKernels:
+def _cpu_library() -> CpuLibrary:
     # What the processor can do and how many threads the container allows is found out once: files are read.
-    return CpuKernels()
+    return CpuLibrary()
 
 
 @cache
@@ -42,7 +43,7 @@ def select_kernels(context: nn.Context) -> Kernels:
     """
     backends = {name.partition(":")[0] for name in context.backend}
     if backends == {"cpu"}:
-        return _cpu_kernels()
+        return CpuKernels(_cpu_library())
     if backends & {"cuda", "cudnn"}:
         if importlib.util.find_spec("cupy") is not None:
             return _cuda_kernels(context.array_class, context.device_id)
