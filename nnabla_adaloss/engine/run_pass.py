@@ -56,8 +56,9 @@ def run_pass(
             pair = hooks.pair(looked_at=looked_at or running.plan.recomputes)
         else:
             running.begin()
-            if running.between is not None:
-                hooks = HookAfter(running, running.between)
+            between = running.between
+            if between is not None:
+                hooks = HookAfter(running, between)
                 pair = None, hooks
         run_backward(loss, running.seed, grad, clear_buffer, onlookers.callbacks, *pair, seed)
         running.finish_last()

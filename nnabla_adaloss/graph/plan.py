@@ -97,7 +97,7 @@ class GraphPlan:
 
     @property
     def is_current(self) -> bool:
-        """True while the graph is what it was: nothing rewired, no `need_grad` changed."""
+        """True while the graph is what it was: nothing rewired, no `need_grad` or `recompute` changed."""
         return not self._watch.changed
 
     @cached_property

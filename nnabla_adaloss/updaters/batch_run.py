@@ -22,7 +22,7 @@ _REPEATS_BEFORE_LOOKING = 3
 
 @dataclass
 class BatchRun:
-    """What a batch is run with.
+    """What a batch is run with; nothing of it changes. (Frozen, it would take three times as long to make.)
 
     Attributes:
         scaling: runs forward and backward.

@@ -118,3 +118,23 @@ def test_a_scale_that_is_set_is_used_at_once() -> None:
     assert updater.scaling.components.policy.start_scale == 2.0
     assert updater.update().retries > 0
     assert updater.scale == settled
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.parametrize("storage", [None, "float16"])
+@pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
+def test_gradients_that_are_zero_are_told_while_scales_are_held(storage: Any, hooked: bool) -> None:
+    x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
+    factor = nn.Variable.from_numpy_array(np.ones((1, 1), np.float32))
+    loss = F.mean(PF.affine(x, 2, name="a") * factor) + 1.0
+    solver = S.Sgd(0.01)
+    solver.set_parameters(nn.get_parameters())
+    hook = (lambda f: None) if hooked else None
+    updater = AdaptiveLossScalingUpdater(solver, loss, storage=storage, function_post_hook=hook)
+    reasons = []
+    for value in (1.0, 1.0, 0.0, 1.0):
+        factor.d = value
+        reasons.append(updater.update().reason)
+    assert updater.scaling.held
+    assert (updater.scaling.last_pass == "planned") == (not hooked)
+    assert reasons == ["updated", "updated", "zero_gradients", "updated"]
