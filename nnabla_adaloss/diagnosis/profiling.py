@@ -23,6 +23,8 @@ _KERNELS: Dict[str, str] = {
     "scaled_copy": "scaling",
     "scaled_copy_all": "scaling",
     "scale_": "scaling",
+    "pack": "scaling",
+    "unpack": "scaling",
     "unscale_add": "unscaling",
     "unscale_add_all": "unscaling",
     "unscale_in_place": "unscaling",

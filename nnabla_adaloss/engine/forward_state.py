@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Set
+from typing import Dict, List, Optional, Set
 
 import nnabla as nn
-import numpy as np
-from numpy.typing import NDArray
 
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels
 from ..kernels.arrays import FLOAT16, FLOAT32, are_readable, stored_dtype
-from ..kernels.copies import copy_arrays
+from .kept_data import Contents, KeptData, contents_of
 
 
 class ForwardState:
@@ -28,14 +26,16 @@ class ForwardState:
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
         self._plan: Optional[GraphPlan] = None
-        self._copies: Dict[int, nn.NdArray] = {}
-        self._held: Dict[int, nn.Variable] = {}
-        self._batch: Dict[int, nn.NdArray] = {}
+        # By parameter what keeps it, together with others that were found with it.
+        self._keepers: Dict[int, KeptData] = {}
+        self._present: List[KeptData] = []
+        self._held: List[KeptData] = []
+        self._batch: Dict[KeptData, KeptData] = {}
         self._examined: Set[int] = set()
         self._written: List[nn.Variable] = []
         self._candidates: List[nn.Variable] = []
         # The candidates as they were before the first forward; kept no longer than that.
-        self._before: List[Optional[NDArray[Any]]] = []
+        self._before: List[Contents] = []
 
     def drop(self) -> None:
         """Forget what is kept: the batch before is over."""
@@ -45,46 +45,45 @@ class ForwardState:
         """Keep what forward through `plan` is going to write, besides what is kept already for this batch."""
         if plan is not self._plan:
             self._find(plan)
-        if not self._written and not self._candidates:
-            return
-        new = {hash(leaf): leaf for leaf in self._written if hash(leaf) not in self._held}
-        copy_arrays(self._kernels, [(leaf.data, self._copies[key]) for key, leaf in new.items()])
-        self._held.update(new)
-        self._before = [_contents(leaf) for leaf in self._candidates]
+        for keeper in self._present:
+            if keeper not in self._held:
+                keeper.save()
+                self._held.append(keeper)
+        if self._candidates:
+            self._before = list(map(contents_of, self._candidates))
 
     def note_changes(self) -> None:
         """Look what forward has written besides, if that is not known yet; it is kept from now on."""
         if not self._candidates:
             return
         for leaf, before in zip(self._candidates, self._before):
-            now = _contents(leaf)
+            now = contents_of(leaf)
             if (None if now is None else now.tobytes()) == (None if before is None else before.tobytes()):
                 continue
-            self._note(leaf)
-            copy = self._copies[hash(leaf)]
-            if before is None:
-                copy.zero()
-            else:
-                copy.data = before
-            self._held[hash(leaf)] = leaf
+            self._written.append(leaf)
+            keeper = self._keep([leaf])
+            keeper.put([before])
+            self._held.append(keeper)
         self._examined.update(map(hash, self._candidates))
         self._candidates, self._before = [], []
 
     def restore(self) -> None:
         """Put everything back that was kept."""
-        kept = [(self._copies[key], leaf.data) for key, leaf in self._held.items()]
-        copy_arrays(self._kernels, kept)
+        for keeper in self._held:
+            keeper.restore()
 
     def save_batch(self) -> None:
         """Keep what was written so far, besides, for one batch of several that may be repeated."""
-        for key, leaf in self._held.items():
-            self._batch.setdefault(key, nn.NdArray(leaf.shape))
-        copy_arrays(self._kernels, [(leaf.data, self._batch[key]) for key, leaf in self._held.items()])
+        for held in self._held:
+            if held not in self._batch:
+                self._batch[held] = KeptData(self._kernels, held.variables)
+            self._batch[held].save()
 
     def restore_batch(self) -> None:
         """Put back what `save_batch` kept."""
-        kept = [(self._batch[key], leaf.data) for key, leaf in self._held.items() if key in self._batch]
-        copy_arrays(self._kernels, kept)
+        for held in self._held:
+            if held in self._batch:
+                self._batch[held].restore()
 
     @property
     def arrays(self) -> List[nn.NdArray]:
@@ -101,24 +100,29 @@ class ForwardState:
         return bool(self._written) and not self._kernels.all_finite(self.arrays)
 
     def _find(self, plan: GraphPlan) -> None:
-        self._plan, self._written, self._candidates = plan, [], []
-        seen: Set[int] = set()
+        self._plan = plan
+        known: Dict[KeptData, None] = {}
+        new: Dict[int, nn.Variable] = {}
+        candidates: Dict[int, nn.Variable] = {}
+        leaves: Dict[int, nn.Variable] = {}
         for leaf, written in plan.fixed_leaves:
             key = hash(leaf)
-            if key in seen:
-                continue
-            if written or key in self._copies:
-                self._note(leaf)
+            leaves[key] = leaf
+            if key in self._keepers:
+                known[self._keepers[key]] = None
+            elif written:
+                new[key] = leaf
             elif key in plan.names and key not in self._examined:
-                self._candidates.append(leaf)
-            else:
-                continue
-            seen.add(key)
+                candidates[key] = leaf
+        self._present = list(known)
+        if new:
+            self._keep(list(new.values()))
+        self._written = [leaf for key, leaf in leaves.items() if key in self._keepers]
+        self._candidates = [leaf for key, leaf in candidates.items() if key not in new]
 
-    def _note(self, leaf: nn.Variable) -> None:
-        self._copies.setdefault(hash(leaf), nn.NdArray(leaf.shape))
-        self._written.append(leaf)
-
-
-def _contents(leaf: nn.Variable) -> Optional[NDArray[Any]]:
-    return None if leaf.data.zeroing else np.array(leaf.data.data)
+    def _keep(self, leaves: List[nn.Variable]) -> KeptData:
+        """What keeps these parameters from now on."""
+        keeper = KeptData(self._kernels, leaves)
+        self._keepers.update((hash(leaf), keeper) for leaf in leaves)
+        self._present.append(keeper)
+        return keeper

@@ -12,6 +12,7 @@ from .interface import (
     GradientsInPlace,
     GradientToUnscale,
     Kernels,
+    PackedArrays,
     RoundingStatistics,
     ScaledCopy,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "Kernels",
     "Measurements",
     "NNablaAdaLoss",
+    "PackedArrays",
     "PlainKernels",
     "RoundingStatistics",
     "ScaledCopy",

@@ -4,11 +4,16 @@
 from __future__ import annotations
 
 import math
+from operator import attrgetter
+from typing import Sequence
 
+import numpy as np
 from nnabla import NdArray
+from numpy.typing import NDArray
 
-from .arrays import FLOAT16, FLOAT32
+from .arrays import FLOAT16, FLOAT32, are_float32
 
+_size = attrgetter("size")
 _IS_HALF = {FLOAT32: False, FLOAT16: True}
 
 
@@ -22,6 +27,17 @@ def is_half(x: NdArray, argument: str = "x") -> bool:
         return _IS_HALF[x.dtype]
     except KeyError:
         raise TypeError(f"{argument} is {x.dtype}; the kernels work on float32 and float16 arrays") from None
+
+
+def which_are_half(arrays: Sequence[NdArray]) -> NDArray[np.bool_]:
+    """`is_half` of many arrays, bool of shape (n,).
+
+    Raises:
+        TypeError: one of them holds something else.
+    """
+    if are_float32(arrays):
+        return np.zeros(len(arrays), np.bool_)
+    return np.array([is_half(x) for x in arrays], np.bool_)
 
 
 def require_float32(x: NdArray, argument: str) -> None:
@@ -40,6 +56,13 @@ def require_same_size(source: NdArray, target: NdArray) -> int:
     if target.size != size:
         raise ValueError(f"arrays of different sizes: {source.shape} and {target.shape}")
     return size
+
+
+def require_sizes(arrays: Sequence[NdArray], sizes: NDArray[np.int64]) -> None:
+    """Raise ValueError unless the arrays have these sizes."""
+    found = list(map(_size, arrays))
+    if found != sizes.tolist():
+        raise ValueError(f"arrays of other sizes: {found}, not {sizes.tolist()}")
 
 
 def unscaling_factor(scale: float) -> float:

@@ -7,6 +7,7 @@ from typing import Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
 from nnabla import Context, NdArray
+from numpy.typing import NDArray
 
 from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
@@ -15,7 +16,9 @@ from .array_checks import (
     is_half,
     require_float32,
     require_same_size,
+    require_sizes,
     unscaling_factor,
+    which_are_half,
 )
 from .arrays import FLOAT16, FLOAT32, are_float32
 from .cpu_library import SCALE_FIELDS, CpuLibrary, rounding_task, scale_task, statistics_task
@@ -24,9 +27,13 @@ from .interface import (
     ExponentHistogram,
     GradientsInPlace,
     GradientToUnscale,
+    PackedArrays,
     RoundingStatistics,
     ScaledCopy,
 )
+
+# A factor of 1, as a row of numbers holds it.
+_ONE = np.float64(1.0).view(np.int64)
 
 
 class CpuKernels:
@@ -86,6 +93,24 @@ class CpuKernels:
             to_address = target.data_ptr(FLOAT16 if to_half else FLOAT32, HOST, True)
             tasks.append(scale_task(from_address, to_address, size, from_half, to_half, False, alpha))
         self._library.scale(b"".join(tasks))
+
+    def pack(self, arrays: Sequence[NdArray], packed: PackedArrays) -> None:
+        require_sizes(arrays, packed.sizes)
+        packed.halves = which_are_half(arrays)
+        sources = _addresses(arrays, packed.halves)
+        self._move(packed, sources, packed.array.data_ptr(FLOAT32, HOST, True) + packed.offsets)
+
+    def unpack(self, packed: PackedArrays, arrays: Sequence[NdArray]) -> None:
+        require_sizes(arrays, packed.sizes)
+        targets = _addresses(arrays, packed.halves, write_only=True)
+        self._move(packed, packed.array.data_ptr(FLOAT32, HOST) + packed.offsets, targets)
+
+    def _move(self, packed: PackedArrays, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
+        table = np.zeros((len(sources), SCALE_FIELDS), np.int64)
+        table[:, 0], table[:, 1], table[:, 2] = sources, targets, packed.sizes
+        table[:, 3] = table[:, 4] = packed.halves
+        table[:, -1] = _ONE
+        self._library.scale(table.tobytes())
 
     def scale_(self, x: NdArray, alpha: float) -> None:
         half = is_half(x)
@@ -155,3 +180,10 @@ class CpuKernels:
 def _statistics_task(x: NdArray) -> bytes:
     half = is_half(x)
     return statistics_task(x.data_ptr(FLOAT16 if half else FLOAT32, HOST), x.size, half, 0)
+
+
+def _addresses(
+    arrays: Sequence[NdArray], halves: NDArray[np.bool_], *, write_only: bool = False
+) -> NDArray[np.int64]:
+    dtypes = [FLOAT16 if half else FLOAT32 for half in halves.tolist()]
+    return np.array([x.data_ptr(dtype, HOST, write_only) for x, dtype in zip(arrays, dtypes)], np.int64)

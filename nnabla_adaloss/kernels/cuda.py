@@ -10,19 +10,28 @@ from typing import Any, Iterable, List, Optional, Sequence, Tuple
 import nnabla as nn
 import numpy as np
 from nnabla import NdArray
+from numpy.typing import NDArray
 
 from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
-from .array_checks import is_half, require_float32, require_same_size, unscaling_factor
+from .array_checks import (
+    is_half,
+    require_float32,
+    require_same_size,
+    require_sizes,
+    unscaling_factor,
+    which_are_half,
+)
 from .arrays import FLOAT16, FLOAT32, are_float32
 from .cuda_launcher import CupyLauncher, Launcher
 from .cuda_source import CudaSource
 from .device_table import DeviceTable
-from .device_tasks import DeviceTasks
+from .device_tasks import Column, DeviceTasks
 from .interface import (
     ExponentHistogram,
     GradientsInPlace,
     GradientToUnscale,
+    PackedArrays,
     RoundingStatistics,
     ScaledCopy,
 )
@@ -86,7 +95,7 @@ class CudaKernels:
 
         A table with histograms gets those too; they add to what it holds, so clear it between uses.
         """
-        tasks = self._readings(arrays, first_row)
+        tasks = self._readings(arrays, np.arange(first_row, first_row + len(arrays)))
         if table.histograms:
             rows = table.rows, *self._workspace, table.exponents
             self._launch("exponent_histogram", tasks, *rows, per_block=ELEMENTS_PER_ROW)
@@ -97,8 +106,7 @@ class CudaKernels:
         """Write the largest magnitude of all the arrays to the table's first place, if it is larger than what
         is there: infinity, or a NaN, if one is not finite.
         """
-        tasks = self._readings(arrays, 0)._replace(rows=[0] * len(arrays))
-        self._launch("largest_magnitude", tasks, table.largest)
+        self._launch("largest_magnitude", self._readings(arrays), table.largest)
 
     def launch_scaled_copies(self, copies: Iterable[ScaledCopy]) -> None:
         """`scaled_copy` for many arrays."""
@@ -114,7 +122,7 @@ class CudaKernels:
             if half:
                 flags[index] |= self._target_is_half
             targets.append(self._address(target, FLOAT16 if flags[index] else FLOAT32, True))
-        tasks = DeviceTasks(addresses, targets, sizes, [0] * len(sizes), factors, flags)
+        tasks = DeviceTasks(addresses, targets, sizes, factors=factors, flags=flags)
         self._launch("scaled_copy", tasks)
 
     def launch_unscale_add(
@@ -142,7 +150,7 @@ class CudaKernels:
                 flags[index] |= self._accumulate
             in_place = master is source
             targets.append(addresses[index] if in_place else self._address(master, FLOAT32, not accumulate))
-        tasks = DeviceTasks(addresses, targets, sizes, places, factors, flags)
+        tasks = DeviceTasks(addresses, targets, sizes, rows=places, factors=factors, flags=flags)
         self._launch("unscale_add", tasks, table.largest)
 
     def launch_unscale_in_place(
@@ -161,14 +169,13 @@ class CudaKernels:
         """
         arrays = gradients.arrays[part]
         places = table.places(first, len(arrays))
-        addresses, flags = self._read(arrays)
-        for index, half in enumerate(flags):
-            if half:
-                require_float32(arrays[index], "master")
+        if not are_float32(arrays):
+            for x in arrays:
+                require_float32(x, "master")
+        addresses = [x.data_ptr(FLOAT32, self._context) for x in arrays]
         sizes, factors = gradients.sizes[part], gradients.factors[part]
-        self._launch(
-            "unscale_add", DeviceTasks(addresses, addresses, sizes, places, factors, flags), table.largest
-        )
+        tasks = DeviceTasks(addresses, addresses, sizes, rows=places, factors=factors, independent=True)
+        self._launch("unscale_add", tasks, table.largest)
 
     def launch_round_to_format(
         self,
@@ -200,7 +207,7 @@ class CudaKernels:
                 self.launch_statistics([source], self._measured)
             self._launch(
                 "round_to_format",
-                DeviceTasks([address], [to_address], [source.size], [row], [1.0], [0]),
+                DeviceTasks([address], [to_address], [source.size], rows=row),
                 layout,
                 self._measured.rows,
                 table.rows,
@@ -247,6 +254,17 @@ class CudaKernels:
 
     def scaled_copy_all(self, copies: Iterable[ScaledCopy]) -> None:
         self.launch_scaled_copies(copies)
+
+    def pack(self, arrays: Sequence[NdArray], packed: PackedArrays) -> None:
+        require_sizes(arrays, packed.sizes)
+        packed.halves = which_are_half(arrays)
+        sources = self._addresses(arrays, packed.halves)
+        self._move(packed, sources, self._places(packed, write_only=True))
+
+    def unpack(self, packed: PackedArrays, arrays: Sequence[NdArray]) -> None:
+        require_sizes(arrays, packed.sizes)
+        targets = self._addresses(arrays, packed.halves, write_only=True)
+        self._move(packed, self._places(packed), targets)
 
     def scale_(self, x: NdArray, alpha: float) -> None:
         self.launch_scaled_copies([ScaledCopy(x, x, alpha)])
@@ -296,6 +314,22 @@ class CudaKernels:
         address: int = x.data_ptr(dtype, self._context, write_only)
         return address
 
+    def _addresses(
+        self, arrays: Sequence[NdArray], halves: NDArray[np.bool_], *, write_only: bool = False
+    ) -> List[int]:
+        context = self._context
+        dtypes = [FLOAT16 if half else FLOAT32 for half in halves.tolist()]
+        return [x.data_ptr(dtype, context, write_only) for x, dtype in zip(arrays, dtypes)]
+
+    def _places(self, packed: PackedArrays, *, write_only: bool = False) -> List[int]:
+        places = self._address(packed.array, FLOAT32, write_only) + packed.offsets
+        return places.tolist()  # type: ignore[no-any-return]
+
+    def _move(self, packed: PackedArrays, sources: List[int], targets: List[int]) -> None:
+        flags = np.where(packed.halves, self._source_is_half, 0)
+        tasks = DeviceTasks(sources, targets, packed.sizes, flags=flags, independent=True)
+        self._launch("scaled_copy", tasks)
+
     def _read(self, arrays: Sequence[NdArray]) -> Tuple[List[int], List[int]]:
         """The addresses of what is read, and the flags that say how."""
         if are_float32(arrays):
@@ -304,12 +338,10 @@ class CudaKernels:
         addresses = [self._address(x, FLOAT16 if half else FLOAT32) for x, half in zip(arrays, halves)]
         return addresses, [self._source_is_half if half else 0 for half in halves]
 
-    def _readings(self, arrays: Sequence[NdArray], first_row: int) -> DeviceTasks:
-        """Tasks that read, each with a row of its own."""
-        count = len(arrays)
+    def _readings(self, arrays: Sequence[NdArray], rows: Column = 0) -> DeviceTasks:
+        """Tasks that read, with their results in these rows."""
         addresses, flags = self._read(arrays)
-        rows = range(first_row, first_row + count)
-        return DeviceTasks(addresses, [0] * count, [x.size for x in arrays], rows, [1.0] * count, flags)
+        return DeviceTasks(addresses, 0, [x.size for x in arrays], rows=rows, flags=flags)
 
     def _launch(
         self, kernel: str, tasks: DeviceTasks, *arguments: Any, per_block: int = ELEMENTS_PER_BLOCK

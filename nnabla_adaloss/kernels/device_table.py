@@ -93,7 +93,7 @@ class DeviceTable:
         exponents = table[self._before_exponents :].view(np.int64).reshape(-1, EXPONENT_BINS)
         largest = table[: 4 * (self.gradients if gradients is None else gradients)].view(np.float32)
         found = table[self._before_rows : self._before_rows + used * self._row.itemsize].view(self._row)
-        return TableContents(_statistics_of(found), largest.tolist(), exponents)
+        return TableContents(_statistics_of(found) if used else [], largest.tolist(), exponents)
 
 
 def _statistics_of(rows: NDArray[Any]) -> List[RoundingStatistics]:

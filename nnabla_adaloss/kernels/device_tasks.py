@@ -3,33 +3,48 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, List, NamedTuple, Sequence, Set, Union
+from typing import Any, Iterator, Sequence, Set, Union
 
 import numpy as np
 from numpy.typing import NDArray
 
+Column = Union[float, Sequence[float], NDArray[Any]]
+"""A number for each task, or one for all."""
 
-class DeviceTasks(NamedTuple):
+
+class DeviceTasks:
     """The fields of adaloss.cu's Task that do not follow from the launch, a column each.
 
     To write a column into the argument of a launch takes a tenth of the time that as many tasks take one by
     one.
 
-    Attributes:
+    Args:
         sources: addresses of what is read.
         targets: addresses of what is written; 0 for none.
         sizes: numbers of elements.
         rows: where the results go.
         factors: what numbers are multiplied by.
         flags: bits that say how.
+        independent: whether it is known that none reads or writes what another of them writes.
     """
 
-    sources: List[int]
-    targets: List[int]
-    sizes: Union[Sequence[int], NDArray[np.int64]]
-    rows: Sequence[int]
-    factors: Union[Sequence[float], NDArray[np.float64]]
-    flags: List[int]
+    def __init__(
+        self,
+        sources: Sequence[int],
+        targets: Column,
+        sizes: Column,
+        *,
+        rows: Column = 0,
+        factors: Column = 1.0,
+        flags: Column = 0,
+        independent: bool = False,
+    ) -> None:
+        self._count = count = len(sources)
+        self._sources, self._targets, self._sizes, self._rows, self._flags = (
+            _column(values, np.int64, count) for values in (sources, targets, sizes, rows, flags)
+        )
+        self._factors = _column(factors, np.float64, count)
+        self._independent = independent
 
     def launches(self, longest: int) -> Iterator[slice]:
         """Successive tasks that may run at the same time: none reads or writes what another of them writes.
@@ -37,15 +52,15 @@ class DeviceTasks(NamedTuple):
         Args:
             longest: how many a launch takes.
         """
-        count = len(self.sources)
-        if self._are_independent:
+        count = self._count
+        if self._independent or self._are_independent:
             for start in range(0, count, longest):
                 yield slice(start, min(start + longest, count))
             return
         start = 0
         read: Set[int] = set()
         written: Set[int] = set()
-        for index, (source, target) in enumerate(zip(self.sources, self.targets)):
+        for index, (source, target) in enumerate(zip(self._sources.tolist(), self._targets.tolist())):
             if index - start == longest or source in written or target in read or target in written:
                 yield slice(start, index)
                 start, read, written = index, set(), set()
@@ -58,11 +73,12 @@ class DeviceTasks(NamedTuple):
     @property
     def _are_independent(self) -> bool:
         """Whether all are, as nearly always; False where it takes a closer look."""
-        if not any(self.targets):
+        if not self._targets.any():
             return True
-        if len(set(self.targets)) != len(self.targets):
+        sources, targets = self._sources.tolist(), self._targets.tolist()
+        if len(set(targets)) != len(targets):
             return False
-        return self.sources == self.targets or set(self.sources).isdisjoint(self.targets)
+        return sources == targets or set(sources).isdisjoint(targets)
 
     def write(self, part: slice, argument: NDArray[Any], per_block: int, max_blocks: int) -> int:
         """Write tasks into the argument of a launch.
@@ -78,12 +94,17 @@ class DeviceTasks(NamedTuple):
         """
         count = part.stop - part.start
         task = argument["task"][0, :count]
-        task["source"], task["target"] = self.sources[part], self.targets[part]
-        sizes = np.asarray(self.sizes[part], np.int64)
-        task["size"], task["row"] = sizes, self.rows[part]
-        task["factor"], task["flags"] = self.factors[part], self.flags[part]
+        sizes = self._sizes[part]
+        task["source"], task["target"], task["size"] = self._sources[part], self._targets[part], sizes
+        task["row"], task["factor"], task["flags"] = self._rows[part], self._factors[part], self._flags[part]
         blocks = np.clip(-(-sizes // per_block), 1, max_blocks)
         ends = blocks.cumsum()
         task["first_block"] = ends - blocks
         argument["count"] = count
         return int(ends[-1])
+
+
+def _column(values: Column, dtype: Any, count: int) -> NDArray[Any]:
+    if isinstance(values, (int, float)):
+        return np.full(count, values, dtype)
+    return np.asarray(values, dtype)

@@ -86,6 +86,34 @@ class GradientsInPlace:
         return [GradientToUnscale(x, x, scale, False) for x, scale in zip(self.arrays, self._scales)]
 
 
+# Places of packed arrays begin where a processor, or a GPU, can read many numbers at once.
+_ALIGNED_TO = 8
+
+
+class PackedArrays:
+    """Copies of arrays, one behind the other in an array of their own.
+
+    Where each copy is follows from where the first one is: nnabla is asked for one address in place of many.
+
+    Args:
+        sizes: how many elements each array has.
+
+    Attributes:
+        array: what holds the copies; each has four bytes per element, whatever its dtype.
+        sizes: how many elements each has, int64 of shape (n,).
+        offsets: where each begins, in bytes, int64 of shape (n,).
+        halves: which of them are float16, bool of shape (n,), since they were packed last.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = np.array(sizes, np.int64)
+        taken = -(-self.sizes // _ALIGNED_TO) * _ALIGNED_TO
+        ends = taken.cumsum()
+        self.offsets = 4 * (ends - taken)
+        self.array = NdArray((int(taken.sum()),))
+        self.halves = np.zeros(len(sizes), np.bool_)
+
+
 class Kernels(Protocol):
     """Elementwise passes over float32 and float16 nnabla arrays, each reading its input once.
 
@@ -134,6 +162,20 @@ class Kernels(Protocol):
 
     def scaled_copy_all(self, copies: Iterable[ScaledCopy]) -> None:
         """`scaled_copy` for many arrays."""
+
+    def pack(self, arrays: Sequence[NdArray], packed: PackedArrays) -> None:
+        """Copy arrays to their places in `packed`, in the dtype that each has.
+
+        Raises:
+            ValueError: `packed` is for arrays of other sizes.
+        """
+
+    def unpack(self, packed: PackedArrays, arrays: Sequence[NdArray]) -> None:
+        """Copy what was packed back to arrays, in the dtype that it had then.
+
+        Raises:
+            ValueError: `packed` is for arrays of other sizes.
+        """
 
     def scale_(self, x: NdArray, alpha: float) -> None:
         """Multiply `x` by alpha in place."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Iterable, List, Optional, Sequence, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -18,13 +18,16 @@ from .array_checks import (
     is_half,
     require_float32,
     require_same_size,
+    require_sizes,
     unscaling_factor,
+    which_are_half,
 )
 from .interface import (
     EXPONENT_BINS,
     ExponentHistogram,
     GradientsInPlace,
     GradientToUnscale,
+    PackedArrays,
     RoundingStatistics,
     ScaledCopy,
 )
@@ -114,6 +117,17 @@ class PlainKernels:
         for source, target, alpha, half in copies:
             self.scaled_copy(source, target, alpha, half=half)
 
+    def pack(self, arrays: Sequence[NdArray], packed: PackedArrays) -> None:
+        require_sizes(arrays, packed.sizes)
+        packed.halves = which_are_half(arrays)
+        for x, place in zip(arrays, _places(packed)):
+            place[...] = x.data.ravel()
+
+    def unpack(self, packed: PackedArrays, arrays: Sequence[NdArray]) -> None:
+        require_sizes(arrays, packed.sizes)
+        for x, place, half in zip(arrays, _places(packed), packed.halves):
+            x.data = place.reshape(x.shape).astype(np.float16 if half else np.float32)
+
     def scale_(self, x: NdArray, alpha: float) -> None:
         self.scaled_copy(x, x, alpha)
 
@@ -164,6 +178,12 @@ class PlainKernels:
             overflowed = _count(F.logical_and(too_large, F.logical_not(_nonfinite(source))))
             target.copy_from(F.reshape(rounded, target.shape))
         return RoundingStatistics(self.statistics(target), underflowed, overflowed)
+
+
+def _places(packed: PackedArrays) -> List[Any]:
+    starts = (packed.offsets // 4).tolist()
+    values = packed.array.data
+    return [values[start : start + size] for start, size in zip(starts, packed.sizes.tolist())]
 
 
 def _full(shape: Tuple[int, ...], value: float) -> NdArray:

@@ -15,9 +15,8 @@ addresses = st.integers(0, 12)
 
 
 def tasks(pairs: List[Tuple[int, int]]) -> DeviceTasks:
-    count = len(pairs)
     sources, targets = [s for s, _ in pairs], [t for _, t in pairs]
-    return DeviceTasks(sources, targets, [7] * count, range(count), [1.0] * count, [0] * count)
+    return DeviceTasks(sources, targets, 7, rows=range(len(pairs)))
 
 
 @given(pairs=st.lists(st.tuples(addresses, addresses), max_size=12), longest=st.integers(1, 5))
@@ -53,7 +52,12 @@ def test_each_task_has_blocks_of_its_own() -> None:
     source = CudaSource()
     argument = np.zeros(1, source.layout("Tasks"))
     many = DeviceTasks(
-        [1, 2, 3, 4], [5, 6, 7, 8], [9, 0, 10, 1000], [0, 1, 2, 3], [1.0, 2.0, 3.0, 4.0], [0, 1, 2, 4]
+        [1, 2, 3, 4],
+        [5, 6, 7, 8],
+        [9, 0, 10, 1000],
+        rows=[0, 1, 2, 3],
+        factors=[1.0, 2.0, 3.0, 4.0],
+        flags=[0, 1, 2, 4],
     )
     assert many.write(slice(1, 4), argument, 10, 6) == 1 + 1 + 6
     assert argument["count"][0] == 3
@@ -65,3 +69,8 @@ def test_each_task_has_blocks_of_its_own() -> None:
     assert written["row"].tolist() == [1, 2, 3]
     assert written["factor"].tolist() == [2.0, 3.0, 4.0]
     assert written["flags"].tolist() == [1, 2, 4]
+
+
+def test_what_is_known_to_be_independent_shares_launches() -> None:
+    # Not so in truth: it is the word of who knows that counts.
+    assert list(DeviceTasks([1, 2], [2, 1], 3, independent=True).launches(5)) == [slice(0, 2)]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from typing import List
 
 import nnabla as nn
 import numpy as np
@@ -18,6 +19,7 @@ from nnabla_adaloss.kernels import (
     GradientsInPlace,
     GradientToUnscale,
     Kernels,
+    PackedArrays,
     PlainKernels,
     ScaledCopy,
 )
@@ -282,6 +284,44 @@ def test_scaled_copy_all(kernels: Kernels) -> None:
         kernels.scaled_copy(source, one, alpha)
         assert_same_floats(target.data, one.data)
     kernels.scaled_copy_all([])
+
+
+def test_packed_arrays_come_back_in_their_own_dtypes(kernels: Kernels) -> None:
+    values = [normal(n, dtype) for n in LENGTHS for dtype in DTYPES] + [special_values(d) for d in DTYPES]
+    arrays = [nd_array(v, v.dtype) for v in values]
+    packed = PackedArrays([x.size for x in arrays])
+    kernels.pack(arrays, packed)
+    for index, x in enumerate(arrays):
+        # nnabla may change the dtype, and move the array.
+        x.data = np.full(x.shape, 7.0, DTYPES[index % 3 % 2])
+    kernels.unpack(packed, arrays)
+    for x, v in zip(arrays, values):
+        assert x.dtype == v.dtype
+        assert_same_floats(x.data, v)
+
+
+@examples
+@given(values=st.lists(arrays, max_size=4))
+def test_packing_changes_no_bit_of_a_number(kernels: Kernels, values: List[np.ndarray]) -> None:
+    kept = [nd_array(v, v.dtype) for v in values]
+    packed = PackedArrays([x.size for x in kept])
+    kernels.pack(kept, packed)
+    for x in kept:
+        x.zero()
+    kernels.unpack(packed, kept)
+    for x, v in zip(kept, values):
+        assert_same_floats(x.data, v)
+
+
+def test_arrays_of_other_sizes_are_not_packed(kernels: Kernels) -> None:
+    x, packed = nd_array([1.0, 2.0]), PackedArrays([2])
+    kernels.pack([x], packed)
+    for other in ([nd_array([3.0])], [x, x], []):
+        with pytest.raises(ValueError, match="other sizes"):
+            kernels.pack(other, packed)
+        with pytest.raises(ValueError, match="other sizes"):
+            kernels.unpack(packed, other)
+    kernels.pack([], PackedArrays([]))
 
 
 def test_unscale_add_all(kernels: Kernels) -> None:
