@@ -122,8 +122,12 @@ class GraphPreparation:
         return self._prepared
 
     def plan(self) -> GraphPlan:
-        """The plan of the graph as it is now."""
-        return self.prepared(look_again=True).plan
+        """The plan of the graph as it is wired now; before forward nnabla itself does not know which of its
+        variables need a gradient.
+        """
+        if self._prepared is None or not self._prepared.plan.is_wired_as_it_was:
+            self._prepared = self._prepare()
+        return self._prepared.plan
 
     def go_on_from(self, before: GraphPreparation) -> None:
         """Go on with what is known of the network's graph before, or of one that was built alike."""

@@ -100,6 +100,11 @@ class GraphPlan:
         """True while the graph is what it was: nothing rewired, no `need_grad` or `recompute` changed."""
         return not self._watch.changed
 
+    @property
+    def is_wired_as_it_was(self) -> bool:
+        """True while nothing is rewired: the same functions on the same variables."""
+        return not self._watch.rewired
+
     @cached_property
     def function_keys(self) -> List[int]:
         """Keys of all functions, in forward order."""

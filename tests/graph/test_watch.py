@@ -28,6 +28,7 @@ def test_a_leaf_or_an_intermediate_that_needs_no_gradient_any_more() -> None:
         watch = GraphWatch([x, h])
         v.need_grad = False
         assert watch.changed
+        assert not watch.rewired
         v.need_grad = True
         assert not watch.changed
 
@@ -38,6 +39,7 @@ def test_a_rewired_graph() -> None:
     watch = GraphWatch(F.sum(h).parent.inputs)
     h.rewire_on(F.sigmoid(x))
     assert watch.changed
+    assert watch.rewired
 
 
 def test_an_activation_that_is_to_be_computed_again() -> None:
