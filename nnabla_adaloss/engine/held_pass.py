@@ -80,7 +80,7 @@ class HeldPass(ReplayedPass):
         if step is None:
             return
         self.unfinished[:] = [node]
-        self._bring(step.before)
+        self.bring(step.before)
         if self._measures and node.scalings:
             self._measure(node, step.scale)
         for index, (scaling, alpha) in enumerate(zip(node.scalings, step.alphas)):
@@ -98,7 +98,7 @@ class HeldPass(ReplayedPass):
             self._factors.restore()
             if self.watch is not None:
                 self.watch.ran(node)
-            self._bring(self._held.steps[node.function_key].after)
+            self.bring(self._held.steps[node.function_key].after)
             if node.leaves:
                 self._leaves.give_back()
             self.unfinished.clear()

@@ -8,10 +8,11 @@ hooks do nothing.
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Protocol, Tuple
+from typing import Any, Callable, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 from ..graph.hooks import Hook
 from ..graph.node import Node
+from .held_scales import Brought
 
 
 class Restored(Protocol):
@@ -40,26 +41,37 @@ class HookedPass(Restored, Protocol):
         """Do what is to be done after the function that ran last, if that is still to be done."""
 
 
+class BringingPass(Restored, Protocol):
+    """A pass that multiplies some gradients between two functions."""
+
+    @property
+    def between(self) -> Mapping[int, Tuple[Brought, ...]]:
+        """What is to be multiplied, by the key of the function after which."""
+
+    def bring(self, brought: Sequence[Brought]) -> None:
+        """Multiply it."""
+
+
 class HookAfter:
-    """Runs one step after each function's backward, until one raises.
+    """Multiplies gradients after single functions, until that raises.
 
     Args:
         running: the pass.
-        step: called with the function.
 
     Attributes:
-        error: the exception that the step raised.
+        error: the exception that was raised.
     """
 
-    def __init__(self, running: Restored, step: Hook) -> None:
+    def __init__(self, running: BringingPass) -> None:
         self.error: Optional[BaseException] = None
-        self._pass, self._step = running, step
+        self._pass, self._brought = running, running.between.get
 
     def __call__(self, f: Any) -> None:
-        """Run the step."""
-        if self.error is None:
+        """Multiply what is to be multiplied after this function; mostly nothing."""
+        brought = self._brought(hash(f))
+        if brought is not None and self.error is None:
             try:
-                self._step(f)
+                self._pass.bring(brought)
             except BaseException as error:
                 self.error = error
                 self._pass.restore()

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, Sequence
+from typing import Mapping, Optional, Sequence, Tuple
 
 from ..kernels.measurements import Measurements
-from .held_scales import HeldScales
+from .held_scales import Brought, HeldScales
 from .leaf_arrays import LeafArrays
 from .leaf_gradients import LeafGradients
 from .pass_context import PassContext
@@ -59,10 +59,9 @@ class PlannedPass(ReplayedPass):
                 self._leaves.take_leaf(leaf)
 
     @property
-    def between(self) -> Optional[Callable[[Any], None]]:
-        """What is to be called after each function all the same; None: nothing is."""
-        between = self._steps.between
-        return (lambda f: self._bring(between.get(hash(f), ()))) if between else None
+    def between(self) -> Mapping[int, Tuple[Brought, ...]]:
+        """What is to be multiplied between two functions all the same, by the function after which."""
+        return self._steps.between
 
     def finish_last(self) -> None:
         """Do what is to be done when backward has run."""

@@ -73,6 +73,16 @@ class ReplayedPass:
         """The scale S on each layer's input gradient, by layer."""
         return self._held.accumulated_scales
 
+    def bring(self, brought: Sequence[Brought]) -> None:
+        """Multiply gradients in place, between two functions."""
+        for variable, key, factor in brought:
+            array = variable.grad
+            if stored_dtype(array) is None:
+                continue
+            self.kernels.scale_(array, factor)
+            if self._storage is not None:
+                self._storage.store_gradient(key, array)
+
     def _conclude(self, keys: Sequence[int], largest: Sequence[float]) -> None:
         """Take over the largest magnitude of each leaf's gradient; infinity where it is not finite."""
         self.nonzero = set(compress(keys, largest))
@@ -84,13 +94,3 @@ class ReplayedPass:
         if self.components is not None:
             # Where the gradient of a layer is not finite, that of its weight is not.
             self.components.overflowed = self.components.producers[nodes[0].function_key] if nodes else None
-
-    def _bring(self, brought: Sequence[Brought]) -> None:
-        """Multiply gradients in place."""
-        for variable, key, factor in brought:
-            array = variable.grad
-            if stored_dtype(array) is None:
-                continue
-            self.kernels.scale_(array, factor)
-            if self._storage is not None:
-                self._storage.store_gradient(key, array)

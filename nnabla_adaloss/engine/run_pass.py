@@ -56,9 +56,8 @@ def run_pass(
             pair = hooks.pair(looked_at=looked_at or running.plan.recomputes)
         else:
             running.begin()
-            between = running.between
-            if between is not None:
-                hooks = HookAfter(running, between)
+            if running.between:
+                hooks = HookAfter(running)
                 pair = None, hooks
         run_backward(loss, running.seed, grad, clear_buffer, onlookers.callbacks, *pair, seed)
         running.finish_last()
