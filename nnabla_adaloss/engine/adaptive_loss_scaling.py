@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Union
 
 import nnabla as nn
 import numpy as np
@@ -70,7 +70,8 @@ class AdaptiveLossScaling:
         non_homogeneous: type names of functions whose input gradient is not proportional to their output
             gradient, beyond nnabla's own. They see unscaled gradients.
         parameters: parameters by name, for layers whose parameters nnabla does not know by name: what
-            `solver.get_parameters()` or `module.get_parameters()` returns.
+            `solver.get_parameters()` or `module.get_parameters()` returns; or what returns that, which is
+            called when it is needed.
         limit_policy: how a layer whose scale overflowed backs off and recovers.
         history: how scales follow from what was measured, where `backward` is given none; None for
             `HistoryPolicy()`.
@@ -106,7 +107,7 @@ class AdaptiveLossScaling:
         config: Optional[AdaLossConfig] = None,
         *,
         non_homogeneous: Sequence[str] = (),
-        parameters: Optional[Mapping[str, nn.Variable]] = None,
+        parameters: Union[Mapping[str, nn.Variable], Callable[[], Mapping[str, nn.Variable]], None] = None,
         limit_policy: Optional[LayerLimitPolicy] = None,
         history: Optional[HistoryPolicy] = None,
         forward_state: Optional[ForwardState] = None,
@@ -153,7 +154,8 @@ class AdaptiveLossScaling:
                 self.config.selection, adaptive=self._ada_loss.adaptive, non_homogeneous=non_homogeneous
             ),
             # Names are those that the scope shows in which the loss is wrapped.
-            {**named(parameters or {}), **registered_names()},
+            registered_names(),
+            lambda: named((parameters() if callable(parameters) else parameters) or {}),
             kernels=self._kernels,
             storage=self._storage,
             delayed=bool(self._delay),

@@ -72,6 +72,7 @@ class GraphPreparation:
         reading: its graph.
         options: what its plan depends on, besides the graph.
         names: names of parameters, by variable key.
+        more_names: asked where a parameter has none among these.
         kernels: passes over memory.
         storage: an emulated storage, or None.
         delayed: whether statistics are those of the iteration before.
@@ -89,6 +90,7 @@ class GraphPreparation:
         reading: GraphReading,
         options: PlanOptions,
         names: ParameterNames,
+        more_names: Callable[[], ParameterNames],
         *,
         kernels: Kernels,
         storage: Optional[EmulatedStorage],
@@ -96,7 +98,8 @@ class GraphPreparation:
         new_holding: Callable[[], Holding],
         by_layer: bool,
     ) -> None:
-        self._loss, self._options, self._names = loss, options, names
+        self._loss, self._options = loss, options
+        self._names, self._more_names = names, more_names
         self._kernels, self._storage, self._delayed = kernels, storage, delayed
         self.new_holding, self._by_layer = new_holding, by_layer
         self.pool = ScratchPool()
@@ -163,7 +166,7 @@ class GraphPreparation:
         if reading is None or reading.watch.changed:
             reading = read_graph(self._loss)
         before, self._before = self._prepared or self._before, None
-        described = reading.description(completed_names(self._names, reading))
+        described = reading.description(self._names_for(reading, before))
         known = self._known.of(described, self._options, reading.leaves)
         plan = GraphPlan.bound(reading, known.structure)
         if before is not None and before.known is known:
@@ -180,3 +183,11 @@ class GraphPreparation:
         if known.held is not None:
             holding.load_state_dict(plan, self._by_layer, known.held)
         return PreparedGraph(known, plan, measurements, statistics, holding)
+
+    def _names_for(self, reading: GraphReading, before: Optional[PreparedGraph]) -> ParameterNames:
+        """Names of the parameters of a graph: those of this loss, and what they were called before."""
+        if before is not None:
+            names = {**before.plan.names, **self._names}
+            if all(reading.keys[position] in names for position in reading.needed):
+                return names
+        return completed_names({**self._more_names(), **self._names}, reading)

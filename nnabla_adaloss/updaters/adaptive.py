@@ -505,7 +505,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             with_storage(loss, self._storage),
             # Checked and completed already, which takes longer than to read a small graph.
             self._config if self._loss is None else self.scaling.config,
-            parameters=self.solver.get_parameters(),
+            parameters=self.solver.get_parameters,
             limit_policy=LayerLimitPolicy(self.policy.N),
             history=self.history,
         )

@@ -254,3 +254,24 @@ def test_an_engine_with_other_scales_is_not_gone_on_from() -> None:
     other = AdaptiveLossScaling(loss, AdaLossConfig(u_min=1e-3))
     with pytest.raises(ValueError, match="same config"):
         AdaptiveLossScaling(loss).go_on_from(other)
+
+
+def test_a_solver_is_asked_for_names_where_a_graph_has_other_parameters() -> None:
+    training = Training([clipped, clipped, clipped, normalized, normalized], rebuilt=True)
+    solver = training.updater.solver
+    asked: List[int] = []
+
+    class Solver:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(solver, name)
+
+        def get_parameters(self) -> Dict[str, nn.Variable]:
+            asked.append(training.updater.iteration)
+            return solver.get_parameters()
+
+    training.run(1)
+    training.updater.solver = Solver()
+    training.run(4)
+    assert asked == [4]
+    names = set(training.plans[-1].names.values())
+    assert {"a/affine/W", "bn/bn/gamma", "b/affine/b"} <= names
