@@ -160,7 +160,6 @@ class AdaptiveLossScaling:
             storage=self._storage,
             delayed=bool(self._delay),
             new_holding=partial(_new_holding, self.config, self._delay),
-            by_layer=self._by_layer,
         )
         self.guard = BatchGuard(
             loss,
@@ -416,7 +415,8 @@ class AdaptiveLossScaling:
             windows = windows_of(state.get("components", {}))
             holding = self._graph.new_holding()
             if "held" in state:
-                holding.load_state_dict(planned.plan, self._by_layer, state["held"])
+                components = len(self._names_of_components)
+                holding.load_state_dict(planned.plan.structure, state["held"], components=components)
             self._ada_loss.load_state_dict(state)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"state is damaged, or none of an AdaptiveLossScaling: {error!r}") from error
@@ -509,7 +509,7 @@ class AdaptiveLossScaling:
         if scale is None or self._by_layer:
             components = self.components.begin(planned.plan.components(by_layer=self._by_layer))
         choice = self._choice(start_scale, components, measured=scale is None)
-        recorder = StepRecorder() if planned.holding.wanted(iteration, scale) else None
+        recorder = StepRecorder(planned.plan) if planned.holding.wanted(iteration, scale) else None
         running = self._pass(
             planned,
             start_scale,
@@ -546,7 +546,7 @@ class AdaptiveLossScaling:
             before, planned.held = planned.held, held
             # Scales that were measured anew are mostly what they were.
             if before is None or not held.is_applied_as(before):
-                planned.steps = self._plan_steps(held)
+                planned.steps = self._plan_steps(planned.plan, held)
         steps, context = planned.steps, self._context(planned)
         watch = self._watch(iteration)
         looked_at = measures or watch is not None or onlookers.present
@@ -562,9 +562,10 @@ class AdaptiveLossScaling:
         running.watch = watch
         return running
 
-    def _plan_steps(self, held: HeldScales) -> Union[PlannedSteps, Obstacle]:
+    def _plan_steps(self, plan: GraphPlan, held: HeldScales) -> Union[PlannedSteps, Obstacle]:
         storage = self._storage
         return plan_steps(
+            plan,
             held,
             rounded=storage is not None,
             at_random=storage is not None and storage.precision.stochastic_seed is not None,
@@ -638,6 +639,7 @@ class AdaptiveLossScaling:
             planned.statistics,
             self._storage,
             self.config.range.u_max,
+            self._by_layer,
         )
 
     def _run(self, running: AnyPass, grad: Optional[Seed], clear_buffer: bool, onlookers: Onlookers) -> None:

@@ -71,7 +71,7 @@ class BackwardPass:
         unscale_each: bool = False,
         recorder: Optional[StepRecorder] = None,
     ) -> None:
-        self.plan, self.kernels, self.pool, self.statistics, self.storage, self.u_max = context
+        self.plan, self.kernels, self.pool, self.statistics, self.storage, self.u_max, _ = context
         self.nodes = self.plan.nodes
         self._loss_section, self._alphas, self.components = choice
         self.start_scale = start_scale
@@ -133,16 +133,16 @@ class BackwardPass:
             return None
         if self.components is not None and not self.components.complete:
             return None
-        seed, left_with = self._loss_section.seed, self._loss_section.left_with
+        positions = self.plan.positions
         return HeldScales(
-            self.plan,
+            self.plan.structure,
             given,
             self.start_scale,
-            seed,
-            left_with,
+            self._loss_section.seed,
+            self._loss_section.left_with,
             self._recorder.steps,
-            self.scales,
-            self.components,
+            {positions[key]: scale for key, scale in self.scales.items()},
+            None if self.components is None else self.components.scales,
             self.matched,
         )
 
@@ -384,7 +384,7 @@ class BackwardPass:
             return
         self.scales[key] = target
         if self._recorder is not None:
-            self._recorder.bring(variable, key, target / scale)
+            self._recorder.bring(key, target / scale)
         array = variable.grad
         if stored_dtype(array) is None:
             return

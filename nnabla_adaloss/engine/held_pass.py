@@ -42,6 +42,7 @@ class HeldPass(ReplayedPass):
         unscale_each: bool = False,
     ) -> None:
         super().__init__(context, held)
+        self._steps = {self.plan.function_keys[number]: step for number, step in held.steps.items()}
         self._measures = measures
         self.unfinished: List[Node] = []
         self.watch: Optional[LayerWatch] = None
@@ -56,7 +57,7 @@ class HeldPass(ReplayedPass):
 
     def passes_on(self) -> Callable[[Any], bool]:
         """What tells whether nothing is to be done around a function."""
-        steps, nodes = self._held.steps, self.nodes
+        steps, nodes = self._steps, self.nodes
 
         def passed_on(f: Any) -> bool:
             key = hash(f)
@@ -76,7 +77,7 @@ class HeldPass(ReplayedPass):
                 f"{f.info.type_name} is not where it was when the loss was wrapped: the graph was rewired. "
                 "These gradients are not valid; the next backward will be"
             )
-        step = self._held.steps.get(node.function_key)
+        step = self._steps.get(node.function_key)
         if step is None:
             return
         self.unfinished[:] = [node]
@@ -98,7 +99,7 @@ class HeldPass(ReplayedPass):
             self._factors.restore()
             if self.watch is not None:
                 self.watch.ran(node)
-            self.bring(self._held.steps[node.function_key].after)
+            self.bring(self._steps[node.function_key].after)
             if node.leaves:
                 self._leaves.give_back()
             self.unfinished.clear()

@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import math
-from copy import copy
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ..core.validation import integer, number
 from ..graph.plan import GraphPlan
-from ..graph.renaming import Renaming
-from .component_scales import ComponentPass
+from ..graph.structure import GraphStructure
 from .held_scales import Brought, HeldScales, Step
 
 
@@ -51,7 +49,7 @@ class Holding:
             given: S0; None: measured.
         """
         held, age, longest = self.held, iteration - self._since, self._for(given)
-        if held is None or held.plan is not plan or held.given != given:
+        if held is None or held.structure is not plan.structure or held.given != given:
             return None
         # All batches of the iteration that measures do.
         return held if longest == math.inf or 0 < age < longest else None
@@ -81,18 +79,6 @@ class Holding:
         """Have scales chosen anew."""
         self.held = None
 
-    def renamed(self, names: Renaming, *, by_layer: bool) -> Holding:
-        """The same for another graph that was built alike.
-
-        Args:
-            names: what is where in it.
-            by_layer: whether layers separate components.
-        """
-        again = copy(self)
-        if self.held is not None:
-            again.held = self.held.renamed(names, by_layer=by_layer)
-        return again
-
     def for_good(self, *, measured: bool) -> bool:
         """Whether scales are held until they are told to change: where neither layers nor S0 are measured."""
         return self._constant and not measured
@@ -106,23 +92,33 @@ class Holding:
         held = None if self.held is None else _as_dict(self.held)
         return {"since": self._since, "measured_at": self._measured_at, "scales": held}
 
-    def load_state_dict(self, plan: GraphPlan, by_layer: bool, state: Mapping[str, Any]) -> None:
+    def load_state_dict(
+        self, structure: GraphStructure, state: Mapping[str, Any], *, components: int
+    ) -> None:
         """Take over what `state_dict` returned for such a graph; nothing changes when it raises.
+
+        Args:
+            structure: how the graph is built.
+            state: what `state_dict` returned.
+            components: how many components the graph has.
 
         Raises:
             KeyError, TypeError, ValueError, IndexError: `state` is none that `state_dict` returned.
         """
         since, measured_at = integer("since", state["since"]), integer("measured_at", state["measured_at"])
-        held = None if state["scales"] is None else _from_dict(plan, by_layer, state["scales"])
+        held = None if state["scales"] is None else _from_dict(structure, state["scales"])
+        if held is not None and held.components is not None and len(held.components) != components:
+            raise ValueError(f"{len(held.components)} components; the network has {components}")
         self._since, self._measured_at, self.held = since, measured_at, held
 
 
 def _as_dict(held: HeldScales) -> Dict[str, Any]:
-    functions = {key: index for index, key in enumerate(held.plan.nodes)}
-    variables = {key: index for index, key in enumerate(_keys(held.plan))}
+    structure = held.structure
+    functions = {node.number: index for index, node in enumerate(structure.nodes)}
+    variables = {position: index for index, position in enumerate(_positions(structure))}
 
     def brought(many: Sequence[Brought]) -> List[Any]:
-        return [[variables[one.key], one.factor] for one in many]
+        return [[variables[one.position], one.factor] for one in many]
 
     return {
         "given": held.given,
@@ -130,46 +126,43 @@ def _as_dict(held: HeldScales) -> Dict[str, Any]:
         "seed": held.seed,
         "loss_scale": held.loss_scale,
         "steps": [
-            [functions[key], brought(step.before), step.scale, list(step.alphas), brought(step.after)]
-            for key, step in held.steps.items()
+            [functions[number], brought(step.before), step.scale, list(step.alphas), brought(step.after)]
+            for number, step in held.steps.items()
         ],
-        "scales": [[variables[key], scale] for key, scale in held.scales.items()],
+        "scales": [[variables[position], scale] for position, scale in held.scales.items()],
         "matched": held.matched,
-        "components": None if held.components is None else list(held.components.scales),
+        "components": None if held.components is None else list(held.components),
     }
 
 
-def _from_dict(plan: GraphPlan, by_layer: bool, state: Mapping[str, Any]) -> HeldScales:
-    nodes, keys = list(plan.nodes.values()), _keys(plan)
-    by_key = dict(zip(plan.variable_keys, plan.variables))
+def _from_dict(structure: GraphStructure, state: Mapping[str, Any]) -> HeldScales:
+    nodes, positions = structure.nodes, _positions(structure)
 
     def brought(many: Sequence[Sequence[Any]]) -> Any:
-        return tuple(Brought(by_key[keys[i]], keys[i], number("factor", factor)) for i, factor in many)
+        return tuple(Brought(positions[index], number("factor", factor)) for index, factor in many)
 
     steps = {
-        nodes[index].function_key: Step(
+        nodes[index].number: Step(
             brought(before), number("scale", scale), tuple(number("alpha", a) for a in alphas), brought(after)
         )
         for index, before, scale, alphas, after in state["steps"]
     }
     components = state["components"]
     if components is not None:
-        found = plan.components(by_layer=by_layer)
-        if len(components) != len(found.names):
-            raise ValueError(f"{len(components)} components; the network has {len(found.names)}")
-        components = ComponentPass(found, [c if c is None else number("scale", c) for c in components])
+        components = [c if c is None else number("scale", c) for c in components]
     return HeldScales(
-        plan,
+        structure,
         state["given"] if state["given"] is None else number("given", state["given"]),
         number("start_scale", state["start_scale"]),
         number("seed", state["seed"]),
         number("loss_scale", state["loss_scale"]),
         steps,
-        {keys[index]: number("scale", scale) for index, scale in state["scales"]},
+        {positions[index]: number("scale", scale) for index, scale in state["scales"]},
         components,
         integer("matched", state["matched"]),
     )
 
 
-def _keys(plan: GraphPlan) -> List[int]:
-    return [*plan.variable_keys, *plan.leaves]
+def _positions(structure: GraphStructure) -> List[int]:
+    """Positions of the variables that scales are of, in the order in which states number them."""
+    return [*structure.gradients, *structure.leaves]

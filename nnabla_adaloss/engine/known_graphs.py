@@ -10,6 +10,7 @@ import nnabla as nn
 
 from ..graph.reading import GraphDescription
 from ..graph.structure import GraphStructure, PlanOptions
+from .holding import Holding
 
 # Sentences of so many lengths, each with a graph of its own, and both losses of an adversarial network.
 _REMEMBERED = 16
@@ -21,12 +22,12 @@ class KnownGraph:
 
     Attributes:
         structure: what follows from how they are built.
-        held: what `Holding.state_dict` told when the network's graph was last built otherwise; or None.
+        holding: the scales that were held when the network's graph was last built otherwise; or None.
         statistics: what `StatisticsSource.state` told then; or None.
     """
 
     structure: GraphStructure
-    held: Optional[Mapping[str, Any]] = None
+    holding: Optional[Holding] = None
     statistics: Optional[Sequence[Any]] = None
 
 
@@ -66,9 +67,9 @@ class KnownGraphs:
     def drop_held(self) -> None:
         """Forget scales that were held."""
         for known in self._known:
-            known.held = None
+            known.holding = None
 
     def forget(self) -> None:
         """Forget what was measured, too."""
         for known in self._known:
-            known.held = known.statistics = None
+            known.holding = known.statistics = None

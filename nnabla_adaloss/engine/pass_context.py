@@ -22,6 +22,7 @@ class PassContext(NamedTuple):
         statistics: where the statistics of arrays come from.
         storage: an emulated storage, or None.
         u_max: the largest magnitude of the storage format.
+        by_layer: whether layers separate components.
     """
 
     plan: GraphPlan
@@ -30,3 +31,4 @@ class PassContext(NamedTuple):
     statistics: StatisticsSource
     storage: Optional[EmulatedStorage]
     u_max: float
+    by_layer: bool = False

@@ -44,12 +44,8 @@ class HookedPass(Restored, Protocol):
 class BringingPass(Restored, Protocol):
     """A pass that multiplies some gradients between two functions."""
 
-    @property
-    def between(self) -> Mapping[int, Tuple[Brought, ...]]:
-        """What is to be multiplied, by the key of the function after which."""
-
     def bring(self, brought: Sequence[Brought]) -> None:
-        """Multiply it."""
+        """Multiply gradients."""
 
 
 class HookAfter:
@@ -57,14 +53,15 @@ class HookAfter:
 
     Args:
         running: the pass.
+        between: which gradients, by the key of the function after which.
 
     Attributes:
         error: the exception that was raised.
     """
 
-    def __init__(self, running: BringingPass) -> None:
+    def __init__(self, running: BringingPass, between: Mapping[int, Sequence[Brought]]) -> None:
         self.error: Optional[BaseException] = None
-        self._pass, self._brought = running, running.between.get
+        self._pass, self._brought = running, between.get
 
     def __call__(self, f: Any) -> None:
         """Multiply what is to be multiplied after this function; mostly nothing."""

@@ -38,7 +38,7 @@ class PlannedPass(ReplayedPass):
         deferred: Optional[Measurements],
     ) -> None:
         super().__init__(context, held)
-        self.seed, self.scales = steps.seed, steps.scales
+        self.seed, self._scales = steps.seed, steps.scales
         self._steps, self._masters, self._deferred = steps, found.arrays, deferred
         self._keys: Sequence[int] = ()
         self._largest: Sequence[float] = ()
@@ -61,7 +61,8 @@ class PlannedPass(ReplayedPass):
     @property
     def between(self) -> Mapping[int, Tuple[Brought, ...]]:
         """What is to be multiplied between two functions all the same, by the function after which."""
-        return self._steps.between
+        between, keys = self._steps.between, self.plan.function_keys
+        return {keys[number]: brought for number, brought in between.items()}
 
     def finish_last(self) -> None:
         """Do what is to be done when backward has run."""

@@ -8,12 +8,12 @@ are gradients that are multiplied between two functions; a function that needs t
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Optional, Set, Tuple, Union
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from ..core.power_of_two import is_power_of_two
-from ..graph.node import Node, Scaling
+from ..graph.node import Node, NodeStructure, Scaling
 from ..graph.plan import GraphPlan
-from ..graph.renaming import Renaming
+from ..graph.structure import GraphStructure
 from .held_scales import Brought, HeldScales, Step
 from .leaf_gradients import TakenLeaf
 from .planned_leaves import PlannedLeaves
@@ -32,8 +32,8 @@ class PlannedSteps(NamedTuple):
         factors: weights to be swapped, each once.
         leaves: leaves that get a gradient.
         seed: what the loss gradient starts with.
-        scales: what each gradient carries in the end, by variable key.
-        between: gradients that are multiplied all the same, by the function after which.
+        scales: what each gradient carries in the end, by position of the variable.
+        between: gradients that are multiplied all the same, by number of the function after which.
     """
 
     factors: List[PlannedFactor]
@@ -42,49 +42,43 @@ class PlannedSteps(NamedTuple):
     scales: Mapping[int, float]
     between: Mapping[int, Tuple[Brought, ...]]
 
-    def renamed(self, names: Renaming) -> Optional[PlannedSteps]:
-        """The same for another graph that was built alike; None where a weight is not the same there."""
-        if any(factor.key not in names.kept for factor in self.factors):
-            return None
-        scales = {names.variables[key]: scale for key, scale in self.scales.items()}
-        between = {
-            names.functions[key]: tuple(one.renamed(names) for one in brought)
-            for key, brought in self.between.items()
-        }
-        return self._replace(scales=scales, between=between)
+    def hold_for(self, structure: GraphStructure) -> bool:
+        """Whether they hold for another graph of this structure: all weights are the same there."""
+        return all(factor.key in structure.kept_keys for factor in self.factors)
 
 
 class Obstacle(str):
     """Why steps cannot be taken at once, in words."""
 
-    def renamed(self, names: Renaming) -> Obstacle:
-        """The same: what stands in the way follows from how the graph is built."""
-        return self
+    def hold_for(self, structure: GraphStructure) -> bool:
+        """True: what stands in the way follows from how the graph is built."""
+        return True
 
 
 def plan_steps(
-    held: HeldScales, *, rounded: bool, at_random: bool, max_bytes: Optional[int]
+    plan: GraphPlan, held: HeldScales, *, rounded: bool, at_random: bool, max_bytes: Optional[int]
 ) -> Union[PlannedSteps, Obstacle]:
     """The steps of a pass taken at once, or what stands in the way.
 
     Args:
+        plan: the graph.
         held: the steps one by one.
         rounded: whether an emulated storage rounds gradients after each function.
         at_random: whether it rounds them at random: then each must be rounded as often as before.
         max_bytes: how much memory scaled weights may take. None: as much as they need.
     """
-    plan = held.plan
     if plan.recomputes:
         return Obstacle("activations are computed again in backward")
-    factors = _factors(held, max_bytes)
+    nodes = [(node, step) for node in plan.nodes.values() for step in [held.steps.get(node.number)] if step]
+    factors = _factors(nodes, plan.structure, max_bytes)
     if isinstance(factors, Obstacle):
         return factors
     half = any(node.half for node in plan.nodes.values())
-    leaves = _leaves(held, rounded=rounded)
+    leaves = _leaves(nodes, plan, rounded=rounded)
     if isinstance(leaves, Obstacle):
         return leaves
     seed, scales, steps = _with_other_seed(held, rounded=rounded or half)
-    between = _between(plan, steps)
+    between = _between(held.structure, steps)
     low, high = _SEED_RANGE_16 if rounded or half else _SEED_RANGE_32
     seeded = seed == held.seed or (low <= seed <= high and is_power_of_two(seed) and not at_random)
     if between is None or not seeded:
@@ -92,31 +86,37 @@ def plan_steps(
     return PlannedSteps(factors, PlannedLeaves(leaves), seed, scales, between)
 
 
-def _factors(held: HeldScales, max_bytes: Optional[int]) -> Union[List[PlannedFactor], Obstacle]:
+_Nodes = Sequence[Tuple[Node, Step]]
+
+
+def _factors(
+    nodes: _Nodes, structure: GraphStructure, max_bytes: Optional[int]
+) -> Union[List[PlannedFactor], Obstacle]:
     found: Dict[int, Tuple[Scaling, float]] = {}
-    readers: Dict[int, Set[int]] = {}
-    for key, step in held.steps.items():
-        for scaling, alpha in zip(held.plan.nodes[key].scalings, step.alphas):
-            known = found.setdefault(scaling.factor_key, (scaling, alpha))
+    products: Dict[int, Set[int]] = {}
+    slots = {node.number: node.slots for node in structure.nodes}
+    for node, step in nodes:
+        for slot, scaling, alpha in zip(slots[node.number], node.scalings, step.alphas):
+            known = found.setdefault(slot.factor, (scaling, alpha))
             if known[1] != alpha:
                 return Obstacle(f"{scaling.layer} shares a weight with a layer of another scale")
-            readers.setdefault(scaling.factor_key, set()).add(key)
-    factors = [(scaling, alpha) for scaling, alpha in found.values() if alpha != 1.0]
-    for scaling, _ in factors:
+            products.setdefault(slot.factor, set()).add(node.number)
+    swapped = {position: found[position] for position in found if found[position][1] != 1.0}
+    readers = structure.readers() if swapped else {}
+    for position, (scaling, _) in swapped.items():
         if scaling.factor.parent is not None:
             return Obstacle(f"{scaling.layer} is multiplied by an activation, which others read")
-        if held.plan.readers[scaling.factor_key] != readers[scaling.factor_key]:
+        if readers[position] != products[position]:
             return Obstacle(f"the weight of {scaling.layer} is read by other functions as well")
-    needed = sum(4 * scaling.factor.size for scaling, _ in factors)
+    needed = sum(4 * scaling.factor.size for scaling, _ in swapped.values())
     if max_bytes is not None and needed > max_bytes:
         return Obstacle(f"scaled weights would take {needed} bytes at once, more than {max_bytes}")
-    return [PlannedFactor(s.layer, s.factor, s.factor_key, alpha, s.half) for s, alpha in factors]
+    return [PlannedFactor(s.layer, s.factor, s.factor_key, alpha, s.half) for s, alpha in swapped.values()]
 
 
-def _leaves(held: HeldScales, *, rounded: bool) -> Union[List[TakenLeaf], Obstacle]:
+def _leaves(nodes: _Nodes, plan: GraphPlan, *, rounded: bool) -> Union[List[TakenLeaf], Obstacle]:
     found: Dict[int, TakenLeaf] = {}
-    for function_key, step in held.steps.items():
-        node = held.plan.nodes[function_key]
+    for node, step in nodes:
         targets = step.targets(node)
         for variable, key in zip(node.leaves, node.leaf_keys):
             scale = targets.get(key, step.scale)
@@ -127,9 +127,9 @@ def _leaves(held: HeldScales, *, rounded: bool) -> Union[List[TakenLeaf], Obstac
                 return Obstacle(f"{node.label} adds to a gradient of another scale")
             elif rounded or node.half or known.half or not is_power_of_two(scale):
                 return Obstacle(f"{node.label} adds to a gradient that is rounded in between")
-    if found.keys() != held.plan.leaves.keys():
+    if found.keys() != plan.leaves.keys():
         return Obstacle("backward has not come to all parameters")
-    return [found[key] for key in held.plan.leaves]
+    return [found[key] for key in plan.leaves]
 
 
 def _with_other_seed(
@@ -138,61 +138,63 @@ def _with_other_seed(
     """The loss gradient's scale with which fewest gradients are left to be multiplied, the scales that
     gradients carry then, and the steps that are left.
     """
-    nodes = list(held.plan.nodes.values())
+    nodes = held.structure.nodes
     seed, scales = held.seed, dict(held.scales)
     steps = dict(held.steps)
     # From function to function, as long as all of the gradient passes through one array: what that is
     # multiplied by it may as well be multiplied by before. Rounded numbers can leave the range on the way.
     behind: List[int] = []
     for index, node in enumerate(nodes):
-        step = steps.get(node.function_key)
-        own = node.single
+        step = steps.get(node.number)
+        own = node.outputs[0] if len(node.outputs) == 1 else None
         if step is not None and step.before:
-            if any(b.key != own for b in step.before) or (rounded and index):
+            if any(b.position != own for b in step.before) or (rounded and index):
                 break
             for b in step.before:
                 seed *= b.factor
-                scales.update((key, scales[key] * b.factor) for key in behind)
-            steps[node.function_key] = step = step._replace(before=())
-        if not _single_path(node, nodes[index + 1 :]) or rounded:
+                scales.update((position, scales[position] * b.factor) for position in behind)
+            steps[node.number] = step = step._replace(before=())
+        if rounded or not _single_path(node, nodes[index + 1 :]):
             break
         if own is not None:
             behind.append(own)
         if step is not None and step.after:
-            if any(b.key != node.input_keys[0] for b in step.after):
+            if any(b.position != node.inputs[0] for b in step.after):
                 break
             for b in step.after:
                 seed *= b.factor
-                scales.update((key, scales[key] * b.factor) for key in behind)
-            steps[node.function_key] = step._replace(after=())
+                scales.update((position, scales[position] * b.factor) for position in behind)
+            steps[node.number] = step._replace(after=())
     return seed, scales, steps
 
 
-def _single_path(node: Node, following: List[Node]) -> bool:
+def _single_path(node: NodeStructure, following: Sequence[NodeStructure]) -> bool:
     """Whether all of the gradient that functions further on get comes through `node`, and nothing else uses
     it.
     """
     return (
         not node.leaves
-        and not node.scalings
+        and not node.slots
         and not node.non_homogeneous
-        and len(node.input_keys) == 1
+        and len(node.inputs) == 1
         and bool(following)
-        and following[0].single == node.input_keys[0]
+        and following[0].outputs == node.inputs
     )
 
 
-def _between(plan: GraphPlan, steps: Mapping[int, Step]) -> Optional[Dict[int, Tuple[Brought, ...]]]:
+def _between(
+    structure: GraphStructure, steps: Mapping[int, Step]
+) -> Optional[Dict[int, Tuple[Brought, ...]]]:
     """What is to be multiplied after each function; None where that is before the first one."""
     found: Dict[int, Tuple[Brought, ...]] = {}
     before: Optional[int] = None
-    for key in plan.nodes:
-        step = steps.get(key)
+    for node in structure.nodes:
+        step = steps.get(node.number)
         if step is not None and step.before:
             if before is None:
                 return None
             found[before] = found.get(before, ()) + step.before
         if step is not None and step.after:
-            found[key] = step.after
-        before = key
+            found[node.number] = step.after
+        before = node.number
     return found

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from typing import Callable, Optional, Union
 
@@ -45,22 +46,18 @@ class PreparedGraph:
     held: Optional[HeldScales] = None
     steps: Union[PlannedSteps, Obstacle, None] = None
 
-    def built_again(self, plan: GraphPlan, statistics: StatisticsSource, *, by_layer: bool) -> PreparedGraph:
+    def built_again(self, plan: GraphPlan, statistics: StatisticsSource) -> PreparedGraph:
         """The same for another graph that is built alike.
 
         Args:
             plan: the plan of that graph.
             statistics: its statistics; they take over what is known.
-            by_layer: whether layers separate components.
         """
-        names = Renaming(self.plan, plan)
-        statistics.take_over(self.statistics, names)
-        holding = self.holding.renamed(names, by_layer=by_layer)
-        again = PreparedGraph(self.known, plan, self.measurements, statistics, holding)
-        if self.steps is not None and self.held is self.holding.held:
-            again.steps = self.steps.renamed(names)
-            # Of steps that do not hold for another graph, new ones are made.
-            again.held = None if again.steps is None else holding.held
+        statistics.take_over(self.statistics, Renaming(self.plan, plan))
+        again = PreparedGraph(self.known, plan, self.measurements, statistics, copy(self.holding))
+        # Of steps that do not hold for another graph, new ones are made.
+        if self.steps is not None and self.steps.hold_for(plan.structure):
+            again.steps, again.held = self.steps, self.held
         return again
 
 
@@ -77,7 +74,6 @@ class GraphPreparation:
         storage: an emulated storage, or None.
         delayed: whether statistics are those of the iteration before.
         new_holding: makes what holds scales.
-        by_layer: whether layers separate components.
 
     Attributes:
         pool: where scratch arrays come from.
@@ -96,12 +92,11 @@ class GraphPreparation:
         storage: Optional[EmulatedStorage],
         delayed: bool,
         new_holding: Callable[[], Holding],
-        by_layer: bool,
     ) -> None:
         self._loss, self._options = loss, options
         self._names, self._more_names = names, more_names
         self._kernels, self._storage, self._delayed = kernels, storage, delayed
-        self.new_holding, self._by_layer = new_holding, by_layer
+        self.new_holding = new_holding
         self.pool = ScratchPool()
         self._reading: Optional[GraphReading] = reading
         self._known = KnownGraphs()
@@ -170,18 +165,17 @@ class GraphPreparation:
         known = self._known.of(described, self._options, reading.leaves)
         plan = GraphPlan.bound(reading, known.structure)
         if before is not None and before.known is known:
-            return before.built_again(plan, self.new_statistics(before.measurements), by_layer=self._by_layer)
+            return before.built_again(plan, self.new_statistics(before.measurements))
         if before is not None:
-            before.known.held = before.holding.state_dict()
+            before.known.holding = before.holding
             before.known.statistics = before.statistics.state(before.plan.measured_keys)
         # Per variable its gradient, as it arrives and as one branch, and its data.
         rows = 3 * len(plan.variables) + 64
         measurements = measurements_by(self._kernels, rows) if self._delayed else None
-        statistics, holding = self.new_statistics(measurements), self.new_holding()
+        statistics = self.new_statistics(measurements)
+        holding = self.new_holding() if known.holding is None else copy(known.holding)
         if known.statistics is not None:
             statistics.load_state(plan.measured_keys, known.statistics)
-        if known.held is not None:
-            holding.load_state_dict(plan, self._by_layer, known.held)
         return PreparedGraph(known, plan, measurements, statistics, holding)
 
     def _names_for(self, reading: GraphReading, before: Optional[PreparedGraph]) -> ParameterNames:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from itertools import compress
 from typing import List, Mapping, Optional, Sequence, Set
 
@@ -23,30 +24,38 @@ class ReplayedPass:
 
     Attributes:
         seed: what the loss gradient starts with.
-        scales: what each gradient carries in the end, by variable key.
         found_inf: layers whose parameter gradients are not finite, first in backward order first.
         nonzero: keys of the leaves whose gradients are not all zeros.
         state_finite: whether what forward has written is finite; None: nobody has looked.
     """
 
     def __init__(self, context: PassContext, held: HeldScales) -> None:
-        self.plan, self.kernels, _, self.statistics, self._storage, _ = context
+        self.plan, self.kernels, _, self.statistics, self._storage, _, self._by_layer = context
         self._held = held
         self.seed = held.seed
-        self.scales: Mapping[int, float] = held.scales
+        self._scales = held.scales
         self.found_inf: List[str] = []
         self.nonzero: Set[int] = set()
         self.state_finite: Optional[bool] = None
+
+    @cached_property
+    def scales(self) -> Mapping[int, float]:
+        """What each gradient carries in the end, by variable key."""
+        keys = self.plan.keys
+        return {keys[position]: scale for position, scale in self._scales.items()}
 
     @property
     def nodes(self) -> Mapping[int, Node]:
         """The functions, by key; they are made when somebody asks for them."""
         return self.plan.nodes
 
-    @property
+    @cached_property
     def components(self) -> Optional[ComponentPass]:
-        """What was measured of components, with the scale of each; None where there are none."""
-        return self._held.components
+        """The scale of each component; None where there are none."""
+        scales = self._held.components
+        if scales is None:
+            return None
+        return ComponentPass(self.plan.components(by_layer=self._by_layer), scales)
 
     @property
     def loss_scale(self) -> float:
@@ -75,13 +84,14 @@ class ReplayedPass:
 
     def bring(self, brought: Sequence[Brought]) -> None:
         """Multiply gradients in place, between two functions."""
-        for variable, key, factor in brought:
-            array = variable.grad
+        plan = self.plan
+        for position, factor in brought:
+            array = plan.all_variables[position].grad
             if stored_dtype(array) is None:
                 continue
             self.kernels.scale_(array, factor)
             if self._storage is not None:
-                self._storage.store_gradient(key, array)
+                self._storage.store_gradient(plan.keys[position], array)
 
     def _conclude(self, keys: Sequence[int], largest: Sequence[float]) -> None:
         """Take over the largest magnitude of each leaf's gradient; infinity where it is not finite."""

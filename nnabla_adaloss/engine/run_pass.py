@@ -56,8 +56,9 @@ def run_pass(
             pair = hooks.pair(looked_at=looked_at or running.plan.recomputes)
         else:
             running.begin()
-            if running.between:
-                hooks = HookAfter(running)
+            between = running.between
+            if between:
+                hooks = HookAfter(running, between)
                 pair = None, hooks
         run_backward(loss, running.seed, grad, clear_buffer, onlookers.callbacks, *pair, seed)
         running.finish_last()
@@ -75,9 +76,9 @@ def run_pass(
 
 def unscale_visible(running: AnyPass, clear_buffer: bool) -> None:
     """Unscale gradients that stay readable after a pass."""
-    plan, scale_of = running.plan, running.scales.get
+    plan = running.plan
     for variable, key in _readable(plan) if clear_buffer else zip(plan.variables, plan.variable_keys):
-        scale = scale_of(key, 1.0)
+        scale = running.scales.get(key, 1.0)
         if scale == 1.0:
             continue
         array = variable.grad

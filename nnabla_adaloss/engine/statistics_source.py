@@ -302,7 +302,7 @@ class DelayedStatistics:
         self._asked_data = _renamed(before._asked_data, keys)
         # Others than the weights that both graphs have are looked at when they are asked for.
         self._weights = {key: v for key, v in before._weights.items() if key in names.kept}
-        self._measured = before._measured & names.kept.keys()
+        self._measured = before._measured & names.kept
         self._iteration, self._ahead = before._iteration, before._ahead
         before._asked_data, before._weights, before._measured = {}, {}, set()
 

@@ -87,6 +87,7 @@ class Node:
         keys: their keys.
 
     Attributes:
+        number: which of the functions it is, in forward order.
         label: its name.
         scalings: its inputs that get a scale.
         inputs: those that need a gradient, but for leaves, each once.
@@ -115,6 +116,7 @@ class Node:
         "loss_exit",
         "loss_section",
         "non_homogeneous",
+        "number",
         "output_keys",
         "outputs",
         "passes_on",
@@ -126,7 +128,7 @@ class Node:
     def __init__(
         self, known: NodeStructure, function_key: int, variables: Sequence[nn.Variable], keys: Sequence[int]
     ) -> None:
-        self.function_key = function_key
+        self.number, self.function_key = known.number, function_key
         self.type_name, self.args, self.label = known.type_name, known.args, known.label
         self.outputs: List[nn.Variable] = [variables[p] for p in known.outputs]
         self.output_keys: List[int] = [keys[p] for p in known.outputs]

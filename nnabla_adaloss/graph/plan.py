@@ -111,6 +111,11 @@ class GraphPlan:
         return list(map(hash, self.functions))
 
     @cached_property
+    def positions(self) -> Dict[int, int]:
+        """The position of each variable, by its key."""
+        return {key: position for position, key in enumerate(self.keys)}
+
+    @cached_property
     def nodes(self) -> Dict[int, Node]:
         """What is known of each function, by function key, in backward order."""
         functions, variables, keys = self.function_keys, self.all_variables, self.keys

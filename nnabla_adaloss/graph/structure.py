@@ -58,6 +58,7 @@ class GraphStructure:
         roots: positions of the outputs that backward starts from.
         kept_gradients: positions of those whose gradients stay even when buffers are cleared.
         fixed: position of each leaf without gradient, and whether forward writes it, once for each use.
+        kept_keys: keys of the leaves that are the same in the next graph.
         components: what was found to be connected, by what was asked for; in positions.
 
     Raises:
@@ -90,6 +91,7 @@ class GraphStructure:
         # Sink keeps the gradients of its inputs even when buffers are cleared.
         self.kept_gradients = {p for node in self.nodes if node.type_name == "Sink" for p in node.inputs}
         self.fixed = list(self._fixed())
+        self.kept_keys = {key for key, _ in described.kept.values()}
         self.components: Dict[bool, Components] = {}
 
     def readers(self) -> Dict[int, Set[int]]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 import nnabla as nn
 import nnabla.functions as F
@@ -9,7 +9,7 @@ import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, GraphPlan
 from nnabla_adaloss.engine.held_scales import HeldScales
 from nnabla_adaloss.engine.planned_steps import Obstacle, PlannedSteps, plan_steps
 
@@ -61,7 +61,12 @@ def recomputed() -> nn.Variable:
     return F.mean(PF.affine(h, 3, name="last") ** 2)
 
 
-def held(loss: Any, method: Any = alternating, scale: Optional[float] = 8.0, **options: Any) -> HeldScales:
+class Held(NamedTuple):
+    plan: GraphPlan
+    scales: HeldScales
+
+
+def held(loss: Any, method: Any = alternating, scale: Optional[float] = 8.0, **options: Any) -> Held:
     config = AdaLossConfig(loss_scale_method=method, measure_every=EVERY, use_bound=False, **options)
     scaling = AdaptiveLossScaling(loss, config)
     for iteration in range(1 + (scale is None)):
@@ -69,12 +74,12 @@ def held(loss: Any, method: Any = alternating, scale: Optional[float] = 8.0, **o
         scaling.backward(scale, clear_buffer=True, iteration=0, again=iteration > 0)
     found = scaling._graph.prepared().holding.scales(scaling.plan, 1, scale)
     assert found is not None
-    return found
+    return Held(scaling.plan, found)
 
 
-def planned(found: HeldScales, **conditions: Any) -> Any:
+def planned(found: Held, **conditions: Any) -> Any:
     asked: Dict[str, Any] = {"rounded": False, "at_random": False, "max_bytes": None}
-    return plan_steps(found, **{**asked, **conditions})
+    return plan_steps(found.plan, found.scales, **{**asked, **conditions})
 
 
 def test_a_chain_is_planned() -> None:
@@ -106,7 +111,7 @@ def test_branches_that_are_matched_are_followed_by_a_call() -> None:
     steps = planned(found)
     assert isinstance(steps, PlannedSteps)
     brought = [one for many in steps.between.values() for one in many]
-    assert len(brought) == found.matched > 0
+    assert len(brought) == found.scales.matched > 0
 
 
 def test_components_need_no_call() -> None:
@@ -129,16 +134,17 @@ def test_scaled_weights_may_take_no_more_memory_than_they_may() -> None:
 
 def test_a_small_loss_weight_is_in_the_seed_where_nothing_is_rounded() -> None:
     found = held(chain(2.0**-20))
-    assert any(step.before for step in found.steps.values())
+    assert any(step.before for step in found.scales.steps.values())
     steps = planned(found)
     assert isinstance(steps, PlannedSteps)
     assert not steps.between
-    assert steps.seed > found.seed
+    assert steps.seed > found.scales.seed
     # Behind the loss everything is as it was.
     layers = {factor.layer for factor in steps.factors}
     scaled = [s for node in found.plan.nodes.values() for s in node.scalings if s.layer in layers]
     assert layers
-    assert all(steps.scales[s.target_key] == found.scales[s.target_key] for s in scaled)
+    behind = [found.plan.positions[s.target_key] for s in scaled]
+    assert all(steps.scales[position] == found.scales.scales[position] for position in behind)
     # Stored in 16 bits, a number on the way might not be what it was.
     rounded = planned(found, rounded=True)
     assert isinstance(rounded, Obstacle) or rounded.between

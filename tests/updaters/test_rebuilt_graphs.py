@@ -172,7 +172,7 @@ def test_a_state_that_is_loaded_leaves_nothing_of_graphs_that_took_turns() -> No
     known = training.updater.scaling._graph._known
     assert any(one.statistics for one in known._known)
     training.updater.load_state_dict(state)
-    assert not any(one.statistics or one.held for one in known._known)
+    assert not any(one.statistics or one.holding for one in known._known)
     training.run(2)
 
 
