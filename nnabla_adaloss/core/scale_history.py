@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, List, NamedTuple, Sequence, Tuple
 
 from .power_of_two import clamp_scale, floor_power_of_two
@@ -143,8 +144,8 @@ class HistoryPolicy:
             >>> [HistoryPolicy(window=256).measured_every(n).window for n in (1, 8, 64)]
             [256, 32, 16]
         """
-        measurements = max(-(-self.window // iterations), _LEAST_MEASUREMENTS)
-        return replace(self, window=min(self.window, measurements))
+        window = min(self.window, max(-(-self.window // iterations), _LEAST_MEASUREMENTS))
+        return self if window == self.window else _with_window(self, window)
 
     def scale(self, amax: float, *, u_max: float) -> float:
         """The scale for gradients of magnitude `amax` at most, which is positive; a power of two."""
@@ -160,3 +161,9 @@ class HistoryPolicy:
 
     def _within(self, scale: float) -> float:
         return min(max(scale, self.min_scale), self.max_scale)
+
+
+# To make one and check it takes as long as to read ten functions of a graph that is built anew.
+@lru_cache(maxsize=16)
+def _with_window(policy: HistoryPolicy, window: int) -> HistoryPolicy:
+    return replace(policy, window=window)

@@ -158,7 +158,7 @@ class GraphPreparation:
 
     def _prepare(self) -> PreparedGraph:
         reading, self._reading = self._reading, None
-        if reading is None or reading.watch.changed:
+        if reading is None or reading.watch.rewired:
             reading = read_graph(self._loss)
         before, self._before = self._prepared or self._before, None
         described = reading.description(self._names_for(reading, before))
