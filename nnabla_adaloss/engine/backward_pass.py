@@ -197,11 +197,10 @@ class BackwardPass:
                 components.measure_gradient(key, findings.amax[key] * scale, scale)
         bad_leaves: Dict[int, int] = {}
         for entry, largest in written:
-            component = self._component_of(components, entry)
             if largest == math.inf:
-                bad_leaves.setdefault(entry.function, component)
+                bad_leaves.setdefault(entry.function, self._component_of(components, entry))
             elif entry.alone:
-                components.measure(component, largest * entry.scale, entry.scale)
+                components.measure(self._component_of(components, entry), largest * entry.scale, entry.scale)
         for node in self.nodes.values() if bad or bad_leaves else ():
             if not bad.isdisjoint(node.output_keys):
                 raised = self.measures_loss and node.single in bad and node.single not in findings.nonfinite
@@ -233,11 +232,11 @@ class BackwardPass:
         trivial, scales = self.plan.trivial, self.scales
 
         def passed_on(f: Any) -> bool:
-            try:
-                output, first, others = trivial[hash(f)]
-                scale = scales[output]
-            except KeyError:
+            known = trivial.get(hash(f))
+            if known is None or known[0] not in scales:
                 return False
+            output, first, others = known
+            scale = scales[output]
             # An input that another branch has reached already may carry another scale.
             if (first in scales and scales[first] != scale) or (
                 others and any(scales.get(key, scale) != scale for key in others)
@@ -257,7 +256,7 @@ class BackwardPass:
             GraphChangedError: it is not in the plan.
         """
         node = self.nodes.get(hash(f))
-        if node is None or not any(key in self.scales for key in node.output_keys):
+        if node is None or self.scales.keys().isdisjoint(node.output_keys):
             raise GraphChangedError(
                 f"{f.info.type_name} is not where it was when the loss was wrapped: the graph was rewired. "
                 "These gradients are not valid; the next backward will be"

@@ -75,3 +75,16 @@ def unscaling_factor(scale: float) -> float:
     if not 0.0 < scale < math.inf:
         raise ValueError(f"scale={scale} must be a positive finite number")
     return 1.0 / scale
+
+
+def unscaling_factors(scales: Sequence[float]) -> NDArray[np.float64]:
+    """1 / scale of each, float64 of shape (n,).
+
+    Raises:
+        ValueError: a scale is not a positive finite number.
+    """
+    found = np.array(scales, np.float64)
+    wrong = ~((found > 0.0) & (found < math.inf))
+    if wrong.any():
+        raise ValueError(f"scale={found[wrong][0]} must be a positive finite number")
+    return 1.0 / found

@@ -21,7 +21,14 @@ from .array_checks import (
     which_are_half,
 )
 from .arrays import FLOAT16, FLOAT32, are_float32
-from .cpu_library import SCALE_FIELDS, CpuLibrary, rounding_task, scale_task, statistics_task
+from .cpu_library import (
+    SCALE_FIELDS,
+    STATISTICS_FIELDS,
+    CpuLibrary,
+    rounding_task,
+    scale_task,
+    statistics_task,
+)
 from .interface import (
     EXPONENT_BINS,
     ExponentHistogram,
@@ -61,13 +68,20 @@ class CpuKernels:
         return HOST
 
     def statistics(self, x: NdArray) -> ArrayStatistics:
-        return ArrayStatistics(x.size, *self._library.statistics_of_one(_statistics_task(x))[:6])
+        half, size = is_half(x), x.size
+        task = statistics_task(x.data_ptr(FLOAT16 if half else FLOAT32, HOST), size, half, 0)
+        return ArrayStatistics(size, *self._library.statistics_of_one(task)[:6])
 
     def statistics_all(self, arrays: Sequence[NdArray]) -> List[ArrayStatistics]:
         if not arrays:
             return []
-        rows = self._library.statistics(b"".join(map(_statistics_task, arrays)))
-        return [ArrayStatistics(x.size, *row[:6]) for x, row in zip(arrays, rows)]
+        halves = which_are_half(arrays)
+        table = np.zeros((len(arrays), STATISTICS_FIELDS), np.int64)
+        table[:, 0] = _addresses(arrays, halves)
+        sizes = table[:, 1] = [x.size for x in arrays]
+        table[:, 2] = halves
+        rows = self._library.statistics(table.tobytes())
+        return [ArrayStatistics(size, *row[:6]) for size, row in zip(sizes, rows)]
 
     def exponent_histogram(self, x: NdArray) -> Tuple[ArrayStatistics, ExponentHistogram]:
         half, size = is_half(x), x.size
@@ -175,11 +189,6 @@ class CpuKernels:
         )
         row = self._library.round(task)
         return RoundingStatistics(ArrayStatistics(size, *row[:6]), *row[6:])
-
-
-def _statistics_task(x: NdArray) -> bytes:
-    half = is_half(x)
-    return statistics_task(x.data_ptr(FLOAT16 if half else FLOAT32, HOST), x.size, half, 0)
 
 
 def _addresses(

@@ -28,6 +28,9 @@ scale_task = _SCALE_TASK.pack
 SCALE_FIELDS = _SCALE_TASK.size // 8
 """How many numbers a `scale_task` is, for those who make many at once in NumPy."""
 
+STATISTICS_FIELDS = _STATISTICS_TASK.size // 8
+"""Likewise of a `statistics_task`."""
+
 rounding_task = _ROUNDING_TASK.pack
 """Addresses of source and target, size; the format's mantissa_bits, smallest_normal, max, beyond_max;
 fitted, at_random, key."""

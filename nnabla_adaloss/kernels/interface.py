@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
-from .array_checks import unscaling_factor
+from .array_checks import unscaling_factors
 
 EXPONENT_BINS = 256
 """Length of an exponent histogram: one bin per value of float32's exponent field."""
@@ -78,7 +78,7 @@ class GradientsInPlace:
         self.arrays = list(arrays)
         self._scales = scales
         self.sizes = np.array([x.size for x in arrays], np.int64)
-        self.factors = np.array([unscaling_factor(scale) for scale in scales], np.float64)
+        self.factors = unscaling_factors(scales)
 
     @property
     def tasks(self) -> List[GradientToUnscale]:
