@@ -94,7 +94,7 @@ def bookkeeping() -> Tuple[float, float]:
 
         def questions(scaling: Any = scaling) -> None:
             # As `AdaptiveLossScaling.backward`, `BatchRun.run` and `AdaptiveLossScalingUpdater.update` do.
-            scaling._watch(1)
+            scaling._watch(1, 0)
             if scaling.audience is not None:
                 scaling.audience.wants(UpdateEnded, 1)
 

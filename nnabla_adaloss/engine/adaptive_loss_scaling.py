@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Union
 
@@ -14,8 +13,7 @@ from numpy.typing import NDArray
 from ..core.config import AdaLossConfig
 from ..core.formats import get_format
 from ..core.layer_limits import LayerLimit, LayerLimitPolicy
-from ..core.layer_scale import Constraints
-from ..core.methods import Fixed, Needs
+from ..core.methods import Needs
 from ..core.precision import Precision
 from ..core.scale_history import HistoryPolicy
 from ..core.validation import integer
@@ -30,31 +28,22 @@ from ..graph.reading import read_graph
 from ..graph.structure import PlanOptions
 from ..kernels import Kernels, NNablaAdaLoss, select_kernels
 from ..monitor import Audience, LayerScaled, audience_of
-from .backward_pass import BackwardPass, ScaleChoice
 from .batch_guard import BatchGuard
 from .blame import layer_to_blame
 from .component_scales import ComponentPass, ComponentScales, windows_of
 from .emulated_storage import EmulatedStorage
 from .forward_state import ForwardState
-from .held_pass import HeldPass
-from .held_scales import HeldScales, StepRecorder
 from .holding import Holding
-from .layer_alphas import AlphasByComponent, AlphasByMethod, AlphasOfOne, LayerAlphas
 from .layer_watch import LayerWatch, Stored
-from .leaf_arrays import LeafArrays, leaf_arrays
-from .loss_section import GivenScale, LossSection, MeasuredScale, OneScale
+from .leaf_arrays import leaf_arrays
 from .onlookers import NOBODY, Onlookers
-from .pass_context import PassContext
+from .passes import Asked, Passes
 from .planned_pass import PlannedPass
-from .planned_steps import Obstacle, PlannedSteps, plan_steps
-from .prepared_graph import GraphPreparation, PreparedGraph
+from .planned_steps import Obstacle
+from .prepared_graph import GraphPreparation
 from .replayed_pass import ReplayedPass
 from .run_pass import AnyPass, run_pass, unscale_visible
 from .saved_names import fingerprint, with_names_of
-
-# Where host and network share the memory: a network whose scaled weights are larger has layers that take long
-# beside what is done around them.
-_MAX_BYTES = 2**23
 
 
 class AdaptiveLossScaling:
@@ -145,7 +134,8 @@ class AdaptiveLossScaling:
         if self._by_layer:
             policy = method.policy(policy)
         policy = policy.measured_every(self.config.iterations_per_measurement)
-        self.components = ComponentScales(policy, self.config.range.u_max, self._u_max_single)
+        self._passes = Passes(self._variable, self.config, self._ada_loss, self._kernels, self._storage)
+        self.components = ComponentScales(policy, self.config.range.u_max, self._passes.u_max_single)
         self.iteration = 0
         self._graph = GraphPreparation(
             self._variable,
@@ -159,7 +149,7 @@ class AdaptiveLossScaling:
             kernels=self._kernels,
             storage=self._storage,
             delayed=bool(self._delay),
-            new_holding=partial(_new_holding, self.config, self._delay),
+            new_holding=partial(Holding.configured, self.config, delayed=bool(self._delay)),
         )
         self.guard = BatchGuard(
             loss,
@@ -493,12 +483,14 @@ class AdaptiveLossScaling:
         self.components.begin_pass(iteration)
         planned.statistics.watch(self.guard.state.arrays)
         held = None if again else planned.holding.scales(planned.plan, iteration, scale)
+        attempt = self.components.began[1]
         onlookers = Onlookers(communicator_callbacks, function_pre_hook, function_post_hook)
+        asked = Asked(iteration, attempt, onlookers, self._watch(iteration, attempt))
         if held is not None:
-            replay = self._replay(planned, held, iteration, found, onlookers)
+            replay = self._passes.replayed(planned, held, asked, found)
             self._run(replay, grad, clear_buffer, onlookers)
             if self._ada_loss.observed:
-                for record in held.records(iteration, self.components.began[1]):
+                for record in held.records(iteration, attempt):
                     self._ada_loss.report(record)
             self._end(replay, iteration, clear_buffer)
             return
@@ -508,17 +500,7 @@ class AdaptiveLossScaling:
         components: Optional[ComponentPass] = None
         if scale is None or self._by_layer:
             components = self.components.begin(planned.plan.components(by_layer=self._by_layer))
-        choice = self._choice(start_scale, components, measured=scale is None)
-        recorder = StepRecorder(planned.plan) if planned.holding.wanted(iteration, scale) else None
-        running = self._pass(
-            planned,
-            start_scale,
-            iteration,
-            choice,
-            unscale_each=onlookers.take_gradients,
-            recorder=recorder,
-        )
-        running.watch = self._watch(iteration)
+        running = self._passes.choosing(planned, start_scale, scale, components, asked)
         self._run(running, grad, clear_buffer, onlookers)
         if components is not None:
             self.components.learn(planned.plan.components(by_layer=self._by_layer), components)
@@ -528,49 +510,6 @@ class AdaptiveLossScaling:
         if held is not None:
             planned.holding.keep(held, iteration)
         self._end(running, iteration, clear_buffer)
-
-    def _replay(
-        self,
-        planned: PreparedGraph,
-        held: HeldScales,
-        iteration: int,
-        found: LeafArrays,
-        onlookers: Onlookers,
-    ) -> Union[HeldPass, PlannedPass]:
-        """A pass with the scales that are held: all steps at once, where nobody looks at single functions."""
-        measures = planned.holding.measures(iteration)
-        if measures:
-            planned.statistics.begin(iteration, anew=False)
-            planned.holding.measured(iteration)
-        if planned.held is not held:
-            before, planned.held = planned.held, held
-            # Scales that were measured anew are mostly what they were.
-            if before is None or not held.is_applied_as(before):
-                planned.steps = self._plan_steps(planned.plan, held)
-        steps, context = planned.steps, self._context(planned)
-        watch = self._watch(iteration)
-        looked_at = measures or watch is not None or onlookers.present
-        if isinstance(steps, PlannedSteps) and not looked_at:
-            return PlannedPass(context, held, steps, found, planned.measurements)
-        running = HeldPass(
-            context,
-            held,
-            measures=measures,
-            deferred=planned.measurements,
-            unscale_each=onlookers.take_gradients,
-        )
-        running.watch = watch
-        return running
-
-    def _plan_steps(self, plan: GraphPlan, held: HeldScales) -> Union[PlannedSteps, Obstacle]:
-        storage = self._storage
-        return plan_steps(
-            plan,
-            held,
-            rounded=storage is not None,
-            at_random=storage is not None and storage.precision.stochastic_seed is not None,
-            max_bytes=self._max_bytes,
-        )
 
     def _end(self, running: AnyPass, iteration: int, clear_buffer: bool) -> None:
         unscale_visible(running, clear_buffer)
@@ -585,62 +524,18 @@ class AdaptiveLossScaling:
         Args:
             scale: S0.
         """
-        planned = self._graph.prepared()
-        choice = ScaleChoice(OneScale(check_scale(scale)), AlphasOfOne())
-        running = self._pass(planned, scale, self.iteration - 1, choice)
+        asked = Asked(self.iteration - 1, self.components.began[1])
+        running = self._passes.of_one_scale(self._graph.prepared(), check_scale(scale), asked)
         self._run(running, None, True, NOBODY)
 
-    def _watch(self, iteration: int) -> Optional[LayerWatch]:
+    def _watch(self, iteration: int, attempt: int) -> Optional[LayerWatch]:
         """Who is told of the layers of a pass; None, as nearly always: nobody."""
         watch: Optional[LayerWatch] = None
         if self.audience is not None and self.audience.wants(LayerScaled, iteration):
             stored = Stored(self._kernels, self._storage, get_format(self.config.dtype or "float16"))
-            watch = LayerWatch(self.audience, stored, iteration, self.components.began[1])
+            watch = LayerWatch(self.audience, stored, iteration, attempt)
         self._ada_loss.watcher = None if watch is None else watch.decided
         return watch
-
-    @property
-    def _max_bytes(self) -> Optional[int]:
-        chosen = self.config.planned_bytes
-        return _MAX_BYTES if chosen is None and not self._kernels.asynchronous else chosen
-
-    @property
-    def _u_max_single(self) -> float:
-        """The largest magnitude of a gradient of one element; such are never stored in 8 bits."""
-        u_max = self.config.range.u_max
-        return u_max if self._storage is None else max(u_max, self._storage.precision.gradient_format(1).max)
-
-    def _pass(
-        self,
-        planned: PreparedGraph,
-        start_scale: float,
-        iteration: int,
-        choice: ScaleChoice,
-        *,
-        unscale_each: bool = False,
-        recorder: Optional[StepRecorder] = None,
-    ) -> BackwardPass:
-        return BackwardPass(
-            self._context(planned),
-            choice,
-            start_scale,
-            iteration,
-            attempt=self.components.began[1],
-            deferred=planned.measurements,
-            unscale_each=unscale_each,
-            recorder=recorder,
-        )
-
-    def _context(self, planned: PreparedGraph) -> PassContext:
-        return PassContext(
-            planned.plan,
-            self._kernels,
-            self._graph.pool,
-            planned.statistics,
-            self._storage,
-            self.config.range.u_max,
-            self._by_layer,
-        )
 
     def _run(self, running: AnyPass, grad: Optional[Seed], clear_buffer: bool, onlookers: Onlookers) -> None:
         try:
@@ -649,34 +544,8 @@ class AdaptiveLossScaling:
             self._graph.drop()
             raise
 
-    def _choice(
-        self, start_scale: float, components: Optional[ComponentPass], *, measured: bool
-    ) -> ScaleChoice:
-        """Who chooses the scales of a pass."""
-        # Scaled copies of weights are stored as weights are.
-        stored = self._storage.precision.stored_data.max if self._storage is not None else math.inf
-        constraints = Constraints(
-            weight_max=min(self.config.range.u_max, stored), guard_from=1.0 if measured else 0.0
-        )
-        section: LossSection = GivenScale(start_scale)
-        alphas: LayerAlphas = AlphasByMethod(self._ada_loss, constraints)
-        if measured and components is not None:
-            section = MeasuredScale(components, hash(self._variable), start_scale, self._u_max_single)
-        if self._by_layer and components is not None:
-            alphas = AlphasByComponent(self._ada_loss, constraints, components)
-        return ScaleChoice(section, alphas, components)
-
     def _choose_delay(self) -> int:
         if self.config.delay is not None:
             return self.config.delay
         # On a GPU every look at a result within the pass would wait for the device.
         return int(self._kernels.asynchronous and self._ada_loss.takes_statistics)
-
-
-def _new_holding(config: AdaLossConfig, delay: int) -> Holding:
-    method = config.method
-    return Holding(
-        config.iterations_per_measurement,
-        constant=isinstance(method, Fixed) and method.fixed_loss_scale == 1.0,
-        delayed=bool(delay),
-    )

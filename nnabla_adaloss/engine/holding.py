@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
+from ..core.config import AdaLossConfig
+from ..core.methods import Fixed
 from ..core.validation import integer, number
 from ..graph.plan import GraphPlan
 from ..graph.structure import GraphStructure
@@ -32,6 +34,18 @@ class Holding:
         self.held: Optional[HeldScales] = None
         self._since = 0
         self._measured_at = -2
+
+    @classmethod
+    def configured(cls, config: AdaLossConfig, *, delayed: bool) -> Holding:
+        """What `config` asks for, with no scales held.
+
+        Args:
+            config: how scales are computed, and how often they are measured.
+            delayed: whether scales follow from the statistics of the iteration before.
+        """
+        method = config.method
+        constant = isinstance(method, Fixed) and method.fixed_loss_scale == 1.0
+        return cls(config.iterations_per_measurement, constant=constant, delayed=delayed)
 
     def wanted(self, iteration: int, given: Optional[float]) -> bool:
         """Whether the scales of a pass that chooses them in this iteration would be held."""

@@ -31,6 +31,7 @@ class PreparedGraph:
     Attributes:
         known: what is kept of graphs that are built alike.
         plan: the plan.
+        pool: where scratch arrays come from.
         measurements: measures arrays, where statistics are those of the iteration before; else None.
         statistics: what is known of the arrays.
         holding: the scales that are held.
@@ -40,6 +41,7 @@ class PreparedGraph:
 
     known: KnownGraph
     plan: GraphPlan
+    pool: ScratchPool
     measurements: Optional[Measurements]
     statistics: StatisticsSource
     holding: Holding
@@ -54,7 +56,8 @@ class PreparedGraph:
             statistics: its statistics; they take over what is known.
         """
         statistics.take_over(self.statistics, Renaming(self.plan, plan))
-        again = PreparedGraph(self.known, plan, self.measurements, statistics, copy(self.holding))
+        holding = copy(self.holding)
+        again = PreparedGraph(self.known, plan, self.pool, self.measurements, statistics, holding)
         # Of steps that do not hold for another graph, new ones are made.
         if self.steps is not None and self.steps.hold_for(plan.structure):
             again.steps, again.held = self.steps, self.held
@@ -176,7 +179,7 @@ class GraphPreparation:
         holding = self.new_holding() if known.holding is None else copy(known.holding)
         if known.statistics is not None:
             statistics.load_state(plan.measured_keys, known.statistics)
-        return PreparedGraph(known, plan, measurements, statistics, holding)
+        return PreparedGraph(known, plan, self.pool, measurements, statistics, holding)
 
     def _names_for(self, reading: GraphReading, before: Optional[PreparedGraph]) -> ParameterNames:
         """Names of the parameters of a graph: those of this loss, and what they were called before."""
