@@ -66,7 +66,7 @@ def function_names(graph: GraphDescription) -> List[str]:
         if scope and (products[index] or scope not in of_products):
             base = scope
         else:
-            base = "/".join(part for part in (scope or around[index], type_name) if part)
+            base = f"{around[index]}/{type_name}" if around[index] else type_name
         name, number = base, numbers.get(base, 1)
         while name in taken:
             number += 1
@@ -109,7 +109,9 @@ class _Neighbour(NamedTuple):
 
 
 def _scopes_around(parents: Parents, scopes: Sequence[str]) -> List[str]:
-    """For each function the scope that it stands in, judged by the functions before and behind it."""
+    """For each function without a scope the one that it stands in, judged by the functions before and behind
+    it.
+    """
     producers: Dict[int, _Neighbour] = {}
     consumers: Dict[int, _Neighbour] = {}
     for index, own in enumerate(parents):
@@ -120,7 +122,7 @@ def _scopes_around(parents: Parents, scopes: Sequence[str]) -> List[str]:
         for parent in parents[index]:
             if parent is not None:
                 _note_nearest(consumers, parent, index, scopes)
-    return [_between(producers.get(index), consumers.get(index)) for index in range(len(parents))]
+    return [own or _between(producers.get(index), consumers.get(index)) for index, own in enumerate(scopes)]
 
 
 def _note_nearest(found: Dict[int, _Neighbour], index: int, neighbour: int, scopes: Sequence[str]) -> None:

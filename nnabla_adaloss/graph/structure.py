@@ -71,6 +71,7 @@ class GraphStructure:
         self.described, self.options = described, options
         self._held = leaves
         self._sizes = [math.prod(shape) for shape in described.shapes]
+        self._large = {position for position, size in enumerate(self._sizes) if size > 1}
         self._inputs = [described.inputs.positions[part] for part in described.inputs.by_function()]
         self._producers = [described.producers[part] for part in described.inputs.by_function()]
         self._needs = [described.needs[part] for part in described.inputs.by_function()]
@@ -162,29 +163,32 @@ class GraphStructure:
 
     def _node(self, index: int, slots: Sequence[LayerSlot], section: Set[int]) -> NodeStructure:
         described, label = self.described, self.labels[index]
-        type_name = described.type_names[index]
-        read = zip(self._inputs[index], self._producers[index], self._needs[index])
-        producers: Dict[int, Any] = {}
-        for position, producer, need in read:
-            if need:
-                producers.setdefault(position, producer)
-        parents = [p for p, n in zip(self._producers[index], self._needs[index]) if n and p is not None]
+        type_name, read = described.type_names[index], self._inputs[index]
+        inputs: Dict[int, int] = {}
+        leaves: Dict[int, None] = {}
+        for position, producer, need in zip(read, self._producers[index], self._needs[index]):
+            if not need or position in inputs or position in leaves:
+                continue
+            if producer is None:
+                leaves[position] = None
+            else:
+                inputs[position] = producer
         return NodeStructure(
             index,
             type_name,
             described.args[index],
             label,
             tuple(self._outputs[index]),
-            tuple(p for p, producer in producers.items() if producer is not None),
-            tuple(p for p, producer in producers.items() if producer is None),
-            tuple(s for s in slots if self.options.selection.selects(label, s.layer)),
+            tuple(inputs),
+            tuple(leaves),
+            tuple([s for s in slots if self.options.selection.selects(label, s.layer)]) if slots else (),
             index in section,
-            index in section and section.isdisjoint(parents),
+            index in section and section.isdisjoint(inputs.values()),
             type_name in self.options.non_homogeneous,
             type_name in OWN_REFERENCES,
             is_half(described.backends[index]),
             # A scalar gradient that is about to be spread over many elements (mean, sum, broadcast).
-            max((self._sizes[p] for p in self._inputs[index]), default=1) > 1,
+            not self._large.isdisjoint(read),
         )
 
     def _fixed(self) -> List[Tuple[int, bool]]:
