@@ -12,7 +12,7 @@ planned passes.
 
 The floor is what an adaptive iteration cannot do without: the bare loop, one pass over the scaled weights
 and one over the parameters' gradients at the speed of memory, and asking nnabla for the address of each
-of these arrays.
+of these arrays; and where the graph is built anew, once for what tells how (as `planning.py` does).
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
+from planning import ask
 from training_speed import Action, Times, cycles, take_turns, without_repeats
 
 from nnabla_adaloss import (
@@ -78,8 +79,24 @@ CASES = [
 ]
 
 
-def trainer(case: Case, way: str) -> Tuple[Action, int, int]:
-    """What trains a chain in one way, the number of its parameters, and how many numbers these are."""
+class Trainer(NamedTuple):
+    """What trains a chain in one way.
+
+    Attributes:
+        action: an iteration.
+        build: builds its graph anew.
+        parameters: how many there are.
+        numbers: how many elements they have.
+    """
+
+    action: Action
+    build: Callable[[], nn.Variable]
+    parameters: int
+    numbers: int
+
+
+def trainer(case: Case, way: str) -> Trainer:
+    """What trains a chain in one way."""
     scope: Any = OrderedDict()
     rng = np.random.default_rng(0)
     with nn.parameter_scope("", scope):
@@ -98,7 +115,7 @@ def trainer(case: Case, way: str) -> Tuple[Action, int, int]:
         parameters = nn.get_parameters()
     solver.set_parameters(parameters)
     action = _updater_of(way, solver, loss, build if case.rebuilt else None)
-    return action, len(parameters), sum(v.size for v in parameters.values())
+    return Trainer(action, build, len(parameters), sum(v.size for v in parameters.values()))
 
 
 def _updater_of(way: str, solver: Any, loss: nn.Variable, build: Any) -> Action:
@@ -127,11 +144,11 @@ def _updater_of(way: str, solver: Any, loss: nn.Variable, build: Any) -> Action:
     return without_repeats(updater)
 
 
-def floor_of(bare: float, parameters: int, numbers: int) -> Tuple[float, float]:
+def floor_of(bare: float, one: Trainer, *, rebuilt: bool) -> Tuple[float, float]:
     """Seconds that an adaptive iteration takes at least, from what the bare loop takes, and that nnabla takes
     to tell an address.
     """
-    size = max(numbers, 1)
+    size = max(one.numbers, 1)
     source, target = nn.NdArray((size,)), np.empty(size, np.float32)
     source.fill(1.0)
     address: Callable[[], Any] = lambda: source.data_ptr(np.dtype(np.float32), HOST)  # noqa: E731
@@ -139,8 +156,17 @@ def floor_of(bare: float, parameters: int, numbers: int) -> Tuple[float, float]:
     data = source.data
     copying = median(_time(lambda: np.copyto(target, data)) for _ in range(9))
     asking = median(_time(address) for _ in range(99))
+    reading = median(_reading(one) for _ in range(9)) if rebuilt else 0.0
     # Weights are read and written once, and so are gradients.
-    return bare + 2.0 * copying + 1.5 * parameters * asking, asking
+    return bare + 2.0 * copying + 1.5 * one.parameters * asking + reading, asking
+
+
+def _reading(one: Trainer) -> float:
+    """Seconds that nnabla takes to tell how a graph is built that was built just now."""
+    one.action()
+    loss = one.build()
+    kept: List[Any] = []
+    return _time(lambda: kept.append(ask(loss)))
 
 
 def _time(action: Callable[[], Any]) -> float:
@@ -153,12 +179,12 @@ def measure(case: Case) -> Dict[str, Any]:
     """Times the four ways on one chain."""
     made = {way: trainer(case, way) for way in WAYS}
     for _ in range(12):
-        for action, _, _ in made.values():
-            action()
-    taken = take_turns({way: action for way, (action, _, _) in made.items()}, case.rounds)
+        for one in made.values():
+            one.action()
+    taken = take_turns({way: one.action for way, one in made.items()}, case.rounds)
     every = AdaLossConfig().measure_every
     spent = {way: median(cycles(times, "wall")) / every for way, times in taken.items()}
-    floor, asking = floor_of(spent["bare loop"], *made["dynamic"][1:])
+    floor, asking = floor_of(spent["bare loop"], made["dynamic"], rebuilt=case.rebuilt)
     ratios = {
         way: median(a / b for a, b in zip(cycles(taken[way], "wall"), cycles(taken["dynamic"], "wall")))
         for way in WAYS
@@ -174,7 +200,7 @@ def measure(case: Case) -> Dict[str, Any]:
         "floor_ms": 1e3 * floor,
         "address_us": 1e6 * asking,
         # Of the iterations from one measurement to the next, a planned one makes the fewest.
-        "python_calls": {way: min(python_calls(made[way][0]) for _ in range(every)) for way in WAYS},
+        "python_calls": {way: min(python_calls(made[way].action) for _ in range(every)) for way in WAYS},
         "floor_over_dynamic": floor / spent["dynamic"],
     }
 
