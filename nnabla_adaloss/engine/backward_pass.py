@@ -142,7 +142,7 @@ class BackwardPass:
             self._loss_section.left_with,
             self._recorder.steps,
             {positions[key]: scale for key, scale in self.scales.items()},
-            None if self.components is None else self.components.scales,
+            None if self.components is None else list(self.components.scales),
             self.matched,
         )
 

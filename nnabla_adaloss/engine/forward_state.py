@@ -26,7 +26,7 @@ class ForwardState:
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
         self._plan: Optional[GraphPlan] = None
-        # By parameter what keeps it, together with others that were found with it.
+        # By parameter what keeps it, together with others that were found with it; and those of the plan.
         self._keepers: Dict[int, KeptData] = {}
         self._present: List[KeptData] = []
         self._held: List[KeptData] = []
@@ -69,15 +69,17 @@ class ForwardState:
 
     def restore(self) -> None:
         """Put everything back that was kept."""
-        for keeper in self._held:
+        # Of what was kept with two graphs of the batch, what was there first is there in the end.
+        for keeper in reversed(self._held):
             keeper.restore()
 
     def save_batch(self) -> None:
         """Keep what was written so far, besides, for one batch of several that may be repeated."""
+        before, self._batch = self._batch, {}
         for held in self._held:
-            if held not in self._batch:
-                self._batch[held] = KeptData(self._kernels, held.variables)
-            self._batch[held].save()
+            own = before.get(held) or KeptData(self._kernels, held.variables)
+            own.save()
+            self._batch[held] = own
 
     def restore_batch(self) -> None:
         """Put back what `save_batch` kept."""
@@ -115,10 +117,15 @@ class ForwardState:
             elif key in plan.names and key not in self._examined:
                 candidates[key] = leaf
         self._present = list(known)
-        if new:
-            self._keep(list(new.values()))
-        self._written = [leaf for key, leaf in leaves.items() if key in self._keepers]
+        self._written = [leaf for key, leaf in leaves.items() if key in self._keepers or key in new]
         self._candidates = [leaf for key, leaf in candidates.items() if key not in new]
+        lasting = [leaf for key, leaf in new.items() if key in plan.names]
+        if lasting:
+            self._keep(lasting)
+        passing = [leaf for key, leaf in new.items() if key not in plan.names]
+        if passing:
+            # No parameters: they may be gone with this graph.
+            self._present.append(KeptData(self._kernels, passing))
 
     def _keep(self, leaves: List[nn.Variable]) -> KeptData:
         """What keeps these parameters from now on."""

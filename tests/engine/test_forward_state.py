@@ -136,3 +136,46 @@ def test_running_statistics_that_are_not_finite_are_noticed(value: float, found:
     # What forward does not write is not its fault.
     nn.get_parameters(grad_only=False)["gain"].d = np.nan
     assert state.has_nonfinite() is found
+
+
+def normalized(mean: nn.Variable, variance: nn.Variable, gain: float) -> nn.Variable:
+    """A batch normalization whose running statistics are no parameters."""
+    x = nn.Variable.from_numpy_array(np.full((4, 3), gain, np.float32))
+    ones, zeros = (nn.Variable.from_numpy_array(np.full((1, 3), v, np.float32)) for v in (1.0, 0.0))
+    return F.mean(F.batch_normalization(x, zeros, ones, mean, variance) * parameter("gain", [[1.0] * 3]))
+
+
+def test_what_two_graphs_write_is_as_it_was_before_the_first() -> None:
+    mean, variance = nn.Variable((1, 3)), nn.Variable((1, 3))
+    mean.d, variance.d = 0.25, 1.0
+    state = ForwardState(CpuKernels())
+    for gain in (2.0, 4.0):
+        loss = normalized(mean, variance, gain)
+        state.save(plan_of(loss))
+        loss.forward()
+        state.save_batch()
+        kept = mean.d.copy()
+    mean.d = 7.0
+    state.restore_batch()
+    assert mean.d.tolist() == kept.tolist() != [[0.25] * 3]
+    state.restore()
+    assert mean.d.tolist() == [[0.25] * 3]
+    assert variance.d.tolist() == [[1.0] * 3]
+
+
+def test_what_is_no_parameter_is_not_kept_beyond_its_graph() -> None:
+    state = ForwardState(CpuKernels())
+    for _ in range(3):
+        mean, variance = nn.Variable((1, 3)), nn.Variable((1, 3))
+        mean.d, variance.d = 0.25, 1.0
+        loss = normalized(mean, variance, 2.0)
+        state.drop()
+        state.save(plan_of(loss))
+        loss.forward()
+        state.note_changes()
+        state.save_batch()
+    kept = [
+        v for keepers in (state._present, state._held, state._batch) for k in keepers for v in k.variables
+    ]
+    assert {hash(v) for v in kept} == {hash(mean), hash(variance)}
+    assert not state._keepers
