@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
-from tests.engine.random_graphs import Network, networks
+from tests.engine.random_graphs import Network, assert_same_above_subnormals, build, networks
 
 EVERY = 3
 
@@ -110,7 +110,7 @@ def test_planned_hooked_and_native_gradients_are_the_same(network: Network, seed
     reference = gradients(network, native)
     for found in planned:
         for name in network.leaves:
-            np.testing.assert_array_equal(found[name], reference[name], err_msg=name)
+            assert_same_above_subnormals(found[name], reference[name], name)
 
 
 @pytest.mark.slow
@@ -123,3 +123,17 @@ def test_planned_hooked_and_native_gradients_are_the_same(network: Network, seed
 )
 def test_so_they_are_as_they_are_stored(network: Network, seed: int, way: Way, storage: str) -> None:
     planned_and_hooked(network, seed, way, storage)
+
+
+def test_what_is_too_small_for_float32_is_there_with_a_scale() -> None:
+    steps = ["squared", "squared", "bias", "convolutions", "affine", "squared", "grouped"]
+    network = build(347535, steps, input_gradient=False)
+
+    def native() -> None:
+        network.loss.forward(clear_no_need_grad=True)
+        network.loss.backward(1.0, clear_buffer=True)
+
+    reference = gradients(network, native)["w11"]
+    found = runs(network, config_of(0), Way(None, True, 1), None, None)[0][-1]["w11"]
+    assert np.count_nonzero(found << 1) > np.count_nonzero(reference << 1)
+    assert_same_above_subnormals(found, reference, "w11")
