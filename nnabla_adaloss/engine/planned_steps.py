@@ -111,7 +111,10 @@ def _factors(
     needed = sum(4 * scaling.factor.size for scaling, _ in swapped.values())
     if max_bytes is not None and needed > max_bytes:
         return Obstacle(f"scaled weights would take {needed} bytes at once, more than {max_bytes}")
-    return [PlannedFactor(s.layer, s.factor, s.factor_key, alpha, s.half) for s, alpha in swapped.values()]
+    return [
+        PlannedFactor(s.layer, s.factor, s.factor_key, alpha, s.half, s.factor.shape)
+        for s, alpha in swapped.values()
+    ]
 
 
 def _leaves(nodes: _Nodes, plan: GraphPlan, *, rounded: bool) -> Union[List[TakenLeaf], Obstacle]:

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Iterable, List, NamedTuple, Optional, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 import nnabla as nn
 
 from ..graph.node import Scaling
-from ..kernels.arrays import as_float32
+from ..kernels.arrays import are_readable, as_float32
 from ..kernels.interface import Kernels, ScaledCopy
 from ..kernels.scratch import ScratchPool
 from .emulated_storage import EmulatedStorage
@@ -23,6 +23,7 @@ class PlannedFactor(NamedTuple):
         key: its key.
         alpha: what it is multiplied by.
         half: whether it is read in half precision.
+        shape: its shape.
     """
 
     layer: str
@@ -30,6 +31,7 @@ class PlannedFactor(NamedTuple):
     key: int
     alpha: float
     half: bool
+    shape: Tuple[int, ...]
 
 
 class ScaledFactors:
@@ -66,20 +68,22 @@ class ScaledFactors:
         self._swapped.append((factor, source, scaled))
         factor.data = scaled
 
-    def swap_all(self, factors: Iterable[PlannedFactor]) -> None:
+    def swap_all(self, factors: Sequence[PlannedFactor]) -> None:
         """Swap the factors of many layers, for all of a backward pass."""
         weights = {} if self._storage is None else self._storage.weights
-        copies, stored, swapped = [], [], []
-        for index, (_, factor, key, alpha, half) in enumerate(factors):
-            source = factor.data
-            scaled = self._pool.get(factor.shape, "factor", index)
+        readable = sources = [factor.variable.data for factor in factors]
+        if not are_readable(sources):
+            readable = [self._readable(source, index) for index, source in enumerate(sources)]
+        copies, swapped = [], []
+        for index, (source, (_, factor, key, alpha, half, shape)) in enumerate(zip(sources, factors)):
+            scaled = self._pool.get(shape, "factor", index)
             rounded = weights.get(key)
-            copies.append(ScaledCopy(rounded or self._readable(source, index), scaled, alpha, half))
-            stored.append((scaled, alpha))
+            copies.append(ScaledCopy(rounded or readable[index], scaled, alpha, half))
             swapped.append((key, rounded, factor, source, scaled))
         self._kernels.scaled_copy_all(copies)
-        for scaled, alpha in stored:
-            self._store(scaled, alpha)
+        if self._storage is not None:
+            for _, scaled, alpha, _ in copies:
+                self._store(scaled, alpha)
         for key, rounded, factor, source, scaled in swapped:
             # Noted before it is swapped: a signal may interrupt us between any two lines.
             if rounded is not None:

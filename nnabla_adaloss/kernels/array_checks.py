@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from operator import attrgetter
-from typing import Sequence
+from typing import List, Sequence
 
 import numpy as np
 from nnabla import NdArray
@@ -56,6 +56,15 @@ def require_same_size(source: NdArray, target: NdArray) -> int:
     if target.size != size:
         raise ValueError(f"arrays of different sizes: {source.shape} and {target.shape}")
     return size
+
+
+def require_same_sizes(sources: Sequence[NdArray], targets: Sequence[NdArray]) -> List[int]:
+    """`require_same_size` of many pairs of arrays."""
+    sizes = list(map(_size, sources))
+    if sizes != list(map(_size, targets)):
+        for source, target in zip(sources, targets):
+            require_same_size(source, target)
+    return sizes
 
 
 def require_sizes(arrays: Sequence[NdArray], sizes: NDArray[np.int64]) -> None:

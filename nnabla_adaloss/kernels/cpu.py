@@ -16,6 +16,7 @@ from .array_checks import (
     is_half,
     require_float32,
     require_same_size,
+    require_same_sizes,
     require_sizes,
     unscaling_factor,
     which_are_half,
@@ -98,15 +99,19 @@ class CpuKernels:
 
     def scaled_copy_all(self, copies: Iterable[ScaledCopy]) -> None:
         # One call into the library for all: a call costs as much as a small array does.
-        tasks = []
-        for source, target, alpha, half in copies:
-            from_half = is_half(source)
-            to_half = half or from_half
-            size = require_same_size(source, target)
-            from_address = source.data_ptr(FLOAT16 if from_half else FLOAT32, HOST)
-            to_address = target.data_ptr(FLOAT16 if to_half else FLOAT32, HOST, True)
-            tasks.append(scale_task(from_address, to_address, size, from_half, to_half, False, alpha))
-        self._library.scale(b"".join(tasks))
+        columns = list(zip(*copies))
+        if not columns:
+            return
+        sources, targets, alphas, half = columns
+        from_half = which_are_half(sources)
+        to_half = from_half | np.array(half, np.bool_)
+        table = np.zeros((len(sources), SCALE_FIELDS), np.int64)
+        table[:, 2] = require_same_sizes(sources, targets)
+        table[:, 0] = _addresses(sources, from_half)
+        table[:, 1] = _addresses(targets, to_half, write_only=True)
+        table[:, 3], table[:, 4] = from_half, to_half
+        table[:, -1] = np.array(alphas, np.float64).view(np.int64)
+        self._library.scale(table.tobytes())
 
     def pack(self, arrays: Sequence[NdArray], packed: PackedArrays) -> None:
         require_sizes(arrays, packed.sizes)

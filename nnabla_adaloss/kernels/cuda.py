@@ -18,6 +18,7 @@ from .array_checks import (
     is_half,
     require_float32,
     require_same_size,
+    require_same_sizes,
     require_sizes,
     unscaling_factor,
     which_are_half,
@@ -110,20 +111,16 @@ class CudaKernels:
 
     def launch_scaled_copies(self, copies: Iterable[ScaledCopy]) -> None:
         """`scaled_copy` for many arrays."""
-        wanted = list(copies)
-        addresses, flags = self._read([copy.source for copy in wanted])
-        targets, sizes, factors = [], [], []
-        for index, (source, target, alpha, half) in enumerate(wanted):
-            sizes.append(require_same_size(source, target))
-            factors.append(alpha)
-            if target is source:
-                targets.append(addresses[index])
-                continue
-            if half:
-                flags[index] |= self._target_is_half
-            targets.append(self._address(target, FLOAT16 if flags[index] else FLOAT32, True))
-        tasks = DeviceTasks(addresses, targets, sizes, factors=factors, flags=flags)
-        self._launch("scaled_copy", tasks)
+        columns = list(zip(*copies))
+        if not columns:
+            return
+        sources, targets, alphas, half = columns
+        from_half, to_half = which_are_half(sources), np.array(half, np.bool_)
+        sizes = require_same_sizes(sources, targets)
+        addresses = self._addresses(sources, from_half)
+        written = self._addresses(targets, from_half | to_half, write_only=True)
+        flags = self._source_is_half * from_half + self._target_is_half * to_half
+        self._launch("scaled_copy", DeviceTasks(addresses, written, sizes, factors=alphas, flags=flags))
 
     def launch_unscale_add(
         self, gradients: Sequence[GradientToUnscale], table: DeviceTable, first: int = 0
@@ -267,7 +264,8 @@ class CudaKernels:
         self._move(packed, self._places(packed), targets)
 
     def scale_(self, x: NdArray, alpha: float) -> None:
-        self.launch_scaled_copies([ScaledCopy(x, x, alpha)])
+        addresses, flags = self._read([x])
+        self._launch("scaled_copy", DeviceTasks(addresses, addresses, [x.size], factors=alpha, flags=flags))
 
     def unscale_add(self, source: NdArray, master: NdArray, scale: float, *, accumulate: bool) -> float:
         return self.unscale_add_all([GradientToUnscale(source, master, scale, accumulate)])[0]
