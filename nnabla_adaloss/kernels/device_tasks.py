@@ -97,7 +97,8 @@ class DeviceTasks:
         sizes = self._sizes[part]
         task["source"], task["target"], task["size"] = self._sources[part], self._targets[part], sizes
         task["row"], task["factor"], task["flags"] = self._rows[part], self._factors[part], self._flags[part]
-        blocks = np.clip(-(-sizes // per_block), 1, max_blocks)
+        # Half the time of np.clip, of which an iteration would take several.
+        blocks = np.minimum(np.maximum(-(-sizes // per_block), 1), max_blocks)
         ends = blocks.cumsum()
         task["first_block"] = ends - blocks
         argument["count"] = count
@@ -105,6 +106,9 @@ class DeviceTasks:
 
 
 def _column(values: Column, dtype: Any, count: int) -> NDArray[Any]:
-    if isinstance(values, (int, float)):
-        return np.full(count, values, dtype)
-    return np.asarray(values, dtype)
+    if not isinstance(values, (int, float)):
+        return np.asarray(values, dtype)
+    column = np.zeros(count, dtype)
+    if values:
+        column.fill(values)
+    return column
