@@ -95,10 +95,16 @@ class CpuKernels:
         return not any(x.nonfinite for x in self.statistics_all(arrays))
 
     def scaled_copy(self, source: NdArray, target: NdArray, alpha: float, *, half: bool = False) -> None:
-        self.scaled_copy_all([ScaledCopy(source, target, alpha, half)])
+        from_half = is_half(source)
+        to_half = half or from_half
+        size = require_same_size(source, target)
+        from_address = source.data_ptr(FLOAT16 if from_half else FLOAT32, HOST)
+        to_address = target.data_ptr(FLOAT16 if to_half else FLOAT32, HOST, True)
+        self._library.scale(scale_task(from_address, to_address, size, from_half, to_half, False, alpha))
 
     def scaled_copy_all(self, copies: Iterable[ScaledCopy]) -> None:
-        # One call into the library for all: a call costs as much as a small array does.
+        # One call into the library for all, and one into NumPy for each column: calls cost as much as small
+        # arrays do.
         columns = list(zip(*copies))
         if not columns:
             return
