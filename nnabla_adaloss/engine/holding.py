@@ -33,7 +33,8 @@ class Holding:
         self._delayed = delayed
         self.held: Optional[HeldScales] = None
         self._since = 0
-        self._measured_at = -2
+        # The iteration that measured last, and the one before it.
+        self._measured_at = self._measured_before = -2
 
     @classmethod
     def configured(cls, config: AdaLossConfig, *, delayed: bool) -> Holding:
@@ -51,8 +52,10 @@ class Holding:
         """Whether the scales of a pass that chooses them in this iteration would be held."""
         if self._for(given) == math.inf:
             return True
-        # Of statistics that are as old as the scales held before, none are made.
-        return self._iterations > 1 and (not self._delayed or self._measured_at == iteration - 1)
+        # Of statistics that are as old as the scales held before, none are made. Other batches of this
+        # iteration may have measured already; what they have is for the next one.
+        known = self._measured_before if self._measured_at == iteration else self._measured_at
+        return self._iterations > 1 and (not self._delayed or known == iteration - 1)
 
     def scales(self, plan: GraphPlan, iteration: int, given: Optional[float]) -> Optional[HeldScales]:
         """The scales to be used in this iteration; None: they are to be chosen.
@@ -83,7 +86,8 @@ class Holding:
 
     def measured(self, iteration: int) -> None:
         """A pass of this iteration has measured."""
-        self._measured_at = iteration
+        if iteration != self._measured_at:
+            self._measured_before, self._measured_at = self._measured_at, iteration
 
     def keep(self, held: HeldScales, iteration: int) -> None:
         """Hold the scales that were chosen in this iteration."""
@@ -124,6 +128,7 @@ class Holding:
         if held is not None and held.components is not None and len(held.components) != components:
             raise ValueError(f"{len(held.components)} components; the network has {components}")
         self._since, self._measured_at, self.held = since, measured_at, held
+        self._measured_before = -2
 
 
 def _as_dict(held: HeldScales) -> Dict[str, Any]:

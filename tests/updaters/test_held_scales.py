@@ -138,3 +138,29 @@ def test_gradients_that_are_zero_are_told_while_scales_are_held(storage: Any, ho
     assert updater.scaling.held
     assert (updater.scaling.last_pass == "planned") == (not hooked)
     assert reasons == ["updated", "updated", "zero_gradients", "updated"]
+
+
+@pytest.mark.parametrize("accum_grad", [1, 2, 3])
+@pytest.mark.parametrize("delay", [0, 1])
+def test_scales_are_held_for_all_batches_of_an_iteration(delay: int, accum_grad: int) -> None:
+    train = training()
+    config = AdaLossConfig(measure_every=EVERY, delay=delay)
+    updater = AdaptiveLossScalingUpdater(
+        train.solver, train.loss, train.feed, accum_grad=accum_grad, storage="float16", config=config
+    )
+    passes: List[List[str]] = []
+    backward = updater.scaling.backward
+
+    def noted(*args: Any, **options: Any) -> None:
+        backward(*args, **options)
+        passes[-1].append(updater.scaling.last_pass)
+
+    updater.scaling.backward = noted  # type: ignore[method-assign]
+    for _ in range(4 * EVERY):
+        passes.append([])
+        assert updater.update().updated
+    # Scales are chosen in one of eight iterations; with delay=1 the one before it measures.
+    hooked = {0} if delay == 0 else {0, 1}
+    for number, words in enumerate(passes[2:], 2):
+        assert len(words) == accum_grad
+        assert (set(words) == {"planned"}) == (number % EVERY not in hooked), number
