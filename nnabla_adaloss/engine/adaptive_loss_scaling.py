@@ -33,6 +33,7 @@ from .blame import layer_to_blame
 from .component_scales import ComponentPass, ComponentScales, windows_of
 from .emulated_storage import EmulatedStorage
 from .forward_state import ForwardState
+from .held_pass import HeldPass
 from .holding import Holding
 from .layer_watch import LayerWatch, Stored
 from .leaf_arrays import leaf_arrays
@@ -262,7 +263,10 @@ class AdaptiveLossScaling:
         if isinstance(self._last, PlannedPass):
             return "planned"
         steps = None if self._graph.present is None else self._graph.present.steps
-        return str(steps) if isinstance(steps, Obstacle) else "somebody looks at single functions"
+        if isinstance(steps, Obstacle):
+            return str(steps)
+        measures = isinstance(self._last, HeldPass) and self._last.measures
+        return "the next scales are measured" if measures else "somebody looks at single functions"
 
     @property
     def loss_scale(self) -> float:

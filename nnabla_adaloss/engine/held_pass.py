@@ -28,6 +28,7 @@ class HeldPass(ReplayedPass):
         unscale_each: unscale each gradient right after its function: somebody takes it there.
 
     Attributes:
+        measures: whether it takes the statistics that the next choice of scales asks for.
         unfinished: the function that runs or ran last, if there is still something to do after it.
         watch: who is told of layers, right after each.
     """
@@ -43,7 +44,7 @@ class HeldPass(ReplayedPass):
     ) -> None:
         super().__init__(context, held)
         self._steps = {self.plan.function_keys[number]: step for number, step in held.steps.items()}
-        self._measures = measures
+        self.measures = measures
         self.unfinished: List[Node] = []
         self.watch: Optional[LayerWatch] = None
         self._factors = ScaledFactors(context.kernels, context.pool, context.storage)
@@ -82,7 +83,7 @@ class HeldPass(ReplayedPass):
             return
         self.unfinished[:] = [node]
         self.bring(step.before)
-        if self._measures and node.scalings:
+        if self.measures and node.scalings:
             self._measure(node, step.scale)
         for index, (scaling, alpha) in enumerate(zip(node.scalings, step.alphas)):
             if self.watch is not None:
