@@ -103,6 +103,22 @@ def test_lenet(on_device: CountedDevice, type_config: str, method: Union[str, Me
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("type_config", ["float", "half"])
+def test_batches_that_are_accumulated_wait_once_each(on_device: CountedDevice, type_config: str) -> None:
+    solver, loss = network(on_device, lenet, SHAPE, type_config)
+    config = AdaLossConfig(loss_scale_method="amax_history")
+    updater = AdaptiveLossScalingUpdater(solver, loss, accum_grad=3, config=config)
+    for _ in range(4):
+        updater.update()
+    with on_device as counts:
+        assert updater.update().updated
+    assert updater.scaling.last_pass == "planned"
+    assert (counts.waits, counts.writes) == (3, 0)
+    assert counts.launches["statistics"] == 0
+    assert counts.launches["unscale_add"] == 3
+
+
+@pytest.mark.slow
 def test_resnet50(on_device: CountedDevice) -> None:
     updater, counts = counted(on_device, narrow_resnet50, (2, 3, 32, 32), "float", "amax_history")
     assert (counts.waits, counts.writes) == (1, 0)
