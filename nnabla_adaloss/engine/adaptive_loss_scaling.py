@@ -486,7 +486,7 @@ class AdaptiveLossScaling:
         iteration = self.iteration if iteration is None else iteration
         self.components.begin_pass(iteration)
         planned.statistics.watch(self.guard.state.arrays)
-        held = None if again else planned.holding.scales(planned.plan, iteration, scale)
+        held = None if again else planned.holding.scales(iteration, scale)
         attempt = self.components.began[1]
         onlookers = Onlookers(communicator_callbacks, function_pre_hook, function_post_hook)
         asked = Asked(iteration, attempt, onlookers, self._watch(iteration, attempt))

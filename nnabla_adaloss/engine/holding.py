@@ -9,7 +9,6 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 from ..core.config import AdaLossConfig
 from ..core.methods import Fixed
 from ..core.validation import integer, number
-from ..graph.plan import GraphPlan
 from ..graph.structure import GraphStructure
 from .held_scales import Brought, HeldScales, Step
 
@@ -57,16 +56,15 @@ class Holding:
         known = self._measured_before if self._measured_at == iteration else self._measured_at
         return self._iterations > 1 and (not self._delayed or known == iteration - 1)
 
-    def scales(self, plan: GraphPlan, iteration: int, given: Optional[float]) -> Optional[HeldScales]:
+    def scales(self, iteration: int, given: Optional[float]) -> Optional[HeldScales]:
         """The scales to be used in this iteration; None: they are to be chosen.
 
         Args:
-            plan: the graph as it is now.
             iteration: number of the iteration.
             given: S0; None: measured.
         """
         held, age, longest = self.held, iteration - self._since, self._for(given)
-        if held is None or held.structure is not plan.structure or held.given != given:
+        if held is None or held.given != given:
             return None
         # All batches of the iteration that measures do.
         return held if longest == math.inf or 0 < age < longest else None

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import dataclass
 from typing import Callable, Optional, Union
 
@@ -56,8 +55,7 @@ class PreparedGraph:
             statistics: its statistics; they take over what is known.
         """
         statistics.take_over(self.statistics, Renaming(self.plan, plan))
-        holding = copy(self.holding)
-        again = PreparedGraph(self.known, plan, self.pool, self.measurements, statistics, holding)
+        again = PreparedGraph(self.known, plan, self.pool, self.measurements, statistics, self.holding)
         # Of steps that do not hold for another graph, new ones are made.
         if self.steps is not None and self.steps.hold_for(plan.structure):
             again.steps, again.held = self.steps, self.held
@@ -176,7 +174,7 @@ class GraphPreparation:
         rows = 3 * len(plan.variables) + 64
         measurements = measurements_by(self._kernels, rows) if self._delayed else None
         statistics = self.new_statistics(measurements)
-        holding = self.new_holding() if known.holding is None else copy(known.holding)
+        holding = self.new_holding() if known.holding is None else known.holding
         if known.statistics is not None:
             statistics.load_state(plan.measured_keys, known.statistics)
         return PreparedGraph(known, plan, self.pool, measurements, statistics, holding)

@@ -72,7 +72,7 @@ def held(loss: Any, method: Any = alternating, scale: Optional[float] = 8.0, **o
     for iteration in range(1 + (scale is None)):
         scaling.forward(clear_no_need_grad=True)
         scaling.backward(scale, clear_buffer=True, iteration=0, again=iteration > 0)
-    found = scaling._graph.prepared().holding.scales(scaling.plan, 1, scale)
+    found = scaling._graph.prepared().holding.scales(1, scale)
     assert found is not None
     return Held(scaling.plan, found)
 
