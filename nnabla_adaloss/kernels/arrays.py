@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Any, Optional, Sequence
+from typing import Any, List, Optional, Sequence
 
 import nnabla as nn
 import numpy as np
+from numpy.typing import NDArray
 
 from ..host_context import HOST
 
@@ -49,6 +50,21 @@ def are_float32(arrays: Sequence[nn.NdArray]) -> bool:
         return {*map(_dtype, arrays)} <= {FLOAT32}
     except RuntimeError:
         return False
+
+
+def addresses_of(
+    arrays: Sequence[nn.NdArray], halves: NDArray[np.bool_], context: nn.Context, *, write_only: bool = False
+) -> List[int]:
+    """Where arrays are in the memory of `context`.
+
+    Args:
+        arrays: the arrays.
+        halves: which of them are float16, or become so; the others are float32.
+        context: `Kernels.context`.
+        write_only: whether what they hold is not read.
+    """
+    dtypes = [FLOAT16 if half else FLOAT32 for half in halves.tolist()]
+    return [x.data_ptr(dtype, context, write_only) for x, dtype in zip(arrays, dtypes)]
 
 
 def as_float32(array: nn.NdArray, copy: nn.NdArray) -> nn.NdArray:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Iterable, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 from nnabla import Context, NdArray
@@ -21,7 +21,7 @@ from .array_checks import (
     unscaling_factor,
     which_are_half,
 )
-from .arrays import FLOAT16, FLOAT32, are_float32
+from .arrays import FLOAT16, FLOAT32, addresses_of, are_float32
 from .cpu_library import (
     SCALE_FIELDS,
     STATISTICS_FIELDS,
@@ -40,8 +40,8 @@ from .interface import (
     ScaledCopy,
 )
 
-# A factor of 1, as a row of numbers holds it.
-_ONE = np.float64(1.0).view(np.int64)
+Flags = Union[bool, NDArray[np.bool_]]
+Numbers = Union[Sequence[float], NDArray[Any]]
 
 
 class CpuKernels:
@@ -78,7 +78,7 @@ class CpuKernels:
             return []
         halves = which_are_half(arrays)
         table = np.zeros((len(arrays), STATISTICS_FIELDS), np.int64)
-        table[:, 0] = _addresses(arrays, halves)
+        table[:, 0] = addresses_of(arrays, halves, HOST)
         sizes = table[:, 1] = [x.size for x in arrays]
         table[:, 2] = halves
         rows = self._library.statistics(table.tobytes())
@@ -111,31 +111,27 @@ class CpuKernels:
         sources, targets, alphas, half = columns
         from_half = which_are_half(sources)
         to_half = from_half | np.array(half, np.bool_)
-        table = np.zeros((len(sources), SCALE_FIELDS), np.int64)
-        table[:, 2] = require_same_sizes(sources, targets)
-        table[:, 0] = _addresses(sources, from_half)
-        table[:, 1] = _addresses(targets, to_half, write_only=True)
-        table[:, 3], table[:, 4] = from_half, to_half
-        table[:, -1] = np.array(alphas, np.float64).view(np.int64)
-        self._library.scale(table.tobytes())
+        sizes = require_same_sizes(sources, targets)
+        read = addresses_of(sources, from_half, HOST)
+        written = addresses_of(targets, to_half, HOST, write_only=True)
+        self._library.scale(
+            _scale_tasks(read, written, sizes, from_half=from_half, to_half=to_half, factors=alphas)
+        )
 
     def pack(self, arrays: Sequence[NdArray], packed: PackedArrays) -> None:
         require_sizes(arrays, packed.sizes)
         packed.halves = which_are_half(arrays)
-        sources = _addresses(arrays, packed.halves)
+        sources = addresses_of(arrays, packed.halves, HOST)
         self._move(packed, sources, packed.array.data_ptr(FLOAT32, HOST, True) + packed.offsets)
 
     def unpack(self, packed: PackedArrays, arrays: Sequence[NdArray]) -> None:
         require_sizes(arrays, packed.sizes)
-        targets = _addresses(arrays, packed.halves, write_only=True)
+        targets = addresses_of(arrays, packed.halves, HOST, write_only=True)
         self._move(packed, packed.array.data_ptr(FLOAT32, HOST) + packed.offsets, targets)
 
-    def _move(self, packed: PackedArrays, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
-        table = np.zeros((len(sources), SCALE_FIELDS), np.int64)
-        table[:, 0], table[:, 1], table[:, 2] = sources, targets, packed.sizes
-        table[:, 3] = table[:, 4] = packed.halves
-        table[:, -1] = _ONE
-        self._library.scale(table.tobytes())
+    def _move(self, packed: PackedArrays, sources: Numbers, targets: Numbers) -> None:
+        halves = packed.halves
+        self._library.scale(_scale_tasks(sources, targets, packed.sizes, from_half=halves, to_half=halves))
 
     def scale_(self, x: NdArray, alpha: float) -> None:
         half = is_half(x)
@@ -163,11 +159,8 @@ class CpuKernels:
         arrays = gradients.arrays
         if not are_float32(arrays):
             return self.unscale_add_all(gradients.tasks)
-        table = np.zeros((len(arrays), SCALE_FIELDS), np.int64)
-        table[:, 0] = table[:, 1] = [x.data_ptr(FLOAT32, HOST) for x in arrays]
-        table[:, 2] = gradients.sizes
-        table[:, -1] = gradients.factors.view(np.int64)
-        return self._library.scale(table.tobytes())
+        where = [x.data_ptr(FLOAT32, HOST) for x in arrays]
+        return self._library.scale(_scale_tasks(where, where, gradients.sizes, factors=gradients.factors))
 
     def round_to_format(
         self,
@@ -202,8 +195,18 @@ class CpuKernels:
         return RoundingStatistics(ArrayStatistics(size, *row[:6]), *row[6:])
 
 
-def _addresses(
-    arrays: Sequence[NdArray], halves: NDArray[np.bool_], *, write_only: bool = False
-) -> NDArray[np.int64]:
-    dtypes = [FLOAT16 if half else FLOAT32 for half in halves.tolist()]
-    return np.array([x.data_ptr(dtype, HOST, write_only) for x, dtype in zip(arrays, dtypes)], np.int64)
+def _scale_tasks(
+    sources: Numbers,
+    targets: Numbers,
+    sizes: Numbers,
+    *,
+    from_half: Flags = False,
+    to_half: Flags = False,
+    factors: Union[float, Numbers] = 1.0,
+) -> bytes:
+    """`scale_task`s that add to nothing, made a column at a time."""
+    table = np.zeros((len(sources), SCALE_FIELDS), np.int64)
+    table[:, 0], table[:, 1], table[:, 2] = sources, targets, sizes
+    table[:, 3], table[:, 4] = from_half, to_half
+    table[:, -1] = np.asarray(factors, np.float64).view(np.int64)
+    return table.tobytes()

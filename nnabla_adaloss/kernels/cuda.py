@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
 from .array_checks import (
-    is_half,
     require_float32,
     require_same_size,
     require_same_sizes,
@@ -23,7 +22,7 @@ from .array_checks import (
     unscaling_factor,
     which_are_half,
 )
-from .arrays import FLOAT16, FLOAT32, are_float32
+from .arrays import FLOAT32, addresses_of, are_float32
 from .cuda_launcher import CupyLauncher, Launcher
 from .cuda_source import CudaSource
 from .device_table import DeviceTable
@@ -115,12 +114,11 @@ class CudaKernels:
         if not columns:
             return
         sources, targets, alphas, half = columns
-        from_half, to_half = which_are_half(sources), np.array(half, np.bool_)
-        sizes = require_same_sizes(sources, targets)
-        addresses = self._addresses(sources, from_half)
-        written = self._addresses(targets, from_half | to_half, write_only=True)
-        flags = self._source_is_half * from_half + self._target_is_half * to_half
-        self._launch("scaled_copy", DeviceTasks(addresses, written, sizes, factors=alphas, flags=flags))
+        sizes, to_half = require_same_sizes(sources, targets), np.array(half, np.bool_)
+        read, flags = self._read(sources)
+        flags |= self._target_is_half * to_half
+        written = addresses_of(targets, flags != 0, self._context, write_only=True)
+        self._launch("scaled_copy", DeviceTasks(read, written, sizes, factors=alphas, flags=flags))
 
     def launch_unscale_add(
         self, gradients: Sequence[GradientToUnscale], table: DeviceTable, first: int = 0
@@ -255,12 +253,12 @@ class CudaKernels:
     def pack(self, arrays: Sequence[NdArray], packed: PackedArrays) -> None:
         require_sizes(arrays, packed.sizes)
         packed.halves = which_are_half(arrays)
-        sources = self._addresses(arrays, packed.halves)
+        sources = addresses_of(arrays, packed.halves, self._context)
         self._move(packed, sources, self._places(packed, write_only=True))
 
     def unpack(self, packed: PackedArrays, arrays: Sequence[NdArray]) -> None:
         require_sizes(arrays, packed.sizes)
-        targets = self._addresses(arrays, packed.halves, write_only=True)
+        targets = addresses_of(arrays, packed.halves, self._context, write_only=True)
         self._move(packed, self._places(packed), targets)
 
     def scale_(self, x: NdArray, alpha: float) -> None:
@@ -312,29 +310,19 @@ class CudaKernels:
         address: int = x.data_ptr(dtype, self._context, write_only)
         return address
 
-    def _addresses(
-        self, arrays: Sequence[NdArray], halves: NDArray[np.bool_], *, write_only: bool = False
-    ) -> List[int]:
-        context = self._context
-        dtypes = [FLOAT16 if half else FLOAT32 for half in halves.tolist()]
-        return [x.data_ptr(dtype, context, write_only) for x, dtype in zip(arrays, dtypes)]
-
     def _places(self, packed: PackedArrays, *, write_only: bool = False) -> List[int]:
         places = self._address(packed.array, FLOAT32, write_only) + packed.offsets
         return places.tolist()  # type: ignore[no-any-return]
 
     def _move(self, packed: PackedArrays, sources: List[int], targets: List[int]) -> None:
-        flags = np.where(packed.halves, self._source_is_half, 0)
+        flags = self._source_is_half * packed.halves
         tasks = DeviceTasks(sources, targets, packed.sizes, flags=flags, independent=True)
         self._launch("scaled_copy", tasks)
 
-    def _read(self, arrays: Sequence[NdArray]) -> Tuple[List[int], List[int]]:
+    def _read(self, arrays: Sequence[NdArray]) -> Tuple[List[int], NDArray[np.int64]]:
         """The addresses of what is read, and the flags that say how."""
-        if are_float32(arrays):
-            return [x.data_ptr(FLOAT32, self._context) for x in arrays], [0] * len(arrays)
-        halves = [is_half(x) for x in arrays]
-        addresses = [self._address(x, FLOAT16 if half else FLOAT32) for x, half in zip(arrays, halves)]
-        return addresses, [self._source_is_half if half else 0 for half in halves]
+        halves = which_are_half(arrays)
+        return addresses_of(arrays, halves, self._context), self._source_is_half * halves
 
     def _readings(self, arrays: Sequence[NdArray], rows: Column = 0) -> DeviceTasks:
         """Tasks that read, with their results in these rows."""
