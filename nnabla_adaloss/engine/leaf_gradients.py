@@ -9,7 +9,7 @@ import nnabla as nn
 
 from ..core.power_of_two import is_power_of_two
 from ..graph.node import Node
-from ..kernels.arrays import FLOAT16, are_float32, prepare_master, stored_dtype
+from ..kernels.arrays import prepare_master
 from ..kernels.interface import GradientsInPlace, GradientToUnscale, Kernels
 from ..kernels.measurements import Measurements
 from ..kernels.scratch import ScratchPool
@@ -181,8 +181,8 @@ class LeafGradients:
         if not written:
             return
         self._unscaled += written
-        masters = [entry.master for entry in written]
-        if all(entry.target is entry.master for entry in written) and are_float32(masters):
+        if all(entry.target is entry.master for entry in written):
+            masters = [entry.master for entry in written]
             self._unscale_in_place(GradientsInPlace(masters, [entry.scale for entry in written]))
             return
         tasks = [self._task(entry) for entry in written]
@@ -198,10 +198,9 @@ class LeafGradients:
             self._largest += self._kernels.unscale_in_place(gradients)
 
     def _task(self, entry: Written) -> GradientToUnscale:
-        source, in_place = entry.target, entry.target is entry.master
-        if in_place and stored_dtype(source) == FLOAT16:
-            # nnabla turned the master into half precision: take a copy, and write float32 over it.
-            source = self._pool.get(source.shape, "half master", entry.key)
-            self._kernels.scaled_copy(entry.target, source, 1.0)
+        in_place = entry.target is entry.master
+        if in_place:
+            # nnabla may have turned it into half precision.
+            prepare_master(entry.master, self._kernels.context)
         accumulate = not in_place and not entry.master.zeroing
-        return GradientToUnscale(source, entry.master, entry.scale, accumulate)
+        return GradientToUnscale(entry.target, entry.master, entry.scale, accumulate)

@@ -21,7 +21,7 @@ from .array_checks import (
     unscaling_factor,
     which_are_half,
 )
-from .arrays import FLOAT16, FLOAT32, addresses_of, are_float32
+from .arrays import FLOAT16, FLOAT32, addresses_of
 from .cpu_library import (
     SCALE_FIELDS,
     STATISTICS_FIELDS,
@@ -156,10 +156,7 @@ class CpuKernels:
         return self._library.scale(b"".join(tasks))
 
     def unscale_in_place(self, gradients: GradientsInPlace) -> List[float]:
-        arrays = gradients.arrays
-        if not are_float32(arrays):
-            return self.unscale_add_all(gradients.tasks)
-        where = [x.data_ptr(FLOAT32, HOST) for x in arrays]
+        where = [x.data_ptr(FLOAT32, HOST) for x in gradients.arrays]
         return self._library.scale(_scale_tasks(where, where, gradients.sizes, factors=gradients.factors))
 
     def round_to_format(

@@ -22,7 +22,7 @@ from .array_checks import (
     unscaling_factor,
     which_are_half,
 )
-from .arrays import FLOAT32, addresses_of, are_float32
+from .arrays import FLOAT32, addresses_of
 from .cuda_launcher import CupyLauncher, Launcher
 from .cuda_source import CudaSource
 from .device_table import DeviceTable
@@ -164,9 +164,6 @@ class CudaKernels:
         """
         arrays = gradients.arrays[part]
         places = table.places(first, len(arrays))
-        if not are_float32(arrays):
-            for x in arrays:
-                require_float32(x, "master")
         addresses = [x.data_ptr(FLOAT32, self._context) for x in arrays]
         sizes, factors = gradients.sizes[part], gradients.factors[part]
         tasks = DeviceTasks(addresses, addresses, sizes, rows=places, factors=factors, independent=True)

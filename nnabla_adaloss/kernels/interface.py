@@ -127,7 +127,7 @@ class Kernels(Protocol):
     that care look at `zeroing` first.
 
     Raises:
-        TypeError: an array is neither float32 nor float16 (any method).
+        TypeError: an array is neither float32 nor float16 (any method but `unscale_in_place`).
     """
 
     @property
@@ -203,7 +203,11 @@ class Kernels(Protocol):
         """`unscale_add` for many gradients; what it returns for each."""
 
     def unscale_in_place(self, gradients: GradientsInPlace) -> List[float]:
-        """`unscale_add` for many gradients where each is its own master; what it returns for each."""
+        """`unscale_add` for many gradients where each is its own master; what it returns for each.
+
+        nnabla makes those float32 first that it has turned into something else, which is exact for float16.
+        To look for them would take a sixth of the time that many small gradients take.
+        """
 
     def round_to_format(
         self,

@@ -149,6 +149,8 @@ class PlainKernels:
         return [self.unscale_add(g.source, g.master, g.scale, accumulate=g.accumulate) for g in gradients]
 
     def unscale_in_place(self, gradients: GradientsInPlace) -> List[float]:
+        for x in gradients.arrays:
+            x.cast(np.float32, self._context)
         return self.unscale_add_all(gradients.tasks)
 
     def round_to_format(

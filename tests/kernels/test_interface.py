@@ -360,13 +360,21 @@ def test_unscale_in_place_looks_for_the_memory_each_time(kernels: Kernels) -> No
     moved.zero()
     moved.copy_from(nd_array([6.0]))
     half.cast(np.float16)
-    with pytest.raises(TypeError, match="float16"):
-        kernels.unscale_in_place(gradients)
-    half.cast(np.float32)
     assert kernels.unscale_in_place(gradients) == [2.0, 3.0]
+    assert half.dtype == np.float32
 
 
-def test_half_gradients_are_not_unscaled_in_place(kernels: Kernels) -> None:
+def test_half_gradients_become_float32_where_they_are(kernels: Kernels) -> None:
+    values = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    half = nd_array(values, np.float16)
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        expected = values.astype(np.float32) * np.float32(2.0**-3)
+    assert kernels.unscale_in_place(GradientsInPlace([half], [2.0**3])) == [np.inf]
+    assert half.dtype == np.float32
+    assert_same_floats(half.data, expected)
+
+
+def test_half_gradients_are_not_their_own_masters(kernels: Kernels) -> None:
     half = nd_array([8.0, 4.0], np.float16)
     with pytest.raises(TypeError, match="master is float16"):
         kernels.unscale_add(half, half, 2.0, accumulate=False)
