@@ -8,10 +8,10 @@ from typing import Dict, Iterator
 
 import nnabla as nn
 
+from ..engine.kept_data import KeptData
 from ..engine.kept_gradients import KeptGradients
 from ..engine.leaf_arrays import leaf_arrays
 from ..kernels import Kernels
-from ..kernels.copies import copy_arrays
 from .random_state import RandomState
 
 
@@ -29,11 +29,11 @@ def preserved(leaves: Dict[int, nn.Variable], kernels: Kernels) -> Iterator[Rand
     state = RandomState.now()
     gradients = KeptGradients(kernels)
     gradients.save(leaf_arrays(leaves))
-    data = [(leaf.data, nn.NdArray(leaf.shape)) for leaf in leaves.values()]
-    copy_arrays(kernels, data)
+    data = KeptData(kernels, list(leaves.values()))
+    data.save()
     try:
         yield state
     finally:
-        copy_arrays(kernels, [(copy, array) for array, copy in data])
+        data.restore()
         gradients.restore()
         state.restore()

@@ -10,7 +10,8 @@ import nnabla as nn
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels
 from ..kernels.arrays import FLOAT16, FLOAT32, are_readable, stored_dtype
-from .kept_data import Contents, KeptData, contents_of
+from .kept_arrays import Contents, contents_of
+from .kept_data import KeptData
 
 
 class ForwardState:
@@ -50,14 +51,14 @@ class ForwardState:
                 keeper.save()
                 self._held.append(keeper)
         if self._candidates:
-            self._before = list(map(contents_of, self._candidates))
+            self._before = [contents_of(leaf.data) for leaf in self._candidates]
 
     def note_changes(self) -> None:
         """Look what forward has written besides, if that is not known yet; it is kept from now on."""
         if not self._candidates:
             return
         for leaf, before in zip(self._candidates, self._before):
-            now = contents_of(leaf)
+            now = contents_of(leaf.data)
             if (None if now is None else now.tobytes()) == (None if before is None else before.tobytes()):
                 continue
             self._written.append(leaf)

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Tuple
+from typing import List
 
 import nnabla as nn
 
 from ..kernels import Kernels
-from ..kernels.copies import copy_arrays
+from .kept_arrays import KeptArrays
 from .leaf_arrays import LeafArrays
 
 
@@ -20,28 +20,20 @@ class KeptGradients:
     """
 
     def __init__(self, kernels: Kernels) -> None:
-        self._kernels = kernels
-        self._copies: Dict[int, nn.NdArray] = {}
-        self._kept: List[Tuple[nn.NdArray, nn.NdArray]] = []
-        self._zero: List[nn.NdArray] = []
+        self._kept = KeptArrays(kernels)
+        self._arrays: List[nn.NdArray] = []
+        self._all_zero = False
 
     def save(self, gradients: LeafArrays) -> None:
         """Keep gradients as they are."""
-        self._kept, self._zero = [], gradients.arrays
-        if gradients.all_zero:
-            return
-        self._zero = [gradient for gradient in gradients.arrays if gradient.zeroing]
-        for key, gradient in zip(gradients.keys, gradients.arrays):
-            if gradient.zeroing:
-                continue
-            copy = self._copies.get(key)
-            if copy is None or copy.shape != gradient.shape:
-                copy = self._copies[key] = nn.NdArray(gradient.shape)
-            self._kept.append((gradient, copy))
-        copy_arrays(self._kernels, self._kept)
+        self._arrays, self._all_zero = gradients.arrays, gradients.all_zero
+        if not self._all_zero:
+            self._kept.save(self._arrays)
 
     def restore(self) -> None:
         """Put them back."""
-        for gradient in self._zero:
+        if not self._all_zero:
+            self._kept.restore(self._arrays)
+            return
+        for gradient in self._arrays:
             gradient.zero()
-        copy_arrays(self._kernels, [(copy, gradient) for gradient, copy in self._kept])
