@@ -15,12 +15,14 @@ from ..graph.renaming import Renaming
 from ..graph.structure import PlanOptions
 from ..kernels import Kernels, Measurements, measurements_by
 from ..kernels.scratch import ScratchPool
+from .delayed_statistics import DelayedStatistics
 from .emulated_storage import EmulatedStorage
 from .held_scales import HeldScales
 from .holding import Holding
+from .immediate_statistics import ImmediateStatistics
 from .known_graphs import KnownGraph, KnownGraphs
 from .planned_steps import Obstacle, PlannedSteps
-from .statistics_source import DelayedStatistics, ImmediateStatistics, StatisticsSource
+from .statistics_source import StatisticsSource
 
 
 @dataclass
