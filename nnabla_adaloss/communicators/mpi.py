@@ -3,15 +3,11 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import (
     TYPE_CHECKING,
     Any,
-    ContextManager,
     Dict,
-    Hashable,
-    Iterable,
     Iterator,
     List,
     Mapping,
@@ -29,8 +25,9 @@ from nnabla import NdArray
 
 from ..host_context import HOST
 from . import failure
-from .agreement import Call, check_equal, from_ordered_int, to_ordered_int
+from .agreement import check_equal, from_ordered_int, to_ordered_int
 from .host_arrays import array_list, dtype_of, floating_list, host_values, host_view, shapes_of
+from .job import Job
 from .messages import Packer
 from .process_group import ProcessGroup
 
@@ -59,9 +56,6 @@ class MPICommunicator:
             spend between exchanges at different work, such as a validation on rank 0. Default None: wait for
             ever.
 
-    Attributes:
-        iteration: the training iteration, named when an exchange times out. Whoever trains sets it.
-
     Raises:
         ImportError: mpi4py or an MPI library is missing.
         TypeError: `comm` is not an mpi4py communicator.
@@ -77,18 +71,17 @@ class MPICommunicator:
     """
 
     def __init__(self, comm: Optional[MPI.Intracomm] = None, *, timeout_s: Optional[float] = None) -> None:
-        self._mpi = _import_mpi()
-        if comm is not None and not isinstance(comm, self._mpi.Intracomm):
-            raise TypeError(
-                "`comm` must be an mpi4py communicator, or None for all processes of the job, got a "
-                f"{type(comm).__name__}; no nnabla context is needed here"
-            )
-        self._comm: MPI.Intracomm = self._mpi.COMM_WORLD if comm is None else comm
-        self._groups: Dict[str, ProcessGroup] = {}
+        self._job = Job(comm, timeout_s)
         self._packer = Packer()
-        self._watchdog = None if timeout_s is None else failure.Watchdog(timeout_s, self._end_stalled)
-        self._exchanges = 0
-        self.iteration: Optional[int] = None
+
+    @property
+    def iteration(self) -> Optional[int]:
+        """The training iteration, named when an exchange times out. Whoever trains sets it."""
+        return self._job.iteration
+
+    @iteration.setter
+    def iteration(self, iteration: Optional[int]) -> None:
+        self._job.iteration = iteration
 
     def init(self) -> None:
         """Set up the exchange; to be called once on every rank before anything else.
@@ -96,38 +89,29 @@ class MPICommunicator:
         From here on an uncaught exception on one of several ranks ends all of them (`sys.excepthook`):
         without that, the others would wait for it for ever.
         """
-        if self._groups:
-            return
-        ranks = tuple(range(self.size))
-        with self._watched("init", ranks):
-            self._groups["world"] = ProcessGroup("world", ranks, self._comm.Dup(), self._mpi)
-            self._local = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
-        if self.size > 1:
-            failure.on_uncaught_exception(self._end_job)
+        self._job.init()
 
     # Who takes part
 
     @property
     def rank(self) -> int:
         """This process's number, from 0."""
-        return self._comm.Get_rank()
+        return self._job.rank
 
     @property
     def size(self) -> int:
         """Number of processes."""
-        return self._comm.Get_size()
+        return self._job.size
 
     @property
     def local_rank(self) -> int:
         """This process's number among those on its host."""
-        self._group("world")
-        return self._local.Get_rank()
+        return self._job.local.Get_rank()
 
     @property
     def local_size(self) -> int:
         """Number of processes on this host."""
-        self._group("world")
-        return self._local.Get_size()
+        return self._job.local.Get_size()
 
     def new_group(self, name_ranks: Tuple[str, Sequence[int]]) -> str:
         """Name some of the ranks, for the `group` argument of the exchanges. All ranks make this call.
@@ -141,17 +125,8 @@ class MPICommunicator:
         Raises:
             ValueError: the name is taken, or the ranks are none, repeated or out of range.
         """
-        name, ranks = name_ranks[0], tuple(int(rank) for rank in name_ranks[1])
-        if name in self._groups:
-            raise ValueError(f"group {name!r} exists already, with ranks {list(self._groups[name].ranks)}")
-        if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(self.size)):
-            raise ValueError(
-                f"group {name!r}: ranks must be distinct numbers from 0 to {self.size - 1}, got {list(ranks)}"
-            )
-        with self._exchange("new_group", name=name, ranks=ranks) as world:
-            chosen = world.comm.Get_group().Incl(ranks)
-            self._groups[name] = ProcessGroup(name, ranks, world.comm.Create(chosen), self._mpi)
-            chosen.Free()
+        name, ranks = name_ranks
+        self._job.new_group(name, ranks)
         return name
 
     def find_group(self, group: str) -> List[int]:
@@ -160,13 +135,13 @@ class MPICommunicator:
 
     def list_groups(self) -> Dict[str, List[int]]:
         """The ranks of every group, by name."""
-        return {name: list(group.ranks) for name, group in self._groups.items()}
+        return {name: list(group.ranks) for name, group in self._job.groups.items()}
 
     # Exchanges of NdArrays
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
-        with self._exchange("barrier"):
+        with self._job.exchange("barrier"):
             pass  # comparing the calls has waited for all ranks
 
     def bcast(self, data: Arrays, src: int, inplace: bool = False, group: str = "world") -> None:
@@ -179,7 +154,7 @@ class MPICommunicator:
             group: name of the group.
         """
         arrays = array_list(data)
-        with self._exchange("bcast", group, shapes_of(arrays), src=int(src)) as members:
+        with self._job.exchange("bcast", group, shapes_of(arrays), src=int(src)) as members:
             dtypes = members.comm.bcast([dtype_of(array).str for array in arrays], src)
             for array, dtype in zip(arrays, dtypes):
                 if dtype_of(array) != dtype:
@@ -208,17 +183,17 @@ class MPICommunicator:
             TypeError: an array is not floating point.
         """
         arrays = floating_list(data)
-        with self._exchange(
+        with self._job.exchange(
             "all_reduce", group, shapes_of(arrays), division=bool(division), inplace=bool(inplace)
         ) as members:
             if members.size == 1:
                 return
             lazily_zero = np.array([array.zeroing for array in arrays], np.int8)
-            members.reduce_ints(lazily_zero, self._mpi.MIN)
+            members.reduce_ints(lazily_zero, members.mpi.MIN)
             written = [array for array, skipped in zip(arrays, lazily_zero) if not skipped]
 
             def sum_over_ranks(values: npt.NDArray[np.float32]) -> None:
-                members.comm.Allreduce(self._mpi.IN_PLACE, values, self._mpi.SUM)
+                members.comm.Allreduce(members.mpi.IN_PLACE, values, members.mpi.SUM)
                 if division:
                     values /= members.size
 
@@ -237,16 +212,16 @@ class MPICommunicator:
             group: name of the group.
         """
         arrays = floating_list(data)
-        with self._exchange(
+        with self._job.exchange(
             "reduce", group, shapes_of(arrays), dst=dst, division=bool(division), inplace=bool(inplace)
         ) as members:
             receives = members.rank == dst
 
             def sum_over_ranks(values: npt.NDArray[np.float32]) -> None:
                 if not receives:
-                    members.comm.Reduce(values, None, self._mpi.SUM, dst)
+                    members.comm.Reduce(values, None, members.mpi.SUM, dst)
                     return
-                members.comm.Reduce(self._mpi.IN_PLACE, values, self._mpi.SUM, dst)
+                members.comm.Reduce(members.mpi.IN_PLACE, values, members.mpi.SUM, dst)
                 if division:
                     values /= members.size
 
@@ -264,7 +239,7 @@ class MPICommunicator:
             ValueError: `ndarray_list` does not fit.
         """
         gathered = array_list(ndarray_list)
-        with self._exchange("all_gather", group, shapes_of([ndarray, *gathered])) as members:
+        with self._job.exchange("all_gather", group, shapes_of([ndarray, *gathered])) as members:
             _check_parts(gathered, ndarray, members)
             gathered[members.rank].copy_from(ndarray)
         for giver, target in enumerate(gathered):
@@ -285,14 +260,14 @@ class MPICommunicator:
             ValueError: `ndarray_list` does not fit.
         """
         parts = array_list(ndarray_list)
-        with self._exchange(
+        with self._job.exchange(
             "reduce_scatter", group, shapes_of([ndarray, *parts]), division=division
         ) as members:
             _check_parts(parts, ndarray, members)
             mine = np.stack([host_values(part).astype(np.float32) for part in parts])
 
             def sum_over_ranks(values: npt.NDArray[np.float32]) -> None:
-                members.comm.Reduce_scatter_block(mine, values, self._mpi.SUM)
+                members.comm.Reduce_scatter_block(mine, values, members.mpi.SUM)
                 if division:
                     values /= members.size
 
@@ -320,8 +295,8 @@ class MPICommunicator:
         Args:
             values: integers of at most 64 bits, as many on each rank.
         """
-        with self._exchange("all_reduce_max_int", length=len(values)) as world:
-            largest = world.reduce_ints(np.array(values, np.int64), self._mpi.MAX)
+        with self._job.exchange("all_reduce_max_int", length=len(values)) as world:
+            largest = world.reduce_ints(np.array(values, np.int64), world.mpi.MAX)
             return [int(value) for value in largest]
 
     def all_reduce_max_float(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -333,8 +308,8 @@ class MPICommunicator:
             values: array of any shape, the same on each rank, compared as float64.
         """
         ordered = to_ordered_int(values)
-        with self._exchange("all_reduce_max_float", shape=ordered.shape) as world:
-            return from_ordered_int(world.reduce_ints(ordered, self._mpi.MAX))
+        with self._job.exchange("all_reduce_max_float", shape=ordered.shape) as world:
+            return from_ordered_int(world.reduce_ints(ordered, world.mpi.MAX))
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any rank: the same answer on every rank."""
@@ -342,7 +317,7 @@ class MPICommunicator:
 
     def broadcast_object(self, obj: T, src: int = 0) -> T:
         """A picklable object of one rank, on every rank."""
-        with self._exchange("broadcast_object", src=int(src)) as world:
+        with self._job.exchange("broadcast_object", src=int(src)) as world:
             received: T = world.comm.bcast(obj, src)
             return received
 
@@ -366,19 +341,20 @@ class MPICommunicator:
             >>> comm.check_agreement({"loss scale": 1024.0}, "scales")
         """
         named = values if isinstance(values, Mapping) else {str(i): value for i, value in enumerate(values)}
-        with self._exchange("check_agreement", entries=named, what=what) as world:
+        with self._job.exchange("check_agreement", entries=named, what=what) as world:
             hosted = {name: host_values(value) for name, value in named.items()}
             check_equal(
-                hosted, what, lambda bounds: world.reduce_ints(bounds, self._mpi.MIN), world.comm.allgather
+                hosted,
+                what,
+                lambda bounds: world.reduce_ints(bounds, world.mpi.MIN),
+                world.comm.allgather,
             )
 
     # Failure
 
     def abort(self, exit_code: int = 1) -> None:
         """End all processes of the job, at once."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self._comm.Abort(exit_code)
+        self._job.abort(exit_code)
 
     @contextmanager
     def abort_on_exception(self) -> Iterator[None]:
@@ -397,58 +373,8 @@ class MPICommunicator:
             yield
         except BaseException as error:
             if self.size > 1 and failure.exit_code_of(error):
-                self._end_job(error)
+                self._job.end(error)
             raise
-
-    def _end_job(self, error: BaseException) -> None:
-        failure.report_exception(self.rank, error)
-        self.abort(failure.exit_code_of(error))
-
-    def _end_stalled(self, exchange: str, timeout_s: float) -> None:
-        failure.end_stalled_process(self.rank, exchange, timeout_s)
-
-    # One exchange
-
-    def _group(self, name: str) -> ProcessGroup:
-        if not self._groups:
-            raise RuntimeError("call `init()` on every rank before anything else")
-        if name not in self._groups:
-            raise ValueError(f"`group`: there is no group {name!r}, only {sorted(self._groups)}")
-        group = self._groups[name]
-        if self.rank not in group.ranks:
-            raise ValueError(f"`group`: rank {self.rank} is not in {name!r}, which is {list(group.ranks)}")
-        return group
-
-    @contextmanager
-    def _exchange(
-        self, operation: str, group: str = "world", entries: Iterable[Hashable] = (), **options: Hashable
-    ) -> Iterator[ProcessGroup]:
-        """A watched block that begins once all members of the group are known to make the same call."""
-        members = self._group(group)
-        self._exchanges += 1
-        with self._watched(operation, members.ranks):
-            members.compare_calls(Call(operation, tuple(options.items()), tuple(entries)))
-            yield members
-
-    def _watched(self, operation: str, ranks: Tuple[int, ...]) -> ContextManager[None]:
-        if self._watchdog is None:
-            return nullcontext()
-
-        def describe() -> str:
-            iteration = "" if self.iteration is None else f", iteration {self.iteration}"
-            return f"{operation} with ranks {list(ranks)} (exchange {self._exchanges}{iteration})"
-
-        return self._watchdog.watch(describe)
-
-
-def _import_mpi() -> Any:
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise ImportError(
-            f"MPICommunicator needs mpi4py and an MPI library: pip install nnabla-adaloss[mpi] ({error})"
-        ) from error
-    return MPI
 
 
 def _check_parts(parts: Sequence[NdArray], whole: NdArray, members: ProcessGroup) -> None:

@@ -33,12 +33,12 @@ def values_of(rank, dtype=np.float32):
 
 
 def assert_same_bits_on_all_ranks(arrays):
-    everybody = COMM._comm.allgather([array.data.tobytes() for array in arrays])
+    everybody = COMM._job.comm.allgather([array.data.tobytes() for array in arrays])
     assert all(one == everybody[0] for one in everybody)
 
 
 def check_ranks_know_each_other():
-    assert sorted(COMM._comm.allgather(RANK)) == list(range(SIZE))
+    assert sorted(COMM._job.comm.allgather(RANK)) == list(range(SIZE))
     assert (COMM.local_rank, COMM.local_size) == (RANK, SIZE)  # all on one host
     COMM.barrier()
 
@@ -260,7 +260,7 @@ def check_user_messages_do_not_mix_with_ours():
     if SIZE == 1:
         return
     own = ndarray(np.float32([1]))
-    request = COMM._comm.Ibarrier()  # the user's, still open on the user's communicator
+    request = COMM._job.comm.Ibarrier()  # the user's, still open on the user's communicator
     COMM.all_reduce(own)
     request.Wait()
     assert own.data[0] == SIZE

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes of an MPI job: their groups, exchanges between them, and an end for all when one fails."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager, nullcontext
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ContextManager,
+    Dict,
+    Hashable,
+    Iterable,
+    Iterator,
+    Optional,
+    Sequence,
+    Tuple,
+)
+
+from . import failure
+from .agreement import Call
+from .process_group import ProcessGroup
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class Job:
+    """The processes that train together.
+
+    Args:
+        comm: their mpi4py communicator; None: all that were started together.
+        timeout_s: seconds that one exchange may wait for the other ranks before this process ends; None: for
+            ever.
+
+    Attributes:
+        mpi: the module `mpi4py.MPI`, which is imported only when a communicator is made.
+        comm: the mpi4py communicator.
+        groups: groups of ranks by name; `"world"` are all.
+        iteration: the training iteration, named when an exchange times out; None: not known.
+
+    Raises:
+        ImportError: mpi4py or an MPI library is missing.
+        TypeError: `comm` is not an mpi4py communicator.
+    """
+
+    def __init__(self, comm: Optional[MPI.Intracomm], timeout_s: Optional[float]) -> None:
+        self.mpi = _import_mpi()
+        if comm is not None and not isinstance(comm, self.mpi.Intracomm):
+            raise TypeError(
+                "`comm` must be an mpi4py communicator, or None for all processes of the job, got a "
+                f"{type(comm).__name__}; no nnabla context is needed here"
+            )
+        self.comm: MPI.Intracomm = self.mpi.COMM_WORLD if comm is None else comm
+        self.groups: Dict[str, ProcessGroup] = {}
+        self.iteration: Optional[int] = None
+        self._watchdog = None if timeout_s is None else failure.Watchdog(timeout_s, self._end_stalled)
+        self._exchanges = 0
+
+    @property
+    def rank(self) -> int:
+        """This process's number, from 0."""
+        return self.comm.Get_rank()
+
+    @property
+    def size(self) -> int:
+        """Number of processes."""
+        return self.comm.Get_size()
+
+    @property
+    def local(self) -> MPI.Comm:
+        """The mpi4py communicator of the processes on this host.
+
+        Raises:
+            RuntimeError: `init` was not called.
+        """
+        self.group("world")
+        return self._local
+
+    def init(self) -> None:
+        """Make the group of all ranks, and end all of them when one ends with an exception; once."""
+        if self.groups:
+            return
+        ranks = tuple(range(self.size))
+        with self._watched("init", ranks):
+            self.groups["world"] = ProcessGroup("world", ranks, self.comm.Dup(), self.mpi)
+            self._local = self.comm.Split_type(self.mpi.COMM_TYPE_SHARED)
+        if self.size > 1:
+            failure.on_uncaught_exception(self.end)
+
+    def group(self, name: str) -> ProcessGroup:
+        """The group of that name, which this rank is in.
+
+        Raises:
+            RuntimeError: `init` was not called.
+            ValueError: there is none, or this rank is not in it.
+        """
+        if not self.groups:
+            raise RuntimeError("call `init()` on every rank before anything else")
+        if name not in self.groups:
+            raise ValueError(f"`group`: there is no group {name!r}, only {sorted(self.groups)}")
+        group = self.groups[name]
+        if self.rank not in group.ranks:
+            raise ValueError(f"`group`: rank {self.rank} is not in {name!r}, which is {list(group.ranks)}")
+        return group
+
+    def new_group(self, name: str, ranks: Sequence[int]) -> None:
+        """Make a group of some of the ranks, numbered in this order; all ranks make this call.
+
+        Raises:
+            ValueError: the name is taken, or the ranks are none, repeated or out of range.
+        """
+        ranks = tuple(int(rank) for rank in ranks)
+        if name in self.groups:
+            raise ValueError(f"group {name!r} exists already, with ranks {list(self.groups[name].ranks)}")
+        if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(self.size)):
+            raise ValueError(
+                f"group {name!r}: ranks must be distinct numbers from 0 to {self.size - 1}, got {list(ranks)}"
+            )
+        with self.exchange("new_group", name=name, ranks=ranks) as world:
+            chosen = world.comm.Get_group().Incl(ranks)
+            self.groups[name] = ProcessGroup(name, ranks, world.comm.Create(chosen), self.mpi)
+            chosen.Free()
+
+    @contextmanager
+    def exchange(
+        self, operation: str, group: str = "world", entries: Iterable[Hashable] = (), **options: Hashable
+    ) -> Iterator[ProcessGroup]:
+        """A watched block that begins once all members of a group are known to make the same call.
+
+        Args:
+            operation: what the call is named.
+            group: name of the group.
+            entries: what it is about, such as shapes; the same on each rank.
+            **options: its arguments, likewise.
+
+        Yields:
+            The group.
+
+        Raises:
+            CollectiveMismatchError: on every rank, when their calls differ.
+        """
+        members = self.group(group)
+        self._exchanges += 1
+        with self._watched(operation, members.ranks):
+            members.compare_calls(Call(operation, tuple(options.items()), tuple(entries)))
+            yield members
+
+    def end(self, error: BaseException) -> None:
+        """Print what this rank failed with, and end all processes."""
+        failure.report_exception(self.rank, error)
+        self.abort(failure.exit_code_of(error))
+
+    def abort(self, exit_code: int) -> None:
+        """End all processes, at once."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.comm.Abort(exit_code)
+
+    def _end_stalled(self, exchange: str, timeout_s: float) -> None:
+        failure.end_stalled_process(self.rank, exchange, timeout_s)
+
+    def _watched(self, operation: str, ranks: Tuple[int, ...]) -> ContextManager[None]:
+        if self._watchdog is None:
+            return nullcontext()
+
+        def describe() -> str:
+            iteration = "" if self.iteration is None else f", iteration {self.iteration}"
+            return f"{operation} with ranks {list(ranks)} (exchange {self._exchanges}{iteration})"
+
+        return self._watchdog.watch(describe)
+
+
+def _import_mpi() -> Any:
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise ImportError(
+            f"MPICommunicator needs mpi4py and an MPI library: pip install nnabla-adaloss[mpi] ({error})"
+        ) from error
+    return MPI
