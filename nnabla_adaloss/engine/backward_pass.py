@@ -10,13 +10,12 @@ it ran, weights are put back and parameter gradients are divided by S in fp32.
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set
 
 import nnabla as nn
 
 from ..core.branches import common_scale
 from ..errors import GraphChangedError
-from ..graph.components import separates
 from ..graph.node import Node
 from ..kernels.arrays import stored_dtype
 from ..kernels.measurements import Measurements
@@ -24,11 +23,11 @@ from .component_scales import ComponentPass
 from .held_scales import HeldScales, StepRecorder
 from .layer_alphas import LayerAlphas
 from .layer_watch import LayerWatch
-from .leaf_gradients import LeafGradients, Written
+from .leaf_gradients import LeafGradients
 from .loss_section import LossSection
+from .measured_components import first_overflow, measure_components
 from .pass_context import PassContext
 from .scaled_factors import ScaledFactors
-from .statistics_source import Findings
 
 
 class ScaleChoice(NamedTuple):
@@ -169,7 +168,12 @@ class BackwardPass:
             {self.nodes[w.function].label for w, largest in written if largest == math.inf},
         )
         if self.components is not None:
-            keys |= self._measure_components(self.components, findings, written)
+            bad = measure_components(self, self.components, findings, written)
+            raised = bad - findings.nonfinite if self.measures_loss else set()
+            self.components.overflowed = first_overflow(
+                self.plan, self.components, bad, written, raised=raised
+            )
+            keys |= bad
         if keys or labels:
             self.found_inf = [
                 node.label
@@ -178,50 +182,6 @@ class BackwardPass:
                 # All uses of a weight share its master: where output gradients were seen, they tell more.
                 or (node.label in labels and not (keys and node.scalings))
             ]
-
-    def _measure_components(
-        self, components: ComponentPass, findings: Findings, written: Sequence[Tuple[Written, float]]
-    ) -> Set[int]:
-        """Measure what the pass has left, and find what is not finite."""
-        bad = set(findings.nonfinite)
-        # An emulated storage has seen every gradient, as it was stored last, but the one that backward began
-        # with.
-        for key, scale in self.scales.items():
-            seen = None if self.storage is None else self.storage.gradient_statistics(key)
-            if seen is not None:
-                components.measure_gradient(key, seen.abs_max, scale)
-                # Gradients of leaves were looked at when they were unscaled.
-                if seen.nonfinite and key not in self.plan.leaves:
-                    bad.add(key)
-            elif key in findings.amax:
-                components.measure_gradient(key, findings.amax[key] * scale, scale)
-        bad_leaves: Dict[int, int] = {}
-        for entry, largest in written:
-            if largest == math.inf:
-                bad_leaves.setdefault(entry.function, self._component_of(components, entry))
-            elif entry.alone:
-                components.measure(self._component_of(components, entry), largest * entry.scale, entry.scale)
-        for node in self.nodes.values() if bad or bad_leaves else ():
-            if not bad.isdisjoint(node.output_keys):
-                raised = self.measures_loss and node.single in bad and node.single not in findings.nonfinite
-                # What arrived finite was brought too far to the scale of the component behind it.
-                components.overflowed = (
-                    components.of[node.input_keys[0]]
-                    if raised and separates(node) and node.input_keys
-                    else components.producers[node.function_key]
-                )
-            else:
-                components.overflowed = bad_leaves.get(node.function_key)
-            if components.overflowed is not None:
-                break
-        return bad
-
-    def _component_of(self, components: ComponentPass, entry: Written) -> int:
-        if entry.key in components.of and any(
-            s.target_key == entry.key for s in self.nodes[entry.function].scalings
-        ):
-            return components.of[entry.key]
-        return components.producers[entry.function]
 
     # Before a function's backward.
 
