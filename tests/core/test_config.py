@@ -100,6 +100,8 @@ def test_numbers_of_another_type(name: str, value: Any) -> None:
         ({"loss_scale_method": "no_such_module:f"}, ValueError, "cannot be imported: No module named"),
         ({"loss_scale_method": "math:no_such"}, ValueError, "cannot be imported: .*no_such"),
         ({"loss_scale_method": "math:pi"}, TypeError, "must be a name or a callable"),
+        ({"loss_scale_method": int}, TypeError, "'int'> must be a name or a callable"),
+        ({"loss_scale_method": "builtins:float"}, TypeError, "must be a name or a callable"),
         ({"loss_scale_method": None}, TypeError, "must be a name or a callable .*, or a Method$"),
         ({"n_uf_threshold": 0.0}, ValueError, "n_uf_threshold=0.0 .* strictly between 0 and 1"),
         ({"n_uf_threshold": 1.0}, ValueError, "n_uf_threshold=1.0"),

@@ -164,4 +164,4 @@ def test_in_fp16_gradients_are_those_of_the_same_activations_to_rounding(
     # Without bounds the scales add up until weight gradients, which no guard foresees, may overflow.
     assert scaling.found_inf == [] or not config.use_bound
     # Per parameter; what remains of a sum that cancels (a bias before batch normalization) is only noise.
-    check(found, expected, scaling, rtol=2e-2, atol=1e-3 * largest)
+    check(found, expected, scaling, rtol=2e-2, atol=3e-3 * largest)

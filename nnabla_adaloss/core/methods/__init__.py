@@ -70,7 +70,8 @@ def resolve_method(given: MethodLike, config: Any = None) -> Method:
         return found
     if isinstance(found, type) and issubclass(found, Method):
         return _with_parameters_of(found, config)
-    if not callable(found):
+    # To call a class would make an object, not a scale.
+    if isinstance(found, type) or not callable(found):
         raise TypeError(
             f"loss_scale_method={given!r} must be a name or a callable f(g, W, *, config, fan_in), "
             "or a Method"
