@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import lru_cache
 from typing import Any, List, Sequence, Tuple, Union
 
 import numpy as np
@@ -62,8 +63,13 @@ def host_view(array: NdArray) -> npt.NDArray[Any]:
     """
     dtype = dtype_of(array)
     address = array.data_ptr(dtype, HOST)
-    memory = (ctypes.c_char * (array.size * dtype.itemsize)).from_address(address)
-    return np.frombuffer(memory, dtype)
+    return np.frombuffer(_bytes_type(array.size * dtype.itemsize).from_address(address), dtype)
+
+
+@lru_cache(maxsize=4096)
+def _bytes_type(count: int) -> Any:
+    # ctypes forgets the types that nobody holds, and to make one takes ten times as long as all the rest.
+    return ctypes.c_char * count
 
 
 def host_values(value: Union[NdArray, npt.ArrayLike]) -> npt.NDArray[Any]:

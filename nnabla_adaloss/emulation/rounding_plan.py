@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any, Dict, List, NamedTuple, Tuple
 
 import nnabla as nn
 
 from ..graph.node import unique
-from ..graph.order import forward_order
+from ..graph.order import visited
 from ..graph.watch import GraphWatch
 from .operands import ProductOperands, operands_of
 from .rules import fp32_leaves, half_gradients, half_leaves, half_outputs
@@ -41,14 +42,14 @@ class RoundingPlan:
     """
 
     def __init__(self, loss: nn.Variable, *, operands: bool) -> None:
-        functions = forward_order(loss)
+        functions, inputs, _ = visited(loss)
         self._operands = operands
         self.roundings: Dict[int, Rounding] = {hash(f): self.rounding_of(f) for f in functions}
         in_fp32 = {hash(v) for f in functions for v in self._others(f, fp32_leaves(f))}
         leaves = {hash(v): v for f in functions for v in self._others(f, half_leaves(f))}
         # A leaf that is also read in fp32 stays as it is for both.
         self.leaves: Keyed = [(key, v) for key, v in leaves.items() if key not in in_fp32]
-        self._watch = GraphWatch(unique([loss, *(v for f in functions for v in f.inputs)]))
+        self._watch = GraphWatch(unique([loss, *chain.from_iterable(inputs)]))
 
     @property
     def is_current(self) -> bool:

@@ -9,13 +9,14 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set
 
 import nnabla as nn
 
+from .order import visited
 from .watch import GraphWatch
 
 _info, _need_grad, _rank = attrgetter("info"), attrgetter("need_grad"), attrgetter("rank")
 _type_name, _args = attrgetter("type_name"), attrgetter("args")
 _context, _backend = attrgetter("context"), attrgetter("backend")
 _inputs, _outputs = attrgetter("inputs"), attrgetter("outputs")
-_shape, _recompute, _parent = attrgetter("shape"), attrgetter("recompute"), attrgetter("parent")
+_shape, _recompute = attrgetter("shape"), attrgetter("recompute")
 
 
 class Uses(NamedTuple):
@@ -116,7 +117,7 @@ def read_graph(loss: nn.Variable) -> GraphReading:
         >>> read_graph(F.mean(F.tanh(x))).described.type_names
         ['Tanh', 'Mean']
     """
-    functions, inputs, parents = _visited(loss)
+    functions, inputs, parents = visited(loss)
     outputs = list(map(_outputs, functions))
     read, written = list(chain.from_iterable(inputs)), list(chain.from_iterable(outputs))
     read_keys, written_keys = list(map(hash, read)), list(map(hash, written))
@@ -148,26 +149,3 @@ def read_graph(loss: nn.Variable) -> GraphReading:
     return GraphReading(
         functions, variables, list(by_key), leaves, needed, described, GraphWatch([loss, *variables], written)
     )
-
-
-def _visited(loss: nn.Variable) -> Tuple[List[Any], List[List[nn.Variable]], List[List[Any]]]:
-    """The functions in the order of nnabla's own visit, their inputs, and what computes these."""
-    functions, inputs, parents = [], [], []
-    seen: Set[Any] = set()
-    waiting: List[Any] = [loss.parent]
-    # What a function reads comes before it, first inputs first.
-    while waiting:
-        f = waiting.pop()
-        if type(f) is tuple:
-            functions.append(f[0])
-            inputs.append(f[1])
-            parents.append(f[2])
-        elif f not in seen:
-            seen.add(f)
-            own = f.inputs
-            behind = list(map(_parent, own))
-            waiting.append((f, own, behind))
-            for parent in reversed(behind):
-                if parent is not None:
-                    waiting.append(parent)
-    return functions, inputs, parents

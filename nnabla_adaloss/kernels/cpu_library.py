@@ -72,6 +72,12 @@ def opened(path: Path) -> Any:
 _library = lru_cache(maxsize=None)(opened)
 
 
+@lru_cache(maxsize=256)
+def _array_type(of: Any, count: int) -> Any:
+    # ctypes forgets the types that nobody holds, and to make one takes as long as ten small arrays do.
+    return of * count
+
+
 class CpuLibrary:
     """The kernels of the shared library, compiled for one kind of processor, on so many threads.
 
@@ -116,7 +122,7 @@ class CpuLibrary:
     def statistics(self, tasks: bytes) -> List[Statistics]:
         """Do `statistics_task`s."""
         count = len(tasks) // _STATISTICS_TASK.size
-        rows = (_ROW * count)()
+        rows = _array_type(_ROW, count)()
         self._statistics(self._level, self._threads, tasks, count, rows)
         return list(_STATISTICS.iter_unpack(rows))
 
@@ -129,9 +135,10 @@ class CpuLibrary:
     def scale(self, tasks: bytes) -> List[float]:
         """Do `scale_task`s; the largest magnitude of each product, infinity if anything is not finite."""
         count = len(tasks) // _SCALE_TASK.size
-        largest = (ctypes.c_double * count)()
+        largest = _array_type(ctypes.c_double, count)()
         self._scale(self._level, self._threads, tasks, count, largest)
-        return largest[:]
+        found: List[float] = largest[:]
+        return found
 
     def round(self, task: bytes) -> Statistics:
         """Do a `rounding_task`; the statistics of what came of it."""
