@@ -170,6 +170,7 @@ class GraphPreparation:
         if before is not None and before.known is known:
             return before.built_again(plan, self.new_statistics(before.measurements))
         if before is not None:
+            self.pool.end_graph()
             before.known.holding = before.holding
             before.known.statistics = before.statistics.state(before.plan.measured_keys)
         # Per variable its gradient, as it arrives and as one branch, and its data.

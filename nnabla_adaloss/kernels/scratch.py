@@ -7,20 +7,44 @@ from typing import Dict, Tuple
 
 import nnabla as nn
 
+_Key = Tuple[Tuple[int, ...], str, int]
+
 
 class ScratchPool:
-    """One array per shape and purpose, kept from iteration to iteration.
+    """One array per shape and purpose, kept from iteration to iteration for as long as graphs need it.
 
     What an array holds is valid until the next call of `get` with the same arguments.
+
+    Example:
+        >>> pool = ScratchPool()
+        >>> kept, dropped = pool.get((2,), "factor"), pool.get((3,), "factor")
+        >>> pool.end_graph()
+        >>> kept is pool.get((2,), "factor")
+        True
+        >>> pool.end_graph()
+        >>> len(pool)
+        1
     """
 
     def __init__(self) -> None:
-        self._arrays: Dict[Tuple[Tuple[int, ...], str, int], nn.NdArray] = {}
+        self._arrays: Dict[_Key, nn.NdArray] = {}
+        # Those of the graph before that this one has not asked for yet.
+        self._before: Dict[_Key, nn.NdArray] = {}
+
+    def __len__(self) -> int:
+        return len(self._arrays) + len(self._before)
 
     def get(self, shape: Tuple[int, ...], purpose: str, index: int = 0) -> nn.NdArray:
         """The array of `shape` for `purpose`; `index` tells several of one function apart."""
         key = (shape, purpose, index)
         array = self._arrays.get(key)
         if array is None:
-            array = self._arrays[key] = nn.NdArray(shape)
+            array = self._arrays[key] = self._before.pop(key, None) or nn.NdArray(shape)
         return array
+
+    def end_graph(self) -> None:
+        """Another graph follows, of other shapes perhaps: drop what this one has not used.
+
+        Scaled weights are the same for sentences of all lengths; scaled activations would become ever more.
+        """
+        self._before, self._arrays = self._arrays, {}

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections import OrderedDict
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -208,7 +209,8 @@ class Passes(PythonFunction):
             inputs[0].g = inputs[0].g + outputs[0].g if accum[0] else outputs[0].g
 
 
-def test_no_graph_is_kept_but_the_last() -> None:
+@pytest.mark.parametrize("options", [{}, {"storage": "float16"}, {"storage": "fp8_hybrid"}], ids=str)
+def test_no_graph_is_kept_but_the_last(options: Dict[str, Any]) -> None:
     seen: List[Any] = []
 
     def network(x: nn.Variable) -> nn.Variable:
@@ -216,11 +218,31 @@ def test_no_graph_is_kept_but_the_last() -> None:
         seen.append(weakref.ref(function))
         return F.mean(PF.affine(function(PF.affine(x, 6, name="a")), 4, name="b") ** 2)
 
-    training = Training([network, network], rebuilt=True, batches=(4, 7))
-    for _ in range(12):
-        training.updater.update()
-        alive = [function for function in seen if function() is not None]
-        assert len(alive) <= 1
+    training = Training([network, network], rebuilt=True, batches=(4, 7), **options)
+    gc.collect()
+    gc.disable()  # Activations are large, and must not wait for it.
+    try:
+        for _ in range(12):
+            training.updater.update()
+            alive = [function for function in seen if function() is not None]
+            assert len(alive) <= 1
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("storage", [None, "float16"])
+def test_scaled_activations_of_many_lengths_are_not_kept(storage: Optional[str]) -> None:
+    def attention(x: nn.Variable) -> nn.Variable:
+        rows = F.reshape(PF.affine(x, 5, name="a"), (1, *x.shape))
+        scores = F.softmax(F.batch_matmul(rows, rows * 2.0, transpose_b=True))
+        return F.mean(F.batch_matmul(scores, rows) ** 2) * 1e-6
+
+    config = AdaLossConfig(loss_scale_method="amax_history", measure_every=1)
+    lengths = tuple(range(2, 42))
+    training = Training([attention], rebuilt=True, batches=lengths, config=config, storage=storage)
+    training.run(len(lengths))
+    # Of the last two graphs, some for each.
+    assert 0 < len(training.updater.scaling._graph.pool) < 20
 
 
 @pytest.mark.parametrize("clear_buffer", [True, False])
