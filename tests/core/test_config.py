@@ -54,7 +54,7 @@ def test_numbers_become_python_floats() -> None:
     assert type(config.init_scale) is type(config.scale_upper_bound) is float
 
 
-@pytest.mark.parametrize("method", [*METHODS, "math:fsum", my_method])
+@pytest.mark.parametrize("method", [*METHODS, "math:hypot", my_method])
 def test_known_methods(method: Any) -> None:
     assert AdaLossConfig(loss_scale_method=method).loss_scale_method is method
 
@@ -102,6 +102,12 @@ def test_numbers_of_another_type(name: str, value: Any) -> None:
         ({"loss_scale_method": "math:pi"}, TypeError, "must be a name or a callable"),
         ({"loss_scale_method": int}, TypeError, "'int'> must be a name or a callable"),
         ({"loss_scale_method": "builtins:float"}, TypeError, "must be a name or a callable"),
+        (
+            {"loss_scale_method": "os:getcwd"},
+            TypeError,
+            "'os:getcwd' must be callable as f",
+        ),
+        ({"loss_scale_method": lambda g, W: 1.0}, TypeError, "callable as f.*: got an unexpected keyword"),
         ({"loss_scale_method": None}, TypeError, "must be a name or a callable .*, or a Method$"),
         ({"n_uf_threshold": 0.0}, ValueError, "n_uf_threshold=0.0 .* strictly between 0 and 1"),
         ({"n_uf_threshold": 1.0}, ValueError, "n_uf_threshold=1.0"),

@@ -8,6 +8,7 @@ no registration and survives being saved, or given as itself.
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
+from inspect import signature
 from pkgutil import resolve_name
 from typing import Any, Callable, Dict, Type, Union
 
@@ -59,7 +60,8 @@ def resolve_method(given: MethodLike, config: Any = None) -> Method:
 
     Raises:
         ValueError: the name is unknown, or does not lead to anything; or a parameter is out of range.
-        TypeError: what was given, or what the name leads to, is neither a method nor callable.
+        TypeError: what was given, or what the name leads to, is neither a method nor callable, or not with
+            these arguments.
 
     Example:
         >>> resolve_method("fixed")
@@ -77,6 +79,7 @@ def resolve_method(given: MethodLike, config: Any = None) -> Method:
             "or a Method"
         )
     function: Callable[..., float] = found
+    _check_arguments(given, function)
     return ArrayFunction(function, config)
 
 
@@ -92,6 +95,19 @@ def _imported(name: str) -> Any:
         return resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"loss_scale_method={name!r} cannot be imported: {error}") from error
+
+
+def _check_arguments(given: MethodLike, function: Callable[..., float]) -> None:
+    try:
+        arguments = signature(function)
+    except (TypeError, ValueError):
+        return  # Some of what is written in C does not tell.
+    try:
+        arguments.bind(None, None, config=None, fan_in=1.0)
+    except TypeError as error:
+        raise TypeError(
+            f"loss_scale_method={given!r} must be callable as f(g, W, *, config, fan_in): {error}"
+        ) from None
 
 
 def _with_parameters_of(method: Any, config: Any) -> Method:
