@@ -125,7 +125,11 @@ class LeafGradients:
         else:
             target = self._pool.get(leaf.shape, "gradient", self._scratches)
             self._scratches += 1
-            target.zero()
+            if master.zeroing:
+                target.zero()
+            else:
+                # nnabla has looked at the master by now, and may add: to -0.0, which changes not even a sign.
+                target.fill(-0.0)
         # Noted before it is swapped: a signal may interrupt us between any two lines.
         self._running.append(Written(key, function, leaf, target, master, scale, alone))
         if target is not master:

@@ -8,12 +8,13 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
 from tests.engine.random_graphs import Network, assert_same_above_subnormals, build, networks
 
 EVERY = 3
+STOPPED_BY_RELU = ["affine", "relu", "relu", "one_of_many_outputs", "affine"]
 
 
 def config_of(seed: int, **changes: Any) -> AdaLossConfig:
@@ -121,13 +122,15 @@ def test_planned_hooked_and_native_gradients_are_the_same(network: Network, seed
     ways,
     st.sampled_from(["float16", "bfloat16", "fp8_hybrid", "float8_e5m2"]),
 )
+# A bias has a gradient of -0.0 in both batches.
+@example(build(533, STOPPED_BY_RELU, input_gradient=False), 0, Way(None, True, 2), "float16")
 def test_so_they_are_as_they_are_stored(network: Network, seed: int, way: Way, storage: str) -> None:
     planned_and_hooked(network, seed, way, storage)
 
 
 def test_what_is_too_small_for_float32_is_there_with_a_scale() -> None:
     steps = ["squared", "squared", "bias", "convolutions", "affine", "squared", "grouped"]
-    network = build(347535, steps, input_gradient=False)
+    network = build(343154, steps, input_gradient=False)
 
     def native() -> None:
         network.loss.forward(clear_no_need_grad=True)
