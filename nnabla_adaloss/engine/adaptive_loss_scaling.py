@@ -494,7 +494,7 @@ class AdaptiveLossScaling:
             replay = self._passes.replayed(planned, held, asked, found)
             self._run(replay, grad, clear_buffer, onlookers)
             if self._ada_loss.observed:
-                for record in held.records(iteration, attempt):
+                for record in held.records(planned.plan.structure, iteration, attempt):
                     self._ada_loss.report(record)
             self._end(replay, iteration, clear_buffer)
             return

@@ -48,7 +48,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class HeldScales:
-    """All that was done in a pass; a graph of the same structure, with the same start, can be gone through so
+    """All that was done in a pass; a graph that is wired alike, with the same start, can be gone through so
     again. No graph is kept: functions go by number and variables by position.
 
     Attributes:
@@ -76,7 +76,7 @@ class HeldScales:
     def is_applied_as(self, other: HeldScales) -> bool:
         """Whether the steps of a pass are the same as with `other`."""
         return (
-            self.structure is other.structure
+            self.structure.wiring is other.structure.wiring
             and self.seed == other.seed
             and self.steps == other.steps
             and self.scales == other.scales
@@ -85,22 +85,28 @@ class HeldScales:
     @cached_property
     def layer_scales(self) -> Dict[str, float]:
         """Alpha by layer."""
-        return {slot.layer: alpha for _, slot, alpha in self._scaled()}
+        return {slot.layer: alpha for _, slot, alpha in self._scaled(self.structure)}
 
     @cached_property
     def accumulated_scales(self) -> Dict[str, float]:
         """The scale S on each layer's input gradient, by layer."""
-        return {slot.layer: step.scale * alpha for step, slot, alpha in self._scaled()}
+        return {slot.layer: step.scale * alpha for step, slot, alpha in self._scaled(self.structure)}
 
-    def _scaled(self) -> Iterator[Tuple[Step, LayerSlot, float]]:
-        slots = {node.number: node.slots for node in self.structure.nodes}
+    def _scaled(self, structure: GraphStructure) -> Iterator[Tuple[Step, LayerSlot, float]]:
+        slots = {node.number: node.slots for node in structure.nodes}
         for number, step in self.steps.items():
             for slot, alpha in zip(slots[number], step.alphas):
                 yield step, slot, alpha
 
-    def records(self, iteration: int, attempt: int) -> Iterator[LayerRecord]:
-        """What there is to report of each layer in a pass with these scales, in backward order."""
-        for step, slot, alpha in self._scaled():
+    def records(self, structure: GraphStructure, iteration: int, attempt: int) -> Iterator[LayerRecord]:
+        """What there is to report of each layer in a pass with these scales, in backward order.
+
+        Args:
+            structure: that of the graph, which may have other shapes.
+            iteration: number of the iteration.
+            attempt: number of the pass within it.
+        """
+        for step, slot, alpha in self._scaled(structure):
             yield LayerRecord(
                 iteration,
                 slot.layer,

@@ -12,16 +12,16 @@ from ..graph.reading import GraphDescription
 from ..graph.structure import GraphStructure, PlanOptions
 from .holding import Holding
 
-# Sentences of so many lengths, each with a graph of its own, and both losses of an adversarial network.
+# Both losses of an adversarial network, or recurrent networks of so many lengths.
 _REMEMBERED = 16
 
 
 @dataclass
 class KnownGraph:
-    """A way in which graphs are built; no graph itself, nor any array of it, is kept.
+    """A way in which graphs are wired; no graph itself, nor any array of it, is kept.
 
     Attributes:
-        structure: what follows from how they are built.
+        structure: what follows from it, and from the shapes of the last one.
         holding: the scales that were held when the network's graph was last built otherwise; or None.
         statistics: what `StatisticsSource.state` told then; or None.
     """
@@ -44,7 +44,7 @@ class KnownGraphs:
     def of(
         self, described: GraphDescription, options: PlanOptions, leaves: Mapping[int, nn.Variable]
     ) -> KnownGraph:
-        """What is known of a graph; all is found out, if none that was built alike is remembered.
+        """What is known of a graph; all is found out, if none that was wired alike is remembered.
 
         Args:
             described: the graph.
@@ -56,8 +56,11 @@ class KnownGraphs:
         """
         for index in reversed(range(len(self._known))):
             known = self._known[index]
+            structure = known.structure
             # Compared in full: a hash alone could take one graph for another.
-            if known.structure.described == described and known.structure.options == options:
+            if structure.options == options and structure.is_wired_as(described):
+                if structure.described != described:
+                    known.structure = structure.reshaped(described)
                 self._known.append(self._known.pop(index))
                 return known
         known = KnownGraph(GraphStructure(described, options, [leaves[p] for p in described.kept]))

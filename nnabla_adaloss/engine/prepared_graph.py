@@ -167,10 +167,11 @@ class GraphPreparation:
         described = reading.description(self._names_for(reading, before))
         known = self._known.of(described, self._options, reading.leaves)
         plan = GraphPlan.bound(reading, known.structure)
+        if before is not None and before.plan.structure is not plan.structure:
+            self.pool.end_graph()
         if before is not None and before.known is known:
             return before.built_again(plan, self.new_statistics(before.measurements))
         if before is not None:
-            self.pool.end_graph()
             before.known.holding = before.holding
             before.known.statistics = before.statistics.state(before.plan.measured_keys)
         # Per variable its gradient, as it arrives and as one branch, and its data.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from copy import copy
 from typing import Any, Dict, FrozenSet, List, NamedTuple, Sequence, Set, Tuple
 
 import nnabla as nn
@@ -16,6 +17,8 @@ from .matrix_products import gemm_slots, is_matrix_product
 from .names import function_names
 from .node import LayerSlot, NodeStructure
 from .reading import GraphDescription
+
+_SEVERAL = 2
 
 
 class PlanOptions(NamedTuple):
@@ -60,6 +63,7 @@ class GraphStructure:
         fixed: position of each leaf without gradient, and whether forward writes it, once for each use.
         kept_keys: keys of the leaves that are the same in the next graph.
         components: what was found to be connected, by what was asked for; in positions.
+        wiring: one object for all structures that differ in shapes, and in what follows from them, only.
 
     Raises:
         ValueError: a pattern of the selection matches no layer.
@@ -69,9 +73,9 @@ class GraphStructure:
         self, described: GraphDescription, options: PlanOptions, leaves: Sequence[nn.Variable]
     ) -> None:
         self.described, self.options = described, options
+        self.wiring = object()
         self._held = leaves
-        self._sizes = [math.prod(shape) for shape in described.shapes]
-        self._large = {position for position, size in enumerate(self._sizes) if size > 1}
+        self._sizes = _sizes(described)
         self._inputs = [described.inputs.positions[part] for part in described.inputs.by_function()]
         self._producers = [described.producers[part] for part in described.inputs.by_function()]
         self._needs = [described.needs[part] for part in described.inputs.by_function()]
@@ -94,6 +98,34 @@ class GraphStructure:
         self.fixed = list(self._fixed())
         self.kept_keys = {key for key, _ in described.kept.values()}
         self.components: Dict[bool, Components] = {}
+
+    def is_wired_as(self, described: GraphDescription) -> bool:
+        """Whether another graph differs in shapes, and the arguments that go with them, only.
+
+        Scales that were held for one are as good for the other: sentences of other lengths are such graphs.
+        """
+        own = self.described._replace(args=described.args, shapes=described.shapes)
+        return own == described and self._sizes == _sizes(described)
+
+    def reshaped(self, described: GraphDescription) -> GraphStructure:
+        """The structure of a graph that is wired as this one; little has to be found out for it.
+
+        Args:
+            described: that graph.
+        """
+        found = copy(self)
+        found.described = described
+        found.nodes = [found._reshaped(node) for node in self.nodes]
+        found.fixed = list(found._fixed())
+        return found
+
+    def _reshaped(self, node: NodeStructure) -> NodeStructure:
+        args = self.described.args[node.number]
+        if not node.slots:
+            return node if args == node.args else node._replace(args=args)
+        selected = {slot.layer for slot in node.slots}
+        slots = tuple([slot for slot in self._slots(node.number) if slot.layer in selected])
+        return node._replace(args=args, slots=slots)
 
     def readers(self) -> Dict[int, Set[int]]:
         """Indices of the functions that backward visits and that have a variable as input, by position."""
@@ -188,7 +220,7 @@ class GraphStructure:
             type_name in OWN_REFERENCES,
             is_half(described.backends[index]),
             # A scalar gradient that is about to be spread over many elements (mean, sum, broadcast).
-            not self._large.isdisjoint(read),
+            any(self._sizes[position] == _SEVERAL for position in read),
         )
 
     def _fixed(self) -> List[Tuple[int, bool]]:
@@ -202,3 +234,8 @@ class GraphStructure:
                         written = written_inputs(described.type_names[index], described.args[index])
                     found.append((position, number in written))
         return found
+
+
+def _sizes(described: GraphDescription) -> List[int]:
+    """How many elements each variable has, as far as it matters for scales: none, one, or several."""
+    return [min(math.prod(shape), _SEVERAL) for shape in described.shapes]

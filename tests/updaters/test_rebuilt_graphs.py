@@ -148,7 +148,7 @@ def test_training_goes_on_from_a_state_in_the_midst_of_held_scales() -> None:
 
 
 def test_graphs_that_take_turns_are_all_known() -> None:
-    training = Training([normalized, normalized], rebuilt=True, batches=(4, 7))
+    training = Training([normalized, clipped], rebuilt=True)
     training.run(32)
     assert len({id(plan.structure) for plan in training.plans}) == 2
     # Each measures for itself, once in eight iterations.
@@ -157,7 +157,7 @@ def test_graphs_that_take_turns_are_all_known() -> None:
 
 
 def test_an_overflow_drops_what_is_held_for_all_of_them() -> None:
-    training = Training([normalized, normalized], rebuilt=True, batches=(4, 7))
+    training = Training([normalized, clipped], rebuilt=True)
     training.run(6)
     assert training.passes[-2:] == ["planned", "planned"]
     training.updater.scaling.restart(8.0)
@@ -166,7 +166,7 @@ def test_an_overflow_drops_what_is_held_for_all_of_them() -> None:
 
 
 def test_a_state_that_is_loaded_leaves_nothing_of_graphs_that_took_turns() -> None:
-    training = Training([normalized] * 2, rebuilt=True, batches=(4, 7), config=AdaLossConfig(delay=1))
+    training = Training([normalized, clipped], rebuilt=True, config=AdaLossConfig(delay=1))
     training.run(5)
     state = training.updater.state_dict()
     training.run(4)
@@ -178,10 +178,63 @@ def test_a_state_that_is_loaded_leaves_nothing_of_graphs_that_took_turns() -> No
 
 
 def test_no_more_than_sixteen_kinds_of_graphs_are_remembered() -> None:
-    training = Training([normalized], rebuilt=True, batches=tuple(range(2, 22)))
+    def recurrent(steps: int) -> Head:
+        def network(x: nn.Variable) -> nn.Variable:
+            h = x
+            for _ in range(steps):
+                h = F.tanh(PF.affine(h, 5, name="a"))
+            return F.mean(h**2)
+
+        return network
+
+    training = Training([recurrent(steps) for steps in range(1, 21)], rebuilt=True)
     training.run(41)
-    scaling = training.updater.scaling
-    assert len(scaling._graph._known) == 16
+    assert len(training.updater.scaling._graph._known) == 16
+
+
+@pytest.mark.parametrize("method", ["approx_range", "amax_history"])
+@pytest.mark.parametrize("delay", [0, 1])
+def test_graphs_of_other_shapes_share_what_is_held(method: str, delay: int) -> None:
+    config = AdaLossConfig(loss_scale_method=method, delay=delay)
+    training = Training([small_weight], rebuilt=True, batches=(4, 7, 1, 5), config=config)
+    training.run(34)
+    # What follows from shapes is found out for each.
+    assert len({id(plan.structure) for plan in training.plans}) > 2
+    assert len(training.updater.scaling._graph._known) == 1
+    settled = training.passes[-16:]
+    assert settled.count("measured") == 2
+    assert settled.count("planned") == (14 if delay == 0 else 12)
+
+
+@pytest.mark.parametrize("options", [{}, {"storage": "float16"}, {"delay": 1}], ids=str)
+def test_with_scales_of_another_shape_no_bit_is_another(options: Dict[str, Any]) -> None:
+    """What is held is put to use on all graphs as on those of one shape: gradients are nnabla's."""
+
+    def attention(x: nn.Variable) -> nn.Variable:
+        rows = F.reshape(PF.affine(x, 5, name="a"), (1, *x.shape))
+        scores = F.softmax(F.batch_matmul(rows, rows, transpose_b=True))
+        return F.mean(PF.affine(F.reshape(F.batch_matmul(scores, rows), x.shape), 4, name="b") ** 2)
+
+    def trained(every: int) -> Dict[str, bytes]:
+        config = AdaLossConfig(
+            loss_scale_method="fixed",
+            fixed_loss_scale=2.0,
+            measure_every=every,
+            delay=options.get("delay"),
+        )
+        training = Training(
+            [attention],
+            rebuilt=True,
+            batches=(4, 7, 3),
+            config=config,
+            global_scale="dynamic",
+            scale=64.0,
+            storage=options.get("storage"),
+        )
+        training.run(20)
+        return training.parameters()
+
+    assert trained(every=8) == trained(every=1)
 
 
 class Passes(PythonFunction):

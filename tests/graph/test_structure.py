@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Structures of graphs that differ in shapes."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Tuple
+
+import hypothesis.strategies as st
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from nnabla_adaloss.core.layer_selection import LayerSelection
+from nnabla_adaloss.graph.names import registered_names
+from nnabla_adaloss.graph.reading import GraphDescription, read_graph
+from nnabla_adaloss.graph.structure import GraphStructure, PlanOptions
+from tests.engine.random_graphs import WIDTH, build, seeds
+
+OPTIONS = PlanOptions.of(LayerSelection(), adaptive=True, non_homogeneous=())
+# Those that take batches of any size.
+ANY_BATCH = ["affine", "shared", "tied", "tanh", "relu", "add", "multiply", "prelu", "batch_normalization"]
+
+
+def described(loss: nn.Variable) -> GraphDescription:
+    return read_graph(loss).description(registered_names())
+
+
+def facts(structure: GraphStructure) -> Dict[str, Any]:
+    own = dict(vars(structure))
+    # Leaves are held by the one that was made first, which makes all that are wired alike.
+    del own["wiring"], own["_held"]
+    return own
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seeds, st.lists(st.sampled_from(ANY_BATCH), max_size=6), st.integers(2, 6), st.integers(2, 6))
+def test_a_reshaped_structure_is_what_would_have_been_made(
+    seed: int, steps: Any, first: int, second: int
+) -> None:
+    one = build(seed, steps, input_gradient=False, batch=(first, WIDTH))
+    other = build(seed, steps, input_gradient=False, batch=(second, WIDTH), known=one.leaves)
+    structure, wanted = GraphStructure(described(one.loss), OPTIONS, []), described(other.loss)
+    assert structure.is_wired_as(wanted)
+    found = structure.reshaped(wanted)
+    assert facts(found) == facts(GraphStructure(wanted, OPTIONS, []))
+    assert found.wiring is structure.wiring
+
+
+def attention(length: int) -> nn.Variable:
+    x = nn.Variable((2, length, 4))
+    rows = PF.affine(x, 4, base_axis=2, name="a")
+    scores = F.softmax(F.batch_matmul(rows, rows * 2.0, transpose_b=True))
+    return F.mean(F.reshape(F.batch_matmul(scores, rows), (2 * length, 4)) ** 2)
+
+
+def test_what_follows_from_lengths_is_found_out_anew() -> None:
+    structure, wanted = GraphStructure(described(attention(3)), OPTIONS, []), described(attention(5))
+    found = structure.reshaped(wanted)
+    assert facts(found) == facts(GraphStructure(wanted, OPTIONS, []))
+    before, now = (
+        [slot.slot.fan_in for node in one.nodes for slot in node.slots if node.type_name == "BatchMatmul"]
+        for one in (structure, found)
+    )
+    assert before == [4.0, 3.0, 3.0, 3.0]
+    assert now == [4.0, 5.0, 5.0, 5.0]
+
+
+def network(*, depth: int = 2, batch: int = 4, activation: Any = F.tanh, frozen: bool = False) -> nn.Variable:
+    h = nn.Variable((batch, 3))
+    for index in range(depth):
+        h = activation(PF.affine(h, 3, name=f"layer{index}"))
+    if frozen:
+        h.need_grad = False
+    return F.mean(PF.affine(h, 1, name="last") ** 2)
+
+
+def taps(*, last: Tuple[int, ...]) -> nn.Variable:
+    return F.mean(F.sum(PF.affine(nn.Variable((2, 3)), 4, name="layer0"), axis=last) ** 2)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: network(depth=3),
+        lambda: network(activation=F.relu),
+        lambda: network(frozen=True),
+        lambda: attention(3),
+    ],
+)
+def test_graphs_that_are_wired_otherwise(other: Any) -> None:
+    structure = GraphStructure(described(network()), OPTIONS, [])
+    assert structure.is_wired_as(described(network()))
+    assert structure.is_wired_as(described(network(batch=7)))
+    assert not structure.is_wired_as(described(other()))
+
+
+def test_what_has_one_element_is_another_matter_for_scales() -> None:
+    """Functions of one element at the loss can take any scale."""
+    structure = GraphStructure(described(taps(last=(1,))), OPTIONS, [])
+    assert not structure.is_wired_as(described(taps(last=(0, 1))))
+    assert structure.is_wired_as(described(taps(last=(0,))))
