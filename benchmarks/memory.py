@@ -6,7 +6,8 @@
 Eight layers of 2048 x 2048 are trained for some iterations, each way in a process of its own: by nnabla, by
 its DynamicLossScalingUpdater, and by AdaptiveLossScalingUpdater. What is told is the largest resident size
 of the process, and how much more that is than with the dynamic updater. Added are the package, and scaled
-copies of weights: one at a time where hooks run, all at once in a planned pass, up to `planned_bytes`.
+copies of weights: one at a time where hooks run, all at once in a planned pass, up to `planned_bytes`. Then
+attention is trained on sentences of 400 lengths, with a graph for each.
 """
 
 from __future__ import annotations
@@ -16,24 +17,46 @@ import resource
 import subprocess
 import sys
 import warnings
-from typing import Any, Dict, Optional
+from typing import Any, Callable, Dict, NamedTuple, Optional
 
 LAYERS, WIDTH, BATCH = 8, 2048, 64
+LENGTHS, LONGEST = 400, 512
 
-# What is trained with: the updater, its method or None, the emulated storage or None, and planned_bytes.
-WAYS: Dict[str, Any] = {
-    "nnabla alone": (None, None, None, None),
-    "dynamic": ("dynamic", None, None, None),
-    "approx_range": ("adaptive", "approx_range", None, None),
-    "amax_history": ("adaptive", "amax_history", None, None),
-    "amax_history, all weights at once": ("adaptive", "amax_history", None, 2**30),
-    "dynamic, emulated float16": ("dynamic", None, "float16", None),
-    "approx_range, emulated float16": ("adaptive", "approx_range", "float16", None),
-    "amax_history, emulated float16": ("adaptive", "amax_history", "float16", None),
+
+class Way(NamedTuple):
+    """What is trained, and with what.
+
+    Attributes:
+        kind: the updater; None: nnabla alone.
+        method: how layers are scaled; None: they are not.
+        storage: an emulated storage, or None.
+        planned_bytes: of `AdaLossConfig`.
+        lengths: whether attention is trained, on sentences of many lengths.
+    """
+
+    kind: Optional[str] = None
+    method: Optional[str] = None
+    storage: Optional[str] = None
+    planned_bytes: Optional[int] = None
+    lengths: bool = False
+
+
+WAYS: Dict[str, Way] = {
+    "nnabla alone": Way(),
+    "dynamic": Way("dynamic"),
+    "approx_range": Way("adaptive", "approx_range"),
+    "amax_history": Way("adaptive", "amax_history"),
+    "amax_history, all weights at once": Way("adaptive", "amax_history", planned_bytes=2**30),
+    "dynamic, emulated float16": Way("dynamic", storage="float16"),
+    "approx_range, emulated float16": Way("adaptive", "approx_range", "float16"),
+    "amax_history, emulated float16": Way("adaptive", "amax_history", "float16"),
+    "dynamic, 400 lengths": Way("dynamic", lengths=True),
+    "approx_range, 400 lengths": Way("adaptive", "approx_range", lengths=True),
+    "amax_history, 400 lengths": Way("adaptive", "amax_history", lengths=True),
 }
 
 
-def train(way: str, iterations: int) -> None:
+def train(way: Way, iterations: int) -> None:
     """Train in one way, and print the largest resident size in MB."""
     import nnabla as nn
     import nnabla.functions as F
@@ -41,29 +64,32 @@ def train(way: str, iterations: int) -> None:
     import nnabla.solvers as S
     import numpy as np
 
-    kind, method, storage, planned_bytes = WAYS[way]
-    x = nn.Variable.from_numpy_array(np.random.default_rng(0).standard_normal((BATCH, WIDTH), np.float32))
-    h = x
-    for index in range(LAYERS):
-        h = F.tanh(PF.affine(h, WIDTH, name=f"layer{index}"))
-    loss = F.mean(h**2)
+    rng = np.random.default_rng(0)
+
+    def layers() -> nn.Variable:
+        h = nn.Variable.from_numpy_array(rng.standard_normal((BATCH, WIDTH), np.float32))
+        for index in range(LAYERS):
+            h = F.tanh(PF.affine(h, WIDTH, name=f"layer{index}"))
+        return F.mean(h**2)
+
+    def attention() -> nn.Variable:
+        length = int(rng.integers(16, LONGEST))
+        x = nn.Variable.from_numpy_array(rng.standard_normal((8, length, 64), np.float32))
+        q, k, v = (PF.affine(x, 64, base_axis=2, name=name) for name in "qkv")
+        h = F.batch_matmul(F.softmax(F.batch_matmul(q, k, transpose_b=True)), v)
+        return F.mean(PF.affine(h, 64, base_axis=2, name="out") ** 2)
+
+    loss = attention() if way.lengths else layers()
     solver = S.Sgd(1e-3)
     solver.set_parameters(nn.get_parameters())
-    action = _updater(kind, method, storage, planned_bytes, solver, loss)
-    for _ in range(iterations):
+    action = _updater(way, solver, loss, attention if way.lengths else None)
+    for _ in range(LENGTHS if way.lengths else iterations):
         action()
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6)
 
 
-def _updater(
-    kind: Optional[str],
-    method: Optional[str],
-    storage: Optional[str],
-    planned_bytes: Optional[int],
-    solver: Any,
-    loss: Any,
-) -> Any:
-    if kind is None:
+def _updater(way: Way, solver: Any, loss: Any, build: Optional[Callable[[], Any]]) -> Any:
+    if way.kind is None:
 
         def alone() -> None:
             solver.zero_grad()
@@ -79,13 +105,19 @@ def _updater(
         FormatEmulation,
     )
 
+    def feed() -> None:
+        if build is not None:
+            updater.loss = build()
+
     warnings.simplefilter("ignore")
-    if kind == "dynamic":
-        stored = loss if storage is None else FormatEmulation(loss, storage)
-        # Its default feeder takes an argument that its update() does not pass.
-        return DynamicLossScalingUpdater(solver, stored, lambda: None).update
-    config = AdaLossConfig(loss_scale_method=method, planned_bytes=planned_bytes)
-    return AdaptiveLossScalingUpdater(solver, loss, config=config, storage=storage).update
+    if way.kind == "dynamic":
+        stored = loss if way.storage is None else FormatEmulation(loss, way.storage)
+        # nnabla's default feeder takes an argument that its update() does not pass.
+        updater = DynamicLossScalingUpdater(solver, stored, feed)
+    else:
+        config = AdaLossConfig(loss_scale_method=way.method, planned_bytes=way.planned_bytes)
+        updater = AdaptiveLossScalingUpdater(solver, loss, feed, config=config, storage=way.storage)
+    return updater.update
 
 
 def main() -> None:
@@ -96,7 +128,7 @@ def main() -> None:
     parser.add_argument("--way", choices=WAYS, help="only this one, in this process: its megabytes")
     options = parser.parse_args()
     if options.way is not None:
-        train(options.way, options.iterations)
+        train(WAYS[options.way], options.iterations)
         return
     dynamic = 0.0
     for way in WAYS:

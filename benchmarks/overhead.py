@@ -5,7 +5,8 @@
 
 Chains of affine layers and tanh are trained by a bare loop (zero_grad, forward, backward, update), by
 nnabla's DynamicLossScalingUpdater, and by AdaptiveLossScalingUpdater with both methods, which take turns
-iteration by iteration. Graphs are static, or built anew before each iteration, which all four do. The
+iteration by iteration. Graphs are static, rebuilt before each iteration, which all four do, or reshaped:
+rebuilt for a batch of one of 32 sizes, as sentences of other lengths are. The
 times are the means of the eight iterations from one measurement of scales to the next, and of these the
 medians. Two more columns tell them apart for approx_range: the iteration that measures, and those with
 planned passes.
@@ -23,6 +24,7 @@ import sys
 import time
 import warnings
 from collections import OrderedDict
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 from typing import Any, Callable, Dict, List, NamedTuple, Tuple
@@ -45,6 +47,7 @@ from nnabla_adaloss.host_context import HOST
 
 ADAPTIVE = ("approx_range", "amax_history")
 WAYS = ("bare loop", "dynamic", *ADAPTIVE)
+_SIZES = 32
 
 
 class Case(NamedTuple):
@@ -54,28 +57,30 @@ class Case(NamedTuple):
         layers: how many.
         width: inputs and outputs of each.
         batch: rows of the data.
-        rebuilt: whether the graph is built anew for each iteration.
+        graph: `"static"`, or `"rebuilt"` for each iteration, or `"reshaped"` for a batch of another size.
         rounds: how many iterations are timed.
     """
 
     layers: int
     width: int
     batch: int
-    rebuilt: bool
+    graph: str
     rounds: int
 
 
 CASES = [
-    Case(10, 8, 8, False, 400),
-    Case(10, 128, 32, False, 240),
-    Case(10, 1024, 32, False, 48),
-    Case(3, 4096, 32, False, 24),
-    Case(40, 32, 16, False, 240),
-    Case(100, 8, 8, False, 160),
-    Case(100, 128, 32, False, 64),
-    Case(1000, 8, 8, False, 40),
-    Case(10, 128, 32, True, 160),
-    Case(40, 32, 16, True, 80),
+    Case(10, 8, 8, "static", 400),
+    Case(10, 128, 32, "static", 240),
+    Case(10, 1024, 32, "static", 48),
+    Case(3, 4096, 32, "static", 24),
+    Case(40, 32, 16, "static", 240),
+    Case(100, 8, 8, "static", 160),
+    Case(100, 128, 32, "static", 64),
+    Case(1000, 8, 8, "static", 40),
+    Case(10, 128, 32, "rebuilt", 160),
+    Case(40, 32, 16, "rebuilt", 80),
+    Case(10, 128, 32, "reshaped", 160),
+    Case(40, 32, 16, "reshaped", 80),
 ]
 
 
@@ -99,12 +104,17 @@ def trainer(case: Case, way: str) -> Trainer:
     """What trains a chain in one way."""
     scope: Any = OrderedDict()
     rng = np.random.default_rng(0)
-    with nn.parameter_scope("", scope):
-        x = nn.Variable.from_numpy_array(rng.standard_normal((case.batch, case.width)).astype(np.float32))
+    batches = [case.batch]
+    if case.graph == "reshaped":
+        batches = rng.permutation(np.linspace(1, 2 * case.batch, _SIZES, dtype=int)).tolist()
+    data = cycle(
+        nn.Variable.from_numpy_array(rng.standard_normal((batch, case.width)).astype(np.float32))
+        for batch in batches
+    )
 
     def build() -> nn.Variable:
         with nn.parameter_scope("", scope):
-            h = x
+            h = next(data)
             for index in range(case.layers):
                 h = F.tanh(PF.affine(h, case.width, name=f"layer{index}"))
             return F.mean(h**2)
@@ -114,7 +124,7 @@ def trainer(case: Case, way: str) -> Trainer:
     with nn.parameter_scope("", scope):
         parameters = nn.get_parameters()
     solver.set_parameters(parameters)
-    action = _updater_of(way, solver, loss, build if case.rebuilt else None)
+    action = _updater_of(way, solver, loss, None if case.graph == "static" else build)
     return Trainer(action, build, len(parameters), sum(v.size for v in parameters.values()))
 
 
@@ -184,7 +194,7 @@ def measure(case: Case) -> Dict[str, Any]:
     taken = take_turns({way: one.action for way, one in made.items()}, case.rounds)
     every = AdaLossConfig().measure_every
     spent = {way: median(cycles(times, "wall")) / every for way, times in taken.items()}
-    floor, asking = floor_of(spent["bare loop"], made["dynamic"], rebuilt=case.rebuilt)
+    floor, asking = floor_of(spent["bare loop"], made["dynamic"], rebuilt=case.graph != "static")
     ratios = {
         way: median(a / b for a, b in zip(cycles(taken[way], "wall"), cycles(taken["dynamic"], "wall")))
         for way in WAYS
@@ -234,10 +244,9 @@ HEADER = (
 
 def row(found: Dict[str, Any]) -> str:
     """A line of the table: milliseconds of the bare loop and of dynamic, and ratios over dynamic."""
-    graph = "rebuilt" if found["rebuilt"] else "static"
     ms, ratios = found["ms"], found["over_dynamic"]
     return (
-        f"{found['layers']:6}{found['width']:7}{found['batch']:7}{graph:>9}{ms['bare loop']:9.2f} ms"
+        f"{found['layers']:6}{found['width']:7}{found['batch']:7}{found['graph']:>9}{ms['bare loop']:9.2f} ms"
         f"{ms['dynamic']:9.2f} ms{ratios['approx_range']:14.3f}{ratios['amax_history']:14.3f}"
         f"{found['floor_over_dynamic']:8.3f}{found['planned_over_dynamic']['approx_range']:9.3f}"
         f"{found['measuring_over_dynamic']['approx_range']:11.3f}"
@@ -251,7 +260,7 @@ def draw(found: List[Dict[str, Any]], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(9, 4.2), layout="constrained")
+    figure, axes = plt.subplots(figsize=(10.5, 4.2), layout="constrained")
     places = np.arange(len(found))
     for shift, way, color in ((-0.2, "approx_range", "#0072b2"), (0.2, "amax_history", "#e69f00")):
         axes.bar(places + shift, [f["over_dynamic"][way] for f in found], 0.38, label=way, color=color)
@@ -262,7 +271,7 @@ def draw(found: List[Dict[str, Any]], path: Path) -> None:
     axes.plot([], [], "o", color="white", mec="gray", ms=5, label="planned passes alone")
     axes.plot([], [], color="black", lw=2, label="floor")
     axes.axhline(1.0, color="gray", lw=1)
-    labels = [f"{f['layers']} x {f['width']}" + ("\nrebuilt" if f["rebuilt"] else "") for f in found]
+    labels = [f"{f['layers']} x {f['width']}\n{f['graph'].replace('static', '')}" for f in found]
     axes.set_xticks(places, labels)
     axes.set_xlabel("layers x width")
     axes.set_ylabel("time per iteration / nnabla's dynamic")

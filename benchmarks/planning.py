@@ -5,9 +5,9 @@
 
 Chains of affine layers and tanh are built anew before each measurement, so that nothing of them is in a cache
 that would not be there in training. *plan*: nothing is known of the graph. *read and bind*: the plan of one
-that was built alike is known. *floor*: to ask nnabla once, and keep it, for what no reading can do without:
-inputs, outputs and context of each function, and what computes each input. Times are medians of the thread's
-own time.
+that was built alike is known. *of another shape*: that of one for a batch of another size is. *floor*: to ask
+nnabla once, and keep it, for what no reading can do without: inputs, outputs and context of each function,
+and what computes each input. Times are medians of the thread's own time.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from nnabla_adaloss.graph.structure import PlanOptions
 _OPTIONS = PlanOptions.of(LayerSelection(), adaptive=True, non_homogeneous=())
 
 
-def chain(layers: int) -> nn.Variable:
+def chain(layers: int, batch: int = 16) -> nn.Variable:
     """A chain with two functions per layer, and two for the loss."""
-    h = nn.Variable((16, 32))
+    h = nn.Variable((batch, 32))
     for index in range(layers):
         h = F.tanh(PF.affine(h, 32, name=f"layer{index}"))
     return F.mean(h**2)
@@ -54,35 +54,40 @@ def measure(layers: int, rounds: int) -> Dict[str, float]:
     """Microseconds per function."""
     nn.clear_parameters()
     chain(layers)
-    names, known = registered_names(), KnownGraphs()
+    names, same, other = registered_names(), KnownGraphs(), KnownGraphs()
     taken: Dict[str, List[float]] = {}
 
-    def clock(name: str, action: Callable[[nn.Variable], Any]) -> None:
-        loss = chain(layers)
+    def clock(name: str, action: Callable[[nn.Variable], Any], batch: int = 16) -> None:
+        loss = chain(layers, batch)
         start = time.thread_time()
         kept = action(loss)
         taken.setdefault(name, []).append((time.thread_time() - start) * 1e6 / (2 * layers + 2))
         del kept
 
-    def read_and_bind(loss: nn.Variable) -> Any:
+    def read_and_bind(loss: nn.Variable, known: KnownGraphs) -> Any:
         reading = read_graph(loss)
         found = known.of(reading.description(names), _OPTIONS, reading.leaves)
         return GraphPlan.bound(reading, found.structure)
 
-    for _ in range(rounds):
+    for number in range(rounds):
         clock("plan", lambda loss: GraphPlan(loss, names=names))
         clock("floor", ask)
         clock("read", read_graph)
-        clock("read and bind", read_and_bind)
+        clock("read and bind", lambda loss: read_and_bind(loss, same))
+        clock("of another shape", lambda loss: read_and_bind(loss, other), batch=16 + number % 2)
     return {name: median(times[1:]) for name, times in taken.items()}
 
 
 def main() -> None:
-    print(f"{'layers':>6}{'plan':>10}{'read and bind':>16}{'read':>10}{'floor':>10}   (µs per function)")
+    print(
+        f"{'layers':>6}{'plan':>10}{'of another shape':>19}{'read and bind':>16}{'read':>10}{'floor':>10}"
+        "   (µs per function)"
+    )
     for layers, rounds in ((10, 200), (100, 40), (1000, 8)):
         found = measure(layers, rounds)
         columns = (
             (found["plan"], 10),
+            (found["of another shape"], 19),
             (found["read and bind"], 16),
             (found["read"], 10),
             (found["floor"], 10),

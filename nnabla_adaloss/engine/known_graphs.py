@@ -56,11 +56,9 @@ class KnownGraphs:
         """
         for index in reversed(range(len(self._known))):
             known = self._known[index]
-            structure = known.structure
-            # Compared in full: a hash alone could take one graph for another.
-            if structure.options == options and structure.is_wired_as(described):
-                if structure.described != described:
-                    known.structure = structure.reshaped(described)
+            found = known.structure.of_alike(described) if known.structure.options == options else None
+            if found is not None:
+                known.structure = found
                 self._known.append(self._known.pop(index))
                 return known
         known = KnownGraph(GraphStructure(described, options, [leaves[p] for p in described.kept]))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import heapq
 import math
 from copy import copy
-from typing import Any, Dict, FrozenSet, List, NamedTuple, Sequence, Set, Tuple
+from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 
@@ -99,20 +99,21 @@ class GraphStructure:
         self.kept_keys = {key for key, _ in described.kept.values()}
         self.components: Dict[bool, Components] = {}
 
-    def is_wired_as(self, described: GraphDescription) -> bool:
-        """Whether another graph differs in shapes, and the arguments that go with them, only.
+    def of_alike(self, described: GraphDescription) -> Optional[GraphStructure]:
+        """The structure of a graph that is wired as this one; None of one that is not.
 
-        Scales that were held for one are as good for the other: sentences of other lengths are such graphs.
-        """
-        own = self.described._replace(args=described.args, shapes=described.shapes)
-        return own == described and self._sizes == _sizes(described)
-
-    def reshaped(self, described: GraphDescription) -> GraphStructure:
-        """The structure of a graph that is wired as this one; little has to be found out for it.
+        Such graphs differ in shapes, and the arguments that go with them, only, as sentences of other lengths
+        do. Little has to be found out for them, and scales that are held for one serve the others.
 
         Args:
-            described: that graph.
+            described: the graph.
         """
+        # Compared in full: a hash alone could take one graph for another.
+        if described == self.described:
+            return self
+        own = self.described._replace(args=described.args, shapes=described.shapes)
+        if own != described or self._sizes != _sizes(described):
+            return None
         found = copy(self)
         found.described = described
         found.nodes = [found._reshaped(node) for node in self.nodes]

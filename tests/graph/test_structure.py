@@ -42,10 +42,11 @@ def test_a_reshaped_structure_is_what_would_have_been_made(
     one = build(seed, steps, input_gradient=False, batch=(first, WIDTH))
     other = build(seed, steps, input_gradient=False, batch=(second, WIDTH), known=one.leaves)
     structure, wanted = GraphStructure(described(one.loss), OPTIONS, []), described(other.loss)
-    assert structure.is_wired_as(wanted)
-    found = structure.reshaped(wanted)
+    found = structure.of_alike(wanted)
+    assert found is not None
     assert facts(found) == facts(GraphStructure(wanted, OPTIONS, []))
     assert found.wiring is structure.wiring
+    assert (found is structure) == (first == second)
 
 
 def attention(length: int) -> nn.Variable:
@@ -57,7 +58,8 @@ def attention(length: int) -> nn.Variable:
 
 def test_what_follows_from_lengths_is_found_out_anew() -> None:
     structure, wanted = GraphStructure(described(attention(3)), OPTIONS, []), described(attention(5))
-    found = structure.reshaped(wanted)
+    found = structure.of_alike(wanted)
+    assert found is not None
     assert facts(found) == facts(GraphStructure(wanted, OPTIONS, []))
     before, now = (
         [slot.slot.fan_in for node in one.nodes for slot in node.slots if node.type_name == "BatchMatmul"]
@@ -91,13 +93,13 @@ def taps(*, last: Tuple[int, ...]) -> nn.Variable:
 )
 def test_graphs_that_are_wired_otherwise(other: Any) -> None:
     structure = GraphStructure(described(network()), OPTIONS, [])
-    assert structure.is_wired_as(described(network()))
-    assert structure.is_wired_as(described(network(batch=7)))
-    assert not structure.is_wired_as(described(other()))
+    assert structure.of_alike(described(network())) is structure
+    assert structure.of_alike(described(network(batch=7))) is not None
+    assert structure.of_alike(described(other())) is None
 
 
 def test_what_has_one_element_is_another_matter_for_scales() -> None:
     """Functions of one element at the loss can take any scale."""
     structure = GraphStructure(described(taps(last=(1,))), OPTIONS, [])
-    assert not structure.is_wired_as(described(taps(last=(0, 1))))
-    assert structure.is_wired_as(described(taps(last=(0,))))
+    assert structure.of_alike(described(taps(last=(0, 1)))) is None
+    assert structure.of_alike(described(taps(last=(0,)))) is not None
