@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from operator import attrgetter
 from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
@@ -16,6 +17,8 @@ from .names_before import function_names_before
 from .node import Node
 from .reading import GraphReading, read_graph
 from .structure import GraphStructure, PlanOptions
+
+_shape = attrgetter("shape")
 
 
 class GraphPlan:
@@ -89,6 +92,10 @@ class GraphPlan:
         self.fixed_leaves = [(reading.leaves[p], written) for p, written in structure.fixed]
         self._components: Dict[bool, Components] = {}
         self._watch = reading.watch
+        # A leaf without a name is no parameter: `reset_shape` gives it batches of another size.
+        kept = structure.described.kept
+        self._data = [v for p, v in reading.leaves.items() if p not in kept or kept[p][1] is None]
+        self._shapes = list(map(_shape, self._data))
 
     @property
     def recomputes(self) -> bool:
@@ -97,8 +104,10 @@ class GraphPlan:
 
     @property
     def is_current(self) -> bool:
-        """True while the graph is what it was: nothing rewired, no `need_grad` or `recompute` changed."""
-        return not self._watch.changed
+        """True while the graph is what it was: nothing rewired, no `need_grad` or `recompute` changed, and no
+        data of another shape.
+        """
+        return list(map(_shape, self._data)) == self._shapes and not self._watch.changed
 
     @property
     def is_wired_as_it_was(self) -> bool:

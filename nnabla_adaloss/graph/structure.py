@@ -114,6 +114,9 @@ class GraphStructure:
         own = self.described._replace(args=described.args, shapes=described.shapes)
         if own != described or self._sizes != _sizes(described):
             return None
+        # What goes by a leaf itself holds for its shape.
+        if any(self.described.shapes[p] != described.shapes[p] for p in described.kept):
+            return None
         found = copy(self)
         found.described = described
         found.nodes = [found._reshaped(node) for node in self.nodes]

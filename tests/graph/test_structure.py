@@ -98,6 +98,18 @@ def test_graphs_that_are_wired_otherwise(other: Any) -> None:
     assert structure.of_alike(described(other())) is None
 
 
+def test_a_leaf_of_another_shape_is_another_leaf() -> None:
+    x = nn.Variable((2, 3), need_grad=True)
+
+    def loss() -> nn.Variable:
+        return F.mean(PF.affine(x, 3, name="layer0") ** 2)
+
+    structure = GraphStructure(described(loss()), OPTIONS, [x])
+    assert structure.of_alike(described(loss())) is structure
+    x.reset_shape((4, 3), True)
+    assert structure.of_alike(described(loss())) is None
+
+
 def test_what_has_one_element_is_another_matter_for_scales() -> None:
     """Functions of one element at the loss can take any scale."""
     structure = GraphStructure(described(taps(last=(1,))), OPTIONS, [])
