@@ -10,10 +10,13 @@ from ..graph.plan import GraphPlan
 
 
 def fingerprint(plan: GraphPlan) -> List[str]:
-    """Type, name, and shapes of output and parameters of each function, in backward order."""
+    """Type, name, and shapes of the parameters of each function, in backward order.
+
+    Batches of other sizes make no other network, nor do sentences of other lengths.
+    """
     return [
-        " ".join([line, *(_by(leaf.shape) for leaf in node.leaves)])
-        for line, node in zip(_lines(plan, {}), plan.nodes.values())
+        " ".join([node.type_name, node.label, *(_by(leaf.shape) for leaf in node.leaves)])
+        for node in plan.nodes.values()
     ]
 
 
@@ -28,7 +31,7 @@ def with_names_of(plan: GraphPlan, state: Mapping[str, Any]) -> Mapping[str, Any
     if network == ours:
         return state
     name_now = plan.labels_before()
-    before = _lines(plan, {now: before for before, now in name_now.items()})
+    before = _of_0_1(plan, {now: before for before, now in name_now.items()})
     if network == before:
         return {**state, **{part: _renamed(state[part], name_now) for part in ("layers", "limits")}}
     known = max((ours, before), key=lambda names: _agreeing(network, names))
@@ -41,7 +44,8 @@ def _agreeing(network: List[str], names: List[str]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(network, names)))
 
 
-def _lines(plan: GraphPlan, names: Mapping[str, str]) -> List[str]:
+def _of_0_1(plan: GraphPlan, names: Mapping[str, str]) -> List[str]:
+    """Type, name then, and shape of the output of each function."""
     return [
         f"{node.type_name} {names.get(node.label, node.label)} {_by(node.outputs[0].shape)}"
         for node in plan.nodes.values()

@@ -45,7 +45,7 @@ def state(network: List[str], layers: Dict[str, Any]) -> Dict[str, Any]:
 
 def test_a_network_is_known_by_its_functions_and_parameters() -> None:
     assert fingerprint(plan()) == fingerprint(plan())
-    assert fingerprint(plan())[1] == "Affine last/affine 1x2x3 3x3 3"
+    assert fingerprint(plan())[1] == "Affine last/affine 3x3 3"
     assert fingerprint(plan()) != fingerprint(plan(features=4))
 
 

@@ -447,6 +447,30 @@ def test_a_copy_by_its_state_goes_on_as_the_original(seen: bool) -> None:
     assert copy.steps == 6
 
 
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_state_is_that_of_batches_of_all_sizes(seen: bool) -> None:
+    rng, solver = np.random.default_rng(0), S.Sgd(0.01)
+    rebuilt(solver, rng, 4)
+    solver.set_parameters(nn.get_parameters())
+
+    def iterate(scaler: GradScaler, size: int) -> float:
+        loss = rebuilt(solver, rng, size)
+        solver.zero_grad()
+        scaler.forward(loss)
+        scaler.backward(loss)
+        scaler.step(solver)
+        scaler.update()
+        return scaler.scaling(loss).loss_scale
+
+    scaler, copy = GradScaler(solver, storage="float16"), GradScaler(solver, storage="float16")
+    scale = iterate(scaler, 4)
+    if seen:
+        copy.scaling(rebuilt(solver, rng, 6))
+    copy.load_state_dict(scaler.state_dict())
+    assert iterate(copy, 7) == scale
+    assert len(copy.state_dict()["losses"]) == 1
+
+
 def test_a_state_that_is_none_changes_nothing() -> None:
     n = net()
     scaler = GradScaler(n.solver)
