@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, Optional, Sequence
 
 import nnabla as nn
 import numpy as np
@@ -40,34 +40,43 @@ class KeptArrays:
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
         self._packed: Optional[PackedArrays] = None
-        # Which arrays it holds, and by index what the others held.
-        self._readable: List[int] = []
+        # Whether that holds anything, and by index what the arrays held that are not in it.
+        self._holds = False
         self._others: Dict[int, Contents] = {}
 
     def save(self, arrays: Sequence[nn.NdArray]) -> None:
         """Keep what arrays hold now, in place of what was kept before."""
         self._others = {} if are_readable(arrays) else _contents_of_others(arrays)
-        self._readable = [index for index in range(len(arrays)) if index not in self._others]
-        readable = [arrays[index] for index in self._readable]
-        sizes = [x.size for x in readable]
-        if self._packed is None or self._packed.sizes.tolist() != sizes:
-            self._packed = PackedArrays(sizes)
-        if readable:
+        readable = self._readable(arrays)
+        self._holds = bool(readable)
+        if not readable:
+            return
+        if self._packed is None:
+            self._packed = PackedArrays([x.size for x in readable])
+        try:
+            self._kernels.pack(readable, self._packed)
+        except ValueError:
+            # For arrays of other sizes; as a rule they have those of the last time.
+            self._packed = PackedArrays([x.size for x in readable])
             self._kernels.pack(readable, self._packed)
 
     def put(self, contents: Sequence[Contents]) -> None:
         """Keep this, of each array, in place of what it holds."""
-        self._readable, self._others = [], dict(enumerate(contents))
+        self._holds, self._others = False, dict(enumerate(contents))
 
     def restore(self, arrays: Sequence[nn.NdArray]) -> None:
         """Put back what was kept, to as many arrays; nothing is, before anything was kept."""
-        if self._readable and self._packed is not None:
-            self._kernels.unpack(self._packed, [arrays[index] for index in self._readable])
+        if self._holds and self._packed is not None:
+            self._kernels.unpack(self._packed, self._readable(arrays))
         for index, contents in self._others.items():
             if contents is None:
                 arrays[index].zero()
             else:
                 arrays[index].data = contents
+
+    def _readable(self, arrays: Sequence[nn.NdArray]) -> Sequence[nn.NdArray]:
+        others = self._others
+        return [x for index, x in enumerate(arrays) if index not in others] if others else arrays
 
 
 def contents_of(array: nn.NdArray) -> Contents:
