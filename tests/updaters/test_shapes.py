@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches and sentences of changing size train as with nnabla alone, bit for bit, in any graph."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import numpy as np
+import pytest
+
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
+
+WIDTH = 5
+ITERATIONS = 20
+
+
+def attention(x: nn.Variable) -> nn.Variable:
+    h = PF.affine(x, 8, base_axis=2, name="in")
+    q, k, v = (PF.affine(h, 8, base_axis=2, name=name) for name in "qkv")
+    h = h + F.batch_matmul(F.softmax(F.batch_matmul(q, k, transpose_b=True)), v)
+    h = PF.layer_normalization(h, batch_axis=(0, 1), name="norm")
+    return F.mean(PF.affine(F.relu(h), 3, base_axis=2, name="out") ** 2)
+
+
+class Sentences:
+    """A network with random sentences of random lengths in batches of random size."""
+
+    def __init__(self, *, rebuilt: bool, input_gradient: bool) -> None:
+        nn.clear_parameters()
+        nn.random.set_parameter_seed(0)
+        self._rng, self._rebuilt, self._input_gradient = np.random.default_rng(1), rebuilt, input_gradient
+        self.x = nn.Variable((2, 6, WIDTH), need_grad=input_gradient)
+        self.loss = attention(self.x)
+        self.solver = S.Momentum(0.05)
+        self.solver.set_parameters(nn.get_parameters())
+
+    def feed(self) -> None:
+        shape = int(self._rng.integers(1, 6)), int(self._rng.integers(2, 9)), WIDTH
+        if self._rebuilt:
+            self.x = nn.Variable(shape, need_grad=self._input_gradient)
+            self.loss = attention(self.x)
+        else:
+            self.x.reset_shape(shape, True)
+        self.x.d = self._rng.standard_normal(shape)
+        self.x.grad.zero()
+
+    def trained(self) -> Dict[str, bytes]:
+        found = {name: v.d.tobytes() for name, v in nn.get_parameters(grad_only=False).items()}
+        return {**found, "gradient of x": self.x.g.tobytes()}
+
+
+def by_nnabla(sentences: Sentences, accum_grad: int) -> Dict[str, bytes]:
+    for _ in range(ITERATIONS):
+        sentences.solver.zero_grad()
+        for _ in range(accum_grad):
+            sentences.feed()
+            sentences.loss.forward(clear_no_need_grad=True)
+            sentences.loss.backward(clear_buffer=True)
+        sentences.solver.update()
+    return sentences.trained()
+
+
+def by_updater(sentences: Sentences, accum_grad: int, **options: Any) -> Dict[str, bytes]:
+    def feed() -> None:
+        sentences.feed()
+        updater.loss = sentences.loss
+
+    updater = AdaptiveLossScalingUpdater(
+        sentences.solver, sentences.loss, feed, accum_grad=accum_grad, config=AdaLossConfig(**options)
+    )
+    for _ in range(ITERATIONS):
+        assert updater.update().updated
+    return sentences.trained()
+
+
+@pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
+@pytest.mark.parametrize("accum_grad", [1, 2])
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("method", ["approx_range", "amax_history"])
+@pytest.mark.parametrize("input_gradient", [False, True])
+@pytest.mark.parametrize("rebuilt", [False, True])
+def test_no_bit_is_another(
+    rebuilt: bool, input_gradient: bool, method: str, delay: Optional[int], accum_grad: int
+) -> None:
+    expected = by_nnabla(Sentences(rebuilt=rebuilt, input_gradient=input_gradient), accum_grad)
+    again = Sentences(rebuilt=rebuilt, input_gradient=input_gradient)
+    assert by_updater(again, accum_grad, loss_scale_method=method, delay=delay) == expected
