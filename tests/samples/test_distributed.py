@@ -40,7 +40,8 @@ def test_four_ranks_compare_both_methods(mpirun: Launch) -> None:
     assert result.returncode == 0, result.stderr
     found = accuracies(result.stdout)
     assert list(found) == ["dynamic", "adaptive"]
-    assert result.stderr.count("adaptive: 100%") == 1, "one bar for all ranks"
+    # Where it begins: its end may be drawn twice.
+    assert len(re.findall(r"adaptive: +0%", result.stderr)) == 1, "one bar for all ranks"
     assert found["adaptive"] > found["dynamic"] - 2.0
     assert "4 ranks, 16 images each per batch" in result.stdout
 
