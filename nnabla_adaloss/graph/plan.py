@@ -19,6 +19,7 @@ from .reading import GraphReading, read_graph
 from .structure import GraphStructure, PlanOptions
 
 _shape = attrgetter("shape")
+_NAMELESS = 0, None
 
 
 class GraphPlan:
@@ -93,9 +94,10 @@ class GraphPlan:
         self._components: Dict[bool, Components] = {}
         self._watch = reading.watch
         # A leaf without a name is no parameter: `reset_shape` gives it batches of another size.
-        kept = structure.described.kept
-        self._data = [v for p, v in reading.leaves.items() if p not in kept or kept[p][1] is None]
-        self._shapes = list(map(_shape, self._data))
+        described = structure.described
+        data = [p for p in reading.leaves if described.kept.get(p, _NAMELESS)[1] is None]
+        self._data = [reading.leaves[p] for p in data]
+        self._shapes = [described.shapes[p] for p in data]
 
     @property
     def recomputes(self) -> bool:

@@ -78,6 +78,19 @@ def by_updater(sentences: Sentences, accum_grad: int, **options: Any) -> Dict[st
 
 
 @pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
+def test_a_shape_that_changes_before_the_first_update_is_noticed() -> None:
+    sentences = Sentences(rebuilt=False, input_gradient=False)
+    updater = AdaptiveLossScalingUpdater(sentences.solver, sentences.loss)
+    for length in (9, 4):
+        sentences.x.reset_shape((2, length, WIDTH), True)
+        sentences.x.d = 1.0
+        updater.update()
+        nodes = updater.scaling.plan.nodes.values()
+        fan_in = {s.slot.fan_in for n in nodes if n.type_name == "BatchMatmul" for s in n.scalings}
+        assert fan_in == {float(length), 8.0}
+
+
+@pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
 @pytest.mark.parametrize("accum_grad", [1, 2])
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("method", ["approx_range", "amax_history"])
