@@ -12,7 +12,7 @@ from ..kernels.interface import GradientsInPlace
 from .leaf_arrays import LeafArrays
 from .leaf_gradients import TakenLeaf
 
-_zeroing = attrgetter("zeroing")
+_zeroing, _size = attrgetter("zeroing"), attrgetter("size")
 
 
 class PlannedLeaves:
@@ -30,6 +30,7 @@ class PlannedLeaves:
         self._keys = [leaf.key for leaf in leaves]
         self._direct = not any(leaf.half for leaf in leaves)
         self._gradients: Optional[GradientsInPlace] = None
+        self._sizes: List[int] = []
 
     def are_written_directly(self, found: LeafArrays) -> bool:
         """Whether nnabla writes them to the masters themselves, and adds them to nothing."""
@@ -41,8 +42,10 @@ class PlannedLeaves:
         if any(map(_zeroing, masters)):
             kept = [(leaf, master) for leaf, master in zip(self.leaves, masters) if not master.zeroing]
             return [leaf.key for leaf, _ in kept], _in_place(kept)
-        if self._gradients is None:
-            self._gradients = _in_place(list(zip(self.leaves, masters)))
+        # Kernels take their word for sizes, and `reset_shape` may have changed them.
+        sizes = list(map(_size, masters))
+        if self._gradients is None or self._sizes != sizes:
+            self._sizes, self._gradients = sizes, _in_place(list(zip(self.leaves, masters)))
         self._gradients.arrays = masters
         return self._keys, self._gradients
 

@@ -63,7 +63,6 @@ class GraphStructure:
         fixed: position of each leaf without gradient, and whether forward writes it, once for each use.
         kept_keys: keys of the leaves that are the same in the next graph.
         components: what was found to be connected, by what was asked for; in positions.
-        wiring: one object for all structures that differ in shapes, and in what follows from them, only.
 
     Raises:
         ValueError: a pattern of the selection matches no layer.
@@ -73,7 +72,6 @@ class GraphStructure:
         self, described: GraphDescription, options: PlanOptions, leaves: Sequence[nn.Variable]
     ) -> None:
         self.described, self.options = described, options
-        self.wiring = object()
         self._held = leaves
         self._sizes = _sizes(described)
         self._inputs = [described.inputs.positions[part] for part in described.inputs.by_function()]

@@ -206,10 +206,13 @@ def test_graphs_of_other_shapes_share_what_is_held(method: str, delay: int) -> N
     assert settled.count("planned") == (14 if delay == 0 else 12)
 
 
+@pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("rebuilt", [False, True])
-def test_an_input_that_gets_a_gradient_may_change_its_shape(rebuilt: bool, delay: int) -> None:
+def test_an_input_that_gets_a_gradient_may_change_its_shape(rebuilt: bool, delay: int, named: bool) -> None:
     x, rng = nn.Variable((2, 5), need_grad=True), np.random.default_rng(0)
+    if named:
+        nn.parameter.set_parameter("x", x)
 
     def loss() -> nn.Variable:
         return F.mean(PF.affine(F.tanh(PF.affine(x, 6, name="a")), 4, name="b") ** 2)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 import nnabla as nn
 import nnabla.functions as F
@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
+from nnabla_adaloss.core.layer_record import LayerRecord
+from nnabla_adaloss.core.reason import Reason
 
 WIDTH = 5
 ITERATIONS = 20
@@ -88,6 +90,28 @@ def test_a_shape_that_changes_before_the_first_update_is_noticed() -> None:
         nodes = updater.scaling.plan.nodes.values()
         fan_in = {s.slot.fan_in for n in nodes if n.type_name == "BatchMatmul" for s in n.scalings}
         assert fan_in == {float(length), 8.0}
+
+
+@pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
+def test_records_of_held_scales_are_of_the_shapes_of_their_batch() -> None:
+    sentences = Sentences(rebuilt=True, input_gradient=False)
+    records: List[LayerRecord] = []
+    lengths: List[int] = []
+
+    def feed() -> None:
+        sentences.feed()
+        lengths.append(sentences.x.shape[1])
+        updater.loss = sentences.loss
+
+    config = AdaLossConfig(recorder=records.append)
+    updater = AdaptiveLossScalingUpdater(sentences.solver, sentences.loss, feed, config=config)
+    for _ in range(12):
+        updater.update()
+    held = [r for r in records if r.reason is Reason.HELD and r.layer == "v/affine/BatchMatmul:1"]
+    assert len(held) > 8
+    # The values' gradient sums over the queries: as many as the sentence is long.
+    first = records[0].iteration
+    assert [r.fan_in for r in held] == [float(lengths[r.iteration - first]) for r in held]
 
 
 @pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
