@@ -105,6 +105,20 @@ class Format:
         """The same numbers, with conversions that saturate, or that do not."""
         return self if saturates == self.saturates else replace(self, saturates=saturates)
 
+    def nearest(self, value: float) -> float:
+        """What `value` becomes when it is rounded to the format, half to even.
+
+        Example:
+            >>> [get_format("float16").nearest(x) for x in (0.1, 1e-8, 1e5)]
+            [0.0999755859375, 0.0, inf]
+        """
+        if value == 0.0 or not math.isfinite(value):
+            return value
+        exponent = math.frexp(value)[1] - 1 - self.mantissa_bits
+        step = max(math.ldexp(1.0, exponent), self.smallest_subnormal)
+        rounded = round(value / step) * step
+        return math.copysign(self.beyond_max if abs(rounded) > self.max else rounded, value)
+
     def fitted_to(self, abs_max: float) -> Format:
         """The format's numbers times the power of two that brings `max` to `abs_max`, or just above it.
 

@@ -11,7 +11,7 @@ from typing import Any, Callable, NamedTuple, Optional
 import nnabla as nn
 
 from ..core.precision import Precision, StorageLike, get_precision
-from ..graph.function_kinds import computes_in_half
+from ..core.validation import boolean
 from ..graph.hooks import Hook, HookGuard
 from ..graph.loss_like import LossLike, check_scale, run_backward, variable_of
 from ..graph.loss_seed import Seed, check_seed
@@ -53,10 +53,13 @@ class FormatEmulation:
         storage: the format: `"float16"` (default), `"bfloat16"`, `"float8_e5m2"`, `"float8_e4m3"`, or
             a `Format` of your own; or a `Precision`, where gradients have another one or numbers saturate;
             or `"fp8_hybrid"`, where only matrix products read 8 bits and the rest is stored in float16.
+        float_tail: keep what functions of one element at the loss compute in fp32, and what functions compute
+            that have a constant which the format cannot hold, as the updaters of this package do in a half
+            context. False: as nnabla does by itself, apart from constants, which are never rounded here.
 
     Raises:
         TypeError: `loss` is not a Variable; wrap the Variable first, then scale the emulation.
-        ValueError: `loss` needs no gradient, the format is unknown, or the context is a half one.
+        ValueError: `loss` needs no gradient, the format is unknown, or a function computes in half already.
 
     Example:
         >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
@@ -66,22 +69,20 @@ class FormatEmulation:
         >>> loss.backward(8.0, clear_buffer=True)
     """
 
-    def __init__(self, loss: nn.Variable, storage: StorageLike = "float16") -> None:
+    def __init__(
+        self, loss: nn.Variable, storage: StorageLike = "float16", *, float_tail: bool = False
+    ) -> None:
         if not isinstance(loss, nn.Variable):
             raise TypeError(
                 f"loss must be an nnabla.Variable, got {type(loss).__name__}; emulate the Variable first and "
                 "wrap the emulation: AdaptiveLossScaling(FormatEmulation(loss))"
             )
         self._loss = variable_of(loss)
-        context = self._loss.parent.context
-        if computes_in_half(context):
-            raise ValueError(
-                f"storage: loss is computed in {context.backend[0]}, which stores half precision already; "
-                "build the network in a float context, or leave storage out"
-            )
         self._pool = ScratchPool()
-        self._made: Optional[RoundingPlan] = None
-        self.emulated_storage = RoundedStorage(get_precision(storage), select_kernels(context))
+        precision, kernels = get_precision(storage), select_kernels(self._loss.parent.context)
+        self._float_tail = boolean("float_tail", float_tail)
+        self.emulated_storage = RoundedStorage(precision, kernels)
+        self._plan = self._make_plan()
         self._operands = OperandSwap(self.emulated_storage, self._pool)
 
     @property
@@ -172,14 +173,12 @@ class FormatEmulation:
             )
         )
 
-    @property
-    def _plan(self) -> RoundingPlan:
-        return self._made if self._made is not None else self._look_at_the_graph()
+    def _look_at_the_graph(self) -> None:
+        if not self._plan.is_current:
+            self._plan = self._make_plan()
 
-    def _look_at_the_graph(self) -> RoundingPlan:
-        if self._made is None or not self._made.is_current:
-            self._made = RoundingPlan(self._loss, operands=self.precision.operands_only)
-        return self._made
+    def _make_plan(self) -> RoundingPlan:
+        return RoundingPlan(self._loss, self.precision, float_tail=self._float_tail)
 
     def _round_weights(self) -> None:
         self.emulated_storage.weights = {
@@ -231,8 +230,13 @@ class FormatEmulation:
         return rounding
 
 
-def with_storage(loss: LossLike, storage: Optional[StorageLike]) -> LossLike:
+def with_storage(loss: LossLike, storage: Optional[StorageLike], *, float_tail: bool = False) -> LossLike:
     """`loss`, emulating `storage` unless that is None.
+
+    Args:
+        loss: the loss.
+        storage: what `FormatEmulation` takes.
+        float_tail: likewise.
 
     Raises:
         TypeError: `storage` is given for a loss that is wrapped already.
@@ -245,4 +249,4 @@ def with_storage(loss: LossLike, storage: Optional[StorageLike]) -> LossLike:
             f"storage={storage!r} emulates a format around a Variable, but loss is a {type(loss).__name__}; "
             "leave storage out"
         )
-    return FormatEmulation(loss, storage)
+    return FormatEmulation(loss, storage, float_tail=float_tail)

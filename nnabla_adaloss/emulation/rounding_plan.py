@@ -3,16 +3,15 @@
 
 from __future__ import annotations
 
-from itertools import chain
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Set, Tuple
 
 import nnabla as nn
 
-from ..graph.node import unique
-from ..graph.order import visited
-from ..graph.watch import GraphWatch
+from ..core.precision import NARROWEST_SCALAR, Precision
+from ..graph.float_tail import float_tail as find_tail
+from ..graph.reading import GraphDescription, read_graph
 from .operands import ProductOperands, operands_of
-from .rules import fp32_leaves, half_gradients, half_leaves, half_outputs
+from .rules import KEEPS_FP32, fp32_leaves, half_gradients, half_leaves, half_outputs
 
 Keyed = List[Tuple[int, nn.Variable]]
 
@@ -38,18 +37,39 @@ class RoundingPlan:
 
     Args:
         loss: the loss.
-        operands: whether the operands of matrix products are rounded by themselves.
+        precision: the formats.
+        float_tail: whether functions at the loss compute in float; see `graph/float_tail.py`.
+
+    Attributes:
+        roundings: what is rounded for each function, by key.
+        leaves: the leaves that are rounded where they are read.
+
+    Raises:
+        ValueError: a function computes in half precision already.
     """
 
-    def __init__(self, loss: nn.Variable, *, operands: bool) -> None:
-        functions, inputs, _ = visited(loss)
-        self._operands = operands
+    def __init__(self, loss: nn.Variable, precision: Precision, *, float_tail: bool) -> None:
+        reading = read_graph(loss)
+        _refuse_half(reading.described)
+        functions = reading.functions
+        # A single element is stored in the format that constants are cast to.
+        tail = find_tail(reading, range(len(functions)), precision.data_format(1)) if float_tail else None
+        self._in_float = {hash(functions[i]) for i in tail.functions} if tail else set()
+        self._read_in_half: Set[int] = set()
+        if self._in_float:
+            others = (f for f in functions if hash(f) not in self._in_float)
+            self._read_in_half = {hash(v) for f in others for v in f.inputs}
+        self._operands = precision.operands_only
         self.roundings: Dict[int, Rounding] = {hash(f): self.rounding_of(f) for f in functions}
-        in_fp32 = {hash(v) for f in functions for v in self._others(f, fp32_leaves(f))}
-        leaves = {hash(v): v for f in functions for v in self._others(f, half_leaves(f))}
+        in_half = [f for f in functions if hash(f) not in self._in_float]
+        # An attention mask of -10000 would be NaN in E4M3; no hardware casts it to that.
+        casts = precision.stored_data.bits >= NARROWEST_SCALAR
+        in_fp32 = {hash(v) for f in in_half for v in self._others(f, fp32_leaves(f, casts_data=casts))}
+        halves = (v for f in in_half for v in self._others(f, half_leaves(f, casts_data=casts)))
+        leaves = {hash(v): v for v in halves}
         # A leaf that is also read in fp32 stays as it is for both.
         self.leaves: Keyed = [(key, v) for key, v in leaves.items() if key not in in_fp32]
-        self._watch = GraphWatch(unique([loss, *chain.from_iterable(inputs)]))
+        self._watch = reading.watch
 
     @property
     def is_current(self) -> bool:
@@ -59,12 +79,28 @@ class RoundingPlan:
     def rounding_of(self, f: Any) -> Rounding:
         """What is rounded for `f`."""
         operands = operands_of(f) if self._operands else _NO_OPERANDS
-        return Rounding(_keyed(half_outputs(f)), _keyed(half_gradients(f)), operands)
+        outputs, gradients = half_outputs(f), half_gradients(f)
+        if hash(f) in self._in_float:
+            # As of every function in float: what is read or written in half on the other side is half.
+            outputs = [v for v in outputs if hash(v) in self._read_in_half]
+            gradients = [v for v in gradients if v.parent is not None and self._is_half(v.parent)]
+        return Rounding(_keyed(outputs), _keyed(gradients), operands)
+
+    def _is_half(self, f: Any) -> bool:
+        return hash(f) not in self._in_float and f.info.type_name not in KEEPS_FP32
 
     def _others(self, f: Any, leaves: List[nn.Variable]) -> List[nn.Variable]:
         """Those of the leaves of `f` that are not its operands."""
         operands = {operand.key for operand in self.roundings[hash(f)].operands.forward}
         return [v for v in leaves if hash(v) not in operands]
+
+
+def _refuse_half(described: GraphDescription) -> None:
+    for index in described.in_half[:1]:
+        raise ValueError(
+            f"storage: {described.type_names[index]} is computed in {described.backends[index][0]}, which "
+            "stores half precision already; build the whole network in a float context, or leave storage out"
+        )
 
 
 def _keyed(variables: List[nn.Variable]) -> Keyed:

@@ -22,6 +22,12 @@ _COMPARISONS: FrozenSet[str] = frozenset(
 )
 KEEPS_FP32: FrozenSet[str] = _REDUCTIONS | _INDICES | _COMPARISONS
 
+# They cast everything that they read to half.
+_ARITHMETIC: FrozenSet[str] = frozenset(
+    {"Add2", "AddN", "BcAdd2", "Sub2", "Mul2", "MulN", "Div2", "Pow2", "Maximum2", "Minimum2"}
+    | {"SquaredError", "AbsoluteError", "HuberLoss", "EpsilonInsensitiveLoss"}
+)
+
 # Statistics, beta and gamma are fp32 in every half-precision batch normalization.
 _BATCH_NORMALIZATIONS: FrozenSet[str] = frozenset(
     {"BatchNormalization", "FusedBatchNormalization", "SyncBatchNormalization"}
@@ -68,20 +74,26 @@ def half_outputs(f: Any) -> List[nn.Variable]:
     return outputs[:1] if type_name in _BATCH_NORMALIZATIONS else outputs
 
 
-def half_leaves(f: Any) -> List[nn.Variable]:
-    """The leaves that `f` reads in half precision: weights, and the data of matrix products."""
+def half_leaves(f: Any, *, casts_data: bool = True) -> List[nn.Variable]:
+    """The leaves that `f` reads in half precision: weights, and the data of matrix products and arithmetic.
+
+    Args:
+        f: the function.
+        casts_data: whether arithmetic casts data that needs no gradient, as an attention mask.
+    """
     type_name = f.info.type_name
     if type_name in KEEPS_FP32 or type_name in OWN_REFERENCES:
         # The latter read weights through references that no swap reaches.
         return []
     inputs = _parameters_in_half(type_name, f.inputs)
     # Other leaves without a gradient may be labels or indices, which a half GPU keeps as they are.
-    return [v for v in inputs if v.parent is None and (v.need_grad or is_scalable(type_name))]
+    casts = is_scalable(type_name) or (casts_data and type_name in _ARITHMETIC)
+    return [v for v in inputs if v.parent is None and (v.need_grad or casts)]
 
 
-def fp32_leaves(f: Any) -> List[nn.Variable]:
-    """The leaves that `f` reads in fp32."""
-    half = {hash(v) for v in half_leaves(f)}
+def fp32_leaves(f: Any, *, casts_data: bool = True) -> List[nn.Variable]:
+    """The leaves that `f` reads in fp32; `casts_data` as for `half_leaves`."""
+    half = {hash(v) for v in half_leaves(f, casts_data=casts_data)}
     return [v for v in f.inputs if v.parent is None and hash(v) not in half]
 
 

@@ -16,15 +16,15 @@ from ..core.layer_limits import LayerLimit, LayerLimitPolicy
 from ..core.methods import Needs
 from ..core.precision import Precision
 from ..core.scale_history import HistoryPolicy
-from ..core.validation import integer
+from ..core.validation import boolean, integer
 from ..errors import GraphChangedError
-from ..graph.function_kinds import computes_in_half
+from ..graph.float_tail import FloatTail, is_computed, read_with_float_tail
 from ..graph.hooks import Hook
 from ..graph.loss_like import LossLike, check_scale, refuse_a_loss_that_scales_itself, variable_of
 from ..graph.loss_seed import LossSeed, Seed, check_seed
 from ..graph.names import named, registered_names
 from ..graph.plan import GraphPlan
-from ..graph.reading import read_graph
+from ..graph.reading import GraphReading, read_graph
 from ..graph.structure import PlanOptions
 from ..kernels import Kernels, NNablaAdaLoss, select_kernels
 from ..monitor import Audience, LayerScaled, audience_of
@@ -67,12 +67,16 @@ class AdaptiveLossScaling:
             `HistoryPolicy()`.
         forward_state: what is known of parameters that forward writes, from other graphs.
         monitors: who is told each time a layer was scaled: objects with some of the methods of `Monitor`.
+        float_tail: in a half context, compute functions of one element at the loss in float, and functions
+            with a constant that half precision cannot hold: there `loss * 1e-8` is `loss * 0`. It replaces
+            these functions in the graph. True; False leaves the graph as it is.
 
     Attributes:
         audience: these monitors; None for none.
         config: the configuration, with `dtype` filled in.
         components: what was measured of the network, and the scales that follow from it.
         guard: what a training loop asks about single batches.
+        in_half: whether any function of the graph computes in half precision.
         iteration: number of the next iteration.
 
     Raises:
@@ -102,7 +106,9 @@ class AdaptiveLossScaling:
         history: Optional[HistoryPolicy] = None,
         forward_state: Optional[ForwardState] = None,
         monitors: Sequence[Any] = (),
+        float_tail: bool = True,
     ) -> None:
+        boolean("float_tail", float_tail)
         if config is not None and not isinstance(config, AdaLossConfig):
             raise TypeError(f"config must be an AdaLossConfig or None, got {type(config).__name__}")
         if isinstance(loss, AdaptiveLossScaling):
@@ -112,11 +118,13 @@ class AdaptiveLossScaling:
             )
         self._storage: Optional[EmulatedStorage] = getattr(loss, "emulated_storage", None)
         self._variable = variable_of(loss)
-        reading = read_graph(self._variable)
+        read = partial(self._read, float_tail=float_tail)
+        self._float_tail, self._tail_checked, self._tail_reported = FloatTail(), True, False
+        reading = read()
         refuse_a_loss_that_scales_itself(reading.described)
-        context = self._variable.parent.context
+        context, self.in_half = self._variable.parent.context, bool(reading.described.in_half)
         self.config = (AdaLossConfig() if config is None else config).stored_in(
-            self._storage.precision if self._storage else Precision() if computes_in_half(context) else None
+            self._storage.precision if self._storage else Precision() if self.in_half else None
         )
         self._loss, self._seed = loss, LossSeed(self._variable)
         self.audience: Optional[Audience] = audience_of(monitors)
@@ -139,7 +147,7 @@ class AdaptiveLossScaling:
         self.components = ComponentScales(policy, self.config.range.u_max, self._passes.u_max_single)
         self.iteration = 0
         self._graph = GraphPreparation(
-            self._variable,
+            read,
             reading,
             PlanOptions.of(
                 self.config.selection, adaptive=self._ada_loss.adaptive, non_homogeneous=non_homogeneous
@@ -184,6 +192,7 @@ class AdaptiveLossScaling:
         self.iteration = self.components.began[0] + 1
         self._ada_loss.go_on_from(before._ada_loss)
         self._graph.go_on_from(before._graph)
+        self._tail_reported = before._tail_reported
 
     @property
     def variable(self) -> nn.Variable:
@@ -472,6 +481,7 @@ class AdaptiveLossScaling:
             again: this is the batch of the last backward once more: what that has found is known already.
 
         Raises:
+            RuntimeError: forward did not run since functions were moved to float (see `float_tail`).
             ValueError: `scale` is not finite or less than 2**-126, or a loss of several elements came without
                 `grad`, or `grad` has another shape.
             GraphChangedError: the graph was rewired while backward ran.
@@ -481,6 +491,8 @@ class AdaptiveLossScaling:
         check_seed(self._variable, grad)
         # Also after the guard has looked before forward: that is when nnabla finds out who needs a gradient.
         planned = self._graph.prepared(look_again=True)
+        if not self._tail_checked:
+            self._check_float_tail()
         found = leaf_arrays(planned.plan.leaves)
         self.guard.before_backward(found)
         iteration = self.iteration if iteration is None else iteration
@@ -547,6 +559,25 @@ class AdaptiveLossScaling:
         except GraphChangedError:
             self._graph.drop()
             raise
+
+    def _read(self, *, float_tail: bool) -> GraphReading:
+        if not float_tail:
+            return read_graph(self._variable)
+        reading, found = read_with_float_tail(self._variable)
+        if found.functions or found.rounded:
+            self._float_tail, self._tail_checked = found, False
+        return reading
+
+    def _check_float_tail(self) -> None:
+        if self._float_tail.functions and not is_computed(self._variable):
+            raise RuntimeError(
+                "forward has to run again before backward: functions at the loss compute in float now, and "
+                "what they read was cleared. Call forward of this object, in the place of loss.forward()"
+            )
+        self._tail_checked = True
+        if not self._tail_reported:
+            self._tail_reported = True
+            self._float_tail.report()
 
     def _choose_delay(self) -> int:
         if self.config.delay is not None:

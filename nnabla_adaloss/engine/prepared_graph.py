@@ -6,11 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Callable, Optional, Union
 
-import nnabla as nn
-
 from ..graph.names import ParameterNames
 from ..graph.plan import GraphPlan, completed_names
-from ..graph.reading import GraphReading, read_graph
+from ..graph.reading import GraphReading
 from ..graph.renaming import Renaming
 from ..graph.structure import PlanOptions
 from ..kernels import Kernels, Measurements, measurements_by
@@ -68,8 +66,8 @@ class GraphPreparation:
     """Prepares the graph of one loss, and does so anew when the graph is not what it was.
 
     Args:
-        loss: the loss.
-        reading: its graph.
+        read: reads the graph of the loss as it is now.
+        reading: the graph.
         options: what its plan depends on, besides the graph.
         names: names of parameters, by variable key.
         more_names: asked where a parameter has none among these.
@@ -85,7 +83,7 @@ class GraphPreparation:
 
     def __init__(
         self,
-        loss: nn.Variable,
+        read: Callable[[], GraphReading],
         reading: GraphReading,
         options: PlanOptions,
         names: ParameterNames,
@@ -96,7 +94,7 @@ class GraphPreparation:
         delayed: bool,
         new_holding: Callable[[], Holding],
     ) -> None:
-        self._loss, self._options = loss, options
+        self._read, self._options = read, options
         self._names, self._more_names = names, more_names
         self._kernels, self._storage, self._delayed = kernels, storage, delayed
         self.new_holding = new_holding
@@ -162,7 +160,7 @@ class GraphPreparation:
     def _prepare(self) -> PreparedGraph:
         reading, self._reading = self._reading, None
         if reading is None or reading.watch.rewired:
-            reading = read_graph(self._loss)
+            reading = self._read()
         before, self._before = self._prepared or self._before, None
         described = reading.description(self._names_for(reading, before))
         known = self._known.of(described, self._options, reading.leaves)

@@ -24,6 +24,18 @@ def is_half(backends: Sequence[str]) -> bool:
     return bool(backends) and backends[0].endswith((":half", ":mixed_half"))
 
 
+def float_context(context: nn.Context) -> nn.Context:
+    """The context that computes in float where `context` computes in half precision.
+
+    Example:
+        >>> half = nn.Context(["cudnn:half", "cuda:half", "cpu:half", "cpu:float"], "CudaCachedArray", "0")
+        >>> float_context(half).backend
+        ['cudnn:float', 'cuda:float', 'cpu:float']
+    """
+    backends = [f"{name.partition(':')[0]}:float" if is_half([name]) else name for name in context.backend]
+    return nn.Context(list(dict.fromkeys(backends)), context.array_class, context.device_id)
+
+
 # Functions that write into inputs of theirs in forward: which.
 _WRITES: Dict[str, FrozenSet[int]] = {
     **dict.fromkeys(

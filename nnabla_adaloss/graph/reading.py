@@ -9,6 +9,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set
 
 import nnabla as nn
 
+from .function_kinds import is_half
 from .order import visited
 from .watch import GraphWatch
 
@@ -68,6 +69,15 @@ class GraphDescription(NamedTuple):
     shapes: List[Tuple[int, ...]]
     recomputed: List[bool]
     kept: Dict[int, Tuple[int, Optional[str]]]
+
+    @property
+    def in_half(self) -> List[int]:
+        """Indices of the functions that compute in half precision."""
+        # Most graphs have a single context.
+        half = {name for name in {backend[0] for backend in self.backends if backend} if is_half([name])}
+        if not half:
+            return []
+        return [i for i, backend in enumerate(self.backends) if backend and backend[0] in half]
 
 
 class GraphReading(NamedTuple):

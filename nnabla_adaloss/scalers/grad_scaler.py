@@ -18,7 +18,7 @@ import nnabla as nn
 from ..core.config import AdaLossConfig
 from ..core.precision import StorageLike
 from ..core.scale_history import HistoryPolicy
-from ..core.validation import integer
+from ..core.validation import boolean, integer
 from ..emulation import with_storage
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
 from ..engine.forward_state import ForwardState
@@ -61,6 +61,8 @@ class GradScaler:
         storage: emulate this storage format on a float context, for example `"float16"`. None: the context's.
         history: how scales follow from what was measured; None for `HistoryPolicy()`.
         non_homogeneous: as for `AdaptiveLossScaling`.
+        float_tail: as for `AdaptiveLossScalingUpdater`: in half precision, functions at the loss compute in
+            float. True.
 
     Attributes:
         steps: how many steps changed parameters.
@@ -98,7 +100,9 @@ class GradScaler:
         storage: Optional[StorageLike] = None,
         history: Optional[HistoryPolicy] = None,
         non_homogeneous: Sequence[str] = (),
+        float_tail: bool = True,
     ) -> None:
+        self._float_tail = boolean("float_tail", float_tail)
         self._solvers = _checked(solvers)
         self._config, self._storage, self._history = config, storage, history
         self._non_homogeneous = tuple(non_homogeneous)
@@ -265,12 +269,13 @@ class GradScaler:
 
     def _make(self, loss: LossLike, forward_state: Optional[ForwardState]) -> AdaptiveLossScaling:
         return AdaptiveLossScaling(
-            with_storage(loss, self._storage),
+            with_storage(loss, self._storage, float_tail=self._float_tail),
             self._config,
             non_homogeneous=self._non_homogeneous,
             parameters=_named_parameters(self._solvers),
             history=self._history,
             forward_state=forward_state,
+            float_tail=self._float_tail,
         )
 
     def _find_scales(self, scaling: AdaptiveLossScaling, grad: Optional[Seed]) -> None:

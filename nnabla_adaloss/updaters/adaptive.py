@@ -15,7 +15,7 @@ from ..core.layer_limits import LayerLimitPolicy
 from ..core.precision import StorageLike
 from ..core.scale_history import HistoryPolicy
 from ..core.scale_policy import ScalePolicy, ScaleState
-from ..core.validation import integer
+from ..core.validation import boolean, integer
 from ..emulation import with_storage
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
 from ..errors import LossScaleError
@@ -100,6 +100,10 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         function_post_hook: likewise, after each function has run. Gradients of parameters are unscaled by
             then, those of activations still carry their scales. For
             `NanInfTracer`: `(tracer.forward_post_hook, tracer.backward_post_hook)`. None.
+        float_tail: in half precision, native or emulated, compute functions of one element at the loss in
+            float, and functions with a constant that half cannot hold, as PyTorch's autocast computes losses:
+            in half, `loss * 1e-8` is `loss * 0`. In a half context it replaces these functions in the graph.
+            True; False leaves the graph as it is.
 
     Attributes:
         counters: how many updates, batches and repeats there were, and how many batches were lost, by cause.
@@ -150,6 +154,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         monitors: Sequence[Any] = (),
         function_pre_hook: HookLike = None,
         function_post_hook: HookLike = None,
+        float_tail: bool = True,
     ) -> None:
         check_arguments(solver, data_feeder, accum_grad, weight_decay, comm, grads)
         self.policy = ScalePolicy(scaling_factor, N, min_scale, max_scale, hysteresis)
@@ -169,6 +174,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         self.history = history_of(global_scale, check_scale(scale), min_scale)
         self._measured = self.history is not None
         self._config, self._storage, self.solver = config, storage, solver
+        self._float_tail = boolean("float_tail", float_tail)
         self._loss: Optional[LossLike] = None
         self.scaling: AdaptiveLossScaling
         self._audience = audience_of(monitors)
@@ -199,7 +205,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         if self.history is not None:
             # The policy's own, also where that is not the baseline's.
             self.scale = self.history.start_scale
-        tell_of_float_storage(loss, storage, config)
+        tell_of_float_storage(self.scaling, storage, config)
         self.max_retries = max_retries
         self.on_gradients = on_gradients
         self.average = average
@@ -502,12 +508,13 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         if self._loss is not None and loss is self._loss:
             return
         scaling = AdaptiveLossScaling(
-            with_storage(loss, self._storage),
+            with_storage(loss, self._storage, float_tail=self._float_tail),
             # Checked and completed already, which takes longer than to read a small graph.
             self._config if self._loss is None else self.scaling.config,
             parameters=self.solver.get_parameters,
             limit_policy=LayerLimitPolicy(self.policy.N),
             history=self.history,
+            float_tail=self._float_tail,
         )
         if scaling.variable.size != 1:
             raise ValueError(

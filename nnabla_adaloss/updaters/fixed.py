@@ -9,8 +9,10 @@ import nnabla as nn
 import numpy as np
 
 from ..core.precision import StorageLike
+from ..core.validation import boolean
 from ..emulation import with_storage
 from ..engine import AdaptiveLossScaling
+from ..graph.float_tail import FloatTail, read_with_float_tail
 from ..graph.loss_like import LossLike, check_scale, variable_of
 from ..monitor import Audience, BatchThrownAway, Overflowed, audience_of
 from .accumulation import accumulate
@@ -37,6 +39,8 @@ class FixedLossScalingUpdater:
         storage: emulate this storage format on a float context, for example `"float16"` or `"fp8_hybrid"`.
         monitors: who is told what happens: objects with some of the methods of `Monitor`, such as `Recorder`.
             No layer gets a scale of its own here, so they are told of updates and dropped batches.
+        float_tail: as for `AdaptiveLossScalingUpdater`: in half precision, functions at the loss compute in
+            float. True.
 
     Attributes:
         iteration: how many updates were tried.
@@ -70,8 +74,31 @@ class FixedLossScalingUpdater:
         *,
         storage: Optional[StorageLike] = None,
         monitors: Sequence[Any] = (),
+        float_tail: bool = True,
     ) -> None:
         check_arguments(solver, data_feeder, accum_grad, weight_decay, comm, grads)
+        self.scale = check_scale(scale)
+        self._audience = audience_of(monitors)
+        self.solver = solver
+        self._storage, self._float_tail = storage, boolean("float_tail", float_tail)
+        self._tail_reported = False
+        self.loss = loss
+        self.data_feeder = data_feeder
+        self.drop_overflow_update = drop_overflow_update
+        self.clear_buffer = clear_buffer
+        self.accum_grad = accum_grad
+        self.weight_decay = weight_decay
+        self.comm = comm
+        self.iteration = 0
+        self._exchange = GradientExchange(comm, grads, solver)
+
+    @property
+    def loss(self) -> LossLike:
+        """The loss that is trained on; assign another for a graph that changes between iterations."""
+        return self._loss
+
+    @loss.setter
+    def loss(self, loss: LossLike) -> None:
         variable = variable_of(loss)
         if variable.size != 1:
             raise ValueError(
@@ -82,18 +109,13 @@ class FixedLossScalingUpdater:
                 "loss is an AdaptiveLossScaling, which unscales by itself; give the loss that was wrapped in "
                 "it, or train with AdaptiveLossScalingUpdater"
             )
-        self.scale = check_scale(scale)
-        self._audience = audience_of(monitors)
-        self.solver = solver
-        self.loss = with_storage(loss, storage)
-        self.data_feeder = data_feeder
-        self.drop_overflow_update = drop_overflow_update
-        self.clear_buffer = clear_buffer
-        self.accum_grad = accum_grad
-        self.weight_decay = weight_decay
-        self.comm = comm
-        self.iteration = 0
-        self._exchange = GradientExchange(comm, grads, solver)
+        self._loss = with_storage(loss, self._storage, float_tail=self._float_tail)
+        if not self._float_tail:
+            return
+        _, tail = read_with_float_tail(variable)
+        if not self._tail_reported and tail != FloatTail():
+            self._tail_reported = True
+            tail.report()
 
     def update(self) -> UpdateResult:
         """Train on one batch, or on `accum_grad` of them; drop the update when gradients overflow.

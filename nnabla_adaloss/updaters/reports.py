@@ -5,12 +5,10 @@ from __future__ import annotations
 
 from typing import Any, Optional, Sequence, Set, Tuple
 
-import nnabla as nn
 import numpy as np
 
+from ..engine import AdaptiveLossScaling
 from ..errors import LossScaleError, warn
-from ..graph.function_kinds import computes_in_half
-from ..graph.loss_like import LossLike
 from ..graph.plan import GraphPlan
 
 
@@ -110,11 +108,11 @@ def _first(layers: Sequence[str]) -> str:
     return layers[0] if layers else "on another rank"
 
 
-def tell_of_float_storage(loss: LossLike, storage: Optional[Any], config: Optional[Any]) -> None:
+def tell_of_float_storage(
+    scaling: AdaptiveLossScaling, storage: Optional[Any], config: Optional[Any]
+) -> None:
     """Warn when training is in fp32 only because nobody said anything about storage."""
-    if storage is not None or config is not None or not isinstance(loss, nn.Variable):
-        return
-    if not computes_in_half(loss.parent.context):
+    if storage is None and config is None and scaling.loss is scaling.variable and not scaling.in_half:
         warn(
             "nothing is stored in half precision: the network is in a float context and storage is None. "
             'Pass storage="float16" to emulate it, or build the network in a half context'

@@ -74,8 +74,13 @@ def constant_bias() -> nn.Variable:
 
 
 def addition() -> nn.Variable:
-    # What needs no gradient may be a label, where the function is no product.
+    # Arithmetic casts all that it reads.
     return F.add2(leaf(2, 3), leaf(2, 3, need_grad=False))
+
+
+def labels() -> nn.Variable:
+    # What needs no gradient may be a label.
+    return F.sigmoid_cross_entropy(leaf(2, 3), leaf(2, 3, need_grad=False))
 
 
 def softmax() -> nn.Variable:
@@ -117,7 +122,8 @@ def convolution_with_normalization() -> nn.Variable:
     [
         (product, [0, 1, 2], [1, 2]),
         (constant_bias, [1, 2], [0, 1]),
-        (addition, [0], [0]),
+        (addition, [0, 1], [0]),
+        (labels, [0], [0]),
         (softmax, [], []),
         (recurrent, [], [0, 1, 2, 3]),
         (normalization, [0], [0]),
@@ -134,6 +140,12 @@ def test_which_leaves_are_read_and_which_gradients_are_written_in_half(
     assert places(half_leaves(f), f) == half
     assert places(fp32_leaves(f), f) == [index for index in leaves if index not in half]
     assert places(half_gradients(f), f) == gradients
+
+
+def test_arithmetic_casts_no_data_to_less_than_16_bits() -> None:
+    f = addition().parent
+    assert places(half_leaves(f, casts_data=False), f) == [0]
+    assert places(fp32_leaves(f, casts_data=False), f) == [1]
 
 
 def test_a_gradient_between_two_functions_is_half_when_one_of_them_is() -> None:

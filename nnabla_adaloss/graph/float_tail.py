@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The float tail: functions of a half-precision graph that have to compute in float.
+
+In half precision, nnabla's functions cast their constants to half: `loss * 1e-8` is `loss * 0`. So the
+functions of one element at the loss compute in float, as losses do under PyTorch's autocast, and so do
+functions with a constant that half cannot hold. They are replaced by the same functions in a float context.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import FrozenSet, List, NamedTuple, Sequence, Set, Tuple
+
+import nnabla as nn
+import nnabla.function
+
+from ..core.formats import FLOAT16, Format
+from ..errors import warn
+from .function_kinds import OWN_REFERENCES, float_context, written_inputs
+from .matrix_products import is_matrix_product
+from .names import function_names, registered_names
+from .reading import GraphDescription, GraphReading, read_graph
+
+logger = logging.getLogger("nnabla_adaloss")
+
+# Arguments that nnabla's functions cast to the type of their arrays (`(T)a0` in its sources).
+_CONSTANTS = frozenset({"val", "alpha", "beta", "delta", "epsilon"})
+
+# What nnabla calls the implementation of every function that is written in Python.
+_PYTHON = "Callback"
+
+
+class RoundedConstant(NamedTuple):
+    """A function that stays in half precision, with a constant that half cannot hold.
+
+    Attributes:
+        function: its name.
+        type_name: nnabla's type name of it.
+        constant: the constant.
+        stored: what it is in half precision.
+    """
+
+    function: str
+    type_name: str
+    constant: float
+    stored: float
+
+    def __str__(self) -> str:
+        return f"{self.function} ({self.type_name}): {self.constant:g} is {self.stored:g} in half precision"
+
+
+class FloatTail(NamedTuple):
+    """The functions of a graph that have to compute in float.
+
+    Attributes:
+        functions: those that can, by index.
+        rounded: those that cannot, because functions written in Python read what they compute, with the
+            constants that half precision rounds for that.
+    """
+
+    functions: FrozenSet[int] = frozenset()
+    rounded: Tuple[RoundedConstant, ...] = ()
+
+    def report(self) -> None:
+        """Log that functions compute in float, and warn of constants that stay rounded."""
+        if self.functions:
+            logger.info(
+                "%d functions compute in float: those of one element at the loss, and those with a constant "
+                "that half precision cannot hold. float_tail=False leaves the graph as it is",
+                len(self.functions),
+            )
+        if self.rounded:
+            warn(
+                f"half precision rounds constants: {', '.join(map(str, self.rounded))}. A function in Python "
+                "reads the result, so it cannot be moved to float here: build it in a float context, as in "
+                '`with nn.context_scope(nn.Context(["cpu:float"])): ...`'
+            )
+
+
+def float_tail(reading: GraphReading, candidates: Sequence[int], storage: Format = FLOAT16) -> FloatTail:
+    """Which functions have to compute in float.
+
+    These are the functions of one element at the loss, and those with a constant that `storage` changes by
+    more than its precision, because it is too small or too large.
+
+    Args:
+        reading: the graph.
+        candidates: the functions that compute in half precision, by index.
+        storage: the format that constants are cast to.
+
+    Example:
+        >>> import nnabla.functions as F
+        >>> from nnabla_adaloss.graph.reading import read_graph
+        >>> x = nn.Variable((2, 3), need_grad=True)
+        >>> loss = F.mean(F.tanh(x)) * 1e-8
+        >>> sorted(float_tail(read_graph(loss), range(3)).functions)  # the mean, and the product
+        [1, 2]
+    """
+    described = reading.described
+    half = set(candidates)
+    rounded = {i for i in half if any(_is_lost(c, storage) for c in constants(described, i))}
+    wanted = half & (_at_the_loss(described) | rounded)
+    if not wanted:
+        return FloatTail()
+    # nnabla crashes when a variable is rewired that a function in Python reads.
+    fixed = _written_in_python(reading)
+    found = {i for i in wanted if i not in fixed and _can_be_replaced(described, i)}
+    return FloatTail(frozenset(found), _rounded_constants(reading, rounded - found, storage))
+
+
+def read_with_float_tail(loss: nn.Variable) -> Tuple[GraphReading, FloatTail]:
+    """The graph of `loss`, after its float tail was moved to float; a float graph stays as it is."""
+    reading = read_graph(loss)
+    candidates = reading.described.in_half
+    if not candidates:
+        return reading, FloatTail()
+    tail = float_tail(reading, candidates)
+    if tail.functions:
+        compute_in_float(reading, tail)
+        reading = read_graph(loss)
+    return reading, tail
+
+
+def constants(described: GraphDescription, index: int) -> List[float]:
+    """The constants that a function casts to the type of its arrays; for a mean, 1/N."""
+    args = described.args[index]
+    found = [float(args[name]) for name in _CONSTANTS & args.keys()]
+    if described.type_names[index] == "Mean":
+        inputs, outputs = _sizes(described, index)
+        found.append(outputs[0] / max(inputs[0], 1))
+    return found
+
+
+def compute_in_float(reading: GraphReading, tail: FloatTail) -> None:
+    """Replace the functions of a tail by the same in a float context; their outputs stay the same Variables.
+
+    Where the graph has been computed already, and what a function reads is still there, it is computed again.
+
+    Args:
+        reading: the graph; it has to be read again afterwards.
+        tail: what `float_tail` found there.
+    """
+    described = reading.described
+    for index in sorted(tail.functions):
+        f = reading.functions[index]
+        make = getattr(nnabla.function, described.type_names[index])
+        inputs, outputs = f.inputs, f.outputs
+        computed = all(is_computed(v) for v in [*inputs, *outputs] if v.parent is not None)
+        function = make(float_context(f.context), **described.args[index])
+        made = function(*inputs, n_outputs=len(outputs), auto_forward=computed)
+        for old, new in zip(outputs, made if isinstance(made, (list, tuple)) else [made]):
+            need_grad = old.need_grad
+            old.rewire_on(new)
+            if old.need_grad != need_grad:
+                old.need_grad = need_grad
+
+
+def _is_lost(constant: float, storage: Format) -> bool:
+    error = abs(storage.nearest(constant) - constant)
+    return error > math.ldexp(abs(constant), -storage.mantissa_bits)
+
+
+def _at_the_loss(described: GraphDescription) -> Set[int]:
+    """The functions at the loss that compute one element, or compute from single elements."""
+    inputs = list(described.inputs.by_function())
+    found: Set[int] = set()
+    waiting = [len(described.type_names) - 1]
+    while waiting:
+        index = waiting.pop()
+        if index in found or is_matrix_product(described.type_names[index]):
+            continue
+        read, written = _sizes(described, index)
+        if not (_are_single(written) or (read and _are_single(read))):
+            continue
+        found.add(index)
+        waiting += [p for p in described.producers[inputs[index]] if p is not None]
+    return found
+
+
+def _rounded_constants(
+    reading: GraphReading, functions: Set[int], storage: Format
+) -> Tuple[RoundedConstant, ...]:
+    if not functions:
+        return ()
+    described = reading.description(registered_names())
+    labels = function_names(described)
+    found = [(index, c) for index in sorted(functions) for c in constants(described, index)]
+    return tuple(
+        RoundedConstant(labels[index], described.type_names[index], c, storage.nearest(c))
+        for index, c in found
+        if _is_lost(c, storage)
+    )
+
+
+def is_computed(variable: nn.Variable) -> bool:
+    """Whether a function has written to `variable`, and what it wrote is still there."""
+    try:
+        return variable.data.dtype is not None and not variable.data.clear_called
+    except RuntimeError:
+        return False
+
+
+def _can_be_replaced(described: GraphDescription, index: int) -> bool:
+    """Whether a function is nnabla's own and has no weight, statistics or random numbers to lose."""
+    type_name, args = described.type_names[index], described.args[index]
+    keeps = is_matrix_product(type_name) or type_name in OWN_REFERENCES or written_inputs(type_name, args)
+    return not keeps and "seed" not in args and hasattr(nnabla.function, type_name)
+
+
+def _written_in_python(reading: GraphReading) -> Set[int]:
+    """The functions that are written in Python, and those whose outputs they read."""
+    described = reading.described
+    found: Set[int] = set()
+    for index, (f, part) in enumerate(zip(reading.functions, described.inputs.by_function())):
+        if f.name == _PYTHON:
+            found.add(index)
+            found.update(p for p in described.producers[part] if p is not None)
+    return found
+
+
+def _sizes(described: GraphDescription, index: int) -> Tuple[List[int], List[int]]:
+    """How many elements each input and each output of a function has."""
+    shapes = described.shapes
+    uses = (described.inputs, described.outputs)
+    read, written = (
+        [math.prod(shapes[p]) for p in u.positions[u.ends[index - 1] if index else 0 : u.ends[index]]]
+        for u in uses
+    )
+    return read, written
+
+
+def _are_single(sizes: Sequence[int]) -> bool:
+    return all(size == 1 for size in sizes)

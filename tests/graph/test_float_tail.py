@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which functions of a half graph compute in float, and that replacing them changes nothing else."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Callable, List, Set
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import numpy as np
+import pytest
+from nnabla.function import PythonFunction
+
+from nnabla_adaloss import LossScaleWarning
+from nnabla_adaloss.graph.float_tail import FloatTail, float_tail, is_computed, read_with_float_tail
+from nnabla_adaloss.graph.reading import read_graph
+
+HALF = nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")
+Make = Callable[[nn.Variable], nn.Variable]
+
+
+class Twice(PythonFunction):
+    """A function in Python."""
+
+    @property
+    def name(self) -> str:
+        return "Twice"
+
+    def min_outputs(self) -> int:
+        return 1
+
+    def grad_depends_output_data(self, i: int, o: int) -> bool:
+        return False
+
+    def grad_depends_input_data(self, i: int, j: int) -> bool:
+        return False
+
+    def setup_impl(self, inputs: Any, outputs: Any) -> None:
+        outputs[0].reset_shape(inputs[0].shape, True)
+
+    def forward_impl(self, inputs: Any, outputs: Any) -> None:
+        outputs[0].data.copy_from(inputs[0].data)
+        outputs[0].data *= 2.0
+
+    def backward_impl(self, inputs: Any, outputs: Any, propagate_down: Any, accum: Any) -> None:
+        inputs[0].grad = outputs[0].grad * 2.0
+
+
+def leaf(*shape: int) -> nn.Variable:
+    return nn.Variable.from_numpy_array(np.ones(shape, np.float32), need_grad=True)
+
+
+def graph(make: Make) -> nn.Variable:
+    nn.clear_parameters()
+    with nn.context_scope(HALF):
+        return make(F.tanh(leaf(4, 3)))
+
+
+def in_float(loss: nn.Variable) -> Set[str]:
+    """Types of the functions that do not compute in half."""
+    described = read_graph(loss).described
+    half = set(described.in_half)
+    return {name for index, name in enumerate(described.type_names) if index not in half}
+
+
+CASES: List[Any] = [
+    pytest.param(lambda h: F.mean(h) * 1e-8, {"Mean", "MulScalar"}, id="weight"),
+    pytest.param(lambda h: F.mean(h) + 1e-9 * F.mean(h * h), {"Mean", "MulScalar", "Add2"}, id="two terms"),
+    pytest.param(lambda h: F.mean(h) * F.constant(1e-9, ()), {"Mean", "Constant", "Mul2"}, id="constant"),
+    pytest.param(lambda h: 1e-9 / (1.0 + F.mean(h)), {"Mean", "AddScalar", "RDivScalar"}, id="quotient"),
+    pytest.param(
+        lambda h: F.sum(F.stack(F.mean(h), F.mean(h) * 1e-9)),
+        {"Mean", "MulScalar", "Stack", "Sum"},
+        id="stack",
+    ),
+    pytest.param(lambda h: F.reshape(F.mean(h), (1,)) * 2.0, {"Mean", "Reshape", "MulScalar"}, id="reshape"),
+    pytest.param(lambda h: F.sum((h * 1e-9) * 0.5), {"Sum", "MulScalar"}, id="constant of several"),
+    pytest.param(lambda h: F.sum(F.maximum_scalar(h, 1e-8)), {"Sum", "MaximumScalar"}, id="threshold"),
+    pytest.param(lambda h: F.sum(h * 0.1), {"Sum"}, id="a constant that half holds"),
+    pytest.param(lambda h: F.sum(F.leaky_relu(h, 0.2)), {"Sum"}, id="slope"),
+    pytest.param(lambda h: PF.affine(F.reshape(h, (1, 12)), 1), set(), id="a layer of one output"),
+    pytest.param(lambda h: F.mean(PF.batch_normalization(h)), {"Mean"}, id="batch normalization"),
+]
+
+
+@pytest.mark.parametrize(("make", "expected"), CASES)
+def test_which_functions_compute_in_float(make: Make, expected: Set[str]) -> None:
+    loss = graph(make)
+    reading, tail = read_with_float_tail(loss)
+    assert in_float(loss) == expected
+    assert len(tail.functions) == len(reading.functions) - len(reading.described.in_half)
+    assert tail.rounded == ()
+
+
+@pytest.mark.parametrize(("make", "expected"), CASES)
+def test_a_float_graph_stays_as_it_is(make: Make, expected: Set[str]) -> None:
+    nn.clear_parameters()
+    loss = make(F.tanh(leaf(4, 3)))
+    before = read_graph(loss).keys
+    reading, tail = read_with_float_tail(loss)
+    assert (tail, reading.keys) == (FloatTail(), before)
+
+
+@pytest.mark.parametrize("constant", [6e-8, 1e-6, 7e4, 1e9])
+def test_constants_that_half_cannot_hold(constant: float) -> None:
+    assert "MulScalar" in in_float_of(lambda h: F.sum(F.tanh(h * constant)))
+
+
+@pytest.mark.parametrize(
+    "constant", [0.0, 2.0**-24, 2.0**-20, 0.1, 1.0, 3.0, 65504.0, float("inf"), float("nan")]
+)
+def test_constants_that_half_holds(constant: float) -> None:
+    assert "MulScalar" not in in_float_of(lambda h: F.sum(F.tanh(h * constant)))
+
+
+def in_float_of(make: Make) -> Set[str]:
+    loss = graph(make)
+    read_with_float_tail(loss)
+    return in_float(loss)
+
+
+def test_a_mean_over_more_than_half_can_count() -> None:
+    """1/N of 40000 is subnormal; that of 16 is exact."""
+    with nn.context_scope(HALF):
+        long = F.sum(F.tanh(F.mean(leaf(4, 40000), axis=1)))
+        short = F.sum(F.tanh(F.mean(leaf(4, 16), axis=1)))
+    for loss, expected in ((long, {"Sum", "Mean"}), (short, {"Sum"})):
+        read_with_float_tail(loss)
+        assert in_float(loss) == expected
+
+
+def test_variables_of_the_user_stay_part_of_the_graph() -> None:
+    with nn.context_scope(HALF):
+        h = F.tanh(leaf(4, 3))
+        mean = F.mean(h)
+        frozen = F.mean(h * 0.5)
+        frozen.need_grad = False
+        loss = mean * 1e-8 + frozen
+    mean.persistent, mean.name = True, "mean"
+    read_with_float_tail(loss)
+    loss.forward()
+    assert mean.persistent
+    assert mean.name == "mean"
+    assert mean.data.dtype == np.float32
+    assert not frozen.need_grad
+    assert float(mean.d) == pytest.approx(np.tanh(1.0), rel=1e-3)
+    assert float(loss.d) == pytest.approx(float(mean.d) * 1e-8 + float(frozen.d), rel=1e-6)
+
+
+def test_what_was_computed_before_is_computed_again() -> None:
+    loss = graph(lambda h: F.mean(h) * 1e-8)
+    loss.forward()
+    assert float(loss.d) == 0.0
+    read_with_float_tail(loss)
+    assert is_computed(loss)
+    assert float(loss.d) == pytest.approx(np.tanh(1.0) * 1e-8, rel=1e-3)
+
+
+def test_what_was_cleared_waits_for_the_next_forward() -> None:
+    loss = graph(lambda h: F.mean(h) * 1e-8)
+    loss.forward(clear_buffer=True)
+    read_with_float_tail(loss)
+    assert not is_computed(loss)
+    loss.forward()
+    assert float(loss.d) == pytest.approx(np.tanh(1.0) * 1e-8, rel=1e-3)
+
+
+def test_a_graph_that_was_moved_stays_as_it_is() -> None:
+    loss = graph(lambda h: F.mean(h) * 1e-8)
+    before = read_with_float_tail(loss)[0].keys
+    reading, tail = read_with_float_tail(loss)
+    assert (tail, reading.keys) == (FloatTail(), before)
+
+
+def test_what_python_reads_stays_in_half_and_is_named() -> None:
+    def make(h: nn.Variable) -> nn.Variable:
+        return F.sum(Twice(HALF)(h * 1e-8))
+
+    loss = graph(make)
+    _, tail = read_with_float_tail(loss)
+    assert in_float(loss) == {"Sum", "Twice"}
+    (rounded,) = tail.rounded
+    assert str(rounded) == "MulScalar (MulScalar): 1e-08 is 0 in half precision"
+    with pytest.warns(LossScaleWarning, match=r"1e-08 is 0 in half precision.*in Python.*nn.context_scope"):
+        tail.report()
+    loss.forward()
+
+
+def test_draws_are_not_started_again() -> None:
+    """A random function of one element with a seed keeps its generator."""
+    loss = graph(lambda h: F.mean(h) * F.rand(shape=(), seed=3))
+    read_with_float_tail(loss)
+    assert in_float(loss) == {"Mean", "Mul2"}
+
+
+def test_it_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    _, tail = read_with_float_tail(graph(lambda h: F.mean(h) * 1e-8))
+    with caplog.at_level(logging.INFO, "nnabla_adaloss"):
+        tail.report()
+    assert "2 functions compute in float" in caplog.text
+    FloatTail().report()
+    assert len(caplog.records) == 1
+
+
+def test_mixed_half_is_half() -> None:
+    loss = graph(lambda h: F.mean(h) * 1e-8)
+    reading = read_graph(loss)
+    mixed = reading.described._replace(backends=[["cudnn:mixed_half", "cudnn:float"]] * 3)
+    assert mixed.in_half == [0, 1, 2]
+    assert sorted(float_tail(reading, mixed.in_half).functions) == [1, 2]
