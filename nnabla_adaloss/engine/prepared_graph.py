@@ -159,7 +159,7 @@ class GraphPreparation:
 
     def _prepare(self) -> PreparedGraph:
         reading, self._reading = self._reading, None
-        if reading is None or reading.watch.rewired:
+        if reading is None or not reading.is_current:
             reading = self._read()
         before, self._before = self._prepared or self._before, None
         described = reading.description(self._names_for(reading, before))

@@ -11,6 +11,7 @@ import numpy as np
 from ..core.scale_policy import global_scale
 from .hooks import Hook
 from .loss_seed import LossSeed, Seed
+from .order import visited
 from .reading import GraphDescription
 
 
@@ -61,12 +62,17 @@ def variable_of(loss: LossLike) -> nn.Variable:
         variable = loss.variable
     else:
         raise TypeError(f"loss must be an nnabla.Variable or a wrapper of one, got {type(loss).__name__}")
-    if variable.parent is None or not variable.need_grad:
+    if variable.parent is None or not (variable.need_grad or _has_a_leaf_that_needs_a_gradient(variable)):
         raise ValueError(
             "loss needs no gradient: it is not computed from any variable with need_grad=True; "
             "pass the output of the network's loss function"
         )
     return variable
+
+
+def _has_a_leaf_that_needs_a_gradient(loss: nn.Variable) -> bool:
+    # nnabla finds out in the next forward what this means for a graph that was rewired.
+    return any(v.need_grad and v.parent is None for inputs in visited(loss).inputs for v in inputs)
 
 
 def refuse_a_loss_that_scales_itself(described: GraphDescription) -> None:

@@ -13,7 +13,7 @@ from .function_kinds import is_half
 from .order import visited
 from .watch import GraphWatch
 
-_info, _need_grad, _rank = attrgetter("info"), attrgetter("need_grad"), attrgetter("rank")
+_info, _need_grad = attrgetter("info"), attrgetter("need_grad")
 _type_name, _args = attrgetter("type_name"), attrgetter("args")
 _context, _backend = attrgetter("context"), attrgetter("backend")
 _inputs, _outputs = attrgetter("inputs"), attrgetter("outputs")
@@ -46,7 +46,6 @@ class GraphDescription(NamedTuple):
         args: their arguments.
         backends: what they are computed with.
         need_grads: whether backward visits them.
-        ranks: nnabla's ranks, which decide about the order of backward.
         inputs: what they read.
         needs: whether each of the inputs needs a gradient.
         producers: index of the function that each of the inputs comes from; None for leaves.
@@ -61,7 +60,6 @@ class GraphDescription(NamedTuple):
     args: List[Mapping[str, Any]]
     backends: List[List[str]]
     need_grads: List[bool]
-    ranks: List[int]
     inputs: Uses
     needs: List[bool]
     producers: List[Optional[int]]
@@ -100,6 +98,16 @@ class GraphReading(NamedTuple):
     needed: Set[int]
     described: GraphDescription
     watch: GraphWatch
+
+    @property
+    def is_current(self) -> bool:
+        """True while the graph is what it was when it was read.
+
+        One that was rewired, or in which `need_grad` was set, is another after its next forward: only there
+        nnabla finds out which of its functions and variables need a gradient.
+        """
+        shapes = self.described.shapes
+        return not self.watch.changed and all(v.shape == shapes[p] for p, v in self.leaves.items())
 
     def description(self, names: Mapping[int, str]) -> GraphDescription:
         """All that plans ask of the graph.
@@ -147,7 +155,6 @@ def read_graph(loss: nn.Variable) -> GraphReading:
         list(map(_args, infos)),
         list(map(_backend, map(_context, functions))),
         list(map(_need_grad, functions)),
-        list(map(_rank, functions)),
         Uses(list(accumulate(map(len, inputs))), read_positions),
         needs,
         producers,
@@ -157,5 +164,11 @@ def read_graph(loss: nn.Variable) -> GraphReading:
         {},
     )
     return GraphReading(
-        functions, variables, list(by_key), leaves, needed, described, GraphWatch([loss, *variables], written)
+        functions,
+        variables,
+        list(by_key),
+        leaves,
+        needed,
+        described,
+        GraphWatch([loss, *variables], written, functions),
     )

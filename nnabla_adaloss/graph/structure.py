@@ -137,8 +137,19 @@ class GraphStructure:
                 found.setdefault(position, set()).add(index)
         return found
 
+    def _ranks(self) -> List[int]:
+        """The ranks that nnabla's forward gives the functions: the longest way from a leaf.
+
+        nnabla itself is not asked: before forward it has others, which even order functions otherwise where
+        the graph was rewired.
+        """
+        ranks: List[int] = []
+        for producers in self._producers:
+            ranks.append(1 + max([ranks[p] for p in producers if p is not None], default=0))
+        return ranks
+
     def _backward_order(self) -> List[int]:
-        described = self.described
+        described, ranks = self.described, self._ranks()
         order: List[int] = []
         seen: Set[int] = set()
         waiting: List[Tuple[int, int, int]] = []
@@ -146,7 +157,7 @@ class GraphStructure:
         def push(index: int) -> None:
             if described.need_grads[index] and index not in seen:
                 seen.add(index)
-                heapq.heappush(waiting, (-described.ranks[index], len(seen), index))
+                heapq.heappush(waiting, (-ranks[index], len(seen), index))
 
         push(len(described.type_names) - 1)
         while waiting:

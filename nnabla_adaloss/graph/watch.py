@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from operator import attrgetter
-from typing import Iterable, List
+from typing import Any, Iterable, List
 
 import nnabla as nn
 
@@ -15,12 +16,13 @@ class GraphWatch:
     """Remembers which C++ variables some Variables stand for, and which need a gradient.
 
     `Variable.rewire_on` changes the former, a script that sets `need_grad` the latter, and with the next
-    forward the variables that follow. Also which of them are computed again in backward. To look whether a
-    graph is rewired costs 0.04 µs per variable, for all changes 0.15.
+    forward the functions and variables that follow. Also which of them are computed again in backward. To
+    look whether a graph is rewired costs 0.04 µs per variable, for all changes 0.15.
 
     Args:
         variables: what is watched: the inputs of all functions, and the loss.
         outputs: those of them that functions compute.
+        functions: functions, of which backward visits those that need a gradient.
 
     Example:
         >>> import nnabla as nn, nnabla.functions as F
@@ -31,8 +33,13 @@ class GraphWatch:
         (False, True)
     """
 
-    def __init__(self, variables: Iterable[nn.Variable], outputs: Iterable[nn.Variable] = ()) -> None:
-        self._variables, self._outputs = list(variables), list(outputs)
+    def __init__(
+        self,
+        variables: Iterable[nn.Variable],
+        outputs: Iterable[nn.Variable] = (),
+        functions: Iterable[Any] = (),
+    ) -> None:
+        self._variables, self._outputs, self._functions = list(variables), list(outputs), list(functions)
         self._wired, self._marked = list(map(hash, self._variables)), self._marks()
 
     @property
@@ -46,4 +53,5 @@ class GraphWatch:
         return self.rewired or self._marks() != self._marked
 
     def _marks(self) -> List[bool]:
-        return [*map(_need_grad, self._variables), *map(_recompute, self._outputs)]
+        marked = chain(self._variables, self._functions)
+        return [*map(_need_grad, marked), *map(_recompute, self._outputs)]

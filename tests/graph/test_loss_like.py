@@ -44,6 +44,14 @@ def test_what_needs_no_gradient() -> None:
             variable_of(loss)
 
 
+def test_a_loss_that_nnabla_takes_for_one_without_gradient_before_forward() -> None:
+    x = nn.Variable((2, 3))
+    loss = F.mean(F.tanh(x))
+    x.rewire_on(F.tanh(nn.Variable((2, 3), need_grad=True)))
+    assert not loss.need_grad
+    assert variable_of(loss) is loss
+
+
 @pytest.mark.parametrize("scale", [1, 8.0, np.float32(2.0), np.int64(4), np.array(0.5), 2.0**-126, 1e308])
 def test_scales(scale: Any) -> None:
     found = check_scale(scale)

@@ -50,3 +50,15 @@ def test_an_activation_that_is_to_be_computed_again() -> None:
     assert watch.changed
     h.recompute = False
     assert not watch.changed
+
+
+def test_a_function_that_needs_a_gradient_since_the_last_forward() -> None:
+    x = nn.Variable((2, 3))
+    x.d = 0.0
+    h = F.tanh(x)
+    h.need_grad = True
+    x.need_grad = True
+    watch = GraphWatch([x, h], [h], [h.parent])
+    h.forward()
+    assert watch.changed
+    assert not watch.rewired

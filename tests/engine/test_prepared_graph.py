@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs that were rewired are prepared as if they had been built so."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Tuple
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import numpy as np
+import pytest
+
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
+
+Loss = nn.Variable
+Rewire = Callable[[], None]
+RNG = np.random.RandomState
+
+
+def affine(x: nn.Variable, name: str, width: int = 4) -> nn.Variable:
+    return PF.affine(x, width, name=name, rng=RNG(ord(name[0])))
+
+
+def batch() -> nn.Variable:
+    return nn.Variable.from_numpy_array(RNG(0).randn(3, 4).astype(np.float32))
+
+
+def end(h: nn.Variable) -> Loss:
+    return F.mean(affine(h, "z", 2) ** 2)
+
+
+def in_the_middle() -> Tuple[Loss, Rewire]:
+    x = batch()
+    h = F.tanh(affine(x, "a"))
+    return end(h), lambda: h.rewire_on(F.sigmoid(affine(x, "c")))
+
+
+def on_something_deeper_beside_another_branch() -> Tuple[Loss, Rewire]:
+    # The branch comes before what is rewired in backward, and behind it when that is deeper.
+    x = batch()
+    a = affine(x, "a")
+    h, branch = F.tanh(a), affine(F.sigmoid(F.tanh(affine(a, "b"))), "d")
+    loss = end(h + branch)
+
+    def rewire() -> None:
+        deep = a
+        for name in "efghi":
+            deep = F.tanh(affine(deep, name))
+        h.rewire_on(deep)
+
+    return loss, rewire
+
+
+def by_a_function_behind_a_fan_out() -> Tuple[Loss, Rewire]:
+    h = affine(batch(), "a")
+    loss = end(F.tanh(h) + affine(F.sigmoid(h), "b"))
+
+    def rewire() -> None:
+        before = nn.Variable(h.shape)
+        before.rewire_on(h)
+        h.rewire_on(F.relu(before))
+
+    return loss, rewire
+
+
+def at_an_input_that_needs_a_gradient_now() -> Tuple[Loss, Rewire]:
+    x = nn.Variable((3, 4))
+    loss = end(F.tanh(affine(x, "a")))
+    return loss, lambda: x.rewire_on(F.tanh(affine(batch(), "c")))
+
+
+def at_an_input_of_nothing_that_is_trained() -> Tuple[Loss, Rewire]:
+    x = nn.Variable((3, 4))
+    fixed = nn.Variable.from_numpy_array(RNG(1).randn(4, 4).astype(np.float32))
+    loss = F.mean(F.tanh(F.affine(F.tanh(x), fixed)) ** 2)
+    return loss, lambda: x.rewire_on(F.tanh(affine(batch(), "c")))
+
+
+def at_the_loss() -> Tuple[Loss, Rewire]:
+    h = F.tanh(affine(batch(), "a"))
+    loss = end(h)
+    return loss, lambda: loss.rewire_on(F.mean(affine(h, "c", 2) ** 2))
+
+
+def to_what_needs_no_gradient() -> Tuple[Loss, Rewire]:
+    h = F.tanh(affine(batch(), "a"))
+    return end(h), lambda: h.rewire_on(F.tanh(batch() * 2.0))
+
+
+def twice() -> Tuple[Loss, Rewire]:
+    x = batch()
+    h = F.tanh(affine(x, "a"))
+    loss = end(h)
+
+    def rewire() -> None:
+        h.rewire_on(F.sigmoid(affine(x, "c")))
+        h.rewire_on(F.relu(affine(F.tanh(affine(x, "d")), "e")))
+
+    return loss, rewire
+
+
+def one_after_the_other() -> Tuple[Loss, Rewire]:
+    x, y = batch(), nn.Variable((3, 4))
+    h = F.tanh(affine(y, "a"))
+    loss = end(h)
+
+    def rewire() -> None:
+        y.rewire_on(F.relu(affine(x, "c")))
+        h.rewire_on(F.sigmoid(affine(F.tanh(y), "d")))
+
+    return loss, rewire
+
+
+CASES = [
+    in_the_middle,
+    on_something_deeper_beside_another_branch,
+    by_a_function_behind_a_fan_out,
+    at_an_input_that_needs_a_gradient_now,
+    at_an_input_of_nothing_that_is_trained,
+    at_the_loss,
+    to_what_needs_no_gradient,
+    twice,
+    one_after_the_other,
+]
+cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+
+
+def visited_backward(loss: Loss) -> List[int]:
+    """The functions in nnabla's own order."""
+    order: List[int] = []
+    loss.forward()
+    loss.backward(function_pre_hook=lambda f: order.append(hash(f)))
+    return order
+
+
+def run(loss: Any, backward: Callable[[], None]) -> Dict[str, np.ndarray]:
+    loss.forward(clear_no_need_grad=True)
+    for v in nn.get_parameters().values():
+        v.grad.zero()
+    backward()
+    return {name: v.g.copy() for name, v in nn.get_parameters().items()}
+
+
+def every_third(**changes: Any) -> AdaLossConfig:
+    """A method that scales, with passes that measure and passes that do not."""
+    return AdaLossConfig(
+        loss_scale_method="abs_range", use_bound=False, measure_every=3, dtype="float16", **changes
+    )
+
+
+@cases
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("updates_before", [0, 1, 4])
+def test_a_rewired_graph_is_right_at_once(case: Any, delay: int, updates_before: int) -> None:
+    nn.clear_parameters()
+    loss, rewire = case()
+    if updates_before and loss.need_grad:
+        scaling = AdaptiveLossScaling(loss, every_third(delay=delay))
+        for _ in range(updates_before):
+            run(scaling, scaling.backward)
+        rewire()
+    else:
+        rewire()
+        scaling = AdaptiveLossScaling(loss, every_third(delay=delay))
+    passes = set()
+    found = []
+    for _ in range(4):
+        found.append(run(scaling, scaling.backward))
+        passes.add(scaling.last_pass)
+    assert list(scaling.plan.nodes) == visited_backward(loss)
+    expected = run(loss, loss.backward)
+    for gradients in found:
+        for name, gradient in expected.items():
+            np.testing.assert_array_equal(gradients[name], gradient, err_msg=name)
+    assert "planned" in passes
+
+
+@cases
+def test_a_graph_is_read_before_its_first_forward_as_after_it(case: Any) -> None:
+    nn.clear_parameters()
+    loss, rewire = case()
+    rewire()
+    before = AdaptiveLossScaling(loss)
+    before.forward()
+    for v in nn.get_parameters().values():
+        v.grad.zero()
+    before.backward()
+    after = AdaptiveLossScaling(loss)
+    assert list(before.plan.nodes) == list(after.plan.nodes) == visited_backward(loss)
+    assert before.plan.structure.described == after.plan.structure.described
+
+
+@cases
+def test_a_rewired_graph_in_emulation(case: Any) -> None:
+    nn.clear_parameters()
+    loss, rewire = case()
+    rewire()
+    emulation = FormatEmulation(loss, "float16")
+    scaling = AdaptiveLossScaling(emulation)
+    found = run(scaling, scaling.backward)
+    expected = run(loss, loss.backward)
+    for name, gradient in expected.items():
+        np.testing.assert_allclose(found[name], gradient, atol=0.01 * np.abs(gradient).max(), err_msg=name)
+
+
+def test_a_function_whose_need_for_a_gradient_only_forward_finds_out() -> None:
+    x, fixed = nn.Variable((2, 3)), nn.Variable((3, 3))
+    x.d, fixed.d = 1.0, 0.5
+    h = F.affine(x, fixed)
+    h.need_grad = True
+    loss = F.mean(h**2)
+    x.need_grad = True
+    scaling = AdaptiveLossScaling(loss)
+    for _ in range(2):
+        scaling.forward()
+        x.grad.zero()
+        scaling.backward()
+        assert (x.g != 0.0).all()
