@@ -99,24 +99,21 @@ class BatchGuard:
         return find_forward_fault(self._loss, self._plan(), self._kernels, self._storage)
 
     def gradients_are_zero(self, parameters: Iterable[nn.Variable]) -> bool:
-        """True when no gradient of `parameters` holds anything but zeros, and the loss does.
+        """True when no gradient of `parameters` holds anything but zeros.
 
-        The smallest ones are looked at first. On a GPU, where each look would wait for the device, it is not
-        looked, and False.
+        The smallest ones are looked at first. On a GPU each look waits for the device: call it when
+        `AdaptiveLossScaling.nonzero_leaves`, which costs nothing, has shown none.
         """
-        if self._kernels.asynchronous:
-            return False
-        smallest_first = sorted(parameters, key=lambda v: v.size)
-        return all(map(self._is_zero, smallest_first)) and not self._loss_is_zero()
+        return all(map(self._is_zero, sorted(parameters, key=lambda v: v.size)))
+
+    def loss_is_zero(self) -> bool:
+        """True when the loss is zero, and was not made so by storing it."""
+        loss = variable_of(self._loss)
+        rounded = None if self._storage is None else self._storage.data_rounding(hash(loss))
+        return not loss.d.any() and not (rounded is not None and rounded.underflowed)
 
     def _is_zero(self, parameter: nn.Variable) -> bool:
         stored = stored_dtype(parameter.grad)
         if stored is None:
             return True
         return stored in (FLOAT32, FLOAT16) and not self._kernels.statistics(parameter.grad).abs_max
-
-    def _loss_is_zero(self) -> bool:
-        """True when the loss is zero, and was not made so by storing it."""
-        loss = variable_of(self._loss)
-        rounded = None if self._storage is None else self._storage.data_rounding(hash(loss))
-        return not loss.d.any() and not (rounded is not None and rounded.underflowed)

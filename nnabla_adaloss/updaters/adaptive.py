@@ -214,6 +214,8 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         self._started = False
         # Keys of the parameters that the solver had when that was last asked.
         self._trained: Set[int] = set()
+        # Keys of those to which the batches of the last window added more than zeros.
+        self._nonzero: Set[int] = set()
 
     def update(self) -> UpdateResult:
         """Train on one batch, or on `accum_grad` of them.
@@ -363,6 +365,7 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             self.data_feeder()
             self.scaling.guard.before_forward()
             window = self._batch_run().run(window, first=not index)
+            self._nonzero = self.scaling.nonzero_leaves | (self._nonzero if index else set())
         return window
 
     def _batch_run(self) -> BatchRun:
@@ -429,16 +432,18 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         return not self._exchange.all_finite(self.scaling.kernels)
 
     def _reason(self) -> str:
-        """`"updated"`, or `"zero_gradients"`, which is warned of once."""
+        """`"updated"`, or `"zero_gradients"`."""
         # To ask a solver for its parameters takes as long as all the rest here.
-        if not self.scaling.nonzero_leaves.isdisjoint(self._trained):
-            return "updated"
-        parameters = self.solver.get_parameters().values()
-        if not self.scaling.guard.gradients_are_zero(parameters):
+        if self._nonzero.isdisjoint(self._trained):
+            parameters = self.solver.get_parameters().values()
             self._trained = {hash(v) for v in parameters}
-            return "updated"
-        self._reports.tell_of_zero_gradients(self.iteration, self.scale)
-        return "zero_gradients"
+            guard = self.scaling.guard
+            # Other ranks, and hooks, may have added to what this one has left at zero.
+            if self._nonzero.isdisjoint(self._trained) and guard.gradients_are_zero(parameters):
+                self._reports.note_zero_gradients(self.iteration, self.scale, loss_is_zero=guard.loss_is_zero)
+                return "zero_gradients"
+        self._reports.note_gradients(self.iteration)
+        return "updated"
 
     def _apply_gradients(self) -> None:
         if self.average and self.accum_grad > 1:

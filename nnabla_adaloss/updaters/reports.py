@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -11,12 +11,17 @@ from ..engine import AdaptiveLossScaling
 from ..errors import LossScaleError, warn
 from ..graph.plan import GraphPlan
 
+# After so many updates in a row without a gradient, a loss of zero is no batch without labels any more.
+_SILENT = 10
+
 
 class Reports:
     """Raises, warns once, or says nothing, as a policy has it."""
 
     def __init__(self) -> None:
         self._told: Set[str] = set()
+        # The last iteration with a gradient that was not zero.
+        self._last_gradient = 0
 
     def act(self, policy: str, kind: str, message: str) -> None:
         """Do what `policy` says: `"raise"` a LossScaleError, `"warn"` once for each kind, or `"skip"`."""
@@ -31,13 +36,29 @@ class Reports:
             self._told.add(kind)
             warn(message)
 
-    def tell_of_zero_gradients(self, iteration: int, scale: float) -> None:
-        """Warn of an update without any gradient."""
+    def note_zero_gradients(self, iteration: int, scale: float, *, loss_is_zero: Callable[[], bool]) -> None:
+        """Warn of an update without any gradient.
+
+        Where the loss is zero too, a batch may have had nothing to learn from: that is warned of when it was
+        so for many updates in a row.
+        """
+        in_a_row = iteration - self._last_gradient
+        if in_a_row < _SILENT and loss_is_zero():
+            return
+        since = (
+            f"in {in_a_row} updates up to iteration {iteration}"
+            if in_a_row > 1
+            else f"in iteration {iteration}"
+        )
         self.warn(
             "zero_gradients",
-            f"every gradient is exactly zero in iteration {iteration}, at loss scale {scale:g}, and the loss "
-            "is not: the network is at rest, or everything underflows. Look at the loss weight",
+            f"every gradient is exactly zero {since}, at loss scale {scale:g}: the network is at rest, or "
+            "everything underflows. Look at the loss weight, and at what `diagnose` says",
         )
+
+    def note_gradients(self, iteration: int) -> None:
+        """Remember that an update had gradients."""
+        self._last_gradient = iteration
 
     def tell_of_hopeless_batch(self, iteration: int, layers: Sequence[str]) -> None:
         """Warn of a batch that is thrown away because no scale helps it."""

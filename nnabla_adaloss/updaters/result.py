@@ -14,8 +14,8 @@ class UpdateResult(NamedTuple):
         scale: the global loss scale S0 that the next call will start with; measured, that of the last batch.
         retries: how often gradients were computed in vain in this call: a batch was repeated, or a batch (or
             window of `accum_grad` batches) thrown away.
-        reason: `"updated"`; `"zero_gradients"` (updated, but every gradient was exactly zero and the loss was
-            not); `"overflow"` (gradients were not finite to the last retry); `"nonfinite_loss"`;
+        reason: `"updated"`; `"zero_gradients"` (updated, but every gradient was exactly zero);
+            `"overflow"` (gradients were not finite to the last retry); `"nonfinite_loss"`;
             `"nonfinite_forward"` (the loss was finite, something in forward was not).
         overflow_layers: names of the layers whose gradient was not finite when a batch was last repeated or
             thrown away for that, the first in backward order first; empty when none was.
