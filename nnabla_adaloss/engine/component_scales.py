@@ -4,10 +4,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
+from types import MappingProxyType
+from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ..core.scale_history import AmaxWindow, HistoryPolicy
 from ..graph.components import Components
+
+SEARCH_STEP = 2.0**24
+"""How much larger a scale gets where all was zero with the last one: what was flushed then, cannot overflow
+now in float16.
+"""
+
+_SEARCHES = 5
 
 
 class ComponentPass:
@@ -16,6 +24,7 @@ class ComponentPass:
     Args:
         components: the components.
         scales: the scale of each; None where nothing is known yet.
+        silent: in how many passes each has shown nothing but zeros, by name.
 
     Attributes:
         of: component of each variable, by key.
@@ -23,7 +32,8 @@ class ComponentPass:
         scales: the scale that each component has in this pass; None until something has reached it.
         magnitudes: the largest magnitude seen in each, as stored, divided by its scale; None where none was.
         unknown: whether nothing was known of a component when the pass began.
-        silent: whether all that was ever measured of it is zeros: a larger scale may show more.
+        silent: in how many passes all that was measured of it was zeros: a larger scale may show more.
+        searched: components that got a larger scale for that.
         overflowed: the first component, in backward order, that was not finite; None: all were.
     """
 
@@ -31,7 +41,7 @@ class ComponentPass:
         self,
         components: Components,
         scales: Sequence[Optional[float]],
-        silent: FrozenSet[str] = frozenset(),
+        silent: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.of, self.producers, self._handed_over = (
             components.of,
@@ -41,7 +51,8 @@ class ComponentPass:
         self.scales = list(scales)
         self.magnitudes: List[Optional[float]] = [None] * len(self.scales)
         self.unknown = [scale is None for scale in scales]
-        self.silent = [name in silent for name in components.names]
+        self.silent = [silent.get(name, 0) for name in components.names]
+        self.searched: Set[int] = set()
         self.overflowed: Optional[int] = None
 
     @property
@@ -99,6 +110,8 @@ class ComponentScales:
         # Of the present iteration: what was seen, and what an overflow has ruled out for the next tries.
         self._seen: Dict[str, float] = {}
         self._ceilings: Dict[str, float] = {}
+        # In how many passes of it a component was nothing but zeros.
+        self._zeros: Dict[str, int] = {}
 
     def u_max(self, name: str) -> float:
         """The largest magnitude that a gradient of a component can have."""
@@ -125,8 +138,8 @@ class ComponentScales:
         """A pass with the scales that follow from what is known now."""
         self._single, self._names = components.single, components.names
         scales = [self.scale(name) for name in components.names]
-        known = {**self._windows, **self._seen}
-        silent = frozenset(n for n, scale in zip(components.names, scales) if scale is None and n in known)
+        zeros = {**dict.fromkeys(self._windows, 1), **self._zeros}
+        silent = {n: zeros[n] for n, scale in zip(components.names, scales) if scale is None and n in zeros}
         return ComponentPass(components, scales, silent)
 
     def learn(self, components: Components, measured: ComponentPass) -> None:
@@ -137,8 +150,12 @@ class ComponentScales:
                 continue
             name = components.names[index]
             self._seen[name] = max(self._seen.get(name, 0.0), magnitude)
-            if not magnitude and measured.unknown[index] and not measured.silent[index]:
-                self.settled = False
+            if not magnitude and measured.unknown[index]:
+                tries = measured.silent[index]
+                self._zeros[name] = tries + 1
+                # What a program has no gradient for is looked for once; a loss section can raise it further.
+                if not tries or (index in measured.searched and self._zeros[name] <= _SEARCHES):
+                    self.settled = False
             if magnitude and measured.unknown[index]:
                 used, wanted = measured.scales[index], self.scale(name)
                 if used is not None and wanted is not None and wanted > used * self.policy.margin:
@@ -178,7 +195,7 @@ class ComponentScales:
 
     def drop_iteration(self) -> None:
         """Forget what this iteration has seen, as if it had not been."""
-        self._seen, self._ceilings = {}, {}
+        self._seen, self._ceilings, self._zeros = {}, {}, {}
 
     def amaxes(self) -> Dict[str, float]:
         """The largest magnitude in the window of each component, by name."""

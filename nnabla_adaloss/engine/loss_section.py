@@ -10,7 +10,7 @@ from ..core.loss_section import loss_section_factor
 from ..core.power_of_two import clamp_scale, floor_power_of_two
 from ..graph.components import separates
 from ..graph.node import Node
-from .component_scales import ComponentPass
+from .component_scales import SEARCH_STEP, ComponentPass
 from .running_pass import RunningPass
 
 
@@ -80,7 +80,11 @@ class MeasuredScale:
     def __init__(self, components: ComponentPass, root: int, start_scale: float, u_max: float) -> None:
         self._components = components
         self._u_max = u_max
-        known = components.scales[components.of[root]]
+        component = components.of[root]
+        known, tries = components.scales[component], components.silent[component]
+        if known is None and tries:
+            components.searched.add(component)
+            start_scale = clamp_scale(start_scale * SEARCH_STEP**tries)
         self.seed = start_scale if known is None else known
         self.left_with = self.seed
         self.measures = True
@@ -98,7 +102,12 @@ class MeasuredScale:
         highest = self._highest(running, node, scale)
         if wanted is None:
             lifted = scale * _lift(running, node, scale, several=False)
-            wanted = highest if components.silent[behind] and highest < math.inf else lifted
+            wanted = lifted
+            if components.silent[behind] and highest < math.inf:
+                wanted = highest
+                if node.expands:
+                    components.searched.add(behind)
+                    wanted = clamp_scale(highest * SEARCH_STEP ** (components.silent[behind] - 1))
         elif wanted > highest and not node.expands:
             wanted = highest
         components.scales[behind] = wanted

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What nnabla's half precision makes of constants in a loss, and what the float tail changes.
+
+    python benchmarks/half_constants.py
+
+Prints, for each loss, the error of the parameter gradients of its first update against fp32, as the ratio of
+Euclidean norms of the worst parameter: native half without the float tail and with it (the default), emulated
+float16 with it, and what is said. 1 is a gradient that is lost.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Callable, Dict, List, NamedTuple, Tuple
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import numpy as np
+from numpy.typing import NDArray
+
+from nnabla_adaloss import AdaptiveLossScalingUpdater, LossScaleError, LossScaleWarning
+
+HALF = nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")
+FLOAT = nn.Context(["cpu:float"], "CpuCachedArray", "0")
+
+Loss = Callable[[nn.Variable, nn.Variable], nn.Variable]
+Gradients = Dict[str, NDArray[np.float64]]
+
+
+def _weight(value: float, *shape: int) -> nn.Variable:
+    return nn.Variable.from_numpy_array(np.full(shape, value, np.float32))
+
+
+CASES: Dict[str, Loss] = {
+    "mean(a)": lambda a, b: F.mean(a),
+    "mean(a) * 1e-7": lambda a, b: F.mean(a) * 1e-7,
+    "mean(a) * 1e-8": lambda a, b: F.mean(a) * 1e-8,
+    "mean(a) * 1e-11": lambda a, b: F.mean(a) * 1e-11,
+    "mean(a) * 1e-30": lambda a, b: F.mean(a) * 1e-30,
+    "mean(a) * 1e8": lambda a, b: F.mean(a) * 1e8,
+    "1e-9 * mean(a) * 1e9": lambda a, b: 1e-9 * F.mean(a) * 1e9,
+    "mean(a) + 1e-6 * mean(b)": lambda a, b: F.mean(a) + 1e-6 * F.mean(b),
+    "mean(a) + 1e-9 * mean(b)": lambda a, b: F.mean(a) + 1e-9 * F.mean(b),
+    "mean(a) * constant(1e-9)": lambda a, b: F.mean(a) * F.constant(1e-9, ()),
+    "mean(a) * Variable(1e-9)": lambda a, b: F.mean(a) * F.reshape(_weight(1e-9, 1), ()),
+    "mean(a) / 1e9": lambda a, b: F.mean(a) / 1e9,
+    "1e-9 / (1 + mean(a))": lambda a, b: 1e-9 / (1.0 + F.mean(a)),
+    "exp(-mean(a)) * 1e-9": lambda a, b: F.exp(-F.mean(a)) * 1e-9,
+    "sum(stack(mean(a), 1e-9 * mean(b)))": lambda a, b: F.sum(F.stack(F.mean(a), 1e-9 * F.mean(b))),
+    "mean(a * 1e-9)": lambda a, b: F.mean(a * 1e-9),
+    "mean(a * Variable(1e-9))": lambda a, b: F.mean(a * _weight(1e-9, 16, 4)),
+    "mean(a * 1e-5 * 1e-5)": lambda a, b: F.mean(a * 1e-5 * 1e-5),
+    "mean(maximum(a, 1e-8))": lambda a, b: F.mean(F.maximum_scalar(a, 1e-8)),
+    "mean(log(a + 1e-8))": lambda a, b: F.mean(F.log(a + 1e-8)),
+    "mean((a + 1e-8) ** 0.5)": lambda a, b: F.mean((a + 1e-8) ** 0.5),
+    "mean(a / (b + 1e-8))": lambda a, b: F.mean(a / (b + 1e-8)),
+    "mean(1e-9 / (a + 1))": lambda a, b: F.mean(1e-9 / (a + 1.0)),
+    "mean(huber(a, b, 1e-7))": lambda a, b: F.mean(F.huber_loss(a, b, 1e-7)),
+    "mean over 65536 elements": lambda a, b: F.mean(F.broadcast(F.reshape(a, (16, 4, 1)), (16, 4, 1024))),
+}
+
+
+class Row(NamedTuple):
+    """One loss.
+
+    Attributes:
+        loss: the loss, as it is written.
+        before: the error in native half without the float tail.
+        after: with it.
+        emulated: the error in emulated float16.
+        said: the reason of the update in native half where it is another than `"updated"`, or the warning.
+    """
+
+    loss: str
+    before: float
+    after: float
+    emulated: float
+    said: str
+
+
+def network(loss: Loss) -> nn.Variable:
+    """A loss of the positive outputs of two small heads."""
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+    x = nn.Variable.from_numpy_array(rng.randn(16, 6).astype(np.float32))
+    h = F.tanh(PF.affine(x, 8, name="body", rng=rng))
+    a, b = (F.softplus(PF.affine(h, 4, name=name, rng=rng)) for name in "ab")
+    return loss(a, b)
+
+
+def gradients(
+    loss: Loss, context: nn.Context, storage: str, *, float_tail: bool = True
+) -> Tuple[Gradients, str]:
+    """The parameter gradients of the first update, and what is said about it."""
+    with nn.context_scope(context):
+        variable = network(loss)
+    solver = S.Sgd(0.0)
+    solver.set_parameters(nn.get_parameters())
+    found: Gradients = {}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", LossScaleWarning)
+        updater = AdaptiveLossScalingUpdater(
+            solver,
+            variable,
+            storage=storage or None,
+            float_tail=float_tail,
+            on_gradients=lambda s: found.update(
+                {k: v.g.astype(np.float64) for k, v in s.get_parameters().items()}
+            ),
+        )
+        try:
+            reason = updater.update().reason
+        except LossScaleError as error:
+            reason = str(error)
+    said = [str(w.message) for w in caught] + ([] if reason == "updated" else [reason])
+    return found, "; ".join(said)
+
+
+def error(found: Gradients, exact: Gradients) -> float:
+    """The relative error of the worst parameter; 1 where there are no gradients."""
+    norms = {name: float(np.linalg.norm(g)) for name, g in exact.items()}
+    return max(
+        (
+            float(np.linalg.norm(found.get(name, 0.0) - exact[name])) / norm
+            for name, norm in norms.items()
+            if norm
+        ),
+        default=0.0,
+    )
+
+
+def measure(name: str) -> Row:
+    """Train one update of the loss `name` of `CASES` in each way."""
+    loss = CASES[name]
+    exact, _ = gradients(loss, FLOAT, "float32")
+    before, _ = gradients(loss, HALF, "", float_tail=False)
+    after, said = gradients(loss, HALF, "")
+    emulated, _ = gradients(loss, FLOAT, "float16")
+    return Row(name, error(before, exact), error(after, exact), error(emulated, exact), said)
+
+
+def table(rows: List[Row]) -> str:
+    """The rows as text."""
+    lines = [f"{'loss':38}{'half':>9}{'+ tail':>9}{'emulated':>10}  said"]
+    for row in rows:
+        numbers = f"{row.before:9.2g}{row.after:9.2g}{row.emulated:10.2g}"
+        lines.append(f"{row.loss:38}{numbers}  {row.said or '-'}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table([measure(name) for name in CASES]))
