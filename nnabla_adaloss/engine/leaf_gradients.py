@@ -18,14 +18,19 @@ from ..kernels.scratch import ScratchPool
 class Written(NamedTuple):
     """A gradient that a function writes: into its master, or into a scratch array swapped in for it.
 
+    Functions of half precision that keep references of their own write to the leaf's gradient whatever is
+    swapped, and would add in half precision. What it held waits in a scratch array, which is the master
+    until the contribution is added to it.
+
     Attributes:
         key: key of the leaf.
         function: key of the function; 0 where all functions of a pass write it.
         leaf: the parameter, or other leaf.
         target: what nnabla writes to.
-        master: the leaf's own gradient.
+        master: what the contribution is added to: the leaf's own gradient, or what that held.
         scale: what the function's contribution carries.
         alone: whether `target` holds nothing but this contribution.
+        held_apart: whether `target` is the leaf's own gradient, and `master` holds what was in it.
     """
 
     key: int
@@ -35,6 +40,7 @@ class Written(NamedTuple):
     master: nn.NdArray
     scale: float
     alone: bool
+    held_apart: bool = False
 
 
 class TakenLeaf(NamedTuple):
@@ -112,35 +118,43 @@ class LeafGradients:
         """Direct the gradient of one leaf, which the function with that key writes, or all of a pass."""
         leaf, key, scale, half, in_place = taken
         master = leaf.grad
-        target, alone = master, True
+        target, alone, held_apart = master, True, False
         prepare_master(master, self._kernels.context)
         # A second use of a leaf must find its master as the first one leaves it.
         self._unscale(self._waiting.pop(key, []))
-        if master.zeroing and not half:
+        # What is lazily zero holds nothing to be scaled, also where a function of half precision adds to it.
+        if master.zeroing and (in_place or not half):
             pass
+        elif in_place and half:
+            held_apart, master = True, self._scratch(leaf)
+            self._kernels.scaled_copy(target, master, 1.0)
+            target.fill(-0.0)
         elif in_place or (not half and not self._rounded and is_power_of_two(scale)):
             # Exact both ways, and nnabla adds as it does without the engine.
             self._kernels.scale_(master, scale)
             alone = False
         else:
-            target = self._pool.get(leaf.shape, "gradient", self._scratches)
-            self._scratches += 1
+            target = self._scratch(leaf)
             if master.zeroing:
                 target.zero()
             else:
                 # nnabla has looked at the master by now, and may add: to -0.0, which changes not even a sign.
                 target.fill(-0.0)
         # Noted before it is swapped: a signal may interrupt us between any two lines.
-        self._running.append(Written(key, function, leaf, target, master, scale, alone))
-        if target is not master:
+        self._running.append(Written(key, function, leaf, target, master, scale, alone, held_apart))
+        if target is not master and not held_apart:
             leaf.grad = target
+
+    def _scratch(self, leaf: nn.Variable) -> nn.NdArray:
+        self._scratches += 1
+        return self._pool.get(leaf.shape, "gradient", self._scratches - 1)
 
     def give_back(self) -> None:
         """Put the masters back after the function ran, and unscale what it wrote."""
         written = []
         for entry in self._running:
             in_place = entry.target is entry.master
-            if not in_place:
+            if not in_place and not entry.held_apart:
                 entry.leaf.grad = entry.master
             # An array that is still zeroing was not written: its master keeps what it has.
             if entry.target.zeroing:
@@ -175,6 +189,9 @@ class LeafGradients:
     def restore(self) -> None:
         """Put the masters back when a pass is given up; harmless when none is away."""
         for entry in self._running:
+            if entry.held_apart:
+                self._kernels.scaled_copy(entry.master, entry.target, 1.0)
+                continue
             entry.leaf.grad = entry.master
             if entry.target is entry.master and not entry.master.zeroing:
                 self._kernels.scale_(entry.master, 1.0 / entry.scale)
@@ -194,6 +211,9 @@ class LeafGradients:
             self._deferred.unscale(tasks)
         else:
             self._largest += self._kernels.unscale_add_all(tasks)
+        for entry in written:
+            if entry.held_apart:
+                self._kernels.scaled_copy(entry.master, entry.target, 1.0)
 
     def _unscale_in_place(self, gradients: GradientsInPlace) -> None:
         if self._deferred is not None:
