@@ -3,7 +3,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 _MASK = 2**64 - 1
+
+
+@dataclass
+class Draws:
+    """How many streams were drawn from so far; those who share one object never draw from the same.
+
+    Attributes:
+        count: how many.
+    """
+
+    count: int = 0
 
 
 def stream_key(seed: int, count: int) -> int:

@@ -112,7 +112,7 @@ def _measure(scaling: AdaptiveLossScaling) -> Dict[str, LayerLoss]:
     leaves = {hash(v): v for f in plan.functions for v in f.inputs if v.parent is None}
     layers = layers_of(plan)
     passes = Passes(layers)
-    learned, draws = scaling.state_dict(), emulation.emulated_storage.draws
+    learned = scaling.state_dict()
     with preserved(leaves, kernels) as state:
 
         def forward() -> None:
@@ -123,7 +123,6 @@ def _measure(scaling: AdaptiveLossScaling) -> Dict[str, LayerLoss]:
         without = passes.with_one_scale(forward, emulation, scaling.loss_scale)
         with_alpha = passes.adaptive(forward, scaling, scaling.iteration)
     scaling.load_state_dict(learned)
-    emulation.emulated_storage.draws = draws
     found = {}
     for layer in layers:
         keys = [*layer.outputs, *layer.weights]

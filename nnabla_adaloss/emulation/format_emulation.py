@@ -95,6 +95,16 @@ class FormatEmulation:
         """The emulated formats."""
         return self.emulated_storage.precision
 
+    def go_on_from(self, before: FormatEmulation) -> None:
+        """Draw random numbers from the stream of another graph's emulation, for a graph that is built anew in
+        each iteration. Both draw from it from then on. `AdaptiveLossScalingUpdater` and
+        `FixedLossScalingUpdater` do so when another loss is assigned.
+
+        Args:
+            before: the emulation of the graph before.
+        """
+        self.emulated_storage.drawn = before.emulated_storage.drawn
+
     def gradient_rounding(self, variable: nn.Variable) -> Optional[GradientRounding]:
         """What rounding did to the gradient of `variable` in the last backward, or None."""
         found = self.emulated_storage.gradients.get(hash(variable))

@@ -8,7 +8,7 @@ from typing import Dict, Optional
 import nnabla as nn
 
 from ..core.precision import Precision
-from ..core.random_streams import stream_key
+from ..core.random_streams import Draws, stream_key
 from ..core.statistics import ArrayStatistics
 from ..kernels.arrays import FLOAT32, stored_dtype
 from ..kernels.interface import Kernels, RoundingStatistics
@@ -23,8 +23,7 @@ class RoundedStorage:
 
     Attributes:
         weights: rounded copies that stand in for leaves while the graph runs.
-        draws: how many arrays were rounded at random so far. It chooses the random numbers, together with
-            the seed: set it to go on where another run was.
+        drawn: how many arrays were rounded at random so far; storages of one training share it.
     """
 
     def __init__(self, precision: Precision, kernels: Kernels) -> None:
@@ -33,9 +32,20 @@ class RoundedStorage:
         self.weights: Dict[int, nn.NdArray] = {}
         self.gradients: Dict[int, RoundingStatistics] = {}
         self.data: Dict[int, RoundingStatistics] = {}
-        self.draws = 0
+        self.drawn = Draws()
         # With `operands_only` these are products' operands, not what is stored.
         self._at_random = None if precision.operands_only else precision.backward
+
+    @property
+    def draws(self) -> int:
+        """How many arrays were rounded at random so far. It chooses the random numbers, together with the
+        seed: set it to go on where another run was.
+        """
+        return self.drawn.count
+
+    @draws.setter
+    def draws(self, count: int) -> None:
+        self.drawn.count = count
 
     def round_gradient(self, key: int, array: nn.NdArray) -> None:
         """Round the gradient of the variable `key`; unwritten and non-float32 arrays stay as they are."""

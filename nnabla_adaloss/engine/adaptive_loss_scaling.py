@@ -173,9 +173,10 @@ class AdaptiveLossScaling:
         """Take over what was learned with another graph of the network: for one that is built anew in each
         iteration.
 
-        That is what was measured, limits of layers, and what is known of parameters that forward writes. A
-        graph that is built like one of the last ones goes on with the scales that are held, too, and is not
-        planned again.
+        That is what was measured, limits of layers, what is known of parameters that forward writes, and how
+        often an emulated storage has drawn random numbers: losses that go on from each other draw from one
+        stream. A graph that is built like one of the last ones goes on with the scales that are held, too,
+        and is not planned again.
 
         Args:
             before: the engine of the graph before.
@@ -193,6 +194,12 @@ class AdaptiveLossScaling:
         self._ada_loss.go_on_from(before._ada_loss)
         self._graph.go_on_from(before._graph)
         self._tail_reported = before._tail_reported
+        self.share_draws(before)
+
+    def share_draws(self, other: AdaptiveLossScaling) -> None:
+        """Draw the random numbers of an emulated storage from the stream of another loss of the training."""
+        if self._storage is not None and other._storage is not None:
+            self._storage.drawn = other._storage.drawn
 
     @property
     def variable(self) -> nn.Variable:
@@ -400,6 +407,7 @@ class AdaptiveLossScaling:
             "delayed": planned.statistics.state(planned.plan.measured_keys),
             "components": self.components.state_dict(),
             "held": planned.holding.state_dict(),
+            "draws": 0 if self._storage is None else self._storage.drawn.count,
             **self._ada_loss.state_dict(),
         }
 
@@ -412,6 +420,7 @@ class AdaptiveLossScaling:
         try:
             planned = self._graph.prepared()
             iteration = integer("iteration", state["iteration"])
+            draws = integer("draws", state["draws"]) if "draws" in state else None
             state = with_names_of(planned.plan, state)
             statistics = self._graph.new_statistics(planned.measurements)
             statistics.load_state(planned.plan.measured_keys, state["delayed"])
@@ -425,6 +434,8 @@ class AdaptiveLossScaling:
             raise ValueError(f"state is damaged, or none of an AdaptiveLossScaling: {error!r}") from error
         self.components.load(windows)
         self._graph.forget()
+        if self._storage is not None and draws is not None:
+            self._storage.drawn.count = draws
         self.iteration, planned.statistics, planned.holding = iteration, statistics, holding
 
     def scale_of(self, variable: nn.Variable) -> float:

@@ -8,6 +8,7 @@ from typing import Dict, Optional, Protocol
 import nnabla as nn
 
 from ..core.precision import Precision
+from ..core.random_streams import Draws
 from ..core.statistics import ArrayStatistics
 from ..kernels import RoundingStatistics
 
@@ -17,6 +18,9 @@ class EmulatedStorage(Protocol):
 
     weights: Dict[int, nn.NdArray]
     """Rounded copies that stand in for leaves while the graph runs, by key."""
+
+    drawn: Draws
+    """How many arrays were rounded at random so far."""
 
     @property
     def precision(self) -> Precision:

@@ -79,6 +79,9 @@ class ScaledLosses:
             self._load_into(scaling, self._saved)
             own = fingerprint(scaling.plan)
             self._saved = [state for state in self._saved if list(state["network"]) != own]
+        # After loading: a loss that comes late draws on where the others are by now.
+        for other in self._known.values():
+            scaling.share_draws(other)
         self._known[structure] = scaling
         if len(self._known) > _REMEMBERED:
             del self._known[next(iter(self._known))]

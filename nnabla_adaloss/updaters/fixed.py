@@ -10,7 +10,7 @@ import numpy as np
 
 from ..core.precision import StorageLike
 from ..core.validation import boolean
-from ..emulation import with_storage
+from ..emulation import FormatEmulation, with_storage
 from ..engine import AdaptiveLossScaling
 from ..graph.float_tail import FloatTail, read_with_float_tail
 from ..graph.loss_like import LossLike, check_scale, variable_of
@@ -77,12 +77,12 @@ class FixedLossScalingUpdater:
         float_tail: bool = True,
     ) -> None:
         check_arguments(solver, data_feeder, accum_grad, weight_decay, comm, grads)
+        self._storage, self._float_tail = storage, boolean("float_tail", float_tail)
+        self._tail_reported = False
+        self._loss = self._checked(loss)
         self.scale = check_scale(scale)
         self._audience = audience_of(monitors)
         self.solver = solver
-        self._storage, self._float_tail = storage, boolean("float_tail", float_tail)
-        self._tail_reported = False
-        self.loss = loss
         self.data_feeder = data_feeder
         self.drop_overflow_update = drop_overflow_update
         self.clear_buffer = clear_buffer
@@ -91,31 +91,6 @@ class FixedLossScalingUpdater:
         self.comm = comm
         self.iteration = 0
         self._exchange = GradientExchange(comm, grads, solver)
-
-    @property
-    def loss(self) -> LossLike:
-        """The loss that is trained on; assign another for a graph that changes between iterations."""
-        return self._loss
-
-    @loss.setter
-    def loss(self, loss: LossLike) -> None:
-        variable = variable_of(loss)
-        if variable.size != 1:
-            raise ValueError(
-                f"loss has shape {variable.shape}, not one element; reduce it with nnabla.functions.mean"
-            )
-        if isinstance(loss, AdaptiveLossScaling):
-            raise TypeError(
-                "loss is an AdaptiveLossScaling, which unscales by itself; give the loss that was wrapped in "
-                "it, or train with AdaptiveLossScalingUpdater"
-            )
-        self._loss = with_storage(loss, self._storage, float_tail=self._float_tail)
-        if not self._float_tail:
-            return
-        _, tail = read_with_float_tail(variable)
-        if not self._tail_reported and tail != FloatTail():
-            self._tail_reported = True
-            tail.report()
 
     def update(self) -> UpdateResult:
         """Train on one batch, or on `accum_grad` of them; drop the update when gradients overflow.
@@ -148,6 +123,37 @@ class FixedLossScalingUpdater:
         cause = "overflow" if finite else "nonfinite_loss"
         audience.tell(Overflowed(self.iteration, 0, cause, (), None, self.scale))
         audience.tell(BatchThrownAway(self.iteration, cause, (), self.accum_grad))
+
+    @property
+    def loss(self) -> LossLike:
+        """The loss that is trained on; assign another for a graph that changes between iterations."""
+        return self._loss
+
+    @loss.setter
+    def loss(self, loss: LossLike) -> None:
+        if loss is self._loss or loss is variable_of(self._loss):
+            return
+        before, self._loss = self._loss, self._checked(loss)
+        if isinstance(before, FormatEmulation) and isinstance(self._loss, FormatEmulation):
+            self._loss.go_on_from(before)
+
+    def _checked(self, loss: LossLike) -> LossLike:
+        variable = variable_of(loss)
+        if variable.size != 1:
+            raise ValueError(
+                f"loss has shape {variable.shape}, not one element; reduce it with nnabla.functions.mean"
+            )
+        if isinstance(loss, AdaptiveLossScaling):
+            raise TypeError(
+                "loss is an AdaptiveLossScaling, which unscales by itself; give the loss that was wrapped in "
+                "it, or train with AdaptiveLossScalingUpdater"
+            )
+        wrapped = with_storage(loss, self._storage, float_tail=self._float_tail)
+        tail = read_with_float_tail(variable)[1] if self._float_tail else FloatTail()
+        if tail != FloatTail() and not self._tail_reported:
+            self._tail_reported = True
+            tail.report()
+        return wrapped
 
     def _forward_backward(self) -> None:
         self.loss.forward(clear_no_need_grad=self.clear_buffer)
