@@ -159,3 +159,22 @@ def test_what_makes_no_other_plan_is_not_told_apart() -> None:
 def test_what_plans_depend_on_is_told_apart(changed: Dict[str, Any]) -> None:
     nn.clear_parameters()
     assert network(**changed) != network()
+
+
+def test_a_graph_is_described_before_forward_as_after_it() -> None:
+    def network(halfway: bool) -> nn.Variable:
+        x = nn.Variable((2, 3))
+        x.d = 1.0
+        h = F.tanh(PF.affine(x, 3, name="a"))
+        if halfway:
+            h.forward()
+        return F.mean(PF.affine(F.sigmoid(h), 2, name="b")) + F.mean(h)
+
+    nn.clear_parameters()
+    found = []
+    for halfway in (False, True):
+        loss = network(halfway)
+        found.append(read_graph(loss).description(registered_names()))
+        loss.forward()
+        found.append(read_graph(loss).description(registered_names()))
+    assert all(described == found[0] for described in found)

@@ -382,3 +382,50 @@ def test_a_solver_is_asked_for_names_where_a_graph_has_other_parameters() -> Non
     assert asked == [4]
     names = set(training.plans[-1].names.values())
     assert {"a/affine/W", "bn/bn/gamma", "b/affine/b"} <= names
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("ran_before", [(False, True), (True, False)])
+def test_held_scales_of_a_state_serve_a_graph_that_has_run_forward(
+    ran_before: Tuple[bool, bool], delay: int
+) -> None:
+    """Whether a graph ran forward before the updater was made, when saving or when loading, is all one."""
+
+    def start(ran: bool) -> Tuple[Dict[str, nn.Variable], Any]:
+        nn.clear_parameters()
+        x = nn.Variable.from_numpy_array(np.random.RandomState(0).randn(4, 3).astype(np.float32))
+
+        def build() -> nn.Variable:
+            h = F.tanh(PF.affine(x, 5, name="a", rng=np.random.RandomState(1)))
+            return F.mean(PF.affine(h, 2, name="b", rng=np.random.RandomState(2)) ** 2)
+
+        def feed() -> None:
+            updater.loss = build()
+
+        loss = build()
+        if ran:
+            loss.forward()
+        solver = S.Sgd(0.1)
+        solver.set_parameters(nn.get_parameters())
+        config = AdaLossConfig(measure_every=8, delay=delay)
+        updater = AdaptiveLossScalingUpdater(solver, loss, feed, storage="float16", config=config)
+        return nn.get_parameters(), updater
+
+    parameters, updater = start(ran_before[0])
+    for _ in range(4):
+        updater.update()
+    assert updater.scaling.held
+    state, values = updater.state_dict(), {name: v.d.copy() for name, v in parameters.items()}
+    expected = []
+    for _ in range(6):
+        updater.update()
+        expected.append((updater.scaling.last_pass, updater.state_dict()))
+
+    parameters, updater = start(ran_before[1])
+    for name, value in values.items():
+        parameters[name].d = value
+    updater.load_state_dict(state)
+    for last_pass, wanted in expected:
+        updater.update()
+        assert updater.scaling.last_pass == last_pass
+        assert updater.state_dict() == wanted
