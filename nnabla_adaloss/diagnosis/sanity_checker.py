@@ -8,6 +8,7 @@ from typing import Any, Dict, NamedTuple, Sequence, Set
 from ..core.validation import integer, number
 from ..emulation import FormatEmulation
 from ..engine import AdaptiveLossScaling
+from ..engine.kept_data import KeptData
 from ..errors import warn
 from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
@@ -113,9 +114,13 @@ def _measure(scaling: AdaptiveLossScaling) -> Dict[str, LayerLoss]:
     layers = layers_of(plan)
     passes = Passes(layers)
     learned = scaling.state_dict()
+    began = KeptData(kernels, list(leaves.values()))
+    began.save()
     with preserved(leaves, kernels) as state:
 
         def forward() -> None:
+            # What forward has written the time before: a state that is carried on, running statistics.
+            began.restore()
             state.restore_functions()
             emulation.forward()
 

@@ -13,7 +13,7 @@ from ..kernels import Kernels
 from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
 from .emulated_storage import EmulatedStorage
 from .forward_fault import ForwardFault, find_forward_fault
-from .forward_state import ForwardState
+from .forward_state import ForwardState, Moment
 from .kept_gradients import KeptGradients
 from .leaf_arrays import LeafArrays
 
@@ -45,14 +45,16 @@ class BatchGuard:
         self._plan = plan
         self._kernels = kernels
         self._storage = storage
+        # Whether the batch is the first since `begin`, and if not, what was written when it began.
         self._first = True
+        self._began: Moment = {}
         self._keeps = False
         self._gradients = KeptGradients(kernels)
 
     def begin(self) -> None:
         """Forget what was kept of the batch before."""
         self.state.drop()
-        self._keeps = False
+        self._first, self._keeps = True, False
 
     def before_forward(self) -> None:
         """Keep the running statistics and whatever else forward writes, before it does; besides what is kept
@@ -70,32 +72,37 @@ class BatchGuard:
         """
         self.state.restore()
 
-    def begin_batch(self, *, first: bool) -> None:
-        """Keep what one batch is going to change, for `undo_batch`: leaf gradients, and what forward writes.
+    def begin_batch(self, *, first: bool, repeat: bool = True) -> None:
+        """Keep what one batch is going to change: what forward writes, and leaf gradients for `undo_batch`.
 
         Args:
             first: whether it is the first since `begin`: then what forward writes is kept already.
+            repeat: whether its gradients are kept.
         """
-        self._first = first
-        self._keeps = True
+        self._first, self._keeps = first, repeat
         if not first:
-            self.state.save_batch()
+            self._began = self.state.now(self._began)
 
     def before_backward(self, gradients: LeafArrays) -> None:
         """Keep the gradients of the graph's leaves, if `begin_batch` has asked for that."""
         if self._keeps:
             self._gradients.save(gradients)
 
-    def undo_batch(self) -> None:
-        """Put back what was there when the batch began, for it to be repeated."""
+    def rewind(self) -> None:
+        """Put back what forward has written since the batch began: it can run on the same batch once more."""
         if self._first:
             self.state.restore()
         else:
-            self.state.restore_batch()
+            self.state.restore(self._began)
+
+    def undo_batch(self) -> None:
+        """Put back what was there when the batch began, for it to be repeated."""
+        self.rewind()
         self._gradients.restore()
 
     def find_fault(self) -> Optional[ForwardFault]:
         """The first function that is not finite on what was fed last; forward runs once more for that."""
+        self.rewind()
         return find_forward_fault(self._loss, self._plan(), self._kernels, self._storage)
 
     def gradients_are_zero(self, parameters: Iterable[nn.Variable]) -> bool:

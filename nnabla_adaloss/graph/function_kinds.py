@@ -38,23 +38,30 @@ def float_context(context: nn.Context) -> nn.Context:
 
 # Functions that write into inputs of theirs in forward: which.
 _WRITES: Dict[str, FrozenSet[int]] = {
+    "Assign": frozenset({0}),
+    "BoolScatter": frozenset({2}),
     **dict.fromkeys(
         ("BatchNormalization", "FusedBatchNormalization", "SyncBatchNormalization"), frozenset({3, 4})
     ),
+    "FusedConvolution": frozenset({4, 5}),
+    "MeanSubtraction": frozenset({1, 2}),
+    "MinMaxQuantize": frozenset({1, 2}),
+    "QuantizeLinear": frozenset({2}),
     "SpectralNorm": frozenset({1}),
     **dict.fromkeys(("BinaryConnectAffine", "BinaryConnectConvolution"), frozenset({2})),
     **dict.fromkeys(("BinaryWeightAffine", "BinaryWeightConvolution"), frozenset({2, 3})),
-    **dict.fromkeys(("INQAffine", "INQConvolution"), frozenset({2})),
+    **dict.fromkeys(("INQAffine", "INQConvolution"), frozenset({1, 2})),
 }
 _NOTHING: FrozenSet[int] = frozenset()
+# Arguments of functions that write nothing where these are false.
+_SWITCHES = ("batch_stat", "update_running_mean")
 
 
 def written_inputs(type_name: str, args: Mapping[str, Any]) -> FrozenSet[int]:
-    """Indices of the inputs that forward of a function writes, as far as it is known; those that need no
-    gradient.
+    """Indices of the inputs that forward of a function writes, as far as it is known.
 
     Example:
         >>> sorted(written_inputs("BatchNormalization", {"batch_stat": True}))
         [3, 4]
     """
-    return _WRITES.get(type_name, _NOTHING) if args.get("batch_stat", True) else _NOTHING
+    return _WRITES.get(type_name, _NOTHING) if all(args.get(name, True) for name in _SWITCHES) else _NOTHING

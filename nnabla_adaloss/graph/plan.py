@@ -46,7 +46,8 @@ class GraphPlan:
         variable_keys: their keys.
         kept_keys: keys of those whose gradients stay even when buffers are cleared.
         leaves: the leaves that get a gradient, by variable key.
-        fixed_leaves: the leaves without, and whether forward writes them, once for each use.
+        fixed_leaves: the leaves without, and whether forward writes them, once for each use; and those of the
+            others that forward writes.
 
     Raises:
         ValueError: a pattern of the selection matches no layer.

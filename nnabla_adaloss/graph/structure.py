@@ -60,7 +60,8 @@ class GraphStructure:
         stopped: type names of the functions that backward does not visit.
         roots: positions of the outputs that backward starts from.
         kept_gradients: positions of those whose gradients stay even when buffers are cleared.
-        fixed: position of each leaf without gradient, and whether forward writes it, once for each use.
+        fixed: position of each leaf without gradient, and whether forward writes it, once for each use; and
+            those of the others that forward writes.
         kept_keys: keys of the leaves that are the same in the next graph.
         components: what was found to be connected, by what was asked for; in positions.
 
@@ -242,9 +243,11 @@ class GraphStructure:
             written: Any = None
             uses = zip(inputs, self._producers[index], self._needs[index])
             for number, (position, producer, need) in enumerate(uses):
-                if producer is None and not need:
-                    if written is None:
-                        written = written_inputs(described.type_names[index], described.args[index])
+                if producer is not None:
+                    continue
+                if written is None:
+                    written = written_inputs(described.type_names[index], described.args[index])
+                if not need or number in written:
                     found.append((position, number in written))
         return found
 

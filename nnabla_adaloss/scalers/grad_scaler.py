@@ -117,7 +117,8 @@ class GradScaler:
         """Nothing has happened yet in this iteration."""
         self._stages: List[_Stage] = [_Stage.SCALED for _ in self._solvers]
         self._finite: List[Optional[bool]] = [None for _ in self._solvers]
-        self._forwarded: Set[int] = set()
+        # Keys of the losses that `forward` ran on, the last one at the end.
+        self._forwarded: Dict[int, None] = {}
         self._used: Dict[int, AdaptiveLossScaling] = {}
         self._blamed: Set[int] = set()
         self._stepped = self._skipped = self._bad_batch = False
@@ -125,14 +126,22 @@ class GradScaler:
     def forward(self, loss: LossLike, clear_buffer: bool = False, clear_no_need_grad: bool = False) -> None:
         """Run forward as `Variable.forward` does, in the storage format if one is emulated.
 
-        Without `storage`, `loss.forward()` does as well; but then running statistics keep what a batch that
-        is skipped has added to them.
+        Without `storage`, `loss.forward()` does as well, but nobody knows then what it started from: running
+        statistics keep what a batch that is skipped has added to them, and the gradients of the first batch,
+        which runs again, are those of a forward that starts from what the first one left. That differs where
+        forward reads what it writes, as `spectral_norm` does, and a recurrent state that is carried on.
+
+        Raises:
+            RuntimeError: an input shares its data with an output, which `clear_buffer` has freed.
         """
         scaling = self._losses.of(loss)
+        guard, key = scaling.guard, hash(scaling.variable)
         if not self._forwarded:
-            scaling.guard.begin()
-        scaling.guard.before_forward()
-        self._forwarded.add(hash(scaling.variable))
+            guard.begin()
+        guard.before_forward()
+        guard.begin_batch(first=not self._forwarded, repeat=self._is_first_batch(scaling))
+        self._forwarded.pop(key, None)
+        self._forwarded[key] = None
         scaling.forward(clear_buffer=clear_buffer, clear_no_need_grad=clear_no_need_grad)
         scaling.guard.after_forward()
 
@@ -155,10 +164,10 @@ class GradScaler:
                 f"forward did not run in storage={self._storage!r} since the last update(): call "
                 "scaler.forward(loss) in the place of loss.forward()"
             )
-        if scaling.components.amaxes() or key in self._used:
-            scaling.backward(None, clear_buffer=clear_buffer, grad=grad, iteration=self._iteration)
-        else:
+        if self._is_first_batch(scaling):
             self._find_scales(scaling, grad)
+        else:
+            scaling.backward(None, clear_buffer=clear_buffer, grad=grad, iteration=self._iteration)
         self._used[key] = scaling
 
     def unscale_(self, solver: Any) -> None:
@@ -227,8 +236,8 @@ class GradScaler:
                 scaling.after_update()
         # What overflowed stays lowered for the next batch, as one more try of the same iteration.
         self._iteration += not self._skipped or self._bad_batch
-        if self._losses.forward_state is not None:
-            self._losses.forward_state.drop()
+        for scaling in self._used.values():
+            scaling.guard.begin()
         self._begin()
 
     def scaling(self, loss: LossLike) -> AdaptiveLossScaling:
@@ -280,9 +289,11 @@ class GradScaler:
 
     def _find_scales(self, scaling: AdaptiveLossScaling, grad: Optional[Seed]) -> None:
         """The first backward of a loss: again, forward and backward, until its scales hold."""
-        guard = scaling.guard
-        guard.before_forward()
-        guard.begin_batch(first=False)
+        guard, key = scaling.guard, hash(scaling.variable)
+        self._begin_where_forward_ended(scaling)
+        # What other losses have written since then stays.
+        is_last = key in self._forwarded and key == next(reversed(self._forwarded))
+        now = None if is_last else guard.state.now()
         for attempt in range(_ATTEMPTS):
             if attempt:
                 guard.undo_batch()
@@ -293,8 +304,17 @@ class GradScaler:
                 break
             if scaling.found_inf and not scaling.after_overflow():
                 break
-        # Forward that ran again has added to running statistics again.
-        guard.state.restore_batch()
+        if now is not None:
+            guard.state.restore(now)
+
+    def _is_first_batch(self, scaling: AdaptiveLossScaling) -> bool:
+        return not scaling.components.amaxes() and hash(scaling.variable) not in self._used
+
+    def _begin_where_forward_ended(self, scaling: AdaptiveLossScaling) -> None:
+        """Begin the batch of a loss on which the user's own `loss.forward()` ran: nothing was kept before."""
+        if hash(scaling.variable) not in self._forwarded:
+            scaling.guard.before_forward()
+            scaling.guard.begin_batch(first=False, repeat=self._is_first_batch(scaling))
 
     def _index(self, solver: Any, verb: str) -> int:
         for index, known in enumerate(self._solvers):
@@ -331,14 +351,15 @@ class GradScaler:
     def _examine(self, scaling: AdaptiveLossScaling, solver: Any) -> Window:
         """Why gradients are not finite; gradients of other solvers stay as they are."""
         guard, minimum = scaling.guard, scaling.components.policy.min_scale
+        self._begin_where_forward_ended(scaling)
+        now = guard.state.now()
         others = {hash(v): v for s in self._solvers if s is not solver for v in s.get_parameters().values()}
         kept = KeptGradients(select_kernels(scaling.variable.parent.context))
         kept.save(leaf_arrays(others))
-        guard.before_forward()
         # Clipping may have hidden what these gradients were; they are of no use any more.
         next(iter(solver.get_parameters().values())).grad.fill(math.inf)
         found = examine(Window(), scaling, solver, minimum)
-        guard.undo()
+        guard.state.restore(now)
         kept.restore()
         return found
 

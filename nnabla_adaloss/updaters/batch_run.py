@@ -62,9 +62,8 @@ class BatchRun:
             first: whether there were none.
         """
         guard, repeats = self.scaling.guard, 0
-        if self.repeat:
-            with self.lock:
-                guard.begin_batch(first=first)
+        with self.lock:
+            guard.begin_batch(first=first, repeat=self.repeat)
         while True:
             with self.lock:
                 self._forward_backward(again=repeats > 0)
@@ -125,6 +124,7 @@ class BatchRun:
             The window after it, if the batch is finite now; None: see what it shows.
         """
         nonfinite = tuple(self.scaling.found_inf)
+        self.scaling.guard.rewind()
         self._forward_backward(again=True)
         if self._overflows:
             return None

@@ -80,6 +80,7 @@ def examine(window: Window, scaling: AdaptiveLossScaling, solver: Any, smallest_
 
 def smallest_scale_helps(scaling: AdaptiveLossScaling, solver: Any, smallest_scale: float) -> bool:
     """Whether gradients of the last batch are finite at the smallest scale; they are of no use afterwards."""
+    scaling.guard.rewind()
     scaling.forward(clear_no_need_grad=True)
     helps = _finite_at(smallest_scale, scaling, solver)
     spoil(solver)

@@ -153,10 +153,10 @@ def test_what_two_graphs_write_is_as_it_was_before_the_first() -> None:
         loss = normalized(mean, variance, gain)
         state.save(plan_of(loss))
         loss.forward()
-        state.save_batch()
+        moment = state.now()
         kept = mean.d.copy()
     mean.d = 7.0
-    state.restore_batch()
+    state.restore(moment)
     assert mean.d.tolist() == kept.tolist() != [[0.25] * 3]
     state.restore()
     assert mean.d.tolist() == [[0.25] * 3]
@@ -173,9 +173,7 @@ def test_what_is_no_parameter_is_not_kept_beyond_its_graph() -> None:
         state.save(plan_of(loss))
         loss.forward()
         state.note_changes()
-        state.save_batch()
-    kept = [
-        v for keepers in (state._present, state._held, state._batch) for k in keepers for v in k.variables
-    ]
+        moment = state.now()
+    kept = [v for keepers in (state._present, state._held, moment) for k in keepers for v in k.variables]
     assert {hash(v) for v in kept} == {hash(mean), hash(variance)}
     assert not state._keepers

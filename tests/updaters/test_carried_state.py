@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recurrent state that is carried from batch to batch advances once per batch, however often that runs."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import numpy as np
+import pytest
+
+from nnabla_adaloss import AdaptiveLossScalingUpdater, FormatEmulation, SanityChecker
+
+NATIVE = nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")
+BATCHES = 5
+
+
+class Net(NamedTuple):
+    """A recurrent net of two steps, whose loss can be multiplied."""
+
+    loss: nn.Variable
+    solver: Any
+    first: nn.Variable
+    last: nn.Variable
+    feed: Callable[[], None]
+    factors: Dict[int, float]
+    x: nn.Variable
+
+    @property
+    def state(self) -> np.ndarray:
+        return np.array(self.first.d, np.float32)
+
+
+Carry = Callable[[nn.Variable, nn.Variable], Any]
+
+
+def net(
+    carry: Carry = lambda first, last: None,
+    feeder: Carry = lambda first, last: None,
+    *,
+    rate: float = 0.1,
+    keep: bool = False,
+) -> Net:
+    """A net whose last state becomes its first one.
+
+    Args:
+        carry: makes it so, once; what it returns is added to the loss.
+        feeder: or does so before each batch.
+        rate: the learning rate.
+        keep: whether the last state is read between updates.
+    """
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+    x, factor = nn.Variable((2, 4, 3)), nn.Variable((1,))
+    first = h = nn.Variable((4, 3))
+    first.data.zero()
+    for x_t in F.split(x, axis=0):
+        h = F.tanh(PF.affine(x_t, 3, name="x", rng=rng) + PF.affine(h, 3, name="h", rng=rng))
+    h.persistent = keep
+    loss = F.mean(PF.affine(h, 2, name="out", rng=rng) ** 2) * F.reshape(factor, ())
+    added = carry(first, h)
+    if added is not None:
+        loss = loss + F.sum(added) * 0.0
+    solver = S.Sgd(rate)
+    solver.set_parameters(nn.get_parameters())
+    factors: Dict[int, float] = {}
+    batches: List[int] = []
+
+    def feed() -> None:
+        index = len(batches)
+        batches.append(index)
+        if index:
+            feeder(first, h)
+        x.d = np.random.RandomState(index).randn(*x.shape)
+        factor.d = factors.get(index, 1.0)
+
+    return Net(loss, solver, first, h, feed, factors, x)
+
+
+def share(first: nn.Variable, last: nn.Variable) -> None:
+    first.data = last.data
+
+
+def share_the_other_way(first: nn.Variable, last: nn.Variable) -> None:
+    last.data = first.data
+
+
+def share_a_view(first: nn.Variable, last: nn.Variable) -> None:
+    first.data = last.data.view(first.shape)
+
+
+def share_a_part(first: nn.Variable, last: nn.Variable) -> None:
+    first.data = last.data.narrow(0, 0, first.shape[0])
+
+
+def share_a_reshaped_output(first: nn.Variable, last: nn.Variable) -> nn.Variable:
+    flat = F.reshape(last, (12,), inplace=True)
+    back = F.reshape(flat, first.shape, inplace=True)
+    first.data = back.data
+    return back
+
+
+def assign(first: nn.Variable, last: nn.Variable) -> nn.Variable:
+    return F.assign(first, last)
+
+
+def copy_values(first: nn.Variable, last: nn.Variable) -> None:
+    first.d = last.d.copy()
+
+
+def copy_array(first: nn.Variable, last: nn.Variable) -> None:
+    first.data.copy_from(last.data)
+
+
+WAYS: Dict[str, Dict[str, Any]] = {
+    "shared": {"carry": share},
+    "shared the other way": {"carry": share_the_other_way},
+    "a view": {"carry": share_a_view},
+    "a part": {"carry": share_a_part},
+    "reshaped in place": {"carry": share_a_reshaped_output},
+    "assigned": {"carry": assign},
+    "shared later": {"feeder": share, "keep": True},
+    "copied": {"feeder": copy_values, "keep": True},
+    "array copied": {"feeder": copy_array, "keep": True},
+}
+
+every_way = pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
+
+
+def updater_of(n: Net, **options: Any) -> AdaptiveLossScalingUpdater:
+    return AdaptiveLossScalingUpdater(n.solver, n.loss, n.feed, **{"storage": "float16", **options})
+
+
+def parameters() -> np.ndarray:
+    return np.concatenate([v.d.ravel() for v in nn.get_parameters().values()])
+
+
+@pytest.mark.filterwarnings("ignore:nothing is stored in half precision")
+@every_way
+def test_in_fp32_it_trains_bit_for_bit_as_a_bare_loop(way: Dict[str, Any]) -> None:
+    n = net(**way)
+    expected: List[Tuple[float, np.ndarray]] = []
+    for _ in range(BATCHES):
+        n.feed()
+        n.solver.zero_grad()
+        n.loss.forward()
+        n.loss.backward()
+        n.solver.update()
+        expected.append((float(n.loss.d), parameters()))
+    n = net(**way)
+    updater = updater_of(n, storage=None)
+    retries = 0
+    for loss, trained in expected:
+        retries += updater.update().retries
+        assert float(n.loss.d) == loss
+        np.testing.assert_array_equal(parameters(), trained)
+    assert retries > 0
+
+
+@every_way
+def test_a_batch_that_overflows_is_repeated_from_the_state_it_began_with(way: Dict[str, Any]) -> None:
+    n = net(**way, rate=0.0)
+    n.factors[2] = 2.0**12
+    emulation = FormatEmulation(n.loss, "float16")
+    expected = []
+    for _ in range(BATCHES):
+        n.feed()
+        emulation.forward()
+        expected.append((n.state, float(n.loss.d)))
+    n = net(**way, rate=0.0)
+    n.factors[2] = 2.0**12
+    updater, retries = updater_of(n), []
+    for state, loss in expected:
+        retries.append(updater.update().retries)
+        np.testing.assert_array_equal(n.state, state)
+        assert float(n.loss.d) == loss
+    assert retries[0] > 0
+    assert retries[2] > 0
+
+
+def test_so_it_is_in_a_half_context() -> None:
+    with nn.context_scope(NATIVE):
+        n = net(share, rate=0.0)
+        n.factors[2] = 2.0**12
+        expected = []
+        for _ in range(4):
+            n.feed()
+            n.loss.forward()
+            expected.append(n.state)
+        n = net(share, rate=0.0)
+        n.factors[2] = 2.0**12
+        updater, retries = updater_of(n, storage=None), []
+        for state in expected:
+            retries.append(updater.update().retries)
+            np.testing.assert_array_equal(n.state, state)
+    assert retries[0] > 0
+    assert retries[2] > 0
+
+
+def trajectory(count: int) -> List[np.ndarray]:
+    """The state before each of `count` batches that run once, as stored, and after the last."""
+    n = net(share, rate=0.0)
+    emulation, states = FormatEmulation(n.loss, "float16"), [n.state]
+    for _ in range(count):
+        n.feed()
+        emulation.forward()
+        states.append(n.state)
+    return states
+
+
+@pytest.mark.parametrize("accum_grad", [1, 2, 3])
+@pytest.mark.parametrize("on_overflow", ["repeat", "next"])
+def test_micro_batches_go_on_from_each_other(accum_grad: int, on_overflow: str) -> None:
+    states = trajectory(2 * accum_grad)
+    n = net(share, rate=0.0)
+    updater = updater_of(n, accum_grad=accum_grad, on_overflow=on_overflow)
+    for index in (1, 2):
+        updater.update()
+        np.testing.assert_array_equal(n.state, states[index * accum_grad])
+
+
+@pytest.mark.parametrize("accum_grad", [1, 2])
+@pytest.mark.parametrize("on_overflow", ["repeat", "next"])
+def test_batches_that_are_lost_leave_the_state_as_it_was(accum_grad: int, on_overflow: str) -> None:
+    n = net(share)
+    updater = updater_of(
+        n, accum_grad=accum_grad, on_overflow=on_overflow, on_nonfinite_loss="skip", max_retries=3
+    )
+    updater.update()
+    before, weights, feed = n.state, parameters(), n.feed
+    calls: List[int] = []
+
+    def feed_a_nan() -> None:
+        calls.append(1)
+        feed()
+        if len(calls) == accum_grad:
+            n.x.d[0, 0, 0] = np.nan
+
+    updater.data_feeder = feed_a_nan
+    result = updater.update()
+    assert not result.updated
+    assert "reads an input of shape (2, 4, 3)" in result.cause
+    np.testing.assert_array_equal(n.state, before)
+    np.testing.assert_array_equal(parameters(), weights)
+    updater.data_feeder = feed
+    assert updater.update().updated
+
+
+def test_a_fault_is_looked_for_from_the_state_that_the_batch_began_with() -> None:
+    """The state itself holds a NaN by then, which is not where the trouble starts."""
+    n = net(share)
+    updater = updater_of(n, on_nonfinite_loss="skip")
+    updater.update()
+    weights = nn.get_parameters()["x/affine/W"]
+    good = weights.d.copy()
+    weights.d = 3e38
+    fault = updater.update().cause
+    assert fault.startswith("x/affine (Affine) computes") or "x/affine/W" in fault, fault
+    weights.d = good
+    assert updater.update().updated
+
+
+@pytest.mark.parametrize("on_overflow", ["repeat", "next"])
+def test_a_batch_that_no_scale_helps_leaves_the_state_as_it_was(on_overflow: str) -> None:
+    n = net(share, rate=0.0)
+    updater = updater_of(n, on_overflow=on_overflow, on_scale_floor="skip", max_retries=2)
+    updater.update()
+    before = n.state
+    scaling = updater.scaling
+    for factor in (1e30, 1e30):
+        n.factors.update(dict.fromkeys(range(40), factor))
+        updater.on_nonfinite_loss = updater.on_nonfinite_forward = "skip"
+        assert not updater.update().updated
+        np.testing.assert_array_equal(n.state, before)
+    assert scaling is updater.scaling
+    n.factors.clear()
+    assert updater.update().updated
+
+
+class Interrupting:
+    """Raises KeyboardInterrupt in the function that runs as the n-th from when it is armed."""
+
+    def __init__(self) -> None:
+        self.left = -1
+
+    def __call__(self, f: Any) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("when", [3, 9, 14, 20])
+@pytest.mark.parametrize("updates", [0, 1, 3])
+def test_an_interrupt_leaves_the_state_as_it_was(updates: int, when: int) -> None:
+    states = trajectory(updates + 1)
+    n, interrupting = net(share, rate=0.0), Interrupting()
+    updater = updater_of(n, function_pre_hook=interrupting)
+    for _ in range(updates):
+        updater.update()
+    interrupting.left = when
+    with pytest.raises(KeyboardInterrupt):
+        updater.update()
+    np.testing.assert_array_equal(n.state, states[updates])
+
+
+def test_a_feeder_that_raises_leaves_the_state_as_it_was() -> None:
+    n = net(share, rate=0.0)
+    updater = updater_of(n, accum_grad=2)
+    updater.update()
+    before, feed, calls = n.state, n.feed, []
+
+    def broken() -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise OSError("no more data")
+        feed()
+
+    updater.data_feeder = broken
+    with pytest.raises(OSError, match="no more data"):
+        updater.update()
+    np.testing.assert_array_equal(n.state, before)
+
+
+def test_cleared_buffers_do_not_free_the_state() -> None:
+    n = net(share)
+    updater = updater_of(n, clear_buffer=True)
+    updater.update()
+    assert not n.first.data.clear_called
+    assert n.last.persistent
+
+
+def test_a_state_that_was_freed_before_it_was_shared_is_refused() -> None:
+    n = net()
+    updater = updater_of(n)
+    updater.update()
+    share(n.first, n.last)
+    weights = parameters()
+    with pytest.raises(RuntimeError, match=r"an input of shape \(4, 3\) shares its data with an output"):
+        updater.update()
+    np.testing.assert_array_equal(parameters(), weights)
+    n.first.data.zero()
+    assert updater.update().updated
+
+
+def test_a_look_at_single_layers_changes_no_state() -> None:
+    n = net(share)
+    updater = updater_of(n)
+    checker = SanityChecker(updater)
+    updater.update()
+    before = n.state
+    lost = checker.check()
+    np.testing.assert_array_equal(n.state, before)
+    # The same batch from the same state, however often it is looked at.
+    assert checker.check() == lost
