@@ -482,3 +482,216 @@ def test_a_state_that_is_none_changes_nothing() -> None:
         with pytest.raises(ValueError, match="state"):
             scaler.load_state_dict(state)
         assert scaler.state_dict() == before
+
+
+class Stateful(NamedTuple):
+    """A net whose forward writes what the next forward reads, or draws random numbers."""
+
+    loss: nn.Variable
+    solver: Any
+    feed: Callable[[], None]
+
+
+def with_spectral_norm(h: nn.Variable) -> nn.Variable:
+    def normalized(w: nn.Variable) -> nn.Variable:
+        return PF.spectral_norm(w, dim=1, itr=1)
+
+    return PF.affine(h, 4, name="s", apply_w=normalized, rng=np.random.RandomState(2))
+
+
+def with_an_average(h: nn.Variable) -> nn.Variable:
+    mean = nn.parameter.get_parameter_or_create("mean", (1, 4), np.zeros((1, 4)), need_grad=False)
+    return h - F.assign(mean, 0.5 * mean + 0.5 * F.mean(h, axis=0, keepdims=True))
+
+
+def with_a_nameless_average(h: nn.Variable) -> nn.Variable:
+    mean = nn.Variable((1, 4))
+    mean.data.zero()
+    return h - F.assign(mean, 0.5 * mean + 0.5 * F.mean(h, axis=0, keepdims=True))
+
+
+def with_a_carried_state(h: nn.Variable) -> nn.Variable:
+    first = nn.Variable(h.shape)
+    first.data.zero()
+    last = F.tanh(h + 0.5 * first)
+    last.persistent = True
+    first.data = last.data
+    return last
+
+
+def with_dropout(h: nn.Variable) -> nn.Variable:
+    return PF.batch_normalization(F.dropout(h, 0.1), name="bn")
+
+
+KINDS: Dict[str, Callable[[nn.Variable], nn.Variable]] = {
+    "spectral norm": with_spectral_norm,
+    "batch normalization": lambda h: PF.batch_normalization(h, name="bn"),
+    "an average": with_an_average,
+    "a nameless average": with_a_nameless_average,
+    "a carried state": with_a_carried_state,
+}
+every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+
+
+def stateful(kind: Callable[[nn.Variable], nn.Variable]) -> Stateful:
+    nn.clear_parameters()
+    rng = np.random.default_rng(0)
+    nn.random.set_function_seed(0)
+    nn.random.prng = np.random.RandomState(0)
+    x = nn.Variable((16, 5))
+    h = kind(F.tanh(PF.affine(x, 4, name="fc1", rng=np.random.RandomState(0))))
+    loss = F.mean(PF.affine(h, 3, name="fc2", rng=np.random.RandomState(1)) ** 2)
+    solver = S.Momentum(0.1)
+    solver.set_parameters(nn.get_parameters())
+
+    def feed() -> None:
+        x.d = rng.standard_normal(x.shape)
+
+    return Stateful(loss, solver, feed)
+
+
+def everything() -> Dict[str, np.ndarray]:
+    return {name: v.d.copy() for name, v in nn.get_parameters(grad_only=False).items()}
+
+
+def scaled(n: Stateful, count: int, **options: Any) -> Dict[str, np.ndarray]:
+    scaler = GradScaler(n.solver, **options)
+    for _ in range(count):
+        n.solver.zero_grad()
+        n.feed()
+        scaler.forward(n.loss, clear_no_need_grad=True)
+        scaler.backward(n.loss, clear_buffer=True)
+        assert scaler.step(n.solver)
+        scaler.update()
+    return everything()
+
+
+def updated(n: Stateful, count: int, **options: Any) -> Dict[str, np.ndarray]:
+    updater = AdaptiveLossScalingUpdater(n.solver, n.loss, n.feed, **options)
+    assert all(updater.update().updated for _ in range(count))
+    return everything()
+
+
+def bare(n: Stateful, count: int) -> Dict[str, np.ndarray]:
+    for _ in range(count):
+        n.solver.zero_grad()
+        n.feed()
+        n.loss.forward()
+        n.loss.backward()
+        n.solver.update()
+    return everything()
+
+
+def assert_equal(found: Dict[str, np.ndarray], expected: Dict[str, np.ndarray]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+@every_kind
+@pytest.mark.parametrize("count", [1, 4])
+def test_in_fp32_it_trains_bit_for_bit_as_a_bare_loop(
+    kind: Callable[[nn.Variable], nn.Variable], count: int
+) -> None:
+    assert_equal(scaled(stateful(kind), count), bare(stateful(kind), count))
+
+
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("storage", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kind", [*KINDS.values(), with_dropout], ids=[*KINDS, "dropout"])
+def test_the_first_batch_leaves_what_the_updater_leaves(
+    kind: Callable[[nn.Variable], nn.Variable], storage: str, count: int
+) -> None:
+    """Dropout draws anew when the batch runs again: all that is left is of the last forward."""
+    found = scaled(stateful(kind), count, storage=storage)
+    assert_equal(found, updated(stateful(kind), count, storage=storage))
+
+
+@pytest.mark.filterwarnings("ignore:nothing is stored in half precision")
+@pytest.mark.parametrize("kind", [*KINDS.values(), with_dropout], ids=[*KINDS, "dropout"])
+def test_so_it_does_without_a_storage(kind: Callable[[nn.Variable], nn.Variable]) -> None:
+    assert_equal(scaled(stateful(kind), 3), updated(stateful(kind), 3))
+
+
+@pytest.mark.parametrize("kind", [with_an_average, with_a_carried_state])
+def test_in_a_half_context_too(kind: Callable[[nn.Variable], nn.Variable]) -> None:
+    with nn.context_scope(nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")):
+        assert_equal(scaled(stateful(kind), 2), updated(stateful(kind), 2))
+
+
+def two_losses() -> Dict[str, Any]:
+    """Two losses that read and write one running average, both of them forward before backward."""
+    nn.clear_parameters()
+    x, losses = nn.Variable.from_numpy_array(np.linspace(-1, 1, 30, dtype=np.float32).reshape(6, 5)), []
+    for index in range(3):
+        h = F.tanh(PF.affine(x, 4, name=f"fc{index}", rng=np.random.RandomState(index)))
+        losses.append(F.mean(PF.affine(with_an_average(h), 3, name=f"out{index}") ** 2))
+        for v in nn.get_parameters().values():
+            v.d = np.random.RandomState(v.size).standard_normal(v.shape)
+    solver = S.Sgd(0.1)
+    solver.set_parameters(nn.get_parameters())
+    return {"losses": losses, "solver": solver}
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_losses_of_one_iteration_each_run_again_from_their_own_beginning(order: Any) -> None:
+    losses, solver = two_losses().values()
+    for _ in range(2):
+        solver.zero_grad()
+        for loss in losses:
+            loss.forward()
+        for index in order:
+            losses[index].backward()
+        solver.update()
+    expected = everything()
+    losses, solver = two_losses().values()
+    scaler = GradScaler(solver)
+    for _ in range(2):
+        solver.zero_grad()
+        for loss in losses:
+            scaler.forward(loss)
+        for index in order:
+            scaler.backward(losses[index])
+        assert scaler.step(solver)
+        scaler.update()
+    assert_equal(everything(), expected)
+
+
+def test_a_batch_that_one_solver_skips_leaves_the_state_that_it_has_led_to() -> None:
+    """Another solver has used it; to look for the cause runs forward again."""
+    n = net()
+    fc1, rest = S.Sgd(0.1), S.Sgd(0.1)
+    fc1.set_parameters({name: v for name, v in nn.get_parameters().items() if name.startswith("fc1")})
+    rest.set_parameters({name: v for name, v in nn.get_parameters().items() if not name.startswith("fc1")})
+    scaler = GradScaler(fc1, rest, storage="float16")
+    for nan in (False, True):
+        n.feed(nan=nan)
+        fc1.zero_grad()
+        rest.zero_grad()
+        scaler.forward(n.loss)
+        scaler.backward(n.loss)
+        statistics = n.parameters["bn/bn/mean"].d.copy()
+        rest.set_parameters({"fc2/affine/b": n.parameters["fc2/affine/b"]}, reset=True)
+        n.parameters["fc2/affine/b"].grad.zero()
+        if nan:
+            with pytest.warns(LossScaleWarning, match="reads an input"):
+                assert not scaler.step(fc1)
+        else:
+            assert scaler.step(fc1)
+        assert scaler.step(rest)
+        scaler.update()
+        np.testing.assert_array_equal(n.parameters["bn/bn/mean"].d, statistics)
+
+
+@every_kind
+def test_after_the_users_own_forward_states_are_those_of_one_forward(
+    kind: Callable[[nn.Variable], nn.Variable],
+) -> None:
+    n = stateful(kind)
+    scaler = GradScaler(n.solver)
+    n.feed()
+    n.loss.forward()
+    before = everything()
+    n.solver.zero_grad()
+    scaler.backward(n.loss)
+    assert_equal(everything(), before)
