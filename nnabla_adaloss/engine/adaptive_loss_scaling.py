@@ -16,15 +16,14 @@ from ..core.layer_limits import LayerLimit, LayerLimitPolicy
 from ..core.methods import Needs
 from ..core.precision import Precision
 from ..core.scale_history import HistoryPolicy
-from ..core.validation import boolean, integer
+from ..core.validation import integer
 from ..errors import GraphChangedError
-from ..graph.float_tail import FloatTail, is_computed, read_with_float_tail
+from ..graph.float_tail import TailReader
 from ..graph.hooks import Hook
 from ..graph.loss_like import LossLike, check_scale, refuse_a_loss_that_scales_itself, variable_of
 from ..graph.loss_seed import LossSeed, Seed, check_seed
 from ..graph.names import named, registered_names
 from ..graph.plan import GraphPlan
-from ..graph.reading import GraphReading, read_graph
 from ..graph.structure import PlanOptions
 from ..kernels import Kernels, NNablaAdaLoss, select_kernels
 from ..monitor import Audience, LayerScaled, audience_of
@@ -108,7 +107,6 @@ class AdaptiveLossScaling:
         monitors: Sequence[Any] = (),
         float_tail: bool = True,
     ) -> None:
-        boolean("float_tail", float_tail)
         if config is not None and not isinstance(config, AdaLossConfig):
             raise TypeError(f"config must be an AdaLossConfig or None, got {type(config).__name__}")
         if isinstance(loss, AdaptiveLossScaling):
@@ -118,9 +116,8 @@ class AdaptiveLossScaling:
             )
         self._storage: Optional[EmulatedStorage] = getattr(loss, "emulated_storage", None)
         self._variable = variable_of(loss)
-        read = partial(self._read, float_tail=float_tail)
-        self._float_tail, self._tail_checked, self._tail_reported = FloatTail(), True, False
-        reading = read()
+        self._reader = TailReader(self._variable, float_tail=float_tail)
+        reading = self._reader.read()
         refuse_a_loss_that_scales_itself(reading.described)
         context, self.in_half = self._variable.parent.context, bool(reading.described.in_half)
         self.config = (AdaLossConfig() if config is None else config).stored_in(
@@ -147,7 +144,7 @@ class AdaptiveLossScaling:
         self.components = ComponentScales(policy, self.config.range.u_max, self._passes.u_max_single)
         self.iteration = 0
         self._graph = GraphPreparation(
-            read,
+            self._reader.read,
             reading,
             PlanOptions.of(
                 self.config.selection, adaptive=self._ada_loss.adaptive, non_homogeneous=non_homogeneous
@@ -193,7 +190,7 @@ class AdaptiveLossScaling:
         self.iteration = self.components.began[0] + 1
         self._ada_loss.go_on_from(before._ada_loss)
         self._graph.go_on_from(before._graph)
-        self._tail_reported = before._tail_reported
+        self._reader.go_on_from(before._reader)
         self.share_draws(before)
 
     def share_draws(self, other: AdaptiveLossScaling) -> None:
@@ -502,8 +499,7 @@ class AdaptiveLossScaling:
         check_seed(self._variable, grad)
         # Also after the guard has looked before forward: that is when nnabla finds out who needs a gradient.
         planned = self._graph.prepared(look_again=True)
-        if not self._tail_checked:
-            self._check_float_tail()
+        self._reader.before_backward()
         found = leaf_arrays(planned.plan.leaves)
         self.guard.before_backward(found)
         iteration = self.iteration if iteration is None else iteration
@@ -570,25 +566,6 @@ class AdaptiveLossScaling:
         except GraphChangedError:
             self._graph.drop()
             raise
-
-    def _read(self, *, float_tail: bool) -> GraphReading:
-        if not float_tail:
-            return read_graph(self._variable)
-        reading, found = read_with_float_tail(self._variable)
-        if found.functions or found.rounded:
-            self._float_tail, self._tail_checked = found, False
-        return reading
-
-    def _check_float_tail(self) -> None:
-        if self._float_tail.functions and not is_computed(self._variable):
-            raise RuntimeError(
-                "forward has to run again before backward: functions at the loss compute in float now, and "
-                "what they read was cleared. Call forward of this object, in the place of loss.forward()"
-            )
-        self._tail_checked = True
-        if not self._tail_reported:
-            self._tail_reported = True
-            self._float_tail.report()
 
     def _choose_delay(self) -> int:
         if self.config.delay is not None:

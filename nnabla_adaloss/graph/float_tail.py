@@ -16,6 +16,7 @@ import nnabla as nn
 import nnabla.function
 
 from ..core.formats import FLOAT16, Format
+from ..core.validation import boolean
 from ..errors import warn
 from .function_kinds import OWN_REFERENCES, float_context, written_inputs
 from .matrix_products import is_matrix_product
@@ -109,17 +110,58 @@ def float_tail(reading: GraphReading, candidates: Sequence[int], storage: Format
     return FloatTail(frozenset(found), _rounded_constants(reading, rounded - found, storage))
 
 
-def read_with_float_tail(loss: nn.Variable) -> Tuple[GraphReading, FloatTail]:
-    """The graph of `loss`, after its float tail was moved to float; a float graph stays as it is."""
-    reading = read_graph(loss)
-    candidates = reading.described.in_half
-    if not candidates:
-        return reading, FloatTail()
-    tail = float_tail(reading, candidates)
-    if tail.functions:
-        compute_in_float(reading, tail)
-        reading = read_graph(loss)
-    return reading, tail
+class TailReader:
+    """Reads the graph of a loss after its float tail was moved to float.
+
+    Args:
+        loss: the loss.
+        float_tail: whether to move it; False: the graph stays as it is.
+
+    Attributes:
+        tail: what was moved last.
+    """
+
+    def __init__(self, loss: nn.Variable, *, float_tail: bool) -> None:
+        self._loss, self._moves = loss, boolean("float_tail", float_tail)
+        self.tail = FloatTail()
+        self._reported = False
+        # Whether something was moved since the last backward.
+        self._moved = False
+
+    def read(self) -> GraphReading:
+        """The graph as it is now; a float graph is never changed."""
+        reading = read_graph(self._loss)
+        candidates = reading.described.in_half if self._moves else []
+        tail = float_tail(reading, candidates) if candidates else FloatTail()
+        if tail == FloatTail():
+            return reading
+        self.tail, self._moved = tail, True
+        if tail.functions:
+            compute_in_float(reading, tail)
+            reading = read_graph(self._loss)
+        return reading
+
+    def go_on_from(self, before: TailReader) -> None:
+        """What was reported for the graph before is not reported again."""
+        self._reported = before._reported
+
+    def before_backward(self) -> None:
+        """Report what was moved, once.
+
+        Raises:
+            RuntimeError: forward ran before that, and what the moved functions read was cleared.
+        """
+        if not self._moved:
+            return
+        if self.tail.functions and not is_computed(self._loss):
+            raise RuntimeError(
+                "forward has to run again before backward: functions at the loss compute in float now, and "
+                "what they read was cleared. Call forward of this object, in the place of loss.forward()"
+            )
+        self._moved = False
+        if not self._reported:
+            self._reported = True
+            self.tail.report()
 
 
 def constants(described: GraphDescription, index: int) -> List[float]:

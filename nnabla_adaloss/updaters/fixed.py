@@ -12,7 +12,7 @@ from ..core.precision import StorageLike
 from ..core.validation import boolean
 from ..emulation import FormatEmulation, with_storage
 from ..engine import AdaptiveLossScaling
-from ..graph.float_tail import FloatTail, read_with_float_tail
+from ..graph.float_tail import TailReader
 from ..graph.loss_like import LossLike, check_scale, variable_of
 from ..monitor import Audience, BatchThrownAway, Overflowed, audience_of
 from .accumulation import accumulate
@@ -78,7 +78,7 @@ class FixedLossScalingUpdater:
     ) -> None:
         check_arguments(solver, data_feeder, accum_grad, weight_decay, comm, grads)
         self._storage, self._float_tail = storage, boolean("float_tail", float_tail)
-        self._tail_reported = False
+        self._reader: Optional[TailReader] = None
         self._loss = self._checked(loss)
         self.scale = check_scale(scale)
         self._audience = audience_of(monitors)
@@ -149,12 +149,15 @@ class FixedLossScalingUpdater:
                 "it, or train with AdaptiveLossScalingUpdater"
             )
         wrapped = with_storage(loss, self._storage, float_tail=self._float_tail)
-        tail = read_with_float_tail(variable)[1] if self._float_tail else FloatTail()
-        if tail != FloatTail() and not self._tail_reported:
-            self._tail_reported = True
-            tail.report()
+        reader = TailReader(variable, float_tail=self._float_tail)
+        reader.read()
+        if self._reader is not None:
+            reader.go_on_from(self._reader)
+        self._reader = reader
         return wrapped
 
     def _forward_backward(self) -> None:
         self.loss.forward(clear_no_need_grad=self.clear_buffer)
+        if self._reader is not None:
+            self._reader.before_backward()
         self.loss.backward(self.scale, clear_buffer=self.clear_buffer)

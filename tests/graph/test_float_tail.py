@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Callable, List, Set
+from typing import Any, Callable, List, Set, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -14,8 +14,8 @@ import pytest
 from nnabla.function import PythonFunction
 
 from nnabla_adaloss import LossScaleWarning
-from nnabla_adaloss.graph.float_tail import FloatTail, float_tail, is_computed, read_with_float_tail
-from nnabla_adaloss.graph.reading import read_graph
+from nnabla_adaloss.graph.float_tail import FloatTail, TailReader, float_tail, is_computed
+from nnabla_adaloss.graph.reading import GraphReading, read_graph
 
 HALF = nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")
 Make = Callable[[nn.Variable], nn.Variable]
@@ -57,6 +57,12 @@ def graph(make: Make) -> nn.Variable:
         return make(F.tanh(leaf(4, 3)))
 
 
+def moved(loss: nn.Variable) -> Tuple[GraphReading, FloatTail]:
+    """The graph of `loss`, and what was moved to float in it."""
+    reader = TailReader(loss, float_tail=True)
+    return reader.read(), reader.tail
+
+
 def in_float(loss: nn.Variable) -> Set[str]:
     """Types of the functions that do not compute in half."""
     described = read_graph(loss).described
@@ -87,7 +93,7 @@ CASES: List[Any] = [
 @pytest.mark.parametrize(("make", "expected"), CASES)
 def test_which_functions_compute_in_float(make: Make, expected: Set[str]) -> None:
     loss = graph(make)
-    reading, tail = read_with_float_tail(loss)
+    reading, tail = moved(loss)
     assert in_float(loss) == expected
     assert len(tail.functions) == len(reading.functions) - len(reading.described.in_half)
     assert tail.rounded == ()
@@ -98,7 +104,7 @@ def test_a_float_graph_stays_as_it_is(make: Make, expected: Set[str]) -> None:
     nn.clear_parameters()
     loss = make(F.tanh(leaf(4, 3)))
     before = read_graph(loss).keys
-    reading, tail = read_with_float_tail(loss)
+    reading, tail = moved(loss)
     assert (tail, reading.keys) == (FloatTail(), before)
 
 
@@ -116,7 +122,7 @@ def test_constants_that_half_holds(constant: float) -> None:
 
 def in_float_of(make: Make) -> Set[str]:
     loss = graph(make)
-    read_with_float_tail(loss)
+    moved(loss)
     return in_float(loss)
 
 
@@ -126,7 +132,7 @@ def test_a_mean_over_more_than_half_can_count() -> None:
         long = F.sum(F.tanh(F.mean(leaf(4, 40000), axis=1)))
         short = F.sum(F.tanh(F.mean(leaf(4, 16), axis=1)))
     for loss, expected in ((long, {"Sum", "Mean"}), (short, {"Sum"})):
-        read_with_float_tail(loss)
+        moved(loss)
         assert in_float(loss) == expected
 
 
@@ -138,7 +144,7 @@ def test_variables_of_the_user_stay_part_of_the_graph() -> None:
         frozen.need_grad = False
         loss = mean * 1e-8 + frozen
     mean.persistent, mean.name = True, "mean"
-    read_with_float_tail(loss)
+    moved(loss)
     loss.forward()
     assert mean.persistent
     assert mean.name == "mean"
@@ -152,7 +158,7 @@ def test_what_was_computed_before_is_computed_again() -> None:
     loss = graph(lambda h: F.mean(h) * 1e-8)
     loss.forward()
     assert float(loss.d) == 0.0
-    read_with_float_tail(loss)
+    moved(loss)
     assert is_computed(loss)
     assert float(loss.d) == pytest.approx(np.tanh(1.0) * 1e-8, rel=1e-3)
 
@@ -160,7 +166,7 @@ def test_what_was_computed_before_is_computed_again() -> None:
 def test_what_was_cleared_waits_for_the_next_forward() -> None:
     loss = graph(lambda h: F.mean(h) * 1e-8)
     loss.forward(clear_buffer=True)
-    read_with_float_tail(loss)
+    moved(loss)
     assert not is_computed(loss)
     loss.forward()
     assert float(loss.d) == pytest.approx(np.tanh(1.0) * 1e-8, rel=1e-3)
@@ -168,8 +174,8 @@ def test_what_was_cleared_waits_for_the_next_forward() -> None:
 
 def test_a_graph_that_was_moved_stays_as_it_is() -> None:
     loss = graph(lambda h: F.mean(h) * 1e-8)
-    before = read_with_float_tail(loss)[0].keys
-    reading, tail = read_with_float_tail(loss)
+    before = moved(loss)[0].keys
+    reading, tail = moved(loss)
     assert (tail, reading.keys) == (FloatTail(), before)
 
 
@@ -178,7 +184,7 @@ def test_what_python_reads_stays_in_half_and_is_named() -> None:
         return F.sum(Same(HALF)(h * 1e-8))
 
     loss = graph(make)
-    _, tail = read_with_float_tail(loss)
+    _, tail = moved(loss)
     assert in_float(loss) == {"Sum", "Same"}
     (rounded,) = tail.rounded
     assert str(rounded) == "MulScalar (MulScalar): 1e-08 is 0 in half precision"
@@ -190,12 +196,12 @@ def test_what_python_reads_stays_in_half_and_is_named() -> None:
 def test_draws_are_not_started_again() -> None:
     """A random function of one element with a seed keeps its generator."""
     loss = graph(lambda h: F.mean(h) * F.rand(shape=(), seed=3))
-    read_with_float_tail(loss)
+    moved(loss)
     assert in_float(loss) == {"Mean", "Mul2"}
 
 
 def test_it_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    _, tail = read_with_float_tail(graph(lambda h: F.mean(h) * 1e-8))
+    _, tail = moved(graph(lambda h: F.mean(h) * 1e-8))
     with caplog.at_level(logging.INFO, "nnabla_adaloss"):
         tail.report()
     assert "2 functions compute in float" in caplog.text

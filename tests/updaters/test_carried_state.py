@@ -164,7 +164,7 @@ def test_in_fp32_it_trains_bit_for_bit_as_a_bare_loop(way: Dict[str, Any]) -> No
 def test_a_batch_that_overflows_is_repeated_from_the_state_it_began_with(way: Dict[str, Any]) -> None:
     n = net(**way, rate=0.0)
     n.factors[2] = 2.0**12
-    emulation = FormatEmulation(n.loss, "float16")
+    emulation = FormatEmulation(n.loss, "float16", float_tail=True)
     expected = []
     for _ in range(BATCHES):
         n.feed()
@@ -203,7 +203,7 @@ def test_so_it_is_in_a_half_context() -> None:
 def trajectory(count: int) -> List[np.ndarray]:
     """The state before each of `count` batches that run once, as stored, and after the last."""
     n = net(share, rate=0.0)
-    emulation, states = FormatEmulation(n.loss, "float16"), [n.state]
+    emulation, states = FormatEmulation(n.loss, "float16", float_tail=True), [n.state]
     for _ in range(count):
         n.feed()
         emulation.forward()
