@@ -68,7 +68,7 @@ class AdaLoss(ABC):
     ) -> None:
         self.config = AdaLossConfig() if config is None else config
         self.limits: Dict[str, LayerLimit] = {}
-        self._limit_policy = LayerLimitPolicy() if limit_policy is None else limit_policy
+        self.limit_policy = LayerLimitPolicy() if limit_policy is None else limit_policy
         # The configuration never changes, and these are asked for per layer and iteration.
         self.adaptive = self.config.method.needs is not Needs.NOTHING
         self.takes_statistics = self.config.method.needs is not Needs.ARRAYS
@@ -191,7 +191,7 @@ class AdaLoss(ABC):
         """Halve the scale that `layer` may have after `alpha` overflowed; False when `alpha` is not to
         blame.
         """
-        limit = self._limit_policy.after_overflow(self.limits.get(layer), alpha)
+        limit = self.limit_policy.after_overflow(self.limits.get(layer), alpha)
         if limit is None:
             return False
         self.limits[layer] = limit
@@ -201,7 +201,7 @@ class AdaLoss(ABC):
         """Count a good update: limits of layers recover."""
         if not self.limits:
             return
-        recovered = {layer: self._limit_policy.after_update(limit) for layer, limit in self.limits.items()}
+        recovered = {layer: self.limit_policy.after_update(limit) for layer, limit in self.limits.items()}
         self.limits = {layer: limit for layer, limit in recovered.items() if limit is not None}
 
     def state_dict(self) -> Dict[str, Dict[str, Any]]:

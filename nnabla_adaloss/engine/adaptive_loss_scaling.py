@@ -369,6 +369,15 @@ class AdaptiveLossScaling:
         """Limits of single layers' scales, lowered by overflows, by layer name."""
         return self._ada_loss.limits
 
+    @property
+    def limit_policy(self) -> LayerLimitPolicy:
+        """How a layer whose scale overflowed backs off and recovers; may be assigned."""
+        return self._ada_loss.limit_policy
+
+    @limit_policy.setter
+    def limit_policy(self, policy: LayerLimitPolicy) -> None:
+        self._ada_loss.limit_policy = policy
+
     def back_off(self, layer: str, alpha: float) -> bool:
         """Halve the scale that `layer` may have after `alpha` overflowed; False: not to blame."""
         self._graph.drop_held()

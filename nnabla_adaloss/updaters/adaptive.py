@@ -15,23 +15,23 @@ from ..core.layer_limits import LayerLimitPolicy
 from ..core.precision import StorageLike
 from ..core.scale_history import HistoryPolicy
 from ..core.scale_policy import ScalePolicy, ScaleState
-from ..core.validation import boolean, integer
 from ..emulation import with_storage
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
 from ..errors import LossScaleError
 from ..graph.loss_like import LossLike, check_scale
 from ..monitor import Audience, BatchThrownAway, ScaleChanged, audience_of
 from ..state import read_state, write_state
-from .argument_checks import check_arguments, check_choice, keep_data
+from .argument_checks import check_arguments, keep_data
 from .batch_run import BatchRun
 from .cause import Cause, agree_on_cause
 from .counters import Counters
-from .exchange import GradientExchange, check_interval
+from .exchange import GradientExchange
 from .function_hooks import HookLike, function_hooks
 from .global_scale import history_of
 from .idle import Idle
 from .reports import Reports, nonfinite_gradients, tell_of_float_storage
 from .result import UpdateResult
+from .settings import Settings
 from .shared_state import adopt_shared_state, agreed_scales, reached_state, shared_state
 from .states import restore, state_of
 from .telling import tell_of_update
@@ -43,7 +43,7 @@ from .window import NOTHING_WRONG, Window
 _HOPELESS = 25
 
 
-class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[misc]
+class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: ignore[misc]
     """Trains with a loss scale that is measured, not searched for, and adaptive scales per layer on top.
 
     Takes the place of nnabla's `DynamicLossScalingUpdater`: the same positional arguments, in the same
@@ -105,6 +105,10 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             in half, `loss * 1e-8` is `loss * 0`. In a half context it replaces these functions in the graph.
             True; False leaves the graph as it is.
 
+    These are its attributes as well. What is assigned to one between updates is checked as here, and obeyed;
+    where other things were made with it (`comm`, `grads`, `config`, `storage`, `on_overflow`, the hooks, ...)
+    that raises AttributeError.
+
     Attributes:
         counters: how many updates, batches and repeats there were, and how many batches were lost, by cause.
 
@@ -157,24 +161,17 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         float_tail: bool = True,
     ) -> None:
         check_arguments(solver, data_feeder, accum_grad, weight_decay, comm, grads)
-        self.policy = ScalePolicy(scaling_factor, N, min_scale, max_scale, hysteresis)
-        if integer("max_retries", max_retries) < 0:
-            raise ValueError(f"max_retries={max_retries!r} must be 0 or more")
-        self.check_every = check_interval("check_every", check_every)
-        if on_gradients is not None and not callable(on_gradients):
-            raise TypeError(
-                f"on_gradients must be callable with the solver, got {type(on_gradients).__name__}"
-            )
-        choices = ("raise", "skip", "warn")
-        self.on_nonfinite_loss = check_choice("on_nonfinite_loss", on_nonfinite_loss, choices)
-        self.on_nonfinite_forward = check_choice("on_nonfinite_forward", on_nonfinite_forward, choices)
-        self.on_scale_floor = check_choice("on_scale_floor", on_scale_floor, choices)
-        self.on_overflow = check_choice("on_overflow", on_overflow, ("repeat", "next"))
+        self._policy = ScalePolicy(scaling_factor, N, min_scale, max_scale, hysteresis)
+        self._hysteresis_left = hysteresis
+        self.max_retries, self.check_every, self.on_gradients = max_retries, check_every, on_gradients
+        self.on_nonfinite_loss, self.on_nonfinite_forward = on_nonfinite_loss, on_nonfinite_forward
+        self.on_scale_floor, self.on_overflow = on_scale_floor, on_overflow
         self._hooks = function_hooks(function_pre_hook, function_post_hook)
         self.history = history_of(global_scale, check_scale(scale), min_scale)
         self._measured = self.history is not None
-        self._config, self._storage, self.solver = config, storage, solver
-        self._float_tail = boolean("float_tail", float_tail)
+        self.config, self.storage, self.solver, self.global_scale = config, storage, solver, global_scale
+        self.monitors, self.float_tail = monitors, float_tail
+        self.function_pre_hook, self.function_post_hook = function_pre_hook, function_post_hook
         self._loss: Optional[LossLike] = None
         self.scaling: AdaptiveLossScaling
         self._audience = audience_of(monitors)
@@ -206,11 +203,8 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             # The policy's own, also where that is not the baseline's.
             self.scale = self.history.start_scale
         tell_of_float_storage(self.scaling, storage, config)
-        self.max_retries = max_retries
-        self.on_gradients = on_gradients
         self.average = average
         self.last_good_scale = math.nan
-        self._hysteresis_left = hysteresis
         self._started = False
         # Keys of the parameters that the solver had when that was last asked.
         self._trained: Set[int] = set()
@@ -513,13 +507,13 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
         if self._loss is not None and loss is self._loss:
             return
         scaling = AdaptiveLossScaling(
-            with_storage(loss, self._storage, float_tail=self._float_tail),
+            with_storage(loss, self.storage, float_tail=self.float_tail),
             # Checked and completed already, which takes longer than to read a small graph.
-            self._config if self._loss is None else self.scaling.config,
+            self.config if self._loss is None else self.scaling.config,
             parameters=self.solver.get_parameters,
             limit_policy=LayerLimitPolicy(self.policy.N),
             history=self.history,
-            float_tail=self._float_tail,
+            float_tail=self.float_tail,
         )
         if scaling.variable.size != 1:
             raise ValueError(
@@ -530,6 +524,18 @@ class AdaptiveLossScalingUpdater(DynamicLossScalingUpdater):  # type: ignore[mis
             scaling.go_on_from(self.scaling)
         scaling.audience = self._audience
         self._loss, self.scaling = loss, scaling
+
+    @property
+    def policy(self) -> ScalePolicy:
+        """How `global_scale="dynamic"` searches for the scale; `N`, `scaling_factor`, ... are its numbers."""
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: ScalePolicy) -> None:
+        if policy == self._policy:
+            return
+        self._policy, self.scaling.limit_policy = policy, LayerLimitPolicy(policy.N)
+        self._hysteresis_left = min(self._hysteresis_left, policy.hysteresis)
 
     @property
     def scale(self) -> float:

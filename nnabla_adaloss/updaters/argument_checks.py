@@ -26,15 +26,10 @@ def check_arguments(
         TypeError: an argument is of the wrong type; the message names it.
         ValueError: `accum_grad` is less than 1.
     """
-    for method in ("zero_grad", "update", "weight_decay", "scale_grad", "get_parameters"):
-        if not callable(getattr(solver, method, None)):
-            raise TypeError(f"solver must be an nnabla solver; {type(solver).__name__} has no {method}()")
-    if not callable(data_feeder):
-        raise TypeError(f"data_feeder must be callable without arguments, got {type(data_feeder).__name__}")
-    if integer("accum_grad", accum_grad) < 1:
-        raise ValueError(f"accum_grad={accum_grad!r} must be 1 or more")
-    if weight_decay is not None:
-        number("weight_decay", weight_decay)
+    check_solver("solver", solver)
+    check_data_feeder("data_feeder", data_feeder)
+    check_count("accum_grad", accum_grad)
+    check_decay("weight_decay", weight_decay)
     if comm is not None and not callable(getattr(comm, "all_reduce", None)):
         raise TypeError(
             f"comm must be a communicator with all_reduce(arrays, division, inplace); "
@@ -44,6 +39,42 @@ def check_arguments(
         raise ValueError(
             "grads are exchanged through comm, but comm is None; pass a communicator, or no grads"
         )
+
+
+def check_solver(name: str, value: Any) -> Any:
+    """`value` when it is a solver; else TypeError."""
+    for method in ("zero_grad", "update", "weight_decay", "scale_grad", "get_parameters"):
+        if not callable(getattr(value, method, None)):
+            raise TypeError(f"{name} must be an nnabla solver; {type(value).__name__} has no {method}()")
+    return value
+
+
+def check_data_feeder(name: str, value: Any) -> Any:
+    """`value` when it can be called; else TypeError."""
+    if not callable(value):
+        raise TypeError(f"{name} must be callable without arguments, got {type(value).__name__}")
+    return value
+
+
+def check_count(name: str, value: Any, least: int = 1) -> int:
+    """`value` when it is an integer of at least `least`; else TypeError or ValueError."""
+    if integer(name, value) < least:
+        raise ValueError(f"{name}={value!r} must be {least} or more")
+    return int(value)
+
+
+def check_decay(name: str, value: Any) -> Any:
+    """`value` when it is a number, or None; else TypeError."""
+    if value is not None:
+        number(name, value)
+    return value
+
+
+def check_gradient_hook(name: str, value: Any) -> Any:
+    """`value` when it can be called, or is None; else TypeError."""
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} must be callable with the solver, got {type(value).__name__}")
+    return value
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
