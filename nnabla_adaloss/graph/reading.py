@@ -104,10 +104,10 @@ class GraphReading(NamedTuple):
         """True while the graph is what it was when it was read.
 
         One that was rewired, or in which `need_grad` was set, is another after its next forward: only there
-        nnabla finds out which of its functions and variables need a gradient.
+        nnabla finds out which of its functions and variables need a gradient. Shapes are not looked at: before
+        forward those of a graph whose input has another one are neither the old nor the new.
         """
-        shapes = self.described.shapes
-        return not self.watch.changed and all(v.shape == shapes[p] for p, v in self.leaves.items())
+        return not self.watch.changed
 
     def description(self, names: Mapping[int, str]) -> GraphDescription:
         """All that plans ask of the graph.
