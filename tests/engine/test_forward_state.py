@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any, Dict, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -177,3 +177,90 @@ def test_what_is_no_parameter_is_not_kept_beyond_its_graph() -> None:
     kept = [v for keepers in (state._present, state._held, moment) for k in keepers for v in k.variables]
     assert {hash(v) for v in kept} == {hash(mean), hash(variance)}
     assert not state._keepers
+
+
+def test_what_a_first_forward_has_written_before_it_was_interrupted_is_put_back() -> None:
+    """Nobody knows then what the rest of it would have written: it is looked for once more."""
+    loss = network()
+    state, plan, before = ForwardState(CpuKernels()), plan_of(loss), statistics()
+    gain, shift = (nn.get_parameters(grad_only=False)[name] for name in ("gain", "shift"))
+    state.save(plan)
+    gain.d = 5.0
+    state.restore()
+    assert gain.d.tolist() == [[1.0, 2.0, 3.0]]
+    assert not changed(before)
+    # What the user writes then is the user's.
+    gain.d = 6.0
+    state.restore()
+    assert gain.d.tolist() == [[6.0] * 3]
+    state.drop()
+    state.save(plan)
+    shift.d = 7.0
+    state.note_changes()
+    state.restore()
+    assert shift.d.tolist() == [[0.0] * 3]
+
+
+def test_what_a_graph_of_a_later_batch_is_seen_to_write_is_put_back_with_that_batch() -> None:
+    loss, other = network(), F.mean(nn.Variable((1, 3)) * parameter("scale", [[1.0, 1.0, 1.0]]))
+    state, scale = ForwardState(CpuKernels()), nn.get_parameters(grad_only=False)["scale"]
+    state.save(plan_of(loss))
+    loss.forward()
+    state.note_changes()
+    state.save(plan_of(other))
+    moment = state.now()
+    scale.d = 4.0  # as a function of the user's own would
+    state.note_changes()
+    state.restore(moment)
+    assert scale.d.tolist() == [[1.0] * 3]
+
+
+def recurrent() -> Tuple[nn.Variable, nn.Variable, nn.Variable]:
+    """A loss, its first state, and the last one, whose memory that shares."""
+    first = nn.Variable((2, 3))
+    first.data.zero()
+    last = F.tanh(first + parameter("gain", [[1.0, 2.0, 3.0]]))
+    first.data = last.data
+    weight = nn.parameter.get_parameter_or_create("w", (2, 3), np.ones((2, 3)))
+    return F.mean(last * weight), first, last
+
+
+def test_a_state_that_shares_memory_with_an_output_is_put_back() -> None:
+    loss, first, last = recurrent()
+    state, plan = ForwardState(CpuKernels()), plan_of(loss)
+    for index in range(3):
+        if index == 2:  # data are assigned at any time
+            fresh = nn.NdArray.from_numpy_array(np.full((2, 3), 0.5, np.float32))
+            first.data = last.data = fresh
+        before = first.d.copy()
+        state.drop()
+        state.save(plan)
+        loss.forward(clear_no_need_grad=True)
+        loss.backward(clear_buffer=True)
+        assert not np.array_equal(first.d, before)
+        state.restore()
+        np.testing.assert_array_equal(first.d, before)
+        loss.forward()
+
+
+def test_an_input_that_shares_no_memory_belongs_to_the_feeder() -> None:
+    loss, first, _ = recurrent()
+    first.data = nn.NdArray((2, 3))
+    first.d = 0.5
+    state, plan = ForwardState(CpuKernels()), plan_of(loss)
+    state.save(plan)
+    loss.forward()
+    first.d = 0.25
+    state.restore()
+    assert first.d.tolist() == [[0.25] * 3] * 2
+
+
+def test_what_needs_a_gradient_and_is_written_is_put_back() -> None:
+    average = nn.parameter.get_parameter_or_create("average", (2, 3), np.ones((2, 3)))
+    loss = F.mean(F.assign(average, 0.5 * nn.Variable((2, 3))))
+    state = ForwardState(CpuKernels())
+    state.save(plan_of(loss))
+    loss.forward()
+    assert not average.d.any()
+    state.restore()
+    assert average.d.tolist() == [[1.0] * 3] * 2
