@@ -9,8 +9,8 @@ from typing import List, Sequence, Tuple
 import nnabla as nn
 
 _references = attrgetter("get_number_of_references")
-# More Variables of Python's than an output has, as a rule.
-_MARKS = 16
+# More Variables of Python's than an output has, as a rule: an updater that emulates a storage has four.
+_MARKS = 8
 
 
 class SharedArrays:
