@@ -104,8 +104,8 @@ class GraphReading(NamedTuple):
         """True while the graph is what it was when it was read.
 
         One that was rewired, or in which `need_grad` was set, is another after its next forward: only there
-        nnabla finds out which of its functions and variables need a gradient. Shapes are not looked at: before
-        forward those of a graph whose input has another one are neither the old nor the new.
+        nnabla finds out which of its functions and variables need a gradient. Shapes are not looked at:
+        before forward those of a graph whose input has another one are neither the old nor the new.
         """
         return not self.watch.changed
 
