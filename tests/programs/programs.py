@@ -101,14 +101,24 @@ def start() -> None:
 
 def emulated(kind: str, loss: nn.Variable) -> Any:
     """What an updater of this kind is given, so that both train under emulated float16."""
-    return loss if kind == "adaptive" else FormatEmulation(loss, "float16")
+    return FormatEmulation(loss, "float16") if kind == "dynamic" else loss
 
 
 def updater_of(
     kind: str, solver: Any, loss: nn.Variable, feed: Any, **options: Any
 ) -> Union[AdaptiveLossScalingUpdater, DynamicLossScalingUpdater]:
-    """Ours or nnabla's updater, both with the options that a program of a few hundred batches needs."""
+    """Ours or nnabla's updater, both with the options that a program of a few hundred batches needs.
+
+    Args:
+        kind: "adaptive" and "dynamic" emulate float16; "native" is ours in the context of the network.
+        solver: the solver.
+        loss: the loss.
+        feed: the data feeder.
+        options: further options.
+    """
     options = {"scale": 64.0, "N": 20, **options}
+    if kind == "native":
+        return AdaptiveLossScalingUpdater(solver, loss, feed, **options)
     if kind == "adaptive":
         return AdaptiveLossScalingUpdater(solver, loss, feed, storage="float16", **options)
     return DynamicLossScalingUpdater(solver, emulated(kind, loss), feed, **options)

@@ -65,7 +65,8 @@ def batch(rng: np.random.Generator, count: int) -> Tuple[np.ndarray, np.ndarray]
 
 def train(kind: str) -> Outcome:
     start()
-    pretrain()
+    with nn.context_scope(nn.Context(["cpu:float"], "CpuCachedArray", "0")):
+        pretrain()
     x_test, t_test, y_test, loss_test = network(200)
     x_test.d, t_test.d = batch(np.random.default_rng(2), 200)
     examination = Examination(loss_test, y_test)

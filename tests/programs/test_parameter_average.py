@@ -67,7 +67,7 @@ def train(kind: str) -> Trained:
     solver.set_parameters(parameters)
     updater = updater_of(kind, solver, stream.gated(loss), feed)
     # Nothing tells when an emulation swaps weights for rounded ones: the baseline's whole update is locked.
-    lock = updater.parameters_lock if kind == "adaptive" else threading.Lock()
+    lock = updater.parameters_lock if kind != "dynamic" else threading.Lock()
 
     average = values_of(parameters)
     seen: List[int] = []
@@ -82,7 +82,7 @@ def train(kind: str) -> Trained:
                 average[name] += (1.0 - KEPT) * (value - average[name])
 
     def update() -> None:
-        if kind == "adaptive":
+        if kind != "dynamic":
             updater.update()
         else:
             with lock:

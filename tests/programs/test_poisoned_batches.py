@@ -54,7 +54,7 @@ def train(kind: str) -> Outcome:
     solver = S.Momentum(0.02)
     solver.set_parameters(nn.get_parameters())
     # nnabla's updater takes each NaN for an overflow: it ends with a scale of 2**-6.
-    policy = {"on_nonfinite_loss": "skip"} if kind == "adaptive" else {}
+    policy = {"on_nonfinite_loss": "skip"} if kind != "dynamic" else {}
     updater = updater_of(kind, solver, stream.gated(loss), feed, scale=2.0**12, N=2000, **policy)
     progress = Progress(solver, stream)
     while stream.left:

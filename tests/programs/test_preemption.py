@@ -100,7 +100,7 @@ def train(kind: str, folder: Path) -> Trained:
         saved.set()
 
     def handle(signum: int, frame: Any) -> None:
-        if kind == "adaptive":
+        if kind != "dynamic":
             updater.when_idle(save)
         else:
             wanted.append(signum)
