@@ -3,35 +3,71 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, List, Mapping, Optional
 
 import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
+from ..graph.reading import GraphDescription, GraphReading, read_graph
 from .target import Target
 
 
 class Batches:
     """What a feeder has fed, each time that it was called.
 
+    A feeder may build the graph anew for each batch and assign it to its updater. The graph of the first
+    batch is the one that is looked at. Batches of graphs that are built alike are run through it; those of
+    others, such as sentences of another length, are left out.
+
     Args:
         target: the feeder, and how often it is called. Without one there is a single batch: what is there.
-        inputs: the leaves that a feeder may fill, by key.
+        names: names of parameters, by variable key.
+
+    Attributes:
+        loss: the loss of the first batch.
+        changed: keys of the leaves that did not hold the same in all batches.
     """
 
-    def __init__(self, target: Target, inputs: Mapping[int, nn.Variable]) -> None:
-        self._inputs = inputs
+    def __init__(self, target: Target, names: Mapping[int, str]) -> None:
         self._kept: List[Dict[int, NDArray[Any]]] = []
-        for _ in range(target.batches):
+        self._inputs: Dict[int, nn.Variable] = {}
+        described: Optional[GraphDescription] = None
+        self.loss: nn.Variable
+        for index in range(target.batches):
             if target.feeder is not None:
                 target.feeder()
-            self._kept.append({key: np.array(v.d) for key, v in inputs.items()})
+            loss = target.loss()
+            if index and hash(loss) == hash(self.loss):
+                inputs = self._inputs
+            else:
+                reading = read_graph(loss)
+                inputs = _fed(reading, names)
+                if not index:
+                    self.loss, self._inputs = loss, inputs
+                    described = reading.description(names)
+                elif reading.description(names) != described:
+                    continue
+            self._kept.append({position: np.array(v.d) for position, v in inputs.items()})
+        self.changed = {hash(v) for position, v in self._inputs.items() if self._differs(position)}
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def feed(self, index: int) -> None:
         """Put batch `index` where it was fed."""
-        for key, v in self._inputs.items():
-            v.d = self._kept[index][key]
+        for position, v in self._inputs.items():
+            v.d = self._kept[index][position]
+
+    def _differs(self, position: int) -> bool:
+        first, *others = (kept[position] for kept in self._kept)
+        return any(not np.array_equal(first, other, equal_nan=True) for other in others)
+
+
+def _fed(reading: GraphReading, names: Mapping[int, str]) -> Dict[int, nn.Variable]:
+    """The leaves that a feeder may fill, by position."""
+    return {
+        position: v
+        for position, v in reading.leaves.items()
+        if not v.need_grad or reading.keys[position] not in names
+    }

@@ -23,7 +23,8 @@ class Layer(NamedTuple):
     Attributes:
         name: its name.
         type_name: nnabla's type name of it.
-        outputs: its outputs, by key.
+        outputs: its outputs that some function reads, or that are the loss, by key; nnabla has no gradient
+            for others, such as the last states of an LSTM that nobody asks for.
         weights: the leaves whose gradients it computes, by key; a weight with several uses belongs to the
             first.
     """
@@ -38,12 +39,13 @@ def layers_of(plan: GraphPlan) -> List[Layer]:
     """The layers of a graph, in forward order."""
     found: List[Layer] = []
     taken: Set[int] = set()
+    read = {*plan.readers, *map(hash, plan.roots)}
     for node in reversed(list(plan.nodes.values())):
         if not (node.scalings or node.leaves):
             continue
         weights = {key: v for key, v in zip(node.leaf_keys, node.leaves) if key not in taken}
         taken.update(weights)
-        outputs = dict(zip(node.output_keys, node.outputs))
+        outputs = {key: v for key, v in zip(node.output_keys, node.outputs) if key in read}
         found.append(Layer(node.label, node.type_name, outputs, weights))
     return found
 

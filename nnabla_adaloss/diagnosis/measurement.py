@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from functools import partial
 from typing import Dict, List, Mapping, Tuple
 
@@ -36,14 +37,21 @@ _HALVINGS = 4
 
 def measure(target: Target, precision: Precision) -> NetworkNumbers:
     """Everything that verdicts are made from; the network is as before afterwards."""
-    context = target.loss.parent.context
-    kernels = select_kernels(context)
-    plan = GraphPlan(target.loss, names={**named(target.parameters), **registered_names()})
-    leaves = {hash(v): v for f in plan.functions for v in f.inputs if v.parent is None}
-    with preserved(leaves, kernels) as state:
-        inputs = {key: v for key, v in leaves.items() if not v.need_grad or key not in plan.names}
-        batches = Batches(target, inputs)
-        return _Measurement(target.loss, precision, plan, batches, GraphObserver(plan, kernels), state).run()
+    fed = target.loss()
+    kernels = select_kernels(fed.parent.context)
+    names = {**named(target.parameters), **registered_names()}
+    with ExitStack() as kept:
+        kept.enter_context(target.loss_kept())
+        kept.enter_context(preserved(_leaves(GraphPlan(fed, names=names)), kernels))
+        batches = Batches(target, names)
+        plan = GraphPlan(batches.loss, names={**names, **registered_names()})
+        # Of a graph that the feeder has built, and the random numbers that come after those of the feeder.
+        state = kept.enter_context(preserved(_leaves(plan), kernels))
+        return _Measurement(precision, plan, batches, GraphObserver(plan, kernels), state).run()
+
+
+def _leaves(plan: GraphPlan) -> Dict[int, nn.Variable]:
+    return {hash(v): v for f in plan.functions for v in f.inputs if v.parent is None}
 
 
 class _Tallies:
@@ -58,17 +66,16 @@ class _Tallies:
 class _Measurement:
     def __init__(
         self,
-        loss: nn.Variable,
         precision: Precision,
         plan: GraphPlan,
         batches: Batches,
         observer: GraphObserver,
         state: RandomState,
     ) -> None:
-        self._loss, self._batches, self._observer, self._state = loss, batches, observer, state
+        self._loss, self._batches, self._observer, self._state = batches.loss, batches, observer, state
         self._layers = layers_of(plan)
         self._passes = Passes(self._layers)
-        self._emulation = FormatEmulation(loss, precision)
+        self._emulation = FormatEmulation(batches.loss, precision)
         self._u_max = precision.stored_gradients.max
         self._storage = str(precision)
         self._adaptive = {

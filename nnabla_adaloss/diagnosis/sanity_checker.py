@@ -16,6 +16,7 @@ from .layers import layers_of
 from .passes import LayerGradients, Passes
 from .preserved import preserved
 from .tally import Tally
+from .target import computed_in_half
 
 
 class LayerLoss(NamedTuple):
@@ -49,7 +50,8 @@ class SanityChecker:
 
     Raises:
         TypeError: `updater` has no `scaling`.
-        ValueError: its loss is stored in fp32, `every` is less than 1, or `threshold` not in [0, 1].
+        ValueError: its loss is stored in fp32 or computed in half precision, `every` is less than 1, or
+            `threshold` not in [0, 1].
 
     Example:
         >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
@@ -145,6 +147,9 @@ def _lost(keys: Sequence[int], reference: LayerGradients, stored: LayerGradients
 
 def _emulation_of(scaling: AdaptiveLossScaling) -> FormatEmulation:
     loss = scaling.loss
+    told = computed_in_half(scaling.variable)
+    if told:
+        raise ValueError(told)
     if not isinstance(loss, FormatEmulation):
         raise ValueError(
             "updater stores everything in fp32, so that nothing can be lost: make it with storage='float16'"

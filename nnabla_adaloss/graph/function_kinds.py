@@ -14,11 +14,6 @@ NON_HOMOGENEOUS: FrozenSet[str] = frozenset({"ClipGradByNorm", "ClipGradByValue"
 OWN_REFERENCES: FrozenSet[str] = frozenset({"LSTM", "GRU", "RNN", "SpectralNorm"})
 
 
-def computes_in_half(context: nn.Context) -> bool:
-    """Whether nnabla computes in a native half-precision type under `context`."""
-    return is_half(context.backend)
-
-
 def is_half(backends: Sequence[str]) -> bool:
     """Whether the first of the `backends` of a context is one of half precision."""
     return bool(backends) and backends[0].endswith((":half", ":mixed_half"))

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import random
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Sequence
 
 import nnabla as nn
+import nnabla.experimental.mixed_precision_training
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import nnabla.random
@@ -197,11 +198,96 @@ def test_refused(call: Callable[[nn.Variable], Any], error: Any, message: str) -
         call(loss)
 
 
-def test_a_half_context_is_refused() -> None:
-    with nn.context_scope(nn.Context(["cpu:half"], "CpuCachedArray", "0")):
-        loss = F.mean(PF.affine(nn.Variable((2, 3)), 2))
-    with pytest.raises(ValueError, match="there is no fp32 to compare with"):
+HALF = nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")
+
+
+@pytest.mark.parametrize("loss_in_half", [True, False])
+def test_the_first_function_that_computes_in_half_is_named(loss_in_half: bool) -> None:
+    h = F.tanh(PF.affine(nn.Variable((2, 3)), 4, name="fc1"))
+    with nn.context_scope(HALF):
+        y = PF.affine(h, 2, name="fc2")
+    with nn.context_scope(HALF if loss_in_half else nn.Context(["cpu:float"], "CpuCachedArray", "0")):
+        loss = F.mean(y) * 1e-9
+    with pytest.raises(ValueError, match="^fc2/affine is computed in cpu:half, so there is no fp32"):
         diagnose(loss)
+
+
+class Rebuilding:
+    """Builds the graph anew for each batch and assigns it to its updater."""
+
+    def __init__(self, sizes: Sequence[int] = (8,)) -> None:
+        self._rng, self._sizes, self.calls = np.random.default_rng(0), sizes, 0
+        self.updater: Any = None
+
+    def build(self, weight: float = 1.0) -> nn.Variable:
+        x = nn.Variable((self._sizes[self.calls % len(self._sizes)], 4))
+        x.d = self._rng.standard_normal(x.shape)
+        return F.mean(PF.affine(F.tanh(PF.affine(x, 5, name="fc1")), 2, name="fc2") ** 2) * weight
+
+    def __call__(self) -> None:
+        self.updater.loss = self.build(1e-8)
+        self.calls += 1
+
+
+@pytest.mark.parametrize(
+    "updater_of",
+    [
+        lambda *a: nnabla.experimental.mixed_precision_training.DynamicLossScalingUpdater(*a),
+        lambda *a: AdaptiveLossScalingUpdater(*a, storage="float16"),
+    ],
+)
+def test_the_graph_that_the_feeder_assigns_is_looked_at(updater_of: Callable[..., Any]) -> None:
+    feeder = Rebuilding()
+    before = feeder.build()
+    solver = S.Sgd(0.1)
+    solver.set_parameters(nn.get_parameters())
+    feeder.updater = updater = updater_of(solver, before, feeder)
+    diagnosis = diagnose(updater)
+    assert (feeder.calls, diagnosis.numbers.batches) == (4, 4)
+    assert diagnosis.verdict.needs is Way.ONE, diagnosis
+    assert updater.loss is before
+    updater.update()
+
+
+def test_batches_of_graphs_that_are_built_otherwise_are_left_out() -> None:
+    feeder = Rebuilding((8, 6))
+    loss, solver = feeder.build(), S.Sgd(0.1)
+    solver.set_parameters(nn.get_parameters())
+    feeder.updater = AdaptiveLossScalingUpdater(solver, loss, feeder, storage="float16")
+    assert diagnose(feeder.updater).numbers.batches == 2
+
+
+def unused_states(x: nn.Variable) -> nn.Variable:
+    shape = (1, 1, 4, 5)
+    h, c = nn.Variable.from_numpy_array(np.zeros(shape)), nn.Variable.from_numpy_array(np.zeros(shape))
+    return PF.lstm(F.reshape(x, (2, 4, 3)), h, c, num_layers=1)[0]
+
+
+def unused_state(x: nn.Variable) -> nn.Variable:
+    return PF.gru(F.reshape(x, (2, 4, 3)), nn.Variable.from_numpy_array(np.zeros((1, 1, 4, 5))))[0]
+
+
+def unused_statistics(x: nn.Variable) -> nn.Variable:
+    return PF.batch_normalization(PF.affine(x, 3, name="fc1"), output_stat=True)[0]
+
+
+MULTIPLE: Dict[str, Callable[[nn.Variable], nn.Variable]] = {
+    "LSTM": unused_states,
+    "GRU": unused_state,
+    "Split": lambda x: F.split(PF.affine(x, 4, name="fc1"), axis=1)[1],
+    "TopK": lambda x: F.top_k_data(PF.affine(x, 4, name="fc1"), 2, with_index=True)[0],
+    "Sort": lambda x: F.sort(PF.affine(x, 4, name="fc1"), axis=1, with_index=True)[0],
+    "Max": lambda x: F.max(PF.affine(x, 4, name="fc1"), axis=1, with_index=True)[0],
+    "BatchNormalization": unused_statistics,
+    "Sink": lambda x: F.sink(F.mean(PF.affine(x, 4, name="fc1") ** 2), PF.affine(x, 4, name="fc3")),
+}
+
+
+@pytest.mark.parametrize("name", MULTIPLE)
+def test_outputs_that_nobody_reads(name: str) -> None:
+    y = MULTIPLE[name](nn.Variable.from_numpy_array(np.random.default_rng(0).standard_normal((8, 3))))
+    loss = y if y.size == 1 else F.mean(y**2)
+    assert diagnose(loss).verdict.needs is not None
 
 
 def test_a_feeder_that_fails_leaves_everything_as_it_was() -> None:
