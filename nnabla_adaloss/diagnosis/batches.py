@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping
 
 import nnabla as nn
 import numpy as np
@@ -26,14 +26,15 @@ class Batches:
 
     Attributes:
         loss: the loss of the first batch.
-        changed: keys of the leaves that did not hold the same in all batches.
+        fed: keys of the leaves that data is fed to: those that do not hold the same in all batches, and all
+            that a feeder may fill where there is one batch only.
     """
 
     def __init__(self, target: Target, names: Mapping[int, str]) -> None:
         self._kept: List[Dict[int, NDArray[Any]]] = []
         self._inputs: Dict[int, nn.Variable] = {}
-        described: Optional[GraphDescription] = None
-        self.loss: nn.Variable
+        self.loss: nn.Variable = target.loss()
+        described = None
         for index in range(target.batches):
             if target.feeder is not None:
                 target.feeder()
@@ -44,12 +45,11 @@ class Batches:
                 reading = read_graph(loss)
                 inputs = _fed(reading, names)
                 if not index:
-                    self.loss, self._inputs = loss, inputs
-                    described = reading.description(names)
-                elif reading.description(names) != described:
+                    self.loss, self._inputs, described = loss, inputs, _alike(reading, names)
+                elif _alike(reading, names) != described:
                     continue
             self._kept.append({position: np.array(v.d) for position, v in inputs.items()})
-        self.changed = {hash(v) for position, v in self._inputs.items() if self._differs(position)}
+        self.fed = {hash(v) for position, v in self._inputs.items() if self._is_fed(position)}
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -59,9 +59,9 @@ class Batches:
         for position, v in self._inputs.items():
             v.d = self._kept[index][position]
 
-    def _differs(self, position: int) -> bool:
+    def _is_fed(self, position: int) -> bool:
         first, *others = (kept[position] for kept in self._kept)
-        return any(not np.array_equal(first, other, equal_nan=True) for other in others)
+        return not others or any(not np.array_equal(first, other, equal_nan=True) for other in others)
 
 
 def _fed(reading: GraphReading, names: Mapping[int, str]) -> Dict[int, nn.Variable]:
@@ -71,3 +71,8 @@ def _fed(reading: GraphReading, names: Mapping[int, str]) -> Dict[int, nn.Variab
         for position, v in reading.leaves.items()
         if not v.need_grad or reading.keys[position] not in names
     }
+
+
+def _alike(reading: GraphReading, names: Mapping[int, str]) -> GraphDescription:
+    """The description, without ranks: forward raises them."""
+    return reading.description(names)._replace(ranks=[])

@@ -10,12 +10,14 @@ import nnabla as nn
 import numpy as np
 
 from ..core.statistics import ArrayStatistics
+from ..graph.matrix_products import is_matrix_product
 from ..graph.node import Node
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels
 from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
 from .layers import attention_scores, nearest_layers
-from .numbers import FunctionNumbers, ReadLeaf
+from .numbers import FunctionNumbers, ReadLeaf, Values
+from .values import input_name, same_for_all_samples, values_of, zeros_of
 
 
 class _Seen:
@@ -30,6 +32,12 @@ class _Seen:
         self.arriving = self.leaving = 0.0
         self.gradient_known = self.breaks = False
         self.stops: Optional[bool] = None
+        self.values: Optional[Values] = None
+        self.stored_zeros = 0
+        # Names of inputs, and whether they are the same for all samples; of weights, and whether they are
+        # zero and stay so.
+        self.constant_inputs: Dict[str, bool] = {}
+        self.stuck_weights: Dict[str, bool] = {}
 
 
 class GraphObserver:
@@ -50,6 +58,7 @@ class GraphObserver:
         self._plan, self._kernels = plan, kernels
         self._layers, self._scores = nearest_layers(plan), attention_scores(plan)
         self._seen = {hash(f): _Seen() for f in plan.functions}
+        self._position = {hash(f): index for index, f in enumerate(plan.functions)}
         self._readers = Counter(hash(v) for f in plan.functions for v in f.inputs)
         # Of the pass that runs: variables that are not finite, gradients by key.
         self._bad: Set[int] = set()
@@ -67,6 +76,11 @@ class GraphObserver:
                 leaf = self._leaf(v)
                 seen.leaves[leaf.name] = leaf
                 self._bad.add(hash(v))
+            if v.parent is None and hash(v) not in self._plan.names:
+                name = input_name(v)
+                seen.constant_inputs[name] = seen.constant_inputs.get(name, True) and same_for_all_samples(v)
+        values = values_of(f)
+        seen.values = values if seen.values is None else seen.values.merged(values)
         clean = self._bad.isdisjoint(map(hash, f.inputs))
         for v in f.outputs:
             statistics = self._statistics(v.data)
@@ -96,6 +110,7 @@ class GraphObserver:
                 self._bad.add(hash(v))
                 if clean:
                     seen.overflowed = max(seen.overflowed, count)
+                    seen.stored_zeros = max(seen.stored_zeros, zeros_of(f))
 
     def begin_backward(self) -> None:
         """A backward pass in fp32 begins."""
@@ -144,9 +159,22 @@ class GraphObserver:
             seen.leaving / seen.arriving if seen.arriving and seen.leaving else None,
             bool(seen.stops),
             seen.breaks,
+            tuple([self._position[hash(v.parent)] for v in f.inputs if v.parent is not None]),
+            seen.values or Values(),
+            seen.stored_zeros,
+            tuple([name for name, constant in seen.constant_inputs.items() if constant]),
+            tuple([name for name, stuck in seen.stuck_weights.items() if stuck]),
         )
 
     def _sum_up(self, node: Node, seen: _Seen) -> None:
+        if is_matrix_product(node.type_name):
+            for key, v in zip(node.leaf_keys, node.leaves):
+                name, found = (
+                    self._plan.names.get(key, ""),
+                    (self._gradients.get(key), self._statistics(v.data)),
+                )
+                stuck = v.ndim > 1 and all(s is not None and not s.abs_max and s.finite for s in found)
+                seen.stuck_weights[name] = stuck and seen.stuck_weights.get(name, True)
         arriving = [self._gradients[key] for key in node.output_keys if key in self._gradients]
         handed_on = [*node.input_keys, *node.leaf_keys]
         leaving = [self._gradients[key] for key in handed_on if key in self._gradients]
@@ -175,7 +203,7 @@ class GraphObserver:
         values = np.asarray(v.data.data)
         nans = int(np.isnan(values).sum())
         infinities = int(np.isinf(values).sum())
-        return ReadLeaf(name or f"the input of shape {v.shape}", name is not None, nans, infinities)
+        return ReadLeaf(name or input_name(v), name is not None, nans, infinities)
 
     def _nonfinite(self, v: nn.Variable) -> int:
         statistics = self._statistics(v.data)

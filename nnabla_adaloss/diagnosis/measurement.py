@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from functools import partial
-from typing import Dict, List, Mapping, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -22,17 +22,22 @@ from ..kernels import select_kernels
 from .batches import Batches
 from .graph_observer import GraphObserver
 from .layers import Layer, layers_of
-from .numbers import LayerNumbers, NetworkNumbers, Way
+from .numbers import LayerNumbers, NetworkNumbers, Untrained, Way
 from .passes import LayerGradients, Passes
 from .preserved import preserved
 from .random_state import RandomState
 from .tally import Tally
 from .target import Target
+from .training import training_of
+from .untrained import untrained_parameters
 
 # Where nnabla's updater starts.
 _START = 8.0
 # How often the largest scale is halved when gradients as stored are larger than in fp32.
 _HALVINGS = 4
+# The smallest number that a logarithm or a divisor is kept away from 0 by: fp16 holds it in full, and the
+# gradient there, 2^14, too.
+_TINY = 2.0**-14
 
 
 def measure(target: Target, precision: Precision) -> NetworkNumbers:
@@ -47,7 +52,15 @@ def measure(target: Target, precision: Precision) -> NetworkNumbers:
         plan = GraphPlan(batches.loss, names={**names, **registered_names()})
         # Of a graph that the feeder has built, and the random numbers that come after those of the feeder.
         state = kept.enter_context(preserved(_leaves(plan), kernels))
-        return _Measurement(precision, plan, batches, GraphObserver(plan, kernels), state).run()
+        numbers = _Measurement(
+            target.solver, precision, plan, batches, GraphObserver(plan, kernels), state
+        ).run()
+        return numbers._replace(untrained=_untrained(target, plan, batches))
+
+
+def _untrained(target: Target, plan: GraphPlan, batches: Batches) -> Optional[Untrained]:
+    by_solver = None if target.solver is None else target.parameters
+    return untrained_parameters(plan, by_solver, nn.get_parameters(), batches.fed)
 
 
 def _leaves(plan: GraphPlan) -> Dict[int, nn.Variable]:
@@ -66,6 +79,7 @@ class _Tallies:
 class _Measurement:
     def __init__(
         self,
+        solver: Optional[Any],
         precision: Precision,
         plan: GraphPlan,
         batches: Batches,
@@ -73,10 +87,12 @@ class _Measurement:
         state: RandomState,
     ) -> None:
         self._loss, self._batches, self._observer, self._state = batches.loss, batches, observer, state
-        self._layers = layers_of(plan)
+        self._solver, self._layers = solver, layers_of(plan)
+        self._weight_gradients: Dict[int, float] = {}
         self._passes = Passes(self._layers)
         self._emulation = FormatEmulation(batches.loss, precision)
         self._u_max = precision.stored_gradients.max
+        self._tiny = max(_TINY, precision.data_format(2).smallest_normal)
         self._storage = str(precision)
         self._adaptive = {
             Way.ADAPTIVE: AdaptiveLossScaling(self._emulation),
@@ -104,6 +120,8 @@ class _Measurement:
             scales,
             [self._numbers(layer) for layer in self._layers],
             self._observer.numbers(),
+            self._tiny,
+            training_of(self._solver, self._layers, self._weight_gradients),
         )
 
     def _observe(self, index: int) -> None:
@@ -122,7 +140,12 @@ class _Measurement:
             tallies = self._tallies[layer.name]
             for key in layer.weights:
                 magnitudes = np.abs(gradients.arrays[key])
-                largest = float(np.max(magnitudes, where=np.isfinite(magnitudes), initial=0.0))
+                finite = np.isfinite(magnitudes)
+                largest = float(np.max(magnitudes, where=finite, initial=0.0))
+                size = (
+                    float(np.sqrt(np.mean(np.square(magnitudes, dtype=np.float64)))) if finite.all() else 0.0
+                )
+                self._weight_gradients[key] = max(self._weight_gradients.get(key, 0.0), size)
                 tallies.amax = max(tallies.amax, largest)
             tallies.amax = max(tallies.amax, observer.amax_of.get(layer.name, 0.0))
         self._forward_as_stored(index, observe=True)
@@ -135,7 +158,10 @@ class _Measurement:
         # Of the same activations: what is lost is lost by storing gradients.
         unstored = self._passes.with_one_scale(forward, self._loss, 1.0)
         for layer in self._layers:
-            self._add_errors(self._tallies[layer.name].floor, layer, in_fp32, unstored)
+            floor = self._tallies[layer.name].floor
+            for key in (*layer.outputs, *layer.weights):
+                floor.count(in_fp32.arrays[key], unstored.arrays[key])
+            self._add_errors(floor, layer, in_fp32, unstored)
         for way in Way:
             if way in self._adaptive:
                 stored = self._passes.adaptive(forward, self._adaptive[way], index)
@@ -194,5 +220,5 @@ class _Measurement:
     def _numbers(self, layer: Layer) -> LayerNumbers:
         tallies = self._tallies[layer.name]
         kept = {way: tally.kept() for way, tally in tallies.ways.items()}
-        nonzero = tallies.ways[Way.NONE].nonzero
-        return LayerNumbers(layer.name, layer.type_name, tallies.amax, nonzero, tallies.floor.error, kept)
+        floor = tallies.floor
+        return LayerNumbers(layer.name, layer.type_name, tallies.amax, floor.nonzero, floor.error, kept)

@@ -72,6 +72,71 @@ class ReadLeaf(NamedTuple):
     infinities: int
 
 
+class Targets(NamedTuple):
+    """What a function takes for labels or for indices, over all batches.
+
+    Attributes:
+        name: what they are called: `"the labels of shape (32, 1)"`.
+        limit: how many classes or rows there are; 0 where any number from 0 to 1 will do.
+        least: the smallest of them.
+        largest: the largest of them.
+        nans: how many are NaN.
+        whole: whether all are whole numbers.
+    """
+
+    name: str
+    limit: int
+    least: float
+    largest: float
+    nans: int
+    whole: bool
+
+    def merged(self, other: Optional[Targets]) -> Targets:
+        """Both together."""
+        if other is None:
+            return self
+        return self._replace(
+            least=min(self.least, other.least),
+            largest=max(self.largest, other.largest),
+            nans=max(self.nans, other.nans),
+            whole=self.whole and other.whole,
+        )
+
+
+class Values(NamedTuple):
+    """What the numbers that a function reads and writes say of it, in fp32, over all batches.
+
+    Attributes:
+        saturated: share of an activation's outputs where its derivative is next to nothing; the smallest.
+        constant: whether a normalization reads the same in all that it normalises together.
+        together: of how many numbers a normalization takes one mean; 0 for other functions.
+        dropped: the share that dropout drops.
+        zeros: how many zeros a logarithm, a root or a divisor reads; the most.
+        negatives: likewise for numbers below 0 that a logarithm or a root reads.
+        targets: what it takes for labels or indices.
+    """
+
+    saturated: float = 0.0
+    constant: bool = False
+    together: int = 0
+    dropped: float = 0.0
+    zeros: int = 0
+    negatives: int = 0
+    targets: Optional[Targets] = None
+
+    def merged(self, other: Values) -> Values:
+        """Both together."""
+        return Values(
+            min(self.saturated, other.saturated),
+            self.constant and other.constant,
+            self.together,
+            self.dropped,
+            max(self.zeros, other.zeros),
+            max(self.negatives, other.negatives),
+            None if self.targets is None else self.targets.merged(other.targets),
+        )
+
+
 class FunctionNumbers(NamedTuple):
     """One function of the graph; the worst of all batches.
 
@@ -94,6 +159,11 @@ class FunctionNumbers(NamedTuple):
         stops_gradient: whether its output gradients are not all zero, and those that it hands on are, in
             every batch.
         breaks_gradient: whether its output gradients are finite, and those that it hands on are not.
+        inputs: which functions compute what it reads, by position in the network.
+        values: what its numbers say of it.
+        stored_zeros: as `values.zeros`, with activations as stored.
+        constant_inputs: its inputs that are the same for every sample of each batch.
+        stuck_weights: its weights that are all zero and whose gradients are, too.
     """
 
     name: str
@@ -111,6 +181,53 @@ class FunctionNumbers(NamedTuple):
     growth: Optional[float]
     stops_gradient: bool
     breaks_gradient: bool
+    inputs: Tuple[int, ...] = ()
+    values: Values = Values()
+    stored_zeros: int = 0
+    constant_inputs: Tuple[str, ...] = ()
+    stuck_weights: Tuple[str, ...] = ()
+
+
+class WeightStep(NamedTuple):
+    """The weight of a layer beside what an update does to it. All are roots of mean squares.
+
+    Attributes:
+        layer: the layer.
+        weight: of the weight.
+        usual: of what initialisations give it, which goes by its fan-in.
+        update: of the next update of the solver; 0 where that is not known.
+    """
+
+    layer: str
+    weight: float
+    usual: float
+    update: float
+
+
+class Training(NamedTuple):
+    """What a solver is about to do.
+
+    Attributes:
+        learning_rate: its learning rate.
+        updates: how many updates it has made.
+        steps: of the weights of layers, in forward order.
+    """
+
+    learning_rate: float
+    updates: int
+    steps: Sequence[WeightStep]
+
+
+class Untrained(NamedTuple):
+    """Parameters that need a gradient, and that the loss does not depend on.
+
+    Attributes:
+        names: what they are called.
+        by_solver: whether a solver is to train them; else they are registered only.
+    """
+
+    names: Tuple[str, ...]
+    by_solver: bool
 
 
 class NetworkNumbers(NamedTuple):
@@ -125,6 +242,9 @@ class NetworkNumbers(NamedTuple):
         scales: the loss scale of each way that has one.
         layers: the layers in forward order.
         functions: all functions in forward order.
+        tiny: the smallest number that keeps a logarithm or a divisor away from 0 as stored.
+        training: what a solver is about to do; None without one.
+        untrained: parameters that the loss does not depend on; None when there is none.
     """
 
     storage: str
@@ -135,3 +255,6 @@ class NetworkNumbers(NamedTuple):
     scales: Mapping[Way, float]
     layers: Sequence[LayerNumbers]
     functions: Sequence[FunctionNumbers]
+    tiny: float = 2.0**-14
+    training: Optional[Training] = None
+    untrained: Optional[Untrained] = None

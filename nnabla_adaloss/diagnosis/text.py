@@ -78,8 +78,13 @@ def as_text(network: NetworkNumbers, verdict: Verdict) -> str:
         lines += _paragraph(f"- {cause}", "  ")
     lines += ["", *_table(network, verdict), ""]
     width = max((len(layer.name) for layer in verdict.layers), default=0)
-    for layer in verdict.layers:
+    judged = [layer for layer in verdict.layers if layer.judged]
+    for layer in judged:
         lines += _paragraph(f"{layer.name:{width}}  {layer.line}", " " * (width + 2))
+    others = [layer for layer in verdict.layers if not layer.judged]
+    if others:
+        which = "the layers" if not judged else "the other layers" if len(others) > 1 else others[0].name
+        lines += _paragraph(f"{which}: {others[0].line}", "  ")
     return "\n".join(lines)
 
 

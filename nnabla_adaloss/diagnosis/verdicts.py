@@ -13,6 +13,8 @@ from .numbers import LayerNumbers, NetworkNumbers, Way
 TOLERANCE = 0.05
 """Relative error of a weight gradient that does no harm."""
 
+CANNOT_BE_JUDGED = "cannot be judged before this is mended"
+
 # By how much a gradient may be worse than the best that any way makes of it, where the format is so narrow
 # that all are worse than that.
 _WORSE = 1.25
@@ -35,12 +37,14 @@ class LayerVerdict(NamedTuple):
             format; None when it has no gradient.
         serves: the ways that keep its gradient.
         line: the verdict.
+        judged: whether more can be said of it than that something else is to be mended first.
     """
 
     name: str
     right_scale: Optional[float]
     serves: Sequence[Way]
     line: str
+    judged: bool = True
 
 
 class Verdict(NamedTuple):
@@ -68,7 +72,7 @@ def judge(network: NetworkNumbers) -> Verdict:
     fatal = [cause for cause in causes if cause.fatal]
     layers = [_layer(layer, network, by_layer.get(layer.name), fatal) for layer in network.layers]
     if fatal:
-        return Verdict(f"No loss scale mends this. {fatal[0]}.", None, causes, layers)
+        return Verdict(f"No loss scale mends {fatal[0]}.", None, causes, layers)
     needs = next((way for way in _EFFORT if all(way in layer.serves for layer in layers)), None)
     return Verdict(_network(network, layers, needs), needs, causes, layers)
 
@@ -100,7 +104,7 @@ def _layer(
     if cause is not None and cause.fatal:
         line = f"{cause.what}: {cause.remedy}"
     elif fatal and (not layer.nonzero or not keeps):
-        line = f"cannot be judged before {fatal[0].layer} is mended"
+        return LayerVerdict(layer.name, right, keeps, f"{CANNOT_BE_JUDGED}: {fatal[0].layer}", False)
     elif not layer.nonzero:
         line = "no gradient arrives, in fp32 either"
     elif not keeps:

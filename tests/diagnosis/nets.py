@@ -205,7 +205,7 @@ PLANTED: Dict[str, Planted] = {
     "scaled layer": Planted(scaled_layer, "small/affine", "shrinking", "take the factor out", Way.NONE),
     "quiet layer": Planted(small_branch_weight, "quiet/affine", "shrinking", "larger weights", Way.ONE),
     "exploding layer": Planted(exploding_layer, "loud/affine", "exploding", "smaller weights", Way.NONE),
-    "dead ReLU": Planted(dead_relu, "dead/affine", "no_gradient", "leaky_relu", None),
+    "dead ReLU": Planted(dead_relu, "dead/affine", "dead_relu", "leaky_relu", None),
     "tiny loss weight": Planted(tiny_loss_weight, "head/affine", "small_loss", "be measured", Way.ONE),
     "attention overflow": Planted(
         attention_overflow, "attn/q/affine/BatchMatmul", "attention_overflow", "queries", None

@@ -53,14 +53,13 @@ def test_a_gradient_that_breaks() -> None:
 def test_where_gradients_end() -> None:
     starved = [LayerNumbers("fc", "Affine", 0.0, 0, 0.0, {})]
     stops = SOUND._replace(stops_gradient=True)
-    for type_name, is_layer, word in (
-        ("ReLU", False, "ReLU passes nothing"),
-        ("Affine", True, "weights are all 0"),
-        ("Tanh", False, "Tanh"),
-    ):
-        (cause,) = causes(stops._replace(type_name=type_name, is_layer=is_layer), layers=starved)
-        assert cause.kind is Kind.NO_GRADIENT
-        assert word in cause.what
+    silent = stops._replace(name="fc/ReLU", type_name="ReLU", is_layer=False, amax=0.0, inputs=(0,))
+    (cause,) = causes(SOUND, silent, layers=starved)
+    assert (cause.kind, cause.layer, cause.fatal) == (Kind.DEAD_RELU, "fc", True)
+    (cause,) = causes(SOUND._replace(stuck_weights=("fc/W",)), silent, layers=starved)
+    assert (cause.kind, "fc/W" in cause.what) == (Kind.ZERO_WEIGHTS, True)
+    (cause,) = causes(stops._replace(name="fc/Tanh", type_name="Tanh", is_layer=False), layers=starved)
+    assert (cause.kind, "its Tanh" in cause.what) == (Kind.NO_GRADIENT, True)
     # Where other branches bring a gradient, it is nobody's fault.
     assert causes(stops) == []
 
@@ -83,5 +82,6 @@ def test_layers_that_change_them_together() -> None:
 
 
 def test_what_no_scale_helps_comes_first() -> None:
-    found = causes(SOUND._replace(growth=200.0), SOUND._replace(breaks_gradient=True))
+    broken = SOUND._replace(name="fc2", layer="fc2", breaks_gradient=True)
+    found = causes(SOUND._replace(growth=200.0), broken)
     assert [cause.fatal for cause in found] == [True, False]

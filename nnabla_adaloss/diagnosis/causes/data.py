@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data, labels and weights that are wrong before anything is computed from them."""
+
+from __future__ import annotations
+
+import math
+from typing import List, Optional, Tuple
+
+from ..numbers import FunctionNumbers, NetworkNumbers, ReadLeaf, Targets, Training
+from .cause import Cause, Kind, count, place
+
+_INDEXED = ("Embed", "OneHot")
+
+
+def wrong_data(network: NetworkNumbers) -> List[Cause]:
+    """What is not finite, and labels and indices that there is nothing for, in forward order."""
+    suffers = not math.isfinite(network.loss) or any(f.breaks_gradient for f in network.functions)
+    found: List[Cause] = []
+    for f in network.functions:
+        targets = f.values.targets
+        wrong = None if targets is None else _wrong(f, targets)
+        if targets is not None and wrong is not None:
+            kind = Kind.WRONG_INDICES if f.type_name in _INDEXED else Kind.WRONG_LABELS
+            found.append(Cause(kind, targets.name, *wrong, True))
+            continue
+        # An attention mask of minus infinity harms nobody.
+        found += [_leaf(f, leaf, network.training) for leaf in f.leaves if leaf.nans or suffers]
+    return found
+
+
+def _leaf(f: FunctionNumbers, leaf: ReadLeaf, training: Optional[Training]) -> Cause:
+    held = count(leaf.nans, "NaN") if leaf.nans else f"{leaf.infinities} infinities"
+    if not leaf.is_parameter:
+        what = f"it reads data that holds {held} ({leaf.name})"
+        remedy = "clean the data, or leave out what is not finite"
+        return Cause(Kind.DATA_NOT_FINITE, place(f), what, remedy, True)
+    what = f"its parameter {leaf.name} holds {held}"
+    remedy = "load weights from before that, and look at what updates them"
+    if training is not None and training.updates:
+        updates = count(training.updates, "update")
+        what += f", after {updates} with a learning rate of {training.learning_rate:g}"
+        remedy = "load weights from before that, and lower the learning rate or clip gradients"
+    return Cause(Kind.WEIGHT_NOT_FINITE, place(f), what, remedy, True)
+
+
+def _wrong(f: FunctionNumbers, targets: Targets) -> Optional[Tuple[str, str]]:
+    """What is wrong with labels or indices, and what to do; None when nothing is."""
+    limit, least, largest = targets.limit, targets.least, targets.largest
+    run = f"they run from {least:g} to {largest:g}"
+    if targets.nans:
+        return f"{f.type_name} reads {count(targets.nans, 'NaN')} from them", "clean them"
+    if not limit:
+        if least >= 0.0 and largest <= 1.0:
+            return None
+        return f"{run}, and {f.type_name} takes numbers from 0 to 1", "map them to that range"
+    if not targets.whole:
+        remedy = "give it whole numbers; a sum over -t * F.log_softmax(y) takes shares of classes"
+        if f.type_name == "SigmoidCrossEntropy":
+            remedy = "give it 0 and 1, or take F.binary_cross_entropy(F.sigmoid(y), t)"
+        return f"they are not whole numbers, and {f.type_name} reads 0.7 as 0", remedy
+    if f.type_name == "SigmoidCrossEntropy":
+        if least >= 0.0 and largest <= 1.0:
+            return None
+        return f"{run}, and {f.type_name} takes 0 or 1", "map them to 0 and 1"
+    if f.type_name in _INDEXED:
+        if least >= 0.0 and largest < limit:
+            return None
+        has = "rows" if f.type_name == "Embed" else "classes"
+        return (
+            f"{run}, and {f.name} has {limit} {has}, 0 to {limit - 1}",
+            f"count them from 0, or make it {largest + 1:g} {has}",
+        )
+    if largest >= limit:
+        return (
+            f"{run}, and {f.type_name} has {limit} classes, 0 to {limit - 1}: it reads beyond its array",
+            f"count them from 0, or give the last layer {largest + 1:g} outputs",
+        )
+    if largest < 0.0:
+        return (
+            f"all of them are negative ({least:g} to {largest:g}), which {f.type_name} leaves out: there is "
+            "nothing to learn",
+            "feed labels, or leave such batches out",
+        )
+    return None
