@@ -60,7 +60,7 @@ def measure(target: Target, precision: Precision) -> NetworkNumbers:
 
 def _untrained(target: Target, plan: GraphPlan, batches: Batches) -> Optional[Untrained]:
     by_solver = None if target.solver is None else target.parameters
-    return untrained_parameters(plan, by_solver, nn.get_parameters(), batches.fed)
+    return untrained_parameters(plan, by_solver, nn.get_parameters(grad_only=False), batches.fed)
 
 
 def _leaves(plan: GraphPlan) -> Dict[int, nn.Variable]:

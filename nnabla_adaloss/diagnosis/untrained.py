@@ -32,14 +32,10 @@ def untrained_parameters(
     """
     trained, reached = _reached(plan)
     leaves = [v for f in plan.functions for v in f.inputs if v.parent is None]
-    # `fix_parameters=True` makes a Variable of its own around the array of a parameter.
-    frozen = {hash(v.data) for v in leaves if not v.need_grad}
+    # With `fix_parameters=True` it is the leaf of the graph that needs no gradient. A solver does not know.
+    frozen = {hash(v) for v in (*leaves, *registered.values()) if not v.need_grad}
     wanted = registered if by_solver is None else by_solver
-    names = [
-        name
-        for name, v in wanted.items()
-        if v.need_grad and hash(v) not in reached and hash(v.data) not in frozen
-    ]
+    names = [name for name, v in wanted.items() if hash(v) not in reached | frozen]
     if not names:
         return None
     if by_solver is not None:

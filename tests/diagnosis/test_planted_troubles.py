@@ -9,6 +9,7 @@ import pytest
 
 from nnabla_adaloss import diagnose
 
+from .healthy import HEALTHY
 from .troubles import TROUBLES
 
 
@@ -28,6 +29,14 @@ def test_the_first_layer_its_cause_and_a_remedy_are_named(name: str) -> None:
 @pytest.mark.parametrize("name", TROUBLES)
 def test_with_the_remedy_nothing_is_wrong(name: str) -> None:
     source, feed = TROUBLES[name].build(True)
+    diagnosis = diagnose(source, feeder=feed)
+    assert not diagnosis.verdict.causes, diagnosis
+    assert diagnosis.verdict.needs is not None, diagnosis
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_nobody_is_accused_falsely(name: str) -> None:
+    source, feed = HEALTHY[name]()
     diagnosis = diagnose(source, feeder=feed)
     assert not diagnosis.verdict.causes, diagnosis
     assert diagnosis.verdict.needs is not None, diagnosis

@@ -47,7 +47,10 @@ def _as_stored(f: FunctionNumbers, network: NetworkNumbers) -> Cause:
         return Cause(Kind.BEYOND_STORAGE, place(f), what, remedy, True)
     if f.scores:
         what = f"its scores of an attention reach {f.amax:.2g}, beyond {ends}"
-        remedy = "divide the queries by the root of their size before the product, not the scores after it"
+        remedy = (
+            "normalise queries and keys, and divide the queries by the root of their size before the "
+            "product, not the scores after it"
+        )
         return Cause(Kind.ATTENTION_OVERFLOW, f.name, what, remedy, True)
     if f.stored_zeros and f.amax <= network.u_max:
         what = f"{subject(f)} reads {count(f.stored_zeros, 'number')} that become 0 in {network.storage}"
