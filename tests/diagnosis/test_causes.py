@@ -4,8 +4,19 @@ from __future__ import annotations
 import math
 from typing import Any, List
 
+import pytest
+
 from nnabla_adaloss.diagnosis.causes import Cause, Kind, causes_of
-from nnabla_adaloss.diagnosis.numbers import FunctionNumbers, LayerNumbers, NetworkNumbers, ReadLeaf
+from nnabla_adaloss.diagnosis.numbers import (
+    FunctionNumbers,
+    LayerNumbers,
+    NetworkNumbers,
+    ReadLeaf,
+    Targets,
+    Training,
+    Values,
+    WeightStep,
+)
 
 SOUND = FunctionNumbers("fc", "Affine", "fc", True, False, False, (), 1.0, 0, 0, "", 1e-3, 1.0, False, False)
 
@@ -62,6 +73,78 @@ def test_where_gradients_end() -> None:
     assert (cause.kind, "its Tanh" in cause.what) == (Kind.NO_GRADIENT, True)
     # Where other branches bring a gradient, it is nobody's fault.
     assert causes(stops) == []
+
+
+def test_a_dead_branch_beside_one_that_learns_may_wake_up() -> None:
+    layers = [LayerNumbers(name, "Affine", 1e-3, n, 0.0, {}) for name, n in (("stem", 5), ("branch", 0))]
+    stem = SOUND._replace(name="stem", layer="stem")
+    branch = SOUND._replace(name="branch", layer="branch", inputs=(0,))
+    relu = branch._replace(name="branch/ReLU", type_name="ReLU", is_layer=False, amax=0.0, inputs=(1,))
+    (cause,) = causes(stem, branch, relu, layers=layers)
+    assert (cause.kind, cause.layer, cause.fatal) == (Kind.DEAD_RELU, "branch", False)
+    (cause,) = causes(stem, branch, relu, layers=[layer._replace(nonzero=0) for layer in layers])
+    assert cause.fatal
+
+
+def test_what_follows_from_another_cause_is_not_told() -> None:
+    starved = [LayerNumbers("fc", "Affine", 0.0, 0, 0.0, {})]
+    constant = SOUND._replace(
+        name="bn", layer="bn", type_name="BatchNormalization", values=Values(constant=True, together=8)
+    )
+    stops = SOUND._replace(
+        name="bn/ReLU", layer="bn", type_name="ReLU", is_layer=False, stops_gradient=True, inputs=(0,)
+    )
+    (cause,) = causes(constant, stops, layers=starved)
+    assert (cause.kind, cause.layer) == (Kind.CONSTANT_INPUT, "bn")
+    elsewhere = stops._replace(inputs=())
+    assert [cause.kind for cause in causes(constant, elsewhere, layers=starved)] == [
+        Kind.CONSTANT_INPUT,
+        Kind.NO_GRADIENT,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("type_name", "limit", "least", "largest", "whole", "said"),
+    [
+        ("SoftmaxCrossEntropy", 5, 0.0, 4.0, True, ""),
+        ("SoftmaxCrossEntropy", 5, -1.0, 4.0, True, ""),  # -1 leaves a sample out
+        ("SoftmaxCrossEntropy", 5, 1.0, 5.0, True, "they run from 1 to 5"),
+        ("SoftmaxCrossEntropy", 5, -1.0, -1.0, True, "all of them are negative"),
+        ("SoftmaxCrossEntropy", 5, 0.0, 0.5, False, "not whole numbers"),
+        ("SigmoidCrossEntropy", 2, -1.0, 1.0, True, "takes 0 or 1"),
+        ("BinaryCrossEntropy", 0, 0.0, 0.5, False, ""),
+        ("BinaryCrossEntropy", 0, 0.0, 255.0, True, "takes numbers from 0 to 1"),
+        ("Embed", 5, -1.0, 4.0, True, "has 5 rows, 0 to 4"),
+        ("OneHot", 5, 0.0, 5.0, True, "has 5 classes, 0 to 4"),
+    ],
+)
+def test_labels_and_indices(
+    type_name: str, limit: int, least: float, largest: float, whole: bool, said: str
+) -> None:
+    targets = Targets("the labels", limit, least, largest, 0, whole)
+    found = causes(SOUND._replace(type_name=type_name, values=Values(targets=targets)))
+    assert [said in cause.what for cause in found] == ([True] if said else [])
+
+
+@pytest.mark.parametrize(("tiny", "eps"), [(2.0**-14, "2**-14"), (2.0**-6, "2**-6")])
+def test_an_eps_is_one_that_the_storage_holds(tiny: float, eps: str) -> None:
+    for type_name in ("Log", "Div2", "PowScalar"):
+        (cause,) = causes(SOUND._replace(type_name=type_name, nonfinite=3), loss=math.nan, tiny=tiny)
+        assert eps in cause.remedy
+
+
+def test_the_learning_rate_is_told_by_weights_and_updates() -> None:
+    def found(updates: int, weight: float, update: float) -> List[Cause]:
+        return causes(SOUND, training=Training(10.0, updates, [WeightStep("fc", weight, 0.1, update)]))
+
+    assert found(0, 0.1, 0.01) == []
+    # One that starts small may be changed by more than its size.
+    assert found(0, 0.001, 0.05) == []
+    # Large from the beginning: that is the initialisation.
+    assert found(0, 100.0, 0.05) == []
+    for cause in (*found(0, 0.1, 0.2), *found(3, 100.0, 0.0)):
+        assert (cause.kind, cause.layer, "rate of 10" in cause.what) == (Kind.LEARNING_RATE, "fc", True)
+    assert "after 3 updates" in found(3, 100.0, 0.0)[0].what
 
 
 def test_layers_that_change_gradients_by_themselves() -> None:

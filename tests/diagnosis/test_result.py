@@ -9,6 +9,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, List, Tuple
 
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import numpy as np
 import pytest
 
 from nnabla_adaloss import Diagnosis, diagnose
@@ -35,6 +39,19 @@ def test_text_fits_a_terminal_and_names_every_layer() -> None:
     assert "residual connections" in str(diagnosis)
     for layer in diagnosis.numbers.layers:
         assert sum(line.startswith(layer.name + " ") for line in lines) == 2
+
+
+def test_layers_that_cannot_be_judged_share_a_line() -> None:
+    x = nn.Variable.from_numpy_array(np.full((4, 3), np.nan))
+    h = x
+    for index in range(12):
+        h = F.tanh(PF.affine(h, 3, name=f"fc{index}"))
+    diagnosis = diagnose(F.mean(h))
+    lines = str(diagnosis).splitlines()
+    assert sum("cannot be judged" in line for line in lines) == 1
+    assert lines[-1] == "the other layers: cannot be judged before this is mended: fc0/affine"
+    # A dict and a page have a line for each.
+    assert sum("cannot be judged" in layer["verdict"] for layer in diagnosis.as_dict()["layers"]) == 11
 
 
 class Reader(HTMLParser):
