@@ -10,6 +10,7 @@ import nnabla as nn
 import numpy as np
 
 from ..core.statistics import ArrayStatistics
+from ..graph.function_kinds import written_inputs
 from ..graph.matrix_products import is_matrix_product
 from ..graph.node import Node
 from ..graph.plan import GraphPlan
@@ -71,7 +72,7 @@ class GraphObserver:
     def after_forward_in_fp32(self, f: Any) -> None:
         """Look at what `f` has read and written; a post hook of forward."""
         seen = self._seen[hash(f)]
-        for v in f.inputs:
+        for v in _read(f):
             if v.parent is None and self._nonfinite(v):
                 leaf = self._leaf(v)
                 seen.leaves[leaf.name] = leaf
@@ -96,7 +97,7 @@ class GraphObserver:
         """Likewise, where activations and weights are stored; after the pass in fp32."""
         seen = self._seen[hash(f)]
         reads_bad = not self._bad.isdisjoint(map(hash, f.inputs))
-        for v in f.inputs:
+        for v in _read(f):
             if v.parent is None and self._nonfinite(v):
                 self._bad.add(hash(v))
                 leaf = self._leaf(v)
@@ -221,3 +222,9 @@ class GraphObserver:
             return None
         copy = nn.NdArray.from_numpy_array(np.asarray(array.data, FLOAT32))
         return self._kernels.statistics(copy)
+
+
+def _read(f: Any) -> List[nn.Variable]:
+    """What `f` reads: no running statistics that it writes, which are of its outputs then."""
+    written = written_inputs(f.info.type_name, f.info.args)
+    return [v for index, v in enumerate(f.inputs) if index not in written]

@@ -195,7 +195,7 @@ class WeightStep(NamedTuple):
         layer: the layer.
         weight: of the weight.
         usual: of what initialisations give it, which goes by its fan-in.
-        update: of the next update of the solver; 0 where that is not known.
+        update: of an update of the solver, with such gradients as there are; 0 where that is not known.
     """
 
     layer: str

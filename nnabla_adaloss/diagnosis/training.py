@@ -41,14 +41,16 @@ def training_of(
             fan_in = _fan_in(layer.type_name, v.shape)
             if fan_in and key in held:
                 weight = float(np.sqrt(np.mean(np.asarray(v.data.data, np.float64) ** 2)))
-                update = _step(solver.name, rate, gradients.get(key, 0.0))
+                update = _step(solver, rate, gradients.get(key, 0.0))
                 steps.append(WeightStep(layer.name, weight, 1.0 / math.sqrt(fan_in), update))
     return Training(rate, updates, steps)
 
 
-def _step(name: str, rate: float, gradient: float) -> float:
+def _step(solver: Any, rate: float, gradient: float) -> float:
+    name = solver.name
     if name in _BY_GRADIENT:
-        return rate * gradient
+        # Momentum adds up to this.
+        return rate * gradient / (1.0 - min(float(solver.info.get("momentum", 0.0)), 0.999))
     return rate if name in _BY_SIGN and gradient else 0.0
 
 

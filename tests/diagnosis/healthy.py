@@ -11,7 +11,7 @@ import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
 
-from .troubles import Built, affine, classifier, cross_entropy, feeder, inputs, updater_of
+from .parts import Built, affine, classifier, cross_entropy, feeder, inputs, updater_of
 
 
 def images() -> nn.Variable:

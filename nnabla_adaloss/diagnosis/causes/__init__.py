@@ -22,10 +22,12 @@ def causes_of(network: NetworkNumbers) -> List[Cause]:
     What follows from something else is not told: data that is not finite comes before what is computed from
     it, weights that an update made too large before the activations that overflow.
     """
-    found = [*wrong_data(network), *too_large_updates(network)]
+    updates = too_large_updates(network)
+    found = [*wrong_data(network), *updates]
     found = found or not_finite(network) or not_finite_as_stored(network)
     found += gradient_ends(network)
     found += untrained(network)
     named = {cause.layer for cause in found}
-    found += [cause for cause in sizes(network, among=bool(found)) if cause.layer not in named]
+    if not updates:
+        found += [cause for cause in sizes(network, among=bool(found)) if cause.layer not in named]
     return sorted(found, key=lambda cause: not cause.fatal)

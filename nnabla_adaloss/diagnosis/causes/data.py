@@ -33,6 +33,8 @@ def _leaf(f: FunctionNumbers, leaf: ReadLeaf, training: Optional[Training]) -> C
     if not leaf.is_parameter:
         what = f"it reads data that holds {held} ({leaf.name})"
         remedy = "clean the data, or leave out what is not finite"
+        if not leaf.nans:
+            remedy += "; a mask is to leave a place of each row open"
         return Cause(Kind.DATA_NOT_FINITE, place(f), what, remedy, True)
     what = f"its parameter {leaf.name} holds {held}"
     remedy = "load weights from before that, and look at what updates them"

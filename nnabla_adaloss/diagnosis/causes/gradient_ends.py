@@ -107,6 +107,12 @@ def _ends(f: FunctionNumbers, network: NetworkNumbers, *, fatal: bool) -> Option
         return Cause(Kind.ZERO_WEIGHTS, place(f), what, "initialise them otherwise: at random", fatal)
     if not f.stops_gradient or f.type_name in _STOPS:
         return None
+    names = _constant_inputs(f, network)
+    if not f.amax and names:
+        what = f"{names[0]} is constant over the batch, and {subject(f)} computes nothing but zeros"
+        return Cause(
+            Kind.CONSTANT_INPUT, place(f), what, "feed data that differs from sample to sample", fatal
+        )
     what = f"{subject(f)} passes no gradient, in fp32 too"
     remedy = "look whether it masks everything, or has no derivative"
     return Cause(Kind.NO_GRADIENT, place(f), what, remedy, fatal)

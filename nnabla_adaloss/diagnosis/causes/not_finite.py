@@ -70,8 +70,8 @@ def _reads(f: FunctionNumbers) -> str:
     """What is wrong with what it reads, where that is known."""
     values = f.values
     if values.negatives:
-        return f" of {count(values.negatives, 'number')} below 0"
+        return f" as it reads {count(values.negatives, 'number')} below 0"
     if not values.zeros:
         return ""
     times = count(values.zeros, "zero")
-    return f" as it divides by {times}" if f.type_name in ("Div2", "RDivScalar") else f" of {times}"
+    return f" as it divides by {times}" if f.type_name in ("Div2", "RDivScalar") else f" as it reads {times}"

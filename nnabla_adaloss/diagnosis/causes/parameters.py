@@ -29,7 +29,7 @@ def too_large_updates(network: NetworkNumbers) -> List[Cause]:
             )
         elif step.update > max(step.weight, step.usual):
             times = step.update / max(step.weight, step.usual)
-            what = f"its next update is {times:.1e} times as large as its weights, with {rate}"
+            what = f"an update is {times:.1e} times as large as its weights, with {rate}"
         else:
             continue
         again = "start again with" if training.updates else "take"

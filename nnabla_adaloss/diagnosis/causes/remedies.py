@@ -20,7 +20,7 @@ def remedy_of(f: FunctionNumbers, network: NetworkNumbers) -> str:
     """What to do about a function that computes what is not finite, or whose gradient is not."""
     functions = network.functions
     eps = f"2**{round(math.log2(network.tiny))}"
-    away = f"away from 0 by a number that {network.storage} holds"
+    away = "away from 0 by a number that the storage holds"
     if f.type_name == "Log":
         source = _source(f, functions)
         if source == "Softmax":

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What planted networks are made of."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional, Tuple
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.initializer as I
+import nnabla.parametric_functions as PF
+import numpy as np
+
+from nnabla_adaloss import AdaptiveLossScalingUpdater
+
+Built = Tuple[Any, Optional[Callable[[], None]]]
+
+
+def affine(x: nn.Variable, size: int, name: str, factor: float = 1.0, bias: float = 0.0) -> nn.Variable:
+    """Weights of a standard deviation of `factor` over the root of the fan-in."""
+    std = factor / np.sqrt(np.prod(x.shape[1:]))
+    rng = np.random.RandomState(sum(map(ord, name)))
+    weights = I.NormalInitializer(std, rng=rng)
+    return PF.affine(x, size, name=name, w_init=weights, b_init=I.ConstantInitializer(bias))
+
+
+def inputs() -> Tuple[nn.Variable, nn.Variable]:
+    return nn.Variable((32, 16)), nn.Variable((32, 1))
+
+
+def feeder(x: nn.Variable, t: nn.Variable, spoil: Callable[[], None] = lambda: None) -> Callable[[], None]:
+    rng = np.random.default_rng(0)
+
+    def feed() -> None:
+        x.d, t.d = rng.standard_normal(x.shape), rng.integers(0, 5, t.shape)
+        spoil()
+
+    return feed
+
+
+def cross_entropy(y: nn.Variable, t: nn.Variable) -> nn.Variable:
+    return F.mean(F.softmax_cross_entropy(y, t))
+
+
+def classifier(layers: Callable[[nn.Variable], nn.Variable]) -> Built:
+    x, t = inputs()
+    return cross_entropy(affine(layers(x), 5, "head"), t), feeder(x, t)
+
+
+def updater_of(loss: nn.Variable, feed: Any, solver: Any, parameters: Any = None) -> Any:
+    solver.set_parameters(nn.get_parameters() if parameters is None else parameters)
+    return AdaptiveLossScalingUpdater(solver, loss, feed, storage="float16")
+
+
+def one_hot(t: nn.Variable) -> nn.Variable:
+    return F.one_hot(t, (5,))

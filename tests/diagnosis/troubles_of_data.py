@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data, labels, parameters and solvers that something is wrong with; with True the remedy is applied."""
+
+from __future__ import annotations
+
+from typing import Callable
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import numpy as np
+
+from .parts import Built, affine, classifier, cross_entropy, feeder, inputs, updater_of
+
+
+def of_data(spoil: Callable[[nn.Variable, nn.Variable], None]) -> Callable[[bool], Built]:
+    """A sound network whose data is spoiled."""
+
+    def build(mended: bool) -> Built:
+        x, t = inputs()
+        loss = cross_entropy(affine(F.tanh(affine(x, 16, "fc1")), 5, "head"), t)
+        return loss, feeder(x, t) if mended else feeder(x, t, lambda: spoil(x, t))
+
+    return build
+
+
+def constant_input(mended: bool) -> Built:
+    x, t = inputs()
+    h = F.relu(PF.batch_normalization(affine(x, 16, "fc1"), name="bn"))
+
+    def spoil() -> None:
+        if not mended:
+            x.d = np.ones(x.shape)
+
+    return cross_entropy(affine(h, 5, "head"), t), feeder(x, t, spoil)
+
+
+def single_pixels(mended: bool) -> Built:
+    size = 4 if mended else 1
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = F.reshape(affine(x, 8 * size * size, "fc1"), (32, 8, size, size))
+        return F.tanh(PF.instance_normalization(h, name="norm"))
+
+    return classifier(layers)
+
+
+def batch_of_one(mended: bool) -> Built:
+    size = 32 if mended else 1
+    x, t = nn.Variable((size, 16)), nn.Variable((size, 1))
+    h = F.tanh(PF.batch_normalization(affine(x, 16, "fc1"), name="bn"))
+    return cross_entropy(affine(h, 5, "head"), t), feeder(x, t)
+
+
+def masked_rows(mended: bool) -> Built:
+    """An attention whose mask leaves nothing open."""
+    x, t = inputs()
+    mask = nn.Variable((1, 4, 4))
+    mask.d = np.triu(np.full((4, 4), -np.inf), 1) if mended else -np.inf
+    q, k, v = (F.reshape(affine(x, 32, name), (32, 4, 8)) for name in "qkv")
+    scores = F.batch_matmul(q, k, transpose_b=True)
+    h = F.batch_matmul(F.softmax(scores + F.broadcast(mask, scores.shape)), v)
+    return cross_entropy(affine(h, 5, "head"), t), feeder(x, t)
+
+
+def labels_from_one(x: nn.Variable, t: nn.Variable) -> None:
+    t.d = t.d + 1
+
+
+def nan_labels(x: nn.Variable, t: nn.Variable) -> None:
+    t.d = np.where(np.arange(32)[:, None] == 3, np.nan, t.d)
+
+
+def masked_labels(x: nn.Variable, t: nn.Variable) -> None:
+    t.d = -1
+
+
+def shares_as_labels(x: nn.Variable, t: nn.Variable) -> None:
+    t.d = t.d / 5.0
+
+
+def infinite_data(x: nn.Variable, t: nn.Variable) -> None:
+    x.d[1, 2] = np.inf
+
+
+def data_as_it_came(x: nn.Variable, t: nn.Variable) -> None:
+    x.d = x.d * 1e6
+
+
+def soft_labels(mended: bool) -> Built:
+    x, t = inputs()
+    y = affine(F.tanh(affine(x, 16, "fc1")), 1, "head")
+    loss = F.binary_cross_entropy(F.sigmoid(y), t) if mended else F.sigmoid_cross_entropy(y, t)
+
+    def spoil() -> None:
+        t.d = 0.1 + 0.2 * t.d
+
+    return F.mean(loss), feeder(x, t, spoil)
+
+
+def bytes_as_targets(mended: bool) -> Built:
+    x, t = inputs()
+    y = F.sigmoid(affine(F.tanh(affine(x, 16, "fc1")), 1, "head"))
+
+    def spoil() -> None:
+        t.d = t.d / 4.0 if mended else t.d * 63.0
+
+    return F.mean(F.binary_cross_entropy(y, t)), feeder(x, t, spoil)
+
+
+def index_beyond_the_table(mended: bool) -> Built:
+    x, t = nn.Variable((32, 4)), nn.Variable((32, 1))
+    h = F.reshape(PF.embed(x, 12 if mended else 10, 8, name="embed"), (32, 32))
+    rng = np.random.default_rng(0)
+
+    def feed() -> None:
+        x.d, t.d = rng.integers(0, 12, x.shape), rng.integers(0, 5, t.shape)
+
+    return cross_entropy(affine(h, 5, "head"), t), feed
+
+
+def unlinked_backbone(mended: bool) -> Built:
+    x, t = inputs()
+    h = F.tanh(affine(x, 16, "backbone"))
+    h = h if mended else h.get_unlinked_variable()
+    loss = cross_entropy(affine(F.tanh(affine(h, 16, "neck")), 5, "head"), t)
+    return updater_of(loss, feeder(x, t), S.Sgd(0.1)), None
+
+
+def detached_branch(mended: bool) -> Built:
+    x, t = inputs()
+    trunk = F.tanh(affine(x, 16, "trunk"))
+    branch = F.tanh(affine(trunk, 16, "branch"))
+    branch.need_grad = mended
+    loss = cross_entropy(affine(trunk + branch, 5, "head"), t)
+    return updater_of(loss, feeder(x, t), S.Sgd(0.1)), None
+
+
+def cut_in_the_middle(mended: bool) -> Built:
+    x, t = inputs()
+    h = F.tanh(affine(x, 16, "fc1"))
+    h.need_grad = mended
+    return cross_entropy(affine(F.tanh(affine(h, 16, "fc2")), 5, "head"), t), feeder(x, t)
+
+
+def unused_layer(mended: bool) -> Built:
+    x, t = inputs()
+    with nn.parameter_scope("net"):
+        h = F.tanh(affine(x, 16, "fc1"))
+        deeper = F.tanh(affine(h, 16, "fc2"))
+        loss = cross_entropy(affine(deeper if mended else h, 5, "head"), t)
+    return loss, feeder(x, t)
+
+
+def trained(rate: float) -> Built:
+    """After two updates in fp32."""
+    x, t = inputs()
+    loss = cross_entropy(affine(F.relu(affine(x, 16, "fc1")), 5, "head"), t)
+    solver, feed = S.Sgd(rate), feeder(x, t)
+    solver.set_parameters(nn.get_parameters())
+    for _ in range(2):
+        feed()
+        loss.forward()
+        solver.zero_grad()
+        loss.backward()
+        solver.update()
+    return updater_of(loss, feed, solver), None
+
+
+def exploded_weights(mended: bool) -> Built:
+    return trained(0.1 if mended else 1e3)
+
+
+def too_large_first_update(mended: bool) -> Built:
+    x, t = inputs()
+    loss = cross_entropy(affine(F.relu(affine(x, 16, "fc1")), 5, "head"), t)
+    return updater_of(loss, feeder(x, t), S.Adam(1e-3 if mended else 3.0)), None
+
+
+def weights_not_finite(mended: bool) -> Built:
+    return trained(0.1 if mended else 1e39)
+
+
+def nan_in_a_weight(mended: bool) -> Built:
+    built = classifier(lambda x: F.tanh(affine(F.tanh(affine(x, 16, "fc1")), 16, "fc2")))
+    if not mended:
+        nn.get_parameters()["fc2/affine/W"].d[3, 4] = np.nan
+    return built
