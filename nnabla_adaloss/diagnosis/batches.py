@@ -9,7 +9,7 @@ import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph.reading import GraphDescription, GraphReading, read_graph
+from ..graph.reading import GraphReading, read_graph
 from .target import Target
 
 
@@ -45,8 +45,9 @@ class Batches:
                 reading = read_graph(loss)
                 inputs = _fed(reading, names)
                 if not index:
-                    self.loss, self._inputs, described = loss, inputs, _alike(reading, names)
-                elif _alike(reading, names) != described:
+                    self.loss, self._inputs = loss, inputs
+                    described = reading.description(names)
+                elif reading.description(names) != described:
                     continue
             self._kept.append({position: np.array(v.d) for position, v in inputs.items()})
         self.fed = {hash(v) for position, v in self._inputs.items() if self._is_fed(position)}
@@ -71,8 +72,3 @@ def _fed(reading: GraphReading, names: Mapping[int, str]) -> Dict[int, nn.Variab
         for position, v in reading.leaves.items()
         if not v.need_grad or reading.keys[position] not in names
     }
-
-
-def _alike(reading: GraphReading, names: Mapping[int, str]) -> GraphDescription:
-    """The description, without ranks: forward raises them."""
-    return reading.description(names)._replace(ranks=[])
