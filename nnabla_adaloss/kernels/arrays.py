@@ -53,16 +53,22 @@ def are_float32(arrays: Sequence[nn.NdArray]) -> bool:
 
 
 def addresses_of(
-    arrays: Sequence[nn.NdArray], halves: NDArray[np.bool_], context: nn.Context, *, write_only: bool = False
+    arrays: Sequence[nn.NdArray],
+    halves: Optional[NDArray[np.bool_]],
+    context: nn.Context,
+    *,
+    write_only: bool = False,
 ) -> List[int]:
     """Where arrays are in the memory of `context`.
 
     Args:
         arrays: the arrays.
-        halves: which of them are float16, or become so; the others are float32.
+        halves: which of them are float16, or become so; the others are float32. None: none is float16.
         context: `Kernels.context`.
         write_only: whether what they hold is not read.
     """
+    if halves is None:
+        return [x.data_ptr(FLOAT32, context, write_only) for x in arrays]
     dtypes = [FLOAT16 if half else FLOAT32 for half in halves.tolist()]
     return [x.data_ptr(dtype, context, write_only) for x, dtype in zip(arrays, dtypes)]
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
+from ..host_context import is_on_host
 from .array_checks import (
     require_float32,
     require_same_size,
@@ -22,7 +23,7 @@ from .array_checks import (
     unscaling_factor,
     which_are_half,
 )
-from .arrays import FLOAT32, addresses_of
+from .arrays import addresses_of
 from .cuda_launcher import CupyLauncher, Launcher
 from .cuda_source import CudaSource
 from .device_table import DeviceTable
@@ -42,6 +43,15 @@ ELEMENTS_PER_BLOCK = 2048
 ELEMENTS_PER_ROW = 4 * ELEMENTS_PER_BLOCK
 
 
+def _gpu_of(context: nn.Context) -> Launcher:
+    if is_on_host(context):
+        raise ValueError(
+            f"context.array_class={context.array_class!r}: those arrays are on the host, where a GPU cannot "
+            "reach them; give a context of nnabla_ext.cuda or nnabla_ext.cudnn"
+        )
+    return CupyLauncher(int(context.device_id or 0))
+
+
 class CudaKernels:
     """`Kernels` for a CUDA context, in one pass over memory each.
 
@@ -57,6 +67,9 @@ class CudaKernels:
         context: an nnabla context whose array class is one of the CUDA extension's.
         launcher: the device; default: CuPy's, for the context's device.
 
+    Raises:
+        ValueError: arrays are on the host by the context, where a GPU cannot reach them.
+
     Example:
         >>> kernels = CudaKernels(get_extension_context("cudnn"))              # doctest: +SKIP
         >>> table = kernels.table(rows=len(gradients))                         # doctest: +SKIP
@@ -68,7 +81,7 @@ class CudaKernels:
         source = CudaSource()
         self._source = source
         self._context = context
-        self._launcher = launcher if launcher is not None else CupyLauncher(int(context.device_id or 0))
+        self._launcher = launcher if launcher is not None else _gpu_of(context)
         self._source_is_half, self._target_is_half, self._accumulate = (
             source.constant(flag) for flag in ("SOURCE_IS_HALF", "TARGET_IS_HALF", "ACCUMULATE")
         )
@@ -144,7 +157,7 @@ class CudaKernels:
             if accumulate:
                 flags[index] |= self._accumulate
             in_place = master is source
-            targets.append(addresses[index] if in_place else self._address(master, FLOAT32, not accumulate))
+            targets.append(addresses[index] if in_place else self._address(master, not accumulate))
         tasks = DeviceTasks(addresses, targets, sizes, rows=places, factors=factors, flags=flags)
         self._launch("unscale_add", tasks, table.largest)
 
@@ -164,7 +177,7 @@ class CudaKernels:
         """
         arrays = gradients.arrays[part]
         places = table.places(first, len(arrays))
-        addresses = [x.data_ptr(FLOAT32, self._context) for x in arrays]
+        addresses = addresses_of(arrays, None, self._context)
         sizes, factors = gradients.sizes[part], gradients.factors[part]
         tasks = DeviceTasks(addresses, addresses, sizes, rows=places, factors=factors, independent=True)
         self._launch("unscale_add", tasks, table.largest)
@@ -188,8 +201,8 @@ class CudaKernels:
                 self.launch_scaled_copies([ScaledCopy(source, target, 1.0)])
             self.launch_statistics([source], table, row)
             return
-        address = self._address(source, FLOAT32)
-        to_address = address if target is source else self._address(target, FLOAT32, True)
+        address = self._address(source)
+        to_address = address if target is source else self._address(target, True)
         numbers = storage.mantissa_bits, storage.smallest_normal, storage.max, storage.beyond_max
         key = random_key or 0
         layout = np.zeros(1, self._format)
@@ -303,12 +316,11 @@ class CudaKernels:
 
     # ---- launching
 
-    def _address(self, x: NdArray, dtype: np.dtype[Any], write_only: bool = False) -> int:
-        address: int = x.data_ptr(dtype, self._context, write_only)
-        return address
+    def _address(self, x: NdArray, write_only: bool = False) -> int:
+        return addresses_of([x], None, self._context, write_only=write_only)[0]
 
     def _places(self, packed: PackedArrays, *, write_only: bool = False) -> List[int]:
-        places = self._address(packed.array, FLOAT32, write_only) + packed.offsets
+        places = self._address(packed.array, write_only) + packed.offsets
         return places.tolist()  # type: ignore[no-any-return]
 
     def _move(self, packed: PackedArrays, sources: List[int], targets: List[int]) -> None:

@@ -9,11 +9,15 @@ from functools import cache
 import nnabla as nn
 
 from ..errors import warn
+from ..host_context import is_on_host
 from .cpu import CpuKernels
 from .cpu_library import CpuLibrary
 from .cuda import CudaKernels
 from .interface import Kernels
 from .plain import PlainKernels
+
+# nnabla takes all array classes of its CUDA extension for the same memory: each finds what another has made.
+DEVICE_ARRAY_CLASS = "CudaCachedArray"
 
 
 @cache
@@ -32,7 +36,9 @@ def select_kernels(context: nn.Context) -> Kernels:
     """The fastest kernels for the arrays of `context`.
 
     `CpuKernels` for nnabla's CPU backend, `CudaKernels` for its CUDA extension if CuPy is installed, and
-    `PlainKernels` for everything else. All contexts of a GPU get the same `CudaKernels`.
+    `PlainKernels` for everything else. All contexts of a GPU get the same `CudaKernels`, and so does
+    that of a function that runs on the host because it has no implementation for a GPU: what is behind it is
+    on the GPU.
 
     Warns:
         RuntimeWarning: a CUDA context has to do with `PlainKernels` because CuPy is missing.
@@ -45,6 +51,8 @@ def select_kernels(context: nn.Context) -> Kernels:
     if backends == {"cpu"}:
         return CpuKernels(_cpu_library())
     if backends & {"cuda", "cudnn"}:
+        if is_on_host(context):
+            context = nn.Context(context.backend, DEVICE_ARRAY_CLASS, context.device_id)
         if importlib.util.find_spec("cupy") is not None:
             return _cuda_kernels(context.array_class, context.device_id)
         warn(

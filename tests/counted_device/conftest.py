@@ -5,11 +5,16 @@ import fcntl
 import os
 import platform
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
+from typing import Iterator
 
 import pytest
 
-from tests.counted_device.device import CountedDevice, compile_counted_array
+from nnabla_adaloss.kernels import cuda, select
+from nnabla_adaloss.kernels.arrays import addresses_of
+from tests.counted_device.device import ARRAY_CLASS, CountedDevice, compile_counted_array
 from tests.kernels.host_launcher import COMPILER, compile_for_host
 
 # Test modules import networks of the samples at their head.
@@ -32,8 +37,14 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> CountedDevice:
 
 
 @pytest.fixture
-def on_device(device: CountedDevice, monkeypatch: pytest.MonkeyPatch) -> CountedDevice:
+def on_device(device: CountedDevice, monkeypatch: pytest.MonkeyPatch) -> Iterator[CountedDevice]:
     """The counted device, whose kernels the package selects."""
-    for module in ("engine.adaptive_loss_scaling", "functions.identity"):
-        monkeypatch.setattr(f"nnabla_adaloss.{module}.select_kernels", lambda context: device.kernels)
-    return device
+    launcher = device.launcher
+    monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
+    sys.modules["cupy"].__spec__ = ModuleSpec("cupy", None)
+    monkeypatch.setattr(cuda, "CupyLauncher", lambda device_id: launcher)
+    monkeypatch.setattr(cuda, "addresses_of", launcher.noting(addresses_of))
+    monkeypatch.setattr(select, "DEVICE_ARRAY_CLASS", ARRAY_CLASS)
+    select._cuda_kernels.cache_clear()
+    yield device
+    select._cuda_kernels.cache_clear()

@@ -9,20 +9,24 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Callable, Counter, Dict, List, Optional, Tuple, Type
+from typing import Any, Callable, Counter, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
 
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.solvers as S
 import numpy as np
+from numpy.typing import NDArray
 
 from nnabla_adaloss.kernels import CudaKernels
+from nnabla_adaloss.kernels.arrays import FLOAT16, FLOAT32
 from nnabla_adaloss.kernels.cuda_launcher import Bytes
 from nnabla_adaloss.kernels.cuda_source import CudaSource
 from tests.kernels.host_launcher import COMPILER, HostLauncher, HostMemory
 
 Build = Callable[[nn.Variable], nn.Variable]
+Addresses = Callable[..., List[int]]
 
+ARRAY_CLASS = "CountedArray"
 SOURCE = Path(__file__).parent / "counted_array.cpp"
 HALF = 23  # NumPy's number of float16
 # Of a solver, on a GPU: a reduction per parameter, each waited for.
@@ -72,13 +76,61 @@ class Counts:
         return sum(self.made[HALF, size] for size in sizes)
 
 
-class CountingLauncher(HostLauncher):
-    """Runs kernels as `HostLauncher` does, and counts."""
+class ForeignAddress(Exception):
+    """A kernel was about to be launched with an address that is none of a device's arrays."""
 
-    def __init__(self, library: Path) -> None:
+
+class Known(NamedTuple):
+    """An address that kernels asked for.
+
+    Attributes:
+        address: the address.
+        array: what is there.
+        half: whether it was asked for as float16.
+    """
+
+    address: int
+    array: nn.NdArray
+    half: bool
+
+
+class CountingLauncher(HostLauncher):
+    """Runs kernels as `HostLauncher` does, and counts.
+
+    Each address that a kernel is given is looked at first: a GPU knows its own arrays, as long as they live.
+
+    Args:
+        library: what `compile_for_host` made.
+        device: the context of the device's arrays.
+        copies: how many arrays have gone to the device so far.
+    """
+
+    def __init__(self, library: Path, device: nn.Context, copies: Callable[[], int]) -> None:
         super().__init__(library)
+        self._copies = copies
         self._source = CudaSource()
+        self._device = device
+        self._known: List[Known] = []
+        self._launched = False
         self.counts = Counts()
+
+    def noting(self, addresses: Addresses) -> Addresses:
+        """`addresses_of`, whose answers are known at the next launch."""
+
+        def noted(
+            arrays: Sequence[nn.NdArray],
+            halves: Optional[NDArray[np.bool_]],
+            context: nn.Context,
+            **options: Any,
+        ) -> List[int]:
+            found = addresses(arrays, halves, context, **options)
+            if self._launched:
+                self._known, self._launched = [], False
+            are_half = [False] * len(arrays) if halves is None else list(map(bool, halves))
+            self._known += map(Known, found, arrays, are_half)
+            return found
+
+        return noted
 
     def clear(self, memory: HostMemory, size: int) -> None:
         self.counts.clears += 1
@@ -86,25 +138,51 @@ class CountingLauncher(HostLauncher):
 
     def launch(self, kernel: str, blocks: int, arguments: Tuple[Any, ...]) -> None:
         self.counts.launches[kernel] += 1
-        tasks = arguments[0][0]
-        self.counts.bytes += sum(self._bytes_of(kernel, task) for task in tasks["task"][: tasks["count"]])
+        tasks = arguments[0][0]["task"][: arguments[0][0]["count"]]
+        self.counts.bytes += sum(self._bytes_of(kernel, task) for task in tasks)
+        self._launched = True
+        self._check(kernel, tasks)
         super().launch(kernel, blocks, arguments)
 
     def fetch(self, memory: HostMemory, size: int) -> Bytes:
         self.counts.fetches += 1
         return super().fetch(memory, size)
 
-    def _bytes_of(self, kernel: str, task: Any) -> int:
-        def flag(name: str) -> bool:
-            return bool(task["flags"] & self._source.constant(name))
+    def _check(self, kernel: str, tasks: Any) -> None:
+        for number, task in enumerate(tasks):
+            size, what = int(task["size"]), f"{number} of {kernel}"
+            self._require_known(int(task["source"]), size * self._source_width(task), f"source {what}")
+            if width := self._target_width(kernel, task):
+                self._require_known(int(task["target"]), size * width, f"target {what}")
 
-        read = 2 if flag("SOURCE_IS_HALF") else 4
-        written = {
-            "scaled_copy": 2 if flag("SOURCE_IS_HALF") or flag("TARGET_IS_HALF") else 4,
-            "unscale_add": 8 if flag("ACCUMULATE") else 4,
-            "round_to_format": 4,
-        }
-        return int(task["size"]) * (read + written.get(kernel, 0))
+    def _require_known(self, address: int, size: int, role: str) -> None:
+        for known in reversed(self._known):
+            offset = address - known.address
+            if offset >= 0 and offset + size <= known.array.size * (2 if known.half else 4):
+                break
+        else:
+            raise ForeignAddress(f"{role}: {size} bytes that nobody asked nnabla for")
+        # Of an array that is where kernels took it to be, nnabla gives the same address without a copy.
+        copies, dtype = self._copies(), FLOAT16 if known.half else FLOAT32
+        moved = known.array.dtype != dtype or known.array.data_ptr(dtype, self._device) != known.address
+        if moved or self._copies() != copies:
+            name = f"{role}, an array of shape {known.array.shape} as {dtype}"
+            raise ForeignAddress(f"{name}: not in the device's memory, or not any more")
+
+    def _source_width(self, task: Any) -> int:
+        return 2 if self._flag(task, "SOURCE_IS_HALF") else 4
+
+    def _target_width(self, kernel: str, task: Any) -> int:
+        if kernel == "scaled_copy":
+            return 2 if self._flag(task, "SOURCE_IS_HALF") or self._flag(task, "TARGET_IS_HALF") else 4
+        return 4 if kernel in {"unscale_add", "round_to_format"} else 0
+
+    def _flag(self, task: Any, name: str) -> bool:
+        return bool(task["flags"] & self._source.constant(name))
+
+    def _bytes_of(self, kernel: str, task: Any) -> int:
+        times = 2 if self._flag(task, "ACCUMULATE") else 1
+        return int(task["size"]) * (self._source_width(task) + times * self._target_width(kernel, task))
 
 
 class CountedDevice:
@@ -120,15 +198,22 @@ class CountedDevice:
         self._library = ctypes.CDLL(str(array))
         self._library.array_made.restype = ctypes.POINTER(ctypes.c_long)
         self._library.install()
-        self.launcher = CountingLauncher(kernels)
+        self.launcher = CountingLauncher(kernels, self.context("float"), self._library.copies_to_device)
         self.kernels = CudaKernels(self.context("float"), self.launcher)
         self._before: Dict[str, int] = {}
 
     @staticmethod
-    def context(type_config: str) -> nn.Context:
-        """A context whose arrays are on the device."""
-        backend = {"float": ["cpu:float"], "half": ["cpu:half", "cpu:float"]}[type_config]
-        return nn.Context(backend, "CountedArray", "0")
+    def context(type_config: str, array_class: str = ARRAY_CLASS) -> nn.Context:
+        """A context whose arrays are on the device; nnabla, which has no `cuda` here, computes on the CPU.
+
+        Args:
+            type_config: "float" or "half".
+            array_class: that of a CPU makes functions as nnabla makes those that have no implementation for a
+                GPU: they read and write arrays on the host.
+        """
+        kinds = {"float": ["float"], "half": ["half", "float"]}[type_config]
+        backend = [f"{name}:{kind}" for name in ("cuda", "cpu") for kind in kinds]
+        return nn.Context(backend, array_class, "0")
 
     @property
     def counts(self) -> Counts:

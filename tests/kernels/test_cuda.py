@@ -277,3 +277,9 @@ def test_more_elements_than_32_bits_can_count(cuda_library: Path, size: int) -> 
         for start in starts[block]:
             assert (x.values[start : start + length] == (2 if block in chosen else 1)).all()
     assert (x.values[-5:] == 2).all()  # left over for block 0
+
+
+@pytest.mark.parametrize("array_class", ["CpuCachedArray", "CpuArray", ""])
+def test_a_context_of_the_host_is_refused_for_a_gpu(array_class: str) -> None:
+    with pytest.raises(ValueError, match=f"array_class='{array_class}': those arrays are on the host"):
+        CudaKernels(nn.Context(["cuda:float", "cpu:float"], array_class, "0"))

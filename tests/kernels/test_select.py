@@ -54,5 +54,19 @@ def test_all_contexts_of_a_gpu_share_kernels(monkeypatch: pytest.MonkeyPatch, cu
     assert made == [0, 1]
 
 
+@pytest.mark.parametrize("array_class", ["", "CpuCachedArray", "CpuArray"])
+def test_a_function_of_a_gpu_net_that_runs_on_the_host_gets_the_kernels_of_the_gpu(
+    array_class: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: List[str] = []
+    monkeypatch.setattr(select.importlib.util, "find_spec", lambda name: ModuleSpec(name, None))
+    monkeypatch.setattr(select, "_cuda_kernels", lambda array_class, device: asked.append(array_class))
+    select_kernels(nn.Context(["cudnn:half", "cuda:half", "cpu:float"], array_class, "0"))
+    monkeypatch.setattr(select.importlib.util, "find_spec", lambda name: None)
+    with pytest.warns(RuntimeWarning, match="CuPy is not installed"):
+        plain = select_kernels(nn.Context(["cuda:half", "cpu:float"], array_class, "0"))
+    assert asked == [plain.context.array_class] == ["CudaCachedArray"]
+
+
 def test_an_unknown_backend_gets_plain_kernels() -> None:
     assert isinstance(select_kernels(nn.Context(["other:float"], "OtherArray", "0")), PlainKernels)

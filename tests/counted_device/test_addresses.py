@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels of a device are given addresses of its own arrays, whatever the graph.
+
+The counted device looks at each address before it launches a kernel. Functions that have no implementation in
+nnabla's CUDA extension run on the host here as they do there, with the host's array class in their context.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import numpy as np
+import pytest
+
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling
+from nnabla_adaloss.host_context import HOST, is_on_host
+from nnabla_adaloss.kernels import CudaKernels
+from nnabla_adaloss.kernels.interface import GradientsInPlace
+from tests.counted_device.device import CountedDevice, ForeignAddress
+from tests.engine.random_graphs import STEPS, build
+from tests.engine.test_architectures import NETWORKS, RNG, gradients, image
+
+# Some of those that nnabla-ext-cuda 1.39 has not.
+WITHOUT_CUDA = "constant", "global_average_pooling", "kl_multinomial", "sink"
+
+
+def sink_of_branches() -> nn.Variable:
+    h = F.tanh(PF.affine(image(4, 3), 3, name="a", rng=RNG(0)))
+    branches = [F.mean(PF.affine(h, 2, name=name, rng=RNG(1)) ** 2) for name in ("b", "c")]
+    return F.sink(*branches, F.mean(h) * 0.5, one_input_grad=True)
+
+
+def sink_of_large_branches() -> nn.Variable:
+    h = F.tanh(PF.affine(image(4, 3), 3, name="a", rng=RNG(0)))
+    return F.sink(PF.affine(h, 2, name="b", rng=RNG(1)), h, one_input_grad=True)
+
+
+def divergence() -> nn.Variable:
+    h = F.softmax(PF.affine(image(4, 3), 5, name="a", rng=RNG(0)))
+    return F.mean(F.kl_multinomial(h, F.softmax(PF.affine(h, 5, name="b", rng=RNG(1)))))
+
+
+def divergence_as_the_loss() -> nn.Variable:
+    h = F.softmax(PF.affine(image(1, 3), 5, name="a", rng=RNG(0)))
+    return F.kl_multinomial(h, F.softmax(PF.affine(h, 5, name="b", rng=RNG(1))))
+
+
+ALL: Dict[str, Callable[[], nn.Variable]] = {
+    **NETWORKS,
+    **{f.__name__: f for f in (sink_of_branches, sink_of_large_branches, divergence, divergence_as_the_loss)},
+}
+
+
+@pytest.fixture
+def on_gpu(on_device: CountedDevice, monkeypatch: pytest.MonkeyPatch) -> CountedDevice:
+    """The device, of which some of nnabla's functions know nothing."""
+    on_host = on_device.context("float", HOST.array_class)
+
+    def without_cuda(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **options: Any) -> Any:
+            with nn.context_scope(on_host):
+                return function(*arguments, **options)
+
+        return run
+
+    for name in WITHOUT_CUDA:
+        monkeypatch.setattr(F, name, without_cuda(getattr(F, name)))
+    return on_device
+
+
+def loss_on(device: CountedDevice, network: Callable[[], nn.Variable]) -> nn.Variable:
+    nn.clear_parameters()
+    with nn.context_scope(device.context("float")):
+        return network()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["approx_range", "amax_history"])
+@pytest.mark.parametrize("network", sorted(ALL))
+def test_architectures(on_gpu: CountedDevice, network: str, method: str) -> None:
+    loss = loss_on(on_gpu, ALL[network])
+    expected = gradients(loss, 1.0, True)
+    scaling = AdaptiveLossScaling(
+        loss, AdaLossConfig(loss_scale_method=method, u_min=0.7, u_max=1e30, use_bound=False)
+    )
+    assert isinstance(scaling.kernels, CudaKernels)
+    for _ in range(4):
+        found = gradients(scaling, 8.0, True)
+        for name, gradient in expected.items():
+            np.testing.assert_allclose(found[name], gradient, rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", sorted(STEPS))
+def test_parts_of_random_graphs(on_gpu: CountedDevice, step: str) -> None:
+    def network() -> nn.Variable:
+        made = build(0, ["tanh", step, "add"], input_gradient=True)
+        for name, leaf in made.leaves.items():
+            nn.parameter.set_parameter(name, leaf)
+        return made.loss
+
+    loss = loss_on(on_gpu, network)
+    expected = gradients(loss, 1.0, True)
+    scaling = AdaptiveLossScaling(loss)
+    for _ in range(3):
+        found = gradients(scaling, 8.0, True)
+        for name, gradient in expected.items():
+            np.testing.assert_allclose(found[name], gradient, rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+def test_functions_without_cuda_are_on_the_host(on_gpu: CountedDevice) -> None:
+    contexts: Dict[str, nn.Context] = {}
+    loss_on(on_gpu, sink_of_branches).visit(lambda f: contexts.update({f.info.type_name: f.context}))
+    found = [name for name, context in contexts.items() if is_on_host(context)]
+    assert found == ["Sink"]
+
+
+def test_an_address_of_the_host_is_refused(on_device: CountedDevice) -> None:
+    kernels = CudaKernels(HOST, on_device.launcher)
+    array = nn.NdArray.from_numpy_array(np.ones((4, 3), np.float32))
+    with pytest.raises(ForeignAddress, match=r"source 0 of statistics, .* shape \(4, 3\) as float32"):
+        kernels.statistics(array)
+    with pytest.raises(ForeignAddress, match="source 0 of unscale_add"):
+        kernels.unscale_in_place(GradientsInPlace([array], [2.0]))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_an_address_that_an_array_had_before_is_refused(on_device: CountedDevice, dtype: Any) -> None:
+    array = nn.NdArray.from_numpy_array(np.ones((4, 3), np.float32))
+    launch = on_device.launcher.launch
+
+    def late(kernel: str, blocks: int, arguments: Any) -> None:
+        array.data_ptr(dtype, on_device.context("float") if dtype == np.float16 else HOST)
+        launch(kernel, blocks, arguments)
+
+    kernels = CudaKernels(on_device.context("float"), on_device.launcher)
+    kernels._launcher = type("Late", (), {"launch": staticmethod(late), "max_blocks": 3})()
+    with pytest.raises(ForeignAddress, match="or not any more"):
+        kernels.scale_(array, 2.0)
+
+
+def test_more_than_an_array_has_is_refused(on_device: CountedDevice) -> None:
+    array = nn.NdArray.from_numpy_array(np.ones((4, 3), np.float32))
+    gradients_in_place = GradientsInPlace([array], [2.0])
+    gradients_in_place.sizes[:] = 13
+    with pytest.raises(ForeignAddress, match="52 bytes that nobody asked nnabla for"):
+        on_device.kernels.unscale_in_place(gradients_in_place)
