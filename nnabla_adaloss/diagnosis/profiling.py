@@ -127,7 +127,11 @@ def profile(updater: Any, iterations: int = 20) -> Profile:
     if integer("iterations", iterations) < 1:
         raise ValueError(f"iterations={iterations!r} must be 1 or more")
     if scaling.kernels.asynchronous:
-        raise ValueError("the network is on a GPU, which goes on while Python does: use NVIDIA's profilers")
+        on_host = ", ".join(map(str, scaling.plan.host_functions)) or "no function"
+        raise ValueError(
+            "the network is on a GPU, which goes on while Python does: use NVIDIA's profilers. "
+            f"On the host, for want of a CUDA implementation, runs {on_host}"
+        )
     updater.update()
     clock = _Clock(scaling.plan)
     with ExitStack() as stack:

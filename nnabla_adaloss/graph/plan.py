@@ -11,6 +11,7 @@ import nnabla as nn
 
 from ..core.layer_selection import LayerSelection
 from .components import Components, components_of
+from .host_functions import HostFunction, host_functions
 from .matrix_products import is_matrix_product, is_scalable
 from .names import ParameterNames, registered_names
 from .names_before import function_names_before
@@ -160,6 +161,12 @@ class GraphPlan:
         kept = self.structure.described.kept.values()
         return {key: name for key, name in kept if name is not None}
 
+    @property
+    def host_functions(self) -> List[HostFunction]:
+        """On a GPU: the functions that run on the host, as nnabla has no CUDA implementation for them."""
+        contexts = [f.context for f in self.functions]
+        return host_functions(self.structure.described, contexts, self.structure.labels)
+
     @cached_property
     def readers(self) -> Dict[int, Set[int]]:
         """Keys of the functions that backward visits and that have a variable as input, by its key."""
@@ -201,7 +208,9 @@ class GraphPlan:
         rows += [(name, "stop", "", "", "") for name in self.stopped]
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
-        return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+        on_host = ", ".join(map(str, self.host_functions))
+        notes = ["", f"on the host, for want of a CUDA implementation: {on_host}"] if on_host else []
+        return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:], *notes])
 
 
 def completed_names(names: Optional[ParameterNames], reading: GraphReading) -> ParameterNames:

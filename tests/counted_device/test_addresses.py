@@ -7,21 +7,23 @@ nnabla's CUDA extension run on the host here as they do there, with the host's a
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict
+import re
+from typing import Any, Callable, Dict, Optional
 
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
+import nnabla.solvers as S
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, profile
 from nnabla_adaloss.host_context import HOST, is_on_host
 from nnabla_adaloss.kernels import CudaKernels
 from nnabla_adaloss.kernels.interface import GradientsInPlace
 from tests.counted_device.device import CountedDevice, ForeignAddress
 from tests.engine.random_graphs import STEPS, build
-from tests.engine.test_architectures import NETWORKS, RNG, gradients, image
+from tests.engine.test_architectures import NETWORKS, RNG, gradients, image, squeeze_and_excite
 
 # Some of those that nnabla-ext-cuda 1.39 has not.
 WITHOUT_CUDA = "constant", "global_average_pooling", "kl_multinomial", "sink"
@@ -48,9 +50,17 @@ def divergence_as_the_loss() -> nn.Variable:
     return F.kl_multinomial(h, F.softmax(PF.affine(h, 5, name="b", rng=RNG(1))))
 
 
+def pooled() -> nn.Variable:
+    h = F.relu(PF.convolution(image(2, 3, 6, 6), 4, (3, 3), name="conv", rng=RNG(0)))
+    return F.mean(PF.affine(F.global_average_pooling(h), 2, name="fc", rng=RNG(1)) ** 2)
+
+
 ALL: Dict[str, Callable[[], nn.Variable]] = {
     **NETWORKS,
-    **{f.__name__: f for f in (sink_of_branches, sink_of_large_branches, divergence, divergence_as_the_loss)},
+    **{
+        f.__name__: f
+        for f in (sink_of_branches, sink_of_large_branches, divergence, divergence_as_the_loss, pooled)
+    },
 }
 
 
@@ -116,6 +126,38 @@ def test_functions_without_cuda_are_on_the_host(on_gpu: CountedDevice) -> None:
     loss_on(on_gpu, sink_of_branches).visit(lambda f: contexts.update({f.info.type_name: f.context}))
     found = [name for name, context in contexts.items() if is_on_host(context)]
     assert found == ["Sink"]
+
+
+@pytest.mark.parametrize(
+    ("network", "said"),
+    [
+        (squeeze_and_excite, "squeeze/affine/GlobalAveragePooling (0.00109 MB per iteration)"),
+        (divergence, "a/affine/KLMultinomial (0.000352 MB per iteration)"),
+        (sink_of_branches, None),
+    ],
+)
+def test_a_plan_and_a_profile_name_what_runs_on_the_host(
+    on_gpu: CountedDevice, network: Callable[[], nn.Variable], said: Optional[str]
+) -> None:
+    loss = loss_on(on_gpu, network)
+    solver = S.Sgd(0.1)
+    solver.set_parameters(nn.get_parameters())
+    updater = AdaptiveLossScalingUpdater(solver, loss)
+    note = str(updater.scaling.plan).splitlines()[-1]
+    assert said is None or note == f"on the host, for want of a CUDA implementation: {said}"
+    assert said is not None or "CUDA" not in note
+    with pytest.raises(ValueError, match=re.escape(f"runs {said or 'no function'}")):
+        profile(updater)
+
+
+def test_what_is_told_of_the_host_is_what_moves(on_gpu: CountedDevice) -> None:
+    loss = loss_on(on_gpu, pooled)
+    for _ in range(2):
+        with on_gpu as counts:
+            loss.forward(clear_no_need_grad=True)
+            loss.backward(1.0, clear_buffer=True)
+    # Input and output in forward, their gradients in backward.
+    assert (counts.reads, counts.writes) == (2, 2)
 
 
 def test_an_address_of_the_host_is_refused(on_device: CountedDevice) -> None:

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of a network on a GPU that run on the host: nnabla has no CUDA implementation for them."""
+
+from __future__ import annotations
+
+import math
+from typing import FrozenSet, List, NamedTuple, Sequence, Set
+
+import nnabla as nn
+
+from ..host_context import is_on_host
+from .reading import GraphDescription
+
+# They touch no memory of an array, or that of a shape; FusedConvolution leaves all work to functions that it
+# makes itself.
+_MOVES_NOTHING: FrozenSet[str] = frozenset({"Constant", "FusedConvolution", "Shape", "Sink", "Unlink"})
+
+_BYTES_OF_HALF, _BYTES_OF_FLOAT = 2, 4
+
+
+class HostFunction(NamedTuple):
+    """A function that runs on the host, in a network on a GPU.
+
+    Attributes:
+        name: its name in the network.
+        type_name: nnabla's name of it.
+        moved: bytes that an iteration moves between host and GPU for it: inputs and outputs in forward, their
+            gradients in backward.
+    """
+
+    name: str
+    type_name: str
+    moved: int
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.moved / 1e6:.3g} MB per iteration)"
+
+
+def runs_on_host(context: nn.Context) -> bool:
+    """Whether a function that was made for a GPU runs on the host.
+
+    Args:
+        context: of the function, as it is once nnabla has set it up.
+    """
+    wanted = {name.partition(":")[0] for name in context.backend}
+    return bool(wanted & {"cuda", "cudnn"}) and is_on_host(context)
+
+
+def host_functions(
+    described: GraphDescription, contexts: Sequence[nn.Context], names: Sequence[str]
+) -> List[HostFunction]:
+    """The functions that run on the host though their context is a GPU's, and what that moves.
+
+    nnabla takes the first backend of a context that has an implementation, and is silent about it. Arrays are
+    moved in the type of that implementation. What goes from one such function to the next is not moved. Not
+    counted are gradients that go to the host because another branch has written them before.
+
+    Args:
+        described: the graph.
+        contexts: those of its functions.
+        names: theirs, too.
+
+    Returns:
+        One entry per function that moves something, in forward order.
+    """
+    on_host = [runs_on_host(context) for context in contexts]
+    read = [described.inputs.positions[part] for part in described.inputs.by_function()]
+    producers = [described.producers[part] for part in described.inputs.by_function()]
+    needs = [described.needs[part] for part in described.inputs.by_function()]
+    written = [described.outputs.positions[part] for part in described.outputs.by_function()]
+    stays = {  # on the host: read there, and nowhere else
+        position: all(on_host[index] for index in readers) for position, readers in _readers(read).items()
+    }
+    found = []
+    for index, here in enumerate(on_host):
+        if not here or described.type_names[index] in _MOVES_NOTHING:
+            continue
+        elements, counted = 0, set[int]()
+        for position, producer, need in zip(read[index], producers[index], needs[index]):
+            # What has no producer and no gradient is data: it comes from the host.
+            from_gpu = need if producer is None else not on_host[producer]
+            if from_gpu and position not in counted:
+                counted.add(position)
+                elements += math.prod(described.shapes[position]) * (2 if need else 1)
+        for position in written[index]:
+            if not stays.get(position, False):
+                elements += math.prod(described.shapes[position]) * (2 if described.need_grads[index] else 1)
+        moved = elements * _element_bytes(contexts[index].backend)
+        found.append(HostFunction(names[index], described.type_names[index], moved))
+    return found
+
+
+def _readers(read: Sequence[Sequence[int]]) -> dict[int, Set[int]]:
+    found: dict[int, Set[int]] = {}
+    for index, positions in enumerate(read):
+        for position in positions:
+            found.setdefault(position, set()).add(index)
+    return found
+
+
+def _element_bytes(backends: Sequence[str]) -> int:
+    """Of the host's implementation, the first that the context has."""
+    first = next((name for name in backends if name.startswith("cpu")), "")
+    return _BYTES_OF_HALF if first.endswith(":half") else _BYTES_OF_FLOAT
