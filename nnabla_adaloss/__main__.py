@@ -7,12 +7,13 @@ The command `nnabla-adaloss` is the same.
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from typing import Any, Optional, Sequence
 
 from nnabla_adaloss import __version__, report
 from nnabla_adaloss.core.precision import PRECISIONS
-from nnabla_adaloss.doctor import Area, area_works, as_json, as_text, examine
+from nnabla_adaloss.doctor import Area, area_works, as_json, as_text, examine, silent
 
 _ANALYSE = """\
 Runs a network for a few batches in fp32, and beside it as a narrow storage would keep its numbers (emulated,
@@ -78,14 +79,17 @@ def _add_doctor(commands: Any) -> None:
         description="Say what is installed, what is missing and what to do about it. The exit code is 0 when "
         "training on the CPU works, and whatever else the options ask for.",
     )
-    doctor.add_argument("--gpu", action="store_true", help="the GPU must work, too")
+    doctor.add_argument(
+        "--gpu", action="store_true", help="the GPU must work, too: nnabla's functions are tried there"
+    )
     doctor.add_argument("--mpi", action="store_true", help="distributed training must work, too")
     doctor.add_argument("--json", action="store_true", help="print a JSON object instead of text")
     doctor.set_defaults(run=_doctor)
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    findings = examine()
+    tell = functools.partial(print, file=sys.stderr) if sys.stderr.isatty() else silent
+    findings = examine(gpu_functions=options.gpu, on_progress=tell)
     print(as_json(findings) if options.json else as_text(findings))
     asked = {Area.CPU: True, Area.GPU: options.gpu, Area.MPI: options.mpi}
     return 0 if all(area_works(findings, area) for area in Area if asked[area]) else 1

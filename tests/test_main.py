@@ -73,3 +73,28 @@ def test_nnabla_and_numpy_do_not_fit(tmp_path: Path) -> None:
     broken = [finding for finding in findings_of(process, "CPU").values() if finding["status"] == "broken"]
     assert {finding["cure"] for finding in broken} == {"pip install 'numpy>=1.26,<2'"}
     assert process.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "subject", "said"),
+    [
+        (
+            "import nnabla.functions as F\n_sum = F.sum\nF.sum = lambda *a, **k: _sum(*a, **k) * 1.5",
+            "nnabla's functions",
+            "wrong numbers. This is nnabla without this package (nnabla 1.",
+        ),
+        (
+            "from nnabla_adaloss.kernels import CpuKernels\n"
+            "CpuKernels.scaled_copy_all = CpuKernels.scaled_copy = lambda *a, **k: None",
+            "adaptive loss scaling",
+            "nnabla's own functions work here: this package is to blame",
+        ),
+    ],
+)
+def test_whose_fault_it_is(tmp_path: Path, fault: str, subject: str, said: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(fault)
+    process = run("doctor", "--json", shadow=str(tmp_path))
+    assert process.returncode == 1, process.stderr
+    broken = [f for f in findings_of(process, "CPU").values() if f["status"] == "broken"]
+    assert {finding["subject"].partition(",")[0] for finding in broken} == {subject}
+    assert all(said in finding["detail"] for finding in broken)

@@ -5,5 +5,6 @@ from __future__ import annotations
 
 from .checks import examine
 from .findings import Area, Finding, Status, area_works, as_json, as_text
+from .native_functions import silent
 
-__all__ = ["Area", "Finding", "Status", "area_works", "as_json", "as_text", "examine"]
+__all__ = ["Area", "Finding", "Status", "area_works", "as_json", "as_text", "examine", "silent"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import platform
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.metadata import distributions
 from itertools import chain
-from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from nnabla_adaloss.cuda_libraries import cuda_version_of, find_extension_library, namespace_folders
 
@@ -15,6 +16,7 @@ from . import probes
 from .explanations import explain
 from .findings import Area, Finding, Status
 from .isolation import call_isolated
+from .native_functions import Progress, Tried, blamed, findings_of, silent, try_functions, versions_of
 
 
 class Attempt(NamedTuple):
@@ -39,15 +41,23 @@ def failure(area: Area, subject: str, error: str) -> Finding:
     return Finding(area, explanation.status, subject, explanation.meaning, explanation.cure)
 
 
-def examine() -> List[Finding]:
+def examine(*, gpu_functions: bool = False, on_progress: Progress = silent) -> List[Finding]:
     """Examine what is installed on this machine; takes some seconds.
+
+    Args:
+        gpu_functions: whether nnabla's functions are tried on the GPU, too.
+        on_progress: called with a line when some of nnabla's functions have been tried.
 
     Returns:
         Findings about the CPU, GPU and MPI parts, in that order.
     """
+    areas: Sequence[Callable[[], List[Finding]]] = (
+        partial(examine_cpu, on_progress),
+        partial(examine_gpu, on_progress if gpu_functions else None),
+        examine_mpi,
+    )
     with ThreadPoolExecutor() as pool:  # they wait for processes
-        areas = pool.map(lambda examine_area: examine_area(), (examine_cpu, examine_gpu, examine_mpi))
-        return list(chain.from_iterable(areas))
+        return list(chain.from_iterable(pool.map(lambda examine_area: examine_area(), areas)))
 
 
 # nnabla has wheels for these.
@@ -77,20 +87,26 @@ def python_without_nnabla(version: str, nnabla_is_there: bool) -> Optional[Findi
     )
 
 
-def examine_cpu() -> List[Finding]:
-    """What every use needs: nnabla, and adaptive loss scaling on the CPU."""
+def examine_cpu(on_progress: Progress = silent) -> List[Finding]:
+    """What every use needs: nnabla, its functions, and adaptive loss scaling on the CPU."""
     python = python_without_nnabla(platform.python_version(), bool(namespace_folders("nnabla")))
     if python is not None:
         # No other cure helps before this one.
         return [python, Finding(Area.CPU, Status.NOT_TRIED, "adaptive loss scaling", "needs nnabla")]
-    return [
-        Attempt(Area.CPU, f"Python {platform.python_version()}", probes.package_versions).make(),
-        Attempt(Area.CPU, "adaptive loss scaling", probes.adaptive_backward, ("cpu", "float")).make(),
-    ]
+    packages = Attempt(Area.CPU, f"Python {platform.python_version()}", probes.package_versions).make()
+    if packages.status is not Status.WORKS:
+        return [packages, Finding(Area.CPU, Status.NOT_TRIED, "adaptive loss scaling", "needs nnabla")]
+    functions, tried = _examine_functions(Area.CPU, "cpu", versions_of(Area.CPU), on_progress)
+    scaling = Attempt(Area.CPU, "adaptive loss scaling", probes.adaptive_backward, ("cpu", "float"))
+    return [packages, *functions, blamed(scaling.make(), tried[0])]
 
 
-def examine_gpu() -> List[Finding]:
-    """Driver, CUDA libraries, nnabla's CUDA extension, CuPy, and adaptive loss scaling on the GPU."""
+def examine_gpu(on_progress: Optional[Progress] = None) -> List[Finding]:
+    """Driver, CUDA libraries, nnabla's CUDA extension, CuPy, and adaptive loss scaling on the GPU.
+
+    Args:
+        on_progress: as of `examine`; None: nnabla's functions are not tried.
+    """
     extension_library = find_extension_library(namespace_folders("nnabla_ext"))
     if extension_library is None:
         cure = "on a machine with an NVIDIA GPU: pip install 'nnabla-adaloss[cuda120]'"
@@ -108,14 +124,41 @@ def examine_gpu() -> List[Finding]:
         Attempt(Area.GPU, f"nnabla-ext-cuda{cuda_version}", probes.cuda_extension),
         Attempt(Area.GPU, "CuPy", probes.cupy_version),
         Attempt(Area.GPU, "CUDA kernels", probes.compile_kernels),
-        Attempt(Area.GPU, "adaptive loss scaling, float", probes.adaptive_backward, ("cudnn", "float")),
-        Attempt(Area.GPU, "adaptive loss scaling, half", probes.adaptive_backward, ("cudnn", "half")),
     ]
-    if all(finding.status is Status.WORKS for finding in foundation):
-        return foundation + [attempt.make() for attempt in uses]
-    return foundation + [
-        Finding(Area.GPU, Status.NOT_TRIED, attempt.subject, "needs all of the above") for attempt in uses
+    scaling = [
+        Attempt(Area.GPU, f"adaptive loss scaling, {kind}", probes.adaptive_backward, ("cudnn", kind))
+        for kind in _TYPE_CONFIGS
     ]
+    if not all(finding.status is Status.WORKS for finding in foundation):
+        return foundation + [
+            Finding(Area.GPU, Status.NOT_TRIED, attempt.subject, "needs all of the above")
+            for attempt in uses + scaling
+        ]
+    found = foundation + [attempt.make() for attempt in uses]
+    if on_progress is None or found[len(foundation)].status is not Status.WORKS:
+        return found + [attempt.make() for attempt in scaling]
+    machine = f"{foundation[0].detail}, {versions_of(Area.GPU)}"
+    functions, tried = _examine_functions(Area.GPU, "cudnn", machine, on_progress)
+    return found + functions + [blamed(attempt.make(), t) for attempt, t in zip(scaling, tried)]
+
+
+_TYPE_CONFIGS = ("float", "half")
+
+
+def _examine_functions(
+    area: Area, extension: str, machine: str, on_progress: Progress
+) -> Tuple[List[Finding], List[List[Tried]]]:
+    """What trials of nnabla's functions say, and what became of them in each type."""
+
+    def examine_type(type_config: str) -> List[Tried]:
+        # A card that dies of many functions takes a process for each of them.
+        processes = 1 if area is Area.CPU else 4
+        return try_functions(extension, type_config, processes=processes, on_progress=on_progress)
+
+    with ThreadPoolExecutor() as pool:  # they wait for processes
+        tried = list(pool.map(examine_type, _TYPE_CONFIGS))
+    findings = (findings_of(area, kind, t, machine) for kind, t in zip(_TYPE_CONFIGS, tried))
+    return list(chain.from_iterable(findings)), tried
 
 
 def examine_mpi() -> List[Finding]:

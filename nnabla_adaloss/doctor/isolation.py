@@ -11,7 +11,7 @@ import json
 import signal
 import subprocess
 import sys
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, Union
 
 _CHILD = """
 import importlib, json, sys
@@ -31,10 +31,12 @@ class Outcome(NamedTuple):
     Attributes:
         value: what the function returned, None if it failed.
         error: type and message of the exception, or how the process ended; empty if the call succeeded.
+        said: what the function printed, up to where it ended.
     """
 
     value: Any = None
     error: str = ""
+    said: str = ""
 
 
 def call_isolated(function: Callable[..., Any], *arguments: Any, time_limit: float = 120.0) -> Outcome:
@@ -51,20 +53,25 @@ def call_isolated(function: Callable[..., Any], *arguments: Any, time_limit: flo
     Example:
         >>> from os.path import basename
         >>> call_isolated(basename, "a/b")
-        Outcome(value='b', error='')
+        Outcome(value='b', error='', said='')
     """
     command = [sys.executable, "-c", _CHILD, function.__module__, function.__name__, json.dumps(arguments)]
     try:
         process = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=time_limit
         )
-    except subprocess.TimeoutExpired:
-        return Outcome(error=f"TimeoutExpired: no answer within {time_limit:g} s")
-    last_line = process.stdout.strip().rpartition("\n")[2]
+    except subprocess.TimeoutExpired as expired:
+        return Outcome(None, f"TimeoutExpired: no answer within {time_limit:g} s", _text(expired.stdout))
+    said, _, last_line = process.stdout.strip().rpartition("\n")
     try:
-        return Outcome(**json.loads(last_line))
+        return Outcome(**json.loads(last_line), said=said)
     except (ValueError, TypeError):
-        return Outcome(error=_how_it_ended(process))
+        return Outcome(None, _how_it_ended(process), process.stdout)
+
+
+def _text(output: Union[str, bytes, None]) -> str:
+    # Python does not decode what a process printed before its time was over.
+    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
 
 
 def _how_it_ended(process: subprocess.CompletedProcess[str]) -> str:

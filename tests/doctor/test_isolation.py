@@ -13,7 +13,7 @@ def test_value_comes_back() -> None:
 
 
 def test_what_the_function_prints_does_not_matter() -> None:
-    assert call_isolated(print, "not JSON") == Outcome(value=None)
+    assert call_isolated(print, "not JSON") == Outcome(value=None, said="not JSON\n")
 
 
 def test_an_exception_is_told_with_its_type() -> None:
@@ -30,6 +30,15 @@ def test_a_crash_names_the_signal() -> None:
 
 def test_a_silent_end_names_the_exit_code() -> None:
     assert call_isolated(os._exit, 7).error == "Exit: the process ended with code 7"
+
+
+def say_and_sleep(said: str) -> None:
+    print(said, flush=True)
+    time.sleep(60)
+
+
+def test_what_was_said_before_the_end_is_kept() -> None:
+    assert call_isolated(say_and_sleep, "half", time_limit=5.0).said == "half\n"
 
 
 def test_time_is_limited() -> None:
