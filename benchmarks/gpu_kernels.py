@@ -220,11 +220,12 @@ class Stopwatch:
             began = time.perf_counter()
             for _ in range(self._runs):
                 function()
-            launching = max(1.0, (time.perf_counter() - began) * 1e3)
+            taken = (time.perf_counter() - began) * 1e3
+            launching = max(1.0, taken)
             stop.record()
             stop.synchronize()
             best = min(best, cupy.cuda.get_elapsed_time(start, stop) / self._runs)
-            host = min(host, launching / self._runs)
+            host = min(host, taken / self._runs)
         return best, host
 
 
