@@ -114,7 +114,8 @@ __device__ inline double widen(float value) {
 }
 #endif
 
-// ---- memory: N elements at an index that is a multiple of N, as floats. 16 bytes at a time when N > 1.
+// ---- memory: N elements at an index that is a multiple of N, as floats. 16 bytes at a time when N > 1, but for halves
+// that become floats, 8.
 
 __device__ inline void load(const float* source, float (&values)[1]) { values[0] = *source; }
 
@@ -137,6 +138,16 @@ __device__ inline void load(const __half* source, float (&values)[N]) {
     const uint4 eight = *reinterpret_cast<const uint4*>(source);
     const u32 pairs[4] = {eight.x, eight.y, eight.z, eight.w};
     for (int i = 0; i < 4; ++i) {
+        values[2 * i] = __half2float(__ushort_as_half(static_cast<unsigned short>(pairs[i] & 0xffffu)));
+        values[2 * i + 1] = __half2float(__ushort_as_half(static_cast<unsigned short>(pairs[i] >> 16)));
+    }
+}
+
+// Beside floats: what one thread stores is 16 bytes next to those of the thread before.
+__device__ inline void load(const __half* source, float (&values)[4]) {
+    const uint2 four = *reinterpret_cast<const uint2*>(source);
+    const u32 pairs[2] = {four.x, four.y};
+    for (int i = 0; i < 2; ++i) {
         values[2 * i] = __half2float(__ushort_as_half(static_cast<unsigned short>(pairs[i] & 0xffffu)));
         values[2 * i + 1] = __half2float(__ushort_as_half(static_cast<unsigned short>(pairs[i] >> 16)));
     }
@@ -633,19 +644,31 @@ struct Unscale {
     }
 };
 
-// In the first lane of each warp.
-__device__ inline u32 largest_of_warp(u32 largest) {
+// Raises what is at `place` to the largest number of all threads of the block: once for all of them, since blocks wait
+// for each other there.
+__device__ inline void raise_to_largest(u32* place, u32 largest) {
+    __shared__ u32 of_warp[WARPS];
     for (u32 distance = WARP / 2; distance > 0; distance /= 2) {
         largest = max(largest, from_lane_above(largest, distance));
     }
-    return largest;
+    if (threadIdx.x % WARP == 0) {
+        of_warp[threadIdx.x / WARP] = largest;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (u32 warp = 1; warp < WARPS; ++warp) {
+            largest = max(largest, of_warp[warp]);
+        }
+        atomicMax(place, largest);
+    }
 }
 
 template <typename T>
 __device__ inline u32 unscale_task(const Task& task, const Share& share) {
     Unscale<T> body = {reinterpret_cast<const T*>(task.source), reinterpret_cast<float*>(task.target), task.factor,
                        (task.flags & ACCUMULATE) != 0, 0, 0};
-    for_each_element<Pack<T>::WIDTH>(task, share, body);
+    // As many as 16 bytes of floats have, whatever they were: threads would leave gaps for each other else.
+    for_each_element<Pack<float>::WIDTH>(task, share, body);
     return max(body.largest, body.largest_sum) < EXPONENT ? body.largest : EXPONENT;
 }
 
@@ -655,11 +678,8 @@ extern "C" __global__ __launch_bounds__(THREADS, RESIDENT_THREADS / THREADS) voi
     const u32 index = task_of_block(tasks);
     const Task& task = tasks.task[index];
     const Share share = share_of_block(tasks, index);
-    u32 mine = task.flags & SOURCE_IS_HALF ? unscale_task<__half>(task, share) : unscale_task<float>(task, share);
-    mine = largest_of_warp(mine);
-    if (threadIdx.x % WARP == 0) {
-        atomicMax(largest + task.row, mine);
-    }
+    const u32 mine = task.flags & SOURCE_IS_HALF ? unscale_task<__half>(task, share) : unscale_task<float>(task, share);
+    raise_to_largest(largest + task.row, mine);
 }
 
 template <typename T>
@@ -693,11 +713,9 @@ extern "C" __global__ __launch_bounds__(THREADS, RESIDENT_THREADS / THREADS) voi
     const u32 index = task_of_block(tasks);
     const Task& task = tasks.task[index];
     const Share share = share_of_block(tasks, index);
-    u32 mine = task.flags & SOURCE_IS_HALF ? largest_of_task<__half>(task, share) : largest_of_task<float>(task, share);
-    mine = largest_of_warp(mine);
-    if (threadIdx.x % WARP == 0) {
-        atomicMax(largest + task.row, mine);
-    }
+    const u32 mine =
+        task.flags & SOURCE_IS_HALF ? largest_of_task<__half>(task, share) : largest_of_task<float>(task, share);
+    raise_to_largest(largest + task.row, mine);
 }
 
 // ---- rounding to a storage format

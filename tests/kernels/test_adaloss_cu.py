@@ -49,6 +49,14 @@ def test_compiles_without_a_warning_and_flushes_no_float(nvrtc: Nvrtc, architect
     assert re.findall(r"^.*\.ftz\b.*$", ptx, re.MULTILINE) == []
 
 
+@pytest.mark.slow
+def test_a_thread_writes_16_bytes_next_to_those_of_the_thread_before(nvrtc: Nvrtc) -> None:
+    # Two stores of 16 bytes side by side in one thread leave gaps between threads, each time.
+    ptx = nvrtc.compile(CudaSource().text, without_cupy(known(nvrtc, 90))).ptx
+    assert "st.global.v4.f32" in ptx
+    assert re.findall(r"st\.global\.v4\.f32\s+\[%rd\d+\+16\]", ptx) == []
+
+
 def test_the_compiler_flushes_what_is_left_to_it(nvrtc: Nvrtc) -> None:
     source = 'extern "C" __global__ void f(float* x) { *x = __fmul_rn(*x, 0.5f); }'
     assert "mul.rn.ftz.f32" in nvrtc.compile(source, ["-ftz=true", "-arch=sm_90"]).ptx
