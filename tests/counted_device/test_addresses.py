@@ -55,11 +55,32 @@ def pooled() -> nn.Variable:
     return F.mean(PF.affine(F.global_average_pooling(h), 2, name="fc", rng=RNG(1)) ** 2)
 
 
+def lstm() -> nn.Variable:
+    h, c = (nn.Variable.from_numpy_array(np.zeros((1, 1, 2, 5), np.float32)) for _ in range(2))
+    y, _, _ = PF.lstm(image(3, 2, 4), h, c, training=True)
+    return F.mean(PF.affine(F.reshape(y, (6, 5)), 2, name="b", rng=RNG(0)) ** 2)
+
+
+def clipped() -> nn.Variable:
+    h = F.tanh(PF.affine(image(4, 3), 3, name="a", rng=RNG(0)))
+    low, high = (nn.Variable.from_numpy_array(np.full(h.shape, v, np.float32)) for v in (-0.01, 0.01))
+    h = F.clip_grad_by_norm(F.clip_grad_by_value(h, low, high), 0.02)
+    return F.sum(PF.affine(h, 2, name="b", rng=RNG(1)) ** 2)
+
+
 ALL: Dict[str, Callable[[], nn.Variable]] = {
     **NETWORKS,
     **{
         f.__name__: f
-        for f in (sink_of_branches, sink_of_large_branches, divergence, divergence_as_the_loss, pooled)
+        for f in (
+            sink_of_branches,
+            sink_of_large_branches,
+            divergence,
+            divergence_as_the_loss,
+            pooled,
+            lstm,
+            clipped,
+        )
     },
 }
 
@@ -81,9 +102,11 @@ def on_gpu(on_device: CountedDevice, monkeypatch: pytest.MonkeyPatch) -> Counted
     return on_device
 
 
-def loss_on(device: CountedDevice, network: Callable[[], nn.Variable]) -> nn.Variable:
+def loss_on(
+    device: CountedDevice, network: Callable[[], nn.Variable], type_config: str = "float"
+) -> nn.Variable:
     nn.clear_parameters()
-    with nn.context_scope(device.context("float")):
+    with nn.context_scope(device.context(type_config)):
         return network()
 
 
@@ -119,6 +142,15 @@ def test_parts_of_random_graphs(on_gpu: CountedDevice, step: str) -> None:
         found = gradients(scaling, 8.0, True)
         for name, gradient in expected.items():
             np.testing.assert_allclose(found[name], gradient, rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", sorted({*ALL} - {"lstm", "spectral_normalization"}))
+def test_architectures_in_half(on_gpu: CountedDevice, network: str) -> None:
+    loss = loss_on(on_gpu, ALL[network], "half")
+    scaling = AdaptiveLossScaling(loss)
+    for _ in range(3):
+        assert gradients(scaling, 8.0, True)
 
 
 def test_functions_without_cuda_are_on_the_host(on_gpu: CountedDevice) -> None:
