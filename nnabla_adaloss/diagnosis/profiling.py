@@ -105,7 +105,7 @@ def profile(updater: Any, iterations: int = 20) -> Profile:
     Raises:
         TypeError: `updater` has no `scaling`.
         ValueError: `iterations` is less than 1, or the network is on a GPU, which works while Python goes on:
-            NVIDIA's profilers see more there.
+            NVIDIA's profilers see more there. Functions that run on the host all the same are named.
 
     Example:
         >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
