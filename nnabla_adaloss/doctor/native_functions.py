@@ -74,9 +74,8 @@ def try_functions(
     def try_part(waiting: Sequence[str]) -> None:
         while waiting:
             outcome = call_isolated(run_trials, extension, type_config, waiting, time_limit=time_limit)
-            some = _tried(outcome, waiting)
-            found.update({tried.name: tried for tried in some})
-            waiting = waiting[len(some) :]
+            found.update(_tried(outcome, waiting))
+            waiting = [name for name in waiting if name not in found]
             on_progress(f"{extension}:{type_config}: {len(found)} of {len(names)} functions tried")
 
     with ThreadPoolExecutor() as pool:  # they wait for processes
@@ -84,17 +83,17 @@ def try_functions(
     return [found[name] for name in names]
 
 
-def _tried(outcome: Outcome, names: Sequence[str]) -> List[Tried]:
+def _tried(outcome: Outcome, names: Sequence[str]) -> Dict[str, Tried]:
     """What one process tried, that at which it ended included; all, if it ended before the first."""
-    found: List[Tried] = []
-    begun = False
+    found: Dict[str, Tried] = {}
+    error, at = outcome.error or "no answer", ""
     for message in _messages(outcome.said):
-        begun = "begun" in message
+        at = message.get("begun", at)
         if "ended" in message:
-            found.append(Tried(message["ended"], message["error"], message["on_host"]))
-    if begun:
-        found.append(Tried(names[len(found)], outcome.error))
-    return found or [Tried(name, outcome.error) for name in names]
+            found[message["ended"]] = Tried(message["ended"], message["error"], message["on_host"])
+    if at and at not in found:
+        found[at] = Tried(at, error)
+    return found or {name: Tried(name, error) for name in names}
 
 
 def _messages(said: str) -> Iterable[Dict[str, Any]]:

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
-from typing import Callable, List
+from typing import Any, Callable, List, Sequence
 
 import pytest
 
+from nnabla_adaloss.doctor import native_functions
 from nnabla_adaloss.doctor.findings import Area, Finding, Status
+from nnabla_adaloss.doctor.isolation import Outcome
 from nnabla_adaloss.doctor.native_functions import Tried, blamed, findings_of, try_functions, versions_of
 
 NAMES = ("exp", "tanh", "affine", "mean")
@@ -107,6 +110,23 @@ def test_wrong_gradients_in_half_are_found_by_float(break_nnabla: Break) -> None
 def test_what_cannot_begin_is_the_error_of_all() -> None:
     (error,) = {t.error for t in try_functions("nothing", "float", NAMES)}
     assert "No module named 'nnabla_ext.nothing'" in error
+
+
+@pytest.mark.parametrize("said", ["", "no line of ours", '{"begun": "exp"', 'cuDNN says {"begun": "exp"}'])
+def test_silence_is_no_success(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    monkeypatch.setattr(native_functions, "call_isolated", lambda *a, **k: Outcome(said=said))
+    assert errors_of() == ["no answer"] * 4
+
+
+def test_a_line_that_is_lost_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(run: Any, extension: str, type_config: str, names: Sequence[str], **_: Any) -> Outcome:
+        ended = [json.dumps({"ended": name, "error": "", "on_host": []}) for name in names]
+        if "exp" in names:
+            ended[0] = "something" + ended[0]
+        return Outcome(said="\n".join(ended))
+
+    monkeypatch.setattr(native_functions, "call_isolated", call)
+    assert errors_of() == ["no answer", "", "", ""]
 
 
 ILLEGAL = (
