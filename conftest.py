@@ -6,6 +6,8 @@ from __future__ import annotations
 import nnabla as nn
 import pytest
 
+pytest_plugins = ["tests.context_option"]
+
 
 @pytest.fixture(autouse=True)
 def _no_parameters() -> None:

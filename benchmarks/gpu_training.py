@@ -1,231 +1,282 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains with nnabla on a GPU, in its native half precision: what adaptive scaling costs, and what it saves.
+"""What loss scaling costs on a GPU, in its native half precision.
 
-First a network of ResNet-50's shape: a fixed scale that nobody checks, dynamic and adaptive loss scaling take
-turns iteration by iteration, each waiting for the device at its end. The fixed scale is the floor: adaptive /
-fixed tells what adaptive scaling costs (wanted: at most 1.03), adaptive / dynamic compares with
-nnabla's own loop, which waits for each parameter (wanted: at most 1.0). Then the networks of samples/demo.py
-on scikit-learn's digits, each trained in fp32 and, in half precision, without scaling, with a fixed scale,
-dynamically and adaptively, at the loss weights of the demo; the table tells test accuracy and batches thrown
-away. Dynamic and adaptive are as they come, with nothing set.
+    python benchmarks/gpu_training.py                                    ResNet-50, batch 64
+    python benchmarks/gpu_training.py --batch 256
+    python benchmarks/gpu_training.py --network transformer
+    python benchmarks/gpu_training.py --context cpu:float --quick        does the script work? no GPU needed
 
-Of an adaptive iteration the package's launches and waits are counted besides. --json writes it all to a file.
+Methods, each with a network of its own: fp32; a fixed scale that nobody checks, which is the floor; nnabla's
+dynamic scaling; adaptive scaling with its defaults, and with a scale for each component (amax_history).
 
-Needs nnabla-ext-cuda and CuPy: pip install nnabla-adaloss[cuda120]. To see that the script works where
-there is no GPU: --extension cpu --type float --quick.
+They take turns by blocks of 16 iterations: whole cycles of those that measure and those that do not. Within
+a block nobody waits for the device but the method itself; at its end all is waited for. What is printed are
+medians over blocks: of the mean iteration, and of the ratios to the floor and to dynamic (wanted: at most 1.03
+and 1.0).
+
+Then, for each method by itself:
+- memory: what its first block adds to what the device had in use, caches of nnabla included;
+- the share of time in which the device works: NVML's utilization, as nvidia-smi shows it, over two seconds;
+- where the host is: before forward, in it, after it, before backward, in it, and after it (with the solver's
+  update), and how much of that is waiting for the device. What nnabla's dynamic scaling does between forward
+  and backward counts as "before backward";
+- launches and waits of the package.
+
+Needs nnabla-ext-cuda and CuPy: pip install nnabla-adaloss[cuda120].
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
-import sys
 import time
 from collections import OrderedDict
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
-from typing import Any, Callable, Dict, Iterator, List
+from statistics import mean, median
+from typing import Any, Callable, Dict, Iterator, List, Optional
 from unittest import mock
 
 import nnabla as nn
-import nnabla.functions as F
 import nnabla.solvers as S
-import numpy as np
+from gpu_device import Device, counted
+from gpu_networks import QUICK, SIZES, build
 
 from nnabla_adaloss import (
+    AdaLossConfig,
+    AdaptiveLossScaling,
     AdaptiveLossScalingUpdater,
     DynamicLossScalingUpdater,
-    FixedLossScalingUpdater,
 )
-from nnabla_adaloss.kernels.cuda_launcher import CupyLauncher
+from nnabla_adaloss.graph.loss_seed import LossSeed
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
+BLOCK = 16
+FLOOR = "fixed, unchecked"
+METHODS = ("fp32", FLOOR, "dynamic", "adaptive", "amax_history")
+PHASES = (
+    "before forward",
+    "forward",
+    "after forward",
+    "before backward",
+    "backward",
+    "after backward",
+)
 
-Action = Callable[[], Any]
+
+class TimedLoss:
+    """A loss that notes when its forward and its backward begin and end.
+
+    Args:
+        variable: the loss.
+        seed: makes the gradient that backward starts from, as for a plain Variable; None: nnabla does.
+    """
+
+    def __init__(self, variable: nn.Variable, seed: Optional[LossSeed]) -> None:
+        self.variable, self._seed = variable, seed
+        self.marks: List[float] = []
+
+    def forward(self, *arguments: Any, **options: Any) -> None:
+        self._run(self.variable.forward, *arguments, **options)
+
+    def backward(self, scale: float = 1.0, *arguments: Any, grad: Any = None, **options: Any) -> None:
+        start = scale if self._seed is None else self._seed.gradient(scale, grad)
+        self._run(self.variable.backward, start, *arguments, **options)
+
+    def _run(self, native: Callable[..., None], *arguments: Any, **options: Any) -> None:
+        self.marks.append(time.perf_counter())
+        native(*arguments, **options)
+        self.marks.append(time.perf_counter())
 
 
-def updater(method: str, solver: Any, loss: nn.Variable, feed: Action) -> Any:
-    """The training loop for `method` on a network that is half already."""
-    if method == "adaptive":
-        return AdaptiveLossScalingUpdater(solver, loss, feed)
-    if method == "dynamic":
-        return DynamicLossScalingUpdater(solver, loss, feed)
-    return FixedLossScalingUpdater(solver, loss, feed, scale=128.0 if method == "fixed (128)" else 1.0)
+class Training:
+    """One network that is trained with one method.
 
+    Args:
+        method: one of `METHODS`.
+        variable: makes its loss.
+        device: where.
+        timed: note when forward and backward begin and end.
 
-def unchecked(solver: Any, loss: nn.Variable, scale: float) -> Action:
-    """An iteration with a fixed scale, in which nobody looks whether gradients are finite."""
+    Attributes:
+        update: an iteration.
+        loss: its loss.
+    """
 
-    def update() -> None:
-        solver.zero_grad()
-        loss.forward(clear_no_need_grad=True)
-        loss.backward(scale, clear_buffer=True)
-        solver.scale_grad(1.0 / scale)
-        solver.update()
+    def __init__(
+        self, method: str, variable: Callable[[], nn.Variable], device: Device, timed: bool = False
+    ) -> None:
+        context = device.single() if method == "fp32" else device.context
+        nn.seed(0)
+        with nn.parameter_scope("", OrderedDict()), nn.context_scope(context):
+            self.loss: Any = variable()
+            self._solver = S.Momentum(1e-3)
+            self._solver.set_parameters(nn.get_parameters())
+        if timed:
+            adaptive = method in ("adaptive", "amax_history")
+            self.loss = TimedLoss(self.loss, LossSeed(self.loss) if adaptive else None)
+        self.update: Callable[[], Any] = self._by(method)
 
-    return update
+    def _by(self, method: str) -> Callable[[], Any]:
+        if method in ("fp32", FLOOR):
+            return lambda: self._unchecked(1.0 if method == "fp32" else 128.0)
+        if method == "dynamic":
+            return DynamicLossScalingUpdater(self._solver, self.loss, lambda: None).update
+        config = None if method == "adaptive" else AdaLossConfig(method)
+        return AdaptiveLossScalingUpdater(self._solver, self.loss, lambda: None, config=config).update
+
+    def _unchecked(self, scale: float) -> None:
+        self._solver.zero_grad()
+        self.loss.forward(clear_no_need_grad=True)
+        self.loss.backward(scale, clear_buffer=True)
+        if scale != 1.0:
+            self._solver.scale_grad(1.0 / scale)
+        self._solver.update()
+
+    def block(self, device: Device, iterations: int = BLOCK) -> float:
+        """Milliseconds of an iteration, on average over a block that is waited for at its end."""
+        device.wait()
+        start = time.perf_counter()
+        for _ in range(iterations):
+            self.update()
+        device.wait()
+        return 1e3 * (time.perf_counter() - start) / iterations
+
+    def phases(self, device: Device) -> Dict[str, float]:
+        """Milliseconds of the host by phase, launches and waits of an iteration, on average over a block.
+
+        It has to be `timed`.
+        """
+        taken: Dict[str, List[float]] = {phase: [] for phase in PHASES}
+        device.wait()
+        with counted() as counts, ends_of_forward() as ends:
+            for _ in range(BLOCK):
+                ends.clear()
+                self.loss.marks.clear()
+                start = time.perf_counter()
+                self.update()
+                end = time.perf_counter()
+                marks = self.loss.marks
+                if len(marks) != 4:  # a batch that ran again
+                    continue
+                forward_end = ends[-1] if ends else marks[1]
+                times = [start, marks[0], marks[1], forward_end, marks[2], marks[3], end]
+                for phase, before, after in zip(PHASES, times, times[1:]):
+                    taken[phase].append(1e3 * (after - before))
+        found = {phase: mean(times) for phase, times in taken.items() if times}
+        found["waiting"] = 1e3 * counts["waiting"] / BLOCK
+        return {**found, "launches": counts["launch"] / BLOCK, "waits": counts["fetch"] / BLOCK}
+
+    def busy(self, device: Device, seconds: float = 2.0) -> Any:
+        """The percentage of time in which the device works; None where nobody tells."""
+        with device.busy() as samples:
+            end = time.perf_counter() + seconds
+            while device.is_gpu and time.perf_counter() < end:
+                self.block(device)
+        settled = samples[len(samples) // 2 :]  # NVML looks back for up to a second
+        return mean(settled) if settled else None
 
 
 @contextmanager
-def counted() -> Iterator[Dict[str, int]]:
-    """Counts what the package asks of the device: launches, and fetches, which wait for it."""
-    counts = {"launch": 0, "fetch": 0}
+def ends_of_forward() -> Iterator[List[float]]:
+    """When the package's forward ends, which goes on behind nnabla's."""
+    ends: List[float] = []
+    forward = AdaptiveLossScaling.forward
 
-    def counting(name: str) -> Any:
-        method = getattr(CupyLauncher, name)
+    def timed(self: AdaptiveLossScaling, *arguments: Any, **options: Any) -> None:
+        forward(self, *arguments, **options)
+        ends.append(time.perf_counter())
 
-        def count(*arguments: Any) -> Any:
-            counts[name] += 1
-            return method(*arguments)
-
-        return mock.patch.object(CupyLauncher, name, count)
-
-    with counting("launch"), counting("fetch"):
-        yield counts
+    with mock.patch.object(AdaptiveLossScaling, "forward", timed):
+        yield ends
 
 
-def time_resnet50(context: nn.Context, rounds: int, batch: int, size: int, width: int) -> Dict[str, Any]:
-    """Prints and returns what an iteration takes with each method."""
-    from common.resnet import resnet
-
-    random = np.random.default_rng(0)
-    actions: Dict[str, Action] = {}
-    for method in ("fixed, unchecked", "dynamic", "adaptive"):
-        with nn.parameter_scope("", OrderedDict()), nn.context_scope(context):
-            x, t = nn.Variable((batch, 3, size, size)), nn.Variable((batch, 1))
-            x.d, t.d = random.standard_normal(x.shape), random.integers(0, 1000, t.shape)
-            told = resnet(x, "resnet50", width, 1000, training=True, last_gamma=1.0)
-            loss = F.mean(F.softmax_cross_entropy(told, t))
-            solver = S.Momentum(1e-3)
-            solver.set_parameters(nn.get_parameters())
-            if method == "fixed, unchecked":
-                actions[method] = unchecked(solver, loss, 128.0)
-            else:
-                actions[method] = updater(method, solver, loss, lambda: None).update
-    taken: Dict[str, List[float]] = {method: [] for method in actions}
-    for number in range(rounds + 3):
-        for method, action in sorted(actions.items(), reverse=bool(number % 2)):
-            start = time.perf_counter()
-            action()
-            synchronize(context)
-            if number >= 3:
-                taken[method].append(time.perf_counter() - start)
-    with counted() as counts:
-        actions["adaptive"]()
-    found: Dict[str, Any] = {"size": size, "batch": batch, **counts}
-    print(f"ResNet-50 shape, {size}x{size}, batch {batch}")
-    for method, times in taken.items():
-        found[f"{method}, ms"] = 1e3 * median(times)
-        print(f"  {method:28}{found[f'{method}, ms']:10.2f} ms")
-    for other in ("fixed, unchecked", "dynamic"):
-        ratio = found[f"adaptive / {other}"] = median(a / o for a, o in zip(taken["adaptive"], taken[other]))
-        print(f"  {'adaptive / ' + other:28}{ratio:10.4f}")
-    print(f"  of an adaptive iteration: {counts['launch']} launches of the package, {counts['fetch']} waits")
-    return found
+def measure(
+    device: Device, methods: List[str], blocks: int, variable: Callable[[], nn.Variable]
+) -> List[Dict[str, Any]]:
+    """A row for each method."""
+    trainings, memory = {}, {}
+    for method in methods:
+        before = device.used_mib()
+        trainings[method] = Training(method, variable, device)
+        trainings[method].block(device)
+        after = device.held_mib()
+        memory[method] = None if before is None or after is None else after - before
+    taken: Dict[str, List[float]] = {method: [] for method in methods}
+    for number in range(blocks):
+        for method in methods if number % 2 else methods[::-1]:
+            taken[method].append(trainings[method].block(device))
+    rows = []
+    for method in methods:
+        row: Dict[str, Any] = {"method": method, "ms": median(taken[method]), "blocks_ms": taken[method]}
+        for other in {FLOOR, "dynamic"} & set(methods):
+            row[f"over {other}"] = median(a / b for a, b in zip(taken[method], taken[other]))
+        row["memory_mib"], row["device_busy_percent"] = memory[method], trainings[method].busy(device)
+        timed = Training(method, variable, device, timed=True)
+        timed.block(device)
+        rows.append({**row, **timed.phases(device)})
+    return rows
 
 
-def synchronize(context: nn.Context) -> None:
-    """Wait for the device."""
-    if "Cuda" in context.array_class:
-        import nnabla_ext.cuda
-
-        nnabla_ext.cuda.device_synchronize(context.device_id)
-
-
-def print_accuracies(half: nn.Context, single: nn.Context, iterations: int) -> List[Dict[str, Any]]:
-    """Prints a table; returns its cells."""
-    from common.digits import load
-    from networks import NETWORKS
-
-    data = load()
-    cells: List[Dict[str, Any]] = []
-    methods = ("fp32", "no scaling", "fixed (128)", "dynamic", "adaptive")
-    print(f"\n{'test accuracy (thrown away)':34}" + "".join(f"{m:>16}" for m in methods))
-    for name, network in NETWORKS.items():
-        for weight in (1.0, 1e-3, 1e-6, 1e-9):
-            row = f"{name + ', loss weight ' + format(weight, 'g'):34}"
-            for method in methods:
-                context = single if method == "fp32" else half
-                accuracy, skipped = train(network, data, weight, method, context, iterations)
-                row += f"{f'{accuracy:.1%} ({skipped})':>16}"
-                cells.append(
-                    {
-                        "net": name,
-                        "weight": weight,
-                        "method": method,
-                        "accuracy": accuracy,
-                        "skipped": skipped,
-                    }
-                )
-            print(row, flush=True)
-    return cells
-
-
-def train(
-    network: Any, data: Any, weight: float, method: str, context: nn.Context, iterations: int
-) -> tuple[float, int]:
-    """Train one network; return its test accuracy and how many batches were thrown away."""
-    from common.digits import BatchFeeder
-
-    nn.seed(0)
-    with nn.parameter_scope("", OrderedDict()), nn.context_scope(context):
-        x = nn.Variable((network.batch_size, *data.train.x.shape[1:]))
-        t = nn.Variable((network.batch_size, 1))
-        loss = F.mean(F.softmax_cross_entropy(network.build(x), t)) * weight
-        solver = S.Momentum(network.learning_rate / weight, 0.9)
-        solver.set_parameters(nn.get_parameters())
-        feed = BatchFeeder(data.train, x, t, 0)
-        loop = updater(method, solver, loss, feed)
-        updates = 0
-        while feed.count < iterations:  # batches that are thrown away count
-            loop.update()
-            updates += not solver.check_inf_or_nan_grad()
-        logits = network.build(nn.Variable.from_numpy_array(data.test.x))
-        logits.forward(clear_buffer=True)
-        right = logits.d.argmax(axis=1) == data.test.t[:, 0]
-        return float(right.mean()), feed.count - updates
-
-
-def make_context(extension: str, type_config: str, device: str) -> nn.Context:
-    """An nnabla context, or end the program saying what is missing."""
-    from nnabla.ext_utils import get_extension_context
-
-    try:
-        return get_extension_context(extension, type_config=type_config, device_id=device)
-    except Exception as error:  # whatever the extension raises for a missing library, driver or device
-        sys.exit(
-            f"{extension}:{type_config} cannot be used here: {error}\n"
-            "`python -m nnabla_adaloss doctor --gpu` says what is missing"
-        )
+def table(rows: List[Dict[str, Any]]) -> str:
+    """The rows, side by side."""
+    lines = [("", [row["method"] for row in rows])]
+    names = ("ms", f"over {FLOOR}", "over dynamic", "memory_mib", "device_busy_percent", *PHASES)
+    for name in (*names, "waiting", "launches", "waits"):
+        values = [row.get(name) for row in rows]
+        digits = 3 if name.startswith("over") else 0 if name == "memory_mib" else 2
+        lines.append((name, ["-" if value is None else f"{value:.{digits}f}" for value in values]))
+    return "\n".join(f"{name:24}" + "".join(f"{cell:>18}" for cell in cells) for name, cells in lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--extension", default="cudnn", help="cudnn (default), cuda or cpu")
-    parser.add_argument("--type", default="half", help="half (default), mixed_half or float")
-    parser.add_argument("--device", default="0")
-    parser.add_argument("--rounds", type=int, default=30, help="timed iterations of each method")
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--quick", action="store_true", help="tiny shapes: to see that it works")
-    parser.add_argument("--json", type=Path, help="write what was found here, too")
+    add = parser.add_argument
+    add("--network", choices=tuple(SIZES), default="resnet50", help="(default: resnet50)")
+    add(
+        "--context",
+        default="cudnn:half",
+        metavar="EXT:TYPE",
+        help="(default: cudnn:half)",
+    )
+    add("--device", default="0", metavar="N", help="which GPU (default: 0)")
+    add("--batch", type=int, metavar="N", help="(default: 64 images, 16 sequences)")
+    add(
+        "--methods",
+        nargs="+",
+        choices=METHODS,
+        default=list(METHODS),
+        metavar="METHOD",
+        help="some of: %(choices)s",
+    )
+    add(
+        "--blocks",
+        type=int,
+        default=6,
+        metavar="N",
+        help="of each method (default: 6)",
+    )
+    add(
+        "--norm", choices=("batch", "layer"), default="batch", help="the transformer's; layer fails on Hopper"
+    )
+    add("--quick", action="store_true", help="a tiny network and one block: to see that it works")
+    add("--json", type=Path, metavar="FILE", help="write what was measured here, too")
     options = parser.parse_args()
-    half = make_context(options.extension, options.type, options.device)
-    single = make_context(options.extension, "float", options.device)
-    versions = f"Python {platform.python_version()}, numpy {np.__version__}"
-    print(f"nnabla {nn.__version__}, {half.backend[0]}, {versions}")
-    if options.quick:
-        speed = time_resnet50(half, rounds=2, batch=2, size=32, width=4)
-        accuracies = print_accuracies(half, single, iterations=5)
-    else:
-        speed = time_resnet50(half, options.rounds, options.batch, size=224, width=64)
-        accuracies = print_accuracies(half, single, iterations=300)
+    device = Device(options.context, options.device)
+    size = (QUICK if options.quick else SIZES)[options.network]
+    if options.batch is not None:
+        size = size._replace(batch=options.batch)
+
+    def variable() -> nn.Variable:
+        return build(options.network, size, options.norm)
+
+    head = {**device.versions(), "network": options.network, "norm": options.norm, **size._asdict()}
+    print(", ".join(f"{key} {value}" for key, value in head.items()), flush=True)
+    rows = measure(device, options.methods, 1 if options.quick else options.blocks, variable)
+    print(table(rows))
     if options.json is not None:
-        found = {"context": half.backend[0], "versions": versions, "resnet50": speed, "digits": accuracies}
-        options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps({**head, "rows": rows}, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def resnet(
                 h = F.relu(unit(h, width, stride))
             with nn.parameter_scope(f"stage{stage}/block{block}/b"):
                 h = F.relu(unit(h, width) + shortcut)
-    return PF.affine(F.global_average_pooling(h), 10, name="fc")
+    return PF.affine(F.average_pooling(h, h.shape[2:]), 10, name="fc")
 
 
 def wide_resnet(x: nn.Variable, training: bool, blocks: int = 2, wider: int = 4) -> nn.Variable:
@@ -85,7 +85,8 @@ def wide_resnet(x: nn.Variable, training: bool, blocks: int = 2, wider: int = 4)
                 inner = normalized(convolved(ready, wider * maps, 3, stride, "a"), "before_b")
                 shortcut = convolved(ready, wider * maps, 1, stride, "shortcut") if block == 0 else h
                 h = convolved(inner, wider * maps, 3, 1, "b") + shortcut
-    return PF.affine(F.global_average_pooling(normalized(h, "last")), 10, name="fc")
+    h = normalized(h, "last")
+    return PF.affine(F.average_pooling(h, h.shape[2:]), 10, name="fc")
 
 
 NETWORKS = {

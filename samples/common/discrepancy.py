@@ -21,6 +21,7 @@ def discrepancy(a: Floats, b: Floats) -> float:
 
     if not np.isfinite(a).all():
         return float("nan")
+    a, b = a.astype(np.float32), b.astype(np.float32)  # the sums below do not fit into float16
     median = float(np.median(squares(b, b)[np.triu_indices(len(b), 1)]))
 
     def mean_kernel(p: Floats, q: Floats, *, same: bool) -> float:

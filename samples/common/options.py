@@ -43,7 +43,13 @@ def parser(head: Optional[str], *, iterations: int, batch_size: int, lr: float) 
         help="what a float context emulates: float16, bfloat16, fp8_hybrid, ..., or none (default: float16)",
     )
     add("-c", "--context", default="cpu", metavar="EXT", help="cpu, cudnn, ... (default: cpu)")
-    add("-t", "--type-config", default="float", metavar="TYPE", help="float, half, ... (default: float)")
+    add(
+        "-t",
+        "--type-config",
+        default="float",
+        metavar="TYPE",
+        help="float, half, ... (default: float; with -c cpu, half is real, and some hundred times slower)",
+    )
     add("-d", "--device-id", default="0", metavar="ID", help="which GPU (default: 0)")
     add("--checkpoint", type=Path, metavar="FOLDER", help="save there, every now and then and at the end")
     add("--checkpoint-every", type=positive, default=100, metavar="N", help="(default: 100 iterations)")
@@ -78,6 +84,11 @@ def start(made: argparse.ArgumentParser, arguments: Optional[Sequence[str]]) -> 
             )
     nn.seed(options.seed)
     return options
+
+
+def single(options: argparse.Namespace) -> nn.Context:
+    """The float context of the device that the options name."""
+    return get_extension_context(options.context, type_config="float", device_id=options.device_id)
 
 
 def _check_storage(made: argparse.ArgumentParser, storage: str) -> None:

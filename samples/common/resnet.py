@@ -62,4 +62,4 @@ def resnet(
                 else:
                     inner = unit(F.relu(unit(h, maps, 3, stride, "a")), maps, 3, 1, "b", last=True)
                 h = F.relu(inner + shortcut)
-    return PF.affine(F.global_average_pooling(h), classes, name="fc")
+    return PF.affine(F.average_pooling(h, h.shape[2:]), classes, name="fc")

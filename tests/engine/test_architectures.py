@@ -59,7 +59,7 @@ def dense_block() -> nn.Variable:
 
 def squeeze_and_excite() -> nn.Variable:
     h = F.swish(PF.convolution(image(2, 3, 6, 6), 4, (3, 3), name="conv", rng=RNG(0)))
-    s = F.relu(PF.affine(F.global_average_pooling(h), 2, name="squeeze", rng=RNG(1)))
+    s = F.relu(PF.affine(F.average_pooling(h, h.shape[2:]), 2, name="squeeze", rng=RNG(1)))
     s = F.sigmoid(PF.affine(s, 4, name="excite", rng=RNG(2)))
     return F.mean((h * F.broadcast(F.reshape(s, (2, 4, 1, 1)), h.shape)) ** 2)
 

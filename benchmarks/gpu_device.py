@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The device of a benchmark: its context, waiting for it, its memory, and how busy it is."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, List, Optional
+from unittest import mock
+
+import nnabla as nn
+import numpy as np
+
+import nnabla_adaloss
+from nnabla_adaloss.kernels.cuda_launcher import CupyLauncher
+
+
+class Device:
+    """A context by its name, such as `cudnn:half`, or an end of the program that says what is missing.
+
+    Args:
+        name: extension and type of values.
+        number: which GPU.
+    """
+
+    def __init__(self, name: str, number: str = "0") -> None:
+        self._extension, _, self.type_config = name.partition(":")
+        self._number = number
+        self.context = self._context(self.type_config or "float")
+        self.is_gpu = "Cuda" in self.context.array_class
+
+    def single(self) -> nn.Context:
+        """The float context of the same device."""
+        return self._context("float")
+
+    def _context(self, type_config: str) -> nn.Context:
+        from nnabla.ext_utils import get_extension_context
+
+        try:
+            return get_extension_context(self._extension, type_config=type_config, device_id=self._number)
+        except Exception as error:  # whatever the extension raises for a missing library, driver or device
+            sys.exit(
+                f"{self._extension}:{type_config} cannot be used here: {error}\n"
+                "`python -m nnabla_adaloss doctor --gpu` says what is missing"
+            )
+
+    def wait(self) -> None:
+        """Wait until all that was launched is done."""
+        if self.is_gpu:
+            import nnabla_ext.cuda
+
+            nnabla_ext.cuda.device_synchronize(self._number)
+
+    def used_mib(self) -> Optional[float]:
+        """Memory that is in use after what nnabla keeps for later is given back; None on a CPU."""
+        if not self.is_gpu:
+            return None
+        import nnabla_ext.cuda
+
+        nnabla_ext.cuda.clear_memory_cache()
+        return self.held_mib()
+
+    def held_mib(self) -> Optional[float]:
+        """Memory that is in use, with what nnabla keeps for later; None on a CPU."""
+        if not self.is_gpu:
+            return None
+        import cupy
+
+        self.wait()
+        with cupy.cuda.Device(int(self._number)):
+            free, total = cupy.cuda.runtime.memGetInfo()
+        return (total - free) / 2**20
+
+    def versions(self) -> Dict[str, str]:
+        """What a measurement depends on."""
+        found = {
+            "context": self.context.backend[0],
+            "nnabla_adaloss": nnabla_adaloss.__version__,
+            "nnabla": nn.__version__,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+        }
+        if self.is_gpu:
+            import cupy
+
+            found["gpu"] = cupy.cuda.runtime.getDeviceProperties(int(self._number))["name"].decode()
+            found["driver"] = str(cupy.cuda.runtime.driverGetVersion())
+            found["cupy"] = cupy.__version__
+        return found
+
+    @contextmanager
+    def busy(self) -> Iterator[List[int]]:
+        """A list that fills with how busy the device is, in percent, ten times a second; empty on a CPU.
+
+        It is NVML's utilization, as nvidia-smi shows it: the share of NVML's last sample period, up to a
+        second, in which a kernel ran. Whatever is measured has to go on for some seconds.
+        """
+        samples: List[int] = []
+        done = threading.Event()
+        ask = nvml_utilization(int(self._number)) if self.is_gpu else None
+
+        def sample() -> None:
+            while ask is not None and not done.wait(0.1):
+                samples.append(ask())
+
+        thread = threading.Thread(target=sample, daemon=True)
+        thread.start()
+        try:
+            yield samples
+        finally:
+            done.set()
+            thread.join()
+
+
+def nvml_utilization(number: int) -> Optional[Any]:
+    """A function that asks NVML for a GPU's utilization in percent; None where there is no NVML."""
+    import cupy
+
+    class Utilization(ctypes.Structure):
+        _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError as error:
+        print(f"how busy the device is cannot be told: {error}", file=sys.stderr)
+        return None
+    handle, rates = ctypes.c_void_p(), Utilization()
+    # Not the number: NVML counts the GPUs that CUDA_VISIBLE_DEVICES hides.
+    bus = cupy.cuda.runtime.deviceGetPCIBusId(number).encode()
+    if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByPciBusId_v2(bus, ctypes.byref(handle)):
+        print("how busy the device is cannot be told: NVML does not know it", file=sys.stderr)
+        return None
+
+    def ask() -> int:
+        nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(rates))
+        return int(rates.gpu)
+
+    return ask
+
+
+@contextmanager
+def counted() -> Iterator[Dict[str, float]]:
+    """What the package asks of the device: launches, fetches, which wait for it, and seconds of waiting."""
+    counts: Dict[str, float] = {"launch": 0, "fetch": 0, "waiting": 0.0}
+
+    def counting(name: str) -> Any:
+        method = getattr(CupyLauncher, name)
+
+        def count(*arguments: Any) -> Any:
+            counts[name] += 1
+            start = time.perf_counter()
+            result = method(*arguments)
+            if name == "fetch":
+                counts["waiting"] += time.perf_counter() - start
+            return result
+
+        return mock.patch.object(CupyLauncher, name, count)
+
+    with counting("launch"), counting("fetch"):
+        yield counts
