@@ -10,9 +10,11 @@ TEST_READY = $(VENV)/.ready_to_test
 PYTEST_ARGS ?=
 # Hypothesis' profile: that of CI draws the same examples for the same code each time.
 EXAMPLES ?= ci
+# nnabla's context for the nets of the tests: make test CONTEXT=cudnn:float (cudnn:half, cpu:half, ...)
+CONTEXT ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo distributed test lint types unit docs package mutation format pictures architecture bench clean
+.PHONY: help demo distributed test lint types unit half gpu docs package mutation format pictures architecture bench clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,8 +39,15 @@ types: $(TEST_READY) ## mypy --strict
 distributed: $(READY) ## the digits on several processes: make distributed RANKS=4
 	$(PYTHON) samples/distributed.py --ranks $(or $(RANKS),2)
 
-unit: $(TEST_READY) ## unit tests, in parallel; EXAMPLES=default draws new examples for property tests
-	$(PYTHON) -m pytest -n logical --dist worksteal --hypothesis-profile=$(EXAMPLES) $(PYTEST_ARGS)
+unit: $(TEST_READY) ## unit tests, in parallel; CONTEXT=cpu:half: nets in that context; EXAMPLES=default: new examples
+	$(PYTHON) -m pytest -n logical --dist worksteal --hypothesis-profile=$(EXAMPLES) $(if $(CONTEXT),--context=$(CONTEXT)) $(PYTEST_ARGS)
+
+half: $(TEST_READY) ## tests that hold in any context, in nnabla's own half precision on a CPU
+	$(PYTHON) -m pytest -n logical --dist worksteal --hypothesis-profile=ci --context=cpu:half -m any_context tests
+
+gpu: $(READY) ## everything for a machine with an NVIDIA GPU: checks, timings, samples, tests; build/gpu/index.md
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[samples,mpi,test,cuda120]'
+	$(PYTHON) benchmarks/gpu_all.py $(GPU_ARGS)
 
 docs: $(TEST_READY) ## build the guide, warnings as errors: build/guide/index.html
 	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict

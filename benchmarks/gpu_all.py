@@ -11,8 +11,8 @@ what it saves; then the samples in half precision, and the package's tests on th
 
 Each step is a process of its own with a time limit, so that a step that dies or hangs ends no other. What it
 prints goes to build/gpu/STEP.log, what it measured to build/gpu/STEP.json. After each step all of it is put
-together in results.json and index.md there. Run it again to go on: a step that succeeded with the same command
-and the same commit is not repeated; --again repeats it.
+together in results.json and index.md there. Run it again to go on: a step that succeeded with the same
+command and the same commit is not repeated; --again repeats it.
 
 Without a GPU, to see that it works: python benchmarks/gpu_all.py --context cpu:half --quick
 """
@@ -20,6 +20,7 @@ Without a GPU, to see that it works: python benchmarks/gpu_all.py --context cpu:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -97,7 +98,9 @@ def run(step: Step, folder: Path, commit: str) -> Dict[str, Any]:
     """Run a step; returns what became of it."""
     command = [sys.executable, *step.arguments]
     if step.writes_json:
-        command += ["--json", str(folder / f"{step.name}.json")]
+        written = folder / f"{step.name}.json"
+        written.unlink(missing_ok=True)  # of an earlier run: this one may end before it writes
+        command += ["--json", str(written)]
     # Not the package that is installed, but the one beside this script.
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     environment.setdefault("CUDA_MODULE_LOADING", "LAZY")  # CUDA 12.0 loads all of every library otherwise
@@ -124,10 +127,8 @@ def run(step: Step, folder: Path, commit: str) -> Dict[str, Any]:
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
     """End a step with the processes that it started: they are a session of their own."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 
@@ -143,12 +144,8 @@ def write_page(folder: Path, outcomes: List[Dict[str, Any]]) -> None:
     """Put everything together: results.json and index.md."""
     results = [{**one, "result": read_json(folder / f"{one['step']}.json")} for one in outcomes]
     (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    lines = [
-        "# nnabla_adaloss on this machine",
-        "",
-        "| step | outcome | seconds | commit |",
-        "|---|---|---|---|",
-    ]
+    lines = ["# nnabla_adaloss on this machine", ""]
+    lines += ["| step | outcome | seconds | commit |", "|---|---|---|---|"]
     lines += [
         f"| [{one['step']}]({one['step']}.log) | {one['status']} | {one['seconds']} | {one['commit']} |"
         for one in outcomes

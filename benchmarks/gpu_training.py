@@ -11,8 +11,8 @@ dynamic scaling; adaptive scaling with its defaults, and with a scale for each c
 
 They take turns by blocks of 16 iterations: whole cycles of those that measure and those that do not. Within
 a block nobody waits for the device but the method itself; at its end all is waited for. What is printed are
-medians over blocks: of the mean iteration, and of the ratios to the floor and to dynamic (wanted: at most 1.03
-and 1.0).
+medians over blocks: of the mean iteration, and of the ratios to the floor and to dynamic (wanted: at most
+1.03 and 1.0).
 
 Then, for each method by itself:
 - memory: what its first block adds to what the device had in use, caches of nnabla included;

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`pytest --context=cudnn:half`: nets of the tests are built in that context of nnabla.
 
-A test that asks nnabla for what the context lacks is skipped. A test that leaves a GPU in an error state fails, and
-ends its worker: all that comes after it in the same process would fail, too. pytest-xdist (`-n 1` and more) starts
-another worker and goes on. At the end failed and skipped tests are counted by reason.
+A test that asks nnabla for what the context lacks is skipped. A test that leaves a GPU in an error state ends its
+worker, because whatever follows in the same process would fail, too; pytest-xdist (`-n 1` and more) counts it as
+failed, starts another worker and goes on. At the end failed and skipped tests are counted by reason.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _context(request: pytest.FixtureRequest) -> Iterator[None]:
     nn.set_default_context(before)
     error = device_error(context)
     if error is not None:
-        _end_worker(f"{request.node.nodeid} left the device in an error state: {error}")
+        _end_worker(request.config, f"{request.node.nodeid} left the device in an error state: {error}")
 
 
 def device_error(context: nn.Context) -> Optional[Exception]:
@@ -86,10 +86,11 @@ def device_error(context: nn.Context) -> Optional[Exception]:
     return None
 
 
-def _end_worker(message: str) -> None:
+def _end_worker(config: pytest.Config, message: str) -> None:
     if "PYTEST_XDIST_WORKER" not in os.environ:
         pytest.exit(f"{message}; `-n 1` goes on behind it", returncode=3)
-    print(message, file=sys.__stderr__, flush=True)
+    config.pluginmanager.getplugin("capturemanager").suspend_global_capture()
+    print(message, file=sys.stderr, flush=True)
     os._exit(3)  # an orderly end would need the device
 
 

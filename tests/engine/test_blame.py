@@ -13,6 +13,8 @@ import pytest
 from nnabla_adaloss.engine.blame import layer_to_blame
 from nnabla_adaloss.graph.plan import GraphPlan
 
+pytestmark = pytest.mark.any_context
+
 
 def chain() -> nn.Variable:
     h = nn.Variable((2, 3))

@@ -3,9 +3,13 @@ from __future__ import annotations
 
 from typing import List, Optional
 
+import pytest
+
 from nnabla_adaloss.core.scale_history import HistoryPolicy
 from nnabla_adaloss.engine.component_scales import ComponentScales, windows_of
 from nnabla_adaloss.graph.components import Components
+
+pytestmark = pytest.mark.any_context
 
 NAMES = ["loss", "a", "b", "c"]
 COMPONENTS = Components({}, NAMES, {}, frozenset(), frozenset({"loss"}))

@@ -16,6 +16,8 @@ from nnabla_adaloss.graph.names import registered_names
 from nnabla_adaloss.graph.plan import GraphPlan
 from nnabla_adaloss.kernels import CpuKernels
 
+pytestmark = pytest.mark.any_context
+
 
 def parameter(name: str, values: Any) -> nn.Variable:
     return nn.parameter.get_parameter_or_create(name, np.shape(values), np.array(values), need_grad=False)

@@ -12,6 +12,8 @@ import pytest
 from nnabla_adaloss.engine.kept_arrays import KeptArrays
 from nnabla_adaloss.kernels import CpuKernels
 
+pytestmark = pytest.mark.any_context
+
 
 def arrays(*dtypes: type) -> List[nn.NdArray]:
     return [

@@ -13,6 +13,8 @@ from nnabla_adaloss.engine.kept_gradients import KeptGradients
 from nnabla_adaloss.engine.leaf_arrays import leaf_arrays
 from nnabla_adaloss.kernels import CpuKernels
 
+pytestmark = pytest.mark.any_context
+
 
 def leaves(*gradients: float) -> Dict[int, nn.Variable]:
     found = {}

@@ -17,6 +17,8 @@ from nnabla_adaloss.engine.measured_components import Unscaled, first_overflow, 
 from nnabla_adaloss.engine.statistics_source import Findings
 from nnabla_adaloss.graph.plan import GraphPlan
 
+pytestmark = pytest.mark.any_context
+
 SCALES = [2.0, 4.0, 8.0]
 
 

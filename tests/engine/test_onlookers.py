@@ -14,6 +14,8 @@ import pytest
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling
 from nnabla_adaloss.engine.onlookers import NOBODY, Onlookers
 
+pytestmark = pytest.mark.any_context
+
 
 def called(*_: Any) -> None:
     pass

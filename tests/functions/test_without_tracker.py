@@ -13,6 +13,8 @@ import pytest
 from nnabla_adaloss import AdaLossConfig, LayerRecord, get_loss_scale
 from nnabla_adaloss.functions import adaptive_loss_scaling, branch
 
+pytestmark = pytest.mark.any_context
+
 
 def leaf(*shape: int, scale: float = 1.0) -> nn.Variable:
     value = np.random.default_rng(len(shape)).standard_normal(shape) * scale

@@ -21,6 +21,8 @@ from nnabla.function import PythonFunction
 
 from nnabla_adaloss.graph.matrix_products import SCALABLE, is_matrix_product
 
+pytestmark = pytest.mark.any_context
+
 PRODUCT = re.compile(
     r"affine|conv(?!ert)|correlation|matmul|dot|einsum|linear|dense|gemm|attention|rnn|lstm|gru",
     re.IGNORECASE,

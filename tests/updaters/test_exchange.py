@@ -15,6 +15,8 @@ import pytest
 from nnabla_adaloss.communicators.agreement import RankDisagreementError
 from nnabla_adaloss.updaters.exchange import GradientExchange, check_interval
 
+pytestmark = pytest.mark.any_context
+
 SIZE = 3
 
 

@@ -13,6 +13,8 @@ import pytest
 from nnabla_adaloss.kernels import CpuKernels
 from nnabla_adaloss.updaters.finite_gradients import gradients_are_finite
 
+pytestmark = pytest.mark.any_context
+
 
 def solver_with(**gradients: Any) -> Any:
     parameters = {name: nn.Variable((2,), need_grad=True) for name in gradients}

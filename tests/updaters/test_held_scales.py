@@ -16,6 +16,8 @@ from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, UpdateResu
 from nnabla_adaloss.engine.onlookers import Onlookers
 from tests.updaters.networks import AS_THE_BASELINE, snapshot, training
 
+pytestmark = pytest.mark.any_context
+
 EVERY = 8
 
 

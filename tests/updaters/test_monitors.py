@@ -20,6 +20,8 @@ from nnabla_adaloss.monitor import (
 )
 from tests.updaters.networks import AS_THE_BASELINE, Training, snapshot, training
 
+pytestmark = pytest.mark.any_context
+
 
 class Everything(Monitor):
     """Keeps all events; of layers, what can be seen while it is told."""

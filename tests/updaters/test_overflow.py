@@ -19,6 +19,8 @@ from nnabla_adaloss.core.power_of_two import floor_power_of_two
 from tests.tampering import Tampering
 from tests.updaters.networks import AS_THE_BASELINE, snapshot, training
 
+pytestmark = pytest.mark.any_context
+
 BATCH = 4
 
 
