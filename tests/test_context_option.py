@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pytest --context`: nets are built there, tests of what it lacks are skipped, a lost device ends its worker."""
+"""`pytest --context`: nets are built there, tests of what it lacks skip, a lost device ends a worker."""
 
 from __future__ import annotations
 
