@@ -8,7 +8,7 @@ hardest of them count. Gradients of both heads meet in the stages that they shar
 
   python samples/detection.py                            a minute
   python samples/detection.py --storage fp8_hybrid       matrix products of 8 bits: an F score of 0.853
-  python samples/detection.py -c cudnn -t half           on a GPU (not tried yet)
+  python samples/detection.py -c cudnn -t half           on a GPU (fails on an H100: docs/gpu.md)
 
 The first one printed, in emulated fp16 on one CPU core:
 

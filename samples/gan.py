@@ -5,7 +5,7 @@ Each updater measures the gradients of its own loss, so that each has a scale of
 
   python samples/gan.py                                half a minute
   python samples/gan.py --picture digits.png           draws 64 of them
-  python samples/gan.py -c cudnn -t half               on a GPU (not tried yet)
+  python samples/gan.py -c cudnn -t half               on a GPU
 
 The first one printed, in emulated fp16 on one CPU core:
 

@@ -11,10 +11,12 @@ the digits of scikit-learn, for which a quarter of the maps and 32x32 pixels do.
   mpirun -n 8 python samples/imagenet_resnet.py --distributed ...                         eight GPUs (NCCL)
   mpirun -n 2 python samples/imagenet_resnet.py --distributed                             two CPU ranks
 
-The first one printed, in emulated fp16 on one CPU core (not tried yet: ImageNet's own images, a GPU):
+The first one printed, in emulated fp16 on one CPU core (not tried yet: ImageNet's own images):
 
   resnet18: 93.9% of the test images told right
   loss scale 16384 at the end, 1 batches repeated, 0 lost
+
+With -c cudnn -t half, on an H100: 91.9%.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ The digits of scikit-learn are enlarged to 32x32; or MNIST's four files, packed 
 
   python samples/lenet_mindspore.py
   python samples/lenet_mindspore.py --data-dir mnist --epochs 10
-  python samples/lenet_mindspore.py --data-dir mnist -c cudnn -t half      on a GPU (not tried yet)
+  python samples/lenet_mindspore.py --data-dir mnist -c cudnn -t half      on a GPU
 
 In emulated fp16, 6 to 14 seconds each on one CPU core, the first printed a line for each epoch, such as
 

@@ -12,7 +12,7 @@ here, as one term of several would be.
   python samples/segmentation.py                                   a minute
   python samples/segmentation.py --scaling none                    without a loss scale
   python samples/segmentation.py --scaling none --cast none        without a cast, either
-  python samples/segmentation.py -c cudnn -t half                  on a GPU (not tried yet)
+  python samples/segmentation.py -c cudnn -t half                  on a GPU (fails on an H100: docs/gpu.md)
 
 The first three printed, on one CPU core (everything but the code in emulated fp16):
 

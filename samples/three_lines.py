@@ -6,7 +6,7 @@ A conv net learns handwritten digits, and its loss is multiplied by 1e-6, as one
   python samples/three_lines.py --method baseline       nnabla's DynamicLossScalingUpdater with its defaults
   python samples/three_lines.py --method fixed          the loss multiplied by 128
   python samples/three_lines.py --method adaptive       a scale that follows from what was measured
-  python samples/three_lines.py -c cudnn -t half        on a GPU, in its own half precision (not tried yet)
+  python samples/three_lines.py -c cudnn -t half        on a GPU, in its own half precision
 
 These printed, in emulated fp16 on one CPU core, 10 seconds each:
 

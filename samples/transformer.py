@@ -8,7 +8,7 @@
   mpirun -n 2 python samples/transformer.py --distributed            ranks on CPUs
   mpirun -n 4 python samples/transformer.py --distributed -c cudnn -t half --batch-size 64          four GPUs
 
-The first one printed, in emulated fp16 on one CPU core (the lines with a GPU were not tried yet):
+The first one printed, in emulated fp16 on one CPU core (with a GPU it fails on an H100: docs/gpu.md):
 
   3.36 bits for each letter that it has not seen (chance: 6)
   loss scale 262144 at the end, 1 batches repeated, 0 lost

@@ -3,7 +3,8 @@
 
 A test that asks nnabla for what the context lacks is skipped. A test that leaves a GPU in an error state ends
 its worker, because whatever follows in the same process would fail, too; pytest-xdist (`-n 1` and more)
-counts it as failed, starts another one and goes on. At the end failed and skipped tests are counted by reason.
+counts it as failed, starts another one and goes on. At the end failed and skipped tests are counted by
+reason.
 """
 
 from __future__ import annotations
