@@ -2,7 +2,7 @@
 """Everything there is to check and to measure on a machine with an NVIDIA GPU, in one command.
 
     pip install '.[cuda120,samples,test]'
-    python benchmarks/gpu_all.py                    half an hour, and build/gpu/index.md at the end
+    python benchmarks/gpu_all.py                    all of it; build/gpu/index.md grows step by step
     python benchmarks/gpu_all.py --only training    the steps whose names hold "training"
     python benchmarks/gpu_all.py --dry-run          what it would run
 

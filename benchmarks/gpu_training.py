@@ -15,7 +15,8 @@ medians over blocks: of the mean iteration, and of the ratios to the floor and t
 1.03 and 1.0).
 
 Then, for each method by itself:
-- memory: what its first block adds to what the device had in use, caches of nnabla included;
+- memory: what its first block adds to what the device had in use, caches of nnabla included; the first method
+  loads libraries besides;
 - the share of time in which the device works: NVML's utilization, as nvidia-smi shows it, over two seconds;
 - where the host is: before forward, in it, after it, before backward, in it, and after it (with the solver's
   update), and how much of that is waiting for the device. What nnabla's dynamic scaling does between forward

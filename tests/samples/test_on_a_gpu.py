@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The networks of samples and benchmarks are made of functions that have a CUDA implementation."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Set
+
+import nnabla as nn
+import nnabla.functions as F
+import numpy as np
+import pytest
+
+# Of nnabla-ext-cuda120 1.39.0: nnabla copies what these read to the host and back.
+ON_THE_HOST = {"GlobalAveragePooling", "KLMultinomial"}
+# These end in an illegal instruction on an H100 (docs/gpu.md).
+FAIL_ON_HOPPER = {
+    "Sum",
+    "Mean",
+    "Max",
+    "Prod",
+    "Norm",
+    "LayerNormalization",
+    "InstanceNormalization",
+    "GroupNormalization",
+    "WeightNormalization",
+    "SpectralNorm",
+}
+
+
+def types(variable: nn.Variable) -> Set[str]:
+    found: Set[str] = set()
+    variable.visit(lambda function: found.add(function.info.type_name))
+    return found
+
+
+@pytest.mark.parametrize("network", ["resnet20", "wide16_4", "resnet18", "resnet50"])
+def test_no_array_of_the_resnets_goes_through_the_host(network: str) -> None:
+    x = nn.Variable((2, 3, 32, 32))
+    if network in ("resnet18", "resnet50"):
+        logits = importlib.import_module("common.resnet").resnet(x, network, 2, 4, training=True)
+    else:
+        logits = importlib.import_module("cifar_resnet").NETWORKS[network](x, True)
+    assert "Convolution" in types(logits)
+    assert not types(logits) & ON_THE_HOST
+
+
+@pytest.mark.parametrize("network", ["resnet50", "transformer"])
+def test_what_is_timed_runs_on_every_gpu(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    networks = importlib.import_module("gpu_networks")
+    loss = networks.build(network, networks.QUICK[network])
+    assert loss.size == 1
+    assert not types(loss) & (ON_THE_HOST | FAIL_ON_HOPPER)
+
+
+@pytest.mark.parametrize("shape", [(4, 16, 4, 4), (2, 8, 7, 7), (2, 3, 3, 5), (2, 4, 1, 1)])
+def test_pooling_all_pixels_is_global_average_pooling_bit_for_bit(shape: tuple[int, ...]) -> None:
+    random = np.random.default_rng(0)
+    x = nn.Variable.from_numpy_array(random.standard_normal(shape), need_grad=True)
+    g = random.standard_normal((*shape[:2], 1, 1)).astype(np.float32)
+    found = []
+    for y in F.global_average_pooling(x), F.average_pooling(x, x.shape[2:]):
+        x.grad.zero()
+        y.forward()
+        y.backward(g)
+        found.append((y.d.tobytes(), x.g.tobytes()))
+    assert found[0] == found[1]
