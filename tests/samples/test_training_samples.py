@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Iterator
 
 import nnabla as nn
 import numpy as np
@@ -256,3 +256,21 @@ def test_readme_lists_every_sample() -> None:
     readme = (SAMPLES / "README.md").read_text("utf-8")
     for sample in ("minimal", "distributed", *SMALL):
         assert f"[{sample}.py]({sample}.py)" in readme
+
+
+@pytest.fixture
+def default_context() -> Iterator[None]:
+    before = nn.get_current_context()
+    yield
+    nn.set_default_context(before)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("default_context")
+@pytest.mark.parametrize("sample", ["three_lines", "gan", "transformer"])
+def test_samples_run_in_native_half_precision(sample: str, capsys: pytest.CaptureFixture[str]) -> None:
+    train(sample, "-c", "cpu", "-t", "half")
+    assert nn.get_current_context().backend[0] == "cpu:half"
+    printed = capsys.readouterr().out
+    assert printed
+    assert not re.search(r"\b(inf|nan)\b", printed), printed
