@@ -70,6 +70,8 @@ def start(made: argparse.ArgumentParser, arguments: Optional[Sequence[str]]) -> 
         options.storage = None
     else:
         _check_storage(made, options.storage)
+    if options.context != "cpu" and getattr(options, "distributed", False):
+        from mpi4py import MPI  # noqa: F401  nnabla's extension finds Open MPI only where it is loaded already
     if (options.context, options.type_config) != ("cpu", "float"):  # which nnabla starts with
         try:
             nn.set_default_context(

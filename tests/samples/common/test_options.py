@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.mpirun import ENVIRONMENT
 
 
 def start(*arguments: str) -> Any:
@@ -36,6 +42,32 @@ def test_what_is_wrong_is_said(arguments: Any, message: str, capsys: pytest.Capt
         start(*arguments)
     assert end.value.code == 2
     assert message in capsys.readouterr().err
+
+
+ORDER = """
+import sys
+from common import options, ranks
+
+def extension_context(*_, **__):
+    raise RuntimeError(f"MPI is loaded: {'mpi4py.MPI' in sys.modules}")
+
+options.get_extension_context = extension_context
+parser = options.parser("A sample.", iterations=1, batch_size=1, lr=1.0)
+ranks.add_option(parser)
+options.start(parser, sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+def test_mpi_is_loaded_before_nnablas_extension() -> None:
+    samples = Path(__file__).parents[3] / "samples"
+    paths = [str(samples), *sys.path]
+    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
+    for option, loaded in ((["--distributed"], True), ([], False)):
+        command = [sys.executable, "-c", ORDER, "-c", "cudnn", *option]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        assert f"MPI is loaded: {loaded}" in done.stderr
 
 
 def test_learning_rates_fall_to_zero() -> None:
