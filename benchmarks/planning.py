@@ -7,7 +7,8 @@ Chains of affine layers and tanh are built anew before each measurement, so that
 that would not be there in training. *plan*: nothing is known of the graph. *read and bind*: the plan of one
 that was built alike is known. *of another shape*: that of one for a batch of another size is. *floor*: to ask
 nnabla once, and keep it, for what no reading can do without: inputs, outputs and context of each function,
-and what computes each input. Times are medians of the thread's own time.
+and what computes each input. *in half*: to read a graph in a half context, move its float tail, and read it
+again; a float graph is read once. Times are medians of the thread's own time.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ import nnabla.parametric_functions as PF
 
 from nnabla_adaloss.core.layer_selection import LayerSelection
 from nnabla_adaloss.engine.known_graphs import KnownGraphs
+from nnabla_adaloss.graph.float_tail import TailReader
 from nnabla_adaloss.graph.names import registered_names
 from nnabla_adaloss.graph.plan import GraphPlan
 from nnabla_adaloss.graph.reading import read_graph
 from nnabla_adaloss.graph.structure import PlanOptions
 
+_HALF = nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")
 _OPTIONS = PlanOptions.of(LayerSelection(), adaptive=True, non_homogeneous=())
 
 
@@ -73,6 +76,8 @@ def measure(layers: int, rounds: int) -> Dict[str, float]:
         clock("plan", lambda loss: GraphPlan(loss, names=names))
         clock("floor", ask)
         clock("read", read_graph)
+        with nn.context_scope(_HALF):
+            clock("in half", lambda loss: TailReader(loss, float_tail=True).read())
         clock("read and bind", lambda loss: read_and_bind(loss, same))
         clock("of another shape", lambda loss: read_and_bind(loss, other), batch=16 + number % 2)
     return {name: median(times[1:]) for name, times in taken.items()}
@@ -80,8 +85,8 @@ def measure(layers: int, rounds: int) -> Dict[str, float]:
 
 def main() -> None:
     print(
-        f"{'layers':>6}{'plan':>10}{'of another shape':>19}{'read and bind':>16}{'read':>10}{'floor':>10}"
-        "   (µs per function)"
+        f"{'layers':>6}{'plan':>10}{'of another shape':>19}{'read and bind':>16}{'read':>10}"
+        f"{'floor':>10}{'in half':>10}   (µs per function)"
     )
     for layers, rounds in ((10, 200), (100, 40), (1000, 8)):
         found = measure(layers, rounds)
@@ -91,6 +96,7 @@ def main() -> None:
             (found["read and bind"], 16),
             (found["read"], 10),
             (found["floor"], 10),
+            (found["in half"], 10),
         )
         print(f"{layers:6}" + "".join(f"{value:{width}.1f}" for value, width in columns), flush=True)
 

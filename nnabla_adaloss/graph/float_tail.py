@@ -40,12 +40,14 @@ class RoundedConstant(NamedTuple):
         type_name: nnabla's type name of it.
         constant: the constant.
         stored: what it is in half precision.
+        context: the float context that would hold it, as one writes it.
     """
 
     function: str
     type_name: str
     constant: float
     stored: float
+    context: str
 
     def __str__(self) -> str:
         return f"{self.function} ({self.type_name}): {self.constant:g} is {self.stored:g} in half precision"
@@ -75,7 +77,7 @@ class FloatTail(NamedTuple):
             warn(
                 f"half precision rounds constants: {', '.join(map(str, self.rounded))}. A function in Python "
                 "reads the result, so it cannot be moved to float here: build it in a float context, as in "
-                '`with nn.context_scope(nn.Context(["cpu:float"])): ...`'
+                f"`with nn.context_scope({self.rounded[0].context}): ...`"
             )
 
 
@@ -227,12 +229,17 @@ def _rounded_constants(
         return ()
     described = reading.description(registered_names())
     labels = function_names(described)
+    contexts = {index: _written(float_context(reading.functions[index].context)) for index in functions}
     found = [(index, c) for index in sorted(functions) for c in constants(described, index)]
     return tuple(
-        RoundedConstant(labels[index], described.type_names[index], c, storage.nearest(c))
+        RoundedConstant(labels[index], described.type_names[index], c, storage.nearest(c), contexts[index])
         for index, c in found
         if _is_lost(c, storage)
     )
+
+
+def _written(context: nn.Context) -> str:
+    return f"nn.Context({context.backend}, {context.array_class!r}, {context.device_id!r})"
 
 
 def is_computed(variable: nn.Variable) -> bool:
