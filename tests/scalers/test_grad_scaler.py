@@ -613,7 +613,7 @@ def test_so_it_does_without_a_storage(kind: Callable[[nn.Variable], nn.Variable]
     assert_equal(scaled(stateful(kind), 3), updated(stateful(kind), 3))
 
 
-@pytest.mark.parametrize("kind", [with_an_average, with_a_carried_state])
+@pytest.mark.parametrize("kind", [with_an_average, with_a_carried_state, with_spectral_norm])
 def test_in_a_half_context_too(kind: Callable[[nn.Variable], nn.Variable]) -> None:
     with nn.context_scope(nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")):
         assert_equal(scaled(stateful(kind), 2), updated(stateful(kind), 2))

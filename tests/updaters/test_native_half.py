@@ -15,6 +15,7 @@ import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
 import pytest
+from nnabla.initializer import UniformInitializer
 
 from nnabla_adaloss import (
     AdaLossConfig,
@@ -77,8 +78,32 @@ def two_terms(rng: np.random.RandomState) -> nn.Variable:
     return first + 1e-6 * second
 
 
+def recurrent(rng: np.random.RandomState) -> nn.Variable:
+    """It keeps references of its own to its gradients."""
+    h, _, _ = PF.lstm(data(3, 2, 3), data(1, 1, 2, 4), data(1, 1, 2, 4), rng=rng)
+    return F.mean(F.squared_error(PF.affine(h, 2, base_axis=2, name="b", rng=rng), data(3, 2, 2)))
+
+
+def normalized(rng: np.random.RandomState) -> nn.Variable:
+    weight = PF.spectral_norm(
+        nn.parameter.get_parameter_or_create("w", (5, 6), UniformInitializer((-1, 1), rng))
+    )
+    h = F.tanh(F.affine(data(8, 5), weight))
+    return F.mean(F.squared_error(PF.affine(h, 2, name="b", rng=rng), data(8, 2)))
+
+
 NETS: Dict[str, Make] = {
-    make.__name__: make for make in (classifier, regression, convolution, residual, attention, two_terms)
+    make.__name__: make
+    for make in (
+        classifier,
+        regression,
+        convolution,
+        residual,
+        attention,
+        two_terms,
+        recurrent,
+        normalized,
+    )
 }
 WEIGHTS = [1e4, 1.0, 1e-4, 1e-7, 1e-8, 1e-9, 1e-11]
 
@@ -98,6 +123,7 @@ def built(make: Make, weight: float, storage: Optional[str]) -> nn.Variable:
 def train(make: Make, weight: float, storage: Optional[str], **options: Any) -> Trained:
     """A training; `storage` is "float32", "float16" (emulated), or None for native half."""
     nn.clear_parameters()
+    nn.seed(0)
     loss = built(make, weight, storage)
     solver = S.Momentum(0.05 / weight)
     solver.set_parameters(nn.get_parameters())
