@@ -28,6 +28,7 @@ from ..errors import warn
 from ..graph.loss_like import LossLike
 from ..graph.loss_seed import Seed
 from ..kernels import select_kernels
+from ..updaters.reports import Reports
 from ..updaters.window import Window, examine
 from .scaled_losses import ScaledLosses
 
@@ -111,6 +112,7 @@ class GradScaler:
         self.cause = ""
         self._iteration = 0
         self._warned: Set[str] = set()
+        self._reports = Reports()
         self._begin()
 
     def _begin(self) -> None:
@@ -229,6 +231,8 @@ class GradScaler:
         if self._skipped and not self._stepped and self._losses.forward_state is not None:
             # What a batch that changed nothing has added to running statistics.
             self._losses.forward_state.restore()
+        if self._stepped:
+            self._note_gradients()
         for scaling in self._used.values():
             if self._bad_batch:
                 scaling.components.drop_iteration()
@@ -362,6 +366,21 @@ class GradScaler:
         guard.state.restore(now)
         kept.restore()
         return found
+
+    def _note_gradients(self) -> None:
+        """Look whether a step had any gradient."""
+        used, iteration = list(self._used.values()), self._iteration + 1
+        if not any(scaling.nonzero_leaves for scaling in used):
+            # Another backward of this iteration may have left some.
+            parameters = [v for solver in self._solvers for v in solver.get_parameters().values()]
+            if used[0].guard.gradients_are_zero(parameters):
+                zero = [scaling.guard.loss_is_zero for scaling in used]
+                scale = used[0].loss_scale
+                self._reports.note_zero_gradients(
+                    iteration, scale, loss_is_zero=lambda: all(is_zero() for is_zero in zero)
+                )
+                return
+        self._reports.note_gradients(iteration)
 
     def _warn(self, kind: str, message: str) -> None:
         if kind not in self._warned:

@@ -18,6 +18,7 @@ from ..monitor import Audience, BatchThrownAway, Overflowed, audience_of
 from .accumulation import accumulate
 from .argument_checks import check_arguments, keep_data
 from .exchange import GradientExchange
+from .reports import Reports
 from .result import UpdateResult
 from .telling import tell_of_update
 
@@ -90,6 +91,7 @@ class FixedLossScalingUpdater:
         self.weight_decay = weight_decay
         self.comm = comm
         self.iteration = 0
+        self._reports, self._has_gradients = Reports(), False
         self._exchange = GradientExchange(comm, grads, solver)
 
     def update(self) -> UpdateResult:
@@ -111,11 +113,24 @@ class FixedLossScalingUpdater:
     def _update(self) -> UpdateResult:
         if self.drop_overflow_update and self.solver.check_inf_or_nan_grad():
             return UpdateResult(False, self.scale, 0, "overflow")
+        reason = self._reason()
         self.solver.scale_grad(1.0 / self.scale)
         if self.weight_decay is not None:
             self.solver.weight_decay(self.weight_decay)
         self.solver.update()
-        return UpdateResult(True, self.scale)
+        return UpdateResult(True, self.scale, 0, reason)
+
+    def _reason(self) -> str:
+        """`"zero_gradients"`, as long as no gradient was ever anything else; then nobody looks any more."""
+        if not self._has_gradients:
+            self._has_gradients = any(v.g.any() for v in self.solver.get_parameters().values())
+        if self._has_gradients:
+            return "updated"
+        self._reports.note_zero_gradients(self.iteration, self.scale, loss_is_zero=self._loss_is_zero)
+        return "zero_gradients"
+
+    def _loss_is_zero(self) -> bool:
+        return not variable_of(self.loss).d.any()
 
     def _tell_of_overflow(self, audience: Audience) -> None:
         # Whose gradients were not finite nobody has looked at.

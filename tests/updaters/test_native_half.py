@@ -214,6 +214,40 @@ def test_grad_scaler_trains_natively(weight: float, forward: str, rebuilt: bool)
     assert float(loss.d) / weight == pytest.approx(exact.last, abs=0.05 * (exact.first - exact.last))
 
 
+@pytest.mark.parametrize("storage", [None, "float16"])
+def test_grad_scaler_says_when_there_is_no_gradient(storage: Optional[str]) -> None:
+    nn.clear_parameters()
+    loss = built(classifier, 1e-20, storage)
+    solver = S.Sgd(0.1)
+    solver.set_parameters(nn.get_parameters())
+    scaler = GradScaler(solver, storage=storage, float_tail=False)
+
+    def train() -> None:
+        for _ in range(12):
+            solver.zero_grad()
+            scaler.forward(loss)
+            scaler.backward(loss)
+            scaler.step(solver)
+            scaler.update()
+
+    with pytest.warns(LossScaleWarning, match="every gradient is exactly zero") as caught:
+        train()
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("storage", [None, "float16"])
+def test_a_fixed_scale_that_is_too_small_is_reported(storage: Optional[str]) -> None:
+    nn.clear_parameters()
+    loss = built(classifier, 1e-20, storage)
+    solver = S.Sgd(0.1)
+    solver.set_parameters(nn.get_parameters())
+    updater = FixedLossScalingUpdater(solver, loss, storage=storage)
+    with pytest.warns(LossScaleWarning, match="every gradient is exactly zero in iteration 1") as caught:
+        reasons = [updater.update().reason for _ in range(3)]
+    assert reasons == ["zero_gradients"] * 3
+    assert len(caught) == 1
+
+
 def test_grad_scaler_says_when_what_it_needs_was_cleared() -> None:
     nn.clear_parameters()
     loss = built(classifier, 1e-9, None)
