@@ -90,7 +90,7 @@ class _Measurement:
         self._solver, self._layers = solver, layers_of(plan)
         self._weight_gradients: Dict[int, float] = {}
         self._passes = Passes(self._layers)
-        self._emulation = FormatEmulation(batches.loss, precision)
+        self._emulation = FormatEmulation(batches.loss, precision, float_tail=True)
         self._u_max = precision.stored_gradients.max
         self._tiny = max(_TINY, precision.data_format(2).smallest_normal)
         self._storage = str(precision)

@@ -301,3 +301,14 @@ def test_a_feeder_that_fails_leaves_everything_as_it_was() -> None:
         diagnose(loss, feeder=fail)
     for name, v in nn.get_parameters().items():
         np.testing.assert_array_equal(v.d, before[name])
+
+
+@pytest.mark.parametrize("weight", [1e6, 1e-13, 1e-30])
+def test_the_loss_is_judged_as_the_updater_computes_it(weight: float) -> None:
+    """In float: no loss weight is too small or too large for float16."""
+    rng = np.random.RandomState(0)
+    x = nn.Variable.from_numpy_array(rng.randn(8, 4).astype(np.float32))
+    h = F.tanh(PF.affine(x, 6, name="a", rng=rng))
+    diagnosis = diagnose(F.mean(PF.affine(h, 2, name="b", rng=rng) ** 2) * weight)
+    assert diagnosis.verdict.needs is not None
+    assert not any(cause.fatal for cause in diagnosis.verdict.causes)
