@@ -126,9 +126,9 @@ class TailReader:
     def __init__(self, loss: nn.Variable, *, float_tail: bool) -> None:
         self._loss, self._moves = loss, boolean("float_tail", float_tail)
         self.tail = FloatTail()
-        self._reported = False
-        # Whether something was moved since the last backward.
-        self._moved = False
+        # Whether something was moved since the last backward, and what of it forward has to compute again.
+        self._moved = self._reported = False
+        self._missing: List[nn.Variable] = []
 
     def read(self) -> GraphReading:
         """The graph as it is now; a float graph is never changed."""
@@ -139,7 +139,7 @@ class TailReader:
             return reading
         self.tail, self._moved = tail, True
         if tail.functions:
-            compute_in_float(reading, tail)
+            self._missing = compute_in_float(reading, tail)
             reading = read_graph(self._loss)
         return reading
 
@@ -155,12 +155,12 @@ class TailReader:
         """
         if not self._moved:
             return
-        if self.tail.functions and not is_computed(self._loss):
+        if not all(map(_is_written, self._missing)):
             raise RuntimeError(
                 "forward has to run again before backward: functions at the loss compute in float now, and "
                 "what they read was cleared. Call forward of this object, in the place of loss.forward()"
             )
-        self._moved = False
+        self._moved, self._missing = False, []
         if not self._reported:
             self._reported = True
             self.tail.report()
@@ -176,7 +176,7 @@ def constants(described: GraphDescription, index: int) -> List[float]:
     return found
 
 
-def compute_in_float(reading: GraphReading, tail: FloatTail) -> None:
+def compute_in_float(reading: GraphReading, tail: FloatTail) -> List[nn.Variable]:
     """Replace the functions of a tail by the same in a float context; their outputs stay the same Variables.
 
     Where the graph has been computed already, and what a function reads is still there, it is computed again.
@@ -184,20 +184,27 @@ def compute_in_float(reading: GraphReading, tail: FloatTail) -> None:
     Args:
         reading: the graph; it has to be read again afterwards.
         tail: what `float_tail` found there.
+
+    Returns:
+        What had been computed and could not be computed again.
     """
     described = reading.described
+    missing: List[nn.Variable] = []
     for index in sorted(tail.functions):
         f = reading.functions[index]
         make = getattr(nnabla.function, described.type_names[index])
         inputs, outputs = f.inputs, f.outputs
-        computed = all(is_computed(v) for v in [*inputs, *outputs] if v.parent is not None)
+        computed = all(map(_is_written, outputs))
+        again = computed and all(is_computed(v) for v in inputs if v.parent is not None)
         function = make(float_context(f.context), **described.args[index])
-        made = function(*inputs, n_outputs=len(outputs), auto_forward=computed)
+        made = function(*inputs, n_outputs=len(outputs), auto_forward=again)
         for old, new in zip(outputs, made if isinstance(made, (list, tuple)) else [made]):
             need_grad = old.need_grad
             old.rewire_on(new)
             if old.need_grad != need_grad:
                 old.need_grad = need_grad
+        missing += outputs if computed and not again else []
+    return missing
 
 
 def _is_lost(constant: float, storage: Format) -> bool:
@@ -244,9 +251,14 @@ def _written(context: nn.Context) -> str:
 
 def is_computed(variable: nn.Variable) -> bool:
     """Whether a function has written to `variable`, and what it wrote is still there."""
+    return _is_written(variable) and not variable.data.clear_called
+
+
+def _is_written(variable: nn.Variable) -> bool:
     try:
-        return variable.data.dtype is not None and not variable.data.clear_called
+        return variable.data.dtype is not None
     except RuntimeError:
+        # nnabla's word for an array that was never written.
         return False
 
 

@@ -23,7 +23,7 @@ from nnabla_adaloss.kernels import CudaKernels
 from nnabla_adaloss.kernels.interface import GradientsInPlace
 from tests.counted_device.device import CountedDevice, ForeignAddress
 from tests.engine.random_graphs import STEPS, build
-from tests.engine.test_architectures import NETWORKS, RNG, gradients, image, squeeze_and_excite
+from tests.engine.test_architectures import NETWORKS, RNG, gradients, image
 
 # Some of those that nnabla-ext-cuda 1.39 has not.
 WITHOUT_CUDA = "constant", "global_average_pooling", "kl_multinomial", "sink"
@@ -163,7 +163,7 @@ def test_functions_without_cuda_are_on_the_host(on_gpu: CountedDevice) -> None:
 @pytest.mark.parametrize(
     ("network", "said"),
     [
-        (squeeze_and_excite, "squeeze/affine/GlobalAveragePooling (0.00109 MB per iteration)"),
+        (pooled, "fc/affine/GlobalAveragePooling (0.00109 MB per iteration)"),
         (divergence, "a/affine/KLMultinomial (0.000352 MB per iteration)"),
         (sink_of_branches, None),
     ],

@@ -107,6 +107,5 @@ TROUBLES: Dict[str, Trouble] = {
     "tiny loss weight": Trouble(
         layers.weighted(1e-7), "head/affine", "small_loss", "learning rate", fatal=False
     ),
-    "huge loss weight": Trouble(layers.weighted(1e7), "head/affine", "large_loss", "learning rate"),
     "dropout of everything": Trouble(layers.dropout_of_everything, "fc1/affine", "no_gradient", "lower p"),
 }
