@@ -12,6 +12,7 @@ import sys
 from typing import Any, Optional, Sequence
 
 from nnabla_adaloss import __version__, report
+from nnabla_adaloss.core.formats import canonical_name
 from nnabla_adaloss.core.precision import PRECISIONS
 from nnabla_adaloss.doctor import Area, area_works, as_json, as_text, examine, silent
 
@@ -106,6 +107,7 @@ def _add_analyse(commands: Any) -> None:
     analyse.add_argument("network", metavar="FILE.py:function", help="where the network comes from")
     analyse.add_argument(
         "--storage",
+        type=canonical_name,
         default="float16",
         choices=list(PRECISIONS),
         metavar="FORMAT",

@@ -101,6 +101,8 @@ class AdaLossConfig:
         for name in ("n_uf_threshold", "max_rescue_ratio"):
             if getattr(self, name) is not None:
                 self._set(name, number(name, getattr(self, name)))
+        if isinstance(self.dtype, str):
+            self._set("dtype", get_format(self.dtype, argument="dtype").name)
         self._check_range()
         for name in ("use_bound", "power_of_two"):
             boolean(name, getattr(self, name))

@@ -173,12 +173,33 @@ FLOAT8_E4M3 = Format(
 
 FORMATS: Dict[str, Format] = {f.name: f for f in (FLOAT16, BFLOAT16, FLOAT32, FLOAT8_E5M2, FLOAT8_E4M3)}
 
+_ALIASES = {
+    "half": "float16",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "float": "float32",
+    "fp32": "float32",
+    "e5m2": "float8_e5m2",
+    "e4m3": "float8_e4m3",
+    "float8_e4m3fn": "float8_e4m3",
+}
+
+
+def canonical_name(name: str) -> str:
+    """The name that this package uses for what nnabla, torch, papers and people call otherwise.
+
+    Example:
+        >>> [canonical_name(name) for name in ("fp16", "e4m3", "float16", "fp8_hybrid")]
+        ['float16', 'float8_e4m3', 'float16', 'fp8_hybrid']
+    """
+    return _ALIASES.get(name, name)
+
 
 def get_format(name_or_format: Union[str, Format], argument: str = "storage") -> Format:
     """The format of a name; a `Format` is handed back as it is.
 
     Args:
-        name_or_format: a key of `FORMATS`, or a `Format`.
+        name_or_format: a key of `FORMATS` or another common name of it, such as `"fp16"`; or a `Format`.
         argument: what the caller's own argument is called, for the error message.
 
     Raises:
@@ -190,6 +211,7 @@ def get_format(name_or_format: Union[str, Format], argument: str = "storage") ->
     """
     if isinstance(name_or_format, Format):
         return name_or_format
-    if not isinstance(name_or_format, str) or name_or_format not in FORMATS:
+    found = FORMATS.get(canonical_name(name_or_format)) if isinstance(name_or_format, str) else None
+    if found is None:
         raise ValueError(f"{argument}={name_or_format!r} is unknown; choose one of {', '.join(FORMATS)}")
-    return FORMATS[name_or_format]
+    return found

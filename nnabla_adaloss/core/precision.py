@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Dict, Optional, Union
 
-from .formats import FLOAT16, FORMATS, Format, get_format
+from .formats import FLOAT16, FORMATS, Format, canonical_name, get_format
 from .validation import boolean, integer
 
 NARROWEST_SCALAR = 16
@@ -140,7 +140,8 @@ def get_precision(storage: StorageLike, argument: str = "storage") -> Precision:
     """The precision that a name, a `Format` or a `Precision` stands for.
 
     Args:
-        storage: a key of `PRECISIONS`, a `Format` for everything, or a `Precision`.
+        storage: a key of `PRECISIONS` or another common name of a format, such as `"fp16"`; a `Format` for
+            everything; or a `Precision`.
         argument: what the caller's own argument is called, for the error message.
 
     Raises:
@@ -156,6 +157,7 @@ def get_precision(storage: StorageLike, argument: str = "storage") -> Precision:
         return storage
     if isinstance(storage, Format):
         return Precision(storage)
-    if not isinstance(storage, str) or storage not in PRECISIONS:
+    found = PRECISIONS.get(canonical_name(storage)) if isinstance(storage, str) else None
+    if found is None:
         raise ValueError(f"{argument}={storage!r} is unknown; choose one of {', '.join(PRECISIONS)}")
-    return PRECISIONS[storage]
+    return found

@@ -35,6 +35,11 @@ def test_range_follows_a_changed_dtype() -> None:
     assert dataclasses.replace(config, dtype="float32").range == (1e-23, 100.0)
 
 
+def test_a_dtype_is_kept_by_its_canonical_name() -> None:
+    assert AdaLossConfig(dtype="bf16").dtype == "bfloat16"
+    assert AdaLossConfig(dtype="half") == AdaLossConfig(dtype="float16")
+
+
 def test_sigma_min_leaves_the_share_p_below_u_min() -> None:
     config = AdaLossConfig(n_uf_threshold=0.01)
     share_below = math.erf(config.range[0] / (config.sigma_min * math.sqrt(2.0)))
@@ -116,7 +121,7 @@ def test_numbers_of_another_type(name: str, value: Any) -> None:
         ({"max_rescue_ratio": 1.5}, ValueError, "max_rescue_ratio=1.5"),
         ({"u_min": 1.0, "u_max": 1.0}, ValueError, "u_min=1.0 must be smaller than u_max=1.0"),
         ({"u_min": 1e5}, ValueError, "u_min=100000.0 must be smaller than u_max=65504.0"),
-        ({"dtype": "half"}, ValueError, "dtype='half' is unknown; choose one of float16"),
+        ({"dtype": "hafl"}, ValueError, "dtype='hafl' is unknown; choose one of float16"),
         ({"update_per_n_iteration": 0}, ValueError, "update_per_n_iteration=0 must be 1 or more"),
         ({"update_per_n_iteration": 1.0}, TypeError, "update_per_n_iteration=1.0 must be an integer"),
         ({"debug_level": 3}, ValueError, "debug_level=3 must be 0, 1 or 2"),

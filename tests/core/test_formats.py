@@ -16,6 +16,7 @@ from nnabla_adaloss.core import (
     Format,
     get_format,
 )
+from nnabla_adaloss.core.formats import canonical_name
 
 
 @pytest.mark.parametrize(("stored", "dtype"), [(FLOAT16, np.float16), (FLOAT32, np.float32)])
@@ -67,7 +68,20 @@ def test_names_lead_to_their_formats() -> None:
     assert get_format(BFLOAT16) is BFLOAT16
 
 
-@pytest.mark.parametrize("name", ["fp16", "", None, 16])
+@pytest.mark.parametrize(
+    ("usual", "canonical"),
+    [
+        *(("half", "float16"), ("fp16", "float16"), ("bf16", "bfloat16"), ("fp32", "float32")),
+        *(("float", "float32"), ("e4m3", "float8_e4m3"), ("float8_e4m3fn", "float8_e4m3")),
+        ("e5m2", "float8_e5m2"),
+    ],
+)
+def test_other_common_names(usual: str, canonical: str) -> None:
+    assert get_format(usual) is FORMATS[canonical]
+    assert canonical_name(usual) == canonical_name(canonical) == canonical
+
+
+@pytest.mark.parametrize("name", ["fp17", "", None, 16])
 def test_unknown_name(name: Any) -> None:
     with pytest.raises(ValueError, match=r"storage=.* choose one of float16, bfloat16"):
         get_format(name)

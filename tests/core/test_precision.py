@@ -48,11 +48,11 @@ def test_saturation_is_of_both() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"forward": "half"}, ValueError, "forward='half' is unknown; choose one of float16"),
-        ({"backward": "half"}, ValueError, "backward='half' is unknown"),
+        ({"forward": "hafl"}, ValueError, "forward='hafl' is unknown; choose one of float16"),
+        ({"backward": "hafl"}, ValueError, "backward='hafl' is unknown"),
         ({"saturate": 1}, TypeError, "saturate=1"),
         ({"operands_only": 1}, TypeError, "operands_only=1"),
-        ({"otherwise": "half"}, ValueError, "otherwise='half' is unknown; choose one of float16"),
+        ({"otherwise": "hafl"}, ValueError, "otherwise='hafl' is unknown; choose one of float16"),
         ({"otherwise": "float8_e5m2"}, ValueError, "otherwise='float8_e5m2' has 8 bits.* needs 16 or more"),
         ({"stochastic_seed": 1.5}, TypeError, "stochastic_seed=1.5"),
     ],
@@ -60,13 +60,20 @@ def test_saturation_is_of_both() -> None:
 def test_refused(arguments: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         Precision(**arguments)
-    with pytest.raises(ValueError, match="^storage='half' is unknown"):
-        get_precision("half")
-    with pytest.raises(ValueError, match="^kept_in='half' is unknown"):
-        get_precision("half", "kept_in")
-    for name in ("half", None, 8, ["float16"]):
+    with pytest.raises(ValueError, match="^storage='hafl' is unknown"):
+        get_precision("hafl")
+    with pytest.raises(ValueError, match="^kept_in='hafl' is unknown"):
+        get_precision("hafl", "kept_in")
+    for name in ("hafl", None, 8, ["float16"]):
         with pytest.raises(ValueError, match=r"storage=.* is unknown; choose one of float16.*fp8_hybrid"):
             get_precision(name)  # type: ignore[arg-type]
+
+
+def test_other_common_names_are_those_of_formats() -> None:
+    assert get_precision("fp16") == get_precision("half") == get_precision("float16")
+    assert str(Precision("e4m3", "e5m2", otherwise="bf16", operands_only=True)).startswith(
+        "bfloat16, and float8"
+    )
 
 
 def test_names_of_formats_and_of_precisions() -> None:

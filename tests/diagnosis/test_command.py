@@ -41,7 +41,7 @@ def test_a_sound_network(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_json_and_a_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert analyse("tiny", "--json", "--batches", "2", "--storage", "bfloat16", "-o", "page.html") == 0
+    assert analyse("tiny", "--json", "--batches", "2", "--storage", "bf16", "-o", "page.html") == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["batches"], found["storage"]) == (2, "bfloat16")
     assert found["verdict"] in (folder / "page.html").read_text("utf-8")
