@@ -105,7 +105,7 @@ NETS: Dict[str, Make] = {
         normalized,
     )
 }
-WEIGHTS = [1e4, 1.0, 1e-4, 1e-7, 1e-8, 1e-9, 1e-11]
+WEIGHTS = [1e8, 1e4, 1.0, 1e-4, 1e-7, 1e-8, 1e-9, 1e-11, 1e-30]
 
 
 class Trained(NamedTuple):
