@@ -5,7 +5,7 @@
 
 prints after three seconds of training, in emulated fp16 on one CPU core:
 
-  31 of 32 told right, loss scale 131072
+  32 of 32 told right, loss scale 65536
 """
 
 import nnabla as nn
@@ -13,12 +13,12 @@ import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
-from sklearn.datasets import load_digits
+from common.digits import load
 from tqdm import trange
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater
 
-scans, random = load_digits(), np.random.default_rng(0)
+digits, random = load(), np.random.default_rng(0)
 x, t = nn.Variable((32, 1, 8, 8)), nn.Variable((32, 1))
 h = F.relu(PF.convolution(x, 16, (3, 3), pad=(1, 1), name="conv1"))
 h = F.relu(PF.convolution(F.max_pooling(h, (2, 2)), 32, (3, 3), pad=(1, 1), name="conv2"))
@@ -28,15 +28,15 @@ solver = S.Momentum(lr=0.02)
 solver.set_parameters(nn.get_parameters())
 
 
-def feed(batch=None):
-    batch = random.integers(0, 1437, 32) if batch is None else batch
-    x.d, t.d = scans.images[batch, np.newaxis] / 8 - 1, scans.target[batch, np.newaxis]
+def feed():
+    batch = random.integers(0, len(digits.train.t), 32)
+    x.d, t.d = digits.train.x[batch], digits.train.t[batch]
 
 
 updater = AdaptiveLossScalingUpdater(solver, loss, feed, storage="float16")  # on a GPU in half: no storage
 for _ in trange(400):
     result = updater.update()
 
-feed(range(1765, 1797))  # digits that the network has not seen
+x.d, t.d = digits.test.x[:32], digits.test.t[:32]  # digits that the network has not seen
 y.forward()
 print(f"{(y.d.argmax(axis=1) == t.d[:, 0]).sum()} of 32 told right, loss scale {result.scale:g}")

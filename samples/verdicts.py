@@ -11,6 +11,8 @@ from report import weight_label
 REFERENCE = "fp32"
 POINTS = 3
 """How many percentage points of test accuracy below fp32 still count as the same."""
+LEARNED = 0.5
+"""Test accuracy from which fp32 counts as having learned; chance is 0.1."""
 
 # What is printed where no other marks can be.
 _ASCII = {"✓": "+", "✗": "-"}
@@ -43,12 +45,14 @@ class Verdicts:
     Attributes:
         methods: in the order of the scores.
         cases: network and loss weight, likewise.
+        compared: the cases in which fp32 has learned: elsewhere there is nothing to come up to.
     """
 
     def __init__(self, scores: Sequence[Score]) -> None:
         self._scores = {(s.method, s.network, s.loss_weight): s for s in scores}
         self.methods = list(dict.fromkeys(s.method for s in scores))
         self.cases: List[Tuple[str, float]] = list(dict.fromkeys((s.network, s.loss_weight) for s in scores))
+        self.compared = [case for case in self.cases if self.accuracy(REFERENCE, case) >= LEARNED]
 
     def accuracy(self, method: str, case: Tuple[str, float]) -> float:
         """The test accuracy of a method in a case."""
@@ -59,9 +63,15 @@ class Verdicts:
         below = self.accuracy(REFERENCE, case) - self.accuracy(method, case)
         return below <= POINTS / 100 + 1e-9
 
+    def mark(self, method: str, case: Tuple[str, float]) -> str:
+        """✓ where a method works, ✗ where not; empty for fp32 itself, and where that has not learned."""
+        if method == REFERENCE or case not in self.compared:
+            return ""
+        return "✓" if self.works(method, case) else "✗"
+
     def count(self, method: str) -> int:
-        """In how many cases a method works."""
-        return sum(self.works(method, case) for case in self.cases)
+        """In how many of the compared cases a method works."""
+        return sum(self.works(method, case) for case in self.compared)
 
     def table(self, encoding: str = "utf-8") -> str:
         """A row for each method, then the rule, then a line for each method with its count."""
@@ -78,19 +88,20 @@ class Verdicts:
             "",
             f"{marks['✓']} at most {POINTS} points below fp32 with the same net and loss weight, "
             f"{marks['✗']} further below",
-            "",
         ]
+        if len(self.compared) < len(self.cases):
+            lines.append(f"no mark where fp32 has not learned ({LEARNED:.0%}): more --iterations")
+        lines.append("")
         lines += [self._summary(method) for method in self.methods if method != REFERENCE]
         return "\n".join(lines)
 
     def _summary(self, method: str) -> str:
         thrown_away = sum(self._scores[(method, *case)].thrown_away for case in self.cases)
         batches = f"{thrown_away} batch{'es' if thrown_away != 1 else ''} thrown away"
-        return f"{method:16} works untouched in {self.count(method)} of {len(self.cases)}, {batches}"
+        return f"{method:16} works untouched in {self.count(method)} of {len(self.compared)}, {batches}"
 
     def _cell(self, method: str, case: Tuple[str, float], marks: Dict[str, str]) -> str:
-        mark = " " if method == REFERENCE else marks["✓" if self.works(method, case) else "✗"]
-        return f"{self.accuracy(method, case):.1%} {mark}"
+        return f"{self.accuracy(method, case):.1%} {marks.get(self.mark(method, case), ' ')}"
 
 
 def _row(head: str, cells: Sequence[str], per_network: int) -> str:

@@ -60,11 +60,11 @@ def save(path: Path, verdicts: Verdicts) -> None:
             axes.text(
                 right + 0.2,
                 row + 0.5,
-                f"{good} of {len(verdicts.cases)}",
+                f"{good} of {len(verdicts.compared)}",
                 fontsize=22,
                 weight="bold",
                 va="center",
-                color=_GOOD if good == len(verdicts.cases) else "#444444",
+                color=_GOOD if good == len(verdicts.compared) else "#444444",
             )
     for network in networks:
         own = [left for left, case in zip(lefts, verdicts.cases) if case[0] == network]
@@ -95,8 +95,8 @@ def save(path: Path, verdicts: Verdicts) -> None:
 
 
 def _tile(axes: Any, left: float, row: int, verdicts: Verdicts, method: str, case: Any) -> None:
-    good = verdicts.works(method, case)
-    color = _NEUTRAL if method == REFERENCE else _GOOD if good else _BAD
+    mark = verdicts.mark(method, case)
+    color = {"✓": _GOOD, "✗": _BAD, "": _NEUTRAL}[mark]
     axes.add_patch(
         FancyBboxPatch(
             (left + 0.07, row + 0.09),
@@ -107,14 +107,13 @@ def _tile(axes: Any, left: float, row: int, verdicts: Verdicts, method: str, cas
             edgecolor="none",
         )
     )
-    mark = "" if method == REFERENCE else "✓ " if good else "✗ "
     axes.text(
         left + 0.5,
         row + 0.5,
-        f"{mark}{100 * verdicts.accuracy(method, case):.0f}%",
+        f"{mark} {100 * verdicts.accuracy(method, case):.0f}%".strip(),
         fontsize=15,
         ha="center",
         va="center",
         color="white" if color == _GOOD else "#222222",
-        weight="normal" if method == REFERENCE else "bold",
+        weight="bold" if mark else "normal",
     )

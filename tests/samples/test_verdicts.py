@@ -44,6 +44,15 @@ def test_the_table_has_a_row_a_rule_and_a_last_line_for_each_method() -> None:
     ]
 
 
+def test_where_fp32_has_not_learned_there_is_nothing_to_come_up_to() -> None:
+    found = verdicts(fp32=0.081, no_scaling=0.081, adaptive=0.081)
+    assert not {found.mark(method, ("mlp", 1e-3)) for method in found.methods} - {""}
+    lines = found.table().splitlines()
+    assert [line.split()[-1] for line in lines[3:6]] == ["8.1%"] * 3
+    assert lines[8] == "no mark where fp32 has not learned (50%): more --iterations"
+    assert lines[-1] == "adaptive         works untouched in 0 of 0, 0 batches thrown away"
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "iso8859-1", "no such"])
 def test_terminals_without_marks_get_others(encoding: str) -> None:
     printed = verdicts(fp32=0.95, no_scaling=0.1, adaptive=0.95).table(encoding)
@@ -55,5 +64,6 @@ def test_terminals_without_marks_get_others(encoding: str) -> None:
 def test_the_picture_is_written(tmp_path: Path) -> None:
     import verdicts_picture
 
-    verdicts_picture.save(tmp_path / "demo.png", verdicts(fp32=0.95, no_scaling=0.1, adaptive=0.95))
+    for fp32 in (0.08, 0.95):
+        verdicts_picture.save(tmp_path / "demo.png", verdicts(fp32=fp32, no_scaling=0.1, adaptive=0.95))
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG\r\n")

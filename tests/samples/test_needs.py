@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A sample without what it needs says in one sentence how to get it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# Python imports `sitecustomize` before it runs anything.
+ABSENT = """
+from importlib.machinery import PathFinder
+find = PathFinder.find_spec
+PathFinder.find_spec = classmethod(lambda cls, name, *rest: None if name == "sklearn" else find(name, *rest))
+"""
+
+
+def test_what_samples_need_is_the_extra_of_the_package() -> None:
+    from common import NEEDED
+
+    (extra,) = re.findall(r"^samples = \[(.*)\]", (ROOT / "pyproject.toml").read_text("utf-8"), re.M)
+    assert sorted(NEEDED.values()) == sorted(re.findall(r'"([\w-]+)', extra))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sample", ["minimal", "three_lines", "demo", "compare", "distributed"])
+def test_without_it_a_sample_says_what_to_install(sample: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(ABSENT)
+    path = os.pathsep.join(filter(None, (str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH"))))
+    done = subprocess.run(
+        [sys.executable, str(ROOT / f"samples/{sample}.py")],
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last == "The samples need scikit-learn: python -m pip install scikit-learn"
+    assert "Traceback" not in done.stderr
