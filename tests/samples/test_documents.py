@@ -102,4 +102,5 @@ def test_commands_of_the_readme_need_only_what_it_installs() -> None:
     targets = set(re.findall(r"`make (\w+)", text))
     assert targets <= set(re.findall(r"^(\w+):", makefile, re.M)), "the Makefile sets up what each needs"
     named = re.findall(r"PYTEST_ARGS=(\S+?)`", text)
-    assert named and all((ROOT / path).exists() for path in named)
+    assert named
+    assert all((ROOT / path).exists() for path in named)
