@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections import deque
-from itertools import groupby
 from typing import Any, Deque, Dict, Iterable, List, NamedTuple, Optional, Type, TypeVar
 
 from . import exports
@@ -20,10 +19,12 @@ class Underflow(NamedTuple):
 
     Attributes:
         layer: name of the layer.
-        since: the iteration in which the last unbroken stretch began.
+        since: the first iteration of the last stretch in most of whose iterations it was so: a gap, or a lost
+            batch, does not end a stretch.
         until: the iteration in which it was last so; None: it is so in the last one that was recorded.
         worst: the largest share of elements that were lost in one pass.
         last: the share in the last pass.
+        share: in how many of the iterations that were recorded from `since` to `until` it was so.
     """
 
     layer: str
@@ -31,6 +32,7 @@ class Underflow(NamedTuple):
     until: Optional[int]
     worst: float
     last: float
+    share: float
 
 
 class Recording:
@@ -50,7 +52,7 @@ class Recording:
         >>> recording.at("fc", 7).scale
         32.0
         >>> recording.underflows()
-        [Underflow(layer='fc', since=7, until=None, worst=0.2, last=0.2)]
+        [Underflow(layer='fc', since=7, until=None, worst=0.2, last=0.2, share=1.0)]
     """
 
     def __init__(self, rows: Iterable[Row] = (), limit: Optional[int] = None) -> None:
@@ -168,12 +170,17 @@ class Recording:
 
 def _underflow(rows: List[LayerRow], above: float) -> Optional[Underflow]:
     shares = [(row.iteration, row.underflow) for row in rows if row.underflow is not None]
-    stretches = [
-        (lost, list(stretch)) for lost, stretch in groupby(shares, key=lambda pair: (pair[1] or 0.0) > above)
-    ]
-    bad = [stretch for lost, stretch in stretches if lost]
+    bad = [index for index, (_, share) in enumerate(shares) if share > above]
     if not bad:
         return None
-    until = None if stretches[-1][0] else bad[-1][-1][0]
-    worst = max(share for stretch in bad for _, share in stretch if share is not None)
-    return Underflow(rows[-1].layer, bad[-1][0][0], until, worst, shares[-1][1] or 0.0)
+    # `bad[-n:]` are n bad ones of all from its first to its last: the longest stretch that is mostly bad.
+    most = max(n for n in range(1, len(bad) + 1) if 2 * n > bad[-1] - bad[-n] + 1)
+    first, last = bad[-most], bad[-1]
+    return Underflow(
+        rows[-1].layer,
+        since=shares[first][0],
+        until=None if last == len(shares) - 1 else shares[last][0],
+        worst=max(share for _, share in shares),
+        last=shares[-1][1],
+        share=most / (last - first + 1),
+    )

@@ -9,6 +9,7 @@ from typing import List, Mapping, Optional, Sequence
 
 from ..monitor import BatchRepeated, BatchThrownAway, LayerRow, Overflowed, Recording, Underflow, UpdateEnded
 from ..monitor.exports import loss_scales
+from .advice import advice, why
 from .pieces import HeatRow, Legend, Marks, curve, heat_map, section, table, time_line
 from .style import STYLE
 from .text import count, percent, power
@@ -17,6 +18,10 @@ from .timeline import Timeline
 # Of a table.
 _MOST_ROWS = 60
 _MOST_CHANGES = 10
+_WHICH_LAYERS = (
+    "Layers are here that multiply by a weight and pass a gradient on: not the first one, which reads the "
+    "data, and none that AdaLossConfig(include=, exclude=) or Recorder(layers=) leaves out."
+)
 
 
 def page_of(recording: Recording, title: str) -> str:
@@ -56,6 +61,7 @@ def _facts(recording: Recording, timeline: Timeline) -> str:
     ]
     if worst is not None:
         when = f"since iteration {worst.since}" if worst.until is None else f"up to iteration {worst.until}"
+        when += f": more than 1 % in {percent(worst.share)} of the iterations"
         facts.append((percent(worst.worst), f"of the gradient of {worst.layer} underflowed at worst, {when}"))
     elif known:
         facts.append(("none", "of the layers loses more than 1 % to underflow"))
@@ -209,7 +215,7 @@ def _layer_table(layers: Sequence[List[LayerRow]], recording: Recording) -> str:
                 power(last.alpha),
                 power(last.scale),
                 f"{power(min(scales))} to {power(max(scales))}",
-                last.reason,
+                why(of_layer) or "not recorded",
                 percent(last.underflow),
                 percent(max((row.underflow for row in of_layer if row.underflow is not None), default=None)),
                 "" if under is None else _stretch(under),
@@ -220,18 +226,22 @@ def _layer_table(layers: Sequence[List[LayerRow]], recording: Recording) -> str:
             )
         )
     head = (
-        *("layer", "alpha", "S", "S, range", "alpha is held by", "underflow", "underflow at worst"),
-        *("more than 1 % in", "subnormal", "zero", "headroom, bits", "iterations not finite"),
+        *("layer", "alpha", "S", "S, range", "why this alpha", "underflow", "underflow at worst"),
+        *("more than 1 %", "subnormal", "zero", "headroom, bits", "iterations not finite"),
     )
+    advised = [f"<li>{escape(found)}</li>\n" for found in map(advice, layers) if found is not None]
     return section(
         "Layers in numbers",
-        "At the last iteration that was recorded, unless it says otherwise.",
+        "At the last iteration that was recorded, unless it says otherwise. Beside a stretch with more than 1 % "
+        f"underflow stands the share of its iterations in which it was so. {_WHICH_LAYERS}",
+        f"<ul>\n{''.join(advised)}</ul>\n" if advised else "",
         table("The layers, from the loss backwards", head, rows),
     )
 
 
 def _stretch(under: Underflow) -> str:
-    return f"from {under.since:,} on" if under.until is None else f"{under.since:,} to {under.until:,}"
+    when = f"from {under.since:,}" if under.until is None else f"{under.since:,} to {under.until:,}"
+    return f"{when} ({percent(under.share)})"
 
 
 def _share(part: Optional[int], whole: Optional[int]) -> Optional[float]:

@@ -53,6 +53,9 @@ class Marks(NamedTuple):
     iterations: Sequence[int]
 
 
+# Columns of a table.
+_FIT_A_PHONE = 3
+
 _SHAPES = {
     "triangle": "M-5 5L0-5L5 5Z",
     "ring": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0",
@@ -171,8 +174,9 @@ def time_line(kinds: Sequence[Marks], timeline: Timeline) -> str:
 def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, words: bool = False) -> str:
     """A table; the first cell of each row is its heading, the others are words or numbers."""
     heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
-    kind = ' class="words"' if words else ""
-    body = "".join(f"<tr>{_cells(row)}</tr>\n" for row in rows)
+    kinds = ["words"] * words + ["many"] * (len(head) > _FIT_A_PHONE)
+    kind = f' class="{" ".join(kinds)}"' if kinds else ""
+    body = "".join(f"<tr>{_cells(row, head)}</tr>\n" for row in rows)
     return (
         f'<div class="wide" role="region" tabindex="0" aria-label="{escape(caption)}">\n<table{kind}>\n'
         f"<caption>{escape(caption)}</caption>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}</tbody>\n"
@@ -180,9 +184,12 @@ def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, w
     )
 
 
-def _cells(row: Sequence[str]) -> str:
-    first, *rest = (escape(cell) for cell in row)
-    return f'<th scope="row">{first}</th>' + "".join(f"<td>{cell}</td>" for cell in rest)
+def _cells(row: Sequence[str], head: Sequence[str]) -> str:
+    # On a phone the cells of a row stand one below the other, each with the head of its column.
+    first, *rest = (
+        f'data-head="{escape(name)}">{escape(cell)}' if cell else ">" for name, cell in zip(head, row)
+    )
+    return f'<th scope="row" {first}</th>' + "".join(f"<td {cell}</td>" for cell in rest)
 
 
 def _line(name: str, picture: str) -> str:

@@ -12,6 +12,7 @@ h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .5rem; overflow-wrap: any
 h2 { font-size: 1.2rem; margin: 2.5rem 0 .25rem; }
 p { margin: .25rem 0 .75rem; max-width: 48rem; }
 section > p, caption { color: var(--faint); }
+section > ul { padding-left: 1.25rem; max-width: 48rem; overflow-wrap: anywhere; }
 .facts { list-style: none; margin: 1rem 0; padding: 0; display: grid; gap: .75rem;
   grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); }
 .facts li { border: 1px solid var(--rule); border-radius: .4rem; padding: .5rem .75rem; }
@@ -57,7 +58,15 @@ footer { margin-top: 3rem; font-size: .85rem; color: var(--faint); }
   .heights span + span::before { content: "lowest: "; }
   .axis .name { display: none; }
   .key { margin-left: 0; }
-  .words td:last-child { white-space: nowrap; }
+  .many thead { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
+  .many, .many caption, .many tbody, .many tr, .many th, .many td { display: block; }
+  .many tr { padding: .4rem 0; }
+  .many tbody :is(th, td) { display: flex; justify-content: space-between; gap: 1rem; padding: .05rem 0;
+    white-space: normal; text-align: right; overflow-wrap: anywhere; min-width: 0; }
+  .many :is(th, td)[data-head]::before { content: attr(data-head); color: var(--faint); text-align: left;
+    flex: none; max-width: 55%; }
+  .many tbody th { font-weight: bold; }
+  .many :is(th, td):empty { display: none; }
 }
 @media print {
   @page { margin: 14mm; }

@@ -19,6 +19,7 @@ from nnabla_adaloss import (
     ScaleChanged,
     UpdateEnded,
 )
+from nnabla_adaloss.report.advice import advice, why
 from nnabla_adaloss.report.page import page_of
 
 VOID = {"meta", "img", "path", "br"}
@@ -116,9 +117,57 @@ def test_what_it_says() -> None:
     text = " ".join(" ".join(Parsed(page_of(recording(), "run.jsonl")).text).split())
     assert "1 to 9 iterations recorded" in text
     assert "2 batches lost: 2 non-finite loss" in text
-    assert "5.26 % of the gradient of conv/conv underflowed at worst, since iteration 1" in text
+    assert (
+        "5.26 % of the gradient of conv/conv underflowed at worst, since iteration 1: more than 1 % in 100 %"
+        in text
+    )
     assert "9 2 batches lost non-finite loss head/affine conv reads NaN" in text
     assert "9 batch run again overflow conv/conv" in text
+
+
+def test_each_cell_of_a_wide_table_knows_its_column() -> None:
+    """On a phone the head of the table is not seen."""
+    page = page_of(recording(), "run.jsonl")
+    assert '<td data-head="first bad layer">conv/conv</td>' in page
+    assert '<table class="words many">' in page
+    assert ".many thead" in page
+
+
+def test_why_a_layer_has_its_scale_is_what_was_last_measured() -> None:
+    def rows(*reasons: str) -> List[LayerRow]:
+        return [layer(i)._replace(reason=reason) for i, reason in enumerate(reasons)]
+
+    assert why(rows("method", "accumulated bound", "held")) == "accumulated bound"
+    assert why(rows("held", "held")) is None
+    assert '<td data-head="why this alpha">method</td>' in page_of(Recording(rows("method", "held")), "run")
+    assert '<td data-head="why this alpha">not recorded</td>' in page_of(Recording(rows("held")), "run")
+
+
+@pytest.mark.parametrize(
+    ("reason", "headroom", "said"),
+    [
+        ("scale bound", 9.0, "9 bits above its largest element are free. Raise AdaLossConfig(scale_upper_b"),
+        ("accumulated bound", 9.0, "Raise AdaLossConfig(accum_upper_bound=...)."),
+        ("method", 9.0, 'Try AdaLossConfig(loss_scale_method="amax_history")'),
+        ("method", 1.0, "no scale keeps both. Store gradients in a format of wider range, such as bfloat16."),
+    ],
+)
+def test_advice_for_a_layer_that_is_mostly_subnormal(reason: str, headroom: float, said: str) -> None:
+    row = layer(1, subnormals=87, headroom=headroom)._replace(reason=reason)
+    found = advice([row]) or ""
+    assert found.startswith("conv/conv: 96.7 % of what is not zero is subnormal")
+    assert said in found
+    assert found in " ".join(Parsed(page_of(Recording([row]), "run")).text)
+
+
+def test_no_advice_for_other_layers() -> None:
+    assert advice([layer(1, subnormals=44)]) is None
+    assert advice([layer(1, zeros=100, subnormals=0)]) is None
+    assert advice([layer(1, subnormals=None)]) is None
+
+
+def test_the_page_says_which_layers_are_there() -> None:
+    assert "not the first one, which reads the data" in page_of(recording(), "run.jsonl")
 
 
 def test_names_are_no_markup() -> None:

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a layer's rows say about its scale: why alpha is what it is, and what would help."""
+
+from __future__ import annotations
+
+from typing import Optional, Sequence
+
+from ..core.reason import Reason
+from ..monitor import LayerRow
+from .text import percent
+
+# From this share on, "mostly".
+_MOSTLY = 0.5
+# So many bits that are free above the largest element are worth using.
+_ROOM = 2.0
+_REMEDIES = {
+    Reason.SCALE_BOUND.value: "Raise AdaLossConfig(scale_upper_bound=...)",
+    Reason.ACCUMULATED_BOUND.value: "Raise AdaLossConfig(accum_upper_bound=...)",
+}
+_OTHERWISE = 'Try AdaLossConfig(loss_scale_method="amax_history"), and global_scale="history"'
+
+
+def why(rows: Sequence[LayerRow]) -> Optional[str]:
+    """The reason of a layer's scale when it was last measured; None where no such iteration was recorded."""
+    measured = (row.reason for row in reversed(rows) if row.reason != Reason.HELD.value)
+    return next(measured, None)
+
+
+def advice(rows: Sequence[LayerRow]) -> Optional[str]:
+    """What to do about a layer whose gradient is mostly below the normal range; None about any other.
+
+    Example:
+        >>> row = LayerRow(7, 0, "fc", 4.0, 32.0, "accumulated bound", 100, 0, 97, headroom=12.0)
+        >>> advice([row]).split("; ")[1]
+        '12 bits above its largest element are free. Raise AdaLossConfig(accum_upper_bound=...).'
+    """
+    last = rows[-1]
+    if last.elements is None or last.zeros is None or last.subnormals is None:
+        return None
+    nonzero = last.elements - last.zeros
+    if not nonzero or last.subnormals < _MOSTLY * nonzero:
+        return None
+    share = percent(last.subnormals / nonzero)
+    found = f"{last.layer}: {share} of what is not zero is subnormal and has lost precision"
+    if last.headroom is None or last.headroom < _ROOM:
+        return (
+            f"{found}, and its largest element is at the end of the format: no scale keeps both. "
+            "Store gradients in a format of wider range, such as bfloat16."
+        )
+    return (
+        f"{found}; {last.headroom:.0f} bits above its largest element are free. "
+        f"{_REMEDIES.get(why(rows) or '', _OTHERWISE)}."
+    )
