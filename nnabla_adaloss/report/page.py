@@ -232,8 +232,8 @@ def _layer_table(layers: Sequence[List[LayerRow]], recording: Recording) -> str:
     advised = [f"<li>{escape(found)}</li>\n" for found in map(advice, layers) if found is not None]
     return section(
         "Layers in numbers",
-        "At the last iteration that was recorded, unless it says otherwise. Beside a stretch with more than 1 % "
-        f"underflow stands the share of its iterations in which it was so. {_WHICH_LAYERS}",
+        "At the last iteration that was recorded, unless it says otherwise. Beside a stretch with more than "
+        f"1 % underflow stands the share of its iterations in which it was so. {_WHICH_LAYERS}",
         f"<ul>\n{''.join(advised)}</ul>\n" if advised else "",
         table("The layers, from the loss backwards", head, rows),
     )
