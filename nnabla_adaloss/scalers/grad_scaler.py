@@ -11,26 +11,28 @@ from __future__ import annotations
 
 import math
 from enum import Enum
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Set
 
 import nnabla as nn
 
 from ..core.config import AdaLossConfig
+from ..core.keywords import explains_keywords
 from ..core.precision import StorageLike
 from ..core.scale_history import HistoryPolicy
 from ..core.validation import boolean, integer
-from ..emulation import with_storage
+from ..emulation import FormatEmulation, with_storage
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
 from ..engine.forward_state import ForwardState
 from ..engine.kept_gradients import KeptGradients
 from ..engine.leaf_arrays import leaf_arrays
 from ..errors import warn
 from ..graph.loss_like import LossLike
-from ..graph.loss_seed import Seed
+from ..graph.loss_seed import Seed, check_seed
 from ..kernels import select_kernels
 from ..updaters.reports import Reports
 from ..updaters.window import Window, examine
 from .scaled_losses import ScaledLosses
+from .torch_names import ARGUMENTS, METHODS
 
 _VERSION = 1
 # How often the first batch runs, at most, until its scales hold.
@@ -64,6 +66,8 @@ class GradScaler:
         non_homogeneous: as for `AdaptiveLossScaling`.
         float_tail: as for `AdaptiveLossScalingUpdater`: in half precision, functions at the loss compute in
             float. True.
+        enabled: False for a loop without scaling: `forward` and `backward` are nnabla's own (in the emulated
+            storage, if there is one), `step` updates whatever the gradients are. True.
 
     Attributes:
         steps: how many steps changed parameters.
@@ -94,6 +98,7 @@ class GradScaler:
         (True, 0)
     """
 
+    @explains_keywords(ARGUMENTS)
     def __init__(
         self,
         *solvers: Any,
@@ -102,7 +107,9 @@ class GradScaler:
         history: Optional[HistoryPolicy] = None,
         non_homogeneous: Sequence[str] = (),
         float_tail: bool = True,
+        enabled: bool = True,
     ) -> None:
+        self._enabled = boolean("enabled", enabled)
         self._float_tail = boolean("float_tail", float_tail)
         self._solvers = _checked(solvers)
         self._config, self._storage, self._history = config, storage, history
@@ -138,6 +145,10 @@ class GradScaler:
         """
         scaling = self._losses.of(loss)
         guard, key = scaling.guard, hash(scaling.variable)
+        if not self._enabled:
+            scaling.loss.forward(clear_buffer=clear_buffer, clear_no_need_grad=clear_no_need_grad)
+            self._forwarded[key] = None
+            return
         if not self._forwarded:
             guard.begin()
         guard.before_forward()
@@ -166,7 +177,9 @@ class GradScaler:
                 f"forward did not run in storage={self._storage!r} since the last update(): call "
                 "scaler.forward(loss) in the place of loss.forward()"
             )
-        if self._is_first_batch(scaling):
+        if not self._enabled:
+            _plain_backward(scaling, clear_buffer, grad)
+        elif self._is_first_batch(scaling):
             self._find_scales(scaling, grad)
         else:
             scaling.backward(None, clear_buffer=clear_buffer, grad=grad, iteration=self._iteration)
@@ -189,7 +202,7 @@ class GradScaler:
         if self._stages[index] is _Stage.STEPPED:
             raise RuntimeError("unscale_() is being called after step()")
         self._stages[index] = _Stage.UNSCALED
-        self._finite[index] = not solver.check_inf_or_nan_grad()
+        self._finite[index] = self._usable(solver)
 
     def step(self, solver: Any) -> bool:
         """Update the parameters of a solver, unless one of its gradients is an infinity or a NaN.
@@ -207,7 +220,7 @@ class GradScaler:
         self._stages[index] = _Stage.STEPPED
         finite = self._finite[index]
         if finite is None:
-            finite = not solver.check_inf_or_nan_grad()
+            finite = self._usable(solver)
         if not finite:
             self.skipped_steps += 1
             self._skipped = True
@@ -231,9 +244,9 @@ class GradScaler:
         if self._skipped and not self._stepped and self._losses.forward_state is not None:
             # What a batch that changed nothing has added to running statistics.
             self._losses.forward_state.restore()
-        if self._stepped:
+        if self._stepped and self._enabled:
             self._note_gradients()
-        for scaling in self._used.values():
+        for scaling in self._used.values() if self._enabled else ():
             if self._bad_batch:
                 scaling.components.drop_iteration()
             elif not self._skipped:
@@ -243,6 +256,33 @@ class GradScaler:
         for scaling in self._used.values():
             scaling.guard.begin()
         self._begin()
+
+    def is_enabled(self) -> bool:
+        """Whether anything is scaled: `enabled`."""
+        return self._enabled
+
+    def get_scale(self, loss: Optional[LossLike] = None) -> float:
+        """The scale that a loss had in its last backward; 1.0 where nothing is scaled.
+
+        Args:
+            loss: which one, as each has its own. None: the one that was used last.
+
+        Raises:
+            RuntimeError: `loss` is None, and no loss was used yet.
+        """
+        if not self._enabled:
+            return 1.0
+        scaling = self._losses.last if loss is None else self._losses.of(loss)
+        if scaling is None:
+            raise RuntimeError("get_scale() before forward(loss) or backward(loss): no loss is known yet")
+        return scaling.loss_scale
+
+    if not TYPE_CHECKING:  # to a type checker, an attribute that is not there is an error
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what is here in the place of torch's methods that are not."""
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(f"{message}: {METHODS[name]}" if name in METHODS else message)
 
     def scaling(self, loss: LossLike) -> AdaptiveLossScaling:
         """The engine of a loss: `loss_scale`, `layer_scales`, `plan`, ... of its last backward."""
@@ -332,6 +372,9 @@ class GradScaler:
             f"solver is none of the {len(self._solvers)} that this scaler was made with: GradScaler(*solvers)"
         )
 
+    def _usable(self, solver: Any) -> bool:
+        return not (self._enabled and solver.check_inf_or_nan_grad())
+
     def _find_cause(self, solver: Any) -> None:
         """Lower what made gradients overflow, or tell what no scale mends."""
         self.cause = ""
@@ -386,6 +429,16 @@ class GradScaler:
         if kind not in self._warned:
             self._warned.add(kind)
             warn(f"step skipped in iteration {self._iteration}: {message}")
+
+
+def _plain_backward(scaling: AdaptiveLossScaling, clear_buffer: bool, grad: Optional[Seed]) -> None:
+    """Run backward as nnabla does, from `grad`, or from one."""
+    loss = scaling.loss
+    check_seed(scaling.variable, grad)
+    if isinstance(loss, FormatEmulation):
+        loss.backward(1.0, clear_buffer, grad=grad)
+    else:
+        scaling.variable.backward(1.0 if grad is None else grad, clear_buffer=clear_buffer)
 
 
 def _checked(solvers: Sequence[Any]) -> List[Any]:

@@ -48,6 +48,11 @@ class ScaledLosses:
                 return scaling
         return self._remember(self._make(loss, self.forward_state))
 
+    @property
+    def last(self) -> Optional[AdaptiveLossScaling]:
+        """The engine that was used last; None before the first."""
+        return next(reversed(self._known.values()), None)
+
     def states(self) -> List[Mapping[str, Any]]:
         """The state of each, the one that was used last at the end."""
         return [*self._saved, *(scaling.state_dict() for scaling in self._known.values())]

@@ -11,6 +11,7 @@ import nnabla as nn
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
 
 from ..core.config import AdaLossConfig
+from ..core.keywords import explains_keywords
 from ..core.layer_limits import LayerLimitPolicy
 from ..core.precision import StorageLike
 from ..core.scale_history import HistoryPolicy
@@ -41,6 +42,15 @@ from .window import NOTHING_WRONG, Window
 # So many batches in a row that no scale helps are no matter of single batches. nnabla's updater would have
 # halved its scale as often, to where no gradient is left.
 _HOPELESS = 25
+_SEARCHED = 'with global_scale="dynamic"'
+# Of torch's GradScaler.
+_ARGUMENTS = {
+    "init_scale": "use scale=",
+    "growth_factor": f"use scaling_factor= {_SEARCHED}",
+    "backoff_factor": f"use scaling_factor= {_SEARCHED}, by which the scale is divided",
+    "growth_interval": f"use N= {_SEARCHED}",
+    "enabled": "use nnabla's solver by itself, or FixedLossScalingUpdater(scale=1.0)",
+}
 
 
 class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: ignore[misc]
@@ -127,6 +137,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         True
     """
 
+    @explains_keywords(_ARGUMENTS)
     def __init__(
         self,
         solver: Any,

@@ -13,7 +13,13 @@ import nnabla.solvers as S
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, GradScaler, LossScaleWarning
+from nnabla_adaloss import (
+    AdaLossConfig,
+    AdaptiveLossScalingUpdater,
+    FormatEmulation,
+    GradScaler,
+    LossScaleWarning,
+)
 
 
 class Net(NamedTuple):
@@ -695,3 +701,50 @@ def test_after_the_users_own_forward_states_are_those_of_one_forward(
     n.solver.zero_grad()
     scaler.backward(n.loss)
     assert_equal(everything(), before)
+
+
+@pytest.mark.parametrize("storage", [None, "float16"])
+def test_not_enabled_it_is_a_plain_loop(storage: Any) -> None:
+    plain = net()
+    wrapped = plain.loss if storage is None else FormatEmulation(plain.loss, storage, float_tail=True)
+    for _ in range(5):
+        plain.solver.zero_grad()
+        plain.feed()
+        wrapped.forward(clear_no_need_grad=True)
+        wrapped.backward(1.0, clear_buffer=True)
+        plain.solver.update()
+    expected = snapshot(plain)
+    n = net()
+    scaler = GradScaler(n.solver, storage=storage, enabled=False)
+    assert [iterate(scaler, n) for _ in range(5)] == [True] * 5
+    assert not scaler.is_enabled()
+    assert (scaler.get_scale(), scaler.get_scale(n.loss), scaler.steps) == (1.0, 1.0, 5)
+    for name, value in snapshot(n).items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    assert iterate(scaler, n, nan=True), "nothing is looked at"
+
+
+def test_the_scale_is_that_of_the_loss_that_was_used_last() -> None:
+    n = net()
+    scaler = GradScaler(n.solver, storage="float16")
+    assert scaler.is_enabled()
+    with pytest.raises(RuntimeError, match="no loss is known yet"):
+        scaler.get_scale()
+    iterate(scaler, n)
+    assert scaler.get_scale() == scaler.get_scale(n.loss) == scaler.scaling(n.loss).loss_scale > 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("scale", r"scaler.forward\(loss\) and scaler.backward\(loss\) in the place of scaler.scale\(loss\)"),
+        ("get_growth_factor", r"has no attribute 'get_growth_factor': scales follow from what was measured"),
+        ("set_backoff_factor", "scales follow from what was measured"),
+        ("nothing_known", "^'GradScaler' object has no attribute 'nothing_known'$"),
+    ],
+)
+def test_methods_of_torch_that_are_not_here(name: str, message: str) -> None:
+    scaler = GradScaler(net().solver)
+    assert not hasattr(scaler, name)
+    with pytest.raises(AttributeError, match=message):
+        getattr(scaler, name)
