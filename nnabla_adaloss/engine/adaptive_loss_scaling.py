@@ -43,7 +43,7 @@ from .planned_steps import Obstacle
 from .prepared_graph import GraphPreparation
 from .replayed_pass import ReplayedPass
 from .run_pass import AnyPass, run_pass, unscale_visible
-from .saved_names import fingerprint, with_names_of
+from .saved_names import check_network, fingerprint
 
 
 class AdaptiveLossScaling:
@@ -426,21 +426,20 @@ class AdaptiveLossScaling:
         try:
             planned = self._graph.prepared()
             iteration = integer("iteration", state["iteration"])
-            draws = integer("draws", state["draws"]) if "draws" in state else None
-            state = with_names_of(planned.plan, state)
+            draws = integer("draws", state["draws"])
+            check_network(planned.plan, list(state["network"]))
             statistics = self._graph.new_statistics(planned.measurements)
             statistics.load_state(planned.plan.measured_keys, state["delayed"])
-            windows = windows_of(state.get("components", {}))
+            windows = windows_of(state["components"])
             holding = self._graph.new_holding()
-            if "held" in state:
-                components = len(self._names_of_components)
-                holding.load_state_dict(planned.plan.structure, state["held"], components=components)
+            components = len(self._names_of_components)
+            holding.load_state_dict(planned.plan.structure, state["held"], components=components)
             self._ada_loss.load_state_dict(state)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"state is damaged, or none of an AdaptiveLossScaling: {error!r}") from error
         self.components.load(windows)
         self._graph.forget()
-        if self._storage is not None and draws is not None:
+        if self._storage is not None:
             self._storage.drawn.count = draws
         self.iteration, planned.statistics, planned.holding = iteration, statistics, holding
 

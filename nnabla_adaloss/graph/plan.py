@@ -14,7 +14,6 @@ from .components import Components, components_of
 from .host_functions import HostFunction, host_functions
 from .matrix_products import is_matrix_product, is_scalable
 from .names import ParameterNames, registered_names
-from .names_before import function_names_before
 from .node import Node
 from .reading import GraphReading, read_graph
 from .structure import GraphStructure, PlanOptions
@@ -190,12 +189,6 @@ class GraphPlan:
                 dict(enumerate(self.keys)), dict(enumerate(functions))
             )
         return self._components[by_layer]
-
-    def labels_before(self) -> Dict[str, str]:
-        """What version 0.1 called each function; the name it has now by the one it had, in backward order."""
-        structure = self.structure
-        before = function_names_before(structure.described, structure.order)
-        return {name: structure.labels[index] for index, name in before.items()}
 
     def __str__(self) -> str:
         rows = [("function", "role", "layer", "K", "W shape")]

@@ -17,13 +17,9 @@ from ..errors import warn
 from .checksums import crc32
 from .counters import Counters
 
-# 2: layers are numbered in forward order, with #. Names of version 1 are read.
-# 3: scales may come from what was measured. States before are of trainings that searched for theirs.
-# 4: scales may be held, and there are counters. They begin at zero after loading a state from before.
 _VERSION = 4
 # Of the configuration: who watches, and how the same is done.
 _NOT_DECIDING = frozenset({"recorder", "debug_level", "planned_bytes"})
-_BEFORE_3 = {"global_scale": "dynamic", "on_overflow": "next"}
 
 
 class Resumable(Protocol):
@@ -66,23 +62,19 @@ def restore(updater: Resumable, state: Mapping[str, Any]) -> None:
     """Make `updater` go on from `state`.
 
     Raises:
-        ValueError: `state` is damaged, of a newer version, of another network, or of an updater with other
+        ValueError: `state` is damaged, of another version, of another network, or of an updater with other
             settings. Nothing changes then.
     """
     try:
         version = integer("version", state["version"])
-        if version > _VERSION:
-            raise ValueError(
-                f"state has version {version}, this package knows {_VERSION}: update nnabla_adaloss"
-            )
-        saved = state["settings"] if version >= 3 else {**_BEFORE_3, **state["settings"]}
-        if version < 4:
-            saved = {**saved, "measure_every": updater.scaling.config.measure_every}
-        _compare_settings(saved, _settings(updater))
+        if version != _VERSION:
+            remedy = "update nnabla_adaloss" if version > _VERSION else "begin with a new state"
+            raise ValueError(f"state has version {version}, this package knows {_VERSION}: {remedy}")
+        _compare_settings(state["settings"], _settings(updater))
         scale_state = updater.policy.checked(ScaleState(**state["scale_state"]))
         last_good_scale = number("last_good_scale", state["last_good_scale"])
         iteration = integer("iteration", state["iteration"])
-        counters = Counters.from_dict(state["counters"]) if version >= 4 else Counters()
+        counters = Counters.from_dict(state["counters"])
         parameters, scaling = integer("parameters", state["parameters"]), state["scaling"]
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"state is damaged, or none of an updater: {error!r}") from error

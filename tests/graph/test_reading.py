@@ -64,7 +64,6 @@ def in_places(plan: GraphPlan) -> List[Any]:
         [(v[hash(leaf)], written) for leaf, written in plan.fixed_leaves],
         [variable.recompute for variable in plan.variables],
         {f[k]: label for k, label in plan.labels.items()},
-        plan.labels_before(),
         {v[k]: name for k, name in plan.names.items()},
         (plan.loss_exits, plan.layers, plan.stopped),
     ]

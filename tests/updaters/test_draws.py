@@ -107,16 +107,6 @@ def test_a_loaded_state_draws_on(rebuilt: bool) -> None:
     assert again.gradients(6) == expected
 
 
-def test_a_state_from_before_there_were_draws_in_it() -> None:
-    run = Run(adaptive, rebuilt=False)
-    run.gradients(2)
-    state = run.updater.state_dict()
-    drawn = state["scaling"].pop("draws")
-    run.gradients(1)
-    run.updater.load_state_dict(state)
-    assert run.updater.state_dict()["scaling"]["draws"] > drawn > 0
-
-
 def test_a_repeated_batch_draws_anew_and_the_same_in_each_run() -> None:
     def one() -> Tuple[List[bytes], int, int]:
         run = Run(adaptive, rebuilt=False)
