@@ -147,6 +147,26 @@ def test_the_learning_rate_is_told_by_weights_and_updates() -> None:
     assert "after 3 updates" in found(3, 100.0, 0.0)[0].what
 
 
+def test_weights_that_are_spoiled_together_are_one_cause() -> None:
+    functions = [
+        SOUND._replace(name=f"fc{i}", layer=f"fc{i}", leaves=(ReadLeaf(f"fc{i}/W", True, 4, 0),))
+        for i in range(60)
+    ]
+    (cause,) = causes(*functions, training=Training(10.0, 3, []))
+    assert (cause.layer, "59 other parameters" in cause.what) == ("fc0", True)
+    assert "after 3 updates with a learning rate of 10" in cause.what
+    assert "lower the learning rate" in cause.remedy
+
+
+def test_a_dead_relu_is_told_beside_wrong_labels() -> None:
+    starved = [LayerNumbers("fc", "Affine", 0.0, 0, 0.0, {})]
+    silent = SOUND._replace(name="fc/ReLU", type_name="ReLU", is_layer=False, amax=0.0, inputs=(0,))
+    labels = Values(targets=Targets("the labels", 5, 1.0, 5.0, 0, True))
+    loss = SOUND._replace(name="loss", type_name="SoftmaxCrossEntropy", values=labels)
+    found = causes(SOUND, silent, loss, layers=starved)
+    assert [cause.kind for cause in found] == [Kind.WRONG_LABELS, Kind.DEAD_RELU]
+
+
 def test_layers_that_change_gradients_by_themselves() -> None:
     loud, quiet = SOUND._replace(growth=200.0), SOUND._replace(growth=1e-4)
     weight = SOUND._replace(type_name="MulScalar", is_layer=False, loss_section=True, growth=1e-6)

@@ -179,7 +179,7 @@ def too_large_first_update(mended: bool) -> Built:
 
 
 def weights_not_finite(mended: bool) -> Built:
-    return trained(0.1 if mended else 1e39)
+    return trained(0.1 if mended else 1e38)
 
 
 def nan_in_a_weight(mended: bool) -> Built:

@@ -25,7 +25,9 @@ def causes_of(network: NetworkNumbers) -> List[Cause]:
     updates = too_large_updates(network)
     found = [*wrong_data(network), *updates]
     found = found or not_finite(network) or not_finite_as_stored(network)
-    found += gradient_ends(network)
+    # Neither follows from wrong labels.
+    if all(cause.kind is Kind.WRONG_LABELS for cause in found):
+        found += gradient_ends(network)
     found += untrained(network)
     named = {cause.layer for cause in found}
     if not updates:

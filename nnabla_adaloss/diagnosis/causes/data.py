@@ -25,7 +25,17 @@ def wrong_data(network: NetworkNumbers) -> List[Cause]:
             continue
         # An attention mask of minus infinity harms nobody.
         found += [_leaf(f, leaf, network.training) for leaf in f.leaves if leaf.nans or suffers]
-    return found
+    return _first_weight(found)
+
+
+def _first_weight(found: List[Cause]) -> List[Cause]:
+    """The causes with one in the place of all that are about weights: a bad update spoils them together."""
+    weights = [cause for cause in found if cause.kind is Kind.WEIGHT_NOT_FINITE]
+    if len(weights) < 2:
+        return found
+    others = count(len(weights) - 1, "other parameter")
+    first = weights[0]._replace(what=f"{weights[0].what} ({others} are not finite, either)")
+    return [first if cause is weights[0] else cause for cause in found if cause not in weights[1:]]
 
 
 def _leaf(f: FunctionNumbers, leaf: ReadLeaf, training: Optional[Training]) -> Cause:

@@ -105,7 +105,8 @@ def _ends(f: FunctionNumbers, network: NetworkNumbers, *, fatal: bool) -> Option
     if f.stuck_weights:
         what = f"its weights are all 0 and get no gradient ({f.stuck_weights[0]})"
         return Cause(Kind.ZERO_WEIGHTS, place(f), what, "initialise them otherwise: at random", fatal)
-    if not f.stops_gradient or f.type_name in _STOPS:
+    # Of labels it is told elsewhere; a loss of 0 on what is learned by heart is none.
+    if not f.stops_gradient or f.type_name in _STOPS or f.values.targets is not None:
         return None
     names = _constant_inputs(f, network)
     if not f.amax and names:
