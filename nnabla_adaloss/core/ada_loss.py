@@ -10,7 +10,7 @@ for each layer, from the loss backwards:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Callable, Dict, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from numpy.typing import NDArray
 
@@ -162,11 +162,15 @@ class AdaLoss(ABC):
         Raises:
             ValueError: a method of the user's own returned a scale that is not positive and finite.
         """
-        if layer in self.limits:
-            constraints = constraints._replace(layer_limit=self.limits[layer].limit)
-        decision = decide(self._layers.get(layer, NEW_LAYER), observed, constraints, self.config)
+        decision = self.decision(layer, observed, constraints)
         self.take_over(layer, observed, decision)
         return decision
+
+    def decision(self, layer: str, observed: Observed, constraints: Constraints) -> Decision:
+        """As `decide`, but nothing is remembered or reported; for that, call `take_over`."""
+        if layer in self.limits:
+            constraints = constraints._replace(layer_limit=self.limits[layer].limit)
+        return decide(self._layers.get(layer, NEW_LAYER), observed, constraints, self.config)
 
     @property
     def observed(self) -> bool:
@@ -186,6 +190,12 @@ class AdaLoss(ABC):
                 self._observer(record)
             if self.watcher is not None:
                 self.watcher(record)
+
+    def take_over_all(self, decided: List[Tuple[str, Observed, Decision]]) -> None:
+        """Remember and report decisions in their order, and clear the list."""
+        for layer, observed, decision in decided:
+            self.take_over(layer, observed, decision)
+        decided.clear()
 
     def back_off(self, layer: str, alpha: float) -> bool:
         """Halve the scale that `layer` may have after `alpha` overflowed; False when `alpha` is not to

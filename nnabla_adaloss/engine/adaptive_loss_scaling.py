@@ -29,21 +29,20 @@ from ..kernels import Kernels, NNablaAdaLoss, select_kernels
 from ..monitor import Audience, LayerScaled, audience_of
 from .batch_guard import BatchGuard
 from .blame import layer_to_blame
-from .component_scales import ComponentPass, ComponentScales, windows_of
+from .choosing import PassStart
+from .component_scales import ComponentPass, ComponentScales, measured_of
 from .emulated_storage import EmulatedStorage
 from .forward_state import ForwardState
-from .held_pass import HeldPass
-from .holding import Holding
 from .layer_watch import LayerWatch, Stored
-from .leaf_arrays import leaf_arrays
-from .onlookers import NOBODY, Onlookers
-from .passes import Asked, Passes
-from .planned_pass import PlannedPass
-from .planned_steps import Obstacle
-from .prepared_graph import GraphPreparation
-from .replayed_pass import ReplayedPass
-from .run_pass import AnyPass, run_pass, unscale_visible
+from .leaf_arrays import LeafArrays, leaf_arrays
+from .passes.hooked import NO_HOOKS, UserHooks
+from .passes.hookless_steps import FallbackReason
+from .passes.run import AnyPass, run_pass, unscale_visible
+from .passes.select import Passes, PassRequest
+from .prepared_graph import GraphPreparation, PreparedGraph
 from .saved_names import check_network, fingerprint
+from .schedule import ScaleSchedule
+from .schedule_cache import ScheduleCache
 
 
 class AdaptiveLossScaling:
@@ -140,7 +139,7 @@ class AdaptiveLossScaling:
         if self._by_layer:
             policy = method.policy(policy)
         policy = policy.measured_every(self.config.iterations_per_measurement)
-        self._passes = Passes(self._variable, self.config, self._ada_loss, self._kernels, self._storage)
+        self._passes = Passes(self.config, self._ada_loss, self._kernels, self._storage)
         self.components = ComponentScales(policy, self.config.range.u_max, self._passes.u_max_single)
         self.iteration = 0
         self._graph = GraphPreparation(
@@ -155,7 +154,7 @@ class AdaptiveLossScaling:
             kernels=self._kernels,
             storage=self._storage,
             delayed=bool(self._delay),
-            new_holding=partial(Holding.configured, self.config, delayed=bool(self._delay)),
+            new_cache=partial(ScheduleCache.configured, self.config, delayed=bool(self._delay)),
         )
         self.guard = BatchGuard(
             loss,
@@ -226,12 +225,12 @@ class AdaptiveLossScaling:
     @property
     def layer_scales(self) -> Dict[str, float]:
         """Alpha of each layer in the last backward, by layer name."""
-        return dict(self._last.layer_scales) if self._last else {}
+        return dict(self._last.schedule.layer_scales) if self._last else {}
 
     @property
     def accumulated_scales(self) -> Dict[str, float]:
         """The scale S on each layer's input gradient in the last backward, by layer name."""
-        return dict(self._last.accumulated_scales) if self._last else {}
+        return dict(self._last.schedule.accumulated_scales) if self._last else {}
 
     @property
     def found_inf(self) -> List[str]:
@@ -241,7 +240,10 @@ class AdaptiveLossScaling:
     @property
     def nonzero_leaves(self) -> Set[int]:
         """Keys of the parameters, and other leaves, to which the last backward has added more than zeros."""
-        return self._last.nonzero if self._last else set()
+        if self._last is None:
+            return set()
+        keys = self._last.plan.keys
+        return {keys[position] for position in self._last.nonzero}
 
     @property
     def matched(self) -> int:
@@ -249,7 +251,7 @@ class AdaptiveLossScaling:
 
         Each costs a pass over the gradient; `"amax_history"` gets along without, once it has measured.
         """
-        return self._last.matched if self._last else 0
+        return self._last.schedule.matched if self._last else 0
 
     @property
     def layers(self) -> List[str]:
@@ -258,35 +260,39 @@ class AdaptiveLossScaling:
 
     @property
     def held(self) -> bool:
-        """Whether the scales of the last backward were measured some iterations before it."""
+        """Whether the scales of the last backward were chosen before it began, from what was measured."""
         last = self._last
-        return isinstance(last, ReplayedPass) and not self._graph.prepared().holding.for_good(
-            measured=last.measures_loss
-        )
+        return last is not None and not self._chose and not self._cache.for_good(measured=last.measures_loss)
 
     @property
     def last_pass(self) -> str:
         """How the last backward came to its scales, and applied them.
 
-        `"measured"`: they were chosen in it; `"planned"`: they were held, and applied before and after
-        nnabla's backward; else why held scales were applied around each function. It changes no result.
+        `"measured"`: they were chosen while it ran; `"planned"`: they were known, and applied before and
+        after nnabla's backward; else why they were applied around each function. It changes no result.
         """
-        if not isinstance(self._last, ReplayedPass):
+        if self._last is None or self._chose:
             return "measured"
-        if isinstance(self._last, PlannedPass):
+        if self._last.hookless:
             return "planned"
         steps = None if self._graph.present is None else self._graph.present.steps
-        if isinstance(steps, Obstacle):
-            return str(steps)
-        measures = isinstance(self._last, HeldPass) and self._last.measures
-        return "the next scales are measured" if measures else "somebody looks at single functions"
+        return str(steps) if isinstance(steps, FallbackReason) else "single functions are watched"
+
+    @property
+    def _chose(self) -> bool:
+        """Whether the last backward chose its scales while it ran."""
+        return self._last is not None and self._last.chose
+
+    @property
+    def _cache(self) -> ScheduleCache:
+        return self._graph.prepared().cache
 
     @property
     def loss_scale(self) -> float:
         """The scale with which the gradient left the functions at the loss in the last backward: S0, or what
         was chosen in its place.
         """
-        return self._last.loss_scale if self._last else self.components.policy.start_scale
+        return self._last.schedule.loss_scale if self._last else self.components.policy.start_scale
 
     def state_is_finite(self) -> bool:
         """Whether running statistics, and whatever else forward writes, are finite, as the last forward left
@@ -308,7 +314,7 @@ class AdaptiveLossScaling:
             return None
         if self._by_layer:
             return None
-        return layer_to_blame(self._last.plan, self._last.found_inf[0], self._last.layer_scales)
+        return layer_to_blame(self._last.plan, self._last.found_inf[0], self._last.schedule.layer_scales)
 
     def after_overflow(self) -> bool:
         """Lower what made the last backward overflow; False: only a lower S0 can help, or nothing can.
@@ -319,17 +325,17 @@ class AdaptiveLossScaling:
         last, layer = self._last, self.layer_to_blame()
         if last is None:
             return False
-        self._graph.drop_held()
+        self._graph.drop_schedules()
         if not self._by_layer and layer is not None:
-            return self.back_off(layer, last.layer_scales[layer])
+            return self.back_off(layer, last.schedule.layer_scales[layer])
         measured = last.components
         if measured is None or measured.overflowed is None:
             return False
-        names = last.plan.components(by_layer=self._by_layer).names
+        structure, names = last.plan.structure, self._names_of_components
         if not last.measures_loss and not any(
-            measured.of.get(s.target_key) == measured.overflowed
-            for node in last.nodes.values()
-            for s in node.scalings
+            measured.of.get(slot.target) == measured.overflowed
+            for node in structure.nodes
+            for slot in node.slots
         ):
             return False
         scale = measured.scales[measured.overflowed]
@@ -338,15 +344,15 @@ class AdaptiveLossScaling:
     def shared_statistics(self) -> Optional[NDArray[np.float64]]:
         """What the next scales will be computed from, for other ranks; None when that is nothing."""
         planned = self._graph.prepared()
-        table = planned.statistics.table(planned.plan.variable_keys)
-        if self._last is None or self._last.components is None:
+        table = planned.statistics.table(planned.plan.structure.gradients)
+        if self._last is None or self._last.schedule.components is None:
             return table
         seen = np.array(self.components.seen(self._names_of_components), np.float64)
         return seen if table is None else np.concatenate([seen, table.ravel()])
 
     @property
     def _names_of_components(self) -> List[str]:
-        return self._graph.prepared().plan.components(by_layer=self._by_layer).names
+        return self._graph.prepared().plan.structure.components(by_layer=self._by_layer).names
 
     def adopt_statistics(self, tables: NDArray[np.float64]) -> None:
         """Compute the next scales from the statistics of all ranks: those of the whole batch.
@@ -355,14 +361,14 @@ class AdaptiveLossScaling:
             tables: what `shared_statistics` returned on every rank, stacked in the order of ranks.
         """
         planned = self._graph.prepared()
-        keys = planned.plan.variable_keys
-        if self._last is not None and self._last.components is not None:
+        positions = planned.plan.structure.gradients
+        if self._last is not None and self._last.schedule.components is not None:
             names = self._names_of_components
             seen, tables = tables[:, : len(names)], tables[:, len(names) :]
             self.components.adopt(names, seen.max(axis=0).tolist())
-        own = planned.statistics.table(keys)
+        own = planned.statistics.table(positions)
         if own is not None:
-            planned.statistics.adopt(keys, tables.reshape(len(tables), *own.shape))
+            planned.statistics.adopt(positions, tables.reshape(len(tables), *own.shape))
 
     @property
     def limits(self) -> Dict[str, LayerLimit]:
@@ -380,7 +386,7 @@ class AdaptiveLossScaling:
 
     def back_off(self, layer: str, alpha: float) -> bool:
         """Halve the scale that `layer` may have after `alpha` overflowed; False: not to blame."""
-        self._graph.drop_held()
+        self._graph.drop_schedules()
         return self._ada_loss.back_off(layer, alpha)
 
     def after_update(self) -> None:
@@ -388,10 +394,9 @@ class AdaptiveLossScaling:
         self._ada_loss.after_update()
         self.components.end_iteration()
         present = self._graph.present
-        if present is None or present.measurements is None:
-            return
-        if present.holding.looks(self.iteration):
-            present.statistics.measure_weights()
+        # What an emulated storage holds is known in each pass.
+        if present is not None and self._storage is None:
+            present.measure_weights(self.iteration, by_layer=self._by_layer)
 
     def forget(self) -> None:
         """Drop what was learned of gradients and weights: call it after loading other weights."""
@@ -402,7 +407,7 @@ class AdaptiveLossScaling:
     def restart(self, start_scale: float) -> None:
         """Forget what was measured of the network's components, and start with another scale."""
         self.components.restart(start_scale)
-        self._graph.drop_held()
+        self._graph.drop_schedules()
 
     def state_dict(self) -> Dict[str, Any]:
         """Everything that decides the next scales, as plain numbers, strings, lists and dicts."""
@@ -410,9 +415,9 @@ class AdaptiveLossScaling:
         return {
             "iteration": self.iteration,
             "network": fingerprint(planned.plan),
-            "delayed": planned.statistics.state(planned.plan.measured_keys),
+            "delayed": planned.statistics.state(planned.plan.structure.measured),
             "components": self.components.state_dict(),
-            "held": planned.holding.state_dict(),
+            "schedule": planned.cache.state_dict(),
             "draws": 0 if self._storage is None else self._storage.drawn.count,
             **self._ada_loss.state_dict(),
         }
@@ -428,20 +433,20 @@ class AdaptiveLossScaling:
             iteration = integer("iteration", state["iteration"])
             draws = integer("draws", state["draws"])
             check_network(planned.plan, list(state["network"]))
-            statistics = self._graph.new_statistics(planned.measurements)
-            statistics.load_state(planned.plan.measured_keys, state["delayed"])
-            windows = windows_of(state["components"])
-            holding = self._graph.new_holding()
+            statistics = self._graph.new_statistics(planned.plan, planned.measurements)
+            statistics.load_state(planned.plan.structure.measured, state["delayed"])
+            measured = measured_of(state["components"])
+            cache = self._graph.new_cache()
             components = len(self._names_of_components)
-            holding.load_state_dict(planned.plan.structure, state["held"], components=components)
+            cache.load_state_dict(planned.plan.structure, state["schedule"], components=components)
             self._ada_loss.load_state_dict(state)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"state is damaged, or none of an AdaptiveLossScaling: {error!r}") from error
-        self.components.load(windows)
+        self.components.load(measured)
         self._graph.forget()
         if self._storage is not None:
             self._storage.drawn.count = draws
-        self.iteration, planned.statistics, planned.holding = iteration, statistics, holding
+        self.iteration, planned.statistics, planned.cache = iteration, statistics, cache
 
     def scale_of(self, variable: nn.Variable) -> float:
         """The scale S that the gradient of `variable` carried in the last backward.
@@ -449,7 +454,7 @@ class AdaptiveLossScaling:
         Raises:
             KeyError: the last backward did not reach `variable`, or there was none.
         """
-        scales = self._last.scales if self._last else {}
+        scales = self._last.scales_by_key if self._last else {}
         if hash(variable) not in scales:
             raise KeyError(f"no gradient of {variable} was computed by the last backward")
         return scales[hash(variable)]
@@ -513,39 +518,84 @@ class AdaptiveLossScaling:
         iteration = self.iteration if iteration is None else iteration
         self.components.begin_pass(iteration)
         planned.statistics.watch(self.guard.state.arrays)
-        held = None if again else planned.holding.scales(iteration, scale)
         attempt = self.components.began[1]
-        onlookers = Onlookers(communicator_callbacks, function_pre_hook, function_post_hook)
-        asked = Asked(iteration, attempt, onlookers, self._watch(iteration, attempt))
-        if held is not None:
-            replay = self._passes.replayed(planned, held, asked, found)
-            self._run(replay, grad, clear_buffer, onlookers)
-            if self._ada_loss.observed:
-                for record in held.records(planned.plan.structure, iteration, attempt):
-                    self._ada_loss.report(record)
-            self._end(replay, iteration, clear_buffer)
-            return
-        planned.statistics.begin(iteration, anew=again and scale is None)
         start_scale = self.components.policy.start_scale if scale is None else scale
         start_scale = check_scale(start_scale * self.config.init_scale, "scale * init_scale")
-        components: Optional[ComponentPass] = None
-        if scale is None or self._by_layer:
-            components = self.components.begin(planned.plan.components(by_layer=self._by_layer))
-        running = self._passes.choosing(planned, start_scale, scale, components, asked)
-        self._run(running, grad, clear_buffer, onlookers)
-        if components is not None:
-            self.components.learn(planned.plan.components(by_layer=self._by_layer), components)
-        planned.holding.measured(iteration)
-        planned.holding.drop()
-        held = running.to_hold(scale) if self.components.settled else None
-        if held is not None:
-            planned.holding.keep(held, iteration)
-        self._end(running, iteration, clear_buffer)
-
-    def _end(self, running: AnyPass, iteration: int, clear_buffer: bool) -> None:
+        start = PassStart(iteration, attempt, scale, start_scale)
+        hooks = UserHooks(communicator_callbacks, function_pre_hook, function_post_hook)
+        request = PassRequest(
+            clear_buffer, NO_HOOKS if hooks == NO_HOOKS else hooks, self._watch(iteration, attempt)
+        )
+        schedule = None if again else self._schedule(planned, start, new_seed=grad is not None)
+        if schedule is not None:
+            running = self._scheduled(planned, schedule, iteration, request, found, grad)
+        else:
+            running = self._choosing(planned, start, request, grad, again=again)
         unscale_visible(running, clear_buffer)
         self._last = running
         self.iteration = iteration + 1
+
+    def _schedule(
+        self, planned: PreparedGraph, start: PassStart, *, new_seed: bool
+    ) -> Optional[ScaleSchedule]:
+        """The scales that the pass starts with; None: they are chosen as it runs."""
+        schedule = planned.cache.current(start.iteration, start.fixed_scale)
+        if schedule is not None:
+            if self._ada_loss.observed:
+                for record in schedule.records(planned.plan.structure, start.iteration, start.attempt):
+                    self._ada_loss.report(record)
+            return schedule
+        # Nothing is known of a seed gradient of the caller's own.
+        if not self._delay or new_seed:
+            return None
+        planned.statistics.begin(start.iteration, again=False)
+        schedule = self._passes.chosen(planned, start, self._components_for(planned, start))
+        if schedule is not None:
+            planned.cache.keep(schedule, start.iteration)
+        return schedule
+
+    def _scheduled(
+        self,
+        planned: PreparedGraph,
+        schedule: ScaleSchedule,
+        iteration: int,
+        request: PassRequest,
+        found: LeafArrays,
+        grad: Optional[Seed],
+    ) -> AnyPass:
+        running = self._passes.scheduled(planned, schedule, iteration, request, found)
+        self._run(running, grad, request)
+        if running.components is not None and running.learns:
+            components = planned.plan.structure.components(by_layer=self._by_layer)
+            self.components.learn(components, running.components, chosen=False, last=running.last_share)
+        return running
+
+    def _choosing(
+        self,
+        planned: PreparedGraph,
+        start: PassStart,
+        request: PassRequest,
+        grad: Optional[Seed],
+        *,
+        again: bool,
+    ) -> AnyPass:
+        planned.statistics.begin(start.iteration, again=again and start.fixed_scale is None)
+        components = self._components_for(planned, start)
+        running = self._passes.choosing(planned, start, components, request)
+        self._run(running, grad, request)
+        if components is not None:
+            known = planned.plan.structure.components(by_layer=self._by_layer)
+            self.components.learn(known, components, chosen=True, last=True)
+        planned.cache.drop()
+        complete = components is None or (components.complete and self.components.settled)
+        if planned.cache.wanted(start.fixed_scale) and complete and not running.found_inf:
+            planned.cache.keep(running.schedule, start.iteration)
+        return running
+
+    def _components_for(self, planned: PreparedGraph, start: PassStart) -> Optional[ComponentPass]:
+        if start.fixed_scale is not None and not self._by_layer:
+            return None
+        return self.components.begin(planned.plan.structure.components(by_layer=self._by_layer))
 
     def probe(self, scale: float) -> None:
         """Run backward once more with one scale for all layers, and learn nothing from it.
@@ -555,9 +605,9 @@ class AdaptiveLossScaling:
         Args:
             scale: S0.
         """
-        asked = Asked(self.iteration - 1, self.components.began[1])
-        running = self._passes.of_one_scale(self._graph.prepared(), check_scale(scale), asked)
-        self._run(running, None, True, NOBODY)
+        start = PassStart(self.iteration - 1, self.components.began[1], scale, check_scale(scale))
+        running = self._passes.of_one_scale(self._graph.prepared(), start)
+        self._run(running, None, PassRequest(clear_buffer=True))
 
     def _watch(self, iteration: int, attempt: int) -> Optional[LayerWatch]:
         """Who is told of the layers of a pass; None, as nearly always: nobody."""
@@ -568,9 +618,9 @@ class AdaptiveLossScaling:
         self._ada_loss.watcher = None if watch is None else watch.decided
         return watch
 
-    def _run(self, running: AnyPass, grad: Optional[Seed], clear_buffer: bool, onlookers: Onlookers) -> None:
+    def _run(self, running: AnyPass, grad: Optional[Seed], request: PassRequest) -> None:
         try:
-            run_pass(self._loss, running, grad, clear_buffer, onlookers, self._seed)
+            run_pass(self._loss, running, grad, request.clear_buffer, request.hooks, self._seed)
         except GraphChangedError:
             self._graph.drop()
             raise
@@ -578,5 +628,4 @@ class AdaptiveLossScaling:
     def _choose_delay(self) -> int:
         if self.config.delay is not None:
             return self.config.delay
-        # On a GPU every look at a result within the pass would wait for the device.
-        return int(self._kernels.asynchronous and self._ada_loss.takes_statistics)
+        return int(self._ada_loss.takes_statistics)

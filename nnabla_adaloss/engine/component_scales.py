@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ..core.scale_history import AmaxWindow, HistoryPolicy
+from ..core.validation import number
 from ..graph.components import Components
 
 SEARCH_STEP = 2.0**24
@@ -27,8 +29,9 @@ class ComponentPass:
         silent: in how many passes each has shown nothing but zeros, by name.
 
     Attributes:
-        of: component of each variable, by key.
-        producers: component of a function's output, by function key.
+        graph: the components.
+        of: component of each variable, by position.
+        producers: component of a function's output, by number of the function.
         scales: the scale that each component has in this pass; None until something has reached it.
         magnitudes: the largest magnitude seen in each, as stored, divided by its scale; None where none was.
         unknown: whether nothing was known of a component when the pass began.
@@ -43,11 +46,8 @@ class ComponentPass:
         scales: Sequence[Optional[float]],
         silent: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        self.of, self.producers, self._handed_over = (
-            components.of,
-            components.producers,
-            components.handed_over,
-        )
+        self.graph = components
+        self.of, self.producers = components.of, components.producers
         self.scales = list(scales)
         self.magnitudes: List[Optional[float]] = [None] * len(self.scales)
         self.unknown = [scale is None for scale in scales]
@@ -60,12 +60,12 @@ class ComponentPass:
         """Whether the scales of all components in which there was anything were known before."""
         return not any(unknown and magnitude for unknown, magnitude in zip(self.unknown, self.magnitudes))
 
-    def measure_gradient(self, key: int, stored: float, scale: float) -> None:
-        """Take note of the gradient `key` of magnitude `stored` that carries `scale`."""
-        component = self.of.get(key)
+    def measure_gradient(self, position: int, stored: float, scale: float) -> None:
+        """Take note of a gradient of magnitude `stored` that carries `scale`."""
+        component = self.of.get(position)
         if component is None:
             return
-        if key in self._handed_over:
+        if position in self.graph.handed_over:
             # It does not carry its component's scale any more.
             own = self.scales[component] or scale
             stored, scale = stored * (own / scale), own
@@ -107,6 +107,10 @@ class ComponentScales:
         self.settled = True
         self.began: Tuple[int, int] = -1, 0
         self._windows: Dict[str, AmaxWindow] = {}
+        # What was measured since the last entry of the windows, where that takes several iterations.
+        self._partial: Dict[str, float] = {}
+        # Whether all was measured that makes an entry.
+        self._measured_all = False
         # Of the present iteration: what was seen, and what an overflow has ruled out for the next tries.
         self._seen: Dict[str, float] = {}
         self._ceilings: Dict[str, float] = {}
@@ -119,7 +123,8 @@ class ComponentScales:
 
     def scale(self, name: str) -> Optional[float]:
         """The scale of a component; None while nothing is known of it."""
-        amax = max(self._windows.get(name, AmaxWindow()).amax, self._seen.get(name, 0.0))
+        amax = self._windows.get(name, AmaxWindow()).amax
+        amax = max(amax, self._partial.get(name, 0.0), self._seen.get(name, 0.0))
         ceiling = self._ceilings.get(name)
         if amax == 0.0:
             return ceiling
@@ -128,11 +133,11 @@ class ComponentScales:
 
     def begin_pass(self, iteration: int) -> int:
         """Count a pass of an iteration, and end the one before if this is another; return its number."""
-        number = self.began[1] + 1 if self.began[0] == iteration else 0
-        self.began = iteration, number
-        if not number:
+        attempt = self.began[1] + 1 if self.began[0] == iteration else 0
+        self.began = iteration, attempt
+        if not attempt:
             self.end_iteration()
-        return number
+        return attempt
 
     def begin(self, components: Components) -> ComponentPass:
         """A pass with the scales that follow from what is known now."""
@@ -142,15 +147,23 @@ class ComponentScales:
         silent = {n: zeros[n] for n, scale in zip(components.names, scales) if scale is None and n in zeros}
         return ComponentPass(components, scales, silent)
 
-    def learn(self, components: Components, measured: ComponentPass) -> None:
-        """Take over what a pass has measured."""
+    def learn(self, components: Components, measured: ComponentPass, *, chosen: bool, last: bool) -> None:
+        """Take over what a pass has measured.
+
+        Args:
+            components: the components of the graph.
+            measured: what the pass has measured of them.
+            chosen: whether the pass chose its scales as it ran, and measured everything.
+            last: whether everything was measured now that makes an entry of the windows.
+        """
         self.settled = True
+        self._measured_all |= last
         for index, magnitude in enumerate(measured.magnitudes):
             if magnitude is None:
                 continue
             name = components.names[index]
             self._seen[name] = max(self._seen.get(name, 0.0), magnitude)
-            if not magnitude and measured.unknown[index]:
+            if chosen and not magnitude and measured.unknown[index]:
                 tries = measured.silent[index]
                 self._zeros[name] = tries + 1
                 # What a program has no gradient for is looked for once; a loss section can raise it further.
@@ -186,16 +199,19 @@ class ComponentScales:
         self._seen = {name: magnitude for name, magnitude in zip(names, seen) if magnitude >= 0.0}
 
     def end_iteration(self) -> None:
-        """What this iteration has seen becomes an entry of the windows."""
-        if not (self._seen or self._ceilings):
-            return
+        """What this iteration has seen becomes an entry of the windows, or a part of one."""
         for name, magnitude in self._seen.items():
-            self._windows[name] = self._windows.get(name, AmaxWindow()).push(magnitude, self.policy.window)
+            self._partial[name] = max(self._partial.get(name, 0.0), magnitude)
+        if self._measured_all:
+            for name, magnitude in self._partial.items():
+                window = self._windows.get(name, AmaxWindow())
+                self._windows[name] = window.push(magnitude, self.policy.window)
+            self._partial = {}
         self.drop_iteration()
 
     def drop_iteration(self) -> None:
         """Forget what this iteration has seen, as if it had not been."""
-        self._seen, self._ceilings, self._zeros = {}, {}, {}
+        self._seen, self._ceilings, self._zeros, self._measured_all = {}, {}, {}, False
 
     def amaxes(self) -> Dict[str, float]:
         """The largest magnitude in the window of each component, by name."""
@@ -209,22 +225,29 @@ class ComponentScales:
     def forget(self) -> None:
         """Forget everything."""
         self._windows.clear()
+        self._partial.clear()
         self.drop_iteration()
 
     def state_dict(self) -> Dict[str, Any]:
-        """The windows as plain lists, by name of the component; with what this iteration has seen so far."""
-        ended = {
-            name: self._windows.get(name, AmaxWindow()).push(magnitude, self.policy.window)
-            for name, magnitude in self._seen.items()
-        }
-        return {name: window.as_list() for name, window in {**self._windows, **ended}.items()}
+        """What was measured, by name of the component, as plain lists; this iteration ends with it."""
+        ended = copy(self)
+        ended._windows, ended._partial = dict(self._windows), dict(self._partial)
+        ended.end_iteration()
+        windows = {name: window.as_list() for name, window in ended._windows.items()}
+        return {"windows": windows, "partial": ended._partial}
 
-    def load(self, windows: Mapping[str, AmaxWindow]) -> None:
-        """Take over the windows that `windows_of` found in a state."""
+    def load(self, measured: Measured) -> None:
+        """Take over what `measured_of` found in a state."""
         self.drop_iteration()
-        self._windows, self.began = dict(windows), (-1, 0)
+        self._windows, self._partial = dict(measured[0]), dict(measured[1])
+        self.began = -1, 0
 
 
-def windows_of(state: Mapping[str, Any]) -> Dict[str, AmaxWindow]:
-    """The windows that `ComponentScales.state_dict` wrote; TypeError or ValueError when that cannot be."""
-    return {str(name): AmaxWindow.from_list(values) for name, values in state.items()}
+Measured = Tuple[Mapping[str, AmaxWindow], Mapping[str, float]]
+"""Windows by name of the component, and what was measured since their last entry."""
+
+
+def measured_of(state: Mapping[str, Any]) -> Measured:
+    """What `ComponentScales.state_dict` wrote; KeyError, TypeError or ValueError when that cannot be."""
+    windows = {str(name): AmaxWindow.from_list(values) for name, values in state["windows"].items()}
+    return windows, {str(name): number("partial", value) for name, value in state["partial"].items()}

@@ -10,7 +10,7 @@ import nnabla as nn
 
 from ..graph.reading import GraphDescription
 from ..graph.structure import GraphStructure, PlanOptions
-from .holding import Holding
+from .schedule_cache import ScheduleCache
 
 # Both losses of an adversarial network, or recurrent networks of so many lengths.
 _REMEMBERED = 16
@@ -22,12 +22,12 @@ class KnownGraph:
 
     Attributes:
         structure: what follows from it, and from the shapes of the last one.
-        holding: the scales that were held when the network's graph was last built otherwise; or None.
-        statistics: what `StatisticsSource.state` told then; or None.
+        cache: the schedule in use when the network's graph was last built otherwise; or None.
+        statistics: what `StatisticsSource.state` returned then; or None.
     """
 
     structure: GraphStructure
-    holding: Optional[Holding] = None
+    cache: Optional[ScheduleCache] = None
     statistics: Optional[Sequence[Any]] = None
 
 
@@ -65,12 +65,12 @@ class KnownGraphs:
         self._known = [*self._known[1 - _REMEMBERED :], known]
         return known
 
-    def drop_held(self) -> None:
-        """Forget scales that were held."""
+    def drop_schedules(self) -> None:
+        """Have scales chosen again."""
         for known in self._known:
-            known.holding = None
+            known.cache = None
 
     def forget(self) -> None:
         """Forget what was measured, too."""
         for known in self._known:
-            known.holding = known.statistics = None
+            known.cache = known.statistics = None

@@ -3,33 +3,23 @@
 
 from __future__ import annotations
 
-from typing import Protocol, Tuple
+from typing import Tuple
 
 from ..core.ada_loss import AdaLoss
 from ..core.component_scale import component_alpha
 from ..core.layer_scale import Constraints, Decision, LayerState, Observed
 from ..core.methods import Fixed
 from ..core.statistics import ArrayStatistics
-from ..graph.node import Node, Scaling
+from ..graph.node import LayerSlot, NodeStructure
+from .choosing import ScaleChooser
 from .component_scales import ComponentPass
-from .running_pass import RunningPass
-
-
-class LayerAlphas(Protocol):
-    """Chooses the scales of layers."""
-
-    def alpha(self, running: RunningPass, node: Node, scaling: Scaling, scale: float) -> float:
-        """What the input gradient of a layer is multiplied by, when its output gradient carries `scale`.
-
-        What is stored already where the input gradient is added is brought to the same scale.
-        """
 
 
 class AlphasByMethod:
     """Each layer by itself, from the statistics of its gradient and weight.
 
     Args:
-        ada_loss: decides, and remembers.
+        ada_loss: decides.
         constraints: what all scales respect.
     """
 
@@ -40,42 +30,45 @@ class AlphasByMethod:
         # A constant that cannot overflow by itself needs no look at any array.
         self._measures = not isinstance(method, Fixed) or method.fixed_loss_scale > 1.0
 
-    def alpha(self, running: RunningPass, node: Node, scaling: Scaling, scale: float) -> float:
-        """As `decide` says."""
-        g, w = _operands(running, node, scaling, scale) if self._measures else (None, None)
-        slot = scaling.slot
+    def alpha(self, chooser: ScaleChooser, node: NodeStructure, slot: LayerSlot, scale: float) -> float:
+        """As `AdaLoss.decision` says."""
+        g, w = _operands(chooser, node, slot, scale) if self._measures else (None, None)
+        start, statistics = chooser.start, chooser.statistics
         observed = Observed(
-            running.iteration,
+            start.iteration,
             scale,
-            slot.fan_in,
-            slot.fan_in_bound,
+            slot.slot.fan_in,
+            slot.slot.fan_in_bound,
             g,
             w,
             True,
             # Another branch of the loss may have been raised further.
-            max(1.0, min(running.lift, scale / running.start_scale)),
-            None if self._ada_loss.takes_statistics else lambda: scaling.matrices(node),
-            running.attempt,
+            max(1.0, min(chooser.lift, scale / start.start_scale)),
+            None
+            if self._ada_loss.takes_statistics
+            else lambda: statistics.matrices(node.number, node.slots.index(slot)),
+            start.attempt,
         )
         constraints = self._constraints
         # A leaf's gradient is kept unscaled, in an array of its own: there is nothing to meet.
-        stored = None if scaling.to_leaf else running.scales.get(scaling.target_key)
+        stored = None if slot.to_leaf else chooser.scales.get(slot.target)
         if stored is not None:
-            earlier = _EarlierContribution(running, node, scaling, scale, stored)
+            earlier = _EarlierContribution(chooser, node, slot, scale, stored)
             constraints = constraints._replace(earlier=earlier)
-        alpha = self._ada_loss.decide(scaling.layer, observed, constraints).alpha
+        decision = self._ada_loss.decision(slot.layer, observed, constraints)
+        chooser.decided.append((slot.layer, observed, decision))
         if stored is not None:
-            running.match(scaling.target, scaling.target_key, scale * alpha)
-        return alpha
+            chooser.match(slot.target, scale * decision.alpha)
+        return decision.alpha
 
 
 class AlphasOfOne:
     """No layer is scaled."""
 
-    def alpha(self, running: RunningPass, node: Node, scaling: Scaling, scale: float) -> float:
+    def alpha(self, chooser: ScaleChooser, node: NodeStructure, slot: LayerSlot, scale: float) -> float:
         """1."""
-        if not scaling.to_leaf and scaling.target_key in running.scales:
-            running.bring_to(scaling.target, scaling.target_key, scale)
+        if not slot.to_leaf and slot.target in chooser.scales:
+            chooser.bring_to(slot.target, scale)
         return 1.0
 
 
@@ -83,67 +76,69 @@ class AlphasByComponent:
     """Each layer leads from the scale of one component to that of another.
 
     Args:
-        ada_loss: remembers and reports what was decided.
-        constraints: what all scales respect.
         components: the scales.
+        constraints: what all scales respect.
     """
 
-    def __init__(self, ada_loss: AdaLoss, constraints: Constraints, components: ComponentPass) -> None:
-        self._ada_loss = ada_loss
-        self._constraints = constraints
+    def __init__(self, components: ComponentPass, constraints: Constraints) -> None:
         self._components = components
+        self._constraints = constraints
 
-    def alpha(self, running: RunningPass, node: Node, scaling: Scaling, scale: float) -> float:
+    def alpha(self, chooser: ScaleChooser, node: NodeStructure, slot: LayerSlot, scale: float) -> float:
         """The ratio of two components' scales."""
-        component = self._components.of[scaling.target_key]
+        component, statistics, start = self._components.of[slot.target], chooser.statistics, chooser.start
         wanted = self._components.scales[component]
         # It is asked for, and thereby measured, also where it is not needed at once.
-        g = running.statistics.gradient(node.outputs[0], node.output_keys[0], scale)
-        storage, slot = running.storage, scaling.slot
-        weight = None if storage is None else storage.data_statistics(scaling.factor_key)
+        g = statistics.gradient(node.outputs[0], scale)
+        weight = statistics.stored_data(slot.factor)
         if wanted is None or (weight is None and node.half):
             # Its scaled copy is stored as it is, and must not leave the range.
-            weight = running.statistics.data(scaling.factor, scaling.factor_key)
+            weight = statistics.data(slot.factor)
         alpha, reason = component_alpha(
-            scale, wanted, g, weight, slot.fan_in_bound, running.u_max, self._constraints
+            scale, wanted, g, weight, slot.slot.fan_in_bound, chooser.u_max, self._constraints
         )
-        if not scaling.to_leaf and scaling.target_key in running.scales:
-            running.match(scaling.target, scaling.target_key, scale * alpha)
+        if not slot.to_leaf and slot.target in chooser.scales:
+            chooser.match(slot.target, scale * alpha)
         self._components.scales[component] = scale * alpha
         observed = Observed(
-            running.iteration, scale, slot.fan_in, slot.fan_in_bound, g, weight, attempt=running.attempt
+            start.iteration,
+            scale,
+            slot.slot.fan_in,
+            slot.slot.fan_in_bound,
+            g,
+            weight,
+            attempt=start.attempt,
         )
-        state = LayerState(running.iteration, alpha, alpha=alpha)
-        self._ada_loss.take_over(scaling.layer, observed, Decision(alpha, reason, state))
+        state = LayerState(start.iteration, alpha, alpha=alpha)
+        chooser.decided.append((slot.layer, observed, Decision(alpha, reason, state)))
         return alpha
 
 
 def _operands(
-    running: RunningPass, node: Node, scaling: Scaling, scale: float
+    chooser: ScaleChooser, node: NodeStructure, slot: LayerSlot, scale: float
 ) -> Tuple[ArrayStatistics, ArrayStatistics]:
-    g = running.statistics.gradient(node.outputs[0], node.output_keys[0], scale)
-    return g, running.statistics.data(scaling.factor, scaling.factor_key)
+    return chooser.statistics.gradient(node.outputs[0], scale), chooser.statistics.data(slot.factor)
 
 
 class _EarlierContribution:
     """What a layer's input gradient is added to; it is looked at only when the scales differ."""
 
-    __slots__ = ("_node", "_pass", "_previous_scale", "_scaling", "scale")
+    __slots__ = ("_chooser", "_node", "_previous_scale", "_slot", "scale")
 
     def __init__(
-        self, running: RunningPass, node: Node, scaling: Scaling, previous_scale: float, scale: float
+        self, chooser: ScaleChooser, node: NodeStructure, slot: LayerSlot, previous_scale: float, scale: float
     ) -> None:
-        self._pass, self._node, self._scaling = running, node, scaling
+        self._chooser, self._node, self._slot = chooser, node, slot
         self._previous_scale = previous_scale
         self.scale = scale
 
     @property
     def own_abs_max(self) -> float:
         """Bound of the layer's input gradient with an alpha of 1, and of its weight."""
-        g, w = _operands(self._pass, self._node, self._scaling, self._previous_scale)
-        return max(self._scaling.slot.fan_in_bound * g.abs_max, 1.0) * w.abs_max
+        g, w = _operands(self._chooser, self._node, self._slot, self._previous_scale)
+        return max(self._slot.slot.fan_in_bound * g.abs_max, 1.0) * w.abs_max
 
     @property
     def abs_max(self) -> float:
         """The largest magnitude of what is there."""
-        return self._pass.abs_max(self._scaling.target, self._scaling.target_key)
+        return self._chooser.abs_max(self._slot.target)

@@ -54,14 +54,17 @@ class LayerWatch:
         """Take note of what was decided about a layer that is going to run."""
         self._decided[record.layer] = record
 
-    def held(self, scaling: Scaling, scale: float, alpha: float) -> None:
-        """Take note of a layer that is going to run with a scale from an earlier iteration.
+    def scheduled(self, scaling: Scaling, scale: float, alpha: float) -> None:
+        """Take note of a layer that is going to run with a scale from the schedule, unless that was decided
+        for this pass.
 
         Args:
             scaling: the layer.
             scale: what its output gradient carries.
             alpha: its own scale.
         """
+        if scaling.layer in self._decided:
+            return
         iteration, attempt = self._pass
         self._decided[scaling.layer] = LayerRecord(
             iteration=iteration,

@@ -23,9 +23,9 @@ class Written(NamedTuple):
     until the contribution is added to it.
 
     Attributes:
-        key: key of the leaf.
-        function: key of the function; 0 where all functions of a pass write it.
-        leaf: the parameter, or other leaf.
+        leaf: position of the parameter, or other leaf.
+        function: number of the function; the first one, where all functions of a pass write it.
+        variable: the leaf.
         target: what nnabla writes to.
         master: what the contribution is added to: the leaf's own gradient, or what that held.
         scale: what the function's contribution carries.
@@ -33,9 +33,9 @@ class Written(NamedTuple):
         held_apart: whether `target` is the leaf's own gradient, and `master` holds what was in it.
     """
 
-    key: int
+    leaf: int
     function: int
-    leaf: nn.Variable
+    variable: nn.Variable
     target: nn.NdArray
     master: nn.NdArray
     scale: float
@@ -47,15 +47,17 @@ class TakenLeaf(NamedTuple):
     """A leaf whose gradient one function writes, or several with one scale.
 
     Attributes:
+        leaf: its position.
+        function: number of the function, or of the first one.
         variable: the leaf.
-        key: its key.
         scale: the scale.
         half: whether a function of half precision writes it.
         in_place: whether a function does that keeps references of its own to its gradient.
     """
 
+    leaf: int
+    function: int
     variable: nn.Variable
-    key: int
     scale: float
     half: bool
     in_place: bool
@@ -103,30 +105,30 @@ class LeafGradients:
         Args:
             node: the function that runs next.
             scale: the scale that its contributions carry.
-            scales: other scales of single inputs, by key.
+            scales: other scales of single inputs, by position.
         """
-        half, function, waiting = node.half, node.function_key, self._waiting
-        for leaf, key in zip(node.leaves, node.leaf_keys):
-            own, master = scales.get(key, scale), leaf.grad
-            if master.zeroing and not half and key not in waiting:
+        half, function, waiting = node.half, node.number, self._waiting
+        for variable, leaf in zip(node.leaves, node.structure.leaves):
+            own, master = scales.get(leaf, scale), variable.grad
+            if master.zeroing and not half and leaf not in waiting:
                 # As nearly always: nnabla writes to the master itself.
-                self._running.append(Written(key, function, leaf, master, master, own, True))
+                self._running.append(Written(leaf, function, variable, master, master, own, True))
             else:
-                self.take_leaf(TakenLeaf(leaf, key, own, half, node.in_place), function)
+                self.take_leaf(TakenLeaf(leaf, function, variable, own, half, node.in_place))
 
-    def take_leaf(self, taken: TakenLeaf, function: int = 0) -> None:
-        """Direct the gradient of one leaf, which the function with that key writes, or all of a pass."""
-        leaf, key, scale, half, in_place = taken
-        master = leaf.grad
+    def take_leaf(self, taken: TakenLeaf) -> None:
+        """Direct the gradient of one leaf, for one function or for all of a pass."""
+        leaf, function, variable, scale, half, in_place = taken
+        master = variable.grad
         target, alone, held_apart = master, True, False
         prepare_master(master, self._kernels.context)
         # A second use of a leaf must find its master as the first one leaves it.
-        self._unscale(self._waiting.pop(key, []))
+        self._unscale(self._waiting.pop(leaf, []))
         # What is lazily zero holds nothing to be scaled, also where a function of half precision adds to it.
         if master.zeroing and (in_place or not half):
             pass
         elif in_place and half:
-            held_apart, master = True, self._scratch(leaf)
+            held_apart, master = True, self._scratch(variable)
             self._kernels.scaled_copy(target, master, 1.0)
             target.fill(-0.0)
         elif in_place or (not half and not self._rounded and is_power_of_two(scale)):
@@ -134,20 +136,20 @@ class LeafGradients:
             self._kernels.scale_(master, scale)
             alone = False
         else:
-            target = self._scratch(leaf)
+            target = self._scratch(variable)
             if master.zeroing:
                 target.zero()
             else:
                 # nnabla has looked at the master by now, and may add: to -0.0, which changes not even a sign.
                 target.fill(-0.0)
         # Noted before it is swapped: a signal may interrupt us between any two lines.
-        self._running.append(Written(key, function, leaf, target, master, scale, alone, held_apart))
+        self._running.append(Written(leaf, function, variable, target, master, scale, alone, held_apart))
         if target is not master and not held_apart:
-            leaf.grad = target
+            variable.grad = target
 
-    def _scratch(self, leaf: nn.Variable) -> nn.NdArray:
+    def _scratch(self, variable: nn.Variable) -> nn.NdArray:
         self._scratches += 1
-        return self._pool.get(leaf.shape, "gradient", self._scratches - 1)
+        return self._pool.get(variable.shape, "gradient", self._scratches - 1)
 
     def give_back(self) -> None:
         """Put the masters back after the function ran, and unscale what it wrote."""
@@ -155,12 +157,12 @@ class LeafGradients:
         for entry in self._running:
             in_place = entry.target is entry.master
             if not in_place and not entry.held_apart:
-                entry.leaf.grad = entry.master
+                entry.variable.grad = entry.master
             # An array that is still zeroing was not written: its master keeps what it has.
             if entry.target.zeroing:
                 continue
             if self._keeps_scratch or (self._waits and in_place):
-                self._waiting.setdefault(entry.key, []).append(entry)
+                self._waiting.setdefault(entry.leaf, []).append(entry)
             else:
                 written.append(entry)
         self._running.clear()
@@ -192,7 +194,7 @@ class LeafGradients:
             if entry.held_apart:
                 self._kernels.scaled_copy(entry.master, entry.target, 1.0)
                 continue
-            entry.leaf.grad = entry.master
+            entry.variable.grad = entry.master
             if entry.target is entry.master and not entry.master.zeroing:
                 self._kernels.scale_(entry.master, 1.0 / entry.scale)
         self._running.clear()

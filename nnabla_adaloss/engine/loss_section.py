@@ -4,35 +4,13 @@
 from __future__ import annotations
 
 import math
-from typing import Optional, Protocol, Tuple
+from typing import Optional, Tuple
 
 from ..core.loss_section import loss_section_factor
 from ..core.power_of_two import clamp_scale, floor_power_of_two
-from ..graph.components import separates
-from ..graph.node import Node
+from ..graph.node import NodeStructure
+from .choosing import ScaleChooser
 from .component_scales import SEARCH_STEP, ComponentPass
-from .running_pass import RunningPass
-
-
-class LossSection(Protocol):
-    """Chooses scales in the loss section."""
-
-    @property
-    def measures(self) -> bool:
-        """Whether scales come from what was measured."""
-
-    @property
-    def seed(self) -> float:
-        """The scale that the loss gradient itself starts with."""
-
-    @property
-    def left_with(self) -> float:
-        """The scale that the gradient first left the functions of one element with."""
-
-    def scale(self, running: RunningPass, node: Node, scale: float) -> Tuple[float, Optional[float]]:
-        """What the output gradient of `node`, which carries `scale`, is to be brought to, and what its input
-        gradients when it has run; None: they stay as they are.
-        """
 
 
 class OneScale:
@@ -46,12 +24,14 @@ class OneScale:
         self.seed = self.left_with = start_scale
         self.measures = False
 
-    def scale(self, running: RunningPass, node: Node, scale: float) -> Tuple[float, Optional[float]]:
+    def scale(
+        self, chooser: ScaleChooser, node: NodeStructure, scale: float
+    ) -> Tuple[float, Optional[float]]:
         """The scale as it is."""
         return scale, None
 
 
-class GivenScale:
+class FixedScale:
     """The loss gradient carries S0, and is lifted where a small loss weight or a mean shrinks it.
 
     Args:
@@ -62,9 +42,11 @@ class GivenScale:
         self.seed = self.left_with = start_scale
         self.measures = False
 
-    def scale(self, running: RunningPass, node: Node, scale: float) -> Tuple[float, Optional[float]]:
+    def scale(
+        self, chooser: ScaleChooser, node: NodeStructure, scale: float
+    ) -> Tuple[float, Optional[float]]:
         """S0, lifted."""
-        return scale * _lift(running, node, scale, several=running.plan.loss_exits > 1), None
+        return scale * _lift(chooser, node, scale, several=chooser.structure.loss_exits > 1), None
 
 
 class MeasuredScale:
@@ -72,7 +54,7 @@ class MeasuredScale:
 
     Args:
         components: scales of the components.
-        root: key of the loss.
+        root: position of the loss.
         start_scale: what the loss gradient starts with while nothing is known.
         u_max: the largest magnitude of a gradient of one element.
     """
@@ -90,18 +72,20 @@ class MeasuredScale:
         self.measures = True
         self._left = False
 
-    def scale(self, running: RunningPass, node: Node, scale: float) -> Tuple[float, Optional[float]]:
+    def scale(
+        self, chooser: ScaleChooser, node: NodeStructure, scale: float
+    ) -> Tuple[float, Optional[float]]:
         """The scale of the component behind `node`; less where a single element would overflow with it, which
         the many that it is spread over do not.
         """
-        if not separates(node) or not node.input_keys:
+        if not node.separates or not node.inputs:
             return scale, None
         components = self._components
-        behind = components.of[node.input_keys[0]]
+        behind = components.of[node.inputs[0]]
         wanted = components.scales[behind]
-        highest = self._highest(running, node, scale)
+        highest = self._highest(chooser, node, scale)
         if wanted is None:
-            lifted = scale * _lift(running, node, scale, several=False)
+            lifted = scale * _lift(chooser, node, scale, several=False)
             wanted = lifted
             if components.silent[behind] and highest < math.inf:
                 wanted = highest
@@ -115,27 +99,27 @@ class MeasuredScale:
             self._left, self.left_with = True, wanted
         return (highest, wanted) if wanted > highest else (wanted, None)
 
-    def _highest(self, running: RunningPass, node: Node, scale: float) -> float:
+    def _highest(self, chooser: ScaleChooser, node: NodeStructure, scale: float) -> float:
         """The largest scale with which the output gradient of `node` itself stays in range."""
-        v, key = node.outputs[0], node.output_keys[0]
-        g = running.statistics.gradient(v, key, running.scales[key])
+        output = node.outputs[0]
+        g = chooser.statistics.gradient(output, chooser.scales[output])
         if g.abs_max:
             return scale * floor_power_of_two(clamp_scale(self._u_max / g.abs_max))
-        own = self._components.of[key]
+        own = self._components.of[output]
         known = None if self._components.unknown[own] else self._components.scales[own]
         # Where the statistics of the iteration before do not know it, its component does.
         return math.inf if g.count or known is None else known
 
 
-def _lift(running: RunningPass, node: Node, scale: float, *, several: bool) -> float:
-    v, key = node.outputs[0], node.output_keys[0]
+def _lift(chooser: ScaleChooser, node: NodeStructure, scale: float, *, several: bool) -> float:
+    output = node.outputs[0]
     return loss_section_factor(
         # Of what nothing is known, nothing is raised.
-        running.statistics.gradient(v, key, running.scales[key]).abs_max,
-        v.size,
+        chooser.statistics.gradient(output, chooser.scales[output]).abs_max,
+        math.prod(chooser.structure.described.shapes[output]),
         scale,
-        running.start_scale,
+        chooser.start.start_scale,
         expands=node.expands,
-        u_max=running.u_max,
+        u_max=chooser.u_max,
         several=several,
     )

@@ -3,39 +3,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Callable, Optional, Union
+from dataclasses import dataclass, replace
+from typing import Callable, Optional, Sequence, Tuple, Union
 
 from ..graph.names import ParameterNames
 from ..graph.plan import GraphPlan, completed_names
 from ..graph.reading import GraphReading
-from ..graph.renaming import Renaming
 from ..graph.structure import PlanOptions
 from ..kernels import Kernels, Measurements, measurements_by
 from ..kernels.scratch import ScratchPool
 from .delayed_statistics import DelayedStatistics
 from .emulated_storage import EmulatedStorage
-from .held_scales import HeldScales
-from .holding import Holding
 from .immediate_statistics import ImmediateStatistics
 from .known_graphs import KnownGraph, KnownGraphs
-from .planned_steps import Obstacle, PlannedSteps
-from .statistics_source import StatisticsSource
+from .passes.hookless_steps import FallbackReason, HooklessSteps
+from .schedule import ScaleSchedule
+from .schedule_cache import ScheduleCache
+from .shares import Share, shares_of
+from .statistics import StatisticsSource
 
 
 @dataclass
 class PreparedGraph:
-    """A plan of the graph, what is measured of its arrays, and the scales that it holds.
+    """A plan of the graph, what is measured of its arrays, and the schedule in use.
 
     Attributes:
-        known: what is kept of graphs that are built alike.
+        known: what is kept of graphs of the same topology.
         plan: the plan.
         pool: where scratch arrays come from.
-        measurements: measures arrays, where statistics are those of the iteration before; else None.
+        measurements: measures arrays, where statistics are those of earlier iterations; else None.
         statistics: what is known of the arrays.
-        holding: the scales that are held.
-        held: the scales that `steps` were planned for.
-        steps: how they can be applied at once, or why not.
+        cache: the schedule in use.
+        planned_for: the schedule that `steps` were planned for.
+        steps: how it can be applied at once, or why not.
     """
 
     known: KnownGraph
@@ -43,23 +43,50 @@ class PreparedGraph:
     pool: ScratchPool
     measurements: Optional[Measurements]
     statistics: StatisticsSource
-    holding: Holding
-    held: Optional[HeldScales] = None
-    steps: Union[PlannedSteps, Obstacle, None] = None
+    cache: ScheduleCache
+    planned_for: Optional[ScaleSchedule] = None
+    steps: Union[HooklessSteps, FallbackReason, None] = None
+    _shares: Sequence[Share] = ()
+    _shared: Tuple[int, int] = (0, 0)
 
-    def built_again(self, plan: GraphPlan, statistics: StatisticsSource) -> PreparedGraph:
-        """The same for another graph that is built alike.
+    def built_again(self, plan: GraphPlan) -> PreparedGraph:
+        """The same for another graph of the same topology.
 
         Args:
             plan: the plan of that graph.
-            statistics: its statistics; they take over what is known.
         """
-        statistics.take_over(self.statistics, Renaming(self.plan, plan))
-        again = PreparedGraph(self.known, plan, self.pool, self.measurements, statistics, self.holding)
+        again = replace(self, plan=plan, planned_for=None, steps=None)
+        again.statistics.bind(plan)
+        if plan.structure is not self.plan.structure:
+            again._shares = ()
         # Of steps that do not hold for another graph, new ones are made.
         if self.steps is not None and self.steps.hold_for(plan.structure):
-            again.steps, again.held = self.steps, self.held
+            again.steps, again.planned_for = self.steps, self.planned_for
         return again
+
+    def share(self, iteration: int, *, by_layer: bool) -> Optional[Share]:
+        """What an iteration measures that uses the schedule; None: nothing.
+
+        Args:
+            iteration: number of the iteration.
+            by_layer: whether layers separate components.
+        """
+        number = self.cache.share(iteration)
+        if number is None:
+            return None
+        gradients, data = self.statistics.measured_before()
+        if not self._shares or self._shared != (len(gradients), len(data)):
+            structure, self._shared = self.plan.structure, (len(gradients), len(data))
+            components = structure.components(by_layer=by_layer)
+            self._shares = shares_of(structure, components, gradients, data, self.cache.iterations)
+        return self._shares[number]
+
+    def measure_weights(self, iteration: int, *, by_layer: bool) -> None:
+        """Measure the weights of an iteration's share, between the update before it and its forward."""
+        share = self.share(iteration, by_layer=by_layer)
+        if share is not None:
+            kept = self.plan.structure.described.kept
+            self.statistics.measure_weights([position for position in share.data if position in kept])
 
 
 class GraphPreparation:
@@ -74,11 +101,11 @@ class GraphPreparation:
         kernels: passes over memory.
         storage: an emulated storage, or None.
         delayed: whether statistics are those of the iteration before.
-        new_holding: makes what holds scales.
+        new_cache: makes an empty cache of schedules.
 
     Attributes:
         pool: where scratch arrays come from.
-        new_holding: makes what holds scales, with none held.
+        new_cache: makes an empty cache of schedules.
     """
 
     def __init__(
@@ -92,12 +119,12 @@ class GraphPreparation:
         kernels: Kernels,
         storage: Optional[EmulatedStorage],
         delayed: bool,
-        new_holding: Callable[[], Holding],
+        new_cache: Callable[[], ScheduleCache],
     ) -> None:
         self._read, self._options = read, options
         self._names, self._more_names = names, more_names
         self._kernels, self._storage, self._delayed = kernels, storage, delayed
-        self.new_holding = new_holding
+        self.new_cache = new_cache
         self.pool = ScratchPool()
         self._reading: Optional[GraphReading] = reading
         self._known = KnownGraphs()
@@ -137,25 +164,25 @@ class GraphPreparation:
         """Have it prepared anew."""
         self._prepared = None
 
-    def drop_held(self) -> None:
+    def drop_schedules(self) -> None:
         """Have scales chosen anew, for graphs of any structure."""
-        self._known.drop_held()
+        self._known.drop_schedules()
         for one in (self._prepared, self._before):
             if one is not None:
-                one.holding.drop()
+                one.cache.drop()
 
     def forget(self) -> None:
         """Drop what was measured, and have scales chosen anew."""
         self._known.forget()
-        self.drop_held()
+        self.drop_schedules()
         prepared = self.prepared()
-        prepared.statistics = self.new_statistics(prepared.measurements)
+        prepared.statistics = self.new_statistics(prepared.plan, prepared.measurements)
 
-    def new_statistics(self, measurements: Optional[Measurements]) -> StatisticsSource:
+    def new_statistics(self, plan: GraphPlan, measurements: Optional[Measurements]) -> StatisticsSource:
         """Statistics of which nothing is known yet."""
         if measurements is None:
-            return ImmediateStatistics(self._kernels, self.pool, self._storage)
-        return DelayedStatistics(measurements, self.pool, self._storage)
+            return ImmediateStatistics(plan, self._kernels, self.pool, self._storage)
+        return DelayedStatistics(plan, measurements, self.pool, self._storage)
 
     def _prepare(self) -> PreparedGraph:
         reading, self._reading = self._reading, None
@@ -168,18 +195,18 @@ class GraphPreparation:
         if before is not None and before.plan.structure is not plan.structure:
             self.pool.end_graph()
         if before is not None and before.known is known:
-            return before.built_again(plan, self.new_statistics(before.measurements))
+            return before.built_again(plan)
         if before is not None:
-            before.known.holding = before.holding
-            before.known.statistics = before.statistics.state(before.plan.measured_keys)
+            before.known.cache = before.cache
+            before.known.statistics = before.statistics.state(before.plan.structure.measured)
         # Per variable its gradient, as it arrives and as one branch, and its data.
         rows = 3 * len(plan.variables) + 64
         measurements = measurements_by(self._kernels, rows) if self._delayed else None
-        statistics = self.new_statistics(measurements)
-        holding = self.new_holding() if known.holding is None else known.holding
+        statistics = self.new_statistics(plan, measurements)
+        cache = self.new_cache() if known.cache is None else known.cache
         if known.statistics is not None:
-            statistics.load_state(plan.measured_keys, known.statistics)
-        return PreparedGraph(known, plan, self.pool, measurements, statistics, holding)
+            statistics.load_state(plan.structure.measured, known.statistics)
+        return PreparedGraph(known, plan, self.pool, measurements, statistics, cache)
 
     def _names_for(self, reading: GraphReading, before: Optional[PreparedGraph]) -> ParameterNames:
         """Names of the parameters of a graph: those of this loss, and what they were called before."""

@@ -3,21 +3,20 @@
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, Iterable, List, Mapping, NamedTuple
+from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Sequence
 
-from .node import Node
+from .node import NodeStructure
 
 
 class Components(NamedTuple):
-    """The connected components of a graph's gradients.
+    """The connected components of a graph's gradients. Variables go by position, functions by number.
 
     Attributes:
-        of: component of each variable that is no leaf, by variable key; and of leaves that are the scaled
-            input of a layer.
+        of: component of each variable that is no leaf; and of leaves that are the scaled input of a layer.
         names: name of each component: of the function that its first gradient in backward order is the output
             gradient of.
-        producers: index of the component that the gradient of a function's output is in, by function key.
-        handed_over: keys of the gradients that a function brings to the scale of the component behind it.
+        producers: the component of each function's output gradient.
+        handed_over: gradients that a function brings to the scale of the component behind it.
         single: names of the components in which every gradient has one element.
     """
 
@@ -27,54 +26,39 @@ class Components(NamedTuple):
     handed_over: FrozenSet[int]
     single: FrozenSet[str]
 
-    def renamed(self, variables: Mapping[int, int], functions: Mapping[int, int]) -> Components:
-        """The same with other keys; by the ones that there are."""
-        return self._replace(
-            of={variables[key]: component for key, component in self.of.items()},
-            producers={functions[key]: component for key, component in self.producers.items()},
-            handed_over=frozenset(variables[key] for key in self.handed_over),
-        )
 
-
-def components_of(nodes: Iterable[Node], *, by_layer: bool) -> Components:
-    """The components of the functions `nodes`, which come in backward order.
+def components_of(nodes: Sequence[NodeStructure], sizes: Sequence[int], *, by_layer: bool) -> Components:
+    """The components of the gradients of a graph.
 
     Functions of one element at the loss (a loss weight, a mean before it spreads) can take any scale, so they
     separate components, as functions do whose gradient is not linear in the output gradient.
 
     Args:
-        nodes: the functions.
+        nodes: the functions, in backward order.
+        sizes: the number of elements of each variable, by position; 2 stands for several.
         by_layer: whether layers separate components too.
     """
-    nodes = list(nodes)
     sets = _DisjointSets()
     for node in nodes:
-        sets.connect(node.output_keys)
-        targets = {s.target_key for s in node.scalings} if by_layer else set()
-        for scaling in node.scalings:
+        sets.connect(node.outputs)
+        targets = {slot.target for slot in node.slots} if by_layer else set()
+        for slot in node.slots:
             # A leaf's gradient is kept in an array of its own.
-            if scaling.to_leaf and by_layer:
-                sets.connect([scaling.target_key])
-        passed_on = [key for key in node.input_keys if key not in targets]
-        sets.connect(passed_on if separates(node) else [*node.output_keys[:1], *passed_on])
-        sets.connect(targets & set(node.input_keys), join=False)
-    return _numbered(nodes, sets)
+            if slot.to_leaf and by_layer:
+                sets.connect([slot.target])
+        passed_on = [position for position in node.inputs if position not in targets]
+        sets.connect(passed_on if node.separates else [*node.outputs[:1], *passed_on])
+        sets.connect(targets & set(node.inputs), join=False)
+    return _numbered(nodes, sizes, sets)
 
 
-def separates(node: Node) -> bool:
-    """Whether input gradients of `node` may carry another scale than its output gradient, with no layer."""
-    return node.non_homogeneous or (
-        node.loss_section and node.single is not None and node.outputs[0].size == 1
-    )
-
-
-def _numbered(nodes: List[Node], sets: _DisjointSets) -> Components:
+def _numbered(nodes: Sequence[NodeStructure], sizes: Sequence[int], sets: _DisjointSets) -> Components:
     of: Dict[int, int] = {}
     names: List[str] = []
     numbers: Dict[int, int] = {}
 
-    def number(key: int, name: str) -> int:
-        root = sets.root(key)
+    def number(position: int, name: str) -> int:
+        root = sets.root(position)
         if root not in numbers:
             numbers[root] = len(names)
             names.append(name)
@@ -82,25 +66,21 @@ def _numbered(nodes: List[Node], sets: _DisjointSets) -> Components:
 
     producers: Dict[int, int] = {}
     for node in nodes:
-        for key in node.output_keys:
-            of[key] = number(key, node.label)
-        producers[node.function_key] = of[node.output_keys[0]]
+        for position in node.outputs:
+            of[position] = number(position, node.label)
+        producers[node.number] = of[node.outputs[0]]
     for node in nodes:
-        for scaling in node.scalings:
-            key = scaling.target_key
-            if key not in of and scaling.to_leaf and sets.knows(key):
-                of[key] = number(key, f"{scaling.layer}:input")
-    handed_over = frozenset(key for node in nodes if separates(node) for key in node.output_keys)
-    several = {of[key] for node in nodes for v, key in zip(node.outputs, node.output_keys) if v.size != 1}
-    several.update(
-        of[s.target_key] for node in nodes for s in node.scalings if s.target_key in of and s.target.size != 1
-    )
+        for slot in node.slots:
+            if slot.target not in of and slot.to_leaf and sets.knows(slot.target):
+                of[slot.target] = number(slot.target, f"{slot.layer}:input")
+    handed_over = frozenset(position for node in nodes if node.separates for position in node.outputs)
+    several = {component for position, component in of.items() if sizes[position] != 1}
     single = frozenset(name for index, name in enumerate(names) if index not in several)
     return Components(of, names, producers, handed_over, single)
 
 
 class _DisjointSets:
-    """Union-find over keys."""
+    """Union-find over positions."""
 
     def __init__(self) -> None:
         self._parents: Dict[int, int] = {}

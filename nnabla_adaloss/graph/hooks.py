@@ -14,10 +14,18 @@ Hook = Callable[[Any], None]
 
 
 class HookGuard:
-    """Runs hooks until one raises, and remembers what it raised."""
+    """Runs hooks until one raises, and remembers what it raised.
 
-    def __init__(self) -> None:
+    Args:
+        on_error: called once when a hook has raised, before nnabla runs the functions that are left.
+
+    Attributes:
+        error: what a hook raised; None: nothing.
+    """
+
+    def __init__(self, on_error: Optional[Callable[[], None]] = None) -> None:
         self.error: Optional[BaseException] = None
+        self._on_error = on_error
 
     def chain(self, *hooks: Optional[Hook]) -> Optional[Hook]:
         """One hook that calls `hooks` in order; None when there is none."""
@@ -33,6 +41,8 @@ class HookGuard:
                     hook(f)
             except BaseException as error:
                 self.error = error
+                if self._on_error is not None:
+                    self._on_error()
 
         return guarded
 

@@ -53,7 +53,12 @@ class LayerSlot(NamedTuple):
 
 
 class NodeStructure(NamedTuple):
-    """One function that backward visits. Variables go by position."""
+    """One function that backward visits; see `Node`. Variables go by position.
+
+    Attributes:
+        separates: whether input gradients may carry another scale than the output gradient, with no layer.
+        trivial: whether it passes one scale on, and nothing else is to be done.
+    """
 
     number: int
     type_name: str
@@ -69,6 +74,13 @@ class NodeStructure(NamedTuple):
     in_place: bool
     half: bool
     expands: bool
+    separates: bool
+    trivial: bool
+
+    @property
+    def single(self) -> Optional[int]:
+        """Its output, where it has one only."""
+        return self.outputs[0] if len(self.outputs) == 1 else None
 
     @property
     def passes_on(self) -> bool:
@@ -87,6 +99,7 @@ class Node:
         keys: their keys.
 
     Attributes:
+        structure: what follows for it from how the graph is built.
         number: which of the functions it is, in forward order.
         label: its name.
         scalings: its inputs that get a scale.
@@ -122,12 +135,14 @@ class Node:
         "passes_on",
         "scalings",
         "single",
+        "structure",
         "type_name",
     )
 
     def __init__(
         self, known: NodeStructure, function_key: int, variables: Sequence[nn.Variable], keys: Sequence[int]
     ) -> None:
+        self.structure = known
         self.number, self.function_key = known.number, function_key
         self.type_name, self.args, self.label = known.type_name, known.args, known.label
         self.outputs: List[nn.Variable] = [variables[p] for p in known.outputs]

@@ -10,7 +10,6 @@ from typing import Dict, List, Optional, Sequence, Set, Tuple
 import nnabla as nn
 
 from ..core.layer_selection import LayerSelection
-from .components import Components, components_of
 from .host_functions import HostFunction, host_functions
 from .matrix_products import is_matrix_product, is_scalable
 from .names import ParameterNames, registered_names
@@ -92,7 +91,6 @@ class GraphPlan:
         self.kept_keys = {keys[p] for p in structure.kept_gradients}
         self.leaves = {keys[p]: reading.leaves[p] for p in structure.leaves}
         self.fixed_leaves = [(reading.leaves[p], written) for p, written in structure.fixed]
-        self._components: Dict[bool, Components] = {}
         self._watch = reading.watch
         # A leaf without a name is no parameter: `reset_shape` gives it batches of another size.
         described = structure.described
@@ -137,19 +135,6 @@ class GraphPlan:
         }
 
     @cached_property
-    def trivial(self) -> Dict[int, Tuple[int, int, Tuple[int, ...]]]:
-        """Functions that pass one scale on and have nothing else to be done: the keys of their output, of
-        their first input, and of the others.
-        """
-        return _trivial(self.nodes)
-
-    @cached_property
-    def measured_keys(self) -> List[int]:
-        """Keys of the variables that get a gradient but are no leaves, and of the weights of layers."""
-        factors = (self.keys[slot.factor] for node in self.structure.nodes for slot in node.slots)
-        return list(dict.fromkeys([*self.variable_keys, *factors]))
-
-    @cached_property
     def labels(self) -> Dict[int, str]:
         """The name of each function, by function key."""
         return dict(zip(self.function_keys, self.structure.labels))
@@ -175,21 +160,6 @@ class GraphPlan:
             for position, indices in self.structure.readers().items()
         }
 
-    def components(self, *, by_layer: bool) -> Components:
-        """What functions that pass a scale on connect; see `components_of`."""
-        if by_layer not in self._components:
-            known, functions = self.structure.components, self.function_keys
-            if by_layer not in known:
-                found = components_of(self.nodes.values(), by_layer=by_layer)
-                known[by_layer] = found.renamed(
-                    {key: position for position, key in enumerate(self.keys)},
-                    {key: index for index, key in enumerate(functions)},
-                )
-            self._components[by_layer] = known[by_layer].renamed(
-                dict(enumerate(self.keys)), dict(enumerate(functions))
-            )
-        return self._components[by_layer]
-
     def __str__(self) -> str:
         rows = [("function", "role", "layer", "K", "W shape")]
         readers: Dict[int, int] = {}
@@ -211,16 +181,6 @@ def completed_names(names: Optional[ParameterNames], reading: GraphReading) -> P
     if names is not None and all(reading.keys[position] in names for position in reading.needed):
         return names
     return {**registered_names(), **(names or {})}
-
-
-def _trivial(nodes: Dict[int, Node]) -> Dict[int, Tuple[int, int, Tuple[int, ...]]]:
-    found = {}
-    for key, node in nodes.items():
-        busy = node.leaves or node.scalings or node.loss_section or node.non_homogeneous
-        if node.single is not None and node.input_keys and not busy:
-            first, *others = node.input_keys
-            found[key] = node.single, first, tuple(others)
-    return found
 
 
 def _row(node: Node, *, fan_out: bool) -> Tuple[str, str, str, str, str]:

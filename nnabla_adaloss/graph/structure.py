@@ -6,12 +6,13 @@ from __future__ import annotations
 import heapq
 import math
 from copy import copy
+from functools import cached_property
 from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 
 from ..core.layer_selection import LayerSelection
-from .components import Components
+from .components import Components, components_of
 from .function_kinds import NON_HOMOGENEOUS, OWN_REFERENCES, is_half, written_inputs
 from .matrix_products import gemm_slots, is_matrix_product
 from .names import function_names
@@ -63,7 +64,6 @@ class GraphStructure:
         fixed: position of each leaf without gradient, and whether forward writes it, once for each use; and
             those of the others that forward writes.
         kept_keys: keys of the leaves that are the same in the next graph.
-        components: what was found to be connected, by what was asked for; in positions.
 
     Raises:
         ValueError: a pattern of the selection matches no layer.
@@ -96,7 +96,7 @@ class GraphStructure:
         self.kept_gradients = {p for node in self.nodes if node.type_name == "Sink" for p in node.inputs}
         self.fixed = list(self._fixed())
         self.kept_keys = {key for key, _ in described.kept.values()}
-        self.components: Dict[bool, Components] = {}
+        self._components: Dict[bool, Components] = {}
 
     def of_alike(self, described: GraphDescription) -> Optional[GraphStructure]:
         """The structure of a graph that is wired as this one; None of one that is not.
@@ -119,6 +119,8 @@ class GraphStructure:
         found = copy(self)
         found.described = described
         found.nodes = [found._reshaped(node) for node in self.nodes]
+        # What is computed from them when it is asked for.
+        vars(found).pop("by_number", None)
         found.fixed = list(found._fixed())
         return found
 
@@ -129,6 +131,23 @@ class GraphStructure:
         selected = {slot.layer for slot in node.slots}
         slots = tuple([slot for slot in self._slots(node.number) if slot.layer in selected])
         return node._replace(args=args, slots=slots)
+
+    def components(self, *, by_layer: bool) -> Components:
+        """What functions that pass a scale on connect; see `components_of`."""
+        if by_layer not in self._components:
+            self._components[by_layer] = components_of(self.nodes, self._sizes, by_layer=by_layer)
+        return self._components[by_layer]
+
+    @cached_property
+    def by_number(self) -> Dict[int, NodeStructure]:
+        """The functions that backward visits, by number."""
+        return {node.number: node for node in self.nodes}
+
+    @property
+    def measured(self) -> List[int]:
+        """Variables that get a gradient but are no leaves, and the weights of layers."""
+        factors = (slot.factor for node in self.nodes for slot in node.slots)
+        return list(dict.fromkeys([*self.gradients, *factors]))
 
     def readers(self) -> Dict[int, Set[int]]:
         """Indices of the functions that backward visits and that have a variable as input, by position."""
@@ -219,22 +238,27 @@ class GraphStructure:
                 leaves[position] = None
             else:
                 inputs[position] = producer
+        outputs = tuple(self._outputs[index])
+        non_homogeneous, in_section = type_name in self.options.non_homogeneous, index in section
+        layers = tuple([s for s in slots if self.options.selection.selects(label, s.layer)]) if slots else ()
         return NodeStructure(
             index,
             type_name,
             described.args[index],
             label,
-            tuple(self._outputs[index]),
+            outputs,
             tuple(inputs),
             tuple(leaves),
-            tuple([s for s in slots if self.options.selection.selects(label, s.layer)]) if slots else (),
-            index in section,
-            index in section and section.isdisjoint(inputs.values()),
-            type_name in self.options.non_homogeneous,
+            layers,
+            in_section,
+            in_section and section.isdisjoint(inputs.values()),
+            non_homogeneous,
             type_name in OWN_REFERENCES,
             is_half(described.backends[index]),
             # A scalar gradient that is about to be spread over many elements (mean, sum, broadcast).
             any(self._sizes[position] == _SEVERAL for position in read),
+            non_homogeneous or (in_section and len(outputs) == 1 and self._sizes[outputs[0]] == 1),
+            bool(inputs) and len(outputs) == 1 and not (leaves or layers or in_section or non_homogeneous),
         )
 
     def _fixed(self) -> List[Tuple[int, bool]]:

@@ -14,7 +14,7 @@ from ..kernels.scratch import ScratchPool
 from .emulated_storage import EmulatedStorage
 
 
-class PlannedFactor(NamedTuple):
+class SwappedFactor(NamedTuple):
     """A factor that is swapped for all of a backward pass.
 
     Attributes:
@@ -34,7 +34,7 @@ class PlannedFactor(NamedTuple):
     shape: Tuple[int, ...]
 
 
-class ScaledFactors:
+class ScaledWeights:
     """Hands functions alpha times a weight in place of the weight, and puts the weight back.
 
     Args:
@@ -68,7 +68,7 @@ class ScaledFactors:
         self._swapped.append((factor, source, scaled))
         factor.data = scaled
 
-    def swap_all(self, factors: Sequence[PlannedFactor]) -> None:
+    def swap_all(self, factors: Sequence[SwappedFactor]) -> None:
         """Swap the factors of many layers, for all of a backward pass."""
         weights = {} if self._storage is None else self._storage.weights
         readable = sources = [factor.variable.data for factor in factors]

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
-from ..core.power_of_two import is_power_of_two
-from ..graph.node import Node, NodeStructure, Scaling
-from ..graph.plan import GraphPlan
-from ..graph.structure import GraphStructure
-from .held_scales import Brought, HeldScales, Step
-from .leaf_gradients import TakenLeaf
-from .planned_leaves import PlannedLeaves
-from .scaled_factors import PlannedFactor
+from ...core.power_of_two import is_power_of_two
+from ...graph.node import Node, NodeStructure, Scaling
+from ...graph.plan import GraphPlan
+from ...graph.structure import GraphStructure
+from ..leaf_gradients import TakenLeaf
+from ..scaled_weights import SwappedFactor
+from ..schedule import Rescale, ScaleSchedule, Step
+from .hookless_leaves import HooklessLeaves
 
 # Powers of two that every storage of 16 bits holds, and that leave float32 room on both sides: above less, as
 # what overflows is seen.
@@ -25,7 +25,7 @@ _SEED_RANGE_16 = 2.0**-14, 2.0**15
 _SEED_RANGE_32 = 2.0**-60, 2.0**100
 
 
-class PlannedSteps(NamedTuple):
+class HooklessSteps(NamedTuple):
     """What a planned pass does.
 
     Attributes:
@@ -36,18 +36,18 @@ class PlannedSteps(NamedTuple):
         between: gradients that are multiplied all the same, by number of the function after which.
     """
 
-    factors: List[PlannedFactor]
-    leaves: PlannedLeaves
+    factors: List[SwappedFactor]
+    leaves: HooklessLeaves
     seed: float
     scales: Mapping[int, float]
-    between: Mapping[int, Tuple[Brought, ...]]
+    between: Mapping[int, Tuple[Rescale, ...]]
 
     def hold_for(self, structure: GraphStructure) -> bool:
         """Whether they hold for another graph of this structure: all weights are the same there."""
         return all(factor.key in structure.kept_keys for factor in self.factors)
 
 
-class Obstacle(str):
+class FallbackReason(str):
     """Why steps cannot be taken at once, in words."""
 
     def hold_for(self, structure: GraphStructure) -> bool:
@@ -56,34 +56,36 @@ class Obstacle(str):
 
 
 def plan_steps(
-    plan: GraphPlan, held: HeldScales, *, rounded: bool, at_random: bool, max_bytes: Optional[int]
-) -> Union[PlannedSteps, Obstacle]:
+    plan: GraphPlan, schedule: ScaleSchedule, *, rounded: bool, at_random: bool, max_bytes: Optional[int]
+) -> Union[HooklessSteps, FallbackReason]:
     """The steps of a pass taken at once, or what stands in the way.
 
     Args:
         plan: the graph.
-        held: the steps one by one.
+        schedule: the steps one by one.
         rounded: whether an emulated storage rounds gradients after each function.
         at_random: whether it rounds them at random: then each must be rounded as often as before.
         max_bytes: how much memory scaled weights may take. None: as much as they need.
     """
     if plan.recomputes:
-        return Obstacle("activations are computed again in backward")
-    nodes = [(node, step) for node in plan.nodes.values() for step in [held.steps.get(node.number)] if step]
+        return FallbackReason("activations are computed again in backward")
+    nodes = [
+        (node, step) for node in plan.nodes.values() for step in [schedule.steps.get(node.number)] if step
+    ]
     factors = _factors(nodes, plan.structure, max_bytes)
-    if isinstance(factors, Obstacle):
+    if isinstance(factors, FallbackReason):
         return factors
     half = any(node.half for node in plan.nodes.values())
     leaves = _leaves(nodes, plan, rounded=rounded)
-    if isinstance(leaves, Obstacle):
+    if isinstance(leaves, FallbackReason):
         return leaves
-    seed, scales, steps = _with_other_seed(held, rounded=rounded or half)
-    between = _between(held.structure, steps)
+    seed, scales, steps = _with_other_seed(schedule, rounded=rounded or half)
+    between = _between(schedule.structure, steps)
     low, high = _SEED_RANGE_16 if rounded or half else _SEED_RANGE_32
-    seeded = seed == held.seed or (low <= seed <= high and is_power_of_two(seed) and not at_random)
+    seeded = seed == schedule.seed or (low <= seed <= high and is_power_of_two(seed) and not at_random)
     if between is None or not seeded:
-        return Obstacle("the loss gradient is brought to another scale, which its storage may not hold")
-    return PlannedSteps(factors, PlannedLeaves(leaves), seed, scales, between)
+        return FallbackReason("the loss gradient is brought to another scale, which its storage may not hold")
+    return HooklessSteps(factors, HooklessLeaves(leaves), seed, scales, between)
 
 
 _Nodes = Sequence[Tuple[Node, Step]]
@@ -91,7 +93,7 @@ _Nodes = Sequence[Tuple[Node, Step]]
 
 def _factors(
     nodes: _Nodes, structure: GraphStructure, max_bytes: Optional[int]
-) -> Union[List[PlannedFactor], Obstacle]:
+) -> Union[List[SwappedFactor], FallbackReason]:
     found: Dict[int, Tuple[Scaling, float]] = {}
     products: Dict[int, Set[int]] = {}
     slots = {node.number: node.slots for node in structure.nodes}
@@ -99,51 +101,51 @@ def _factors(
         for slot, scaling, alpha in zip(slots[node.number], node.scalings, step.alphas):
             known = found.setdefault(slot.factor, (scaling, alpha))
             if known[1] != alpha:
-                return Obstacle(f"{scaling.layer} shares a weight with a layer of another scale")
+                return FallbackReason(f"{scaling.layer} shares a weight with a layer of another scale")
             products.setdefault(slot.factor, set()).add(node.number)
     swapped = {position: found[position] for position in found if found[position][1] != 1.0}
     readers = structure.readers() if swapped else {}
     for position, (scaling, _) in swapped.items():
         if scaling.factor.parent is not None:
-            return Obstacle(f"{scaling.layer} is multiplied by an activation, which others read")
+            return FallbackReason(f"{scaling.layer} is multiplied by an activation, which others read")
         if readers[position] != products[position]:
-            return Obstacle(f"the weight of {scaling.layer} is read by other functions as well")
+            return FallbackReason(f"the weight of {scaling.layer} is read by other functions as well")
     needed = sum(4 * scaling.factor.size for scaling, _ in swapped.values())
     if max_bytes is not None and needed > max_bytes:
-        return Obstacle(f"scaled weights would take {needed} bytes at once, more than {max_bytes}")
+        return FallbackReason(f"scaled weights would take {needed} bytes at once, more than {max_bytes}")
     return [
-        PlannedFactor(s.layer, s.factor, s.factor_key, alpha, s.half, s.factor.shape)
+        SwappedFactor(s.layer, s.factor, s.factor_key, alpha, s.half, s.factor.shape)
         for s, alpha in swapped.values()
     ]
 
 
-def _leaves(nodes: _Nodes, plan: GraphPlan, *, rounded: bool) -> Union[List[TakenLeaf], Obstacle]:
+def _leaves(nodes: _Nodes, plan: GraphPlan, *, rounded: bool) -> Union[List[TakenLeaf], FallbackReason]:
     found: Dict[int, TakenLeaf] = {}
     for node, step in nodes:
-        targets = step.targets(node)
-        for variable, key in zip(node.leaves, node.leaf_keys):
-            scale = targets.get(key, step.scale)
-            known = found.get(key)
+        targets = step.targets(node.structure)
+        for variable, leaf in zip(node.leaves, node.structure.leaves):
+            scale = targets.get(leaf, step.scale)
+            known = found.get(leaf)
             if known is None:
-                found[key] = TakenLeaf(variable, key, scale, node.half, node.in_place)
+                found[leaf] = TakenLeaf(leaf, node.number, variable, scale, node.half, node.in_place)
             elif known.scale != scale:
-                return Obstacle(f"{node.label} adds to a gradient of another scale")
+                return FallbackReason(f"{node.label} adds to a gradient of another scale")
             elif rounded or node.half or known.half or not is_power_of_two(scale):
-                return Obstacle(f"{node.label} adds to a gradient that is rounded in between")
-    if found.keys() != plan.leaves.keys():
-        return Obstacle("backward has not come to all parameters")
-    return [found[key] for key in plan.leaves]
+                return FallbackReason(f"{node.label} adds to a gradient that is rounded in between")
+    if len(found) != len(plan.structure.leaves):
+        return FallbackReason("backward has not come to all parameters")
+    return [found[leaf] for leaf in plan.structure.leaves]
 
 
 def _with_other_seed(
-    held: HeldScales, *, rounded: bool
+    schedule: ScaleSchedule, *, rounded: bool
 ) -> Tuple[float, Mapping[int, float], Mapping[int, Step]]:
     """The loss gradient's scale with which fewest gradients are left to be multiplied, the scales that
     gradients carry then, and the steps that are left.
     """
-    nodes = held.structure.nodes
-    seed, scales = held.seed, dict(held.scales)
-    steps = dict(held.steps)
+    nodes = schedule.structure.nodes
+    seed, scales = schedule.seed, dict(schedule.scales)
+    steps = dict(schedule.steps)
     # From function to function, as long as all of the gradient passes through one array: what that is
     # multiplied by it may as well be multiplied by before. Rounded numbers can leave the range on the way.
     behind: List[int] = []
@@ -187,9 +189,9 @@ def _single_path(node: NodeStructure, following: Sequence[NodeStructure]) -> boo
 
 def _between(
     structure: GraphStructure, steps: Mapping[int, Step]
-) -> Optional[Dict[int, Tuple[Brought, ...]]]:
+) -> Optional[Dict[int, Tuple[Rescale, ...]]]:
     """What is to be multiplied after each function; None where that is before the first one."""
-    found: Dict[int, Tuple[Brought, ...]] = {}
+    found: Dict[int, Tuple[Rescale, ...]] = {}
     before: Optional[int] = None
     for node in structure.nodes:
         step = steps.get(node.number)

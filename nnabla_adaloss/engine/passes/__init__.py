@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backward passes: without hooks where a schedule allows it, with hooks for everything else."""

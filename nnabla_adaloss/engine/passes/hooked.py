@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A backward pass with hooks around nnabla's functions: for what cannot be done before and after them all.
+
+That is: scales that are chosen as it runs (`delay=0`, the first iteration, after an overflow), graphs that
+allow no other pass, and users, monitors or communicators that look at single functions.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+from ...errors import GraphChangedError
+from ...graph.hooks import Hook, HookGuard
+from ...graph.node import Node
+from ...kernels.measurements import Measurements
+from ..layer_watch import LayerWatch
+from ..leaf_gradients import LeafGradients
+from ..measured_components import first_overflow, measure_components
+from ..scaled_weights import ScaledWeights
+from ..schedule import Rescale
+from ..shares import Share
+from ..statistics import Findings
+from .result import BackwardPass, PassContext
+from .steps import ChosenSteps, StepSource
+
+
+class UserHooks(NamedTuple):
+    """Who is called around the functions of a backward pass, besides the engine.
+
+    Attributes:
+        callbacks: nnabla's communicator callbacks, called after each function.
+        pre_hook: the user's own, called before each function.
+        post_hook: the user's own, called after each function.
+    """
+
+    callbacks: Optional[Any] = None
+    pre_hook: Optional[Hook] = None
+    post_hook: Optional[Hook] = None
+
+    @property
+    def take_gradients(self) -> bool:
+        """Whether parameter gradients are taken right after the function that writes them."""
+        return self.callbacks is not None or self.post_hook is not None
+
+
+NO_HOOKS = UserHooks()
+
+
+class HookedPass(BackwardPass):
+    """Applies the steps of a schedule, or those that are chosen as it runs, around each function.
+
+    Args:
+        context: what the pass works with.
+        source: the steps.
+        hooks: the user's own.
+        watch: who is told of layers, right after each; None: nobody.
+        deferred: where parameter gradients are unscaled, if what comes of it is asked for at the end.
+        share: what is measured for later choices; None: what the choice of steps asks for.
+    """
+
+    def __init__(
+        self,
+        context: PassContext,
+        source: StepSource,
+        hooks: UserHooks = NO_HOOKS,
+        *,
+        watch: Optional[LayerWatch] = None,
+        deferred: Optional[Measurements] = None,
+        share: Optional[Share] = None,
+    ) -> None:
+        super().__init__(context, None, share)
+        self._source, self._hooks, self._watch = source, hooks, watch
+        self.chose = isinstance(source, ChosenSteps)
+        self._nodes = self.plan.nodes
+        self._measured = frozenset(() if share is None else share.gradients)
+        # The function that runs or ran last, if there is still something to do after it.
+        self._unfinished: List[Tuple[Node, Tuple[Rescale, ...]]] = []
+        self._weights = ScaledWeights(context.kernels, context.pool, context.storage)
+        self._leaves = LeafGradients(
+            context.kernels,
+            context.pool,
+            rounded=context.storage is not None,
+            deferred=deferred,
+            unscale_each=hooks.take_gradients,
+        )
+
+    @property
+    def seed(self) -> float:
+        """The scale of the loss gradient."""
+        return self._source.seed
+
+    def begin(self, guard: HookGuard) -> Tuple[Optional[Hook], Optional[Hook]]:
+        """Do what is to be done before backward starts; return the hooks around its functions.
+
+        Every call of a hook costs, also of one that does nothing. Where nobody looks at gradients between two
+        functions, what is to be done after one is done before the next, and `end` does the rest.
+        """
+        if self._share is not None:
+            self.statistics.measure((), self._share.data)
+        # nnabla computes activations again before it calls a hook: weights must be put back by then.
+        looked_at = self._hooks.callbacks is not None or self._watch is not None or self.plan.recomputes
+        if looked_at or self._hooks.post_hook is not None:
+            post = guard.chain(self._finish_last, self._hooks.post_hook)
+            return guard.chain(self._prepare, self._hooks.pre_hook), post
+        return guard.chain(self._finish_last, self._prepare, self._hooks.pre_hook), None
+
+    def end(self) -> None:
+        """Do what is to be done when backward has run."""
+        self._finish_last()
+
+    def restore(self) -> None:
+        """Put every swapped array back; harmless when none is swapped."""
+        self._weights.restore()
+        self._leaves.restore()
+
+    def finish(self) -> None:
+        """End the pass: unscale what is left, and collect the layers that were not finite."""
+        self._leaves.finish()
+        findings = self.statistics.finish()
+        self.state_finite = findings.watched_finite
+        if isinstance(self._source, ChosenSteps):
+            self._end_of_choice(self._source, findings)
+            return
+        self._schedule = self._source.schedule()
+        entries, largest = self._leaves.results(findings.largest)
+        if self._share is not None:
+            totals: Dict[int, float] = {}
+            scales: Dict[int, float] = {}
+            for entry, amax in zip(entries, largest):
+                # The last function that adds to a gradient leaves the sum of all.
+                if entry.alone or entry.leaf in totals:
+                    totals[entry.leaf], scales[entry.leaf] = amax, entry.scale
+            self._learn(findings, totals, scales)
+        self._conclude([entry.leaf for entry in entries], largest)
+
+    def _end_of_choice(self, source: ChosenSteps, findings: Findings) -> None:
+        written = list(zip(*self._leaves.results(findings.largest)))
+        self.nonzero = {entry.leaf for entry, largest in written if largest}
+        structure, components = self.plan.structure, source.chooser.components
+        bad = set(findings.nonfinite)
+        labels = {
+            structure.by_number[entry.function].label for entry, largest in written if largest == math.inf
+        }
+        if components is not None:
+            scales = source.chooser.scales
+            bad |= measure_components(self.plan, components, scales, findings, written, self.storage)
+            measured = source.chooser.measures_loss
+            raised = bad - findings.nonfinite if measured else set()
+            components.overflowed = first_overflow(self.plan, components, bad, written, raised=raised)
+        self.components, self._schedule = components, source.schedule()
+        if bad or labels:
+            self.found_inf = [
+                node.label
+                for node in structure.nodes
+                if not bad.isdisjoint(node.outputs)
+                # All uses of a weight share its master: where output gradients were seen, they tell more.
+                or (node.label in labels and not (bad and node.slots))
+            ]
+
+    # Around single functions.
+
+    def _prepare(self, f: Any) -> None:
+        node = self._nodes.get(hash(f))
+        if node is None:
+            raise GraphChangedError.at(f.info.type_name)
+        step = self._source.step(node.structure, self._rescale_one)
+        if self._measured:
+            outputs = [p for p in node.structure.outputs if p in self._measured]
+            if outputs:
+                carried = self._source.schedule().scales
+                self.statistics.measure([(p, carried[p]) for p in outputs], ())
+        if step is None:
+            return
+        self._unfinished[:] = [(node, step.after)]
+        for index, (scaling, alpha) in enumerate(zip(node.scalings, step.alphas)):
+            if self._watch is not None:
+                self._watch.scheduled(scaling, step.scale, alpha)
+            if alpha != 1.0:
+                self._weights.swap(scaling, alpha, index)
+        if node.leaves:
+            self._leaves.take(node, step.scale, step.targets(node.structure))
+
+    def _finish_last(self, _: Any = None) -> None:
+        if not self._unfinished:
+            return
+        node, after = self._unfinished.pop()
+        self._weights.restore()
+        if self._watch is not None:
+            self._watch.ran(node)
+        self.rescale(after)
+        if node.leaves:
+            self._leaves.give_back()
+
+    def _rescale_one(self, rescale: Rescale) -> None:
+        self.rescale((rescale,))

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One backward pass as its caller sees it: the scales it applied, and what it found."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from itertools import compress
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
+
+from ...graph.plan import GraphPlan
+from ...kernels.arrays import stored_dtype
+from ...kernels.interface import Kernels
+from ...kernels.scratch import ScratchPool
+from ..component_scales import ComponentPass
+from ..emulated_storage import EmulatedStorage
+from ..schedule import Rescale, ScaleSchedule
+from ..shares import Share
+from ..statistics import Findings, StatisticsSource
+
+
+class PassContext(NamedTuple):
+    """What all passes of one engine share.
+
+    Attributes:
+        plan: the graph.
+        kernels: passes over memory.
+        pool: where scratch arrays come from.
+        statistics: measures arrays.
+        storage: an emulated storage, or None.
+        u_max: the largest magnitude of the storage format.
+        by_layer: whether layers separate components.
+    """
+
+    plan: GraphPlan
+    kernels: Kernels
+    pool: ScratchPool
+    statistics: StatisticsSource
+    storage: Optional[EmulatedStorage]
+    u_max: float
+    by_layer: bool
+
+
+class BackwardPass:
+    """A backward pass and its results.
+
+    Args:
+        context: what the pass works with.
+        schedule: its scales; None while they are chosen as it runs.
+        share: what it measures for later choices; None: nothing, or what the choice of its scales asks for.
+
+    Attributes:
+        found_inf: layers whose gradients are not finite, first in backward order first.
+        nonzero: positions of the leaves whose gradients are not all zeros.
+        state_finite: whether what forward has written is finite; None: that was not checked.
+        components: what was measured of components; None: nothing.
+    """
+
+    hookless = False
+    """Whether nothing is done between two functions."""
+
+    chose = False
+    """Whether the scales are chosen while the pass runs."""
+
+    def __init__(
+        self, context: PassContext, schedule: Optional[ScaleSchedule], share: Optional[Share] = None
+    ) -> None:
+        self.plan, self.kernels, _, self.statistics, self.storage, _, self._by_layer = context
+        self._schedule, self._share = schedule, share
+        self.found_inf: List[str] = []
+        self.nonzero: Set[int] = set()
+        self.state_finite: Optional[bool] = None
+        self.components: Optional[ComponentPass] = None
+
+    @property
+    def schedule(self) -> ScaleSchedule:
+        """The scales of the pass."""
+        assert self._schedule is not None, "scales are chosen while the pass runs"
+        return self._schedule
+
+    @property
+    def seed(self) -> float:
+        """The scale of the loss gradient."""
+        return self.schedule.seed
+
+    @property
+    def scales(self) -> Mapping[int, float]:
+        """What each gradient carries in the end, by position."""
+        return self.schedule.scales
+
+    @cached_property
+    def scales_by_key(self) -> Dict[int, float]:
+        """What each gradient carries in the end, by variable key."""
+        keys = self.plan.keys
+        return {keys[position]: scale for position, scale in self.scales.items()}
+
+    @property
+    def measures_loss(self) -> bool:
+        """Whether the loss scale was chosen from what was measured."""
+        return self.schedule.fixed_scale is None
+
+    @property
+    def learns(self) -> bool:
+        """Whether the pass measures for later choices."""
+        return self._share is not None
+
+    @property
+    def last_share(self) -> bool:
+        """Whether everything that is measured for the next choice has been measured when the pass ends."""
+        return self._share is None or self._share.last
+
+    def rescale(self, rescales: Sequence[Rescale]) -> None:
+        """Multiply gradients in place, between two functions."""
+        plan = self.plan
+        for position, factor in rescales:
+            array = plan.all_variables[position].grad
+            if stored_dtype(array) is None:
+                continue
+            self.kernels.scale_(array, factor)
+            if self.storage is not None:
+                self.storage.store_gradient(plan.keys[position], array)
+
+    def _conclude(self, leaves: Sequence[int], largest: Sequence[float]) -> None:
+        """Take over the largest magnitude of each leaf's gradient; infinity where it is not finite."""
+        self.nonzero = set(compress(leaves, largest))
+        if math.inf not in largest:
+            return
+        bad = {leaf for leaf, amax in zip(leaves, largest) if amax == math.inf}
+        nodes = [node for node in self.plan.structure.nodes if not bad.isdisjoint(node.leaves)]
+        self.found_inf = [node.label for node in nodes]
+        if self.schedule.components is not None:
+            measured = self._components_of_schedule()
+            # Where the gradient of a layer is not finite, that of its weight is not.
+            measured.overflowed = measured.producers[nodes[0].number] if nodes else None
+
+    def _learn(self, findings: Findings, leaves: Mapping[int, float], scales: Mapping[int, float]) -> None:
+        """Take over what the share has shown of components.
+
+        Args:
+            findings: what was measured.
+            leaves: the largest magnitude of each leaf's gradient that holds nothing but this batch's.
+            scales: what these gradients carried.
+        """
+        share = self._share
+        if share is None or self.schedule.components is None:
+            return
+        measured, carried = self._components_of_schedule(), self.scales
+        for position in share.gradients:
+            amax = findings.amax.get(position)
+            if amax is not None:
+                measured.measure_gradient(position, amax * carried[position], carried[position])
+        for leaf, component in share.leaves.items():
+            largest = leaves.get(leaf, math.inf)
+            if largest < math.inf:
+                measured.measure(component, largest * scales[leaf], scales[leaf])
+
+    def _components_of_schedule(self) -> ComponentPass:
+        if self.components is None:
+            components = self.plan.structure.components(by_layer=self._by_layer)
+            self.components = ComponentPass(components, self.schedule.components or ())
+        return self.components
