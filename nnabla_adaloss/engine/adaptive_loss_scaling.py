@@ -548,8 +548,11 @@ class AdaptiveLossScaling:
         # Nothing is known of a seed gradient of the caller's own.
         if not self._delay or new_seed:
             return None
+        components = self._components_for(planned, start)
+        if components is not None and not self.components.has_measured(components.graph):
+            return None
         planned.statistics.begin(start.iteration, again=False)
-        schedule = self._passes.chosen(planned, start, self._components_for(planned, start))
+        schedule = self._passes.chosen(planned, start, components)
         if schedule is not None:
             planned.cache.keep(schedule, start.iteration)
         return schedule

@@ -201,6 +201,8 @@ class ScaleChooser:
             scales.update(step.targets(node))
         if step.before or alphas or after or node.leaves:
             self._steps[node.number] = step
+        # What applies it holds this object.
+        self._rescale = None
         return step
 
     def _taken(self) -> Tuple[Rescale, ...]:

@@ -147,6 +147,11 @@ class ComponentScales:
         silent = {n: zeros[n] for n, scale in zip(components.names, scales) if scale is None and n in zeros}
         return ComponentPass(components, scales, silent)
 
+    def has_measured(self, components: Components) -> bool:
+        """Whether anything is known of the graph that these components are of."""
+        measured = self._windows.keys() | self._partial.keys() | self._seen.keys()
+        return not measured.isdisjoint(components.names)
+
     def learn(self, components: Components, measured: ComponentPass, *, chosen: bool, last: bool) -> None:
         """Take over what a pass has measured.
 

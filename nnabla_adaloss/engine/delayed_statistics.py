@@ -58,9 +58,9 @@ class DelayedStatistics:
         self._new: Tuple[Set[int], Set[int]] = set(), set()
         self.complete = True
 
-    def bind(self, plan: GraphPlan) -> None:
+    def bind(self, plan: GraphPlan, storage: Optional[EmulatedStorage]) -> None:
         """Measure the arrays of this graph from now on."""
-        self._plan = plan
+        self._plan, self._storage = plan, storage
 
     def begin(self, iteration: int, *, again: bool) -> None:
         """In a new iteration, answer from what is known now."""

@@ -43,9 +43,9 @@ class ImmediateStatistics:
         """True: arrays are read when they are asked for."""
         return True
 
-    def bind(self, plan: GraphPlan) -> None:
+    def bind(self, plan: GraphPlan, storage: Optional[EmulatedStorage]) -> None:
         """Read the arrays of this graph from now on."""
-        self._plan = plan
+        self._plan, self._storage = plan, storage
 
     def gradient(self, position: int, scale: float) -> ArrayStatistics:
         """The statistics of a gradient as it is now."""

@@ -49,14 +49,15 @@ class PreparedGraph:
     _shares: Sequence[Share] = ()
     _shared: Tuple[int, int] = (0, 0)
 
-    def built_again(self, plan: GraphPlan) -> PreparedGraph:
+    def built_again(self, plan: GraphPlan, storage: Optional[EmulatedStorage]) -> PreparedGraph:
         """The same for another graph of the same topology.
 
         Args:
             plan: the plan of that graph.
+            storage: its emulated storage, or None.
         """
         again = replace(self, plan=plan, planned_for=None, steps=None)
-        again.statistics.bind(plan)
+        again.statistics.bind(plan, storage)
         if plan.structure is not self.plan.structure:
             again._shares = ()
         # Of steps that do not hold for another graph, new ones are made.
@@ -195,7 +196,7 @@ class GraphPreparation:
         if before is not None and before.plan.structure is not plan.structure:
             self.pool.end_graph()
         if before is not None and before.known is known:
-            return before.built_again(plan)
+            return before.built_again(plan, self._storage)
         if before is not None:
             before.known.cache = before.cache
             before.known.statistics = before.statistics.state(before.plan.structure.measured)

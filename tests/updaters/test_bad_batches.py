@@ -367,7 +367,8 @@ def test_a_gradient_that_is_masked_before_any_parameter_is_no_overflow(
     # The first batch is repeated, with what it has shown.
     assert [(r.updated, r.retries) for r in results] == [(True, 1), *[(True, 0)] * 4]
     assert len({r.scale for r in results}) == 1
-    assert all(r.nonfinite_layers for r in results), "nothing was masked"
+    # The first batch is looked at function by function; what is masked reaches no parameter.
+    assert results[0].nonfinite_layers, "nothing was masked"
     assert dynamic.scale == 8.0
     for name, v in nn.get_parameters().items():
         np.testing.assert_allclose(v.d, theirs[name], rtol=0, atol=1e-3, err_msg=name)

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, UpdateResult
-from nnabla_adaloss.engine.onlookers import Onlookers
+from nnabla_adaloss.engine.passes import select
+from nnabla_adaloss.engine.passes.hookless_steps import FallbackReason
 from tests.updaters.networks import AS_THE_BASELINE, snapshot, training
 
 pytestmark = pytest.mark.any_context
@@ -23,7 +24,7 @@ EVERY = 8
 
 def hooked_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no pass be planned."""
-    monkeypatch.setattr(Onlookers, "present", property(lambda self: True))
+    monkeypatch.setattr(select, "plan_steps", lambda *args, **options: FallbackReason("not in this test"))
 
 
 def trained(iterations: int, **options: Any) -> Tuple[List[UpdateResult], Dict[str, np.ndarray], Any]:
@@ -161,7 +162,7 @@ def test_scales_are_held_for_all_batches_of_an_iteration(delay: int, accum_grad:
     for _ in range(4 * EVERY):
         passes.append([])
         assert updater.update().updated
-    # Scales are chosen in one of eight iterations; with delay=1 the one before it measures.
-    hooked = {0: "the next scales are measured", 1: "measured"} if delay else {0: "measured"}
+    # With delay=0 one of eight iterations looks at arrays as it runs; with delay=1 only the first.
     for number, words in enumerate(passes[2:], 2):
-        assert words == [hooked.get(number % EVERY, "planned")] * accum_grad, number
+        measures = not delay and number % EVERY == 0
+        assert words == ["measured" if measures else "planned"] * accum_grad, number

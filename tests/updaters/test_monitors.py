@@ -80,7 +80,8 @@ def test_the_story_of_a_training() -> None:
     overflowed = everything.of(Overflowed)
     assert [(e.attempt, e.cause) for e in overflowed] == [(i, "overflow") for i in range(4)]
     assert overflowed[0].scale > overflowed[-1].scale
-    assert overflowed[0].layers[0] == "output/affine/Add2"
+    # Without hooks only gradients of parameters are seen; the repeats look at each function.
+    assert [e.layers[0] for e in overflowed[:2]] == ["output/affine", "output/affine/Add2"]
     (lost,) = everything.of(BatchThrownAway)
     assert (lost.iteration, lost.cause, lost.batches) == (3, "hopeless", 1)
     assert lost.layers == overflowed[-1].layers
@@ -135,7 +136,7 @@ def test_scales_that_are_held_are_told_as_such(storage: Optional[str]) -> None:
     scales = updater.scaling.accumulated_scales
     assert {name: last[6, name].accumulated_scale for name in updater.scaling.layers} == scales
     held = {i for i in range(1, 7) if last[i, "hidden/affine"].reason is Reason.HELD}
-    assert len(held) == 4
+    assert held == {3, 4, 6}
     assert len(everything.gradients) == len(records)
     assert all(gradient.statistics.abs_max > 0.0 for gradient in everything.gradients)
 

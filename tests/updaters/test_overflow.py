@@ -293,7 +293,7 @@ def test_the_learning_rate_schedule_counts_updates() -> None:
 def test_records_tell_tries_and_micro_batches_apart(accum_grad: int, expected: List[Any]) -> None:
     records: List[Any] = []
     train = training(overflow=[1, 2])
-    config = AdaLossConfig(recorder=records.append, measure_every=1)
+    config = AdaLossConfig(recorder=records.append, measure_every=1, delay=0)
     updater = AdaptiveLossScalingUpdater(
         train.solver,
         train.loss,

@@ -81,14 +81,7 @@ class HooklessPass(BackwardPass):
         share = self._share
         if share is not None:
             self.statistics.measure((), share.data)
-            if self.storage is None:
-                variables = self.plan.all_variables
-                for position in share.gradients:
-                    variable = variables[position]
-                    if not variable.persistent:
-                        # Noted before it is set: a signal may interrupt us between any two lines.
-                        self._kept.append(variable)
-                        variable.persistent = True
+            self._keep(share.gradients)
         if self._weights is not None:
             self._weights.swap_all(self._steps.factors)
         if self._leaves is not None:
@@ -106,6 +99,17 @@ class HooklessPass(BackwardPass):
                 self.rescale(rescales)
 
         return None, guard.chain(multiply)
+
+    def _keep(self, positions: Sequence[int]) -> None:
+        """Have nnabla keep gradients until they are measured, except those that an emulated storage sees."""
+        variables, keys, storage = self.plan.all_variables, self.plan.keys, self.storage
+        for position in positions:
+            variable = variables[position]
+            seen = storage is not None and storage.gradient_statistics(keys[position]) is not None
+            if not seen and not variable.persistent:
+                # Noted before it is set: a signal may interrupt us between any two lines.
+                self._kept.append(variable)
+                variable.persistent = True
 
     def end(self) -> None:
         """Do what is to be done when backward has run."""
