@@ -38,7 +38,7 @@ cases: {", ".join(WORKLOADS)}
 examples:
   git worktree add ../before main                   a checkout to compare with; build its kernels there, too:
   (cd ../before && python -m building)
-  python -m tools.compare_speed ../before .         all cases, some ten minutes
+  python -m tools.compare_speed ../before .         all cases: seven minutes, resnet20 three of them
   python -m tools.compare_speed ../before . chain-40x32 rebuilt-40x32
   python -m tools.compare_speed . . --old delay=0 --new delay=1 chain-40x32
                                                     one checkout with two settings: arguments of AdaLossConfig
