@@ -164,6 +164,8 @@ class AdaptiveLossScaling:
             forward_state,
         )
         self._last: Optional[AnyPass] = None
+        # A start scale that was checked, and what comes of it.
+        self._checked = 0.0, 0.0
 
     def go_on_from(self, before: AdaptiveLossScaling) -> None:
         """Take over what was learned with another graph of the network: for one that is built anew in each
@@ -240,10 +242,7 @@ class AdaptiveLossScaling:
     @property
     def nonzero_leaves(self) -> Set[int]:
         """Keys of the parameters, and other leaves, to which the last backward has added more than zeros."""
-        if self._last is None:
-            return set()
-        keys = self._last.plan.keys
-        return {keys[position] for position in self._last.nonzero}
+        return self._last.nonzero if self._last else set()
 
     @property
     def matched(self) -> int:
@@ -394,8 +393,8 @@ class AdaptiveLossScaling:
         self._ada_loss.after_update()
         self.components.end_iteration()
         present = self._graph.present
-        # What an emulated storage holds is known in each pass.
-        if present is not None and self._storage is None:
+        # Forward of a half context converts weights.
+        if present is not None and self.in_half:
             present.measure_weights(self.iteration, by_layer=self._by_layer)
 
     def forget(self) -> None:
@@ -485,6 +484,7 @@ class AdaptiveLossScaling:
         grad: Optional[Seed] = None,
         iteration: Optional[int] = None,
         again: bool = False,
+        wired: bool = False,
     ) -> None:
         """Run backward; every parameter gradient comes out unscaled, in fp32.
 
@@ -500,6 +500,8 @@ class AdaptiveLossScaling:
                 a number, and methods are asked once. None counts each call. In records, passes that
                 share a number are told apart by `attempt`.
             again: this is the batch of the last backward once more: what that has found is known already.
+            wired: nothing of the caller's ran since `guard.before_forward`, so that no graph can have been
+                rewired; False checks that again.
 
         Raises:
             RuntimeError: forward did not run since functions were moved to float (see `float_tail`).
@@ -507,11 +509,11 @@ class AdaptiveLossScaling:
                 `grad`, or `grad` has another shape.
             GraphChangedError: the graph was rewired while backward ran.
         """
-        if scale is not None:
+        if scale is not None and scale != self._checked[0]:
             check_scale(scale)
         check_seed(self._variable, grad)
         # Also after the guard has looked before forward: that is when nnabla finds out who needs a gradient.
-        planned = self._graph.prepared(look_again=True)
+        planned = self._graph.current(wired=wired)
         self._reader.before_backward()
         found = leaf_arrays(planned.plan.leaves)
         self.guard.before_backward(found)
@@ -519,9 +521,7 @@ class AdaptiveLossScaling:
         self.components.begin_pass(iteration)
         planned.statistics.watch(self.guard.state.arrays)
         attempt = self.components.began[1]
-        start_scale = self.components.policy.start_scale if scale is None else scale
-        start_scale = check_scale(start_scale * self.config.init_scale, "scale * init_scale")
-        start = PassStart(iteration, attempt, scale, start_scale)
+        start = PassStart(iteration, attempt, scale, self._start_scale(scale))
         hooks = UserHooks(communicator_callbacks, function_pre_hook, function_post_hook)
         request = PassRequest(
             clear_buffer, NO_HOOKS if hooks == NO_HOOKS else hooks, self._watch(iteration, attempt)
@@ -534,6 +534,13 @@ class AdaptiveLossScaling:
         unscale_visible(running, clear_buffer)
         self._last = running
         self.iteration = iteration + 1
+
+    def _start_scale(self, scale: Optional[float]) -> float:
+        """The scale that the loss gradient starts with when nothing is known."""
+        given = self.components.policy.start_scale if scale is None else scale
+        if given != self._checked[0]:
+            self._checked = given, check_scale(given * self.config.init_scale, "scale * init_scale")
+        return self._checked[1]
 
     def _schedule(
         self, planned: PreparedGraph, start: PassStart, *, new_seed: bool

@@ -104,6 +104,7 @@ class BatchRun:
             function_post_hook=hooks.backward_post,
             iteration=self.iteration,
             again=again,
+            wired=True,
         )
 
     def _undo(self, cause: str, layers: Tuple[str, ...], attempt: int) -> None:
