@@ -27,11 +27,10 @@ from ..graph.plan import GraphPlan
 from ..graph.structure import PlanOptions
 from ..kernels import Kernels, NNablaAdaLoss, select_kernels
 from ..monitor import Audience, LayerScaled, audience_of
-from .batch_guard import BatchGuard
+from ..undo import BatchGuard, ForwardState
 from .blame import layer_to_blame
 from .component_scales import ComponentPass, ComponentScales, windows_of
 from .emulated_storage import EmulatedStorage
-from .forward_state import ForwardState
 from .held_pass import HeldPass
 from .holding import Holding
 from .layer_watch import LayerWatch, Stored
@@ -186,7 +185,8 @@ class AdaptiveLossScaling:
                 f"before scales layers in another way: {before.config}, and here {self.config}; "
                 "make both with the same config"
             )
-        self.components, self.guard.state = before.components, before.guard.state
+        self.components = before.components
+        self.guard.go_on_from(before.guard)
         self.iteration = self.components.began[0] + 1
         self._ada_loss.go_on_from(before._ada_loss)
         self._graph.go_on_from(before._graph)
@@ -509,7 +509,7 @@ class AdaptiveLossScaling:
         planned = self._graph.prepared(look_again=True)
         self._reader.before_backward()
         found = leaf_arrays(planned.plan.leaves)
-        self.guard.before_backward(found)
+        self.guard.before_backward(found.arrays, all_zero=found.all_zero)
         iteration = self.iteration if iteration is None else iteration
         self.components.begin_pass(iteration)
         planned.statistics.watch(self.guard.state.arrays)

@@ -22,13 +22,11 @@ from ..core.scale_history import HistoryPolicy
 from ..core.validation import boolean, integer
 from ..emulation import FormatEmulation, with_storage
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
-from ..engine.forward_state import ForwardState
-from ..engine.kept_gradients import KeptGradients
-from ..engine.leaf_arrays import leaf_arrays
 from ..errors import warn
 from ..graph.loss_like import LossLike
 from ..graph.loss_seed import Seed, check_seed
 from ..kernels import select_kernels
+from ..undo import ArraySnapshot, ForwardState
 from ..updaters.reports import Reports
 from ..updaters.window import Window, examine
 from .scaled_losses import ScaledLosses
@@ -400,14 +398,14 @@ class GradScaler:
         guard, minimum = scaling.guard, scaling.components.policy.min_scale
         self._begin_where_forward_ended(scaling)
         now = guard.state.now()
-        others = {hash(v): v for s in self._solvers if s is not solver for v in s.get_parameters().values()}
-        kept = KeptGradients(select_kernels(scaling.variable.parent.context))
-        kept.save(leaf_arrays(others))
+        others = [v.grad for s in self._solvers if s is not solver for v in s.get_parameters().values()]
+        snapshot = ArraySnapshot(select_kernels(scaling.variable.parent.context))
+        snapshot.save(others)
         # Clipping may have hidden what these gradients were; they are of no use any more.
         next(iter(solver.get_parameters().values())).grad.fill(math.inf)
         found = examine(Window(), scaling, solver, minimum)
         guard.state.restore(now)
-        kept.restore()
+        snapshot.restore()
         return found
 
     def _note_gradients(self) -> None:

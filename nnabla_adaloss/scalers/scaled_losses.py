@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
-from ..engine.forward_state import ForwardState
 from ..engine.saved_names import fingerprint
 from ..graph.loss_like import LossLike, variable_of
+from ..undo import ForwardState
 
 # Losses of different networks that are remembered. Each holds the last graph of its network.
 _REMEMBERED = 8

@@ -9,7 +9,7 @@ from typing import Any, Mapping, NamedTuple, Optional, Tuple
 import numpy as np
 
 from ..engine import AdaptiveLossScaling
-from ..engine.forward_fault import ForwardFault
+from ..undo import ForwardFault
 from .finite_gradients import gradients_are_finite
 
 
