@@ -103,7 +103,7 @@ class AdaptiveLossScaling:
         limit_policy: Optional[LayerLimitPolicy] = None,
         history: Optional[HistoryPolicy] = None,
         forward_state: Optional[ForwardState] = None,
-        monitors: Sequence[Any] = (),
+        monitors: Union[Sequence[Any], Audience] = (),
         float_tail: bool = True,
     ) -> None:
         if config is not None and not isinstance(config, AdaLossConfig):
@@ -365,9 +365,13 @@ class AdaptiveLossScaling:
             planned.statistics.adopt(keys, tables.reshape(len(tables), *own.shape))
 
     @property
-    def limits(self) -> Dict[str, LayerLimit]:
-        """Limits of single layers' scales, lowered by overflows, by layer name."""
+    def limits(self) -> Mapping[str, LayerLimit]:
+        """Limits of single layers' scales, lowered by overflows, by layer name; may be assigned."""
         return self._ada_loss.limits
+
+    @limits.setter
+    def limits(self, limits: Mapping[str, LayerLimit]) -> None:
+        self._ada_loss.limits = dict(limits)
 
     @property
     def limit_policy(self) -> LayerLimitPolicy:

@@ -9,7 +9,6 @@ scaler.update()                                   the end of the iteration
 
 from __future__ import annotations
 
-import math
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Set
 
@@ -27,8 +26,8 @@ from ..graph.loss_like import LossLike
 from ..graph.loss_seed import Seed, check_seed
 from ..kernels import select_kernels
 from ..undo import ArraySnapshot, ForwardState
-from ..updaters.reports import Reports
-from ..updaters.window import Window, examine
+from ..updaters.notifications import Notifier
+from ..updaters.outcome import GOOD, BatchOutcome, examine, poison_gradients
 from .scaled_losses import ScaledLosses
 from .torch_names import ARGUMENTS, METHODS
 
@@ -117,7 +116,7 @@ class GradScaler:
         self.cause = ""
         self._iteration = 0
         self._warned: Set[str] = set()
-        self._reports = Reports()
+        self._notifier = Notifier()
         self._begin()
 
     def _begin(self) -> None:
@@ -381,7 +380,7 @@ class GradScaler:
                 continue
             self._blamed.add(key)
             found = self._examine(scaling, solver)
-            if found.nonfinite_loss or found.fault is not None:
+            if found.bad_batch:
                 self._bad_batch = True
                 self.cause = "the loss is not finite" if found.fault is None else str(found.fault)
                 self._warn("bad", f"{self.cause}: that is no overflow of gradients, and no scale is lowered")
@@ -393,7 +392,7 @@ class GradScaler:
             self.cause = "gradients are not finite, though no backward has left them so"
             self._warn("other", self.cause)
 
-    def _examine(self, scaling: AdaptiveLossScaling, solver: Any) -> Window:
+    def _examine(self, scaling: AdaptiveLossScaling, solver: Any) -> BatchOutcome:
         """Why gradients are not finite; gradients of other solvers stay as they are."""
         guard, minimum = scaling.guard, scaling.components.policy.min_scale
         self._begin_where_forward_ended(scaling)
@@ -401,9 +400,9 @@ class GradScaler:
         others = [v.grad for s in self._solvers if s is not solver for v in s.get_parameters().values()]
         snapshot = ArraySnapshot(select_kernels(scaling.variable.parent.context))
         snapshot.save(others)
-        # Clipping may have hidden what these gradients were; they are of no use any more.
-        next(iter(solver.get_parameters().values())).grad.fill(math.inf)
-        found = examine(Window(), scaling, solver, minimum)
+        # Clipping may have hidden what these gradients were.
+        poison_gradients(solver)
+        found = examine(GOOD, scaling, solver, minimum)
         guard.state.restore(now)
         snapshot.restore()
         return found
@@ -417,11 +416,11 @@ class GradScaler:
             if used[0].guard.gradients_are_zero(parameters):
                 zero = [scaling.guard.loss_is_zero for scaling in used]
                 scale = used[0].loss_scale
-                self._reports.note_zero_gradients(
+                self._notifier.notify_zero_gradients(
                     iteration, scale, loss_is_zero=lambda: all(is_zero() for is_zero in zero)
                 )
                 return
-        self._reports.note_gradients(iteration)
+        self._notifier.note_gradients(iteration)
 
     def _warn(self, kind: str, message: str) -> None:
         if kind not in self._warned:

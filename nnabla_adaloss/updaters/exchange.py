@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks share: gradients, statistics, decisions, and the certainty that they agree."""
+"""Exchange between ranks: sums of gradients, statistics and flags, and checks that ranks agree."""
 
 from __future__ import annotations
 
+import zlib
 from functools import cached_property
 from typing import Any, Dict, List, Optional, Sequence, TypeVar
 
@@ -13,8 +14,7 @@ from numpy.typing import NDArray
 from ..communicators.agreement import RankDisagreementError
 from ..core.validation import integer
 from ..kernels import Kernels
-from .checksums import crc32_halves
-from .finite_gradients import gradients_are_finite
+from ..kernels.arrays import as_float32
 
 _Float = TypeVar("_Float", bound=np.floating[Any])
 
@@ -22,7 +22,7 @@ _Float = TypeVar("_Float", bound=np.floating[Any])
 class GradientExchange:
     """Sums gradients over the ranks of a communicator, and agrees on flags. Without one it does nothing.
 
-    Built from `all_reduce` and `bcast` alone, so that any communicator of nnabla's duck type works.
+    It needs `all_reduce` and `bcast` alone, so any communicator of nnabla's duck type works.
 
     Args:
         comm: nnabla's communicator or one of its duck type; None for a single process.
@@ -34,6 +34,7 @@ class GradientExchange:
         self.comm = comm
         self._grads = list(grads) if grads is not None else []
         self._solver = solver
+        self._broadcast = False
 
     @property
     def parameters(self) -> Dict[str, nn.Variable]:
@@ -44,6 +45,21 @@ class GradientExchange:
     def grads(self) -> List[nn.NdArray]:
         """The gradients that are exchanged, in an order that is the same on every rank."""
         return self._grads or [v.grad for v in self.parameters.values()]
+
+    def begin_iteration(self, iteration: int, check_every: int) -> bool:
+        """Tell the number to a communicator that wants it; the first time, broadcast the parameters.
+
+        Returns:
+            Whether `check_ranks_agree` is due: later, every `check_every` iterations; 0 means never.
+        """
+        comm: Any = self.comm
+        if hasattr(comm, "iteration"):
+            comm.iteration = iteration
+        if not self._broadcast:
+            self.broadcast_parameters()
+            self._broadcast = True
+            return False
+        return bool(check_every) and iteration % check_every == 0
 
     def broadcast_parameters(self) -> None:
         """Give every rank the parameters of rank 0."""
@@ -75,7 +91,7 @@ class GradientExchange:
         return tables
 
     def all_finite(self, kernels: Kernels) -> bool:
-        """Whether the gradients of all the solver's parameters are finite, on every rank alike.
+        """True on every rank when the gradients of all the solver's parameters are finite on all of them.
 
         Args:
             kernels: the kernels for the gradients' arrays.
@@ -90,7 +106,7 @@ class GradientExchange:
         return not chosen or all(any(v.grad == g for g in chosen) for v in self.parameters.values())
 
     def any(self, flags: Sequence[bool]) -> List[bool]:
-        """Tell which flags are set on any rank. Every rank must call this with as many flags."""
+        """For each flag, whether it is set on any rank. Every rank must call this with as many flags."""
         if self.comm is None:
             return list(flags)
         array = nn.NdArray.from_numpy_array(np.array(flags, np.float32))
@@ -131,3 +147,29 @@ def check_interval(name: str, value: Any) -> int:
     if integer(name, value) < 0:
         raise ValueError(f"{name}={value!r} must be 0 (never) or more")
     return int(value)
+
+
+def gradients_are_finite(kernels: Kernels, solver: Any) -> bool:
+    """True when the gradients of the solver's parameters hold no infinity and no NaN.
+
+    On a GPU that is one wait, where `solver.check_inf_or_nan_grad()` waits for one parameter after another.
+
+    Args:
+        kernels: the kernels for the gradients' arrays.
+        solver: the solver.
+    """
+    # A lazily zero gradient stays so: a solver skips its parameter.
+    written = [v.grad for v in solver.get_parameters().values() if not v.grad.zeroing]
+    return kernels.all_finite([as_float32(g, nn.NdArray(g.shape)) for g in written])
+
+
+def crc32(array: NDArray[Any]) -> int:
+    """The CRC-32 of the bytes of `array`."""
+    return zlib.crc32(np.ascontiguousarray(array).tobytes())
+
+
+def crc32_halves(arrays: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
+    """The CRC-32 of each array in halves of 16 bits, which float32 holds exactly; shape (n, 2)."""
+    found = np.array([crc32(a) for a in arrays], np.uint32)
+    halves: NDArray[np.uint32] = np.stack([found >> 16, found & 0xFFFF], axis=1)
+    return halves.astype(np.float32)
