@@ -116,7 +116,7 @@ class GradScaler:
         self.cause = ""
         self._iteration = 0
         self._warned: Set[str] = set()
-        self._notifier = Notifier()
+        self._notifier, self._last_gradient = Notifier(), 0
         self._begin()
 
     def _begin(self) -> None:
@@ -417,10 +417,10 @@ class GradScaler:
                 zero = [scaling.guard.loss_is_zero for scaling in used]
                 scale = used[0].loss_scale
                 self._notifier.notify_zero_gradients(
-                    iteration, scale, loss_is_zero=lambda: all(is_zero() for is_zero in zero)
+                    self._last_gradient, iteration, scale, lambda: all(is_zero() for is_zero in zero)
                 )
                 return
-        self._notifier.note_gradients(iteration)
+        self._last_gradient = iteration
 
     def _warn(self, kind: str, message: str) -> None:
         if kind not in self._warned:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adaptive updater: nnabla's dynamic loss scaling loop, with measured scales and one for every layer."""
+"""The adaptive updater: nnabla's loop of dynamic loss scaling, with measured scales and one per layer."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from .states import UpdaterState, parameter_checksum
 class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: ignore[misc]
     """Trains with a loss scale that is measured, not searched for, and adaptive scales per layer on top.
 
-    Takes the place of nnabla's `DynamicLossScalingUpdater`: the same positional arguments, in the same
-    order, with the same defaults.
+    A drop-in replacement for nnabla's `DynamicLossScalingUpdater`: it has the same positional arguments with
+    the same defaults.
 
     Args:
         solver: the solver, with its parameters set.
@@ -165,19 +165,8 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         self.iteration = 0
         self.loss = loss
         self._exchange = GradientExchange(comm, grads, solver)
-        super().__init__(
-            solver,
-            loss,
-            data_feeder,
-            self.scale,
-            scaling_factor,
-            N,
-            clear_buffer,
-            accum_grad,
-            weight_decay,
-            comm,
-            self._exchange.grads if comm is not None else [],
-        )
+        own = solver, loss, data_feeder, self.scale, scaling_factor, N, clear_buffer, accum_grad, weight_decay
+        super().__init__(*own, comm, self._exchange.grads if comm is not None else [])
         notify_float_storage(self.scaling, storage, config)
         # The present iteration; that of an exception before the exchange, which the next call goes on with;
         # and whether an exception now would be one.
@@ -188,6 +177,8 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         # batches added more than zeros.
         self._trained: Set[int] = set()
         self._nonzero: Set[int] = set()
+        # The last iteration with a gradient that was not zero.
+        self._last_gradient = 0
 
     def update(self) -> UpdateResult:
         """Train on one batch, or on `accum_grad` of them.
@@ -391,10 +382,10 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
             # Other ranks, and hooks, may have added to a gradient that this rank has left at zero.
             if self._nonzero.isdisjoint(self._trained) and guard.gradients_are_zero(parameters):
                 self._notifier.notify_zero_gradients(
-                    self.iteration, self._s0.scale, loss_is_zero=guard.loss_is_zero
+                    self._last_gradient, self.iteration, self.scale, guard.loss_is_zero
                 )
                 return "zero_gradients"
-        self._notifier.note_gradients(self.iteration)
+        self._last_gradient = self.iteration
         return "updated"
 
     def _apply_gradients(self) -> None:
@@ -414,8 +405,8 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         policy = self.on_nonfinite_loss if cause.nonfinite_loss else self.on_nonfinite_forward
         fault, layers = str(outcome.fault or ""), outcome.nonfinite_layers
         self._discard(cause.name, layers, fault)
-        self._notifier.notify_bad_batch(policy, cause.name, whose, fault, self.iteration, self._s0.scale)
-        return UpdateResult(False, self._s0.scale, self._retries.retries, cause.name, layers, layers, fault)
+        self._notifier.notify_bad_batch(policy, cause.name, whose, fault, self.iteration, self.scale)
+        return UpdateResult(False, self.scale, self._retries.retries, cause.name, layers, layers, fault)
 
     def _discard(self, cause: str, layers: Tuple[str, ...], detail: str = "") -> None:
         """Count and report that the batches of this try are lost."""
@@ -432,7 +423,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
     def _skip_at_floor(self) -> UpdateResult:
         bad, retries = nonfinite_gradients(self.solver), self._retries
         # A batch that was repeated was tried with the smallest scale at the end.
-        floor = self._s0.scale if self._searches else self._s0.policy.min_scale
+        floor = self.scale if self._searches else self.policy.min_scale
         self._restore_scales()
         self._notifier.notify_scale_floor(
             self.on_scale_floor,
@@ -441,11 +432,9 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
             retries.layers,
             bad,
             self._s0.last_good,
-            self._s0.scale,
+            self.scale,
         )
-        return UpdateResult(
-            False, self._s0.scale, retries.retries, "overflow", retries.layers, retries.layers
-        )
+        return UpdateResult(False, self.scale, retries.retries, "overflow", retries.layers, retries.layers)
 
     def _give_up(self) -> UpdateResult:
         retries = self._retries
@@ -454,4 +443,4 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
             self._notifier.notify_exhausted(
                 self.on_scale_floor, self.iteration, retries.retries, retries.layers
             )
-        return UpdateResult(False, self._s0.scale, retries.retries, "overflow", retries.layers)
+        return UpdateResult(False, self.scale, retries.retries, "overflow", retries.layers)

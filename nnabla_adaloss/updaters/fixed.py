@@ -127,7 +127,7 @@ class FixedLossScalingUpdater:
             self._has_gradients = any(v.g.any() for v in self.solver.get_parameters().values())
         if self._has_gradients:
             return "updated"
-        self._notifier.notify_zero_gradients(self.iteration, self.scale, loss_is_zero=self._loss_is_zero)
+        self._notifier.notify_zero_gradients(0, self.iteration, self.scale, self._loss_is_zero)
         return "zero_gradients"
 
     def _loss_is_zero(self) -> bool:

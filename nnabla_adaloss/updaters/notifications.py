@@ -23,8 +23,6 @@ class Notifier:
 
     def __init__(self) -> None:
         self._warned: Set[str] = set()
-        # The last iteration with a gradient that was not zero.
-        self._last_gradient = 0
 
     def notify(self, policy: str, kind: str, message: str) -> None:
         """`"raise"` a LossScaleError, `"warn"` once for each kind, or `"skip"`."""
@@ -40,14 +38,20 @@ class Notifier:
             warn(message)
 
     def notify_zero_gradients(
-        self, iteration: int, scale: float, *, loss_is_zero: Callable[[], bool]
+        self, last: int, iteration: int, scale: float, loss_is_zero: Callable[[], bool]
     ) -> None:
         """Warn of an update without any gradient.
 
         Where the loss is zero too, the batch may have had nothing to learn from: then warn only after many
         such updates in a row.
+
+        Args:
+            last: the last iteration with a gradient that was not zero; 0: none.
+            iteration: the present one.
+            scale: the loss scale.
+            loss_is_zero: called to find out.
         """
-        in_a_row = iteration - self._last_gradient
+        in_a_row = iteration - last
         if in_a_row < _SILENT and loss_is_zero():
             return
         since = (
@@ -60,10 +64,6 @@ class Notifier:
             f"every gradient is exactly zero {since}, at loss scale {scale:g}: the network is at rest, or "
             "everything underflows. Look at the loss weight, and at what `diagnose` says",
         )
-
-    def note_gradients(self, iteration: int) -> None:
-        """Remember that an update had gradients."""
-        self._last_gradient = iteration
 
     def notify_hopeless_batch(self, iteration: int, layers: Sequence[str]) -> None:
         """Warn of a batch that is thrown away because it overflows at any scale."""
