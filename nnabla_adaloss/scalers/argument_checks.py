@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the arguments of a `LossScaler`, made whenever one is set."""
+"""Checks of the arguments of a `LossScaler`, made whenever one is assigned."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def history_of(global_scale: Union[str, HistoryPolicy]) -> Optional[HistoryPolic
 
 
 def count(name: str, value: object) -> int:
-    """`value` as an integer that is not negative; ValueError or TypeError when it is none."""
+    """`value` as an integer of at least 0; else ValueError or TypeError."""
     if integer(name, value) < 0:
         raise ValueError(f"{name}={value!r} must be 0 or more")
     return integer(name, value)

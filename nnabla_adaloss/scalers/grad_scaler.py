@@ -186,7 +186,7 @@ class GradScaler:
         """Update the parameters of a solver, unless one of its gradients is an infinity or a NaN.
 
         Returns:
-            Whether the parameters were updated.
+            True when the parameters were updated.
 
         Raises:
             RuntimeError: it was called for this solver since the last `update`, or nothing has run backward.

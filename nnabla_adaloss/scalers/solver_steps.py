@@ -70,7 +70,7 @@ class SolverSteps:
         self._finite[index] = is_finite(self._solvers[index])
 
     def step(self, index: int, is_finite: Callable[[Any], bool]) -> bool:
-        """Whether the gradients of a solver are, or were at `unscale`, finite.
+        """True when the gradients of a solver are finite, or were so at `unscale`.
 
         Args:
             index: which solver.

@@ -188,7 +188,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         and updates the parameters.
 
         Returns:
-            What happened; `result.updated` tells whether the parameters changed.
+            The result; `result.updated` is true when the parameters changed.
 
         Raises:
             LossScaleError: the loss is not finite, or gradients overflow at the smallest scale, and the

@@ -15,9 +15,9 @@ from .global_scale import GlobalScale
 from .outcome import BatchOutcome, examine, poison_gradients, smallest_scale_helps
 from .retries import Counters, RetryState
 
-# After so many repeats in vain of one batch it is tried with the smallest scale at once; once one was
-# hopeless, the next ones at their first overflow.
-_REPEATS_BEFORE_LOOKING = 3
+# After so many repeats of one batch the smallest scale is tried; once a batch was hopeless, at the first
+# overflow of those after it.
+_REPEATS_BEFORE_SMALLEST = 3
 
 
 class RunOptions(NamedTuple):
@@ -142,12 +142,12 @@ class BatchRun:
 
     @property
     def _is_good(self) -> bool:
-        """Whether nothing is wrong with the batch, as nearly always."""
+        """True when nothing is wrong with the batch, as nearly always."""
         scaling = self.scaling
         return not scaling.found_inf and (not self.options.repeat or scaling.settled)
 
     def _is_lost(self, repeats: int) -> bool:
-        """Whether a batch has overflowed with scales measured before it, and is not going to be repeated."""
+        """True when a batch overflowed with scales measured before it, and is not going to be repeated."""
         if not (self._overflows and self.scaling.held):
             return False
         loss_is_finite = bool(np.isfinite(self.scaling.variable.d).all())
@@ -173,13 +173,13 @@ class BatchRun:
         self.scaling.audience.tell(event)
 
     def _is_final(self, found: BatchOutcome) -> bool:
-        """Whether nothing is gained by running this batch again."""
+        """True when nothing is gained by running this batch again."""
         if found.overflowed:
             # No scale helps a bad batch, and a single layer must not be lowered on one rank alone.
             return found.bad_batch or (not self.options.repeat and found.layer_to_blame is not None)
         return not self.options.repeat or self.scaling.settled
 
     def _is_hopeless(self, repeats: int) -> bool:
-        """Whether gradients overflow at any scale; that is not tried each time."""
-        tries = repeats == (0 if self.retries.hopeless else _REPEATS_BEFORE_LOOKING)
-        return tries and not smallest_scale_helps(self.scaling, self.solver, self._min_scale)
+        """True when gradients overflow at any scale; that is not tried each time."""
+        is_due = repeats == (0 if self.retries.hopeless else _REPEATS_BEFORE_SMALLEST)
+        return is_due and not smallest_scale_helps(self.scaling, self.solver, self._min_scale)

@@ -50,7 +50,8 @@ class GradientExchange:
         """Tell the number to a communicator that wants it; the first time, broadcast the parameters.
 
         Returns:
-            Whether `check_ranks_agree` is due: later, every `check_every` iterations; 0 means never.
+            True when `check_ranks_agree` is due: every `check_every` iterations (0: never), not at the first
+            call.
         """
         comm: Any = self.comm
         if hasattr(comm, "iteration"):
@@ -138,7 +139,7 @@ class GradientExchange:
 
 
 def check_interval(name: str, value: Any) -> int:
-    """`value` when it is a number of iterations; 0 stands for never.
+    """`value` when it is a number of iterations, or 0 for never.
 
     Raises:
         TypeError: it is no integer.

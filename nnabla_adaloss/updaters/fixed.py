@@ -96,7 +96,7 @@ class FixedLossScalingUpdater:
         """Train on one batch, or on `accum_grad` of them; drop the update when gradients overflow.
 
         Returns:
-            What happened; `result.updated` tells whether the parameters changed.
+            The result; `result.updated` is true when the parameters changed.
         """
         self.solver.zero_grad()
         for _ in range(self.accum_grad):

@@ -43,7 +43,7 @@ class BatchOutcome(NamedTuple):
 
     @property
     def bad_batch(self) -> bool:
-        """Whether the loss or another value of forward is not finite, which no scale prevents."""
+        """True when the loss or another value of forward is not finite, which no scale prevents."""
         return self.nonfinite_loss or self.fault is not None
 
     def after_repeat(self, found: BatchOutcome) -> BatchOutcome:
@@ -86,7 +86,7 @@ def examine(
 
 
 def smallest_scale_helps(scaling: AdaptiveLossScaling, solver: Any, smallest_scale: float) -> bool:
-    """Whether gradients of the last batch are finite at the smallest scale; they are poisoned afterwards."""
+    """True when gradients of the last batch are finite at the smallest scale; poisons them."""
     scaling.guard.rewind()
     scaling.forward(clear_no_need_grad=True)
     helps = _finite_at(smallest_scale, scaling, solver)
@@ -124,7 +124,7 @@ class Cause(NamedTuple):
 
     @property
     def bad_batch(self) -> bool:
-        """Whether no scale is the cause."""
+        """True when no scale is the cause."""
         return self.nonfinite_loss or self.nonfinite_forward
 
     @property

@@ -100,7 +100,7 @@ class RetryState:
 
     @property
     def retries(self) -> int:
-        """How often gradients were computed in vain."""
+        """The number of backward passes whose gradients were not used."""
         return self.repeats + self.discarded
 
     def count_repeat(self) -> None:
@@ -108,5 +108,5 @@ class RetryState:
         self.repeats += 1
 
     def is_last(self, max_retries: int) -> bool:
-        """Whether the last batch that overflowed at any scale was one too many to be thrown away."""
+        """True when too many batches were hopeless to throw another one away."""
         return self.hopeless == _HOPELESS or self.discarded == max_retries

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of the adaptive updater as attributes: what is assigned later is checked, or refused."""
+"""Arguments of the adaptive updater as attributes: a value assigned later is checked, or refused."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ _POLICIES = partial(check_choice, choices=("raise", "skip", "warn"))
 class Settings:
     """The arguments of an updater as attributes.
 
-    What is assigned later is checked as in the constructor, and used from the next update on; or refused. The
-    constructor assigns `_s0` and `_audience` first, then `loss` after the settings that its engine needs.
+    A value assigned later is checked as in the constructor, and used from the next update on; or refused. The
+    constructor assigns `_s0`, `_audience` and the settings that the engine needs before `loss`.
 
     Attributes:
         scaling: the engine of the present loss.
@@ -176,7 +176,7 @@ class Settings:
 
     @property
     def policy(self) -> ScalePolicy:
-        """How `global_scale="dynamic"` searches for the scale; `N`, `scaling_factor`, ... are its fields."""
+        """The search of `global_scale="dynamic"`; `N`, `scaling_factor`, ... are its fields."""
         return self._s0.policy
 
     @policy.setter
