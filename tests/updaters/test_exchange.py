@@ -126,6 +126,17 @@ def test_every_rank_gets_the_parameters_of_the_first_by_name() -> None:
     assert made[0].comm.messages == [("bcast", 2, 0, False)]
 
 
+def test_an_iteration_begins_with_the_number_and_the_first_with_the_parameters() -> None:
+    made = exchanges()
+    found = on_all(lambda e: [e.begin_iteration(number, 2) for number in (4, 5, 6)], made)
+    assert found == [[False, False, True]] * SIZE
+    assert made[0].comm.messages == [("bcast", 2, 0, False)]
+    assert not hasattr(made[0].comm, "iteration")
+    made[0].comm.iteration = None
+    assert not made[0].begin_iteration(8, 0)
+    assert made[0].comm.iteration == 8
+
+
 def test_a_flag_is_set_where_any_rank_sets_it() -> None:
     made = exchanges()
     flags = {0: [False, True, False], 1: [False, False, False], 2: [False, True, True]}
