@@ -10,20 +10,46 @@ The scale follows `GrowthPolicy`, or with `global_scale="history"` the measured 
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Union
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Union
 
 import nnabla as nn
 import numpy as np
 
 from ..core.formats import FLOAT16
 from ..core.scale_history import AmaxWindow, HistoryPolicy
-from ..core.validation import number, positive_number
+from ..core.validation import boolean, number, positive_number
 from ..errors import warn
-from .argument_checks import CHECKS, COUNTS, count, history_of
+from ..updaters.argument_checks import check_count
+from ..updaters.global_scale import history_of
 from .gradients import Gradient, divisible_in_place, gradient_list, has_nonfinite, largest, unscaled
 from .growth_policy import GrowthPolicy, GrowthState
 
 Gradients = Union[Gradient, Iterable[Gradient]]
+
+
+def _growth_factor(name: str, value: object) -> float:
+    if positive_number(name, value) < 1.0:
+        raise ValueError(f"{name}={value!r} must be 1 or more")
+    return number(name, value)
+
+
+def _backoff_factor(name: str, value: object) -> float:
+    if positive_number(name, value) > 1.0:
+        raise ValueError(f"{name}={value!r} must not be larger than 1")
+    return number(name, value)
+
+
+_CHECKS: Dict[str, Callable[[str, object], Any]] = {
+    "scale": positive_number,
+    "initial_scale": positive_number,
+    "dynamic_scaling": boolean,
+    "growth_interval": check_count,
+    "growth_factor": _growth_factor,
+    "backoff_factor": _backoff_factor,
+    "min_scale": positive_number,
+    "max_scale": positive_number,
+}
+_COUNTS = ("total_updates", "skipped_updates")
 
 
 class LossScaler:
@@ -97,7 +123,7 @@ class LossScaler:
         self.reset(initial_scale)
 
     def __setattr__(self, name: str, value: object) -> None:
-        check = CHECKS.get(name)
+        check = _CHECKS.get(name)
         super().__setattr__(name, value if check is None else check(name, value))
 
     @property
@@ -212,8 +238,8 @@ class LossScaler:
     def state_dict(self) -> Dict[str, Any]:
         """Settings, scale and counts as plain numbers, to resume from."""
         return {
-            **{name: getattr(self, name) for name in CHECKS},
-            **{name: getattr(self, name) for name in COUNTS},
+            **{name: getattr(self, name) for name in _CHECKS},
+            **{name: getattr(self, name) for name in _COUNTS},
             "good_updates": self._good_updates,
             "window": self._window.as_list(),
         }
@@ -226,8 +252,8 @@ class LossScaler:
             TypeError: one is of the wrong type.
         """
         try:
-            settings = {name: check(name, state[name]) for name, check in CHECKS.items()}
-            counts = {name: count(name, state[name]) for name in (*COUNTS, "good_updates")}
+            settings = {name: check(name, state[name]) for name, check in _CHECKS.items()}
+            counts = {name: check_count(name, state[name], least=0) for name in (*_COUNTS, "good_updates")}
             # Versions before this one did not have it.
             window = AmaxWindow.from_list(state.get("window", AmaxWindow().as_list()))
         except KeyError as error:

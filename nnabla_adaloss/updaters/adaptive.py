@@ -152,7 +152,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         self.on_nonfinite_loss, self.on_nonfinite_forward = on_nonfinite_loss, on_nonfinite_forward
         self.on_scale_floor, self.on_overflow, self.average = on_scale_floor, on_overflow, average
         self._hooks = function_hooks(function_pre_hook, function_post_hook)
-        self.history = history_of(global_scale, scale, min_scale)
+        self.history = history_of(global_scale, start_scale=scale, min_scale=min_scale)
         self._s0 = GlobalScale(scale, policy, self.history)
         self.config, self.storage, self.solver, self.global_scale = config, storage, solver, global_scale
         self.monitors, self.float_tail = monitors, float_tail

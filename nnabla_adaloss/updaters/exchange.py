@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..communicators.agreement import RankDisagreementError
-from ..core.validation import integer
 from ..kernels import Kernels
 from ..kernels.arrays import as_float32
 
@@ -136,18 +135,6 @@ class GradientExchange:
                 f"{' and others' if len(found) > 5 else ''} (rank {self.comm.rank} {here} rank 0). "
                 "Resume from a checkpoint; look for data or code that differs between ranks"
             )
-
-
-def check_interval(name: str, value: Any) -> int:
-    """`value` when it is a number of iterations, or 0 for never.
-
-    Raises:
-        TypeError: it is no integer.
-        ValueError: it is negative.
-    """
-    if integer(name, value) < 0:
-        raise ValueError(f"{name}={value!r} must be 0 (never) or more")
-    return int(value)
 
 
 def gradients_are_finite(kernels: Kernels, solver: Any) -> bool:

@@ -100,15 +100,12 @@ class GlobalScale:
             self.last_good = last_good
 
 
-def history_of(
-    global_scale: Union[str, HistoryPolicy], start_scale: float, min_scale: float
-) -> Optional[HistoryPolicy]:
+def history_of(global_scale: Union[str, HistoryPolicy], **fields: float) -> Optional[HistoryPolicy]:
     """The policy of measured scales for an argument `global_scale`; None for `"dynamic"`.
 
     Args:
         global_scale: `"history"`, `"dynamic"`, or a `HistoryPolicy`, which is taken as it is.
-        start_scale: the first scale of `"history"`.
-        min_scale: the smallest scale of `"history"`.
+        fields: the fields of the policy of `"history"` that differ from the defaults.
 
     Raises:
         ValueError: it is none of these.
@@ -116,7 +113,7 @@ def history_of(
     if isinstance(global_scale, HistoryPolicy):
         return global_scale
     if global_scale == "history":
-        return HistoryPolicy(start_scale=start_scale, min_scale=min_scale)
+        return HistoryPolicy(**fields)  # type: ignore[arg-type]  # `window` is the only integer
     if global_scale == "dynamic":
         return None
     raise ValueError(f"global_scale={global_scale!r} must be 'history', 'dynamic' or a HistoryPolicy")

@@ -22,7 +22,6 @@ from .argument_checks import (
     check_gradient_hook,
     check_solver,
 )
-from .exchange import check_interval
 from .global_scale import GlobalScale
 from .states import deciding_settings
 
@@ -139,7 +138,7 @@ class Settings:
     hysteresis: Any = PolicySetting()
     on_gradients: Any = Setting(check_gradient_hook)
     average: Any = Setting()
-    check_every: Any = Setting(check_interval)
+    check_every: Any = Setting(partial(check_count, least=0))
     monitors: Any = SetOnce()
     function_pre_hook: Any = SetOnce()
     function_post_hook: Any = SetOnce()

@@ -17,7 +17,6 @@ from nnabla_adaloss.communicators.agreement import RankDisagreementError
 from nnabla_adaloss.kernels import CpuKernels
 from nnabla_adaloss.updaters.exchange import (
     GradientExchange,
-    check_interval,
     crc32,
     crc32_halves,
     gradients_are_finite,
@@ -200,15 +199,6 @@ def test_without_a_communicator_nothing_is_exchanged() -> None:
     alone.check_ranks_agree([8.0], 1)
     assert alone.any([True, False]) == [True, False]
     assert gradients(alone) == {"a": [2.0, 2.0]}
-
-
-def test_an_interval_is_a_number_of_iterations_or_never() -> None:
-    assert [check_interval("check_every", value) for value in (0, 1, np.int64(2))] == [0, 1, 2]
-    assert type(check_interval("check_every", np.int64(2))) is int
-    with pytest.raises(ValueError, match=r"^check_every=-1 must be 0 \(never\) or more$"):
-        check_interval("check_every", -1)
-    with pytest.raises(TypeError, match="check_every=0.5 must be an integer"):
-        check_interval("check_every", 0.5)
 
 
 def solver_with(**gradients: Any) -> Any:

@@ -30,10 +30,13 @@ def updater_with(depth: int = 2, batch: int = 16, **options: Any) -> AdaptiveLos
 
 
 def test_what_is_chosen() -> None:
-    assert history_of("dynamic", 8.0, 2.0**-24) is None
-    assert history_of("history", 16.0, 2.0**-20) == HistoryPolicy(start_scale=16.0, min_scale=2.0**-20)
+    assert history_of("dynamic") is None
+    assert history_of("history") == HistoryPolicy()
+    assert history_of("history", start_scale=16.0, min_scale=2.0**-20) == HistoryPolicy(
+        start_scale=16.0, min_scale=2.0**-20
+    )
     own = HistoryPolicy(margin=2.0)
-    assert history_of(own, 8.0, 2.0**-24) is own
+    assert history_of(own, start_scale=2.0) is own
     with pytest.raises(
         ValueError, match="global_scale='fast' must be 'history', 'dynamic' or a HistoryPolicy"
     ):
