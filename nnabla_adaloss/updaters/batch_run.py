@@ -124,13 +124,9 @@ class BatchRun:
         self.scaling.guard.undo_batch()
 
     def _run_again(self, before: BatchOutcome) -> Optional[BatchOutcome]:
-        """Run a lost batch once more around single functions, so that its bad layers can be named.
+        """Run a lost batch once more with measured scales, which name the bad layers.
 
-        Args:
-            before: the outcome of the batches before.
-
-        Returns:
-            The outcome with this batch, if it is finite now; None: `examine` it.
+        The result is its outcome if it is finite now; None if it still has to be examined.
         """
         nonfinite = tuple(self.scaling.found_inf)
         self.scaling.guard.rewind()

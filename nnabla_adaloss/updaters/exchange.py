@@ -91,11 +91,7 @@ class GradientExchange:
         return tables
 
     def all_finite(self, kernels: Kernels) -> bool:
-        """True on every rank when the gradients of all the solver's parameters are finite on all of them.
-
-        Args:
-            kernels: the kernels for the gradients' arrays.
-        """
+        """True on every rank when the gradients of the solver's parameters are finite on all of them."""
         finite = gradients_are_finite(kernels, self._solver)
         # Infinities and NaNs travel through the sum; those of gradients that are not exchanged do not.
         return finite if self._exchanges_all else not self.any([not finite])[0]
@@ -141,10 +137,6 @@ def gradients_are_finite(kernels: Kernels, solver: Any) -> bool:
     """True when the gradients of the solver's parameters hold no infinity and no NaN.
 
     On a GPU that is one wait, where `solver.check_inf_or_nan_grad()` waits for one parameter after another.
-
-    Args:
-        kernels: the kernels for the gradients' arrays.
-        solver: the solver.
     """
     # A lazily zero gradient stays so: a solver skips its parameter.
     written = [v.grad for v in solver.get_parameters().values() if not v.grad.zeroing]

@@ -79,13 +79,7 @@ def _adopt_scales(scaling: AdaptiveLossScaling, rows: List[List[float]]) -> Scal
 
 
 def agreed_scales(scaling: AdaptiveLossScaling, scale: float, *, repeat: bool) -> List[float]:
-    """Scales that must be the same on every rank between two iterations.
-
-    Args:
-        scaling: the engine.
-        scale: the global scale.
-        repeat: whether ranks repeat batches on their own.
-    """
+    """Scales that must be the same on every rank between two iterations."""
     own = [scale, *(limit.limit for _, limit in sorted(scaling.limits.items()))]
     learned = [amax for _, amax in sorted(scaling.components.amaxes().items())]
     # A repeated batch may have had scales of its own on one rank, and so may the second one of an iteration:
