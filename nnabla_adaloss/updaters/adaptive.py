@@ -304,8 +304,8 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         if saved.parameters != parameter_checksum(self.solver):
             self.scaling.forget()
             warn(
-                "the parameters are not those that the state was saved with: what was learned of the layers "
-                "is dropped, the loss scale is kept. Load the parameters before the state"
+                "the parameters are not those that the state was saved with: the scales of layers are "
+                "measured anew, the loss scale is kept. Load the parameters before the state"
             )
 
     def save_states(self, path: Union[str, os.PathLike[str]]) -> None:

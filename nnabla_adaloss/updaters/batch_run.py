@@ -15,7 +15,7 @@ from .global_scale import GlobalScale
 from .outcome import BatchOutcome, examine, poison_gradients, smallest_scale_helps
 from .retries import Counters, RetryState
 
-# After so many repeats of one batch the smallest scale is tried; once a batch was hopeless, at the first
+# After this many repeats of one batch the smallest scale is tried; once a batch was hopeless, at the first
 # overflow of those after it.
 _REPEATS_BEFORE_SMALLEST = 3
 
@@ -26,7 +26,7 @@ class RunOptions(NamedTuple):
     Attributes:
         repeat: whether a batch may be run again.
         max_repeats: how often.
-        clear_buffer: free what is no longer needed.
+        clear_buffer: free activations and gradients that are no longer needed.
         hooks: the user's own hooks, around each function.
     """
 

@@ -37,7 +37,7 @@ class FixedLossScalingUpdater:
         grads: gradients to exchange; None (or empty) means those of all the solver's parameters.
         storage: emulate this storage format on a float context, for example `"float16"` or `"fp8_hybrid"`.
         monitors: objects with some of the methods of `Monitor`, such as `Recorder`. No layer gets a scale of
-            its own here, so they are told of updates and dropped batches alone.
+            its own here, so their events are updates and dropped batches.
         float_tail: as for `AdaptiveLossScalingUpdater`: in half precision, functions at the loss compute in
             float. True.
 

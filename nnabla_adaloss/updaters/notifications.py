@@ -14,7 +14,7 @@ from ..graph.plan import GraphPlan
 from ..monitor import Audience, UpdateEnded
 from .result import UpdateResult
 
-# After so many updates in a row without a gradient, a loss of zero is no batch without labels any more.
+# After this many updates in a row without a gradient, a loss of zero is more than a batch without labels.
 _SILENT = 10
 
 

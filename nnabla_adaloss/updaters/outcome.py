@@ -47,7 +47,7 @@ class BatchOutcome(NamedTuple):
         return self.nonfinite_loss or self.fault is not None
 
     def after_repeat(self, found: BatchOutcome) -> BatchOutcome:
-        """This outcome, before a batch is repeated because of what was `found`."""
+        """This outcome, with the layers that overflowed in a batch that is going to be repeated."""
         return self._replace(
             overflow_layers=found.nonfinite_layers if found.overflowed else self.overflow_layers
         )

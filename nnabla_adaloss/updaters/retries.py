@@ -10,7 +10,7 @@ from ..core.layer_limits import LayerLimit
 from ..core.scale_policy import ScaleState
 from ..core.validation import integer
 
-# So many batches in a row that overflow at any scale are not the fault of single batches. nnabla's updater
+# This many batches in a row that overflow at any scale are not the fault of single batches. nnabla's updater
 # would have halved its scale as often, until no gradient is left.
 _HOPELESS = 25
 
@@ -41,7 +41,7 @@ class Counters:
     lost: Dict[str, int] = field(default_factory=dict)
 
     def count_update(self, batches: int) -> None:
-        """Count an update with so many batches."""
+        """Count an update of this many batches."""
         self.updates += 1
         self.batches += int(batches)  # not one of NumPy's integers, which JSON does not know
 
