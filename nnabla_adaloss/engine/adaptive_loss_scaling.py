@@ -27,12 +27,11 @@ from ..graph.plan import GraphPlan
 from ..graph.structure import PlanOptions
 from ..kernels import Kernels, NNablaAdaLoss, select_kernels
 from ..monitor import Audience, LayerScaled, audience_of
-from .batch_guard import BatchGuard
+from ..undo import BatchGuard, ForwardState
 from .blame import layer_to_blame
 from .choosing import PassStart
 from .component_scales import ComponentPass, ComponentScales, measured_of
 from .emulated_storage import EmulatedStorage
-from .forward_state import ForwardState
 from .layer_watch import LayerWatch, Stored
 from .leaf_arrays import LeafArrays, leaf_arrays
 from .passes.hooked import NO_HOOKS, UserHooks
@@ -103,7 +102,7 @@ class AdaptiveLossScaling:
         limit_policy: Optional[LayerLimitPolicy] = None,
         history: Optional[HistoryPolicy] = None,
         forward_state: Optional[ForwardState] = None,
-        monitors: Sequence[Any] = (),
+        monitors: Union[Sequence[Any], Audience] = (),
         float_tail: bool = True,
     ) -> None:
         if config is not None and not isinstance(config, AdaLossConfig):
@@ -187,7 +186,8 @@ class AdaptiveLossScaling:
                 f"before scales layers in another way: {before.config}, and here {self.config}; "
                 "make both with the same config"
             )
-        self.components, self.guard.state = before.components, before.guard.state
+        self.components = before.components
+        self.guard.go_on_from(before.guard)
         self.iteration = self.components.began[0] + 1
         self._ada_loss.go_on_from(before._ada_loss)
         self._graph.go_on_from(before._graph)
@@ -370,9 +370,13 @@ class AdaptiveLossScaling:
             planned.statistics.adopt(positions, tables.reshape(len(tables), *own.shape))
 
     @property
-    def limits(self) -> Dict[str, LayerLimit]:
-        """Limits of single layers' scales, lowered by overflows, by layer name."""
+    def limits(self) -> Mapping[str, LayerLimit]:
+        """Limits of single layers' scales, lowered by overflows, by layer name; may be assigned."""
         return self._ada_loss.limits
+
+    @limits.setter
+    def limits(self, limits: Mapping[str, LayerLimit]) -> None:
+        self._ada_loss.limits = dict(limits)
 
     @property
     def limit_policy(self) -> LayerLimitPolicy:
@@ -516,7 +520,7 @@ class AdaptiveLossScaling:
         planned = self._graph.current(wired=wired)
         self._reader.before_backward()
         found = leaf_arrays(planned.plan.leaves)
-        self.guard.before_backward(found)
+        self.guard.before_backward(found.arrays, all_zero=found.all_zero)
         iteration = self.iteration if iteration is None else iteration
         self.components.begin_pass(iteration)
         planned.statistics.watch(self.guard.state.arrays)
