@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
-from ..engine.saved_names import fingerprint
+from ..engine.saved_state import fingerprint
 from ..graph.loss_like import LossLike, variable_of
 from ..undo import ForwardState
 
