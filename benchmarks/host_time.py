@@ -5,10 +5,20 @@
 
 No GPU is needed: the package's kernels are launched on a device that does nothing and has results at hand, so
 that what is left is Python: hooks, decisions, preparing launches, reading the table. What CuPy takes for a
-launch, some microseconds, is not in it. It is CPU time of the thread: nnabla's own loop and the adaptive one
-take turns on the same tiny network, and the difference is told. Wanted for ResNet-50: at most 1.5 ms.
-With what the device tells, "approx_range" swaps no weight and "amax_history" most of them. The last column
-tells how fast the machine is: what nnabla takes to tell an address, of which ResNet-50 asks for 373, or 459.
+launch, some microseconds, is not in it. It is CPU time: nnabla's own loop and the adaptive one take turns on
+the same tiny network, and the difference is told. Wanted for ResNet-50: at most 1.5 ms.
+
+  nnabla ms       nnabla's own loop, and
+  ours ms         what adaptive scaling adds: means over blocks of 16 iterations, which are whole cycles of
+                  those that measure, that choose and that do neither (`blocks.py`), and of blocks the median
+  share           the second of the first
+  cheapest ms     what it adds in the cheapest iteration of a block, the median over the blocks
+  dearest/median  the dearest iteration of a block by the median one, nnabla's part included: 1 if all do
+                  the same
+  address us      how fast the machine is: what nnabla takes to tell an address, of which ResNet-50 asks for
+                  373, or 459
+
+With what the device tells, "approx_range" swaps no weight and "amax_history" most of them.
 """
 
 from __future__ import annotations
@@ -19,9 +29,10 @@ import json
 import sys
 import time
 from collections import OrderedDict
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 from unittest import mock
 
 import nnabla as nn
@@ -29,6 +40,7 @@ import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
+from blocks import BLOCK, Times, means, positions, take_turns
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
 from nnabla_adaloss.host_context import HOST
@@ -142,9 +154,9 @@ class Case(NamedTuple):
     method: str = "approx_range"
 
 
-def measure(device: IdleDevice, case: Case, rounds: int) -> Dict[str, Any]:
+def measure(device: IdleDevice, case: Case, blocks: int) -> Dict[str, Any]:
     """Prints and returns what an iteration takes besides nnabla."""
-    actions: List[Callable[[], Any]] = []
+    actions: Dict[str, Callable[[], Any]] = {}
     for adaptive in (False, True):
         with nn.parameter_scope("", OrderedDict()):
             x, t = nn.Variable(case.shape), nn.Variable((case.shape[0], 1))
@@ -155,38 +167,57 @@ def measure(device: IdleDevice, case: Case, rounds: int) -> Dict[str, Any]:
             if adaptive:
                 config = AdaLossConfig(case.method, dtype="float16")
                 updater = AdaptiveLossScalingUpdater(solver, loss, config=config)
-                actions.append(updater.update)
+                actions["adaptive"] = updater.update
             else:
-                actions.append(loop(solver, loss))
+                actions["nnabla"] = loop(solver, loss)
     assert updater.scaling.delay == 1
-    for _ in range(3):
-        for action in actions:
-            action()
-    launches, fetches = device.launches, device.fetches
-    taken: List[List[float]] = [[], []]
-    for _ in range(rounds):
-        for action, times in zip(actions, taken):
-            start = time.thread_time()
-            action()
-            times.append(time.thread_time() - start)
-    native, adaptive_time = (1e3 * median(times) for times in taken)
-    found = {
+    for action in actions.values():
+        action()
+    launches, fetches, began = device.launches, device.fetches, updater.iteration
+    taken = take_turns(actions, blocks)
+    iterations = updater.iteration - began
+    found: Dict[str, Any] = {
         "network": case.name,
         "method": case.method,
         "layers": len(updater.scaling.layers),
         "swapped": sum(alpha != 1.0 for alpha in updater.scaling.layer_scales.values()),
-        "host_ms": adaptive_time - native,
-        "launches": (device.launches - launches) / rounds,
-        "waits": (device.fetches - fetches) / rounds,
+        **times_of(taken),
+        "launches": (device.launches - launches) / iterations,
+        "waits": (device.fetches - fetches) / iterations,
     }
     found["us_per_layer"] = 1e3 * found["host_ms"] / found["layers"]
     found["address_us"] = 1e6 * address_time()
     print(
-        f"{case.name:20}{case.method:>14}{found['layers']:8}{found['swapped']:9}{found['host_ms']:10.2f}{found['us_per_layer']:14.1f}"
-        f"{found['launches']:10.0f}{found['waits']:7.0f}{found['address_us']:12.2f}",
+        f"{case.name:20}{case.method:>14}{found['layers']:8}{found['swapped']:9}"
+        f"{found['nnabla_ms']:11.2f}{found['host_ms']:9.2f}{found['share']:8.0%} "
+        f"{found['cheapest_ms']:13.2f}{found['dearest_over_median']:16.2f}{found['us_per_layer']:14.1f}"
+        f"{found['launches']:10.0f}{found['waits']:7.1f}{found['address_us']:12.2f}",
         flush=True,
     )
     return found
+
+
+def times_of(taken: Dict[str, List[Times]]) -> Dict[str, Any]:
+    """What blocks of iterations took, in ms, by nnabla's loop and by ours."""
+    native, ours = means(taken["nnabla"], "cpu"), means(taken["adaptive"], "cpu")
+    nnabla_ms = 1e3 * median(native)
+    at = [[1e3 * spent for spent in one] for one in positions(taken["adaptive"], "cpu")]
+    medians = [one[1] for one in at]
+    return {
+        "nnabla_ms": nnabla_ms,
+        "host_ms": 1e3 * median(a - b for a, b in zip(ours, native)),
+        "share": median((a - b) / b for a, b in zip(ours, native)),
+        "cheapest_ms": min(medians) - nnabla_ms,
+        "dearest_over_median": max(medians) / median(medians),
+        "positions_ms": at,
+    }
+
+
+def print_positions(found: Dict[str, Any]) -> None:
+    """The iterations of a block, one by one."""
+    print(f"{'iteration of the block':>24}{'least':>9}{'median':>9}{'most':>9} ms, with nnabla's own")
+    for number, (least, middle, most) in enumerate(found["positions_ms"], 1):
+        print(f"{number:24}{least:9.2f}{middle:9.2f}{most:9.2f}")
 
 
 def resnet50(x: nn.Variable) -> nn.Variable:
@@ -196,24 +227,41 @@ def resnet50(x: nn.Variable) -> nn.Variable:
     return resnet(x, "resnet50", width=1, classes=2, training=True, last_gamma=1.0)
 
 
+@contextmanager
+def idle_device() -> Iterator[IdleDevice]:
+    """Inside, scaling chooses the kernels of a device that does nothing."""
+    device = IdleDevice()
+    kernels = CudaKernels(HOST, device)
+    with mock.patch("nnabla_adaloss.engine.adaptive_loss_scaling.select_kernels", return_value=kernels):
+        yield device
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=30, help="timed iterations (default: 30)")
+    parser.add_argument(
+        "--blocks", type=int, default=4, help=f"blocks of {BLOCK} iterations that are timed (default: 4)"
+    )
+    parser.add_argument("--positions", action="store_true", help="print each iteration of a block, too")
     parser.add_argument("--json", type=Path, help="write what was measured here, too")
     options = parser.parse_args()
+    if options.blocks < 1:
+        parser.error("--blocks must be 1 or more")
     print(
-        f"{'network':20}{'method':>14}{'layers':>8}{'swapped':>9}{'host ms':>10}{'us per layer':>14}"
+        f"{'network':20}{'method':>14}{'layers':>8}{'swapped':>9}{'nnabla ms':>11}{'ours ms':>9}{'share':>9}"
+        f"{'cheapest ms':>13}{'dearest/median':>16}{'us per layer':>14}"
         f"{'launches':>10}{'waits':>7}{'address us':>12}"
     )
-    device, rounds = IdleDevice(), options.rounds
-    kernels = CudaKernels(HOST, device)
-    with mock.patch("nnabla_adaloss.engine.adaptive_loss_scaling.select_kernels", return_value=kernels):
+    with idle_device() as device:
         methods = "approx_range", "amax_history"
         cases = [Case("ResNet-50, one map", resnet50, (1, 3, 32, 32), method) for method in methods]
         cases += [Case(f"{n} affine layers", chain(n), (1, 2)) for n in (10, 100, 1000)]
-        rows = [measure(device, case, rounds) for case in cases]
+        rows = []
+        for case in cases:
+            rows.append(measure(device, case, options.blocks))
+            if options.positions:
+                print_positions(rows[-1])
     if options.json is not None:
         options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
 

@@ -5,9 +5,10 @@
 
 Eight layers of 2048 x 2048 are trained for some iterations, each way in a process of its own: by nnabla, by
 its DynamicLossScalingUpdater, and by AdaptiveLossScalingUpdater. What is told is the largest resident size
-of the process, and how much more that is than with the dynamic updater. Added are the package, and scaled
-copies of weights: one at a time where hooks run, all at once in a planned pass, up to `planned_bytes`. Then
-attention is trained on sentences of 400 lengths, with a graph for each.
+of the process, and how much more that is than with the dynamic updater, in MB and in percent. Added are the
+package, and scaled copies of weights: one at a time where hooks run, all at once in a planned pass, up to
+`planned_bytes`. With delay=1 scales come from the iteration before. Then attention is trained on sentences of
+400 lengths, with a graph for each.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Way(NamedTuple):
         method: how layers are scaled; None: they are not.
         storage: an emulated storage, or None.
         planned_bytes: of `AdaLossConfig`.
+        delay: of `AdaLossConfig`.
         lengths: whether attention is trained, on sentences of many lengths.
     """
 
@@ -38,6 +40,7 @@ class Way(NamedTuple):
     method: Optional[str] = None
     storage: Optional[str] = None
     planned_bytes: Optional[int] = None
+    delay: Optional[int] = None
     lengths: bool = False
 
 
@@ -47,6 +50,8 @@ WAYS: Dict[str, Way] = {
     "approx_range": Way("adaptive", "approx_range"),
     "amax_history": Way("adaptive", "amax_history"),
     "amax_history, all weights at once": Way("adaptive", "amax_history", planned_bytes=2**30),
+    "approx_range, delay=1": Way("adaptive", "approx_range", delay=1),
+    "amax_history, delay=1": Way("adaptive", "amax_history", delay=1),
     "dynamic, emulated float16": Way("dynamic", storage="float16"),
     "approx_range, emulated float16": Way("adaptive", "approx_range", "float16"),
     "amax_history, emulated float16": Way("adaptive", "amax_history", "float16"),
@@ -115,7 +120,7 @@ def _updater(way: Way, solver: Any, loss: Any, build: Optional[Callable[[], Any]
         # nnabla's default feeder takes an argument that its update() does not pass.
         updater = DynamicLossScalingUpdater(solver, stored, feed)
     else:
-        config = AdaLossConfig(loss_scale_method=way.method, planned_bytes=way.planned_bytes)
+        config = AdaLossConfig(way.method, planned_bytes=way.planned_bytes, delay=way.delay)
         updater = AdaptiveLossScalingUpdater(solver, loss, feed, config=config, storage=way.storage)
     return updater.update
 
@@ -137,7 +142,9 @@ def main() -> None:
         found = float(done.stdout.splitlines()[-1])
         if way.startswith("dynamic"):
             dynamic = found
-        more = f"{100 * (found / dynamic - 1):+7.1f} %" if dynamic and not way.startswith("dynamic") else ""
+        more = ""
+        if dynamic and not way.startswith("dynamic"):
+            more = f"{found - dynamic:+7.0f} MB{100 * (found / dynamic - 1):+7.1f} %"
         print(f"{way:36}{found:8.0f} MB{more}", flush=True)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What it costs to watch a training on a CPU.
 
-The networks of `training_speed.py` are trained with adaptive loss scaling under emulated fp16 storage. A
+The networks of `cpu_networks.py` are trained with adaptive loss scaling under emulated fp16 storage. A
 recorder with `every=2` looks at every other iteration, so that those it looks at and those that it does not
 take turns in one training, with the same arrays at the same addresses: the ratio of the two is what looking
 costs, and what machines do to memory cancels out. It is the median over pairs of neighbours. Wanted for
@@ -31,7 +31,9 @@ import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
-from training_speed import CASES, Case, Times, measure, without_repeats
+from blocks import Times, measure
+from cpu_networks import CASES, Case
+from training_speed import without_repeats
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater, Recorder, UpdateEnded
 

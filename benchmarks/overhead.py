@@ -6,10 +6,10 @@
 Chains of affine layers and tanh are trained by a bare loop (zero_grad, forward, backward, update), by
 nnabla's DynamicLossScalingUpdater, and by AdaptiveLossScalingUpdater with both methods, which take turns
 iteration by iteration. Graphs are static, rebuilt before each iteration, which all four do, or reshaped:
-rebuilt for a batch of one of 32 sizes, as sentences of other lengths are. The
-times are the means of the eight iterations from one measurement of scales to the next, and of these the
-medians. Two more columns tell them apart for approx_range: the iteration that measures, and those with
-planned passes.
+rebuilt for a batch of one of 32 sizes, as sentences of other lengths are. A time
+is the mean over a block of 16 iterations, which are whole cycles of those that measure and those that do not,
+and of these the median; a ratio is that of such means, block by block (`blocks.py`). Two more columns tell
+iterations of a cycle apart for approx_range: *planned* is the median one, *measuring* the dearest.
 
 The floor is what an adaptive iteration cannot do without: the bare loop, one pass over the scaled weights
 and one over the parameters' gradients at the speed of memory, and asking nnabla for the address of each
@@ -30,12 +30,12 @@ from statistics import median
 from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
 import nnabla as nn
-import nnabla.functions as F
-import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
+from blocks import BLOCK, Action, means, positions, ratio, take_turns
+from cpu_networks import chain
 from planning import ask
-from training_speed import Action, Times, cycles, take_turns, without_repeats
+from training_speed import without_repeats
 
 from nnabla_adaloss import (
     AdaLossConfig,
@@ -58,29 +58,29 @@ class Case(NamedTuple):
         width: inputs and outputs of each.
         batch: rows of the data.
         graph: `"static"`, or `"rebuilt"` for each iteration, or `"reshaped"` for a batch of another size.
-        rounds: how many iterations are timed.
+        blocks: how many blocks of iterations are timed.
     """
 
     layers: int
     width: int
     batch: int
     graph: str
-    rounds: int
+    blocks: int
 
 
 CASES = [
-    Case(10, 8, 8, "static", 400),
-    Case(10, 128, 32, "static", 240),
-    Case(10, 1024, 32, "static", 48),
-    Case(3, 4096, 32, "static", 24),
-    Case(40, 32, 16, "static", 240),
-    Case(100, 8, 8, "static", 160),
-    Case(100, 128, 32, "static", 64),
-    Case(1000, 8, 8, "static", 40),
-    Case(10, 128, 32, "rebuilt", 160),
-    Case(40, 32, 16, "rebuilt", 80),
-    Case(10, 128, 32, "reshaped", 160),
-    Case(40, 32, 16, "reshaped", 80),
+    Case(10, 8, 8, "static", 25),
+    Case(10, 128, 32, "static", 15),
+    Case(10, 1024, 32, "static", 4),
+    Case(3, 4096, 32, "static", 3),
+    Case(40, 32, 16, "static", 15),
+    Case(100, 8, 8, "static", 10),
+    Case(100, 128, 32, "static", 6),
+    Case(1000, 8, 8, "static", 5),
+    Case(10, 128, 32, "rebuilt", 10),
+    Case(40, 32, 16, "rebuilt", 6),
+    Case(10, 128, 32, "reshaped", 10),
+    Case(40, 32, 16, "reshaped", 6),
 ]
 
 
@@ -114,10 +114,7 @@ def trainer(case: Case, way: str) -> Trainer:
 
     def build() -> nn.Variable:
         with nn.parameter_scope("", scope):
-            h = next(data)
-            for index in range(case.layers):
-                h = F.tanh(PF.affine(h, case.width, name=f"layer{index}"))
-            return F.mean(h**2)
+            return chain(next(data), case.layers, case.width)
 
     loss = build()
     solver = S.Sgd(1e-3)
@@ -188,29 +185,22 @@ def _time(action: Callable[[], Any]) -> float:
 def measure(case: Case) -> Dict[str, Any]:
     """Times the four ways on one chain."""
     made = {way: trainer(case, way) for way in WAYS}
-    for _ in range(12):
-        for one in made.values():
-            one.action()
-    taken = take_turns({way: one.action for way, one in made.items()}, case.rounds)
-    every = AdaLossConfig().measure_every
-    spent = {way: median(cycles(times, "wall")) / every for way, times in taken.items()}
+    taken = take_turns({way: one.action for way, one in made.items()}, case.blocks)
+    spent = {way: median(means(times, "wall")) for way, times in taken.items()}
     floor, asking = floor_of(spent["bare loop"], made["dynamic"], rebuilt=case.graph != "static")
-    ratios = {
-        way: median(a / b for a, b in zip(cycles(taken[way], "wall"), cycles(taken["dynamic"], "wall")))
-        for way in WAYS
-    }
-    by_phase = {way: _phases(times, every) for way, times in taken.items()}
-    common = median(by_phase["dynamic"])
+    ratios = {way: ratio(taken, way, "dynamic", "wall") for way in WAYS}
+    at = {way: [one.median for one in positions(times, "wall")] for way, times in taken.items()}
+    common = median(at["dynamic"])
     return {
         **case._asdict(),
-        "measuring_over_dynamic": {way: max(by_phase[way]) / common for way in ADAPTIVE},
-        "planned_over_dynamic": {way: median(by_phase[way]) / common for way in ADAPTIVE},
+        "measuring_over_dynamic": {way: max(at[way]) / common for way in ADAPTIVE},
+        "planned_over_dynamic": {way: median(at[way]) / common for way in ADAPTIVE},
         "ms": {way: 1e3 * s for way, s in spent.items()},
         "over_dynamic": ratios,
         "floor_ms": 1e3 * floor,
         "address_us": 1e6 * asking,
-        # Of the iterations from one measurement to the next, a planned one makes the fewest.
-        "python_calls": {way: min(python_calls(made[way].action) for _ in range(every)) for way in WAYS},
+        # Of the iterations of a cycle, a planned one makes the fewest.
+        "python_calls": {way: min(python_calls(made[way].action) for _ in range(BLOCK)) for way in WAYS},
         "floor_over_dynamic": floor / spent["dynamic"],
     }
 
@@ -229,11 +219,6 @@ def python_calls(action: Action) -> int:
     finally:
         sys.setprofile(None)
     return calls
-
-
-def _phases(times: List[Times], every: int) -> List[float]:
-    """The median of the first, second, ... of so many iterations in a row; one of them measures."""
-    return [median(time.wall for time in times[phase::every]) for phase in range(every)]
 
 
 HEADER = (

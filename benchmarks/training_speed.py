@@ -4,10 +4,10 @@
 Each network is trained in fp32, with nnabla's dynamic loss scaling under emulated fp16 storage (or that
 of `--storage`), and with adaptive loss scaling at its defaults under the same: a measured global scale,
 and no batch that runs twice but the first (an error tells if one does). The three take turns iteration by
-iteration, in changing order. One in eight adaptive iterations looks at arrays, so a ratio is that of
-eight rounds together, and of these the median: what slows the machine down slows all three. A first table
-tells what adaptive scaling adds to dynamic (wanted: at most 1.03, 1.08 on the demo's networks of a few
-milliseconds), and what the emulation adds to fp32 (wanted: at most 1.40 in float16, 1.60 in fp8_hybrid).
+iteration, in changing order. One in eight adaptive iterations looks at arrays, so a ratio is that of the
+means over blocks of 16 iterations, and of all blocks the median (`blocks.py`). A first table tells what
+adaptive scaling adds to dynamic (wanted: at most 1.03, 1.08 on the demo's networks of a few milliseconds),
+and what the emulation adds to fp32 (wanted: at most 1.40 in float16, 1.60 in fp8_hybrid).
 
 The second table is about a chain of 500 tanh of four elements, where there is next to nothing to compute:
 what is left is what the engine does for each function that gets no scale of its own, with a global scale
@@ -21,18 +21,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-import time
 from collections import OrderedDict
 from pathlib import Path
 from statistics import median
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence
+from typing import Any, Callable, Dict, List, Sequence
 
 import nnabla as nn
 import nnabla.functions as F
-import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
+from blocks import Action, means, ratio, take_turns
+from cpu_networks import CASES, Case
 
 from nnabla_adaloss import (
     AdaLossConfig,
@@ -41,85 +40,6 @@ from nnabla_adaloss import (
     DynamicLossScalingUpdater,
     FormatEmulation,
 )
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
-from networks import NETWORKS
-
-Action = Callable[[], Any]
-
-
-class Times(NamedTuple):
-    """What one run of an action took, in seconds."""
-
-    wall: float
-    cpu: float
-
-
-class Case(NamedTuple):
-    """A network to train.
-
-    Attributes:
-        title: its name.
-        shape: of a batch.
-        build: makes the logits.
-        times: how many times as many rounds it takes: one that is fast takes more.
-    """
-
-    title: str
-    shape: Sequence[int]
-    build: Callable[[nn.Variable], nn.Variable]
-    times: int = 1
-
-
-def demo(name: str) -> Case:
-    """A network of samples/demo.py."""
-    network = NETWORKS[name]
-    shape = (network.batch_size, 1, 8, 8)
-    return Case(f"demo's {name}, 8x8, batch {network.batch_size}", shape, network.build, times=8)
-
-
-def lenet(x: nn.Variable) -> nn.Variable:
-    h = F.relu(F.max_pooling(PF.convolution(x, 16, (5, 5), name="conv1"), (2, 2)))
-    h = F.relu(F.max_pooling(PF.convolution(h, 32, (5, 5), name="conv2"), (2, 2)))
-    h = F.relu(PF.affine(h, 120, name="fc1"))
-    return PF.affine(F.relu(PF.affine(h, 84, name="fc2")), 10, name="fc3")
-
-
-def mlp(x: nn.Variable) -> nn.Variable:
-    for index in range(3):
-        x = F.relu(PF.affine(x, 1024, name=f"fc{index}"))
-    return PF.affine(x, 10, name="out")
-
-
-def resnet20(x: nn.Variable) -> nn.Variable:
-    """He et al. 2016, section 4.2, with n = 3 and zero-padded shortcuts."""
-
-    def unit(h: nn.Variable, maps: int, stride: int = 1) -> nn.Variable:
-        h = PF.convolution(h, maps, (3, 3), pad=(1, 1), stride=(stride, stride), with_bias=False)
-        return PF.batch_normalization(h)
-
-    with nn.parameter_scope("stem"):
-        h = F.relu(unit(x, 16))
-    for stage, maps in enumerate((16, 32, 64)):
-        for block in range(3):
-            stride = 2 if stage > 0 and block == 0 else 1
-            shortcut = h
-            if stride == 2:
-                shortcut = F.pad(h[:, :, ::2, ::2], (0, maps // 2, 0, 0, 0, 0))
-            with nn.parameter_scope(f"stage{stage}/block{block}/a"):
-                h = F.relu(unit(h, maps, stride))
-            with nn.parameter_scope(f"stage{stage}/block{block}/b"):
-                h = F.relu(unit(h, maps) + shortcut)
-    return PF.affine(F.average_pooling(h, h.shape[2:]), 10, name="fc")
-
-
-CASES = {
-    "lenet": Case("LeNet-style conv net, 28x28, batch 128", (128, 1, 28, 28), lenet),
-    "mlp": Case("MLP 3x1024, batch 128", (128, 784), mlp),
-    "resnet20": Case("CIFAR ResNet-20, 32x32, batch 32", (32, 3, 32, 32), resnet20),
-    "demo-lenet": demo("lenet"),
-    "demo-mlp": demo("mlp"),
-}
 
 
 def trainer(case: Case, method: str, storage: str) -> Action:
@@ -159,40 +79,7 @@ def without_repeats(updater: AdaptiveLossScalingUpdater) -> Action:
     return update
 
 
-def measure(action: Action) -> Times:
-    """Run an action once and return what it took."""
-    wall, cpu = time.perf_counter(), time.process_time()
-    action()
-    return Times(time.perf_counter() - wall, time.process_time() - cpu)
-
-
-def take_turns(actions: Dict[str, Action], rounds: int) -> Dict[str, List[Times]]:
-    """Run actions in turns, each round starting with another one; the first two rounds are not counted."""
-    names = list(actions)
-    taken: Dict[str, List[Times]] = {name: [] for name in names}
-    for number in range(rounds + 2):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
-            times = measure(actions[name])
-            if number >= 2:
-                taken[name].append(times)
-    return taken
-
-
-def ratio(taken: Dict[str, List[Times]], name: str, to: str, clock: str) -> float:
-    """How much longer `name` took than `to`: the median over the cycles of the ratio within a cycle."""
-    ratios: List[float] = [a / b for a, b in zip(cycles(taken[name], clock), cycles(taken[to], clock))]
-    return median(ratios)
-
-
-def cycles(times: List[Times], clock: str) -> List[float]:
-    """What so many rounds in a row took together as it takes from one measurement of scales to the next."""
-    every = AdaLossConfig().measure_every
-    spent = [getattr(time, clock) for time in times]
-    return [sum(spent[start : start + every]) for start in range(0, len(spent) - every + 1, every)]
-
-
-def print_training(names: Sequence[str], rounds: int, storage: str) -> List[Dict[str, Any]]:
+def print_training(names: Sequence[str], blocks: int, storage: str) -> List[Dict[str, Any]]:
     """Times networks; prints and returns the ratios."""
     found: List[Dict[str, Any]] = []
     print(f"storage: {storage}")
@@ -201,10 +88,10 @@ def print_training(names: Sequence[str], rounds: int, storage: str) -> List[Dict
     for name in names:
         case = CASES[name]
         ways = ("fp32", "dynamic", "adaptive")
-        taken = take_turns({way: trainer(case, way, storage) for way in ways}, rounds * case.times)
+        taken = take_turns({way: trainer(case, way, storage) for way in ways}, blocks * case.times)
         compared = [("adaptive", "dynamic"), ("dynamic", "fp32")]
         ratios = [ratio(taken, a, b, clock) for a, b in compared for clock in ("wall", "cpu")]
-        bare = 1e3 * median(times.wall for times in taken["fp32"])
+        bare = 1e3 * median(means(taken["fp32"], "wall"))
         adaptive, adaptive_cpu, emulated, emulated_cpu = ratios
         print(
             f"{case.title:40}{adaptive:12.3f}{adaptive_cpu:8.3f}{emulated:10.3f}{emulated_cpu:8.3f}"
@@ -223,7 +110,7 @@ def print_training(names: Sequence[str], rounds: int, storage: str) -> List[Dict
     return found
 
 
-def print_overhead(functions: int, rounds: int) -> None:
+def print_overhead(functions: int, blocks: int) -> None:
     with nn.parameter_scope("", OrderedDict()):
         h = nn.parameter.get_parameter_or_create("x", (4,), np.ones(4))
         for _ in range(functions):
@@ -250,7 +137,7 @@ def print_overhead(functions: int, rounds: int) -> None:
         "engine, scale given": forward_and(given.backward, 8.0),
         "engine, scale measured": forward_and(measured.backward),
     }
-    taken = take_turns(actions, rounds)
+    taken = take_turns(actions, blocks)
     print(f"\n{'backward of ' + str(functions) + ' tanh':40}{'µs per function above native':>38}")
     print(f"{'':40}{'wall':>30}{'cpu':>8}")
     for name in actions:
@@ -258,8 +145,8 @@ def print_overhead(functions: int, rounds: int) -> None:
             continue
         row = f"{name:40}"
         for clock, width in (("wall", 30), ("cpu", 8)):
-            pairs = zip(taken[name], taken["native"])
-            above = median(getattr(a, clock) - getattr(b, clock) for a, b in pairs)
+            pairs = zip(means(taken[name], clock), means(taken["native"], clock))
+            above = median(a - b for a, b in pairs)
             row += f"{1e6 * above / functions:{width}.2f}"
         print(row)
 
@@ -269,7 +156,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("network", nargs="*", help=f"{', '.join(CASES)} or overhead (default: all)")
-    parser.add_argument("--rounds", type=int, default=40, help="rounds per network, two more for warm-up")
+    parser.add_argument("--blocks", type=int, default=3, help="blocks of 16 iterations of each (default: 3)")
     parser.add_argument("--json", type=Path, help="write the ratios here, too")
     parser.add_argument(
         "--storage", default="float16", help="what is emulated (default: float16); none: nothing is"
@@ -277,15 +164,15 @@ def main() -> None:
     options = parser.parse_args()
     chosen = options.network or [*CASES, "overhead"]
     unknown = sorted(set(chosen) - {*CASES, "overhead"})
-    if unknown or options.rounds < 8:
-        parser.error(f"unknown network: {', '.join(unknown)}" if unknown else "--rounds must be 8 or more")
+    if unknown or options.blocks < 1:
+        parser.error(f"unknown network: {', '.join(unknown)}" if unknown else "--blocks must be 1 or more")
     networks = [name for name in CASES if name in chosen]
     if networks:
-        ratios = print_training(networks, options.rounds, options.storage)
+        ratios = print_training(networks, options.blocks, options.storage)
         if options.json is not None:
             options.json.write_text(json.dumps(ratios, indent=2) + "\n", encoding="utf-8")
     if "overhead" in chosen:
-        print_overhead(500, 8 * options.rounds)
+        print_overhead(500, 8 * options.blocks)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ ROOMS = {
     "state": Room(("state/*",), ("tests/state",)),
     "emulation": Room(("emulation/*",), ("tests/emulation",)),
     "engine": Room(("engine/*",), ("tests/engine",)),
+    "undo": Room(("undo/*",), ("tests/undo",)),
     "updaters": Room(("updaters/*",), ("tests/updaters",), without=("updaters/exchange.py",)),
     "exchange": Room(
         ("updaters/exchange.py", "communicators/agreement.py"),

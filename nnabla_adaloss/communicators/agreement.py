@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks must agree on: the call they make, the arrays they hold, and how a disagreement is told.
+"""Comparison of collective calls and of arrays between ranks, and descriptions of a difference.
 
-Everything here is a pure function of what one rank, or all ranks, hold; the messages are `mpi.py`'s.
+Everything here is a pure function of the values of one rank or of all; `mpi.py` sends the messages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RankDisagreementError(RuntimeError):
 
 
 class Call(NamedTuple):
-    """A collective call as every rank must make it: the operation, its options, and what it is given.
+    """A collective call as every rank must make it: the operation, its options and its arguments.
 
     `entries` are the shapes of the arrays, or the names of the values.
     """
@@ -97,7 +97,7 @@ def from_ordered_int(ordered: npt.ArrayLike) -> npt.NDArray[np.float64]:
 
 
 def ranks_by_value(values: Iterable[Tuple[int, Hashable]]) -> str:
-    """Who holds what: `"16.0 on ranks 0, 2; 8.0 on rank 1"`."""
+    """The ranks that hold each value: `"16.0 on ranks 0, 2; 8.0 on rank 1"`."""
     holders: Mapping[Hashable, List[int]] = defaultdict(list)
     for rank, value in values:
         holders[value].append(rank)
@@ -117,7 +117,7 @@ def check_equal(
 
     Args:
         values: this rank's arrays, by the same names in the same order on every rank.
-        what: what they are, for the error.
+        what: a noun for the error, such as `"parameters"`.
         reduce_min: gives the smallest of each integer over the ranks.
         all_gather: gives the objects of all ranks; called only to describe a disagreement.
     """
@@ -136,7 +136,7 @@ def check_equal(
 
 
 def describe_mismatch(ranks: Sequence[int], calls: Sequence[Call]) -> str:
-    """The first thing that differs between the calls of the ranks, who made which, and what to look for."""
+    """The first difference between the calls of the ranks, with the ranks of each, and a likely cause."""
 
     def held(values: Iterable[Hashable]) -> str:
         return ranks_by_value(zip(ranks, values))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ending a job of many processes when one of them cannot go on.
+"""Ending an MPI job when one of its processes cannot go on.
 
-An MPI job whose rank raises, exits or stalls leaves the other ranks waiting for ever: each needs a way out.
+A rank that raises, exits or stalls would leave the other ranks waiting forever.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Callable, Iterator, Optional, Tuple, Type
 class Watchdog:
     """Calls `on_expiry(description, timeout_s)` from a thread when a block takes longer than `timeout_s`.
 
-    Watching costs about a microsecond: the block notes when it began and the thread looks at the note a few
-    times per timeout, so expiry is noticed at most a quarter of the timeout late.
+    Watching costs about a microsecond: the block notes its start, which the thread reads four times per
+    timeout. So expiry is noticed at most a quarter of the timeout late.
 
     Args:
         timeout_s: seconds a block may take.
@@ -77,7 +77,7 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def report(rank: int, message: str) -> None:
-    """Write a message to stderr, in one piece and with the rank before every line: ranks share a terminal."""
+    """Write a message to stderr at once, with the rank before every line, as ranks share a terminal."""
     sys.stdout.flush()
     sys.stderr.write(textwrap.indent(message.rstrip("\n") + "\n", f"[rank {rank}] ", lambda line: True))
     sys.stderr.flush()
@@ -101,7 +101,8 @@ def on_uncaught_exception(function: Callable[[BaseException], None]) -> None:
 
 
 def end_stalled_process(rank: int, exchange: str, timeout_s: float) -> None:
-    """Say what stalled, show where every thread is, and end this process; the launcher then ends the others.
+    """Report the stalled exchange and the stacks of all threads, and end this process. The launcher then ends
+    the others.
 
     The process ends at once, without MPI's orderly shutdown, which would wait for the stalled call.
     """

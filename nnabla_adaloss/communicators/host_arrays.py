@@ -27,7 +27,7 @@ def array_list(data: Union[NdArray, Sequence[NdArray]]) -> List[NdArray]:
 
 
 def dtype_of(array: NdArray) -> np.dtype[Any]:
-    """The dtype an NdArray has; float32 for one that holds no memory yet (which has no dtype to ask for)."""
+    """The dtype of an NdArray; float32 for one without memory, which has none yet."""
     try:
         return np.dtype(array.dtype)
     except RuntimeError:
@@ -35,7 +35,7 @@ def dtype_of(array: NdArray) -> np.dtype[Any]:
 
 
 def floating_list(data: Union[NdArray, Sequence[NdArray]]) -> List[NdArray]:
-    """`array_list` for arrays that are to travel as float32.
+    """`array_list` for arrays that are sent as float32.
 
     Raises:
         TypeError: a dtype is not a floating point type: integers would be rounded.
@@ -56,7 +56,7 @@ def shapes_of(arrays: Sequence[NdArray]) -> Tuple[Tuple[int, ...], ...]:
 
 
 def host_view(array: NdArray) -> npt.NDArray[Any]:
-    """A flat, writable NumPy view of an NdArray's memory, in the dtype it has.
+    """A flat, writable NumPy view of an NdArray's memory, in its own dtype.
 
     Clears the lazy-zero flag, as every access to the memory does. The view is valid until nnabla next uses
     the NdArray. (`NdArray.data` gives the same at 15 times the cost: it builds a context each time.)
@@ -68,7 +68,7 @@ def host_view(array: NdArray) -> npt.NDArray[Any]:
 
 @lru_cache(maxsize=4096)
 def _bytes_type(count: int) -> Any:
-    # ctypes forgets the types that nobody holds, and to make one takes ten times as long as all the rest.
+    # ctypes keeps no types, and making one takes ten times as long as all the rest.
     return ctypes.c_char * count
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of an MPI job: their groups, exchanges between them, and an end for all when one fails."""
+"""The processes of an MPI job: their groups, their exchanges, and their common end when one fails."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class Job:
     """The processes that train together.
 
     Args:
-        comm: their mpi4py communicator; None: all that were started together.
-        timeout_s: seconds that one exchange may wait for the other ranks before this process ends; None: for
-            ever.
+        comm: their mpi4py communicator; None: that of all processes of the job.
+        timeout_s: seconds that one exchange may wait for the other ranks before this process ends; None:
+            forever.
 
     Attributes:
         mpi: the module `mpi4py.MPI`, which is imported only when a communicator is made.
         comm: the mpi4py communicator.
-        groups: groups of ranks by name; `"world"` are all.
-        iteration: the training iteration, named when an exchange times out; None: not known.
+        groups: groups of ranks by name; `"world"` has all ranks.
+        iteration: the training iteration, which a timeout names; None: unknown.
 
     Raises:
         ImportError: mpi4py or an MPI library is missing.
@@ -79,7 +79,7 @@ class Job:
         return self._local
 
     def init(self) -> None:
-        """Make the group of all ranks, and end all of them when one ends with an exception; once."""
+        """Make the group of all ranks, and end all of them when one raises; later calls do nothing."""
         if self.groups:
             return
         ranks = tuple(range(self.size))
@@ -90,11 +90,11 @@ class Job:
             failure.on_uncaught_exception(self.end)
 
     def group(self, name: str) -> ProcessGroup:
-        """The group of that name, which this rank is in.
+        """The group with a name, of which this rank is a member.
 
         Raises:
             RuntimeError: `init` was not called.
-            ValueError: there is none, or this rank is not in it.
+            ValueError: there is no such group, or this rank is not in it.
         """
         if not self.groups:
             raise RuntimeError("call `init()` on every rank before anything else")
@@ -127,13 +127,13 @@ class Job:
     def exchange(
         self, operation: str, group: str = "world", entries: Iterable[Hashable] = (), **options: Hashable
     ) -> Iterator[ProcessGroup]:
-        """A watched block that begins once all members of a group are known to make the same call.
+        """A watched block that begins once all members of a group have made the same call.
 
         Args:
-            operation: what the call is named.
+            operation: name of the call.
             group: name of the group.
-            entries: what it is about, such as shapes; the same on each rank.
-            **options: its arguments, likewise.
+            entries: the shapes or names of its data; the same on each rank.
+            **options: its other arguments; the same on each rank.
 
         Yields:
             The group.
@@ -148,7 +148,7 @@ class Job:
             yield members
 
     def end(self, error: BaseException) -> None:
-        """Print what this rank failed with, and end all processes."""
+        """Print the error of this rank, and end all processes."""
         failure.report_exception(self.rank, error)
         self.abort(failure.exit_code_of(error))
 

@@ -41,20 +41,19 @@ Arrays = Union[NdArray, Sequence[NdArray]]
 class MPICommunicator:
     """nnabla's communicator interface over MPI: gradients of CPU processes, summed in float32.
 
-    Takes the place of `nnabla.communicators.MultiProcessCommunicator` on hosts without GPUs. Every method
-    that exchanges something is collective: all ranks (of the group) make the same calls in the same order.
-    Each call first compares a fingerprint of itself and of its arrays' shapes across the ranks, so that a
-    mistake raises `CollectiveMismatchError` on every rank instead of hanging or mixing arrays up.
+    It replaces `nnabla.communicators.MultiProcessCommunicator` on hosts without GPUs. Every exchange is
+    collective: all ranks (of the group) make the same calls in the same order. Each call first compares a
+    fingerprint of itself and of its arrays' shapes across the ranks, so a mistake raises
+    `CollectiveMismatchError` on every rank instead of hanging or mixing up arrays.
 
-    Sums travel as float32, whatever the arrays' dtypes, which do not change, and end with the same bits on
-    all ranks. Not to be used from several threads at once.
+    Sums are computed in float32, whatever the arrays' dtypes, and have the same bits on all ranks. Not
+    thread-safe.
 
     Args:
         comm: the mpi4py communicator of the processes that train together. Default: all of the job.
-        timeout_s: seconds that one exchange may wait for the other ranks. When they have passed, the process
-            says where it waits and ends, and the job with it. Choose more than the longest time that ranks
-            spend between exchanges at different work, such as a validation on rank 0. Default None: wait for
-            ever.
+        timeout_s: seconds that one exchange may wait for the other ranks. Then the process reports where it
+            waits and ends, and the job with it. It must exceed the longest time between exchanges that a rank
+            works alone, such as a validation on rank 0. Default None: wait forever.
 
     Raises:
         ImportError: mpi4py or an MPI library is missing.
@@ -76,7 +75,7 @@ class MPICommunicator:
 
     @property
     def iteration(self) -> Optional[int]:
-        """The training iteration, named when an exchange times out. Whoever trains sets it."""
+        """The training iteration, which a timeout names. The training loop sets it."""
         return self._job.iteration
 
     @iteration.setter
@@ -84,10 +83,10 @@ class MPICommunicator:
         self._job.iteration = iteration
 
     def init(self) -> None:
-        """Set up the exchange; to be called once on every rank before anything else.
+        """Set up the exchange. Call it once on every rank before anything else.
 
-        From here on an uncaught exception on one of several ranks ends all of them (`sys.excepthook`):
-        without that, the others would wait for it for ever.
+        From then on an uncaught exception on one of several ranks ends all of them (`sys.excepthook`), which
+        would otherwise wait for it forever.
         """
         self._job.init()
 
@@ -145,11 +144,11 @@ class MPICommunicator:
             pass  # comparing the calls has waited for all ranks
 
     def bcast(self, data: Arrays, src: int, inplace: bool = False, group: str = "world") -> None:
-        """Give every rank the arrays of one rank: values bit for bit, and dtypes.
+        """Copy the arrays of one rank, with their dtypes, to every rank, bit for bit.
 
         Args:
             data: NdArray or sequence of them, of any dtype.
-            src: the rank that gives, as numbered in the group.
+            src: the rank that sends, as numbered in the group.
             inplace: accepted for compatibility: arrays are never packed (parameters are sent once per run).
             group: name of the group.
         """
@@ -167,15 +166,15 @@ class MPICommunicator:
     ) -> None:
         """Replace every array, on every rank, by its sum over the ranks.
 
-        Non-finite values travel through the sum: an overflow on one rank is seen by all. An array that is
+        The sum keeps infinities and NaNs, so all ranks see an overflow on one of them. An array that is
         lazily zero (`NdArray.zero`, not written since) on all ranks stays so, because a solver skips a
         parameter with such a gradient.
 
         Args:
-            data: NdArray or sequence of them, of floating point dtypes, which stay.
+            data: NdArray or sequence of them, of floating point dtypes, which do not change.
             division: divide the sum by the number of ranks, before it is rounded to a narrower dtype.
-            inplace: True sends each array by itself. It saves the packing buffer of 4 MB and is slower when
-                there are many small arrays.
+            inplace: True sends each array by itself. It needs no packing buffer of 4 MB, and is slower for
+                many small arrays.
             group: name of the group.
 
         Raises:
@@ -228,11 +227,11 @@ class MPICommunicator:
             self._packer.exchange(arrays, sum_over_ranks, pack=not inplace, keep_result=receives)
 
     def all_gather(self, ndarray: NdArray, ndarray_list: Sequence[NdArray], group: str = "world") -> None:
-        """Give every rank the array of each rank, bit for bit, in the giver's dtype.
+        """Copy the array of each rank to every rank, bit for bit, in the sender's dtype.
 
         Args:
             ndarray: this rank's array.
-            ndarray_list: where to put the arrays of ranks 0, 1, ...: one per rank of the group, as large.
+            ndarray_list: receives the arrays of ranks 0, 1, ...: one per rank of the group, of the same size.
             group: name of the group.
 
         Raises:
@@ -248,11 +247,11 @@ class MPICommunicator:
     def reduce_scatter(
         self, ndarray_list: Sequence[NdArray], ndarray: NdArray, division: bool = False, group: str = "world"
     ) -> None:
-        """Give each rank the sum of one array: rank i that of everybody's `ndarray_list[i]`.
+        """Give rank i the sum over all ranks of `ndarray_list[i]`.
 
         Args:
-            ndarray_list: one array per rank of the group, each as large as `ndarray`; unchanged.
-            ndarray: where to put this rank's sum; floating point.
+            ndarray_list: one array per rank of the group, each of the size of `ndarray`; unchanged.
+            ndarray: receives this rank's sum; floating point.
             division: divide the sum by the number of ranks.
             group: name of the group.
 
@@ -279,7 +278,7 @@ class MPICommunicator:
         """Not available: nnabla takes only callbacks that its own GPU communicator made.
 
         Raises:
-            NotImplementedError: always, saying what to use instead.
+            NotImplementedError: always, naming the alternative.
         """
         raise NotImplementedError(
             "Variable.backward(communicator_callbacks=...) takes only objects made by nnabla's own GPU "
@@ -312,11 +311,11 @@ class MPICommunicator:
             return from_ordered_int(world.reduce_ints(ordered, world.mpi.MAX))
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set on any rank: the same answer on every rank."""
+        """True on every rank when the flag is set on any of them."""
         return bool(self.all_reduce_max_int([int(flag)])[0])
 
     def broadcast_object(self, obj: T, src: int = 0) -> T:
-        """A picklable object of one rank, on every rank."""
+        """Send a picklable object of one rank to every rank, and return it."""
         with self._job.exchange("broadcast_object", src=int(src)) as world:
             received: T = world.comm.bcast(obj, src)
             return received
@@ -330,10 +329,10 @@ class MPICommunicator:
 
         Args:
             values: NdArrays, NumPy arrays or numbers, by name or in a sequence.
-            what: what they are, for the error.
+            what: a noun for the error.
 
         Raises:
-            RankDisagreementError: on every rank, naming the first value that differs and who holds what.
+            RankDisagreementError: on every rank, naming the first value that differs, and it on each rank.
 
         Example:
             >>> comm = MPICommunicator()
@@ -358,9 +357,9 @@ class MPICommunicator:
 
     @contextmanager
     def abort_on_exception(self) -> Iterator[None]:
-        """End the job, with the error, when the block ends with an exception on one of several ranks.
+        """End the job when the block raises on one of several ranks, and report the error.
 
-        Beyond what `init` arranges, this covers `sys.exit` with an error, and surroundings that catch
+        Unlike the hook of `init`, this covers `sys.exit` with an error, and surroundings that catch
         exceptions themselves (test runners, notebooks). In a single process the exception passes as usual.
 
         Example:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks that take part in an exchange, and the check that all of them mean the same one."""
+"""The ranks that take part in an exchange, and the check that all of them make the same call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ProcessGroup:
     """Named ranks and the MPI communicator between them.
 
     Attributes:
-        name: what users call the group.
+        name: name of the group.
         ranks: the members' ranks in the job, in the order of their numbers in the group.
         comm: mpi4py communicator of the members; MPI's null communicator on all other ranks.
         mpi: the module `mpi4py.MPI`, which is imported only when a communicator is made.
@@ -47,9 +47,7 @@ class ProcessGroup:
         return len(self.ranks)
 
     def compare_calls(self, call: Call) -> None:
-        """Wait until all members make a call, and see that it is the same one.
-
-        Costs one message of 16 bytes.
+        """Wait until all members make a call, and check that it is the same. It takes a message of 16 bytes.
 
         Raises:
             CollectiveMismatchError: on every member.
@@ -61,6 +59,6 @@ class ProcessGroup:
             raise CollectiveMismatchError(describe_mismatch(self.ranks, self.comm.allgather(call)))
 
     def reduce_ints(self, values: npt.NDArray[Any], operation: MPI.Op) -> npt.NDArray[Any]:
-        """Reduce integers over the members, in place; returns its argument."""
+        """Reduce integers over the members in place, and return them."""
         self.comm.Allreduce(self.mpi.IN_PLACE, values, operation)
         return values

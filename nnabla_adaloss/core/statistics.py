@@ -70,12 +70,17 @@ class ArrayStatistics(NamedTuple):
 
     def scaled(self, factor: float) -> ArrayStatistics:
         """Statistics of the array multiplied by `factor` (exact for powers of two)."""
+        count, total, squares, abs_max, abs_min, zeros, nonfinite = self
         magnitude = abs(factor)
-        return self._replace(
-            sum=self.sum * factor,
-            sum_of_squares=self.sum_of_squares * factor * factor,
-            abs_max=self.abs_max * magnitude,
-            abs_min=self.abs_min * magnitude,
+        # `_replace` takes four times as long, and this runs per layer.
+        return ArrayStatistics(
+            count,
+            total * factor,
+            squares * factor * factor,
+            abs_max * magnitude,
+            abs_min * magnitude,
+            zeros,
+            nonfinite,
         )
 
 

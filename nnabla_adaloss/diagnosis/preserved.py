@@ -8,10 +8,8 @@ from typing import Dict, Iterator
 
 import nnabla as nn
 
-from ..engine.kept_data import KeptData
-from ..engine.kept_gradients import KeptGradients
-from ..engine.leaf_arrays import leaf_arrays
 from ..kernels import Kernels
+from ..undo import ArraySnapshot, DataSnapshot
 from .random_state import RandomState
 
 
@@ -27,9 +25,9 @@ def preserved(leaves: Dict[int, nn.Variable], kernels: Kernels) -> Iterator[Rand
         The random state at the beginning.
     """
     state = RandomState.now()
-    gradients = KeptGradients(kernels)
-    gradients.save(leaf_arrays(leaves))
-    data = KeptData(kernels, list(leaves.values()))
+    gradients = ArraySnapshot(kernels)
+    gradients.save([leaf.grad for leaf in leaves.values()])
+    data = DataSnapshot(kernels, list(leaves.values()))
     data.save()
     try:
         yield state

@@ -8,10 +8,10 @@ from typing import Any, Dict, NamedTuple, Sequence, Set
 from ..core.validation import integer, number
 from ..emulation import FormatEmulation
 from ..engine import AdaptiveLossScaling
-from ..engine.kept_data import KeptData
 from ..errors import warn
 from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
+from ..undo import DataSnapshot
 from .layers import layers_of
 from .passes import LayerGradients, Passes
 from .preserved import preserved
@@ -116,7 +116,7 @@ def _measure(scaling: AdaptiveLossScaling) -> Dict[str, LayerLoss]:
     layers = layers_of(plan)
     passes = Passes(layers)
     learned = scaling.state_dict()
-    began = KeptData(kernels, list(leaves.values()))
+    began = DataSnapshot(kernels, list(leaves.values()))
     began.save()
     with preserved(leaves, kernels) as state:
 

@@ -11,37 +11,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.config import AdaLossConfig
-from ..core.formats import get_format
 from ..core.layer_limits import LayerLimit, LayerLimitPolicy
-from ..core.methods import Needs
 from ..core.precision import Precision
 from ..core.scale_history import HistoryPolicy
-from ..core.validation import integer
 from ..errors import GraphChangedError
 from ..graph.float_tail import TailReader
 from ..graph.hooks import Hook
-from ..graph.loss_like import LossLike, check_scale, refuse_a_loss_that_scales_itself, variable_of
-from ..graph.loss_seed import LossSeed, Seed, check_seed
+from ..graph.loss_like import LossLike, refuse_a_loss_that_scales_itself, variable_of
+from ..graph.loss_seed import Seed, check_seed
 from ..graph.names import named, registered_names
 from ..graph.plan import GraphPlan
 from ..graph.structure import PlanOptions
 from ..kernels import Kernels, NNablaAdaLoss, select_kernels
-from ..monitor import Audience, LayerScaled, audience_of
-from .batch_guard import BatchGuard
+from ..monitor import Audience, audience_of
+from ..undo import BatchGuard, ForwardState
+from .backward_runner import BackwardRunner
 from .blame import layer_to_blame
-from .choosing import PassStart
-from .component_scales import ComponentPass, ComponentScales, measured_of
+from .component_scales import ComponentScales
 from .emulated_storage import EmulatedStorage
-from .forward_state import ForwardState
-from .layer_watch import LayerWatch, Stored
-from .leaf_arrays import LeafArrays, leaf_arrays
+from .layer_watch import watch_for
+from .leaf_arrays import leaf_arrays
 from .passes.hooked import NO_HOOKS, UserHooks
 from .passes.hookless_steps import FallbackReason
-from .passes.run import AnyPass, run_pass, unscale_visible
-from .passes.select import Passes, PassRequest
-from .prepared_graph import GraphPreparation, PreparedGraph
-from .saved_names import check_network, fingerprint
-from .schedule import ScaleSchedule
+from .passes.run import AnyPass
+from .passes.select import PassRequest
+from .prepared_graph import GraphPreparation
+from .saved_state import read_state, state_of
 from .schedule_cache import ScheduleCache
 
 
@@ -57,22 +52,20 @@ class AdaptiveLossScaling:
         config: how scales are computed; None for `AdaLossConfig()`.
         non_homogeneous: type names of functions whose input gradient is not proportional to their output
             gradient, beyond nnabla's own. They see unscaled gradients.
-        parameters: parameters by name, for layers whose parameters nnabla does not know by name: what
-            `solver.get_parameters()` or `module.get_parameters()` returns; or what returns that, which is
-            called when it is needed.
+        parameters: parameters by name, for layers whose parameters nnabla does not know by name; or a
+            function that returns them, such as `solver.get_parameters`.
         limit_policy: how a layer whose scale overflowed backs off and recovers.
         history: how scales follow from what was measured, where `backward` is given none; None for
             `HistoryPolicy()`.
         forward_state: what is known of parameters that forward writes, from other graphs.
         monitors: who is told each time a layer was scaled: objects with some of the methods of `Monitor`.
-        float_tail: in a half context, compute functions of one element at the loss in float, and functions
-            with a constant that half precision cannot hold: there `loss * 1e-8` is `loss * 0`. It replaces
-            these functions in the graph. True; False leaves the graph as it is.
+        float_tail: in a half context, replace functions of one element at the loss, and functions with a
+            constant that half precision cannot hold, by the same in float: in half `loss * 1e-8` is 0. True;
+            False leaves the graph as it is.
 
     Attributes:
         audience: these monitors; None for none.
         config: the configuration, with `dtype` filled in.
-        components: what was measured of the network, and the scales that follow from it.
         guard: what a training loop asks about single batches.
         in_half: whether any function of the graph computes in half precision.
         iteration: number of the next iteration.
@@ -103,7 +96,7 @@ class AdaptiveLossScaling:
         limit_policy: Optional[LayerLimitPolicy] = None,
         history: Optional[HistoryPolicy] = None,
         forward_state: Optional[ForwardState] = None,
-        monitors: Sequence[Any] = (),
+        monitors: Union[Sequence[Any], Audience] = (),
         float_tail: bool = True,
     ) -> None:
         if config is not None and not isinstance(config, AdaLossConfig):
@@ -122,25 +115,28 @@ class AdaptiveLossScaling:
         self.config = (AdaLossConfig() if config is None else config).stored_in(
             self._storage.precision if self._storage else Precision() if self.in_half else None
         )
-        self._loss, self._seed = loss, LossSeed(self._variable)
+        self._loss = loss
         self.audience: Optional[Audience] = audience_of(monitors)
         self._kernels = select_kernels(context)
         self._ada_loss = NNablaAdaLoss(self.config, self._kernels, limit_policy)
-        self._delay = self._choose_delay()
+        # Statistics of earlier iterations need no hook, and no wait for a device.
+        asked = self.config.delay
+        self._delay = int(self._ada_loss.takes_statistics) if asked is None else asked
         if self._delay and not self._ada_loss.takes_statistics:
             raise ValueError(
                 "delay=1 keeps statistics, not arrays, and "
                 f"loss_scale_method={self.config.loss_scale_method!r} looks at arrays; "
                 "choose delay=0 or another method"
             )
-        method = self.config.method
-        self._by_layer = method.needs is Needs.COMPONENTS
-        policy = HistoryPolicy() if history is None else history
-        if self._by_layer:
-            policy = method.policy(policy)
-        policy = policy.measured_every(self.config.iterations_per_measurement)
-        self._passes = Passes(self.config, self._ada_loss, self._kernels, self._storage)
-        self.components = ComponentScales(policy, self.config.range.u_max, self._passes.u_max_single)
+        self._runner = BackwardRunner(
+            loss,
+            self.config,
+            self._ada_loss,
+            self._kernels,
+            self._storage,
+            HistoryPolicy() if history is None else history,
+            delay=self._delay,
+        )
         self.iteration = 0
         self._graph = GraphPreparation(
             self._reader.read,
@@ -166,13 +162,9 @@ class AdaptiveLossScaling:
         self._last: Optional[AnyPass] = None
 
     def go_on_from(self, before: AdaptiveLossScaling) -> None:
-        """Take over what was learned with another graph of the network: for one that is built anew in each
-        iteration.
-
-        That is what was measured, limits of layers, what is known of parameters that forward writes, and how
-        often an emulated storage has drawn random numbers: losses that go on from each other draw from one
-        stream. A graph that is built like one of the last ones goes on with the scales that are held, too,
-        and is not planned again.
+        """Take over what was learned with another graph of the network, for one rebuilt in each iteration:
+        measurements, limits of layers, what forward writes, and the stream of random numbers. A graph of a
+        known topology goes on with its schedule, too, and is not planned again.
 
         Args:
             before: the engine of the graph before.
@@ -185,7 +177,8 @@ class AdaptiveLossScaling:
                 f"before scales layers in another way: {before.config}, and here {self.config}; "
                 "make both with the same config"
             )
-        self.components, self.guard.state = before.components, before.guard.state
+        self._runner.components = before.components
+        self.guard.go_on_from(before.guard)
         self.iteration = self.components.began[0] + 1
         self._ada_loss.go_on_from(before._ada_loss)
         self._graph.go_on_from(before._graph)
@@ -196,6 +189,11 @@ class AdaptiveLossScaling:
         """Draw the random numbers of an emulated storage from the stream of another loss of the training."""
         if self._storage is not None and other._storage is not None:
             self._storage.drawn = other._storage.drawn
+
+    @property
+    def components(self) -> ComponentScales:
+        """What was measured of the network, and the scales that follow from it."""
+        return self._runner.components
 
     @property
     def variable(self) -> nn.Variable:
@@ -240,10 +238,7 @@ class AdaptiveLossScaling:
     @property
     def nonzero_leaves(self) -> Set[int]:
         """Keys of the parameters, and other leaves, to which the last backward has added more than zeros."""
-        if self._last is None:
-            return set()
-        keys = self._last.plan.keys
-        return {keys[position] for position in self._last.nonzero}
+        return self._last.nonzero if self._last else set()
 
     @property
     def matched(self) -> int:
@@ -261,8 +256,8 @@ class AdaptiveLossScaling:
     @property
     def held(self) -> bool:
         """Whether the scales of the last backward were chosen before it began, from what was measured."""
-        last = self._last
-        return last is not None and not self._chose and not self._cache.for_good(measured=last.measures_loss)
+        last, cache = self._last, self._graph.prepared().cache
+        return last is not None and not last.chose and not cache.for_good(measured=last.measures_loss)
 
     @property
     def last_pass(self) -> str:
@@ -271,7 +266,7 @@ class AdaptiveLossScaling:
         `"measured"`: they were chosen while it ran; `"planned"`: they were known, and applied before and
         after nnabla's backward; else why they were applied around each function. It changes no result.
         """
-        if self._last is None or self._chose:
+        if self._last is None or self._last.chose:
             return "measured"
         if self._last.hookless:
             return "planned"
@@ -279,25 +274,12 @@ class AdaptiveLossScaling:
         return str(steps) if isinstance(steps, FallbackReason) else "single functions are watched"
 
     @property
-    def _chose(self) -> bool:
-        """Whether the last backward chose its scales while it ran."""
-        return self._last is not None and self._last.chose
-
-    @property
-    def _cache(self) -> ScheduleCache:
-        return self._graph.prepared().cache
-
-    @property
     def loss_scale(self) -> float:
-        """The scale with which the gradient left the functions at the loss in the last backward: S0, or what
-        was chosen in its place.
-        """
+        """Loss scale after the scalar functions at the loss in the last backward: S0, or as measured."""
         return self._last.schedule.loss_scale if self._last else self.components.policy.start_scale
 
     def state_is_finite(self) -> bool:
-        """Whether running statistics, and whatever else forward writes, are finite, as the last forward left
-        them.
-        """
+        """Whether running statistics, and whatever else the last forward has written, are finite."""
         known = self._last.state_finite if self._last else None
         return not self.guard.state.has_nonfinite() if known is None else known
 
@@ -307,52 +289,28 @@ class AdaptiveLossScaling:
         return self.components.settled
 
     def layer_to_blame(self) -> Optional[str]:
-        """The layer whose own scale made the last backward overflow; None: the global one did, or that of a
-        component.
-        """
-        if self._last is None or not self._last.found_inf:
-            return None
-        if self._by_layer:
+        """The layer whose own scale made the last backward overflow; None: another scale did."""
+        if self._last is None or not self._last.found_inf or self._runner.by_layer:
             return None
         return layer_to_blame(self._last.plan, self._last.found_inf[0], self._last.schedule.layer_scales)
 
     def after_overflow(self) -> bool:
         """Lower what made the last backward overflow; False: only a lower S0 can help, or nothing can.
 
-        Call it when gradients that matter are not finite, and try again. It is for the loop to know which do:
-        infinities behind a mask, or in parameters that are not trained, do no harm.
+        Call it when gradients that matter are not finite, and try again. Infinities behind a mask, or in
+        parameters that are not trained, do no harm.
         """
         last, layer = self._last, self.layer_to_blame()
         if last is None:
             return False
         self._graph.drop_schedules()
-        if not self._by_layer and layer is not None:
+        if not self._runner.by_layer and layer is not None:
             return self.back_off(layer, last.schedule.layer_scales[layer])
-        measured = last.components
-        if measured is None or measured.overflowed is None:
-            return False
-        structure, names = last.plan.structure, self._names_of_components
-        if not last.measures_loss and not any(
-            measured.of.get(slot.target) == measured.overflowed
-            for node in structure.nodes
-            for slot in node.slots
-        ):
-            return False
-        scale = measured.scales[measured.overflowed]
-        return scale is not None and self.components.after_overflow(names[measured.overflowed], scale)
+        return self._runner.lower(last)
 
     def shared_statistics(self) -> Optional[NDArray[np.float64]]:
         """What the next scales will be computed from, for other ranks; None when that is nothing."""
-        planned = self._graph.prepared()
-        table = planned.statistics.table(planned.plan.structure.gradients)
-        if self._last is None or self._last.schedule.components is None:
-            return table
-        seen = np.array(self.components.seen(self._names_of_components), np.float64)
-        return seen if table is None else np.concatenate([seen, table.ravel()])
-
-    @property
-    def _names_of_components(self) -> List[str]:
-        return self._graph.prepared().plan.structure.components(by_layer=self._by_layer).names
+        return self._runner.shared_statistics(self._graph.prepared(), self._last)
 
     def adopt_statistics(self, tables: NDArray[np.float64]) -> None:
         """Compute the next scales from the statistics of all ranks: those of the whole batch.
@@ -360,20 +318,16 @@ class AdaptiveLossScaling:
         Args:
             tables: what `shared_statistics` returned on every rank, stacked in the order of ranks.
         """
-        planned = self._graph.prepared()
-        positions = planned.plan.structure.gradients
-        if self._last is not None and self._last.schedule.components is not None:
-            names = self._names_of_components
-            seen, tables = tables[:, : len(names)], tables[:, len(names) :]
-            self.components.adopt(names, seen.max(axis=0).tolist())
-        own = planned.statistics.table(positions)
-        if own is not None:
-            planned.statistics.adopt(positions, tables.reshape(len(tables), *own.shape))
+        self._runner.adopt_statistics(self._graph.prepared(), self._last, tables)
 
     @property
-    def limits(self) -> Dict[str, LayerLimit]:
-        """Limits of single layers' scales, lowered by overflows, by layer name."""
+    def limits(self) -> Mapping[str, LayerLimit]:
+        """Limits of single layers' scales, lowered by overflows, by layer name; may be assigned."""
         return self._ada_loss.limits
+
+    @limits.setter
+    def limits(self, limits: Mapping[str, LayerLimit]) -> None:
+        self._ada_loss.limits = dict(limits)
 
     @property
     def limit_policy(self) -> LayerLimitPolicy:
@@ -394,9 +348,9 @@ class AdaptiveLossScaling:
         self._ada_loss.after_update()
         self.components.end_iteration()
         present = self._graph.present
-        # What an emulated storage holds is known in each pass.
-        if present is not None and self._storage is None:
-            present.measure_weights(self.iteration, by_layer=self._by_layer)
+        # Forward of a half context converts weights.
+        if present is not None and self.in_half:
+            present.measure_weights(self.iteration, by_layer=self._runner.by_layer)
 
     def forget(self) -> None:
         """Drop what was learned of gradients and weights: call it after loading other weights."""
@@ -411,16 +365,9 @@ class AdaptiveLossScaling:
 
     def state_dict(self) -> Dict[str, Any]:
         """Everything that decides the next scales, as plain numbers, strings, lists and dicts."""
-        planned = self._graph.prepared()
-        return {
-            "iteration": self.iteration,
-            "network": fingerprint(planned.plan),
-            "delayed": planned.statistics.state(planned.plan.structure.measured),
-            "components": self.components.state_dict(),
-            "schedule": planned.cache.state_dict(),
-            "draws": 0 if self._storage is None else self._storage.drawn.count,
-            **self._ada_loss.state_dict(),
-        }
+        draws = 0 if self._storage is None else self._storage.drawn.count
+        own = state_of(self._graph.prepared(), self.components, self.iteration, draws)
+        return {**own, **self._ada_loss.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned; nothing changes when it raises.
@@ -428,25 +375,18 @@ class AdaptiveLossScaling:
         Raises:
             ValueError: the state is of another network, or damaged.
         """
+        planned = self._graph.prepared()
         try:
-            planned = self._graph.prepared()
-            iteration = integer("iteration", state["iteration"])
-            draws = integer("draws", state["draws"])
-            check_network(planned.plan, list(state["network"]))
-            statistics = self._graph.new_statistics(planned.plan, planned.measurements)
-            statistics.load_state(planned.plan.structure.measured, state["delayed"])
-            measured = measured_of(state["components"])
-            cache = self._graph.new_cache()
-            components = len(self._names_of_components)
-            cache.load_state_dict(planned.plan.structure, state["schedule"], components=components)
+            names = self._runner.components_of(planned).names
+            read = read_state(state, self._graph, components=len(names))
             self._ada_loss.load_state_dict(state)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"state is damaged, or none of an AdaptiveLossScaling: {error!r}") from error
-        self.components.load(measured)
+        self.components.load(read.measured)
         self._graph.forget()
         if self._storage is not None:
-            self._storage.drawn.count = draws
-        self.iteration, planned.statistics, planned.cache = iteration, statistics, cache
+            self._storage.drawn.count = read.draws
+        self.iteration, planned.statistics, planned.cache = read.iteration, read.statistics, read.cache
 
     def scale_of(self, variable: nn.Variable) -> float:
         """The scale S that the gradient of `variable` carried in the last backward.
@@ -485,6 +425,7 @@ class AdaptiveLossScaling:
         grad: Optional[Seed] = None,
         iteration: Optional[int] = None,
         again: bool = False,
+        wired: bool = False,
     ) -> None:
         """Run backward; every parameter gradient comes out unscaled, in fp32.
 
@@ -500,6 +441,8 @@ class AdaptiveLossScaling:
                 a number, and methods are asked once. None counts each call. In records, passes that
                 share a number are told apart by `attempt`.
             again: this is the batch of the last backward once more: what that has found is known already.
+            wired: nothing of the caller's ran since `guard.before_forward`, so that no graph can have been
+                rewired; False checks that again.
 
         Raises:
             RuntimeError: forward did not run since functions were moved to float (see `float_tail`).
@@ -507,98 +450,27 @@ class AdaptiveLossScaling:
                 `grad`, or `grad` has another shape.
             GraphChangedError: the graph was rewired while backward ran.
         """
-        if scale is not None:
-            check_scale(scale)
+        self._runner.start_scale(scale)
         check_seed(self._variable, grad)
         # Also after the guard has looked before forward: that is when nnabla finds out who needs a gradient.
-        planned = self._graph.prepared(look_again=True)
+        planned = self._graph.current(wired=wired)
         self._reader.before_backward()
         found = leaf_arrays(planned.plan.leaves)
-        self.guard.before_backward(found)
+        self.guard.before_backward(found.arrays, all_zero=found.all_zero)
         iteration = self.iteration if iteration is None else iteration
         self.components.begin_pass(iteration)
         planned.statistics.watch(self.guard.state.arrays)
-        attempt = self.components.began[1]
-        start_scale = self.components.policy.start_scale if scale is None else scale
-        start_scale = check_scale(start_scale * self.config.init_scale, "scale * init_scale")
-        start = PassStart(iteration, attempt, scale, start_scale)
         hooks = UserHooks(communicator_callbacks, function_pre_hook, function_post_hook)
-        request = PassRequest(
-            clear_buffer, NO_HOOKS if hooks == NO_HOOKS else hooks, self._watch(iteration, attempt)
-        )
-        schedule = None if again else self._schedule(planned, start, new_seed=grad is not None)
-        if schedule is not None:
-            running = self._scheduled(planned, schedule, iteration, request, found, grad)
-        else:
-            running = self._choosing(planned, start, request, grad, again=again)
-        unscale_visible(running, clear_buffer)
-        self._last = running
+        stored = self._kernels, self._storage, self.config.dtype
+        watch = watch_for(self.audience, stored, iteration, self.components.began[1])
+        self._ada_loss.watcher = None if watch is None else watch.decided
+        request = PassRequest(clear_buffer, NO_HOOKS if hooks == NO_HOOKS else hooks, watch)
+        try:
+            self._last = self._runner.run(planned, iteration, scale, request, found, grad, again=again)
+        except GraphChangedError:
+            self._graph.drop()
+            raise
         self.iteration = iteration + 1
-
-    def _schedule(
-        self, planned: PreparedGraph, start: PassStart, *, new_seed: bool
-    ) -> Optional[ScaleSchedule]:
-        """The scales that the pass starts with; None: they are chosen as it runs."""
-        schedule = planned.cache.current(start.iteration, start.fixed_scale)
-        if schedule is not None:
-            if self._ada_loss.observed:
-                for record in schedule.records(planned.plan.structure, start.iteration, start.attempt):
-                    self._ada_loss.report(record)
-            return schedule
-        # Nothing is known of a seed gradient of the caller's own.
-        if not self._delay or new_seed:
-            return None
-        components = self._components_for(planned, start)
-        if components is not None and not self.components.has_measured(components.graph):
-            return None
-        planned.statistics.begin(start.iteration, again=False)
-        schedule = self._passes.chosen(planned, start, components)
-        if schedule is not None:
-            planned.cache.keep(schedule, start.iteration)
-        return schedule
-
-    def _scheduled(
-        self,
-        planned: PreparedGraph,
-        schedule: ScaleSchedule,
-        iteration: int,
-        request: PassRequest,
-        found: LeafArrays,
-        grad: Optional[Seed],
-    ) -> AnyPass:
-        running = self._passes.scheduled(planned, schedule, iteration, request, found)
-        self._run(running, grad, request)
-        if running.components is not None and running.learns:
-            components = planned.plan.structure.components(by_layer=self._by_layer)
-            self.components.learn(components, running.components, chosen=False, last=running.last_share)
-        return running
-
-    def _choosing(
-        self,
-        planned: PreparedGraph,
-        start: PassStart,
-        request: PassRequest,
-        grad: Optional[Seed],
-        *,
-        again: bool,
-    ) -> AnyPass:
-        planned.statistics.begin(start.iteration, again=again and start.fixed_scale is None)
-        components = self._components_for(planned, start)
-        running = self._passes.choosing(planned, start, components, request)
-        self._run(running, grad, request)
-        if components is not None:
-            known = planned.plan.structure.components(by_layer=self._by_layer)
-            self.components.learn(known, components, chosen=True, last=True)
-        planned.cache.drop()
-        complete = components is None or (components.complete and self.components.settled)
-        if planned.cache.wanted(start.fixed_scale) and complete and not running.found_inf:
-            planned.cache.keep(running.schedule, start.iteration)
-        return running
-
-    def _components_for(self, planned: PreparedGraph, start: PassStart) -> Optional[ComponentPass]:
-        if start.fixed_scale is not None and not self._by_layer:
-            return None
-        return self.components.begin(planned.plan.structure.components(by_layer=self._by_layer))
 
     def probe(self, scale: float) -> None:
         """Run backward once more with one scale for all layers, and learn nothing from it.
@@ -608,27 +480,4 @@ class AdaptiveLossScaling:
         Args:
             scale: S0.
         """
-        start = PassStart(self.iteration - 1, self.components.began[1], scale, check_scale(scale))
-        running = self._passes.of_one_scale(self._graph.prepared(), start)
-        self._run(running, None, PassRequest(clear_buffer=True))
-
-    def _watch(self, iteration: int, attempt: int) -> Optional[LayerWatch]:
-        """Who is told of the layers of a pass; None, as nearly always: nobody."""
-        watch: Optional[LayerWatch] = None
-        if self.audience is not None and self.audience.wants(LayerScaled, iteration):
-            stored = Stored(self._kernels, self._storage, get_format(self.config.dtype or "float16"))
-            watch = LayerWatch(self.audience, stored, iteration, attempt)
-        self._ada_loss.watcher = None if watch is None else watch.decided
-        return watch
-
-    def _run(self, running: AnyPass, grad: Optional[Seed], request: PassRequest) -> None:
-        try:
-            run_pass(self._loss, running, grad, request.clear_buffer, request.hooks, self._seed)
-        except GraphChangedError:
-            self._graph.drop()
-            raise
-
-    def _choose_delay(self) -> int:
-        if self.config.delay is not None:
-            return self.config.delay
-        return int(self._ada_loss.takes_statistics)
+        self._runner.probe(self._graph.prepared(), self.iteration - 1, scale)

@@ -176,7 +176,7 @@ class ScaleChooser:
         if self.scales.keys().isdisjoint(node.outputs):
             raise GraphChangedError.at(node.type_name)
         self._rescale = rescale
-        scale = self._unify_outputs(node)
+        scale = self._unify_outputs(node) if node.single is None else self.scales[node.single]
         behind: Optional[float] = None
         if node.non_homogeneous:
             scale = self._to_unit_scale(node)
@@ -185,7 +185,7 @@ class ScaleChooser:
         if node.passes_on:
             scale = self._join(node, scale)
         alphas = tuple([self._alphas.alpha(self, node, slot, scale) for slot in node.slots])
-        step = Step(self._taken(), scale, alphas)
+        before = self._taken() if self._brought else ()
         scales = self.scales
         for position in node.inputs:
             scales[position] = scale
@@ -194,12 +194,10 @@ class ScaleChooser:
         elif behind is not None:
             for position in node.inputs:
                 self._note(position, behind)
-        after = self._taken()
-        if after:
-            step = step._replace(after=after)
-        if alphas:
-            scales.update(step.targets(node))
-        if step.before or alphas or after or node.leaves:
+        for slot, alpha in zip(node.slots, alphas):
+            scales[slot.target] = scale * alpha
+        step = Step(before, scale, alphas, self._taken() if self._brought else ())
+        if node.leaves or node.slots or before or step.after:
             self._steps[node.number] = step
         # What applies it holds this object.
         self._rescale = None
@@ -211,8 +209,6 @@ class ScaleChooser:
         return taken
 
     def _unify_outputs(self, node: NodeStructure) -> float:
-        if node.single is not None:
-            return self.scales[node.single]
         seen = [(p, self.scales[p]) for p in node.outputs if p in self.scales]
         if len({scale for _, scale in seen}) == 1:
             return seen[0][1]

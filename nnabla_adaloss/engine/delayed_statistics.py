@@ -121,17 +121,21 @@ class DelayedStatistics:
             else:
                 # Backward has left nothing there, and a choice need not wait for it.
                 self._gradients.setdefault(position, NOTHING_KNOWN)
-        tickets = self._measurements.measure(arrays) if arrays else []
-        self._running.update((position, (ticket, scale)) for (position, scale), ticket in zip(found, tickets))
         unseen = [p for p in data if p not in self._running_data and self.stored_data(p) is None]
-        if unseen:
-            self.measure_weights(unseen)
+        arrays += self._readable(unseen)
+        if not arrays:
+            return
+        tickets = self._measurements.measure(arrays)
+        self._running.update((position, (ticket, scale)) for (position, scale), ticket in zip(found, tickets))
+        self._running_data.update(zip(unseen, tickets[len(found) :]))
 
     def measure_weights(self, positions: Sequence[int]) -> None:
         """Start to measure data as it is now, whatever an emulated storage makes of it."""
+        self._running_data.update(zip(positions, self._measurements.measure(self._readable(positions))))
+
+    def _readable(self, positions: Sequence[int]) -> List[nn.NdArray]:
         variables = [self._plan.all_variables[position] for position in positions]
-        arrays = [as_float32(v.data, self._pool.get(v.shape, "float32", i)) for i, v in enumerate(variables)]
-        self._running_data.update(zip(positions, self._measurements.measure(arrays)))
+        return [as_float32(v.data, self._pool.get(v.shape, "float32", i)) for i, v in enumerate(variables)]
 
     def measured_before(self) -> Tuple[AbstractSet[int], AbstractSet[int]]:
         """Positions of gradients and of data that choices have asked for."""
@@ -139,7 +143,8 @@ class DelayedStatistics:
 
     def watch(self, arrays: Sequence[nn.NdArray]) -> None:
         """Start to check arrays, all in one call."""
-        self._measurements.watch(arrays)
+        if arrays:
+            self._measurements.watch(arrays)
 
     def finish(self) -> Findings:
         """Wait for what was measured, and remember it."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the engine asks of the storage that holds gradients."""
+"""The engine's view of the storage that holds gradients."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Dict, Optional, Protocol
 
 import nnabla as nn
 
-from ..core.precision import Precision
 from ..core.random_streams import Draws
 from ..core.statistics import ArrayStatistics
 from ..kernels import RoundingStatistics
+from ..undo.forward_fault import RoundedData
 
 
-class EmulatedStorage(Protocol):
+class EmulatedStorage(RoundedData, Protocol):
     """A low-precision storage that knows what it stored. Keys are hashes of variables."""
 
     weights: Dict[int, nn.NdArray]
@@ -21,10 +21,6 @@ class EmulatedStorage(Protocol):
 
     drawn: Draws
     """How many arrays were rounded at random so far."""
-
-    @property
-    def precision(self) -> Precision:
-        """The formats that are stored."""
 
     def gradient_statistics(self, key: int) -> Optional[ArrayStatistics]:
         """The statistics of the gradient as last stored, or None when it was not seen."""
@@ -34,9 +30,6 @@ class EmulatedStorage(Protocol):
 
     def gradient_rounding(self, key: int) -> Optional[RoundingStatistics]:
         """What rounding the gradient last did, or None."""
-
-    def data_rounding(self, key: int) -> Optional[RoundingStatistics]:
-        """What rounding a weight or activation last did, or None."""
 
     def store_gradient(self, key: int, array: nn.NdArray) -> None:
         """Store a gradient again after the engine changed it in place."""

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Dict, NamedTuple, Optional
+from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
 
 import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.formats import Format
+from ..core.formats import Format, get_format
 from ..core.layer_record import LayerRecord
 from ..core.reason import Reason
 from ..graph.node import Node, Scaling
@@ -86,6 +86,26 @@ class LayerWatch:
             record = self._decided.pop(scaling.layer, None)
             if record is not None:
                 self._audience.tell(LayerScaled(record, _Look(self._stored, node, scaling)))
+
+
+def watch_for(
+    audience: Optional[Audience],
+    stored: Tuple[Kernels, Optional[EmulatedStorage], Union[str, Format, None]],
+    iteration: int,
+    attempt: int,
+) -> Optional[LayerWatch]:
+    """Who is told of the layers of a pass; None, as nearly always: nobody.
+
+    Args:
+        audience: the monitors; None: there are none.
+        stored: what reads gradients, an emulated storage or None, and the format of gradients.
+        iteration: number of the iteration.
+        attempt: number of the pass within it.
+    """
+    if audience is None or not audience.wants(LayerScaled, iteration):
+        return None
+    kernels, storage, dtype = stored
+    return LayerWatch(audience, Stored(kernels, storage, get_format(dtype or "float16")), iteration, attempt)
 
 
 class _Look:

@@ -46,7 +46,7 @@ class PreparedGraph:
     cache: ScheduleCache
     planned_for: Optional[ScaleSchedule] = None
     steps: Union[HooklessSteps, FallbackReason, None] = None
-    _shares: Sequence[Share] = ()
+    _shares: Sequence[Optional[Share]] = ()
     _shared: Tuple[int, int] = (0, 0)
 
     def built_again(self, plan: GraphPlan, storage: Optional[EmulatedStorage]) -> PreparedGraph:
@@ -79,15 +79,15 @@ class PreparedGraph:
         if not self._shares or self._shared != (len(gradients), len(data)):
             structure, self._shared = self.plan.structure, (len(gradients), len(data))
             components = structure.components(by_layer=by_layer)
-            self._shares = shares_of(structure, components, gradients, data, self.cache.iterations)
+            shares = shares_of(structure, components, gradients, data, self.cache.iterations)
+            self._shares = [share if share.last or not share.empty else None for share in shares]
         return self._shares[number]
 
     def measure_weights(self, iteration: int, *, by_layer: bool) -> None:
-        """Measure the weights of an iteration's share, between the update before it and its forward."""
+        """Measure the weights of an iteration's share after an update, before forward converts them."""
         share = self.share(iteration, by_layer=by_layer)
         if share is not None:
-            kept = self.plan.structure.described.kept
-            self.statistics.measure_weights([position for position in share.data if position in kept])
+            self.statistics.measure_weights(share.weights)
 
 
 class GraphPreparation:
@@ -138,14 +138,23 @@ class GraphPreparation:
         """The graph as it was when it was last looked at; None: nobody has."""
         return self._prepared
 
-    def prepared(self, *, look_again: bool = False) -> PreparedGraph:
-        """The graph; prepared anew when it is not what it was.
+    def prepared(self) -> PreparedGraph:
+        """The graph as it was when it was last looked at."""
+        if self._prepared is None:
+            self._prepared = self._prepare()
+        return self._prepared
+
+    def current(self, *, wired: bool) -> PreparedGraph:
+        """The graph as it is now.
 
         Args:
-            look_again: whether to look for changes; else it is as at the first use.
+            wired: whether `plan` has just seen how it is wired.
         """
-        if self._prepared is None or (look_again and not self._prepared.plan.is_current):
-            self._prepared = self._prepare()
+        if self._prepared is not None:
+            plan = self._prepared.plan
+            if plan.is_marked_as_it_was and (wired or plan.is_wired_as_it_was):
+                return self._prepared
+        self._prepared = self._prepare()
         return self._prepared
 
     def plan(self) -> GraphPlan:

@@ -2,7 +2,8 @@
 """What is measured in each iteration, so that all arrays have been measured once in `measure_every` of them.
 
 The gradients that one iteration measures stay in memory until its backward ends: an even share bounds that
-memory, and makes no iteration dearer than another.
+memory, and makes no iteration dearer than another. Small shares are put together, in the iterations right
+before the next choice: there a call costs more than what it measures.
 """
 
 from __future__ import annotations
@@ -13,22 +14,32 @@ from typing import AbstractSet, Dict, Iterable, List, NamedTuple, Sequence, Set,
 from ..graph.components import Components
 from ..graph.structure import GraphStructure
 
+# Elements that a share holds at least, if there are as many.
+_LEAST = 2**16
+
 
 class Share(NamedTuple):
     """What one iteration measures. Variables go by position.
 
     Attributes:
         gradients: variables whose gradients are measured.
-        data: weights and activations of layers.
+        weights: weights of layers.
+        activations: activations that layers multiply by: nnabla frees them in backward.
         leaves: leaves whose gradients, which every pass looks at, count for the components: by position the
             component of each.
         last: whether everything has been measured when the pass ends.
     """
 
     gradients: Sequence[int]
-    data: Sequence[int]
+    weights: Sequence[int]
+    activations: Sequence[int]
     leaves: Dict[int, int]
     last: bool
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is measured."""
+        return not (self.gradients or self.weights or self.activations or self.leaves)
 
 
 def shares_of(
@@ -51,10 +62,16 @@ def shares_of(
     """
     sizes = [math.prod(shape) for shape in structure.described.shapes]
     wanted = [p for p in structure.gradients if p in gradients and p not in structure.roots]
+    known_again = structure.described.kept.keys()
     kept = _divided(wanted, sizes, count)
-    read = _divided(sorted(data), sizes, count)
-    leaves = list(_components_of_leaves(structure, components))
-    return [Share(kept[k], read[k], dict(leaves[k::count]), k == count - 1) for k in range(count)]
+    weights = _divided(sorted(data & known_again), sizes, count)
+    activations = _divided(sorted(data - known_again), sizes, count)
+    components_of = dict(_components_of_leaves(structure, components))
+    leaves = _divided(list(components_of), sizes, count)
+    return [
+        Share(*parts[:3], {leaf: components_of[leaf] for leaf in parts[3]}, number == count - 1)
+        for number, parts in enumerate(zip(kept, weights, activations, leaves))
+    ]
 
 
 def component_of_leaf(structure: GraphStructure, components: Components, leaf: int, number: int) -> int:
@@ -74,11 +91,15 @@ def _components_of_leaves(structure: GraphStructure, components: Components) -> 
 
 
 def _divided(positions: Sequence[int], sizes: Sequence[int], count: int) -> List[List[int]]:
-    """Positions in so many lists of about the same size: the largest first, each to the smallest list."""
-    lists: List[List[int]] = [[] for _ in range(count)]
-    filled = [0] * count
+    """Positions in so many lists, of which the last ones have about the same size, and the others nothing.
+
+    The largest come first, each to the smallest list.
+    """
+    used = min(count, max(1, sum(sizes[position] for position in positions) // _LEAST))
+    lists: List[List[int]] = [[] for _ in range(used)]
+    filled = [0] * used
     for position in sorted(positions, key=lambda p: (-sizes[p], p)):
         smallest = filled.index(min(filled))
         lists[smallest].append(position)
         filled[smallest] += max(sizes[position], 1)
-    return lists
+    return [[] for _ in range(count - used)] + lists

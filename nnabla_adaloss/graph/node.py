@@ -58,6 +58,8 @@ class NodeStructure(NamedTuple):
     Attributes:
         separates: whether input gradients may carry another scale than the output gradient, with no layer.
         trivial: whether it passes one scale on, and nothing else is to be done.
+        passes_on: whether an input that no layer scales gets a gradient, with the output gradient's scale.
+        single: its output, where it has one only.
     """
 
     number: int
@@ -76,17 +78,8 @@ class NodeStructure(NamedTuple):
     expands: bool
     separates: bool
     trivial: bool
-
-    @property
-    def single(self) -> Optional[int]:
-        """Its output, where it has one only."""
-        return self.outputs[0] if len(self.outputs) == 1 else None
-
-    @property
-    def passes_on(self) -> bool:
-        """Whether an input but those of layers gets a gradient, and with it the output gradient's scale."""
-        targets = {slot.target for slot in self.slots}
-        return any(position not in targets for position in self.inputs)
+    passes_on: bool
+    single: Optional[int]
 
 
 class Node:

@@ -104,11 +104,9 @@ class GraphPlan:
         return any(self.structure.described.recomputed)
 
     @property
-    def is_current(self) -> bool:
-        """True while the graph is what it was: nothing rewired, no `need_grad` or `recompute` changed, and no
-        data of another shape.
-        """
-        return list(map(_shape, self._data)) == self._shapes and not self._watch.changed
+    def is_marked_as_it_was(self) -> bool:
+        """True while no `need_grad` or `recompute` has changed, and no data has another shape."""
+        return list(map(_shape, self._data)) == self._shapes and not self._watch.marked_otherwise
 
     @property
     def is_wired_as_it_was(self) -> bool:

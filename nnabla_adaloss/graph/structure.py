@@ -259,6 +259,8 @@ class GraphStructure:
             any(self._sizes[position] == _SEVERAL for position in read),
             non_homogeneous or (in_section and len(outputs) == 1 and self._sizes[outputs[0]] == 1),
             bool(inputs) and len(outputs) == 1 and not (leaves or layers or in_section or non_homogeneous),
+            not {slot.target for slot in layers}.issuperset(inputs),
+            outputs[0] if len(outputs) == 1 else None,
         )
 
     def _fixed(self) -> List[Tuple[int, bool]]:

@@ -48,9 +48,14 @@ class GraphWatch:
         return list(map(hash, self._variables)) != self._wired
 
     @property
+    def marked_otherwise(self) -> bool:
+        """True when another variable needs a gradient, or is computed again in backward."""
+        return self._marks() != self._marked
+
+    @property
     def changed(self) -> bool:
         """True when something is different from what it was."""
-        return self.rewired or self._marks() != self._marked
+        return self.rewired or self.marked_otherwise
 
     def _marks(self) -> List[bool]:
         marked = chain(self._variables, self._functions)

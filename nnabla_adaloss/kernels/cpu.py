@@ -114,9 +114,8 @@ class CpuKernels:
         sizes = require_same_sizes(sources, targets)
         read = addresses_of(sources, from_half, HOST)
         written = addresses_of(targets, to_half, HOST, write_only=True)
-        self._library.scale(
-            _scale_tasks(read, written, sizes, from_half=from_half, to_half=to_half, factors=alphas)
-        )
+        tasks = _scale_tasks(read, written, sizes, from_half=from_half, to_half=to_half, factors=alphas)
+        self._library.scale(tasks.tobytes())
 
     def pack(self, arrays: Sequence[NdArray], packed: PackedArrays) -> None:
         require_sizes(arrays, packed.sizes)
@@ -131,7 +130,8 @@ class CpuKernels:
 
     def _move(self, packed: PackedArrays, sources: Numbers, targets: Numbers) -> None:
         halves = packed.halves
-        self._library.scale(_scale_tasks(sources, targets, packed.sizes, from_half=halves, to_half=halves))
+        tasks = _scale_tasks(sources, targets, packed.sizes, from_half=halves, to_half=halves)
+        self._library.scale(tasks.tobytes())
 
     def scale_(self, x: NdArray, alpha: float) -> None:
         half = is_half(x)
@@ -157,7 +157,13 @@ class CpuKernels:
 
     def unscale_in_place(self, gradients: GradientsInPlace) -> List[float]:
         where = [x.data_ptr(FLOAT32, HOST) for x in gradients.arrays]
-        return self._library.scale(_scale_tasks(where, where, gradients.sizes, factors=gradients.factors))
+        tasks = gradients.tasks_on_host
+        if tasks is None:
+            tasks = _scale_tasks(where, where, gradients.sizes, factors=gradients.factors)
+            gradients.tasks_on_host = tasks
+        tasks[:, 0] = where
+        tasks[:, 1] = tasks[:, 0]
+        return self._library.scale(tasks.tobytes())
 
     def round_to_format(
         self,
@@ -200,10 +206,10 @@ def _scale_tasks(
     from_half: Flags = False,
     to_half: Flags = False,
     factors: Union[float, Numbers] = 1.0,
-) -> bytes:
-    """`scale_task`s that add to nothing, made a column at a time."""
+) -> NDArray[np.int64]:
+    """`scale_task`s that add to nothing, one in each row, made a column at a time."""
     table = np.zeros((len(sources), SCALE_FIELDS), np.int64)
     table[:, 0], table[:, 1], table[:, 2] = sources, targets, sizes
     table[:, 3], table[:, 4] = from_half, to_half
     table[:, -1] = np.asarray(factors, np.float64).view(np.int64)
-    return table.tobytes()
+    return table

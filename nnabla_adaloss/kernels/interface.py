@@ -69,6 +69,7 @@ class GradientsInPlace:
         arrays: the gradients.
         sizes: how many elements each has, int64 of shape (n,).
         factors: 1 / scale of each, float64 of shape (n,).
+        tasks_on_host: for kernels of the CPU, all of their tasks but the addresses; None: not made yet.
 
     Raises:
         ValueError: a scale is not a positive finite number.
@@ -79,6 +80,7 @@ class GradientsInPlace:
         self._scales = scales
         self.sizes = np.array([x.size for x in arrays], np.int64)
         self.factors = unscaling_factors(scales)
+        self.tasks_on_host: Optional[NDArray[np.int64]] = None
 
     @property
     def tasks(self) -> List[GradientToUnscale]:

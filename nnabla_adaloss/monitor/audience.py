@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Type
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Type, Union
 
 from ..core.validation import integer
 from ..errors import warn
@@ -96,12 +96,14 @@ class Audience:
         warn(f"{told}: {error!r}; training goes on")
 
 
-def audience_of(monitors: Sequence[Any]) -> Optional[Audience]:
-    """The audience that `monitors` are; None when there is none.
+def audience_of(monitors: Union[Sequence[Any], Audience]) -> Optional[Audience]:
+    """The audience of `monitors`, which may be one already; None for no monitors.
 
     Raises:
         TypeError, ValueError: one of them is no monitor.
     """
+    if isinstance(monitors, Audience):
+        return monitors
     if not isinstance(monitors, (list, tuple)):
         raise TypeError(f"monitors must be a list of monitors, got {type(monitors).__name__}")
     return Audience(monitors) if monitors else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loss scales for training loops of one's own."""
+"""Loss scaling for custom training loops."""
 
 from __future__ import annotations
 

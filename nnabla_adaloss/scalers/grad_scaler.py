@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adaptive loss scaling for training loops of one's own, in PyTorch's words.
+"""Adaptive loss scaling for custom training loops, with the methods of PyTorch's `GradScaler`.
 
 scaler.forward(loss);  scaler.backward(loss)      gradients come out unscaled, in fp32
 scaler.unscale_(solver);  clip                    where gradients are clipped
@@ -9,11 +9,7 @@ scaler.update()                                   the end of the iteration
 
 from __future__ import annotations
 
-import math
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Set
-
-import nnabla as nn
+from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Sequence, Set
 
 from ..core.config import AdaLossConfig
 from ..core.keywords import explains_keywords
@@ -22,16 +18,14 @@ from ..core.scale_history import HistoryPolicy
 from ..core.validation import boolean, integer
 from ..emulation import FormatEmulation, with_storage
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
-from ..engine.forward_state import ForwardState
-from ..engine.kept_gradients import KeptGradients
-from ..engine.leaf_arrays import leaf_arrays
-from ..errors import warn
 from ..graph.loss_like import LossLike
 from ..graph.loss_seed import Seed, check_seed
 from ..kernels import select_kernels
-from ..updaters.reports import Reports
-from ..updaters.window import Window, examine
+from ..undo import ArraySnapshot, ForwardState
+from ..updaters.notifications import Notifier
+from ..updaters.outcome import GOOD, BatchOutcome, examine, poison_gradients
 from .scaled_losses import ScaledLosses
+from .solver_steps import SolverSteps
 from .torch_names import ARGUMENTS, METHODS
 
 _VERSION = 1
@@ -39,30 +33,22 @@ _VERSION = 1
 _ATTEMPTS = 20
 
 
-class _Stage(Enum):
-    """How far the gradients of a solver are."""
-
-    SCALED = "scaled"
-    UNSCALED = "unscaled"
-    STEPPED = "stepped"
-
-
 class GradScaler:
-    """Scales of losses and layers for loops of one's own, with the verbs of PyTorch's `GradScaler`.
+    """Adaptive loss scaling for custom training loops, with the methods of PyTorch's `GradScaler`.
 
-    Each loss has scales of its own, measured, and adaptive ones per layer; several losses and several
-    solvers, as a GAN has, share one scaler. A loss may be built anew in each iteration: one with the same
-    functions and names goes on with what was measured. There is nothing to set.
+    Each loss has its own measured scale, and adaptive ones per layer. Several losses and several solvers, as
+    a GAN has, share one scaler. A loss may be built anew in each iteration: one with the same functions and
+    names keeps the scales. There is nothing to tune.
 
-    The first batch of a loss runs again, forward and backward, until its scales hold. Later, a batch that
-    overflows is not repeated, as in PyTorch: the step is skipped and what overflowed is lowered.
-    (`AdaptiveLossScalingUpdater` repeats it.)
+    The first batch of a loss runs again, forward and backward, until its scales fit. Later, as in PyTorch, a
+    batch that overflows is not repeated: the step is skipped and the scale that overflowed is lowered.
+    (`AdaptiveLossScalingUpdater` repeats the batch.)
 
     Args:
         solvers: the solvers, with their parameters set.
         config: how layers are scaled; None for `AdaLossConfig()`.
         storage: emulate this storage format on a float context, for example `"float16"`. None: the context's.
-        history: how scales follow from what was measured; None for `HistoryPolicy()`.
+        history: how scales follow from the measured magnitudes; None for `HistoryPolicy()`.
         non_homogeneous: as for `AdaptiveLossScaling`.
         float_tail: as for `AdaptiveLossScalingUpdater`: in half precision, functions at the loss compute in
             float. True.
@@ -71,8 +57,8 @@ class GradScaler:
 
     Attributes:
         steps: how many steps changed parameters.
-        skipped_steps: how many did not, because gradients were not finite.
-        cause: why the last one that was skipped was; empty before.
+        skipped_steps: how many were skipped, because gradients were not finite.
+        cause: why the last of these was skipped; empty before.
 
     Raises:
         TypeError: something that is given as a solver is none.
@@ -111,21 +97,19 @@ class GradScaler:
     ) -> None:
         self._enabled = boolean("enabled", enabled)
         self._float_tail = boolean("float_tail", float_tail)
-        self._solvers = _checked(solvers)
+        self._solvers = SolverSteps(solvers)
         self._config, self._storage, self._history = config, storage, history
         self._non_homogeneous = tuple(non_homogeneous)
         self._losses = ScaledLosses(self._make)
         self.steps = self.skipped_steps = 0
         self.cause = ""
         self._iteration = 0
-        self._warned: Set[str] = set()
-        self._reports = Reports()
+        self._notifier, self._last_gradient = Notifier(), 0
         self._begin()
 
     def _begin(self) -> None:
-        """Nothing has happened yet in this iteration."""
-        self._stages: List[_Stage] = [_Stage.SCALED for _ in self._solvers]
-        self._finite: List[Optional[bool]] = [None for _ in self._solvers]
+        """Begin an iteration."""
+        self._solvers.begin()
         # Keys of the losses that `forward` ran on, the last one at the end.
         self._forwarded: Dict[int, None] = {}
         self._used: Dict[int, AdaptiveLossScaling] = {}
@@ -135,10 +119,10 @@ class GradScaler:
     def forward(self, loss: LossLike, clear_buffer: bool = False, clear_no_need_grad: bool = False) -> None:
         """Run forward as `Variable.forward` does, in the storage format if one is emulated.
 
-        Without `storage`, `loss.forward()` does as well, but nobody knows then what it started from: running
-        statistics keep what a batch that is skipped has added to them, and the gradients of the first batch,
-        which runs again, are those of a forward that starts from what the first one left. That differs where
-        forward reads what it writes, as `spectral_norm` does, and a recurrent state that is carried on.
+        Without `storage`, `loss.forward()` does as well, but then its effects cannot be undone: a skipped
+        batch stays in running statistics, and the first batch, which runs again, starts from what it has
+        written the first time. That matters where forward reads what it writes, as `spectral_norm` and a
+        recurrent state do.
 
         Raises:
             RuntimeError: an input shares its data with an output, which `clear_buffer` has freed.
@@ -162,8 +146,8 @@ class GradScaler:
         """Run backward; every parameter gradient comes out unscaled, in fp32, added to what it held.
 
         Args:
-            loss: what `forward` has run on. It may be another Variable in each iteration.
-            clear_buffer: free activations that are no longer needed. False, as `Variable.backward`.
+            loss: the loss that `forward` has run on. It may be another Variable in each iteration.
+            clear_buffer: free activations that are no longer needed. False, as in `Variable.backward`.
             grad: seed gradient of the loss's shape; None for one.
 
         Raises:
@@ -186,42 +170,29 @@ class GradScaler:
         self._used[key] = scaling
 
     def unscale_(self, solver: Any) -> None:
-        """Say that a solver's gradients are going to be looked at or changed, for example clipped.
+        """Call this before a solver's gradients are read or changed, for example clipped.
 
-        They are unscaled already; this looks whether they are finite, before clipping an infinity makes that
-        hard to tell. It is not needed where nothing is done to gradients before `step`.
+        They are unscaled already; this checks that they are finite, before clipping hides an infinity. It is
+        not needed where gradients stay as they are until `step`.
 
         Raises:
             RuntimeError: it was called for this solver since the last `update`, or `step` was; or nothing has
                 run backward.
-            ValueError: the solver is none of those that the scaler was made with.
+            ValueError: the scaler was not made with this solver.
         """
-        index = self._index(solver, "unscale_")
-        if self._stages[index] is _Stage.UNSCALED:
-            raise RuntimeError("unscale_() has already been called on this solver since the last update()")
-        if self._stages[index] is _Stage.STEPPED:
-            raise RuntimeError("unscale_() is being called after step()")
-        self._stages[index] = _Stage.UNSCALED
-        self._finite[index] = self._usable(solver)
+        self._solvers.unscale(self._index(solver, "unscale_"), self._is_finite)
 
     def step(self, solver: Any) -> bool:
         """Update the parameters of a solver, unless one of its gradients is an infinity or a NaN.
 
         Returns:
-            Whether the parameters were updated.
+            True when the parameters were updated.
 
         Raises:
             RuntimeError: it was called for this solver since the last `update`, or nothing has run backward.
-            ValueError: the solver is none of those that the scaler was made with.
+            ValueError: the scaler was not made with this solver.
         """
-        index = self._index(solver, "step")
-        if self._stages[index] is _Stage.STEPPED:
-            raise RuntimeError("step() has already been called on this solver since the last update()")
-        self._stages[index] = _Stage.STEPPED
-        finite = self._finite[index]
-        if finite is None:
-            finite = self._usable(solver)
-        if not finite:
+        if not self._solvers.step(self._index(solver, "step"), self._is_finite):
             self.skipped_steps += 1
             self._skipped = True
             self._find_cause(solver)
@@ -232,9 +203,7 @@ class GradScaler:
         return True
 
     def update(self) -> None:
-        """End the iteration: remember what was measured.
-
-        Call it once, after the steps of all solvers.
+        """End the iteration: learn from its measurements. Call it once, after the steps of all solvers.
 
         Raises:
             RuntimeError: no `step` since the last `update`.
@@ -242,7 +211,7 @@ class GradScaler:
         if not (self._stepped or self._skipped):
             raise RuntimeError("update() has nothing to do: call step(solver) before it")
         if self._skipped and not self._stepped and self._losses.forward_state is not None:
-            # What a batch that changed nothing has added to running statistics.
+            # A batch without a step must not stay in running statistics.
             self._losses.forward_state.restore()
         if self._stepped and self._enabled:
             self._note_gradients()
@@ -251,21 +220,21 @@ class GradScaler:
                 scaling.components.drop_iteration()
             elif not self._skipped:
                 scaling.after_update()
-        # What overflowed stays lowered for the next batch, as one more try of the same iteration.
+        # A scale that was lowered stays so for the next batch, which is one more try of the same iteration.
         self._iteration += not self._skipped or self._bad_batch
         for scaling in self._used.values():
             scaling.guard.begin()
         self._begin()
 
     def is_enabled(self) -> bool:
-        """Whether anything is scaled: `enabled`."""
+        """The argument `enabled`."""
         return self._enabled
 
     def get_scale(self, loss: Optional[LossLike] = None) -> float:
-        """The scale that a loss had in its last backward; 1.0 where nothing is scaled.
+        """The scale of a loss in its last backward; 1.0 with `enabled=False`.
 
         Args:
-            loss: which one, as each has its own. None: the one that was used last.
+            loss: which loss, as each has its own. None: the one that was used last.
 
         Raises:
             RuntimeError: `loss` is None, and no loss was used yet.
@@ -280,7 +249,7 @@ class GradScaler:
     if not TYPE_CHECKING:  # to a type checker, an attribute that is not there is an error
 
         def __getattr__(self, name: str) -> Any:
-            """Say what is here in the place of torch's methods that are not."""
+            """Name the replacement of those methods of torch's that are not here."""
             message = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise AttributeError(f"{message}: {METHODS[name]}" if name in METHODS else message)
 
@@ -302,9 +271,9 @@ class GradScaler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned; load parameters and solver states as well.
+        """Go on from a state that `state_dict` returned; load parameters and solver states as well.
 
-        A loss whose graph does not exist yet takes what was learned of it when it is first used.
+        A loss whose graph does not exist yet takes its state when it is first used.
 
         Raises:
             ValueError: the state is damaged, or of a newer version.
@@ -315,7 +284,7 @@ class GradScaler:
             counts = [integer(name, state[name]) for name in ("iteration", "steps", "skipped_steps")]
             losses = [{**loss, "network": list(loss["network"])} for loss in state["losses"]]
         except (KeyError, TypeError) as error:
-            raise ValueError(f"state is damaged, or none of a GradScaler: {error!r}") from error
+            raise ValueError(f"state is damaged, or not a GradScaler's: {error!r}") from error
         self._losses.load(losses)
         self._iteration, self.steps, self.skipped_steps = counts
         self._begin()
@@ -325,17 +294,17 @@ class GradScaler:
             with_storage(loss, self._storage, float_tail=self._float_tail),
             self._config,
             non_homogeneous=self._non_homogeneous,
-            parameters=_named_parameters(self._solvers),
+            parameters=self._solvers.named_parameters(),
             history=self._history,
             forward_state=forward_state,
             float_tail=self._float_tail,
         )
 
     def _find_scales(self, scaling: AdaptiveLossScaling, grad: Optional[Seed]) -> None:
-        """The first backward of a loss: again, forward and backward, until its scales hold."""
+        """Run the first batch of a loss again, forward and backward, until its scales fit."""
         guard, key = scaling.guard, hash(scaling.variable)
         self._begin_where_forward_ended(scaling)
-        # What other losses have written since then stays.
+        # Keep what the forward of other losses has written since then.
         is_last = key in self._forwarded and key == next(reversed(self._forwarded))
         now = None if is_last else guard.state.now()
         for attempt in range(_ATTEMPTS):
@@ -355,38 +324,32 @@ class GradScaler:
         return not scaling.components.amaxes() and hash(scaling.variable) not in self._used
 
     def _begin_where_forward_ended(self, scaling: AdaptiveLossScaling) -> None:
-        """Begin the batch of a loss on which the user's own `loss.forward()` ran: nothing was kept before."""
+        """Begin the batch of a loss on which `loss.forward()` ran, so that nothing was saved before it."""
         if hash(scaling.variable) not in self._forwarded:
             scaling.guard.before_forward()
             scaling.guard.begin_batch(first=False, repeat=self._is_first_batch(scaling))
 
     def _index(self, solver: Any, verb: str) -> int:
-        for index, known in enumerate(self._solvers):
-            if known is solver:
-                if not self._used:
-                    raise RuntimeError(
-                        f"{verb}() before backward(): there are no gradients since the last update()"
-                    )
-                return index
-        raise ValueError(
-            f"solver is none of the {len(self._solvers)} that this scaler was made with: GradScaler(*solvers)"
-        )
+        index = self._solvers.index(solver)
+        if not self._used:
+            raise RuntimeError(f"{verb}() before backward(): there are no gradients since the last update()")
+        return index
 
-    def _usable(self, solver: Any) -> bool:
+    def _is_finite(self, solver: Any) -> bool:
         return not (self._enabled and solver.check_inf_or_nan_grad())
 
     def _find_cause(self, solver: Any) -> None:
-        """Lower what made gradients overflow, or tell what no scale mends."""
+        """Lower the scale that made gradients overflow, or warn of another cause."""
         self.cause = ""
         for key, scaling in self._used.items():
             if not scaling.found_inf or key in self._blamed:
                 continue
             self._blamed.add(key)
             found = self._examine(scaling, solver)
-            if found.nonfinite_loss or found.fault is not None:
+            if found.bad_batch:
                 self._bad_batch = True
                 self.cause = "the loss is not finite" if found.fault is None else str(found.fault)
-                self._warn("bad", f"{self.cause}: that is no overflow of gradients, and no scale is lowered")
+                self._warn("bad", f"{self.cause}: this is not a gradient overflow, so no scale is lowered")
             else:
                 self.cause = f"overflow, first in {scaling.found_inf[0]}"
                 if not scaling.after_overflow():
@@ -395,40 +358,37 @@ class GradScaler:
             self.cause = "gradients are not finite, though no backward has left them so"
             self._warn("other", self.cause)
 
-    def _examine(self, scaling: AdaptiveLossScaling, solver: Any) -> Window:
-        """Why gradients are not finite; gradients of other solvers stay as they are."""
+    def _examine(self, scaling: AdaptiveLossScaling, solver: Any) -> BatchOutcome:
+        """Find out why gradients are not finite, without changing those of other solvers."""
         guard, minimum = scaling.guard, scaling.components.policy.min_scale
         self._begin_where_forward_ended(scaling)
         now = guard.state.now()
-        others = {hash(v): v for s in self._solvers if s is not solver for v in s.get_parameters().values()}
-        kept = KeptGradients(select_kernels(scaling.variable.parent.context))
-        kept.save(leaf_arrays(others))
-        # Clipping may have hidden what these gradients were; they are of no use any more.
-        next(iter(solver.get_parameters().values())).grad.fill(math.inf)
-        found = examine(Window(), scaling, solver, minimum)
+        snapshot = ArraySnapshot(select_kernels(scaling.variable.parent.context))
+        snapshot.save([v.grad for v in self._solvers.parameters(without=solver)])
+        # Clipping may have hidden what these gradients were.
+        poison_gradients(solver)
+        found = examine(GOOD, scaling, solver, minimum)
         guard.state.restore(now)
-        kept.restore()
+        snapshot.restore()
         return found
 
     def _note_gradients(self) -> None:
-        """Look whether a step had any gradient."""
+        """Warn if a step had no gradient at all."""
         used, iteration = list(self._used.values()), self._iteration + 1
-        if not any(scaling.nonzero_leaves for scaling in used):
-            # Another backward of this iteration may have left some.
-            parameters = [v for solver in self._solvers for v in solver.get_parameters().values()]
-            if used[0].guard.gradients_are_zero(parameters):
-                zero = [scaling.guard.loss_is_zero for scaling in used]
-                scale = used[0].loss_scale
-                self._reports.note_zero_gradients(
-                    iteration, scale, loss_is_zero=lambda: all(is_zero() for is_zero in zero)
-                )
-                return
-        self._reports.note_gradients(iteration)
+        has_gradients = any(scaling.nonzero_leaves for scaling in used)
+        # Another backward of this iteration may have left some.
+        if has_gradients or not used[0].guard.gradients_are_zero(self._solvers.parameters()):
+            self._last_gradient = iteration
+            return
+        self._notifier.notify_zero_gradients(
+            self._last_gradient,
+            iteration,
+            used[0].loss_scale,
+            lambda: all(scaling.guard.loss_is_zero() for scaling in used),
+        )
 
     def _warn(self, kind: str, message: str) -> None:
-        if kind not in self._warned:
-            self._warned.add(kind)
-            warn(f"step skipped in iteration {self._iteration}: {message}")
+        self._notifier.warn(kind, f"step skipped in iteration {self._iteration}: {message}")
 
 
 def _plain_backward(scaling: AdaptiveLossScaling, clear_buffer: bool, grad: Optional[Seed]) -> None:
@@ -439,30 +399,3 @@ def _plain_backward(scaling: AdaptiveLossScaling, clear_buffer: bool, grad: Opti
         loss.backward(1.0, clear_buffer, grad=grad)
     else:
         scaling.variable.backward(1.0 if grad is None else grad, clear_buffer=clear_buffer)
-
-
-def _checked(solvers: Sequence[Any]) -> List[Any]:
-    if not solvers:
-        raise ValueError("GradScaler needs a solver, or several: GradScaler(solver)")
-    for index, solver in enumerate(solvers):
-        for method in ("update", "get_parameters", "check_inf_or_nan_grad"):
-            if not callable(getattr(solver, method, None)):
-                raise TypeError(
-                    f"solvers[{index}] must be an nnabla solver; {type(solver).__name__} has no {method}()"
-                )
-        if not solver.get_parameters():
-            raise ValueError(
-                f"solvers[{index}] has no parameters: call solver.set_parameters(nnabla.get_parameters())"
-            )
-        if any(solver is other for other in solvers[:index]):
-            raise ValueError(f"solvers[{index}] is given twice")
-    return list(solvers)
-
-
-def _named_parameters(solvers: Sequence[Any]) -> Dict[str, nn.Variable]:
-    """The parameters of all solvers; names that several have tell the solvers apart."""
-    found: Dict[str, nn.Variable] = {}
-    for index, solver in enumerate(solvers):
-        for name, v in solver.get_parameters().items():
-            found[name if found.get(name, v) == v else f"{index}/{name}"] = v
-    return found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading and dividing gradients, be they NumPy arrays, NdArrays or Variables."""
+"""Reading and dividing gradients that are NumPy arrays, NdArrays or Variables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KINDS = (np.ndarray, np.generic, nn.NdArray, nn.Variable)
 
 
 def gradient_list(gradients: Union[Gradient, Iterable[Gradient]]) -> List[Gradient]:
-    """One gradient or an iterable of gradients as a list that is checked item by item.
+    """One gradient, or an iterable of them, as a list whose items were checked.
 
     Raises:
         TypeError: an item is not a gradient, or not of a floating dtype.
@@ -30,7 +30,7 @@ def gradient_list(gradients: Union[Gradient, Iterable[Gradient]]) -> List[Gradie
             f"gradients={gradients!r} must be a NumPy array, an NdArray, a Variable or a list of these"
         )
     if not items:
-        raise ValueError("gradients is empty; pass one gradient or more")
+        raise ValueError("gradients is empty; pass at least one gradient")
     for i, item in enumerate(items):
         _check(item, f"gradients[{i}]")
     return items
@@ -56,14 +56,14 @@ def largest(gradient: Gradient) -> float:
 def unscaled(gradient: Gradient, scale: float) -> Gradient:
     """The gradient divided by `scale` in float32 (float64 stays float64).
 
-    NdArrays and Variables are divided in place and handed back; one that stores float16 becomes float32,
-    since float16 would lose what the scale had saved. Of a NumPy array a new one is made.
+    NdArrays and Variables are divided in place and returned; float16 becomes float32, since float16 would
+    underflow again. For a NumPy array a new one is made.
     """
     stored = _stored(gradient)
     if stored is None:
         values = np.asarray(gradient)
         return np.asarray(np.divide(values, scale, dtype=_wide(values.dtype)))
-    # One that is lazily zero must stay so: solvers skip the parameters that have such a gradient.
+    # A lazily zero gradient must stay so: solvers skip its parameter.
     if not stored.zeroing:
         values = stored.cast(_wide(stored.dtype))
         np.divide(values, scale, out=values)
@@ -71,7 +71,7 @@ def unscaled(gradient: Gradient, scale: float) -> Gradient:
 
 
 def divisible_in_place(gradient: Gradient) -> bool:
-    """True when the gradient itself can hold what `unscaled` gives."""
+    """True when the gradient itself can hold the result of `unscaled`."""
     if isinstance(gradient, np.ndarray):
         return bool(gradient.flags.writeable) and gradient.dtype == _wide(gradient.dtype)
     return _stored(gradient) is not None

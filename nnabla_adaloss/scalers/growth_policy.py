@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the scale of a `LossScaler` reacts to overflows and to good updates.
+"""Growth and back-off of the scale of a `LossScaler`.
 
     after an overflow:  scale = max(scale * backoff_factor, min_scale);  good_updates = 0
     after an update:    good_updates = good_updates + 1

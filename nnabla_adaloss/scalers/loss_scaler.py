@@ -1,49 +1,75 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One loss scale for a whole network, for training loops of one's own.
+"""One loss scale for a whole network, for custom training loops.
 
 loss = scaler.scale_loss(loss);  backward
 if scaler.unscale_gradients_and_check(gradients):
     update the parameters
 
-How the scale is adjusted is `GrowthPolicy`'s, or with `global_scale="history"` that of measured scales.
+The scale follows `GrowthPolicy`, or with `global_scale="history"` the measured gradients.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Union
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Union
 
 import nnabla as nn
 import numpy as np
 
 from ..core.formats import FLOAT16
 from ..core.scale_history import AmaxWindow, HistoryPolicy
-from ..core.validation import number, positive_number
+from ..core.validation import boolean, number, positive_number
 from ..errors import warn
-from .argument_checks import CHECKS, COUNTS, count, history_of
+from ..updaters.argument_checks import check_count
+from ..updaters.global_scale import history_of
 from .gradients import Gradient, divisible_in_place, gradient_list, has_nonfinite, largest, unscaled
 from .growth_policy import GrowthPolicy, GrowthState
 
 Gradients = Union[Gradient, Iterable[Gradient]]
 
 
+def _growth_factor(name: str, value: object) -> float:
+    if positive_number(name, value) < 1.0:
+        raise ValueError(f"{name}={value!r} must be 1 or more")
+    return number(name, value)
+
+
+def _backoff_factor(name: str, value: object) -> float:
+    if positive_number(name, value) > 1.0:
+        raise ValueError(f"{name}={value!r} must not be larger than 1")
+    return number(name, value)
+
+
+_CHECKS: Dict[str, Callable[[str, object], Any]] = {
+    "scale": positive_number,
+    "initial_scale": positive_number,
+    "dynamic_scaling": boolean,
+    "growth_interval": check_count,
+    "growth_factor": _growth_factor,
+    "backoff_factor": _backoff_factor,
+    "min_scale": positive_number,
+    "max_scale": positive_number,
+}
+_COUNTS = ("total_updates", "skipped_updates")
+
+
 class LossScaler:
-    """Keeps a global loss scale, applies it and takes it back, and adjusts it to overflows.
+    """Scales a loss, unscales its gradients, and adjusts the scale after overflows.
 
     Gradients are NumPy arrays, NdArrays or Variables, one or a list; the gradient of a Variable is its
-    `.grad`. They are divided in float32, or in float64 where they are float64. Arguments are attributes that
-    may be set at any time, and are checked then.
+    `.grad`. They are divided in float32, or in float64 where they are float64. Arguments are attributes as
+    well, and are checked when they are assigned.
 
     Args:
         initial_scale: the scale to start with.
         dynamic_scaling: adjust the scale; False keeps it.
-        growth_interval: the scale grows after so many good updates in a row.
-        growth_factor: what it is multiplied by then.
-        backoff_factor: what it is multiplied by after an overflow.
-        min_scale: the scale goes no lower. An overflow there is reported once, as a warning.
-        max_scale: the scale goes no higher.
+        growth_interval: the scale grows after this many good updates in a row.
+        growth_factor: the factor by which it grows.
+        backoff_factor: the factor applied after an overflow.
+        min_scale: the lower bound. An overflow there is warned of once.
+        max_scale: the upper bound.
         global_scale: `"dynamic"`: grows and backs off as above. `"history"`: the largest scale, within
             `min_scale` and `max_scale`, that the gradients of the last iterations leave two bits of room for
-            in float16, from the first check on; or a `HistoryPolicy` of one's own. Only the gradients that
+            in float16, from the first check on; or a `HistoryPolicy` of your own. Only the gradients that
             are checked are measured, not those on the way to them: an overflow there lowers the scale.
 
     Attributes:
@@ -97,7 +123,7 @@ class LossScaler:
         self.reset(initial_scale)
 
     def __setattr__(self, name: str, value: object) -> None:
-        check = CHECKS.get(name)
+        check = _CHECKS.get(name)
         super().__setattr__(name, value if check is None else check(name, value))
 
     @property
@@ -124,11 +150,10 @@ class LossScaler:
         return number("loss", loss) * self.scale
 
     def unscale_gradient(self, gradient: Gradient) -> Gradient:
-        """One gradient divided by the scale.
+        """Divide one gradient by the scale.
 
-        An NdArray or Variable is divided where it stands, ready for the solver, and handed back; one of
-        float16 becomes float32. A NumPy array is left as it is, and a new one of float32 (or float64) is
-        returned.
+        An NdArray or Variable is divided in place, ready for the solver, and returned; float16 becomes
+        float32. A NumPy array is left as it is; the result is a new one of float32 (or float64).
 
         Raises:
             TypeError: not a gradient, or not of a floating dtype.
@@ -137,7 +162,7 @@ class LossScaler:
         return self.unscale_gradients([gradient])[0]
 
     def unscale_gradients(self, gradients: Gradients) -> List[Gradient]:
-        """`unscale_gradient` of each; nothing is touched when one of them is refused."""
+        """`unscale_gradient` of each; when one of them is refused, none is changed."""
         return [unscaled(gradient, self.scale) for gradient in gradient_list(gradients)]
 
     def has_overflow(self, x: Gradients) -> bool:
@@ -149,18 +174,17 @@ class LossScaler:
         return self.has_overflow(gradients)
 
     def unscale_gradients_and_check(self, gradients: Gradients) -> bool:
-        """Unscale the gradients where they stand, look for an overflow, and adjust the scale.
+        """Unscale the gradients in place, look for an overflow, and adjust the scale.
 
-        A NumPy array that cannot hold the result, one of float16 or one that is read-only, is replaced in the
-        list by a float32 array.
+        A NumPy array that cannot hold the result (float16, or read-only) is replaced in the list by one of
+        float32.
 
         Returns:
-            True when the gradients are good for an update; False when the update is to be skipped, because
-            one of them is an infinity or a NaN. What they then hold is of no use.
+            True when the gradients are finite; False when the update must be skipped.
 
         Raises:
             TypeError: a NumPy array needs to be replaced, but `gradients` is not a list.
-            TypeError, ValueError: as `unscale_gradient`. In every case nothing has been touched.
+            TypeError, ValueError: as `unscale_gradient`. Nothing was changed.
         """
         items = gradient_list(gradients)
         if not isinstance(gradients, list) and not all(map(divisible_in_place, items)):
@@ -182,15 +206,15 @@ class LossScaler:
         Those of `AdaptiveLossScaling` are: `scaling.backward(scaler.scale)` divides by the scale itself.
 
         Returns:
-            True when the gradients are good for an update; False when the update is to be skipped.
+            True when the gradients are finite; False when the update must be skipped.
 
         Raises:
-            TypeError, ValueError: as `unscale_gradient`. Nothing has been touched.
+            TypeError, ValueError: as `unscale_gradient`. Nothing was changed.
         """
         return self._check(gradient_list(gradients))
 
     def reset(self, new_initial_scale: Optional[float] = None) -> None:
-        """Start again: counts at 0, the scale at `initial_scale`, which `new_initial_scale` replaces."""
+        """Reset the counts to 0 and the scale to `initial_scale`, or to a new initial scale."""
         initial = self.initial_scale if new_initial_scale is None else new_initial_scale
         if not self.min_scale <= positive_number("initial_scale", initial) <= self.max_scale:
             raise ValueError(
@@ -212,28 +236,28 @@ class LossScaler:
         )
 
     def state_dict(self) -> Dict[str, Any]:
-        """Settings, scale and counts, as plain numbers: what a resumed training needs."""
+        """Settings, scale and counts as plain numbers, to resume from."""
         return {
-            **{name: getattr(self, name) for name in CHECKS},
-            **{name: getattr(self, name) for name in COUNTS},
+            **{name: getattr(self, name) for name in _CHECKS},
+            **{name: getattr(self, name) for name in _COUNTS},
             "good_updates": self._good_updates,
             "window": self._window.as_list(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned; nothing changes when it raises.
+        """Go on from a state that `state_dict` returned; nothing changes when it raises.
 
         Raises:
             ValueError: an entry is missing, or out of range.
             TypeError: one is of the wrong type.
         """
         try:
-            settings = {name: check(name, state[name]) for name, check in CHECKS.items()}
-            counts = {name: count(name, state[name]) for name in (*COUNTS, "good_updates")}
+            settings = {name: check(name, state[name]) for name, check in _CHECKS.items()}
+            counts = {name: check_count(name, state[name], least=0) for name in (*_COUNTS, "good_updates")}
             # Versions before this one did not have it.
             window = AmaxWindow.from_list(state.get("window", AmaxWindow().as_list()))
         except KeyError as error:
-            raise ValueError(f"state has no {error}: it is none of a LossScaler") from None
+            raise ValueError(f"state has no {error}: it is not a LossScaler's") from None
         self._good_updates, self._window = counts.pop("good_updates"), window
         for name, value in {**settings, **counts}.items():
             setattr(self, name, value)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The losses of one training loop, each with its engine; what was learned outlives rebuilt graphs."""
+"""The losses of a training loop, each with its engine; the measurements outlive rebuilt graphs."""
 
 from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
-from ..engine.forward_state import ForwardState
-from ..engine.saved_names import fingerprint
+from ..engine.saved_state import fingerprint
 from ..graph.loss_like import LossLike, variable_of
+from ..undo import ForwardState
 
 # Losses of different networks that are remembered. Each holds the last graph of its network.
 _REMEMBERED = 8
@@ -20,27 +20,27 @@ MakeScaling = Callable[[LossLike, Optional[ForwardState]], AdaptiveLossScaling]
 class ScaledLosses:
     """An engine for each loss.
 
-    A loss is known by its Variable; nnabla's Variables cannot be referred to weakly, so that the last graph
-    of each network is kept. A new Variable whose graph has the same functions with the same names is the same
-    network, built again: it takes over what was measured, in the place of the one before.
+    A loss is identified by its Variable. nnabla's Variables have no weak references, so the last graph of
+    each network is kept. A new Variable whose graph has the same functions with the same names is the same
+    network, built again: its engine takes over the measurements of the one before.
 
     Args:
-        make: makes the engine of a loss, with what is known of parameters that forward writes.
+        make: makes the engine of a loss, with the state that forward writes.
 
     Attributes:
-        forward_state: what is known of parameters that forward writes; all losses share it.
+        forward_state: the state that forward writes; all losses share it.
     """
 
     def __init__(self, make: MakeScaling) -> None:
         self.forward_state: Optional[ForwardState] = None
         self._make = make
-        # The one that was used last is the last.
+        # In the order of use.
         self._known: Dict[Structure, AdaptiveLossScaling] = {}
         # Saved states whose networks have not been seen yet.
         self._saved: List[Mapping[str, Any]] = []
 
     def of(self, loss: LossLike) -> AdaptiveLossScaling:
-        """The engine of a loss; a new one at the first use."""
+        """The engine of a loss, which is made at the first use."""
         key = hash(variable_of(loss))
         for structure, scaling in self._known.items():
             if hash(scaling.variable) == key:
@@ -54,11 +54,11 @@ class ScaledLosses:
         return next(reversed(self._known.values()), None)
 
     def states(self) -> List[Mapping[str, Any]]:
-        """The state of each, the one that was used last at the end."""
+        """The states of the engines, in the order of use."""
         return [*self._saved, *(scaling.state_dict() for scaling in self._known.values())]
 
     def load(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Go on from what `states` returned; a loss that was not seen yet takes its own when it comes.
+        """Go on from what `states` returned; a loss that was not used yet takes its state when it is.
 
         Raises:
             ValueError: a state is damaged. Nothing changes then.
@@ -84,7 +84,7 @@ class ScaledLosses:
             self._load_into(scaling, self._saved)
             own = fingerprint(scaling.plan)
             self._saved = [state for state in self._saved if list(state["network"]) != own]
-        # After loading: a loss that comes late draws on where the others are by now.
+        # After loading, so that a late loss continues the random stream of the others.
         for other in self._known.values():
             scaling.share_draws(other)
         self._known[structure] = scaling

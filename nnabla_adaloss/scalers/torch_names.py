@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments and methods of torch's `GradScaler` that ours does not have, and what to use instead."""
+"""Arguments and methods of torch's `GradScaler` that ours does not have, and their replacements."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saved states: one file that is there whole or not at all."""
+"""Saved states: one file each, written atomically."""
 
 from .state_file import FORMAT_VERSION, StateFileError, read_state, write_state
 

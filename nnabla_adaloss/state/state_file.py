@@ -22,7 +22,7 @@ _LARGEST = 2**28  # bytes: hundreds of thousands of layers
 
 
 class StateFileError(ValueError):
-    """A file that holds no state that can be loaded."""
+    """A file does not hold a state that can be loaded."""
 
 
 def write_state(path: Union[str, os.PathLike[str]], state: Mapping[str, Any]) -> None:
@@ -36,7 +36,7 @@ def write_state(path: Union[str, os.PathLike[str]], state: Mapping[str, Any]) ->
         state: dicts with string keys, lists, numbers, strings, booleans and None.
 
     Raises:
-        TypeError: `state` holds something else.
+        TypeError: `state` holds a value of another type.
         ValueError: `state` takes more than 256 MiB, which `read_state` would not read.
         OSError: the file cannot be written; an older one is left as it was.
 
@@ -62,8 +62,7 @@ def read_state(path: Union[str, os.PathLike[str]]) -> Dict[str, Any]:
     """Read a state that `write_state` wrote.
 
     Raises:
-        StateFileError: the file is truncated, damaged, too large, of a newer version, or something else
-            altogether.
+        StateFileError: the file is truncated, damaged, too large, of a newer version, or no state file.
         OSError: it cannot be read.
     """
     name = os.fsdecode(path)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file that is replaced as a whole: at any moment there is the old one or the new one.
+"""Atomic replacement of a file: at any moment there is the old one or the new one.
 
-What is new goes to a temporary file in the same folder, which takes the name of the old one when it is on
-disk. Its writer keeps it locked, and a lock ends with its process: a temporary file without one was left by a
-writer that was killed. Where a lock says nothing of processes on other machines, as on some network file
-systems, the temporary file of a living writer may be removed all the same; that one then writes another.
+The content goes to a temporary file in the same folder, which is renamed to the old one once it is on disk.
+Its writer keeps it locked, and a lock ends with its process: a temporary file without one was left by a
+writer that was killed. On network file systems without locks between machines, the temporary file of a living
+writer may be removed; it then writes another.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _SPECIAL = {
 
 
 def special_kind(status: os.stat_result) -> Optional[str]:
-    """What kind of special file, such as `"a FIFO"`, a file is; None if it can hold a state."""
+    """The kind of a special file, such as `"a FIFO"`; None for a file that can hold a state."""
     return _SPECIAL.get(stat.S_IFMT(status.st_mode))
 
 
 def replace_file(path: Union[str, os.PathLike[str]], content: bytes, signature: bytes) -> None:
-    """Make a file of `content` at `path`; a crash at any moment leaves the old file or the new one.
+    """Write `content` to `path`; a crash at any moment leaves the old file or the new one.
 
     A link is followed, and kept. So are the permissions of an older file and, where that is allowed, its
     owner. Temporary files that killed writers left beside `path` are removed.
 
     Args:
         path: the file; its folder must exist.
-        content: what it holds then.
-        signature: what every content written here begins with: a file that begins otherwise is no left-over.
+        content: the new content.
+        signature: the first bytes of every content. Temporary files that begin otherwise are not removed.
 
     Raises:
         OSError: the file cannot be written; an older one is left as it was.
@@ -57,7 +57,7 @@ def replace_file(path: Union[str, os.PathLike[str]], content: bytes, signature: 
         raise FileNotFoundError(
             errno.ENOENT, "something removes the temporary files that become this one: stop it", target
         )
-    # What follows cannot undo that the file is there, and raises nothing.
+    # The file is written. What follows raises nothing.
     _sync_folder(os.path.dirname(target))
     _remove_left_overs(target, signature)
 
@@ -70,7 +70,7 @@ def _write_and_rename(target: str, content: bytes) -> bool:
     temporary = f"{target}.{secrets.token_hex(8)}{_SUFFIX}"
     with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         try:
-            # A file system without locks, or another writer who has a look: then it writes another.
+            # OSError: a file system without locks, or another writer that holds the lock for a moment.
             with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             file.write(content)

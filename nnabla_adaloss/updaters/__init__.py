@@ -4,9 +4,9 @@
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
 
 from .adaptive import AdaptiveLossScalingUpdater
-from .counters import Counters
 from .fixed import FixedLossScalingUpdater
 from .result import UpdateResult
+from .retries import Counters
 
 __all__ = [
     "AdaptiveLossScalingUpdater",

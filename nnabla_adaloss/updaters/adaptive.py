@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adaptive updater: nnabla's dynamic loss scaling loop, with measured scales and one for every layer."""
+"""The adaptive updater: nnabla's loop of dynamic loss scaling, with measured scales and one per layer."""
 
 from __future__ import annotations
 
-import math
 import os
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Set, Tuple, Union
 
@@ -12,52 +11,33 @@ from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdat
 
 from ..core.config import AdaLossConfig
 from ..core.keywords import explains_keywords
-from ..core.layer_limits import LayerLimitPolicy
 from ..core.precision import StorageLike
 from ..core.scale_history import HistoryPolicy
-from ..core.scale_policy import ScalePolicy, ScaleState
-from ..emulation import with_storage
-from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
-from ..errors import LossScaleError
+from ..core.scale_policy import ScalePolicy
+from ..errors import LossScaleError, warn
 from ..graph.loss_like import LossLike, check_scale
-from ..monitor import Audience, BatchThrownAway, ScaleChanged, audience_of
+from ..monitor import BatchThrownAway, ScaleChanged, audience_of
 from ..state import read_state, write_state
-from .argument_checks import check_arguments, keep_data
-from .batch_run import BatchRun
-from .cause import Cause, agree_on_cause
-from .counters import Counters
+from .argument_checks import TORCH_ARGUMENTS, check_arguments, keep_data
+from .batch_run import BatchRun, RunOptions
 from .exchange import GradientExchange
 from .function_hooks import HookLike, function_hooks
-from .global_scale import history_of
+from .global_scale import GlobalScale, history_of
 from .idle import Idle
-from .reports import Reports, nonfinite_gradients, tell_of_float_storage
+from .notifications import Notifier, nonfinite_gradients, notify_float_storage, notify_update
+from .outcome import GOOD, BatchOutcome, Cause, agree_on_cause
 from .result import UpdateResult
+from .retries import Counters, RetryState
 from .settings import Settings
-from .shared_state import adopt_shared_state, agreed_scales, reached_state, shared_state
-from .states import restore, state_of
-from .telling import tell_of_update
-from .tries import Tries
-from .window import NOTHING_WRONG, Window
-
-# So many batches in a row that no scale helps are no matter of single batches. nnabla's updater would have
-# halved its scale as often, to where no gradient is left.
-_HOPELESS = 25
-_SEARCHED = 'with global_scale="dynamic"'
-# Of torch's GradScaler.
-_ARGUMENTS = {
-    "init_scale": "use scale=",
-    "growth_factor": f"use scaling_factor= {_SEARCHED}",
-    "backoff_factor": f"use scaling_factor= {_SEARCHED}, by which the scale is divided",
-    "growth_interval": f"use N= {_SEARCHED}",
-    "enabled": "use nnabla's solver by itself, or FixedLossScalingUpdater(scale=1.0)",
-}
+from .shared_state import agreed_scales, exchange_scales
+from .states import UpdaterState, parameter_checksum
 
 
 class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: ignore[misc]
     """Trains with a loss scale that is measured, not searched for, and adaptive scales per layer on top.
 
-    Takes the place of nnabla's `DynamicLossScalingUpdater`: the same positional arguments, in the same
-    order, with the same defaults.
+    A drop-in replacement for nnabla's `DynamicLossScalingUpdater`: it has the same positional arguments with
+    the same defaults.
 
     Args:
         solver: the solver, with its parameters set.
@@ -66,61 +46,56 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         scale: S0, the global loss scale to start with. 8.0, as the baseline.
         scaling_factor: what S0 is multiplied by to grow and divided by to back off, with
             `global_scale="dynamic"`. 2.0.
-        N: S0 grows after more than this many updates without overflow, likewise; and the limit of a layer
-            that overflowed. 2000.
+        N: S0 grows after more than this many updates without overflow, with `"dynamic"`; so does the limit of
+            a layer that overflowed, always. 2000.
         clear_buffer: free activations and gradients that are no longer needed. True.
-        accum_grad: batches whose gradients are summed per update. 1. The gradients are added, not averaged,
-            unless `average=True`; one overflow drops all of them.
+        accum_grad: batches whose gradients are summed per update; one overflow drops all of them. 1.
         weight_decay: decay constant; None for no decay.
         comm: a communicator for data-parallel training; None for one process.
         grads: gradients to exchange; None (or empty) means those of all the solver's parameters.
         global_scale: `"history"` (default): the largest scale that the gradients of the last iterations leave
             room for, from the first batch on, or a `HistoryPolicy` with settings of your own; or `"dynamic"`:
             grows and backs off as the baseline's.
-        on_overflow: `"repeat"` (default): the same batch again, with what overflowed lowered, so that no
-            batch is lost; or `"next"`: throw the batch away and take the next one, as the baseline does.
+        on_overflow: `"repeat"` (default): the same batch again, with lower scales where it overflowed; or
+            `"next"`: throw the batch away and take the next one, as the baseline does.
         config: how layers are scaled; None for `AdaLossConfig()`.
-        storage: emulate this storage format on a float context, for example `"float16"`, or a `Format` or
+        storage: emulate this storage format on a float context: `"float16"`, another name, a `Format` or a
             `Precision`; None for the context's own types.
         max_retries: how often one call may repeat a batch because of overflow before `on_scale_floor`
-            applies, or with `on_overflow="next"` how many batches (or windows) it may throw away before it
-            returns without an update. 100, as the baseline; 0 skips an iteration instead of retrying it.
-        on_nonfinite_loss: a loss that is not finite is no overflow and lowers no scale: `"raise"`
-            (default) a LossScaleError, `"skip"` the update, or `"warn"` once and skip.
-        on_nonfinite_forward: likewise, where the loss is finite but something in forward is not, in a way
-            that no scale mends: NaN in the data behind a ReLU, or activations beyond the storage format.
-        on_scale_floor: what to do about an overflow at `min_scale`, where the same batch is repeated: about
-            three such batches in a row (single ones are thrown away, and told of once): `"raise"` (default) a
-            LossScaleError that names the first bad layer, `"skip"` the update, or `"warn"` once and skip.
+            applies; with `"next"`, how many batches (or windows of `accum_grad`) it may throw away before it
+            returns without an update. 100, as the baseline; 0 skips the iteration instead.
+        on_nonfinite_loss: a loss that is not finite is no overflow and lowers no scale: `"raise"` (default) a
+            LossScaleError, `"skip"` the update, or `"warn"` once and skip.
+        on_nonfinite_forward: likewise, where the loss is finite but another value of forward is not, at any
+            scale: NaN in the data behind a ReLU, or activations beyond the storage format.
+        on_scale_floor: likewise, for an overflow at `min_scale`, or 25 batches in a row that overflow at any
+            scale (fewer are thrown away, with one warning). The error names the first bad layer.
         min_scale: S0 is never lowered below this. 2**-24, the smallest positive fp16 number.
-        max_scale: S0 never grows above this, with `global_scale="dynamic"`. 2**64.
-        hysteresis: overflows in a row it takes to lower S0, likewise. 1, as the baseline.
+        max_scale: S0 never grows above this, with `"dynamic"`. 2**64.
+        hysteresis: overflows in a row it takes to lower S0, with `"dynamic"`. 1, as the baseline.
         on_gradients: called with the solver when the gradients are complete and unscaled, before weight
             decay and update: the place for clipping.
-        average: average gradients over micro-batches and ranks instead of adding them. False, as the
-            baseline.
+        average: average gradients over micro-batches and ranks; False (default) adds them, as the baseline.
         check_every: with a communicator: compare checksums of parameters and scales between ranks every so
             many iterations, and raise on every rank when they differ. 1000; 0 never does.
-        monitors: who is told what happens: objects with some of the methods of `Monitor`, such as `Recorder`,
-            `LogMonitor` and `NanDump`. None of them costs nothing.
+        monitors: objects with some of the methods of `Monitor`, such as `Recorder`, `LogMonitor` and
+            `NanDump`. Without monitors there is no overhead.
         function_pre_hook: called with each function before it runs, in forward and in backward; or a pair of
-            hooks, for forward and for backward. For nnabla's `TimeProfiler` (its `pre_hook`, within a
-            scope) and for hooks of your own. With one for backward, scales are applied around each
-            function. None.
+            hooks, for forward and for backward, such as nnabla's `TimeProfiler` has. With one for backward,
+            scales are applied around each function. None.
         function_post_hook: likewise, after each function has run. Gradients of parameters are unscaled by
-            then, those of activations still carry their scales. For
-            `NanInfTracer`: `(tracer.forward_post_hook, tracer.backward_post_hook)`. None.
+            then, those of activations still carry their scales. None. For `NanInfTracer`:
+            `(tracer.forward_post_hook, tracer.backward_post_hook)`.
         float_tail: in half precision, native or emulated, compute functions of one element at the loss in
-            float, and functions with a constant that half cannot hold, as PyTorch's autocast computes losses:
-            in half, `loss * 1e-8` is `loss * 0`. In a half context it replaces these functions in the graph.
-            True; False leaves the graph as it is.
+            float, and functions with a constant that half cannot hold: in half, `loss * 1e-8` is `loss * 0`.
+            In a half context it replaces these functions in the graph. True; False leaves it as it is.
 
-    These are its attributes as well. What is assigned to one between updates is checked as here, and obeyed;
-    where other things were made with it (`comm`, `grads`, `config`, `storage`, `on_overflow`, the hooks, ...)
-    that raises AttributeError.
+    All of these are attributes as well. A value assigned between updates is checked as here and used from
+    then on. Those with which other objects were made (`comm`, `grads`, `config`, `storage`, `on_overflow`,
+    the hooks, ...) raise AttributeError instead.
 
     Attributes:
-        counters: how many updates, batches and repeats there were, and how many batches were lost, by cause.
+        counters: the numbers of updates, batches and repeats, and of lost batches by cause.
 
     Raises:
         TypeError, ValueError: an argument is not as described; the message names it. Nothing was changed.
@@ -137,7 +112,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         True
     """
 
-    @explains_keywords(_ARGUMENTS)
+    @explains_keywords(TORCH_ARGUMENTS)
     def __init__(
         self,
         solver: Any,
@@ -172,55 +147,38 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         float_tail: bool = True,
     ) -> None:
         check_arguments(solver, data_feeder, accum_grad, weight_decay, comm, grads)
-        self._policy = ScalePolicy(scaling_factor, N, min_scale, max_scale, hysteresis)
-        self._hysteresis_left = hysteresis
+        scale, policy = check_scale(scale), ScalePolicy(scaling_factor, N, min_scale, max_scale, hysteresis)
         self.max_retries, self.check_every, self.on_gradients = max_retries, check_every, on_gradients
         self.on_nonfinite_loss, self.on_nonfinite_forward = on_nonfinite_loss, on_nonfinite_forward
-        self.on_scale_floor, self.on_overflow = on_scale_floor, on_overflow
+        self.on_scale_floor, self.on_overflow, self.average = on_scale_floor, on_overflow, average
         self._hooks = function_hooks(function_pre_hook, function_post_hook)
-        self.history = history_of(global_scale, check_scale(scale), min_scale)
-        self._measured = self.history is not None
+        self.history = history_of(global_scale, start_scale=scale, min_scale=min_scale)
+        self._s0 = GlobalScale(scale, policy, self.history)
         self.config, self.storage, self.solver, self.global_scale = config, storage, solver, global_scale
         self.monitors, self.float_tail = monitors, float_tail
         self.function_pre_hook, self.function_post_hook = function_pre_hook, function_post_hook
-        self._loss: Optional[LossLike] = None
-        self.scaling: AdaptiveLossScaling
         self._audience = audience_of(monitors)
-        self.counters = Counters()
-        self._idle = Idle()
-        self._reports = Reports()
-        self._before_exchange = False
+        self.counters, self._idle, self._notifier = Counters(), Idle(), Notifier()
         self._repeat = on_overflow == "repeat"
-        self._reached = scale
-        self._tries: Tries
-        self._interrupted: Optional[Tries] = None
+        # Scales are lowered from batch to batch, and on all ranks alike.
+        self._searches = not (self._repeat or self._s0.measured)
         self.iteration = 0
         self.loss = loss
         self._exchange = GradientExchange(comm, grads, solver)
-        super().__init__(
-            solver,
-            loss,
-            data_feeder,
-            check_scale(scale),
-            scaling_factor,
-            N,
-            clear_buffer,
-            accum_grad,
-            weight_decay,
-            comm,
-            self._exchange.grads if comm is not None else [],
-        )
-        if self.history is not None:
-            # The policy's own, also where that is not the baseline's.
-            self.scale = self.history.start_scale
-        tell_of_float_storage(self.scaling, storage, config)
-        self.average = average
-        self.last_good_scale = math.nan
-        self._started = False
-        # Keys of the parameters that the solver had when that was last asked.
+        own = solver, loss, data_feeder, self.scale, scaling_factor, N, clear_buffer, accum_grad, weight_decay
+        super().__init__(*own, comm, self._exchange.grads if comm is not None else [])
+        notify_float_storage(self.scaling, storage, config)
+        # The present iteration; that of an exception before the exchange, which the next call goes on with;
+        # and whether an exception now would be one.
+        self._retries: RetryState
+        self._interrupted: Optional[RetryState] = None
+        self._before_exchange = False
+        # Keys of the parameters that the solver had when that was last asked, and of those to which the last
+        # batches added more than zeros.
         self._trained: Set[int] = set()
-        # Keys of those to which the batches of the last window added more than zeros.
         self._nonzero: Set[int] = set()
+        # The last iteration with a gradient that was not zero.
+        self._last_gradient = 0
 
     def update(self) -> UpdateResult:
         """Train on one batch, or on `accum_grad` of them.
@@ -230,7 +188,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         and updates the parameters.
 
         Returns:
-            What happened; `result.updated` tells whether the parameters changed.
+            The result; `result.updated` is true when the parameters changed.
 
         Raises:
             LossScaleError: the loss is not finite, or gradients overflow at the smallest scale, and the
@@ -238,90 +196,82 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         """
         with self._idle:
             resumed, self._interrupted = self._interrupted, None
-            scale_before = self._scale
-            self._tries = resumed or Tries(self.scale_state, dict(self.scaling.limits))
+            before, limits = self._s0.state, dict(self.scaling.limits)
+            self._retries = resumed or RetryState(self.iteration + 1, before, limits)
             try:
                 result = self._update(resumed=resumed is not None)
             except LossScaleError:
                 # Raised on all ranks alike: no scale was at fault.
-                self._forget_overflows()
+                self._restore_scales()
                 raise
             except BaseException:
                 if self._before_exchange:
                     self.iteration -= 1
-                    self._undo_batch()
+                    self._undo_batches()
                     if self.comm is not None:
                         # Other ranks wait for this one in the same try of the same iteration.
-                        self._interrupted = self._tries
+                        self._interrupted = self._retries
                 raise
             if self._audience is not None:
-                self._tell_of_update(self._audience, result, scale_before)
+                if self._s0.scale != before.scale:
+                    self._audience.tell(ScaleChanged(self.iteration, before.scale, self._s0.scale))
+                notify_update(self._audience, self.iteration, result, self.scaling.variable)
             return result
 
     def _update(self, *, resumed: bool) -> UpdateResult:
         self._before_exchange = False
         self._start_iteration(resumed=resumed)
-        tries = self._tries
+        retries = self._retries
         while True:
             self._before_exchange = True
-            window = self._run_window()
+            outcome = self._run_batches()
             self._exchange_gradients()
             self._before_exchange = False
-            if not self._overflowed(window):
+            if not self._overflowed(outcome):
                 break
-            self._undo_batch()
-            cause = agree_on_cause(self._exchange, window, self.scaling, repeat=self._repeat)
+            self._undo_batches()
+            cause = agree_on_cause(self._exchange, outcome, self.scaling, repeat=self._repeat)
             if cause.bad_batch:
-                return self._skip_bad_batch(window, cause)
-            tries.layers = window.nonfinite_layers
-            hopeless = cause.at_floor or (cause.global_scale and not self._lower_global_scale())
-            self._throw_away("hopeless" if hopeless else cause.word, tries.layers)
+                return self._skip_bad_batch(outcome, cause)
+            retries.layers = outcome.nonfinite_layers
+            hopeless = cause.at_floor or (cause.global_scale and not self._s0.lower())
+            self._discard("hopeless" if hopeless else cause.name, retries.layers)
             if hopeless:
-                tries.hopeless += 1
-                searching = not (self._repeat or self._measured)
-                if searching or tries.hopeless == _HOPELESS or tries.thrown_away == self.max_retries:
+                retries.hopeless += 1
+                if self._searches or retries.is_last(self.max_retries):
                     return self._skip_at_floor()
-                # No scale helps this batch, so that none of those that were tried is kept.
-                self._forget_overflows()
-                self._reports.tell_of_hopeless_batch(self.iteration, tries.layers)
-            tries.thrown_away += 1
-            if cause.exhausted or tries.thrown_away > self.max_retries:
+                # No scale helps this batch: go on with those before it.
+                self._restore_scales()
+                self._notifier.notify_hopeless_batch(self.iteration, retries.layers)
+            retries.discarded += 1
+            if cause.exhausted or retries.discarded > self.max_retries:
                 return self._give_up()
         reason = self._reason()
         if not self.scaling.state_is_finite():
-            self._undo_batch()
+            self._undo_batches()
         self._apply_gradients()
-        if self._measured:
-            self._scale = self._reached
-        self.last_good_scale = self._scale
-        if not self._measured:
-            self.scale_state = self.policy.after_update(self.scale_state)
+        self._s0.after_update()
         self.scaling.after_update()
         self.counters.count_update(self.accum_grad)
-        layers = tries.layers or window.overflow_layers
-        return UpdateResult(True, self.scale, tries.retries, reason, layers, window.nonfinite_layers)
+        layers = retries.layers or outcome.overflow_layers
+        return UpdateResult(True, self._s0.scale, retries.retries, reason, layers, outcome.nonfinite_layers)
 
     @property
     def parameters_lock(self) -> Any:
-        """A lock that is held while parameters are swapped for copies or being updated: hold it to read them.
+        """A lock to hold while another thread reads parameters: updates hold it while these are swapped or
+        changed.
 
-        For other threads, as in `with updater.parameters_lock: copy = parameter.d.copy()`. It is free while
-        the data feeder runs and between updates. Two threads must not read one array at a time (nnabla casts
-        without Python's lock): hold it in the training thread, too, while you read there. In a signal handler
-        use `when_idle`.
+        `with updater.parameters_lock: copy = parameter.d.copy()`. Two threads must not read one array at a
+        time (nnabla casts without Python's lock): hold it in the training thread, too, while you read there.
+        In a signal handler use `when_idle`.
         """
         return self._idle.lock
 
     def when_idle(self, callback: Callable[[], Any]) -> None:
-        """Call `callback` between two updates: at once if none is running, else at the end of the one that
-        is.
+        """Call `callback` between two updates: now if none is running, else in its thread when it has ended.
 
-        The place for checkpoints that a signal asks for: in a handler parameters may be swapped for copies at
-        that moment, and `nnabla.save_parameters` would save these.
-
-        Args:
-            callback: called without arguments, in the thread that updates, if an update is running. Callbacks
-                run one after another.
+        The place for checkpoints that a signal asks for: in a handler parameters may be swapped for copies,
+        and `nnabla.save_parameters` would save these.
 
         Raises:
             TypeError: it cannot be called.
@@ -330,7 +280,15 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
 
     def state_dict(self) -> Dict[str, Any]:
         """Everything that decides the next step, apart from parameters, solver states and data."""
-        return state_of(self)
+        return UpdaterState(
+            self._deciding_settings,
+            self._s0.state,
+            self._s0.last_good,
+            self.iteration,
+            self.counters,
+            parameter_checksum(self.solver),
+            self.scaling.state_dict(),
+        ).as_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state that `state_dict` returned. Load the parameters before.
@@ -339,8 +297,16 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
             ValueError: the state is damaged, of a newer version, of another network, or of an updater with
                 other settings. Nothing changes then.
         """
-        restore(self, state)
-        self._interrupted = None
+        saved = UpdaterState.from_dict(state, self._deciding_settings, self.policy)
+        self.scaling.load_state_dict(saved.scaling)
+        self._s0.restore(saved.scale_state, saved.last_good_scale)
+        self.iteration, self.counters, self._interrupted = saved.iteration, saved.counters, None
+        if saved.parameters != parameter_checksum(self.solver):
+            self.scaling.forget()
+            warn(
+                "the parameters are not those that the state was saved with: the scales of layers are "
+                "measured anew, the loss scale is kept. Load the parameters before the state"
+            )
 
     def save_states(self, path: Union[str, os.PathLike[str]]) -> None:
         """Write the state to `path`, beside the solver's own `save_states`; whole or not at all.
@@ -360,80 +326,50 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         """
         self.load_state_dict(read_state(path))
 
-    def _run_window(self) -> Window:
+    def _run_batches(self) -> BatchOutcome:
         """Zero the gradients, then feed, run forward and backward `accum_grad` times."""
-        window = NOTHING_WRONG
+        outcome = GOOD
+        options = RunOptions(self._repeat, self.max_retries, self.clear_buffer, self._hooks)
         self.scaling.guard.begin()
         self.solver.zero_grad()
         for index in range(self.accum_grad):
             # May assign another loss, and rewire this one.
             self.data_feeder()
-            self.scaling.guard.before_forward()
-            window = self._batch_run().run(window, first=not index)
-            self._nonzero = self.scaling.nonzero_leaves | (self._nonzero if index else set())
-        return window
+            scaling = self.scaling
+            scaling.guard.before_forward()
+            batch = BatchRun(
+                scaling, self.solver, self._idle.lock, self._s0, self._retries, self.counters, options
+            )
+            outcome = batch.run(outcome, first=not index)
+            self._nonzero = scaling.nonzero_leaves | (self._nonzero if index else set())
+        return outcome
 
-    def _batch_run(self) -> BatchRun:
-        return BatchRun(
-            self.scaling,
-            self.solver,
-            self._idle.lock,
-            self.iteration,
-            lambda: None if self._measured else self._scale,
-            self._lower_global_scale,
-            self.policy.min_scale,
-            self._repeat,
-            self.max_retries,
-            self.clear_buffer,
-            self._tries,
-            self.counters,
-            self._hooks,
-        )
-
-    def _lower_global_scale(self) -> bool:
-        if self._measured or self.policy.at_floor(self.scale_state):
-            return False
-        self.scale_state = self.policy.after_overflow(self.scale_state)
-        return True
-
-    def _undo_batch(self) -> None:
-        """Put back what forward has written in this window; graphs of a network share what is kept."""
+    def _undo_batches(self) -> None:
+        """Restore what forward has written since the update began, in whichever graph of the network."""
         with self._idle.lock:
             self.scaling.guard.undo()
 
     def _start_iteration(self, *, resumed: bool) -> None:
         if not self.iteration:
-            self._reports.check_what_is_trained(self.solver, self.scaling.plan)
+            self._notifier.check_parameters(self.solver, self.scaling.plan)
         self.iteration += 1
-        if self.comm is None:
-            return
-        if hasattr(self.comm, "iteration"):
-            self.comm.iteration = self.iteration
-        if resumed:
-            return
-        if not self._started:
-            self._exchange.broadcast_parameters()
-            self._started = True
-        elif self.check_every and self.iteration % self.check_every == 0:
-            self._exchange.check_ranks_agree(agreed_scales(self), self.iteration)
+        if self.comm is not None:
+            is_check_due = self._exchange.begin_iteration(self.iteration, self.check_every)
+            if is_check_due and not resumed:
+                scales = agreed_scales(self.scaling, self._s0.scale, repeat=self._repeat)
+                self._exchange.check_ranks_agree(scales, self.iteration)
 
     def _exchange_gradients(self) -> None:
-        if self.comm is None:
-            self._reached = self.scaling.loss_scale if self._measured else self._scale
-            return
-        state, own = reached_state(self), shared_state(self)
-        if own is None:
-            self._exchange.sum(average=self.average)
-        else:
-            state = adopt_shared_state(self, self._exchange.sum_with(own, average=self.average))
-        # What was measured becomes the updater's scale when the batch has been good for an update.
-        self._reached = state.scale
-        if not self._measured:
-            self.scale_state = state
+        state = self._s0.in_use(self.scaling.loss_scale)
+        if self.comm is not None:
+            state = exchange_scales(
+                self._exchange, self.scaling, state, average=self.average, alike=self._searches
+            )
+        self._s0.agree_on(state)
 
-    def _overflowed(self, window: Window) -> bool:
+    def _overflowed(self, outcome: BatchOutcome) -> bool:
         if self.comm is None:
-            return window.overflowed
+            return outcome.overflowed
         return not self._exchange.all_finite(self.scaling.kernels)
 
     def _reason(self) -> str:
@@ -443,11 +379,13 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
             parameters = self.solver.get_parameters().values()
             self._trained = {hash(v) for v in parameters}
             guard = self.scaling.guard
-            # Other ranks, and hooks, may have added to what this one has left at zero.
+            # Other ranks, and hooks, may have added to a gradient that this rank has left at zero.
             if self._nonzero.isdisjoint(self._trained) and guard.gradients_are_zero(parameters):
-                self._reports.note_zero_gradients(self.iteration, self.scale, loss_is_zero=guard.loss_is_zero)
+                self._notifier.notify_zero_gradients(
+                    self._last_gradient, self.iteration, self.scale, guard.loss_is_zero
+                )
                 return "zero_gradients"
-        self._reports.note_gradients(self.iteration)
+        self._last_gradient = self.iteration
         return "updated"
 
     def _apply_gradients(self) -> None:
@@ -460,113 +398,49 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
                 self.solver.weight_decay(self.weight_decay)
             self.solver.update()
 
-    def _skip_bad_batch(self, window: Window, cause: Cause) -> UpdateResult:
+    def _skip_bad_batch(self, outcome: BatchOutcome, cause: Cause) -> UpdateResult:
         self.scaling.components.drop_iteration()
-        here = window.nonfinite_loss if cause.nonfinite_loss else window.fault is not None
+        here = outcome.nonfinite_loss if cause.nonfinite_loss else outcome.fault is not None
         whose = "" if self.comm is None else f" of {'this' if here else 'another'} rank"
-        reason = cause.word
         policy = self.on_nonfinite_loss if cause.nonfinite_loss else self.on_nonfinite_forward
-        fault = "" if window.fault is None else str(window.fault)
-        self._throw_away(reason, window.nonfinite_layers, fault)
-        self._reports.bad_batch(policy, reason, whose, fault, self.iteration, self.scale)
-        layers = window.nonfinite_layers
-        return UpdateResult(False, self.scale, self._tries.retries, reason, layers, layers, fault)
+        fault, layers = str(outcome.fault or ""), outcome.nonfinite_layers
+        self._discard(cause.name, layers, fault)
+        self._notifier.notify_bad_batch(policy, cause.name, whose, fault, self.iteration, self.scale)
+        return UpdateResult(False, self.scale, self._retries.retries, cause.name, layers, layers, fault)
 
-    def _throw_away(self, cause: str, layers: Tuple[str, ...], detail: str = "") -> None:
-        """Count and tell that the batches of a window are lost."""
+    def _discard(self, cause: str, layers: Tuple[str, ...], detail: str = "") -> None:
+        """Count and report that the batches of this try are lost."""
         self.counters.count_lost(cause, self.accum_grad)
         if self._audience is not None:
             self._audience.tell(BatchThrownAway(self.iteration, cause, layers, self.accum_grad, detail))
 
-    def _tell_of_update(self, audience: Audience, result: UpdateResult, scale_before: float) -> None:
-        if self._scale != scale_before:
-            audience.tell(ScaleChanged(self.iteration, scale_before, self._scale))
-        tell_of_update(audience, self.iteration, result, self.scaling.variable)
-
-    def _forget_overflows(self) -> None:
-        self.scale_state = self._tries.scale_state
-        self.scaling.limits.clear()
-        self.scaling.limits.update(self._tries.limits)
+    def _restore_scales(self) -> None:
+        """Go on with the scales from before the iteration, and forget what it has measured."""
+        self._s0.restore(self._retries.scale_state)
+        self.scaling.limits = self._retries.limits
         self.scaling.components.drop_iteration()
 
     def _skip_at_floor(self) -> UpdateResult:
-        bad = nonfinite_gradients(self.solver)
+        bad, retries = nonfinite_gradients(self.solver), self._retries
         # A batch that was repeated was tried with the smallest scale at the end.
-        floor = self.policy.min_scale if self._repeat or self._measured else self._scale
-        self._forget_overflows()
-        layers = self._tries.layers
-        self._reports.floor(
-            self.on_scale_floor, self.iteration, floor, layers, bad, self.last_good_scale, self.scale
+        floor = self.scale if self._searches else self.policy.min_scale
+        self._restore_scales()
+        self._notifier.notify_scale_floor(
+            self.on_scale_floor,
+            self.iteration,
+            floor,
+            retries.layers,
+            bad,
+            self._s0.last_good,
+            self.scale,
         )
-        return UpdateResult(False, self.scale, self._tries.retries, "overflow", layers, layers)
+        return UpdateResult(False, self.scale, retries.retries, "overflow", retries.layers, retries.layers)
 
     def _give_up(self) -> UpdateResult:
-        tries = self._tries
+        retries = self._retries
         self.scaling.components.end_iteration()
         if self._repeat and self.max_retries:
-            self._reports.exhausted(self.on_scale_floor, self.iteration, tries.retries, tries.layers)
-        return UpdateResult(False, self.scale, tries.retries, "overflow", tries.layers)
-
-    @property
-    def loss(self) -> LossLike:
-        """The loss that is trained on; assign another for a graph that changes between iterations."""
-        assert self._loss is not None
-        return self._loss
-
-    @loss.setter
-    def loss(self, loss: LossLike) -> None:
-        if self._loss is not None and loss is self._loss:
-            return
-        scaling = AdaptiveLossScaling(
-            with_storage(loss, self.storage, float_tail=self.float_tail),
-            # Checked and completed already, which takes longer than to read a small graph.
-            self.config if self._loss is None else self.scaling.config,
-            parameters=self.solver.get_parameters,
-            limit_policy=LayerLimitPolicy(self.policy.N),
-            history=self.history,
-            float_tail=self.float_tail,
-        )
-        if scaling.variable.size != 1:
-            raise ValueError(
-                f"loss has shape {scaling.variable.shape}, not one element; "
-                "reduce it with nnabla.functions.mean"
+            self._notifier.notify_exhausted(
+                self.on_scale_floor, self.iteration, retries.retries, retries.layers
             )
-        if self._loss is not None:
-            scaling.go_on_from(self.scaling)
-        scaling.audience = self._audience
-        self._loss, self.scaling = loss, scaling
-
-    @property
-    def policy(self) -> ScalePolicy:
-        """How `global_scale="dynamic"` searches for the scale; `N`, `scaling_factor`, ... are its numbers."""
-        return self._policy
-
-    @policy.setter
-    def policy(self, policy: ScalePolicy) -> None:
-        if policy == self._policy:
-            return
-        self._policy, self.scaling.limit_policy = policy, LayerLimitPolicy(policy.N)
-        self._hysteresis_left = min(self._hysteresis_left, policy.hysteresis)
-
-    @property
-    def scale(self) -> float:
-        """S0, the global loss scale; may be set between updates.
-
-        With `global_scale="history"`: what was chosen for the last batch; setting it starts anew from there.
-        """
-        return self._scale
-
-    @scale.setter
-    def scale(self, value: float) -> None:
-        self._scale = check_scale(value)
-        if self._measured and self._loss is not None:
-            self.scaling.restart(self._scale)
-
-    @property
-    def scale_state(self) -> ScaleState:
-        """The global loss scale with its counters, as `global_scale="dynamic"` uses them."""
-        return ScaleState(self._scale, self._counter, self._hysteresis_left)
-
-    @scale_state.setter
-    def scale_state(self, state: ScaleState) -> None:
-        self._scale, self._counter, self._hysteresis_left = state
+        return UpdateResult(False, self.scale, retries.retries, "overflow", retries.layers)

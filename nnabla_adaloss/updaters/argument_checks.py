@@ -1,11 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the arguments that all updaters take, made before anything is changed."""
+"""Checks of the arguments of updaters, made before anything is changed."""
 
 from __future__ import annotations
 
 from typing import Any, Optional, Sequence
 
 from ..core.validation import integer, number
+
+_SEARCHED = 'with global_scale="dynamic"'
+TORCH_ARGUMENTS = {
+    "init_scale": "use scale=",
+    "growth_factor": f"use scaling_factor= {_SEARCHED}",
+    "backoff_factor": f"use scaling_factor= {_SEARCHED}, by which the scale is divided",
+    "growth_interval": f"use N= {_SEARCHED}",
+    "enabled": "use nnabla's solver by itself, or FixedLossScalingUpdater(scale=1.0)",
+}
+"""Arguments of torch's `GradScaler`, and those of `AdaptiveLossScalingUpdater` that take their place."""
 
 
 def keep_data() -> None:

@@ -1,157 +1,165 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One batch, run forward and backward as often as it takes for its gradients to be good."""
+"""Forward and backward of one batch, repeated until its gradients are finite."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
 from ..engine import AdaptiveLossScaling
 from ..monitor import BatchRepeated, Overflowed
-from .counters import Counters
 from .function_hooks import FunctionHooks
-from .tries import Tries
-from .window import Window, examine, smallest_scale_helps, spoil
+from .global_scale import GlobalScale
+from .outcome import BatchOutcome, examine, poison_gradients, smallest_scale_helps
+from .retries import Counters, RetryState
 
-# After so many repeats in vain of one batch it is tried with the smallest scale at once; once one was
-# hopeless, the next ones at their first overflow.
-_REPEATS_BEFORE_LOOKING = 3
+# After this many repeats of one batch the smallest scale is tried; once a batch was hopeless, at the first
+# overflow of those after it.
+_REPEATS_BEFORE_SMALLEST = 3
+
+
+class RunOptions(NamedTuple):
+    """How batches are run.
+
+    Attributes:
+        repeat: whether a batch may be run again.
+        max_repeats: how often.
+        clear_buffer: free activations and gradients that are no longer needed.
+        hooks: the user's own hooks, around each function.
+    """
+
+    repeat: bool
+    max_repeats: int
+    clear_buffer: bool
+    hooks: FunctionHooks
 
 
 @dataclass
 class BatchRun:
-    """What a batch is run with; nothing of it changes. (Frozen, it would take three times as long to make.)
+    """One batch and what it is run with. (Frozen, it would take three times as long to make.)
 
     Attributes:
         scaling: runs forward and backward.
-        solver: only gradients of its parameters decide about overflow.
+        solver: only gradients of its parameters count as overflow.
         lock: held while parameters may be swapped for copies.
-        iteration: number of the iteration.
-        scale: hands out S0 as it is now; None: chosen from what was measured.
-        lower_scale: lowers S0; False: it cannot go lower.
-        min_scale: the smallest S0.
-        repeat: whether the batch may be run again.
-        max_repeats: how often.
-        clear_buffer: free what is no longer needed.
-        tries: where repeats of the iteration are counted.
-        counters: where those of the training are.
-        hooks: the user's own, around each function.
+        global_scale: S0.
+        retries: the retries of the iteration.
+        counters: the batches of the training.
+        options: how it is run.
     """
 
     scaling: AdaptiveLossScaling
     solver: Any
     lock: Any
-    iteration: int
-    scale: Callable[[], Optional[float]]
-    lower_scale: Callable[[], bool]
-    min_scale: float
-    repeat: bool
-    max_repeats: int
-    clear_buffer: bool
-    tries: Tries
+    global_scale: GlobalScale
+    retries: RetryState
     counters: Counters
-    hooks: FunctionHooks
+    options: RunOptions
 
-    def run(self, window: Window, *, first: bool) -> Window:
-        """Forward and backward of what was fed; again, where that is wanted, until its gradients hold.
+    def run(self, before: BatchOutcome, *, first: bool) -> BatchOutcome:
+        """Run forward and backward on the present inputs; if wanted, until gradients are finite.
 
         Args:
-            window: what happened to the batches of the window before.
+            before: the outcome of the batches of this update before.
             first: whether there were none.
         """
-        guard, repeats = self.scaling.guard, 0
+        guard, repeats, repeat = self.scaling.guard, 0, self.options.repeat
         with self.lock:
-            guard.begin_batch(first=first, repeat=self.repeat)
+            guard.begin_batch(first=first, repeat=repeat)
         while True:
             with self.lock:
                 self._forward_backward(again=repeats > 0)
                 if self._is_good:
-                    return window
+                    return before
                 attempt = self.scaling.components.began[1]
-                lost = self._look_again(window) if self._is_lost(repeats) else None
-                found = lost or examine(window, self.scaling, self.solver, self.min_scale)
-                if self.scaling.audience is not None and found.overflowed and not window.overflowed:
-                    self.scaling.audience.tell(self._overflow(found, attempt))
-                if window.overflowed or self._holds(found):
+                lost = self._run_again(before) if self._is_lost(repeats) else None
+                found = lost or examine(before, self.scaling, self.solver, self._min_scale)
+                if found.overflowed and not before.overflowed:
+                    self._notify_overflow(found, attempt)
+                if before.overflowed or self._is_final(found):
                     return found
                 if found.overflowed:
-                    lowered = self.scaling.after_overflow() or (self.repeat and self.lower_scale())
-                    if not self.repeat:
+                    lowered = self.scaling.after_overflow() or (repeat and self.global_scale.lower())
+                    if not repeat:
                         return found._replace(lowered=lowered)
                     if not lowered or self._is_hopeless(repeats):
                         return found._replace(at_floor=True)
-                if repeats == self.max_repeats:
+                if repeats == self.options.max_repeats:
                     return found._replace(exhausted=found.overflowed)
                 repeats += 1
-                window = window.after_repeat(found)
-                cause = "overflow" if found.overflowed else "first measurement"
-                self._undo(cause, found.nonfinite_layers, attempt)
+                before = before.after_repeat(found)
+                self._begin_repeat(found, attempt)
+
+    @property
+    def _min_scale(self) -> float:
+        return self.global_scale.policy.min_scale
 
     def _forward_backward(self, *, again: bool) -> None:
-        hooks = self.hooks
+        hooks, clear_buffer = self.options.hooks, self.options.clear_buffer
         self.scaling.forward(
-            clear_no_need_grad=self.clear_buffer,
+            clear_no_need_grad=clear_buffer,
             function_pre_hook=hooks.forward_pre,
             function_post_hook=hooks.forward_post,
         )
         self.scaling.guard.after_forward()
         self.scaling.backward(
-            self.scale(),
-            clear_buffer=self.clear_buffer,
+            self.global_scale.seed,
+            clear_buffer=clear_buffer,
             function_pre_hook=hooks.backward_pre,
             function_post_hook=hooks.backward_post,
-            iteration=self.iteration,
+            iteration=self.retries.iteration,
             again=again,
+            wired=True,
         )
 
-    def _undo(self, cause: str, layers: Tuple[str, ...], attempt: int) -> None:
-        """Count and tell that a batch is repeated, and put back what it has changed."""
-        self.tries.repeats += 1
-        self.counters.repeats += 1
+    def _begin_repeat(self, found: BatchOutcome, attempt: int) -> None:
+        """Count and report that the batch is repeated, and undo it."""
+        self.retries.count_repeat()
+        self.counters.count_repeat()
         if self.scaling.audience is not None:
-            self.scaling.audience.tell(BatchRepeated(self.iteration, attempt, cause, layers))
+            cause = "overflow" if found.overflowed else "first measurement"
+            event = BatchRepeated(self.retries.iteration, attempt, cause, found.nonfinite_layers)
+            self.scaling.audience.tell(event)
         self.scaling.guard.undo_batch()
 
-    def _look_again(self, window: Window) -> Optional[Window]:
-        """Run a batch that is lost once more, because nobody has looked at single gradients.
+    def _run_again(self, before: BatchOutcome) -> Optional[BatchOutcome]:
+        """Run a lost batch once more with measured scales, which name the bad layers.
 
-        Args:
-            window: the window before.
-
-        Returns:
-            The window after it, if the batch is finite now; None: see what it shows.
+        The result is its outcome if it is finite now; None if it still has to be examined.
         """
         nonfinite = tuple(self.scaling.found_inf)
         self.scaling.guard.rewind()
         self._forward_backward(again=True)
         if self._overflows:
             return None
-        spoil(self.solver)
-        return window._replace(overflowed=True, nonfinite_layers=nonfinite, lowered=True)
+        poison_gradients(self.solver)
+        return before._replace(overflowed=True, nonfinite_layers=nonfinite, lowered=True)
 
     @property
     def _is_good(self) -> bool:
-        """Whether nothing was found to be wrong with the batch, as nearly always."""
+        """True when nothing is wrong with the batch, as nearly always."""
         scaling = self.scaling
-        return not scaling.found_inf and (not self.repeat or scaling.settled)
+        return not scaling.found_inf and (not self.options.repeat or scaling.settled)
 
     def _is_lost(self, repeats: int) -> bool:
-        """Whether a batch has overflowed with scales that were held, and is not going to be repeated."""
+        """True when a batch overflowed with scales measured before it, and is not going to be repeated."""
         if not (self._overflows and self.scaling.held):
             return False
         loss_is_finite = bool(np.isfinite(self.scaling.variable.d).all())
-        return not (self.repeat and repeats < self.max_repeats and loss_is_finite)
+        return not (self.options.repeat and repeats < self.options.max_repeats and loss_is_finite)
 
     @property
     def _overflows(self) -> bool:
         return bool(self.scaling.found_inf) and bool(self.solver.check_inf_or_nan_grad())
 
-    def _overflow(self, found: Window, attempt: int) -> Overflowed:
+    def _notify_overflow(self, found: BatchOutcome, attempt: int) -> None:
+        if self.scaling.audience is None:
+            return
         cause = "overflow" if found.fault is None else "nonfinite_forward"
-        return Overflowed(
-            self.iteration,
+        event = Overflowed(
+            self.retries.iteration,
             attempt,
             "nonfinite_loss" if found.nonfinite_loss else cause,
             found.nonfinite_layers,
@@ -159,19 +167,16 @@ class BatchRun:
             self.scaling.loss_scale,
             "" if found.fault is None else str(found.fault),
         )
+        self.scaling.audience.tell(event)
 
-    def _holds(self, found: Window) -> bool:
-        """Whether nothing is gained by running this batch again."""
+    def _is_final(self, found: BatchOutcome) -> bool:
+        """True when nothing is gained by running this batch again."""
         if found.overflowed:
-            # Neither does a lower scale help there, nor is a single layer to be lowered on one rank alone.
-            return (
-                found.nonfinite_loss
-                or found.fault is not None
-                or (not self.repeat and found.layer_to_blame is not None)
-            )
-        return not self.repeat or self.scaling.settled
+            # No scale helps a bad batch, and a single layer must not be lowered on one rank alone.
+            return found.bad_batch or (not self.options.repeat and found.layer_to_blame is not None)
+        return not self.options.repeat or self.scaling.settled
 
     def _is_hopeless(self, repeats: int) -> bool:
-        """Whether no scale helps this batch; that is not looked at each time."""
-        looks = repeats == (0 if self.tries.hopeless else _REPEATS_BEFORE_LOOKING)
-        return looks and not smallest_scale_helps(self.scaling, self.solver, self.min_scale)
+        """True when gradients overflow at any scale; that is not tried each time."""
+        is_due = repeats == (0 if self.retries.hopeless else _REPEATS_BEFORE_SMALLEST)
+        return is_due and not smallest_scale_helps(self.scaling, self.solver, self._min_scale)

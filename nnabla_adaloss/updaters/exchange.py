@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks share: gradients, statistics, decisions, and the certainty that they agree."""
+"""Exchange between ranks: sums of gradients, statistics and flags, and checks that ranks agree."""
 
 from __future__ import annotations
 
+import zlib
 from functools import cached_property
 from typing import Any, Dict, List, Optional, Sequence, TypeVar
 
@@ -11,10 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..communicators.agreement import RankDisagreementError
-from ..core.validation import integer
 from ..kernels import Kernels
-from .checksums import crc32_halves
-from .finite_gradients import gradients_are_finite
+from ..kernels.arrays import as_float32
 
 _Float = TypeVar("_Float", bound=np.floating[Any])
 
@@ -22,7 +21,7 @@ _Float = TypeVar("_Float", bound=np.floating[Any])
 class GradientExchange:
     """Sums gradients over the ranks of a communicator, and agrees on flags. Without one it does nothing.
 
-    Built from `all_reduce` and `bcast` alone, so that any communicator of nnabla's duck type works.
+    It needs `all_reduce` and `bcast` alone, so any communicator of nnabla's duck type works.
 
     Args:
         comm: nnabla's communicator or one of its duck type; None for a single process.
@@ -34,6 +33,7 @@ class GradientExchange:
         self.comm = comm
         self._grads = list(grads) if grads is not None else []
         self._solver = solver
+        self._broadcast = False
 
     @property
     def parameters(self) -> Dict[str, nn.Variable]:
@@ -44,6 +44,22 @@ class GradientExchange:
     def grads(self) -> List[nn.NdArray]:
         """The gradients that are exchanged, in an order that is the same on every rank."""
         return self._grads or [v.grad for v in self.parameters.values()]
+
+    def begin_iteration(self, iteration: int, check_every: int) -> bool:
+        """Tell the number to a communicator that wants it; the first time, broadcast the parameters.
+
+        Returns:
+            True when `check_ranks_agree` is due: every `check_every` iterations (0: never), not at the first
+            call.
+        """
+        comm: Any = self.comm
+        if hasattr(comm, "iteration"):
+            comm.iteration = iteration
+        if not self._broadcast:
+            self.broadcast_parameters()
+            self._broadcast = True
+            return False
+        return bool(check_every) and iteration % check_every == 0
 
     def broadcast_parameters(self) -> None:
         """Give every rank the parameters of rank 0."""
@@ -75,11 +91,7 @@ class GradientExchange:
         return tables
 
     def all_finite(self, kernels: Kernels) -> bool:
-        """Whether the gradients of all the solver's parameters are finite, on every rank alike.
-
-        Args:
-            kernels: the kernels for the gradients' arrays.
-        """
+        """True on every rank when the gradients of the solver's parameters are finite on all of them."""
         finite = gradients_are_finite(kernels, self._solver)
         # Infinities and NaNs travel through the sum; those of gradients that are not exchanged do not.
         return finite if self._exchanges_all else not self.any([not finite])[0]
@@ -90,7 +102,7 @@ class GradientExchange:
         return not chosen or all(any(v.grad == g for g in chosen) for v in self.parameters.values())
 
     def any(self, flags: Sequence[bool]) -> List[bool]:
-        """Tell which flags are set on any rank. Every rank must call this with as many flags."""
+        """For each flag, whether it is set on any rank. Every rank must call this with as many flags."""
         if self.comm is None:
             return list(flags)
         array = nn.NdArray.from_numpy_array(np.array(flags, np.float32))
@@ -121,13 +133,23 @@ class GradientExchange:
             )
 
 
-def check_interval(name: str, value: Any) -> int:
-    """`value` when it is a number of iterations; 0 stands for never.
+def gradients_are_finite(kernels: Kernels, solver: Any) -> bool:
+    """True when the gradients of the solver's parameters hold no infinity and no NaN.
 
-    Raises:
-        TypeError: it is no integer.
-        ValueError: it is negative.
+    On a GPU that is one wait, where `solver.check_inf_or_nan_grad()` waits for one parameter after another.
     """
-    if integer(name, value) < 0:
-        raise ValueError(f"{name}={value!r} must be 0 (never) or more")
-    return int(value)
+    # A lazily zero gradient stays so: a solver skips its parameter.
+    written = [v.grad for v in solver.get_parameters().values() if not v.grad.zeroing]
+    return kernels.all_finite([as_float32(g, nn.NdArray(g.shape)) for g in written])
+
+
+def crc32(array: NDArray[Any]) -> int:
+    """The CRC-32 of the bytes of `array`."""
+    return zlib.crc32(np.ascontiguousarray(array).tobytes())
+
+
+def crc32_halves(arrays: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
+    """The CRC-32 of each array in halves of 16 bits, which float32 holds exactly; shape (n, 2)."""
+    found = np.array([crc32(a) for a in arrays], np.uint32)
+    halves: NDArray[np.uint32] = np.stack([found >> 16, found & 0xFFFF], axis=1)
+    return halves.astype(np.float32)

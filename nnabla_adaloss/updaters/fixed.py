@@ -15,12 +15,10 @@ from ..engine import AdaptiveLossScaling
 from ..graph.float_tail import TailReader
 from ..graph.loss_like import LossLike, check_scale, variable_of
 from ..monitor import Audience, BatchThrownAway, Overflowed, audience_of
-from .accumulation import accumulate
 from .argument_checks import check_arguments, keep_data
 from .exchange import GradientExchange
-from .reports import Reports
+from .notifications import Notifier, notify_update
 from .result import UpdateResult
-from .telling import tell_of_update
 
 
 class FixedLossScalingUpdater:
@@ -38,8 +36,8 @@ class FixedLossScalingUpdater:
         comm: a communicator for data-parallel training; None for one process.
         grads: gradients to exchange; None (or empty) means those of all the solver's parameters.
         storage: emulate this storage format on a float context, for example `"float16"` or `"fp8_hybrid"`.
-        monitors: who is told what happens: objects with some of the methods of `Monitor`, such as `Recorder`.
-            No layer gets a scale of its own here, so they are told of updates and dropped batches.
+        monitors: objects with some of the methods of `Monitor`, such as `Recorder`. No layer gets a scale of
+            its own here, so their events are updates and dropped batches.
         float_tail: as for `AdaptiveLossScalingUpdater`: in half precision, functions at the loss compute in
             float. True.
 
@@ -91,23 +89,26 @@ class FixedLossScalingUpdater:
         self.weight_decay = weight_decay
         self.comm = comm
         self.iteration = 0
-        self._reports, self._has_gradients = Reports(), False
+        self._notifier, self._has_gradients = Notifier(), False
         self._exchange = GradientExchange(comm, grads, solver)
 
     def update(self) -> UpdateResult:
         """Train on one batch, or on `accum_grad` of them; drop the update when gradients overflow.
 
         Returns:
-            What happened; `result.updated` tells whether the parameters changed.
+            The result; `result.updated` is true when the parameters changed.
         """
-        accumulate(self.solver, self.data_feeder, self.accum_grad, self._forward_backward)
+        self.solver.zero_grad()
+        for _ in range(self.accum_grad):
+            self.data_feeder()
+            self._forward_backward()
         self._exchange.sum(average=False)
         self.iteration += 1
         result = self._update()
         if self._audience is not None:
             if not result.updated:
-                self._tell_of_overflow(self._audience)
-            tell_of_update(self._audience, self.iteration, result, variable_of(self.loss))
+                self._notify_overflow(self._audience)
+            notify_update(self._audience, self.iteration, result, variable_of(self.loss))
         return result
 
     def _update(self) -> UpdateResult:
@@ -121,19 +122,19 @@ class FixedLossScalingUpdater:
         return UpdateResult(True, self.scale, 0, reason)
 
     def _reason(self) -> str:
-        """`"zero_gradients"`, as long as no gradient was ever anything else; then nobody looks any more."""
+        """`"zero_gradients"` until a gradient is not zero for the first time; from then on `"updated"`."""
         if not self._has_gradients:
             self._has_gradients = any(v.g.any() for v in self.solver.get_parameters().values())
         if self._has_gradients:
             return "updated"
-        self._reports.note_zero_gradients(self.iteration, self.scale, loss_is_zero=self._loss_is_zero)
+        self._notifier.notify_zero_gradients(0, self.iteration, self.scale, self._loss_is_zero)
         return "zero_gradients"
 
     def _loss_is_zero(self) -> bool:
         return not variable_of(self.loss).d.any()
 
-    def _tell_of_overflow(self, audience: Audience) -> None:
-        # Whose gradients were not finite nobody has looked at.
+    def _notify_overflow(self, audience: Audience) -> None:
+        # Layers are not looked at one by one here.
         finite = bool(np.isfinite(variable_of(self.loss).d).all())
         cause = "overflow" if finite else "nonfinite_loss"
         audience.tell(Overflowed(self.iteration, 0, cause, (), None, self.scale))

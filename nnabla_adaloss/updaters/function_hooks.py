@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks of the user's own around each function, such as those of nnabla's profiler and tracer."""
+"""The user's hooks around each function, such as those of nnabla's profiler and tracer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HookLike = Union[Hook, Tuple[Optional[Hook], Optional[Hook]], None]
 
 
 class FunctionHooks(NamedTuple):
-    """What is called around each function.
+    """The user's hooks.
 
     Attributes:
         forward_pre: before a function's forward.
@@ -28,10 +28,10 @@ class FunctionHooks(NamedTuple):
 
 
 def function_hooks(pre: Any, post: Any) -> FunctionHooks:
-    """The hooks that an updater was given.
+    """The hooks of an updater's arguments.
 
     Raises:
-        TypeError: one is neither a callable, nor a pair of callables or Nones, nor None.
+        TypeError: one is neither a callable, nor a pair of these or None, nor None.
     """
     forward_pre, backward_pre = _pair("function_pre_hook", pre)
     forward_post, backward_post = _pair("function_post_hook", post)

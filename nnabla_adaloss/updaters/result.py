@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one call of an updater did."""
+"""The result of one update."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import NamedTuple, Tuple
 
 
 class UpdateResult(NamedTuple):
-    """Tells the training loop what happened, so that a learning-rate schedule knows whether to advance.
+    """The result of one `update()`; a learning-rate schedule advances when `updated` is true.
 
     Attributes:
         updated: whether the solver changed the parameters.
-        scale: the global loss scale S0 that the next call will start with; measured, that of the last batch.
+        scale: the global loss scale S0 of the next call; where it is measured, of the last batch.
         retries: how often gradients were computed in vain in this call: a batch was repeated, or a batch (or
             window of `accum_grad` batches) thrown away.
         reason: `"updated"`; `"zero_gradients"` (updated, but every gradient was exactly zero);
@@ -21,7 +21,7 @@ class UpdateResult(NamedTuple):
             thrown away for that, the first in backward order first; empty when none was.
         nonfinite_layers: names of the layers whose gradient was not finite in the last batch, also where that
             did no harm: behind a mask, or in parameters that the solver does not update.
-        cause: what in forward was not finite, in words; empty when nothing was.
+        cause: in words, the function of forward that was not finite; empty when all were.
 
     Example:
         >>> result = UpdateResult(True, 8.0)

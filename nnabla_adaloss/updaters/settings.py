@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of the adaptive updater as its attributes: set later, they are checked and obeyed, or refused."""
+"""Arguments of the adaptive updater as attributes: a value assigned later is checked, or refused."""
 
 from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import Any, Callable
+from typing import Any, Callable, Dict, Optional
 
+from ..core.layer_limits import LayerLimitPolicy
+from ..core.scale_policy import ScalePolicy, ScaleState
 from ..core.validation import boolean
+from ..emulation import with_storage
+from ..engine import AdaptiveLossScaling
+from ..graph.loss_like import LossLike
+from ..monitor import Audience
 from .argument_checks import (
     check_choice,
     check_count,
@@ -16,50 +22,45 @@ from .argument_checks import (
     check_gradient_hook,
     check_solver,
 )
-from .exchange import check_interval
+from .global_scale import GlobalScale
+from .states import deciding_settings
 
 Check = Callable[[str, Any], Any]
 
 
-def as_it_is(name: str, value: Any) -> Any:
-    """`value`; what may be anything, or is checked elsewhere."""
+def unchecked(name: str, value: Any) -> Any:
+    """`value`, which may be anything, or is checked elsewhere."""
     return value
 
 
 class Setting:
     """An attribute that may be assigned between updates.
 
+    It has no `__get__`: Python reads the value from the instance, at no cost.
+
     Args:
-        check: called with its name and what is assigned; returns what is kept, or raises.
+        check: called with the name and the new value; returns the value to keep, or raises.
     """
 
-    def __init__(self, check: Check = as_it_is) -> None:
+    def __init__(self, check: Check = unchecked) -> None:
         self._check = check
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, updater: Any, owner: Any = None) -> Any:
-        if updater is None:
-            return self
-        try:
-            return vars(updater)[self._name]
-        except KeyError:
-            raise AttributeError(f"{self._name} is not known yet") from None
-
     def __set__(self, updater: Any, value: Any) -> None:
         vars(updater)[self._name] = self._check(self._name, value)
 
     def refuse(self) -> None:
-        """Raise AttributeError: nothing must be assigned here."""
+        """Raise AttributeError: this attribute cannot be assigned."""
         raise AttributeError(
-            f"{self._name} cannot be changed in an updater that was made: make another updater, and load the "
+            f"{self._name} cannot be changed after the updater was made: make another updater, and load the "
             "state of this one into it if its other settings are the same"
         )
 
 
 class SetOnce(Setting):
-    """An attribute that other things were made with: only the constructor assigns it."""
+    """An attribute that only the constructor assigns, because other objects were made with it."""
 
     def __set__(self, updater: Any, value: Any) -> None:
         if self._name in vars(updater):
@@ -67,8 +68,8 @@ class SetOnce(Setting):
         super().__set__(updater, value)
 
 
-class TheSolver(Setting):
-    """The solver: with a communicator, the gradients of the first one's parameters are exchanged."""
+class SolverSetting(Setting):
+    """The solver. With a communicator it stays, because its gradients are exchanged."""
 
     def __set__(self, updater: Any, value: Any) -> None:
         before = vars(updater).get(self._name)
@@ -77,8 +78,8 @@ class TheSolver(Setting):
         super().__set__(updater, value)
 
 
-class OfPolicy(Setting):
-    """A number of the updater's `ScalePolicy`, which checks it."""
+class PolicySetting(Setting):
+    """A field of the updater's `ScalePolicy`, which checks it."""
 
     def __get__(self, updater: Any, owner: Any = None) -> Any:
         return self if updater is None else getattr(updater.policy, self._name)
@@ -87,8 +88,8 @@ class OfPolicy(Setting):
         updater.policy = dataclasses.replace(updater.policy, **{self._name: value})
 
 
-class OfSearchPolicy(OfPolicy):
-    """One that measured scales have, too; they were made with it."""
+class MinScaleSetting(PolicySetting):
+    """`min_scale`. Measured scales were made with it, and keep it."""
 
     def __set__(self, updater: Any, value: Any) -> None:
         if updater.history is not None and value != updater.policy.min_scale:
@@ -100,14 +101,24 @@ _POLICIES = partial(check_choice, choices=("raise", "skip", "warn"))
 
 
 class Settings:
-    """All that an updater is made with, but for its loss and scale, as attributes: what is assigned later is
-    checked as the constructor checks it, and obeyed; or refused.
+    """The arguments of an updater as attributes.
+
+    A value assigned later is checked as in the constructor, and used from the next update on; or refused. The
+    constructor assigns `_s0`, `_audience` and the settings that the engine needs before `loss`.
+
+    Attributes:
+        scaling: the engine of the present loss.
     """
 
-    solver: Any = TheSolver(check_solver)
+    scaling: AdaptiveLossScaling
+    _s0: GlobalScale
+    _audience: Optional[Audience]
+    _loss: Optional[LossLike] = None
+
+    solver: Any = SolverSetting(check_solver)
     data_feeder: Any = Setting(check_data_feeder)
-    scaling_factor: Any = OfPolicy()
-    N: Any = OfPolicy()
+    scaling_factor: Any = PolicySetting()
+    N: Any = PolicySetting()
     clear_buffer: Any = Setting()
     accum_grad: Any = Setting(check_count)
     weight_decay: Any = Setting(check_decay)
@@ -122,13 +133,84 @@ class Settings:
     on_nonfinite_loss: Any = Setting(_POLICIES)
     on_nonfinite_forward: Any = Setting(_POLICIES)
     on_scale_floor: Any = Setting(_POLICIES)
-    min_scale: Any = OfSearchPolicy()
-    max_scale: Any = OfPolicy()
-    hysteresis: Any = OfPolicy()
+    min_scale: Any = MinScaleSetting()
+    max_scale: Any = PolicySetting()
+    hysteresis: Any = PolicySetting()
     on_gradients: Any = Setting(check_gradient_hook)
     average: Any = Setting()
-    check_every: Any = Setting(check_interval)
+    check_every: Any = Setting(partial(check_count, least=0))
     monitors: Any = SetOnce()
     function_pre_hook: Any = SetOnce()
     function_post_hook: Any = SetOnce()
     float_tail: Any = SetOnce(boolean)
+
+    @property
+    def loss(self) -> LossLike:
+        """The loss that is trained on; assign another for a graph that changes between iterations."""
+        assert self._loss is not None
+        return self._loss
+
+    @loss.setter
+    def loss(self, loss: LossLike) -> None:
+        if self._loss is not None and loss is self._loss:
+            return
+        scaling = AdaptiveLossScaling(
+            with_storage(loss, self.storage, float_tail=self.float_tail),
+            # Checked and completed already, which takes longer than to read a small graph.
+            self.config if self._loss is None else self.scaling.config,
+            parameters=self.solver.get_parameters,
+            limit_policy=LayerLimitPolicy(self.policy.N),
+            history=self.history,
+            monitors=self._audience or (),
+            float_tail=self.float_tail,
+        )
+        if scaling.variable.size != 1:
+            raise ValueError(
+                f"loss has shape {scaling.variable.shape}, not one element; "
+                "reduce it with nnabla.functions.mean"
+            )
+        if self._loss is not None:
+            scaling.go_on_from(self.scaling)
+        self._loss, self.scaling = loss, scaling
+
+    @property
+    def policy(self) -> ScalePolicy:
+        """The search of `global_scale="dynamic"`; `N`, `scaling_factor`, ... are its fields."""
+        return self._s0.policy
+
+    @policy.setter
+    def policy(self, policy: ScalePolicy) -> None:
+        if policy != self._s0.policy:
+            self._s0.change_policy(policy)
+            self.scaling.limit_policy = LayerLimitPolicy(policy.N)
+
+    @property
+    def scale(self) -> float:
+        """S0, the global loss scale; may be set between updates.
+
+        With `global_scale="history"`: the scale of the last update; setting it starts anew from there.
+        """
+        return self._s0.scale
+
+    @scale.setter
+    def scale(self, value: float) -> None:
+        self._s0.set(value)
+        if self._s0.measured:
+            self.scaling.restart(self._s0.scale)
+
+    @property
+    def _deciding_settings(self) -> Dict[str, Any]:
+        """The settings that decide the next step, as they are saved."""
+        return deciding_settings(
+            self.scaling.config,
+            self.policy,
+            global_scale="dynamic" if self.history is None else self.history,
+            on_overflow=self.on_overflow,
+            accum_grad=self.accum_grad,
+            average=bool(self.average),
+        )
+
+    @property
+    def scale_state(self) -> ScaleState:
+        """The global loss scale with its counters, as `global_scale="dynamic"` uses them."""
+        return self._s0.state

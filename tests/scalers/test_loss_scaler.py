@@ -324,5 +324,5 @@ def test_a_measured_scale_is_saved():
 
 
 def test_an_unknown_way_to_a_scale_is_refused():
-    with pytest.raises(ValueError, match="global_scale='auto' must be 'dynamic', 'history'"):
+    with pytest.raises(ValueError, match="global_scale='auto' must be 'history', 'dynamic' or"):
         LossScaler(global_scale="auto")

@@ -171,8 +171,16 @@ def troubled(*flags: bool) -> Callable[[np.ndarray], Any]:
     ("nan", "other", "told"),
     [
         ([0], lambda own: 0.0, "the loss of this rank is not finite in iteration 1: a/affine"),
-        ([], "loss", "the loss of another rank is not finite in iteration 1; that is no overflow"),
-        ([], "forward", "the forward pass of another rank is not finite in iteration 1; that is no overflow"),
+        (
+            [],
+            "loss",
+            "the loss of another rank is not finite in iteration 1; this is not a gradient overflow",
+        ),
+        (
+            [],
+            "forward",
+            "the forward pass of another rank is not finite in iteration 1; this is not a gradient overflow",
+        ),
     ],
 )
 def test_the_rank_with_a_bad_batch_is_told(nan: List[int], other: Any, told: str) -> None:

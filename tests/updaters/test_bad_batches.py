@@ -25,7 +25,7 @@ from nnabla_adaloss import (
     LossScaleWarning,
     UpdateResult,
 )
-from nnabla_adaloss.updaters.window import Window, examine
+from nnabla_adaloss.updaters.outcome import GOOD, examine
 from tests.updaters.networks import AS_THE_BASELINE
 
 
@@ -485,8 +485,8 @@ def test_what_was_looked_at_with_a_smaller_scale_is_no_gradient() -> None:
     solver.zero_grad()
     scaling.forward(clear_no_need_grad=True)
     scaling.backward(2.0**40, clear_buffer=True)
-    window = examine(Window(), scaling, solver, 2.0**-24)
-    assert (window.overflowed, window.nonfinite_loss, window.fault) == (True, False, None)
+    outcome = examine(GOOD, scaling, solver, 2.0**-24)
+    assert (outcome.overflowed, outcome.nonfinite_loss, outcome.fault) == (True, False, None)
     assert solver.check_inf_or_nan_grad()
 
 

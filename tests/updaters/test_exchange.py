@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
@@ -13,7 +14,13 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss.communicators.agreement import RankDisagreementError
-from nnabla_adaloss.updaters.exchange import GradientExchange, check_interval
+from nnabla_adaloss.kernels import CpuKernels
+from nnabla_adaloss.updaters.exchange import (
+    GradientExchange,
+    crc32,
+    crc32_halves,
+    gradients_are_finite,
+)
 
 pytestmark = pytest.mark.any_context
 
@@ -118,6 +125,17 @@ def test_every_rank_gets_the_parameters_of_the_first_by_name() -> None:
     assert made[0].comm.messages == [("bcast", 2, 0, False)]
 
 
+def test_an_iteration_begins_with_the_number_and_the_first_with_the_parameters() -> None:
+    made = exchanges()
+    found = on_all(lambda e: [e.begin_iteration(number, 2) for number in (4, 5, 6)], made)
+    assert found == [[False, False, True]] * SIZE
+    assert made[0].comm.messages == [("bcast", 2, 0, False)]
+    assert not hasattr(made[0].comm, "iteration")
+    made[0].comm.iteration = None
+    assert not made[0].begin_iteration(8, 0)
+    assert made[0].comm.iteration == 8
+
+
 def test_a_flag_is_set_where_any_rank_sets_it() -> None:
     made = exchanges()
     flags = {0: [False, True, False], 1: [False, False, False], 2: [False, True, True]}
@@ -183,10 +201,54 @@ def test_without_a_communicator_nothing_is_exchanged() -> None:
     assert gradients(alone) == {"a": [2.0, 2.0]}
 
 
-def test_an_interval_is_a_number_of_iterations_or_never() -> None:
-    assert [check_interval("check_every", value) for value in (0, 1, np.int64(2))] == [0, 1, 2]
-    assert type(check_interval("check_every", np.int64(2))) is int
-    with pytest.raises(ValueError, match=r"^check_every=-1 must be 0 \(never\) or more$"):
-        check_interval("check_every", -1)
-    with pytest.raises(TypeError, match="check_every=0.5 must be an integer"):
-        check_interval("check_every", 0.5)
+def solver_with(**gradients: Any) -> Any:
+    parameters = {name: nn.Variable((2,), need_grad=True) for name in gradients}
+    for name, v in parameters.items():
+        v.d = 1.0
+        if gradients[name] is None:
+            v.grad.zero()
+        else:
+            v.g = np.asarray(gradients[name])
+    solver = S.Sgd(0.1)
+    solver.set_parameters(parameters)
+    return solver
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
+def test_one_element_that_is_not_finite(bad: float, dtype: type) -> None:
+    good = np.array([1.0, -2.0], dtype)
+    assert gradients_are_finite(CpuKernels(), solver_with(a=good, b=good))
+    solver = solver_with(a=good, b=np.array([1.0, bad], dtype))
+    assert not gradients_are_finite(CpuKernels(), solver)
+    assert solver.check_inf_or_nan_grad()
+
+
+def test_what_is_lazily_zero_stays_so() -> None:
+    solver = solver_with(a=None, b=[1.0, 2.0])
+    assert gradients_are_finite(CpuKernels(), solver)
+    assert solver.get_parameters()["a"].grad.zeroing
+
+
+ARRAYS = [np.arange(count, dtype=np.float32) for count in range(8)]
+
+
+def test_it_is_the_crc_of_the_bytes_in_the_order_of_the_elements() -> None:
+    table = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert crc32(table) == crc32(np.asfortranarray(table)) == zlib.crc32(table.tobytes())
+    assert crc32(table.T) == zlib.crc32(table.T.copy().tobytes()) != crc32(table)
+
+
+def test_halves_are_whole_numbers_that_float32_holds() -> None:
+    halves = crc32_halves(ARRAYS)
+    assert halves.dtype == np.float32
+    assert [int(high) << 16 | int(low) for high, low in halves] == [crc32(array) for array in ARRAYS]
+    # Some fill all the bits there are.
+    assert max(map(crc32, ARRAYS)) >= 2**31
+
+
+@pytest.mark.parametrize("position", range(0, 28, 5))
+def test_any_byte_counts(position: int) -> None:
+    other = ARRAYS[7].copy()
+    other.view(np.uint8)[position] ^= 1
+    assert (crc32_halves([ARRAYS[7]]) != crc32_halves([other])).any()

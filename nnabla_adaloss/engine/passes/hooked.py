@@ -97,7 +97,7 @@ class HookedPass(BackwardPass):
         functions, what is to be done after one is done before the next, and `end` does the rest.
         """
         if self._share is not None:
-            self.statistics.measure((), self._share.data)
+            self.statistics.measure((), [*self._share.activations, *self._share.weights])
         # nnabla computes activations again before it calls a hook: weights must be put back by then.
         looked_at = self._hooks.callbacks is not None or self._watch is not None or self.plan.recomputes
         if looked_at or self._hooks.post_hook is not None:
@@ -136,7 +136,7 @@ class HookedPass(BackwardPass):
 
     def _end_of_choice(self, source: ChosenSteps, findings: Findings) -> None:
         written = list(zip(*self._leaves.results(findings.largest)))
-        self.nonzero = {entry.leaf for entry, largest in written if largest}
+        self._seen = [entry.leaf for entry, _ in written], [largest for _, largest in written]
         structure, components = self.plan.structure, source.chooser.components
         bad = set(findings.nonfinite)
         labels = {

@@ -80,7 +80,8 @@ class HooklessPass(BackwardPass):
         """Do what is to be done before backward starts; return the hooks it needs: hardly any."""
         share = self._share
         if share is not None:
-            self.statistics.measure((), share.data)
+            if share.activations:
+                self.statistics.measure((), share.activations)
             self._keep(share.gradients)
         if self._weights is not None:
             self._weights.swap_all(self._steps.factors)
@@ -114,9 +115,11 @@ class HooklessPass(BackwardPass):
     def end(self) -> None:
         """Do what is to be done when backward has run."""
         share = self._share
+        if self._weights is not None:
+            self._weights.restore()
         if share is not None:
             scales = self._steps.scales
-            self.statistics.measure([(position, scales[position]) for position in share.gradients], ())
+            self.statistics.measure([(p, scales[p]) for p in share.gradients], share.weights)
             kept = self._kept[:]
             self._release()
             if self._clear_buffer:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from functools import cached_property
 from itertools import compress
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ...graph.plan import GraphPlan
 from ...kernels.arrays import stored_dtype
@@ -51,7 +51,6 @@ class BackwardPass:
 
     Attributes:
         found_inf: layers whose gradients are not finite, first in backward order first.
-        nonzero: positions of the leaves whose gradients are not all zeros.
         state_finite: whether what forward has written is finite; None: that was not checked.
         components: what was measured of components; None: nothing.
     """
@@ -68,7 +67,7 @@ class BackwardPass:
         self.plan, self.kernels, _, self.statistics, self.storage, _, self._by_layer = context
         self._schedule, self._share = schedule, share
         self.found_inf: List[str] = []
-        self.nonzero: Set[int] = set()
+        self._seen: Tuple[Sequence[int], Sequence[float]] = (), ()
         self.state_finite: Optional[bool] = None
         self.components: Optional[ComponentPass] = None
 
@@ -100,6 +99,12 @@ class BackwardPass:
         return self.schedule.fixed_scale is None
 
     @property
+    def nonzero(self) -> Set[int]:
+        """Keys of the leaves whose gradients are not all zeros."""
+        keys = self.plan.keys
+        return {keys[position] for position in compress(*self._seen)}
+
+    @property
     def learns(self) -> bool:
         """Whether the pass measures for later choices."""
         return self._share is not None
@@ -122,7 +127,7 @@ class BackwardPass:
 
     def _conclude(self, leaves: Sequence[int], largest: Sequence[float]) -> None:
         """Take over the largest magnitude of each leaf's gradient; infinity where it is not finite."""
-        self.nonzero = set(compress(leaves, largest))
+        self._seen = leaves, largest
         if math.inf not in largest:
             return
         bad = {leaf for leaf, amax in zip(leaves, largest) if amax == math.inf}

@@ -53,7 +53,8 @@ def bits(work: Task) -> Dict[str, bytes]:
 def scales(updater: AdaptiveLossScalingUpdater) -> Tuple[Any, ...]:
     """What decides the next scales and is no matter of one rank."""
     components = updater.scaling.components.state_dict()
-    return updater.scale_state, agreed_scales(updater), components, updater.scaling.limits
+    agreed = agreed_scales(updater.scaling, updater.scale, repeat=updater.on_overflow == "repeat")
+    return updater.scale_state, agreed, components, updater.scaling.limits
 
 
 def check_an_overflow_on_one_rank_is_repeated_there(comm: MPICommunicator) -> None:

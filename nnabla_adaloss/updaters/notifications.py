@@ -1,48 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an updater tells of what went wrong: an error, or a warning the first time."""
+"""Errors and warnings of an updater, each warning once, and the event that an update is over."""
 
 from __future__ import annotations
 
 from typing import Any, Callable, Optional, Sequence, Set, Tuple
 
+import nnabla as nn
 import numpy as np
 
 from ..engine import AdaptiveLossScaling
 from ..errors import LossScaleError, warn
 from ..graph.plan import GraphPlan
+from ..monitor import Audience, UpdateEnded
+from .result import UpdateResult
 
-# After so many updates in a row without a gradient, a loss of zero is no batch without labels any more.
+# After this many updates in a row without a gradient, a loss of zero is more than a batch without labels.
 _SILENT = 10
 
 
-class Reports:
-    """Raises, warns once, or says nothing, as a policy has it."""
+class Notifier:
+    """Raises, warns once, or does nothing, according to a policy."""
 
     def __init__(self) -> None:
-        self._told: Set[str] = set()
-        # The last iteration with a gradient that was not zero.
-        self._last_gradient = 0
+        self._warned: Set[str] = set()
 
-    def act(self, policy: str, kind: str, message: str) -> None:
-        """Do what `policy` says: `"raise"` a LossScaleError, `"warn"` once for each kind, or `"skip"`."""
+    def notify(self, policy: str, kind: str, message: str) -> None:
+        """`"raise"` a LossScaleError, `"warn"` once for each kind, or `"skip"`."""
         if policy == "raise":
             raise LossScaleError(message)
         if policy == "warn":
             self.warn(kind, message)
 
     def warn(self, kind: str, message: str) -> None:
-        """Warn, the first time that there is something of this kind to warn of."""
-        if kind not in self._told:
-            self._told.add(kind)
+        """Warn, once for each kind."""
+        if kind not in self._warned:
+            self._warned.add(kind)
             warn(message)
 
-    def note_zero_gradients(self, iteration: int, scale: float, *, loss_is_zero: Callable[[], bool]) -> None:
+    def notify_zero_gradients(
+        self, last: int, iteration: int, scale: float, loss_is_zero: Callable[[], bool]
+    ) -> None:
         """Warn of an update without any gradient.
 
-        Where the loss is zero too, a batch may have had nothing to learn from: that is warned of when it was
-        so for many updates in a row.
+        Where the loss is zero too, the batch may have had nothing to learn from: then warn only after many
+        such updates in a row.
+
+        Args:
+            last: the last iteration with a gradient that was not zero; 0: none.
+            iteration: the present one.
+            scale: the loss scale.
+            loss_is_zero: called to find out.
         """
-        in_a_row = iteration - self._last_gradient
+        in_a_row = iteration - last
         if in_a_row < _SILENT and loss_is_zero():
             return
         since = (
@@ -56,30 +65,28 @@ class Reports:
             "everything underflows. Look at the loss weight, and at what `diagnose` says",
         )
 
-    def note_gradients(self, iteration: int) -> None:
-        """Remember that an update had gradients."""
-        self._last_gradient = iteration
-
-    def tell_of_hopeless_batch(self, iteration: int, layers: Sequence[str]) -> None:
-        """Warn of a batch that is thrown away because no scale helps it."""
+    def notify_hopeless_batch(self, iteration: int, layers: Sequence[str]) -> None:
+        """Warn of a batch that is thrown away because it overflows at any scale."""
         self.warn(
             "hopeless",
             f"gradients of a batch in iteration {iteration} are not finite at any loss scale: it is thrown "
             f"away; first bad layer: {_first(layers)}",
         )
 
-    def bad_batch(self, policy: str, kind: str, whose: str, fault: str, iteration: int, scale: float) -> None:
-        """Report a batch with which something is wrong that no scale mends, as `policy` says."""
+    def notify_bad_batch(
+        self, policy: str, kind: str, whose: str, fault: str, iteration: int, scale: float
+    ) -> None:
+        """Report a batch whose loss or forward is not finite, as `policy` says."""
         subject = "the loss" if kind == "nonfinite_loss" else "the forward pass"
-        self.act(
+        self.notify(
             policy,
             kind,
-            f"{subject}{whose} is not finite in iteration {iteration}{': ' if fault else ''}{fault}; that is "
-            f"no overflow of gradients, and the loss scale stays at {scale:g}. Look at the data and the "
+            f"{subject}{whose} is not finite in iteration {iteration}{': ' if fault else ''}{fault}; this is "
+            f"not a gradient overflow, so the loss scale stays at {scale:g}. Look at the data and the "
             "learning rate",
         )
 
-    def floor(
+    def notify_scale_floor(
         self,
         policy: str,
         iteration: int,
@@ -91,7 +98,7 @@ class Reports:
     ) -> None:
         """Report an overflow at the smallest scale, as `policy` says."""
         nans, infinities = nonfinite
-        self.act(
+        self.notify(
             policy,
             "scale_floor",
             f"gradients overflow in iteration {iteration} at the smallest loss scale, {floor:g}; first bad "
@@ -99,16 +106,16 @@ class Reports:
             f"last good scale: {last_good_scale:g}. The scale is {scale:g} again",
         )
 
-    def exhausted(self, policy: str, iteration: int, retries: int, layers: Sequence[str]) -> None:
-        """Report a batch that was repeated as often as may be, as `policy` says."""
-        self.act(
+    def notify_exhausted(self, policy: str, iteration: int, retries: int, layers: Sequence[str]) -> None:
+        """Report a batch that was repeated as often as allowed, as `policy` says."""
+        self.notify(
             policy,
             "retries",
             f"gradients overflowed {retries} times in iteration {iteration}, with ever lower scales; first "
             f"bad layer: {_first(layers)}",
         )
 
-    def check_what_is_trained(self, solver: Any, plan: GraphPlan) -> None:
+    def check_parameters(self, solver: Any, plan: GraphPlan) -> None:
         """Raise ValueError when the solver has no parameters, warn when they are not the network's."""
         parameters = solver.get_parameters()
         if not parameters:
@@ -129,10 +136,8 @@ def _first(layers: Sequence[str]) -> str:
     return layers[0] if layers else "on another rank"
 
 
-def tell_of_float_storage(
-    scaling: AdaptiveLossScaling, storage: Optional[Any], config: Optional[Any]
-) -> None:
-    """Warn when training is in fp32 only because nobody said anything about storage."""
+def notify_float_storage(scaling: AdaptiveLossScaling, storage: Optional[Any], config: Optional[Any]) -> None:
+    """Warn when training is in fp32 only because neither the context nor an argument says otherwise."""
     if storage is None and config is None and scaling.loss is scaling.variable and not scaling.in_half:
         warn(
             "nothing is stored in half precision: the network is in a float context and storage is None. "
@@ -140,7 +145,23 @@ def tell_of_float_storage(
         )
 
 
+def notify_update(audience: Audience, iteration: int, result: UpdateResult, loss: nn.Variable) -> None:
+    """Tell monitors that an update is over.
+
+    The loss is read, which on a GPU waits for it, only when a monitor wants the event.
+
+    Args:
+        audience: the monitors.
+        iteration: number of the iteration.
+        result: the result of the update.
+        loss: shape of one element; the loss of the last batch.
+    """
+    if audience.wants(UpdateEnded, iteration):
+        told = (result.updated, result.reason, result.scale, result.retries, float(loss.d.flat[0]))
+        audience.tell(UpdateEnded(iteration, *told))
+
+
 def nonfinite_gradients(solver: Any) -> Tuple[int, int]:
-    """How many NaNs and how many infinities the gradients of a solver's parameters hold."""
+    """The number of NaNs and of infinities in the gradients of a solver's parameters."""
     gradients = [v.g for v in solver.get_parameters().values()]
     return sum(int(np.isnan(g).sum()) for g in gradients), sum(int(np.isinf(g).sum()) for g in gradients)

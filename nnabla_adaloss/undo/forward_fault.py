@@ -1,28 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where forward leaves the finite numbers: what no loss scale can mend."""
+"""The first infinity or NaN of a forward pass, which no loss scale can prevent."""
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Optional
+from typing import Any, List, NamedTuple, Optional, Protocol
 
 import nnabla as nn
 import numpy as np
 
+from ..core.precision import Precision
 from ..graph.loss_like import LossLike
 from ..graph.plan import GraphPlan
-from ..kernels import Kernels
+from ..kernels import Kernels, RoundingStatistics
 from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
-from .emulated_storage import EmulatedStorage
+
+
+class RoundedData(Protocol):
+    """A low-precision storage that knows what rounding did. Keys are hashes of variables."""
+
+    @property
+    def precision(self) -> Precision:
+        """The formats that are stored."""
+
+    def data_rounding(self, key: int) -> Optional[RoundingStatistics]:
+        """What rounding a weight or activation last did, or None."""
 
 
 class ForwardFault(NamedTuple):
-    """The first function of a forward pass that read or computed something that is not finite.
+    """The first function of a forward pass that read or computed an infinity or a NaN.
 
     Attributes:
         function: name of the function.
         type_name: nnabla's type name of it.
         what: what is wrong, in words.
-        inputs_finite: whether everything that the function reads is finite: it is where the trouble starts.
+        inputs_finite: whether all inputs of the function are finite: then the fault begins here.
     """
 
     function: str
@@ -35,13 +46,13 @@ class ForwardFault(NamedTuple):
 
 
 def find_forward_fault(
-    loss: LossLike, plan: GraphPlan, kernels: Kernels, storage: Optional[EmulatedStorage]
+    loss: LossLike, plan: GraphPlan, kernels: Kernels, storage: Optional[RoundedData]
 ) -> Optional[ForwardFault]:
-    """The first fault of forward on what was fed, which runs once more for that; None when all is finite.
+    """Run forward once more and return its first fault; None when everything is finite.
 
     Args:
         loss: what forward is called on.
-        plan: knows the names of functions and parameters.
+        plan: has the names of functions and parameters.
         kernels: the kernels that read arrays.
         storage: an emulated storage, which knows what left its range; or None.
     """
@@ -58,7 +69,7 @@ def find_forward_fault(
 
 
 def _fault_of(
-    f: Any, plan: GraphPlan, kernels: Kernels, storage: Optional[EmulatedStorage]
+    f: Any, plan: GraphPlan, kernels: Kernels, storage: Optional[RoundedData]
 ) -> Optional[ForwardFault]:
     def fault(what: str, inputs_finite: bool) -> ForwardFault:
         return ForwardFault(plan.labels.get(hash(f), f.info.type_name), f.info.type_name, what, inputs_finite)

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import FormatEmulation
-from nnabla_adaloss.engine.forward_fault import ForwardFault, find_forward_fault
 from nnabla_adaloss.graph.names import registered_names
 from nnabla_adaloss.graph.plan import GraphPlan
 from nnabla_adaloss.kernels import CpuKernels
+from nnabla_adaloss.undo.forward_fault import ForwardFault, find_forward_fault
 
 SPOILT = np.array([[1.0, np.nan, 1.0], [np.inf, 1.0, -np.inf]], np.float32)
 

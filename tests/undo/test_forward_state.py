@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What forward writes into parameters: found, kept and put back."""
+"""What forward writes, into parameters and into leaves that share memory with outputs: found and restored."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -11,10 +11,10 @@ import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
-from nnabla_adaloss.engine.forward_state import ForwardState
 from nnabla_adaloss.graph.names import registered_names
 from nnabla_adaloss.graph.plan import GraphPlan
 from nnabla_adaloss.kernels import CpuKernels
+from nnabla_adaloss.undo.forward_state import ForwardState, SharedArrays
 
 pytestmark = pytest.mark.any_context
 
@@ -176,9 +176,9 @@ def test_what_is_no_parameter_is_not_kept_beyond_its_graph() -> None:
         loss.forward()
         state.note_changes()
         moment = state.now()
-    kept = [v for keepers in (state._present, state._held, moment) for k in keepers for v in k.variables]
+    kept = [v for snapshots in (state._present, state._saved, moment) for k in snapshots for v in k.variables]
     assert {hash(v) for v in kept} == {hash(mean), hash(variance)}
-    assert not state._keepers
+    assert not state._snapshots
 
 
 def test_what_a_first_forward_has_written_before_it_was_interrupted_is_put_back() -> None:
@@ -266,3 +266,79 @@ def test_what_needs_a_gradient_and_is_written_is_put_back() -> None:
     assert not average.d.any()
     state.restore()
     assert average.d.tolist() == [[1.0] * 3] * 2
+
+
+Share = Callable[[nn.Variable, nn.Variable], Any]
+
+WAYS: List[Share] = [
+    lambda leaf, output: setattr(leaf, "data", output.data),
+    lambda leaf, output: setattr(output, "data", leaf.data),
+    lambda leaf, output: setattr(leaf, "data", output.data.view(leaf.shape)),
+    lambda leaf, output: setattr(leaf, "data", output.data.narrow(0, 0, leaf.shape[0])),
+]
+
+
+def chain(length: int) -> List[nn.Variable]:
+    """A leaf, and what is computed of it."""
+    found = [nn.Variable.from_numpy_array(np.ones((2, 3), np.float32))]
+    for _ in range(length):
+        found.append(F.tanh(found[-1]))
+    return found
+
+
+@pytest.mark.parametrize("share", WAYS)
+@pytest.mark.parametrize("looked", [0, 1, 3])
+def test_a_leaf_is_found_as_soon_as_it_shares_memory(share: Share, looked: int) -> None:
+    x, *outputs = chain(4)
+    other = nn.Variable((2, 3))
+    shared = SharedArrays([x, other], outputs)
+    for _ in range(looked):
+        assert shared.find() == []
+    share(other, outputs[2])
+    for _ in range(2):
+        assert shared.find() == [(other, [outputs[2]])]
+    fresh = nn.NdArray((2, 3))
+    outputs[2].data = fresh
+    assert shared.find() == []
+
+
+def test_all_outputs_that_share_the_memory_are_named() -> None:
+    x, h, last = chain(2)
+    flat = F.reshape(h, (6,), inplace=True)
+    leaf = nn.Variable((6,))
+    leaf.data = flat.data
+    assert SharedArrays([x, leaf], [h, last, flat]).find() == [(leaf, [h, flat])]
+
+
+def test_leaves_that_share_memory_with_each_other_alone_are_not_found() -> None:
+    x, *outputs = chain(3)
+    other = nn.Variable((2, 3))
+    other.data = x.data
+    shared = SharedArrays([x, other], outputs)
+    assert shared.find() == shared.find() == []
+
+
+def test_many_references_to_an_output_are_no_sharing() -> None:
+    x, *outputs = chain(3)
+    shared = SharedArrays([x], outputs)
+    assert shared.find() == []
+    kept = [outputs[0].get_unlinked_variable() for _ in range(20)]
+    assert shared.find() == []
+    assert len(kept) == 20
+
+
+def test_nothing_is_read_or_allocated_to_find_out() -> None:
+    x, *outputs = chain(3)
+    outputs[-1].forward(clear_buffer=True)
+    shared = SharedArrays([x], outputs)
+    shared.find()
+    x.data = outputs[1].data
+    assert len(shared.find()) == 1
+    assert x.data.clear_called
+    assert outputs[0].data.clear_called
+
+
+@pytest.mark.parametrize(("leaves", "outputs"), [(0, 2), (2, 0), (0, 0)])
+def test_nothing_is_found_in_nothing(leaves: int, outputs: int) -> None:
+    made = chain(4)
+    assert SharedArrays(made[:leaves], made[-outputs:] if outputs else []).find() == []

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
-from nnabla_adaloss.engine.batch_guard import BatchGuard
 from nnabla_adaloss.kernels import CpuKernels
+from nnabla_adaloss.undo.batch_guard import BatchGuard
 
 ONES, ZEROS = np.ones(3, np.float32), np.zeros(3, np.float32)
 

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The networks that are trained on a CPU to time it. Nothing here imports the package."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Callable, NamedTuple, Sequence
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "samples"))
+from networks import NETWORKS
+
+
+class Case(NamedTuple):
+    """A network to train.
+
+    Attributes:
+        title: its name.
+        shape: of a batch.
+        build: makes the logits.
+        times: how many times as many blocks it takes: one that is fast takes more.
+    """
+
+    title: str
+    shape: Sequence[int]
+    build: Callable[[nn.Variable], nn.Variable]
+    times: int = 1
+
+
+def demo(name: str) -> Case:
+    """A network of samples/demo.py."""
+    network = NETWORKS[name]
+    shape = (network.batch_size, 1, 8, 8)
+    return Case(f"demo's {name}, 8x8, batch {network.batch_size}", shape, network.build, times=8)
+
+
+def chain(h: nn.Variable, layers: int, width: int) -> nn.Variable:
+    """The loss of that many affine layers and tanh."""
+    for index in range(layers):
+        h = F.tanh(PF.affine(h, width, name=f"layer{index}"))
+    return F.mean(h**2)
+
+
+def lenet(x: nn.Variable) -> nn.Variable:
+    h = F.relu(F.max_pooling(PF.convolution(x, 16, (5, 5), name="conv1"), (2, 2)))
+    h = F.relu(F.max_pooling(PF.convolution(h, 32, (5, 5), name="conv2"), (2, 2)))
+    h = F.relu(PF.affine(h, 120, name="fc1"))
+    return PF.affine(F.relu(PF.affine(h, 84, name="fc2")), 10, name="fc3")
+
+
+def mlp(x: nn.Variable) -> nn.Variable:
+    for index in range(3):
+        x = F.relu(PF.affine(x, 1024, name=f"fc{index}"))
+    return PF.affine(x, 10, name="out")
+
+
+def resnet20(x: nn.Variable) -> nn.Variable:
+    """He et al. 2016, section 4.2, with n = 3 and zero-padded shortcuts."""
+
+    def unit(h: nn.Variable, maps: int, stride: int = 1) -> nn.Variable:
+        h = PF.convolution(h, maps, (3, 3), pad=(1, 1), stride=(stride, stride), with_bias=False)
+        return PF.batch_normalization(h)
+
+    with nn.parameter_scope("stem"):
+        h = F.relu(unit(x, 16))
+    for stage, maps in enumerate((16, 32, 64)):
+        for block in range(3):
+            stride = 2 if stage > 0 and block == 0 else 1
+            shortcut = h
+            if stride == 2:
+                shortcut = F.pad(h[:, :, ::2, ::2], (0, maps // 2, 0, 0, 0, 0))
+            with nn.parameter_scope(f"stage{stage}/block{block}/a"):
+                h = F.relu(unit(h, maps, stride))
+            with nn.parameter_scope(f"stage{stage}/block{block}/b"):
+                h = F.relu(unit(h, maps) + shortcut)
+    return PF.affine(F.average_pooling(h, h.shape[2:]), 10, name="fc")
+
+
+CASES = {
+    "lenet": Case("LeNet-style conv net, 28x28, batch 128", (128, 1, 28, 28), lenet),
+    "mlp": Case("MLP 3x1024, batch 128", (128, 784), mlp),
+    "resnet20": Case("CIFAR ResNet-20, 32x32, batch 32", (32, 3, 32, 32), resnet20),
+    "demo-lenet": demo("lenet"),
+    "demo-mlp": demo("mlp"),
+}

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the backward passes of one loss: with a schedule, or with scales that are chosen as they run."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.ada_loss import AdaLoss
+from ..core.config import AdaLossConfig
+from ..core.methods import Needs
+from ..core.scale_history import HistoryPolicy
+from ..graph.components import Components
+from ..graph.loss_like import LossLike, check_scale, variable_of
+from ..graph.loss_seed import LossSeed, Seed
+from ..kernels import Kernels
+from .choosing import PassStart
+from .component_scales import ComponentPass, ComponentScales
+from .emulated_storage import EmulatedStorage
+from .leaf_arrays import LeafArrays
+from .passes.hooked import HookedPass
+from .passes.run import AnyPass, run_pass, unscale_visible
+from .passes.select import Passes, PassRequest
+from .prepared_graph import PreparedGraph
+from .schedule import ScaleSchedule
+
+
+class BackwardRunner:
+    """Decides how each pass gets its scales, runs it, and learns from it.
+
+    Args:
+        loss: what backward is called on.
+        config: how scales are computed.
+        ada_loss: decides about layers, and remembers.
+        kernels: passes over memory.
+        storage: an emulated storage, or None.
+        history: how scales follow from what was measured.
+        delay: 0 for scales from the statistics of this iteration, 1 from those of earlier ones.
+
+    Attributes:
+        by_layer: whether layers separate components.
+        components: what was measured of the network, and the scales that follow from it.
+    """
+
+    def __init__(
+        self,
+        loss: LossLike,
+        config: AdaLossConfig,
+        ada_loss: AdaLoss,
+        kernels: Kernels,
+        storage: Optional[EmulatedStorage],
+        history: HistoryPolicy,
+        *,
+        delay: int,
+    ) -> None:
+        self._loss, self._seed = loss, LossSeed(variable_of(loss))
+        self._init_scale, self._ada_loss, self._delay = config.init_scale, ada_loss, delay
+        self._passes = Passes(config, ada_loss, kernels, storage)
+        self.by_layer = config.method.needs is Needs.COMPONENTS
+        policy = config.method.policy(history) if self.by_layer else history
+        policy = policy.measured_every(config.iterations_per_measurement)
+        self.components = ComponentScales(policy, config.range.u_max, self._passes.u_max_single)
+        # A start scale that was checked, and what comes of it.
+        self._checked = 0.0, 0.0
+
+    def components_of(self, planned: PreparedGraph) -> Components:
+        """The components of a graph."""
+        return planned.plan.structure.components(by_layer=self.by_layer)
+
+    def run(
+        self,
+        planned: PreparedGraph,
+        iteration: int,
+        scale: Optional[float],
+        request: PassRequest,
+        found: LeafArrays,
+        grad: Optional[Seed],
+        *,
+        again: bool,
+    ) -> AnyPass:
+        """Run one pass.
+
+        Args:
+            planned: the graph.
+            iteration: number of the iteration.
+            scale: S0; None: measured.
+            request: what is asked of the pass.
+            found: the gradients of the graph's leaves.
+            grad: seed gradient of the loss's shape; None for one.
+            again: whether this is the batch of the last pass once more.
+
+        Raises:
+            ValueError: `scale` is not finite or less than 2**-126.
+            GraphChangedError: the graph was rewired while backward ran.
+        """
+        start = PassStart(iteration, self.components.began[1], scale, self.start_scale(scale))
+        schedule = None if again else self._schedule(planned, start, new_seed=grad is not None)
+        running: AnyPass
+        if schedule is not None:
+            running = self._passes.scheduled(planned, schedule, iteration, request, found)
+            self._run(running, request, grad)
+            if running.components is not None and running.learns:
+                known = self.components_of(planned)
+                self.components.learn(known, running.components, chosen=False, last=running.last_share)
+        else:
+            running = self._run_choosing(planned, start, request, grad, again=again)
+        unscale_visible(running, request.clear_buffer)
+        return running
+
+    def probe(self, planned: PreparedGraph, iteration: int, scale: float) -> None:
+        """Run a pass with one scale for all layers, and learn nothing from it."""
+        start = PassStart(iteration, self.components.began[1], scale, check_scale(scale))
+        request = PassRequest(clear_buffer=True)
+        self._run(self._passes.of_one_scale(planned, start), request, None)
+
+    def start_scale(self, scale: Optional[float]) -> float:
+        """The scale that the loss gradient starts with when nothing is known.
+
+        Args:
+            scale: S0; None: measured.
+
+        Raises:
+            ValueError: it is not finite or less than 2**-126.
+        """
+        given = self.components.policy.start_scale if scale is None else scale
+        if given != self._checked[0]:
+            check_scale(given)
+            self._checked = given, check_scale(given * self._init_scale, "scale * init_scale")
+        return self._checked[1]
+
+    def lower(self, last: AnyPass) -> bool:
+        """Lower the component that made a pass overflow; False: only a lower S0 can help, or nothing can."""
+        measured = last.components
+        if measured is None or measured.overflowed is None:
+            return False
+        targets = (slot.target for node in last.plan.structure.nodes for slot in node.slots)
+        if not last.measures_loss and all(measured.of.get(p) != measured.overflowed for p in targets):
+            return False
+        scale, name = measured.scales[measured.overflowed], measured.graph.names[measured.overflowed]
+        return scale is not None and self.components.after_overflow(name, scale)
+
+    def shared_statistics(
+        self, planned: PreparedGraph, last: Optional[AnyPass]
+    ) -> Optional[NDArray[np.float64]]:
+        """What the last pass has measured, for other ranks; None when that is nothing."""
+        table = planned.statistics.table(planned.plan.structure.gradients)
+        if last is None or last.schedule.components is None:
+            return table
+        seen = np.array(self.components.seen(self.components_of(planned).names), np.float64)
+        return seen if table is None else np.concatenate([seen, table.ravel()])
+
+    def adopt_statistics(
+        self, planned: PreparedGraph, last: Optional[AnyPass], tables: NDArray[np.float64]
+    ) -> None:
+        """Take what all ranks have measured for what this one has.
+
+        Args:
+            planned: the graph.
+            last: the last pass.
+            tables: what `shared_statistics` returned on every rank, stacked in the order of ranks.
+        """
+        if last is not None and last.schedule.components is not None:
+            names = self.components_of(planned).names
+            seen, tables = tables[:, : len(names)], tables[:, len(names) :]
+            self.components.adopt(names, seen.max(axis=0).tolist())
+        positions = planned.plan.structure.gradients
+        own = planned.statistics.table(positions)
+        if own is not None:
+            planned.statistics.adopt(positions, tables.reshape(len(tables), *own.shape))
+
+    def _schedule(
+        self, planned: PreparedGraph, start: PassStart, *, new_seed: bool
+    ) -> Optional[ScaleSchedule]:
+        """The schedule in use, or the next one; None: scales are chosen as the pass runs."""
+        schedule = planned.cache.current(start.iteration, start.fixed_scale)
+        if schedule is not None:
+            if self._ada_loss.observed:
+                for record in schedule.records(planned.plan.structure, start.iteration, start.attempt):
+                    self._ada_loss.report(record)
+            return schedule
+        # Nothing is known of a seed gradient of the caller's own.
+        if not self._delay or new_seed:
+            return None
+        components = self._begin_components(planned, start)
+        if components is not None and not self.components.has_measured(components.graph):
+            return None
+        planned.statistics.begin(start.iteration, again=False)
+        schedule = self._passes.chosen(planned, start, components)
+        if schedule is not None:
+            planned.cache.keep(schedule, start.iteration)
+        return schedule
+
+    def _run_choosing(
+        self,
+        planned: PreparedGraph,
+        start: PassStart,
+        request: PassRequest,
+        grad: Optional[Seed],
+        *,
+        again: bool,
+    ) -> HookedPass:
+        planned.statistics.begin(start.iteration, again=again and start.fixed_scale is None)
+        components = self._begin_components(planned, start)
+        running = self._passes.choosing(planned, start, components, request)
+        self._run(running, request, grad)
+        if components is not None:
+            self.components.learn(self.components_of(planned), components, chosen=True, last=True)
+        planned.cache.drop()
+        complete = components is None or (components.complete and self.components.settled)
+        if planned.cache.wanted(start.fixed_scale) and complete and not running.found_inf:
+            planned.cache.keep(running.schedule, start.iteration)
+        return running
+
+    def _begin_components(self, planned: PreparedGraph, start: PassStart) -> Optional[ComponentPass]:
+        if start.fixed_scale is not None and not self.by_layer:
+            return None
+        return self.components.begin(self.components_of(planned))
+
+    def _run(self, running: AnyPass, request: PassRequest, grad: Optional[Seed]) -> None:
+        run_pass(self._loss, running, grad, request.clear_buffer, request.hooks, self._seed)

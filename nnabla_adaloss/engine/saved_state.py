@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The saved state of an engine: which network it is of, and what was measured of it."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
+
+from ..core.validation import integer
+from ..graph.plan import GraphPlan
+from .component_scales import ComponentScales, Measured, measured_of
+from .prepared_graph import GraphPreparation, PreparedGraph
+from .schedule_cache import ScheduleCache
+from .statistics import StatisticsSource
+
+
+class EngineState(NamedTuple):
+    """What a saved state holds, checked.
+
+    Attributes:
+        iteration: number of the next iteration.
+        draws: how many arrays an emulated storage has rounded at random.
+        statistics: those of earlier iterations.
+        cache: the schedule in use.
+        measured: of components.
+    """
+
+    iteration: int
+    draws: int
+    statistics: StatisticsSource
+    cache: ScheduleCache
+    measured: Measured
+
+
+def state_of(
+    planned: PreparedGraph, components: ComponentScales, iteration: int, draws: int
+) -> Dict[str, Any]:
+    """What decides the next scales of a graph, as plain numbers, strings, lists and dicts."""
+    return {
+        "iteration": iteration,
+        "network": fingerprint(planned.plan),
+        "delayed": planned.statistics.state(planned.plan.structure.measured),
+        "components": components.state_dict(),
+        "schedule": planned.cache.state_dict(),
+        "draws": draws,
+    }
+
+
+def read_state(state: Mapping[str, Any], graph: GraphPreparation, *, components: int) -> EngineState:
+    """What `state_of` returned, for a graph of the same network.
+
+    Args:
+        state: what `state_of` returned.
+        graph: the graph.
+        components: how many components it has.
+
+    Raises:
+        ValueError: `state` is of another network.
+        KeyError, TypeError, AttributeError, IndexError: it is damaged.
+    """
+    planned = graph.prepared()
+    structure = planned.plan.structure
+    check_network(planned.plan, list(state["network"]))
+    statistics = graph.new_statistics(planned.plan, planned.measurements)
+    statistics.load_state(structure.measured, state["delayed"])
+    cache = graph.new_cache()
+    cache.load_state_dict(structure, state["schedule"], components=components)
+    return EngineState(
+        integer("iteration", state["iteration"]),
+        integer("draws", state["draws"]),
+        statistics,
+        cache,
+        measured_of(state["components"]),
+    )
+
+
+def fingerprint(plan: GraphPlan) -> List[str]:
+    """Type, name, and shapes of the parameters of each function, in backward order.
+
+    Batches of other sizes make no other network, nor do sentences of other lengths.
+    """
+    return [
+        " ".join([node.type_name, node.label, *(_by(leaf.shape) for leaf in node.leaves)])
+        for node in plan.nodes.values()
+    ]
+
+
+def check_network(plan: GraphPlan, network: Sequence[str]) -> None:
+    """Raise ValueError unless `network` is the fingerprint of this one."""
+    ours = fingerprint(plan)
+    if list(network) != ours:
+        theirs, mine = next((a, b) for a, b in zip_longest(network, ours) if a != b)
+        raise ValueError(f"state is of another network: it has {theirs} where this one has {mine}")
+
+
+def _by(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))

@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshots of what a batch changes, so that it can be undone, and the search for faults in forward."""
+
+from __future__ import annotations
+
+from .batch_guard import BatchGuard
+from .forward_fault import ForwardFault
+from .forward_state import ForwardState
+from .snapshot import ArraySnapshot, DataSnapshot
+
+__all__ = ["ArraySnapshot", "BatchGuard", "DataSnapshot", "ForwardFault", "ForwardState"]

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Undoes single batches, and finds out what was wrong with them or whether they had any gradient."""
+
+from __future__ import annotations
+
+from typing import Callable, Iterable, Optional, Sequence
+
+import nnabla as nn
+
+from ..graph.loss_like import LossLike, variable_of
+from ..graph.plan import GraphPlan
+from ..kernels import Kernels
+from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
+from .forward_fault import ForwardFault, RoundedData, find_forward_fault
+from .forward_state import ForwardState, Moment
+from .snapshot import ArraySnapshot
+
+
+class BatchGuard:
+    """Answers a training loop's questions about the present batch, and undoes it.
+
+    A window is the batches of one update: `begin`, then for each batch `before_forward`, `begin_batch`,
+    forward, `after_forward` and backward.
+
+    Args:
+        loss: what forward is called on.
+        plan: returns the plan of the graph as it is now.
+        kernels: the kernels that read and copy arrays.
+        storage: an emulated storage, which knows what left its range; or None.
+        state: the state that forward writes, from the network's graph before; or None.
+
+    Attributes:
+        state: the state that forward writes.
+    """
+
+    def __init__(
+        self,
+        loss: LossLike,
+        plan: Callable[[], GraphPlan],
+        kernels: Kernels,
+        storage: Optional[RoundedData],
+        state: Optional[ForwardState] = None,
+    ) -> None:
+        self.state = ForwardState(kernels) if state is None else state
+        self._loss = loss
+        self._plan = plan
+        self._kernels = kernels
+        self._storage = storage
+        # Whether the batch is the first of the window, and if not, the state when it began.
+        self._first = True
+        self._start: Moment = {}
+        self._saves_gradients = False
+        self._gradients = ArraySnapshot(kernels)
+
+    def go_on_from(self, before: BatchGuard) -> None:
+        """Share the state that forward writes with the guard of another graph of the network."""
+        self.state = before.state
+
+    def begin(self) -> None:
+        """Begin a window: forget what was saved of the one before."""
+        self.state.drop()
+        self._first, self._saves_gradients = True, False
+
+    def before_forward(self) -> None:
+        """Save the running statistics and whatever else forward writes, unless the window has saved it."""
+        self.state.save(self._plan())
+
+    def after_forward(self) -> None:
+        """Find what forward has written, where that is not known yet."""
+        self.state.note_changes()
+
+    def undo(self) -> None:
+        """Restore what forward has written in this window: it leaves nothing behind."""
+        self.state.restore()
+
+    def begin_batch(self, *, first: bool, repeat: bool = True) -> None:
+        """Save what one batch is going to change: what forward writes, and leaf gradients for `undo_batch`.
+
+        Args:
+            first: whether it is the first of the window: then what forward writes is saved already.
+            repeat: whether its gradients are saved.
+        """
+        self._first, self._saves_gradients = first, repeat
+        if not first:
+            self._start = self.state.now(self._start)
+
+    def before_backward(self, gradients: Sequence[nn.NdArray], *, all_zero: bool) -> None:
+        """Save the gradients of the graph's leaves, if `begin_batch` has asked for that.
+
+        Args:
+            gradients: the gradients.
+            all_zero: whether all of them are lazily zero.
+        """
+        if self._saves_gradients:
+            self._gradients.save(gradients, all_zero=all_zero)
+
+    def rewind(self) -> None:
+        """Restore what forward has written since the batch began, so that it can run on it once more."""
+        if self._first:
+            self.state.restore()
+        else:
+            self.state.restore(self._start)
+
+    def undo_batch(self) -> None:
+        """Restore everything as it was when the batch began, for it to be repeated."""
+        self.rewind()
+        self._gradients.restore()
+
+    def find_fault(self) -> Optional[ForwardFault]:
+        """The first function that is not finite on the present inputs; forward runs once more for that."""
+        self.rewind()
+        return find_forward_fault(self._loss, self._plan(), self._kernels, self._storage)
+
+    def gradients_are_zero(self, parameters: Iterable[nn.Variable]) -> bool:
+        """True when no gradient of `parameters` holds anything but zeros.
+
+        The smallest ones are read first. On a GPU each read waits for the device: call it when
+        `AdaptiveLossScaling.nonzero_leaves`, which is free, has shown none.
+        """
+        return all(map(self._is_zero, sorted(parameters, key=lambda v: v.size)))
+
+    def loss_is_zero(self) -> bool:
+        """True when the loss is zero, and was not rounded to zero by the storage."""
+        loss = variable_of(self._loss)
+        rounded = None if self._storage is None else self._storage.data_rounding(hash(loss))
+        return not loss.d.any() and not (rounded is not None and rounded.underflowed)
+
+    def _is_zero(self, parameter: nn.Variable) -> bool:
+        stored = stored_dtype(parameter.grad)
+        if stored is None:
+            return True
+        return stored in (FLOAT32, FLOAT16) and not self._kernels.statistics(parameter.grad).abs_max

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What forward writes, such as running statistics or a recurrent state: found, saved and restored."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+
+import nnabla as nn
+
+from ..graph.plan import GraphPlan
+from ..kernels import Kernels
+from ..kernels.arrays import FLOAT16, FLOAT32, are_readable, stored_dtype
+from .snapshot import Contents, DataSnapshot, contents_of
+
+Moment = Dict[DataSnapshot, DataSnapshot]
+"""The state at a later moment: for each snapshot of the start of the window, one taken then."""
+
+_START: Mapping[DataSnapshot, DataSnapshot] = MappingProxyType({})
+
+_references = attrgetter("get_number_of_references")
+# More Python Variables than normally refer to an output; an updater that emulates a storage makes four.
+_MARKS = 8
+
+
+class ForwardState:
+    """Leaves that forward writes: found by function and argument, by comparing parameters before and after
+    the first forward, and, before each forward, by the memory that they share with outputs.
+
+    Inputs that a data feeder fills do not belong to it. It outlives graphs: what is known of a parameter is
+    kept when a network is built again.
+
+    Args:
+        kernels: the kernels that copy.
+    """
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._plan: Optional[GraphPlan] = None
+        # By parameter, the snapshot that it is part of, perhaps with others; and the snapshots of this plan.
+        self._snapshots: Dict[int, DataSnapshot] = {}
+        self._present: List[DataSnapshot] = []
+        self._saved: List[DataSnapshot] = []
+        # Of this plan: what may share memory with outputs, and the snapshot of what did so the last time.
+        self._shared = SharedArrays([], [])
+        self._carried = DataSnapshot(kernels, [])
+        self._examined: Set[int] = set()
+        self._written: List[nn.Variable] = []
+        self._candidates: List[nn.Variable] = []
+        # Contents of the candidates before the first forward; kept no longer than that.
+        self._before: List[Contents] = []
+
+    def drop(self) -> None:
+        """Forget what was saved: the batch before is over."""
+        self._saved.clear()
+        self._before = []
+
+    def save(self, plan: GraphPlan) -> None:
+        """Save what forward through `plan` is going to write, unless this window has saved it already.
+
+        An output that shares its memory with a leaf becomes persistent: `clear_buffer` must not free it.
+
+        Raises:
+            RuntimeError: it has freed it already.
+        """
+        if plan is not self._plan:
+            self._find(plan)
+        carried = self._carried_leaves()
+        if carried != self._carried.variables:
+            self._carried = DataSnapshot(self._kernels, carried)
+        for snapshot in [*self._present, self._carried] if carried else self._present:
+            if snapshot not in self._saved:
+                snapshot.save()
+                self._saved.append(snapshot)
+        if self._candidates:
+            self._before = [contents_of(leaf.data) for leaf in self._candidates]
+
+    def note_changes(self) -> None:
+        """After the first forward, find the parameters that it has changed; they are saved from now on."""
+        if not self._candidates:
+            return
+        for leaf, before in self._changed():
+            self._written.append(leaf)
+            snapshot = self._add([leaf])
+            snapshot.put([before])
+            self._saved.append(snapshot)
+        self._examined.update(map(hash, self._candidates))
+        self._candidates, self._before = [], []
+
+    def restore(self, moment: Mapping[DataSnapshot, DataSnapshot] = _START) -> None:
+        """Restore the state of a moment; by default, that before the first forward of the window.
+
+        What was first met after that moment gets the value with which it was met.
+        """
+        # After a forward that was interrupted, it is not known what all of it writes.
+        for leaf, before in list(self._changed()):
+            snapshot = DataSnapshot(self._kernels, [leaf])
+            snapshot.put([before])
+            snapshot.restore()
+        self._before = []
+        # In reverse, so that the oldest snapshot wins where two graphs of the window have saved one leaf.
+        for snapshot in reversed(self._saved):
+            moment.get(snapshot, snapshot).restore()
+
+    def now(self, reused: Mapping[DataSnapshot, DataSnapshot] = _START) -> Moment:
+        """Save the present state as well, for one batch of several that may be repeated.
+
+        Args:
+            reused: an earlier moment, whose memory is used again.
+        """
+        moment: Moment = {}
+        for saved in self._saved:
+            moment[saved] = reused.get(saved) or DataSnapshot(self._kernels, saved.variables)
+            moment[saved].save()
+        return moment
+
+    @property
+    def arrays(self) -> List[nn.NdArray]:
+        """The float32 and float16 arrays that forward writes, as they are now."""
+        if not self._written:
+            return []
+        arrays = [leaf.data for leaf in self._written]
+        if are_readable(arrays):
+            return arrays
+        return [array for array in arrays if stored_dtype(array) in (FLOAT32, FLOAT16)]
+
+    def has_nonfinite(self) -> bool:
+        """True when something that forward writes holds an infinity or a NaN."""
+        return bool(self._written) and not self._kernels.all_finite(self.arrays)
+
+    def _changed(self) -> Iterator[Tuple[nn.Variable, Contents]]:
+        """The candidates that the first forward has changed, with their contents before it."""
+        for leaf, before in zip(self._candidates, self._before):
+            now = contents_of(leaf.data)
+            if (None if now is None else now.tobytes()) != (None if before is None else before.tobytes()):
+                yield leaf, before
+
+    def _carried_leaves(self) -> List[nn.Variable]:
+        """The leaves that share memory with outputs now."""
+        found = self._shared.find()
+        for leaf, outputs in found:
+            if leaf.data.clear_called:
+                raise RuntimeError(
+                    f"an input of shape {leaf.shape} shares its data with an output that clear_buffer has "
+                    "freed, so its values are lost: share the data before the first update, or set "
+                    "persistent = True of the output, and assign the input its initial value"
+                )
+            for output in outputs:
+                output.persistent = True
+        return [leaf for leaf, _ in found]
+
+    def _find(self, plan: GraphPlan) -> None:
+        self._plan = plan
+        self._shared = _shared_arrays(plan)
+        known: Dict[DataSnapshot, None] = {}
+        new: Dict[int, nn.Variable] = {}
+        candidates: Dict[int, nn.Variable] = {}
+        leaves: Dict[int, nn.Variable] = {}
+        for leaf, written in plan.fixed_leaves:
+            key = hash(leaf)
+            leaves[key] = leaf
+            if key in self._snapshots:
+                known[self._snapshots[key]] = None
+            elif written:
+                new[key] = leaf
+            elif key in plan.names and key not in self._examined:
+                candidates[key] = leaf
+        self._present = list(known)
+        self._written = [leaf for key, leaf in leaves.items() if key in self._snapshots or key in new]
+        self._candidates = [leaf for key, leaf in candidates.items() if key not in new]
+        lasting = [leaf for key, leaf in new.items() if key in plan.names]
+        if lasting:
+            self._add(lasting)
+        passing = [leaf for key, leaf in new.items() if key not in plan.names]
+        if passing:
+            # No parameters: they may be gone with this graph.
+            self._present.append(DataSnapshot(self._kernels, passing))
+
+    def _add(self, leaves: List[nn.Variable]) -> DataSnapshot:
+        """A snapshot of these parameters, used from now on."""
+        snapshot = DataSnapshot(self._kernels, leaves)
+        self._snapshots.update((hash(leaf), snapshot) for leaf in leaves)
+        self._present.append(snapshot)
+        return snapshot
+
+
+class SharedArrays:
+    """Finds leaves that share memory with an output of the same graph, as after `h0.data = h.data`.
+
+    Forward then overwrites its own input. Views, narrowed arrays and in-place outputs share memory as well.
+    Data can be assigned at any time, so `find` is called before each batch: it takes 0.1 µs per output.
+
+    Args:
+        leaves: the leaves.
+        outputs: the outputs of the graph's functions.
+
+    Example:
+        >>> import nnabla.functions as F
+        >>> h0 = nn.Variable((2, 3))
+        >>> h = F.tanh(h0)
+        >>> shared = SharedArrays([h0], [h])
+        >>> shared.find()
+        []
+        >>> h0.data = h.data
+        >>> [(leaf == h0, outputs == [h]) for leaf, outputs in shared.find()]
+        [(True, True)]
+    """
+
+    def __init__(self, leaves: Sequence[nn.Variable], outputs: Sequence[nn.Variable]) -> None:
+        self._leaves, self._outputs = leaves, outputs
+        self._marks: List[nn.Variable] = []
+
+    def find(self) -> List[Tuple[nn.Variable, List[nn.Variable]]]:
+        """The leaves that share memory with outputs now, each with these outputs."""
+        # nnabla counts the Python Variables that refer to a memory. Marks are further Variables of each
+        # leaf: they raise the count of an output that shares its memory.
+        if not self._leaves or not self._outputs:
+            return []
+        if not self._marks:
+            before = self._counts()
+            self._marks = [leaf.get_unlinked_variable() for leaf in self._leaves for _ in range(_MARKS)]
+            if self._counts() == before:
+                return []
+        elif max(map(_references, self._outputs)) <= _MARKS:
+            return []
+        found = [(leaf, self._outputs_with_memory_of(leaf)) for leaf in self._leaves]
+        return [(leaf, outputs) for leaf, outputs in found if outputs]
+
+    def _outputs_with_memory_of(self, leaf: nn.Variable) -> List[nn.Variable]:
+        before = self._counts()
+        one_more = leaf.get_unlinked_variable()
+        after = self._counts()
+        del one_more
+        return [v for v, count, then in zip(self._outputs, before, after) if count != then]
+
+    def _counts(self) -> List[int]:
+        return list(map(_references, self._outputs))
+
+
+def _shared_arrays(plan: GraphPlan) -> SharedArrays:
+    leaves = dict(plan.leaves)
+    leaves.update((hash(leaf), leaf) for leaf, _ in plan.fixed_leaves)
+    outputs = [plan.all_variables[p] for p in plan.structure.described.outputs.positions]
+    # Parameters are many, and belong to the solver or to what the first forward is seen to change.
+    return SharedArrays([leaf for key, leaf in leaves.items() if key not in plan.names], outputs)

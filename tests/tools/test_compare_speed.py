@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two checkouts beside each other: a dear iteration in eight counts, and each trains with its own package."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tools.compare_speed import Spread, argument, compared, main, spread
+
+ROOT = Path(__file__).parents[2]
+
+# One iteration in eight computes for some milliseconds more, as one that measures might.
+DEARER = """
+
+def _dearer(update):
+    def run(self):
+        if self.iteration % 8 == 0:
+            sum(range(300_000))
+        return update(self)
+    return run
+
+AdaptiveLossScalingUpdater.update = _dearer(AdaptiveLossScalingUpdater.update)
+"""
+
+
+def test_quartiles() -> None:
+    assert spread([3.0, 1.0, 2.0, 5.0, 4.0]) == (2.0, 3.0, 4.0)
+    assert spread([7.0]) == (7.0, 7.0, 7.0)
+
+
+def test_columns_are_ratios_of_blocks_that_ran_side_by_side() -> None:
+    # The machine was three times as slow in the second round: no ratio shows it.
+    taken = {
+        ("old", "dynamic"): [1.0, 3.0],
+        ("old", "adaptive"): [2.0, 6.0],
+        ("new", "dynamic"): [1.0, 3.0],
+        ("new", "adaptive"): [1.5, 4.5],
+    }
+    expected = {"old": 2.0, "new": 1.5, "new over old": 0.75, "control": 1.0}
+    assert compared(taken) == {name: Spread(x, x, x) for name, x in expected.items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "pair"),
+    [
+        ("delay=1", ("delay", 1)),
+        ("on_overflow=next", ("on_overflow", "next")),
+        ("storage=None", ("storage", None)),
+    ],
+)
+def test_arguments_are_numbers_or_words(text: str, pair: object) -> None:
+    assert argument(text) == pair
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tests", "."], "tests holds no nnabla_adaloss"),
+        ([".", ".", "lenett"], "unknown case: lenett"),
+        ([".", ".", "--new", "delay"], "'delay' is no NAME=VALUE"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_runs(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_one_dear_iteration_in_eight_shows(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "nnabla_adaloss", tmp_path / "nnabla_adaloss")
+    with (tmp_path / "nnabla_adaloss/updaters/__init__.py").open("a", encoding="utf-8") as file:
+        file.write(DEARER)
+    written = tmp_path / "found.json"
+    main([str(ROOT), str(tmp_path), "chain-10x8", "--seconds", "0.5", "--json", str(written)])
+    (found,) = json.loads(written.read_text())
+    assert found["new over old"][1] > 1.3
+    assert found["control"][1] < 1.3
+
+
+@pytest.mark.slow
+def test_what_an_updater_refuses_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="delay=7 must be 0, 1 or None"):
+        main([str(ROOT), str(ROOT), "chain-10x8", "--new", "delay=7"])

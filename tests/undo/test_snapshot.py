@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contents of arrays, of variables and of gradients, saved and restored."""
+
+from __future__ import annotations
+
+from typing import List, Tuple
+
+import nnabla as nn
+import numpy as np
+import pytest
+
+from nnabla_adaloss.kernels import CpuKernels
+from nnabla_adaloss.undo import ArraySnapshot, DataSnapshot
+
+pytestmark = pytest.mark.any_context
+
+
+def arrays(*dtypes: type) -> List[nn.NdArray]:
+    return [
+        nn.NdArray.from_numpy_array(np.arange(3 * index).reshape(3, index).astype(dtype))
+        for index, dtype in enumerate(dtypes)
+    ]
+
+
+def values(kept: List[nn.NdArray]) -> List[List[List[float]]]:
+    return [x.data.tolist() for x in kept]
+
+
+@pytest.mark.parametrize(
+    "dtypes",
+    [(np.float32,) * 4, (np.float32, np.float16) * 2, (np.float32, np.int32, np.float16, np.float64)],
+)
+def test_every_dtype_comes_back(dtypes: List[type]) -> None:
+    kept, snapshot = arrays(*dtypes), ArraySnapshot(CpuKernels())
+    for round in range(2):
+        before = [x.data.copy() for x in kept]
+        snapshot.save(kept)
+        for x in kept:
+            x.cast(np.float32)[...] = -1.0
+        snapshot.restore(kept)
+        for x, one, dtype in zip(kept, before, dtypes):
+            assert x.dtype == dtype
+            assert x.data.tolist() == one.tolist()
+            x.data = one + round + 1
+
+
+def test_what_is_lazily_zero_is_so_again() -> None:
+    kept, snapshot = arrays(np.float32, np.float32, np.int32), ArraySnapshot(CpuKernels())
+    kept[1].zero()
+    snapshot.save(kept)
+    kept[1].data = np.full((3, 1), 5.0)
+    snapshot.restore(kept)
+    assert kept[1].zeroing
+    # Now that it is written, a kernel keeps it.
+    kept[1].data = np.full((3, 1), 6.0, np.float32)
+    snapshot.save(kept)
+    kept[1].fill(7.0)
+    snapshot.restore(kept)
+    assert kept[1].data.tolist() == [[6.0]] * 3
+
+
+def test_what_was_set_by_fill_is_kept() -> None:
+    kept, snapshot = arrays(np.float32, np.float32), ArraySnapshot(CpuKernels())
+    kept[1].fill(4.0)
+    snapshot.save(kept)
+    kept[1].fill(5.0)
+    snapshot.restore(kept)
+    assert kept[1].data.tolist() == [[4.0]] * 3
+
+
+def test_other_arrays_can_be_kept_later() -> None:
+    snapshot = ArraySnapshot(CpuKernels())
+    for kept in (arrays(np.float32, np.float32), arrays(np.float32, np.float16, np.float32), []):
+        before = values(kept)
+        snapshot.save(kept)
+        for x in kept:
+            x.zero()
+        snapshot.restore(kept)
+        assert values(kept) == before
+
+
+def test_it_is_put_back_to_the_arrays_that_are_given() -> None:
+    kept, snapshot = arrays(np.float32, np.float32), ArraySnapshot(CpuKernels())
+    snapshot.save(kept)
+    others = arrays(np.float16, np.float16)
+    others[1].fill(9.0)
+    snapshot.restore(others)
+    assert values(others) == values(kept)
+    assert others[1].dtype == np.float32
+
+
+def test_nothing_is_put_back_before_anything_is_kept() -> None:
+    kept = arrays(np.float32, np.float32)
+    ArraySnapshot(CpuKernels()).restore(kept)
+    assert values(kept) == [[[]] * 3, [[0.0], [1.0], [2.0]]]
+
+
+def test_contents_take_the_place_of_what_was_kept() -> None:
+    kept, snapshot = arrays(np.float32, np.float32), ArraySnapshot(CpuKernels())
+    snapshot.save(kept)
+    snapshot.put([None, np.full((3, 1), 8.0, np.float32)])
+    snapshot.restore(kept)
+    assert kept[0].zeroing
+    assert kept[1].data.tolist() == [[8.0]] * 3
+
+
+@pytest.mark.parametrize("before", [(0.0, 0.0), (0.0, 2.0), (1.0, 2.0)])
+def test_gradients_are_restored_in_the_arrays_that_were_saved(before: Tuple[float, float]) -> None:
+    snapshot = ArraySnapshot(CpuKernels())
+    for _ in range(2):
+        gradients = []
+        for value in before:
+            gradients.append(nn.NdArray((2,)))
+            gradients[-1].zero()
+            if value:
+                gradients[-1].data = np.full(2, value, np.float32)
+        snapshot.save(gradients, all_zero=not any(before))
+        for gradient in gradients:
+            gradient.fill(7.0)
+        snapshot.restore()
+        assert [gradient.zeroing for gradient in gradients] == [not value for value in before]
+        assert [gradient.data.tolist() for gradient in gradients] == [[value] * 2 for value in before]
+
+
+def test_contents_take_the_place_of_gradients_that_were_all_zero() -> None:
+    (x,) = arrays(np.float32, np.float32)[1:]
+    snapshot = ArraySnapshot(CpuKernels())
+    snapshot.save([x], all_zero=True)
+    snapshot.put([np.full((3, 1), 8.0, np.float32)])
+    snapshot.restore()
+    assert x.data.tolist() == [[8.0]] * 3
+
+
+def test_a_gradient_is_restored_in_the_array_that_held_it() -> None:
+    v = nn.Variable((2,), need_grad=True)
+    v.g = 3.0
+    snapshot, own = ArraySnapshot(CpuKernels()), v.grad
+    snapshot.save([own])
+    v.grad = nn.NdArray.from_numpy_array(np.full(2, 8.0, np.float32))
+    own.fill(0.0)
+    snapshot.restore()
+    assert own.data.tolist() == [3.0, 3.0]
+    assert v.g.tolist() == [8.0, 8.0]
+
+
+def test_data_is_restored_in_the_array_that_the_variable_has_then() -> None:
+    v = nn.Variable.from_numpy_array(np.arange(3, dtype=np.float32))
+    snapshot = DataSnapshot(CpuKernels(), [v])
+    snapshot.save()
+    v.data = nn.NdArray.from_numpy_array(np.full(v.shape, 9.0, np.float32))
+    snapshot.restore()
+    assert v.d.tolist() == [0.0, 1.0, 2.0]
+    v.d = 5.0
+    snapshot.put([np.full(v.shape, 7.0, np.float32)])
+    snapshot.restore()
+    assert v.d.tolist() == [7.0] * 3

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares how fast two checkouts of the package train, or one checkout with two sets of arguments."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median, quantiles
+from types import TracebackType
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
+
+from tools.speed_worker import WORKLOADS
+
+HERE = Path(__file__).resolve().parent
+
+DESCRIPTION = """\
+Trains the same networks with two checkouts, each in a process of its own with one thread, which take turns
+in blocks of iterations: dynamic (nnabla's own DynamicLossScalingUpdater) and adaptive of the old one,
+adaptive and dynamic of the new one, and so on. A block is 16 iterations: whole cycles of those that measure
+and those that do not, so that a dear one in eight counts. Blocks are timed in CPU time of the thread, which
+other processes change less than wall time.
+
+  adaptive / dynamic  of the old and of the new checkout: the median over the blocks, and its quartiles
+  new / old           time of adaptive in the new checkout over that in the old one
+  control             the same for dynamic, which is nnabla's code in both: how far from 1.00 chance goes
+"""
+
+EPILOG = f"""\
+cases: {", ".join(WORKLOADS)}
+  chain-40x32 is 40 affine layers of 32 with tanh, batch 16; rebuilt: its graph is built for each iteration.
+  lenet, mlp and resnet20 are trained in fp32, the demo's networks in emulated float16.
+
+examples:
+  git worktree add ../before main                   a checkout to compare with; build its kernels there, too:
+  (cd ../before && python -m building)
+  python -m tools.compare_speed ../before .         all cases: seven minutes, resnet20 three of them
+  python -m tools.compare_speed ../before . chain-40x32 rebuilt-40x32
+  python -m tools.compare_speed . . --old delay=0 --new delay=1 chain-40x32
+                                                    one checkout with two settings: arguments of AdaLossConfig
+                                                    or AdaptiveLossScalingUpdater
+"""
+
+
+class Worker:
+    """A process that trains with one checkout; leaving the `with` block ends it.
+
+    Args:
+        checkout: the folder that holds `nnabla_adaloss`.
+        options: arguments of the updater or of its `AdaLossConfig`.
+    """
+
+    def __init__(self, checkout: Path, options: Dict[str, Any]) -> None:
+        self._checkout, self._options = checkout, options
+        environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, str(HERE / "speed_worker.py")]
+        self._process = subprocess.Popen(
+            command,
+            cwd=checkout,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def build(self, case: str) -> str:
+        """Build a case and return its title. RuntimeError: the package was imported from elsewhere."""
+        answer = self._ask({"case": case, "options": self._options})
+        package = Path(answer["package"]).resolve().parent.parent
+        if package != self._checkout:
+            raise RuntimeError(f"{self._checkout}: the package was imported from {package}")
+        return str(answer["title"])
+
+    def seconds(self, way: str, iterations: int) -> float:
+        """Seconds that a block of iterations takes."""
+        return float(self._ask({"way": way, "iterations": iterations})["seconds"])
+
+    def _ask(self, request: Dict[str, Any]) -> Dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            print(json.dumps(request), file=self._process.stdin, flush=True)
+            answer: Dict[str, Any] = json.loads(self._process.stdout.readline() or '{"error": "it ended"}')
+        except BrokenPipeError:
+            answer = {"error": "it ended"}
+        if "error" in answer:
+            raise RuntimeError(f"{self._checkout}: {request}: {answer['error']}")
+        return answer
+
+
+class Spread(NamedTuple):
+    """The quartiles of some numbers."""
+
+    low: float
+    middle: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.middle:6.3f} ({self.low:.3f}-{self.high:.3f})"
+
+
+def spread(numbers: Sequence[float]) -> Spread:
+    """The quartiles of numbers; of a single one, itself."""
+    if len(numbers) == 1:
+        return Spread(numbers[0], numbers[0], numbers[0])
+    low, _, high = quantiles(numbers, n=4, method="inclusive")
+    return Spread(low, median(numbers), high)
+
+
+Blocks = Dict[Tuple[str, str], List[float]]
+
+
+def take_turns(workers: Dict[str, Worker], seconds: float, block: int, title: str) -> Blocks:
+    """What blocks took, by worker and way, for about so many seconds, and three times each at least.
+
+    The turns change their order from round to round: what comes first would otherwise always come first.
+    """
+    from tqdm import tqdm
+
+    # What is compared runs one after the other: both ways of a checkout, and the same way of both.
+    old, new = workers
+    turns = [(old, "dynamic"), (old, "adaptive"), (new, "adaptive"), (new, "dynamic")]
+    warm = sum(workers[name].seconds(way, block) for name, way in turns)
+    taken: Blocks = {turn: [] for turn in turns}
+    rounds = max(3, int(seconds / warm))
+    for number in tqdm(range(rounds), desc=title, unit=" rounds", leave=False, disable=None):
+        shift = number % len(turns)
+        for name, way in turns[shift:] + turns[:shift]:
+            taken[name, way].append(workers[name].seconds(way, block))
+    return taken
+
+
+def compared(taken: Blocks) -> Dict[str, Spread]:
+    """The columns of the table."""
+
+    def over(a: Tuple[str, str], b: Tuple[str, str]) -> Spread:
+        return spread([x / y for x, y in zip(taken[a], taken[b])])
+
+    return {
+        "old": over(("old", "adaptive"), ("old", "dynamic")),
+        "new": over(("new", "adaptive"), ("new", "dynamic")),
+        "new over old": over(("new", "adaptive"), ("old", "adaptive")),
+        "control": over(("new", "dynamic"), ("old", "dynamic")),
+    }
+
+
+HEADER = (
+    f"{'':44}{'adaptive / dynamic':>33}\n"
+    f"{'':44}{'old':>21}{'new':>21}{'new / old':>21}{'control':>9}{'dynamic':>12}"
+)
+
+
+def row(title: str, columns: Dict[str, Spread], dynamic: float) -> str:
+    """A line of the table; `dynamic` is its seconds per iteration."""
+    old, new, ratio = (str(columns[name]) for name in ("old", "new", "new over old"))
+    return f"{title:44}{old:>21}{new:>21}{ratio:>21}{columns['control'].middle:9.3f}{1e3 * dynamic:9.2f} ms"
+
+
+def checkout(text: str) -> Path:
+    """A folder that holds the package."""
+    path = Path(text).resolve()
+    if not (path / "nnabla_adaloss" / "__init__.py").is_file():
+        raise argparse.ArgumentTypeError(f"{text} holds no nnabla_adaloss: give the root of a checkout")
+    return path
+
+
+def argument(text: str) -> Tuple[str, Any]:
+    """`delay=1` is the number, `on_overflow=next` the word."""
+    name, equals, value = text.partition("=")
+    if not (name.isidentifier() and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is no NAME=VALUE, such as delay=1")
+    try:
+        return name, ast.literal_eval(value)
+    except (SyntaxError, ValueError):
+        return name, value
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from 1 on")
+    return int(text)
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> None:
+    """Compare, and print a table."""
+    parser = argparse.ArgumentParser(
+        prog="compare_speed",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("old_dir", type=checkout, help="root of a checkout")
+    parser.add_argument("new_dir", type=checkout, help="root of another, or the same")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help="what to train (default: all)")
+    for side in ("old", "new"):
+        parser.add_argument(
+            f"--{side}",
+            type=argument,
+            action="append",
+            default=[],
+            metavar="NAME=VALUE",
+            help=f"an argument of the {side} checkout's updater or AdaLossConfig; may be repeated",
+        )
+    parser.add_argument("--seconds", type=float, default=20.0, help="CPU time per case (default: 20)")
+    parser.add_argument("--block", type=_whole, default=16, help="iterations per block (default: 16)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here, too")
+    # Options may stand between the folders and the cases.
+    options = parser.parse_intermixed_args(arguments)
+    unknown = sorted(set(options.cases) - set(WORKLOADS))
+    if unknown:
+        parser.error(f"unknown case: {', '.join(unknown)}; there are {', '.join(WORKLOADS)}")
+    print(HEADER)
+    found = []
+    try:
+        old, new = Worker(options.old_dir, dict(options.old)), Worker(options.new_dir, dict(options.new))
+        with old, new:
+            workers = {"old": old, "new": new}
+            for case in options.cases or WORKLOADS:
+                title, _ = [worker.build(case) for worker in workers.values()]
+                taken = take_turns(workers, options.seconds, options.block, title)
+                columns = compared(taken)
+                dynamic = median(taken["new", "dynamic"]) / options.block
+                print(row(title, columns, dynamic), flush=True)
+                blocks = {f"{name} {way}": times for (name, way), times in taken.items()}
+                quartiles = {name: list(column) for name, column in columns.items()}
+                found.append({"case": case, "block": options.block, "seconds": blocks, **quartiles})
+    except RuntimeError as error:
+        sys.exit(f"compare_speed: {error}")
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

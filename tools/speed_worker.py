@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains networks with one checkout of the package and tells how long blocks of iterations take.
+
+`python -m tools.compare_speed` starts one such process per checkout. A request and its answer are a JSON
+object on a line each, on standard input and output; what libraries print goes to standard error.
+
+    {"case": "chain-40x32", "options": {"delay": 0}}   {"package": ".../__init__.py", "title": "40 layers"}
+    {"way": "adaptive", "iterations": 16}              {"seconds": 0.021}
+
+What fails is answered by `{"error": "..."}`. Only the public names of the package are used, so that an older
+checkout can be asked, too.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+import time
+import traceback
+import warnings
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, Callable, Dict, NamedTuple, Optional, TextIO
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.solvers as S
+import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+import cpu_networks
+
+Action = Callable[[], Any]
+
+
+class Workload(NamedTuple):
+    """What is trained.
+
+    Attributes:
+        title: its name in the table.
+        build: makes the graph of the loss anew; the parameters are those of the current scope.
+        rebuilt: whether each iteration builds the graph anew.
+        storage: what is emulated, or None.
+    """
+
+    title: str
+    build: Callable[[], nn.Variable]
+    rebuilt: bool = False
+    storage: Optional[str] = None
+
+
+def _chain(layers: int, width: int, *, rebuilt: bool = False) -> Workload:
+    batch = np.random.default_rng(0).standard_normal((16, width)).astype(np.float32)
+    x = nn.Variable.from_numpy_array(batch)
+    title = f"{layers} layers of {width}{', rebuilt' if rebuilt else ''}"
+    return Workload(title, lambda: cpu_networks.chain(x, layers, width), rebuilt)
+
+
+def _network(name: str, storage: Optional[str] = None) -> Workload:
+    case = cpu_networks.CASES[name]
+    random = np.random.default_rng(0)
+    x = nn.Variable.from_numpy_array(random.standard_normal(case.shape).astype(np.float32))
+    t = nn.Variable.from_numpy_array(random.integers(0, 10, (case.shape[0], 1)))
+    title = case.title if storage is None else f"{case.title}, {storage}"
+    return Workload(title, lambda: F.mean(F.softmax_cross_entropy(case.build(x), t)), storage=storage)
+
+
+WORKLOADS: Dict[str, Callable[[], Workload]] = {
+    "chain-40x32": lambda: _chain(40, 32),
+    "chain-10x128": lambda: _chain(10, 128),
+    "chain-100x8": lambda: _chain(100, 8),
+    "chain-10x8": lambda: _chain(10, 8),
+    "rebuilt-10x128": lambda: _chain(10, 128, rebuilt=True),
+    "rebuilt-40x32": lambda: _chain(40, 32, rebuilt=True),
+    "lenet": lambda: _network("lenet"),
+    "mlp": lambda: _network("mlp"),
+    "resnet20": lambda: _network("resnet20"),
+    "demo-lenet": lambda: _network("demo-lenet", "float16"),
+    "demo-mlp": lambda: _network("demo-mlp", "float16"),
+}
+
+
+def actions(work: Workload, options: Dict[str, Any]) -> Dict[str, Action]:
+    """An iteration of each way, with parameters of its own."""
+    return {"dynamic": _update(work, None), "adaptive": _update(work, options)}
+
+
+def _update(work: Workload, options: Optional[Dict[str, Any]]) -> Action:
+    """An updater's `update`: that of nnabla's own, or of the adaptive one with these arguments."""
+    from nnabla_adaloss import (
+        AdaLossConfig,
+        AdaptiveLossScalingUpdater,
+        DynamicLossScalingUpdater,
+        FormatEmulation,
+    )
+
+    scope: Any = OrderedDict()
+
+    def build() -> nn.Variable:
+        with nn.parameter_scope("", scope):
+            return work.build()
+
+    def feed() -> None:
+        if work.rebuilt:
+            updater.loss = build()
+
+    nn.seed(0)
+    loss = build()
+    solver = S.Sgd(1e-3)
+    with nn.parameter_scope("", scope):
+        solver.set_parameters(nn.get_parameters())
+    if options is None:
+        stored = loss if work.storage is None else FormatEmulation(loss, work.storage)
+        updater = DynamicLossScalingUpdater(solver, stored, feed)
+    else:
+        of_config = inspect.signature(AdaLossConfig).parameters
+        config = AdaLossConfig(**{name: value for name, value in options.items() if name in of_config})
+        others = {name: value for name, value in options.items() if name not in of_config}
+        others.setdefault("storage", work.storage)
+        updater = AdaptiveLossScalingUpdater(solver, loss, feed, config=config, **others)
+    return updater.update  # type: ignore[no-any-return]
+
+
+def train(action: Action, iterations: int) -> float:
+    """Seconds of this thread's CPU time that so many iterations took."""
+    start = time.thread_time()
+    for _ in range(iterations):
+        action()
+    return time.thread_time() - start
+
+
+def serve(requests: TextIO, answers: TextIO) -> None:
+    """Answer requests until there are no more."""
+    import nnabla_adaloss
+
+    built: Dict[str, Action] = {}
+    for line in requests:
+        request = json.loads(line)
+        answer: Dict[str, Any]
+        try:
+            if "case" in request:
+                built.clear()
+                work = WORKLOADS[request["case"]]()
+                built.update(actions(work, request["options"]))
+                answer = {"package": nnabla_adaloss.__file__, "title": work.title}
+            else:
+                answer = {"seconds": train(built[request["way"]], request["iterations"])}
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def main() -> None:
+    """Serve on standard input and output."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    warnings.simplefilter("ignore")
+    serve(sys.stdin, answers)
+
+
+if __name__ == "__main__":
+    main()
