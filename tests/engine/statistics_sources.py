@@ -41,8 +41,6 @@ class Arrays:
     def immediate(self, storage: Any = None, kernels: Optional[Kernels] = None) -> ImmediateStatistics:
         return ImmediateStatistics(self.plan, kernels or CpuKernels(), ScratchPool(), storage)
 
-    def delayed(
-        self, storage: Any = None, measurements: Optional[Measurements] = None
-    ) -> DelayedStatistics:
+    def delayed(self, storage: Any = None, measurements: Optional[Measurements] = None) -> DelayedStatistics:
         measurements = measurements or HostMeasurements(CpuKernels())
         return DelayedStatistics(self.plan, measurements, ScratchPool(), storage)

@@ -69,9 +69,7 @@ class Chosen(NamedTuple):
 
 
 def chosen(loss: Any, method: Any = alternating, scale: Optional[float] = 8.0, **options: Any) -> Chosen:
-    config = AdaLossConfig(
-        loss_scale_method=method, measure_every=EVERY, use_bound=False, delay=0, **options
-    )
+    config = AdaLossConfig(loss_scale_method=method, measure_every=EVERY, use_bound=False, delay=0, **options)
     scaling = AdaptiveLossScaling(loss, config)
     for iteration in range(1 + (scale is None)):
         scaling.forward(clear_no_need_grad=True)
