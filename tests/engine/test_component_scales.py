@@ -26,6 +26,7 @@ def scales_with(*magnitudes: Optional[float], window: int = 64) -> ComponentScal
 def see(
     scales: ComponentScales, *magnitudes: Optional[float], chosen: bool = True, last: bool = True
 ) -> None:
+    scales.begin_pass(scales.began[0])
     measured = scales.begin(COMPONENTS)
     for index, magnitude in enumerate(magnitudes):
         if magnitude is not None:
@@ -81,6 +82,14 @@ def test_it_is_settled_when_a_first_look_shows_that_the_scale_would_do() -> None
     see(scales, 2.0**8, 2.0**6, 2.0**5, 0.0)
     assert not scales.settled
     see(scales, 2.0**8, 2.0**6, 2.0**5, 0.0)
+    assert scales.settled
+
+
+def test_a_pass_that_measures_nothing_is_settled() -> None:
+    scales = scales_with(2.0**8)
+    see(scales, 2.0**8, 2.0**5)
+    assert not scales.settled
+    scales.begin_pass(7)
     assert scales.settled
 
 
