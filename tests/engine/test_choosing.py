@@ -21,12 +21,14 @@ from nnabla_adaloss.core.power_of_two import floor_power_of_two
 from nnabla_adaloss.core.statistics import ArrayStatistics, statistics_of
 from nnabla_adaloss.engine.choosing import LossSection, PassStart, ScaleChoice, ScaleChooser, choose
 from nnabla_adaloss.engine.component_scales import ComponentPass
+from nnabla_adaloss.engine.immediate_statistics import ImmediateStatistics
 from nnabla_adaloss.engine.layer_alphas import AlphasByComponent, AlphasByMethod, AlphasOfOne
 from nnabla_adaloss.engine.loss_section import FixedScale, MeasuredScale, OneScale
 from nnabla_adaloss.engine.schedule import Rescale, ScaleSchedule
 from nnabla_adaloss.engine.statistics import KnownStatistics
 from nnabla_adaloss.graph.plan import GraphPlan
 from nnabla_adaloss.kernels import CpuKernels, NNablaAdaLoss
+from nnabla_adaloss.kernels.scratch import ScratchPool
 from tests.engine.random_graphs import Network, networks
 
 U_MAX, S0 = 65504.0, 8.0
@@ -229,13 +231,14 @@ METHODS = ("approx_range", "amax_history")
 
 def statistics_of_all(scaling: AdaptiveLossScaling) -> KnownStatistics:
     """Those of every array, measured without any scale."""
-    plan, kernels = scaling.plan, CpuKernels()
-    loss = scaling.variable
+    structure, loss = scaling.plan.structure, scaling.variable
+    arrays = ImmediateStatistics(scaling.plan, CpuKernels(), ScratchPool(), None)
     loss.forward()
-    factors = {slot.factor for node in plan.structure.nodes for slot in node.slots}
-    data = {p: kernels.statistics(plan.all_variables[p].data) for p in factors}
+    data = {slot.factor: arrays.data(slot.factor) for node in structure.nodes for slot in node.slots}
     loss.backward()
-    gradients = {p: kernels.statistics(plan.all_variables[p].grad) for p in plan.structure.gradients}
+    gradients = {p: arrays.gradient(p, 1.0) for p in structure.gradients}
+    # nnabla does not keep what backward begins with.
+    gradients.update((root, statistics_of(np.ones(1))) for root in structure.roots)
     return KnownStatistics(gradients, data)
 
 
