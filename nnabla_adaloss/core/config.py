@@ -38,10 +38,11 @@ class AdaLossConfig:
             storage (`storage=`, or a half context), float16 where there is none. One that disagrees with the
             storage is an error.
         update_per_n_iteration: a layer's scale is recomputed every so many iterations.
-        measure_every: arrays are looked at in one of so many iterations (or of `update_per_n_iteration`, if
-            that is more); in between, scales are held as they are, which costs next to nothing. An overflow
-            is seen in every iteration, and has everything measured again. 8: until there no more is lost to
-            underflow in float16 than with 1, which looks in each, and longer distances save little more time
+        measure_every: scales are chosen in one of so many iterations (or of `update_per_n_iteration`, if that
+            is more), and reused in between. With `delay=1` each of them measures another share of the arrays,
+            and keeps the gradients of that share until its backward ends: more iterations, less memory. An
+            overflow is seen in every iteration, and has everything measured again. 8: until there no more is
+            lost to underflow in float16 than with 1, and longer distances save little more time
             (benchmarks/results/measuring.md).
         scale_upper_bound: largest scale of one layer.
         accum_upper_bound: largest accumulated scale, i.e. product of the scales from the loss to a layer.
@@ -56,8 +57,9 @@ class AdaLossConfig:
         include: names of the layers to scale, as `fnmatch` patterns. One that matches no layer is an error
             when the first backward runs.
         exclude: names of layers not to scale, likewise; wins over `include`.
-        delay: 0 computes scales from the statistics of the same iteration, 1 from those of the one before,
-            which needs no synchronization with a device. None lets the engine choose.
+        delay: 1 computes scales from the statistics of earlier iterations, before backward starts: no hooks,
+            and no synchronization with a device. 0 computes them from those of the same iteration, as the
+            paper does. None: 1, or 0 for a method that looks at arrays.
         planned_bytes: how much memory scaled copies of weights may take at once where scales are held, so
             that nothing has to be done between two functions. None: 8 MiB on a CPU, on a GPU as much as they
             need. It changes no result.

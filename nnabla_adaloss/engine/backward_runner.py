@@ -148,7 +148,7 @@ class BackwardRunner:
         table = planned.statistics.table(planned.plan.structure.gradients)
         if last is None or last.schedule.components is None:
             return table
-        seen = np.array(self.components.seen(self.components_of(planned).names), np.float64)
+        seen = np.array(self.components.shared(self.components_of(planned).names), np.float64)
         return seen if table is None else np.concatenate([seen, table.ravel()])
 
     def adopt_statistics(
@@ -163,7 +163,7 @@ class BackwardRunner:
         """
         if last is not None and last.schedule.components is not None:
             names = self.components_of(planned).names
-            seen, tables = tables[:, : len(names)], tables[:, len(names) :]
+            seen, tables = tables[:, : len(names) + 1], tables[:, len(names) + 1 :]
             self.components.adopt(names, seen.max(axis=0).tolist())
         positions = planned.plan.structure.gradients
         own = planned.statistics.table(positions)

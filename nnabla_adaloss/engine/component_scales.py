@@ -195,13 +195,16 @@ class ComponentScales:
                 self._ceilings[other] = self.policy.after_overflow(present)
         return not self.policy.at_floor(scale)
 
-    def seen(self, names: Sequence[str]) -> List[float]:
-        """The largest magnitude that this iteration has seen in each component; -1 where none."""
-        return [self._seen.get(name, -1.0) for name in names]
+    def shared(self, names: Sequence[str]) -> List[float]:
+        """For other ranks: whether this iteration ends an entry of the windows, and the largest magnitude that
+        it has seen in each component; -1 where none.
+        """
+        return [float(self._measured_all), *(self._seen.get(name, -1.0) for name in names)]
 
-    def adopt(self, names: Sequence[str], seen: Sequence[float]) -> None:
-        """Take what all ranks have seen together for what this iteration has."""
-        self._seen = {name: magnitude for name, magnitude in zip(names, seen) if magnitude >= 0.0}
+    def adopt(self, names: Sequence[str], largest: Sequence[float]) -> None:
+        """Take the largest that all ranks have `shared` for what this one has."""
+        self._measured_all = bool(largest[0])
+        self._seen = {name: magnitude for name, magnitude in zip(names, largest[1:]) if magnitude >= 0.0}
 
     def end_iteration(self) -> None:
         """What this iteration has seen becomes an entry of the windows, or a part of one."""
