@@ -134,7 +134,7 @@ class ComponentScales:
     def begin_pass(self, iteration: int) -> int:
         """Count a pass of an iteration, and end the one before if this is another; return its number."""
         attempt = self.began[1] + 1 if self.began[0] == iteration else 0
-        self.began = iteration, attempt
+        self.began, self.settled = (iteration, attempt), True
         if not attempt:
             self.end_iteration()
         return attempt
@@ -161,7 +161,6 @@ class ComponentScales:
             chosen: whether the pass chose its scales as it ran, and measured everything.
             last: whether everything was measured now that makes an entry of the windows.
         """
-        self.settled = True
         self._measured_all |= last
         for index, magnitude in enumerate(measured.magnitudes):
             if magnitude is None:

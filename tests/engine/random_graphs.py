@@ -101,6 +101,12 @@ def _recompute(b: Builder, pool: List[nn.Variable]) -> List[nn.Variable]:
     return [F.affine(h, b.leaf("w", WIDTH, WIDTH))]
 
 
+def _in_place(b: Builder, pool: List[nn.Variable]) -> List[nn.Variable]:
+    # Each of the three writes its output, or its gradient, into the array of an input.
+    h = F.relu(F.reshape(_affine(b, pool)[0], (BATCH, 2, WIDTH // 2)), inplace=True)
+    return [F.reshape(F.add2(h, F.tanh(h), inplace=True), (BATCH, WIDTH))]
+
+
 def _image(
     b: Builder, pool: List[nn.Variable], step: Callable[[Builder, nn.Variable], nn.Variable]
 ) -> nn.Variable:
@@ -135,6 +141,7 @@ STEPS: Dict[str, Step] = {
     "tanh": lambda b, pool: [F.tanh(b.pick(pool))],
     "relu": lambda b, pool: [F.relu(b.pick(pool))],
     "add": lambda b, pool: [b.pick(pool) + b.pick(pool)],
+    "in_place": _in_place,
     "multiply": lambda b, pool: [F.tanh(b.pick(pool)) * F.sigmoid(b.pick(pool))],
     "prelu": lambda b, pool: [F.prelu(b.pick(pool), b.leaf("a", 1))],
     "bias": lambda b, pool: [b.pick(pool) + F.broadcast(b.leaf("v", 1, WIDTH), (BATCH, WIDTH))],

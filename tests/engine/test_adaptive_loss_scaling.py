@@ -181,7 +181,7 @@ def test_underflow_is_prevented_where_one_scale_fails() -> None:
     loss = mlp(weight=1e-7)
     expected = native(loss)
     lost = run(FormatEmulation(loss), 1.0)
-    kept = run(AdaptiveLossScaling(FormatEmulation(loss)), 1.0)
+    kept = run(AdaptiveLossScaling(FormatEmulation(loss), AdaLossConfig(delay=0)), 1.0)
     for name in ("a/affine/W", "b/affine/W"):
         assert np.count_nonzero(lost[name]) < 0.5 * lost[name].size
         error = np.linalg.norm(kept[name] - expected[name]) / np.linalg.norm(expected[name])
@@ -356,7 +356,7 @@ def test_a_record_holds_the_scale_that_was_applied(which: str) -> None:
         y = y + h * 3e5
     records: List[Any] = []
     config = AdaLossConfig(
-        loss_scale_method="fixed", fixed_loss_scale=64.0, use_bound=False, recorder=records.append
+        loss_scale_method="fixed", fixed_loss_scale=64.0, use_bound=False, recorder=records.append, delay=0
     )
     scaling = AdaptiveLossScaling(F.mean(y), config)
     run(scaling, 1.0)

@@ -66,7 +66,7 @@ def test_layer_scales_save_what_half_precision_loses() -> None:
     exact = gradients(network(FLOAT), 1.0)
     exact = {name: 1e-6 * gradient for name, gradient in exact.items()}
     lost = gradients(network(HALF, 1e-6), 1.0)
-    scaling = AdaptiveLossScaling(network(HALF, 1e-6))
+    scaling = AdaptiveLossScaling(network(HALF, 1e-6), AdaLossConfig(delay=0))
     kept = gradients(scaling, 1.0)
     for name in ("conv/conv/W", "a/affine/W", "c/affine/W"):
         assert error(lost[name], exact[name]) > 0.2, name

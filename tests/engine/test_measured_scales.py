@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, List, Sequence
 
 import hypothesis.strategies as st
 import nnabla as nn
@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
-from nnabla_adaloss.engine.backward_pass import BackwardPass
-from nnabla_adaloss.graph.components import separates
+from nnabla_adaloss.engine.passes.result import BackwardPass
+from nnabla_adaloss.engine.schedule import Rescale
 from tests.engine.random_graphs import Network, assert_same_above_subnormals, build, networks
 from tests.engine.test_architectures import NETWORKS
 from tests.engine.test_bit_identity import bits
@@ -165,7 +165,7 @@ def test_each_component_fills_the_range_but_for_the_margin(method: str, delay: i
     assert [batch(scaling) for _ in range(3)] == [0, 0, 0]
     policy, components = scaling.components.policy, scaling.components
     amaxes = components.amaxes()
-    assert set(amaxes) == set(scaling.plan.components(by_layer=method == "amax_history").names)
+    assert set(amaxes) == set(scaling.plan.structure.components(by_layer=method == "amax_history").names)
     u_max = scaling.config.range.u_max
     for name, amax in amaxes.items():
         scale = components.scale(name)
@@ -185,20 +185,25 @@ def test_branches_carry_one_scale_where_they_meet(
     scaling = AdaptiveLossScaling(loss, in_fp32("amax_history", delay))
     step(scaling)
     step(scaling)
-    brought: list[Any] = []
-    scalars = {hash(v) for v in scaling.plan.variables if v.size == 1}
+    brought: List[Rescale] = []
+    structure = scaling.plan.structure
+    scalars = {p for p in structure.gradients if np.prod(structure.described.shapes[p]) == 1}
     # What a single element could not carry is added where it has been spread.
-    spread = {key for node in scaling.plan.nodes.values() if separates(node) for key in node.input_keys}
-    real = BackwardPass.bring_to
+    spread = {position for node in structure.nodes if node.separates for position in node.inputs}
+    real = BackwardPass.rescale
 
-    def bring_to(running: BackwardPass, variable: nn.Variable, key: int, target: float) -> None:
-        if running.scales[key] != target and key not in scalars | spread:
-            brought.append(variable)
-        real(running, variable, key, target)
+    def rescale(running: BackwardPass, rescales: Sequence[Rescale]) -> None:
+        brought.extend(one for one in rescales if one.position not in scalars | spread)
+        real(running, rescales)
 
-    monkeypatch.setattr(BackwardPass, "bring_to", bring_to)
-    step(scaling)
+    monkeypatch.setattr(BackwardPass, "rescale", rescale)
+    # A hook, so that each gradient is brought to its scale where it is.
+    step(scaling, function_post_hook=lambda f: None)
     assert not brought
+    assert scaling.layer_scales
+    steps = scaling._last.schedule.steps.values()  # type: ignore[union-attr]
+    everywhere = [one for s in steps for one in (*s.before, *s.after)]
+    assert all(one.position in scalars | spread for one in everywhere)
 
 
 @pytest.mark.parametrize("delay", [0, 1])
@@ -215,7 +220,7 @@ def test_an_overflow_lowers_the_component_where_it_is(delay: int) -> None:
     for _ in range(3):
         step(scaling)
         scaling.after_update()
-    names = scaling.plan.components(by_layer=True).names
+    names = scaling.plan.structure.components(by_layer=True).names
     before = {name: scaling.components.scale(name) for name in names}
     gates["b"].first = 2.0**10
     step(scaling)
@@ -224,9 +229,9 @@ def test_an_overflow_lowers_the_component_where_it_is(delay: int) -> None:
     after = {name: scaling.components.scale(name) for name in names}
     (hit,) = [name for name in names if after[name] != before[name]]
     assert after[hit] == before[hit] / 16.0
-    components = scaling.plan.components(by_layer=True)
+    components = scaling.plan.structure.components(by_layer=True)
     (layer,) = [n for n in scaling.plan.nodes.values() if n.label == scaling.found_inf[0] == "b/affine"]
-    assert hit == components.names[components.producers[layer.function_key]]
+    assert hit == components.names[components.producers[layer.number]]
 
 
 @pytest.mark.parametrize("delay", [0, 1])

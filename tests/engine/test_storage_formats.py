@@ -89,7 +89,7 @@ def test_scaled_weights_are_stored_as_weights_are() -> None:
     for name, v in nn.get_parameters().items():
         if name.endswith("W"):
             v.d = v.d * 100.0 + 100.0
-    config = AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=16.0)
+    config = AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=16.0, delay=0)
     storage = Precision("float8_e4m3", "float16", saturate=True)
     scaling = AdaptiveLossScaling(FormatEmulation(loss, storage), config)
     scaling.forward()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from typing import Dict, Set
+from typing import Dict, List, Set
 
 import nnabla as nn
 import nnabla.functions as F
@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from nnabla_adaloss import AdaptiveLossScaling
-from nnabla_adaloss.graph.components import Components
 from tests.engine.random_graphs import Network, networks
 from tests.engine.test_architectures import NETWORKS
 
@@ -26,12 +25,34 @@ def data(*shape: int, need_grad: bool = False) -> nn.Variable:
     return v
 
 
-def components(loss: nn.Variable, *, by_layer: bool) -> Components:
-    return AdaptiveLossScaling(loss).plan.components(by_layer=by_layer)
+class Found:
+    """The components of a loss; variables go by themselves."""
+
+    def __init__(self, loss: nn.Variable, *, by_layer: bool) -> None:
+        plan = AdaptiveLossScaling(loss).plan
+        self._positions = plan.positions
+        self.components = plan.structure.components(by_layer=by_layer)
+        self.names, self.single = self.components.names, self.components.single
+
+    def __contains__(self, variable: nn.Variable) -> bool:
+        return self._positions[hash(variable)] in self.components.of
+
+    def of(self, *variables: nn.Variable) -> List[int]:
+        return [self.components.of[self._positions[hash(v)]] for v in variables]
+
+    def name(self, variable: nn.Variable) -> str:
+        return self.names[self.of(variable)[0]]
+
+    def handed_over(self, variable: nn.Variable) -> bool:
+        return self._positions[hash(variable)] in self.components.handed_over
 
 
-def together(found: Components, *variables: nn.Variable) -> bool:
-    return len({found.of[hash(v)] for v in variables}) == 1
+def components(loss: nn.Variable, *, by_layer: bool) -> Found:
+    return Found(loss, by_layer=by_layer)
+
+
+def together(found: Found, *variables: nn.Variable) -> bool:
+    return len(set(found.of(*variables))) == 1
 
 
 def test_layers_separate() -> None:
@@ -44,10 +65,10 @@ def test_layers_separate() -> None:
     found = components(loss, by_layer=True)
     assert together(found, h[0], h[1])
     assert together(found, h[2], h[3])
-    assert len({found.of[hash(v)] for v in (loss, h[4], h[3], h[1])}) == 4
+    assert len(set(found.of(loss, h[4], h[3], h[1]))) == 4
     # The data need no gradient: three layers, two components behind the one at the loss, and the loss's own.
     assert len(found.names) == 4
-    assert found.names[found.of[hash(loss)]] in found.single
+    assert found.name(loss) in found.single
     plain = components(loss, by_layer=False)
     assert together(plain, *h)
     assert len(plain.names) == 2
@@ -77,7 +98,7 @@ def test_attention_separates_scores_from_values() -> None:
     assert together(found, scores, weights)
     assert not together(found, out, weights)
     # Either factor of a product of activations gets a scale of its own.
-    assert len({found.of[hash(u)] for u in (out, q, k, v)}) == 4
+    assert len(set(found.of(out, q, k, v))) == 4
     assert together(components(F.mean(out**2), by_layer=False), q, k, v, scores, out)
 
 
@@ -88,7 +109,7 @@ def test_each_step_of_a_recurrent_network_has_its_own() -> None:
         h = F.tanh(PF.affine(h, 4, name="cell", rng=rng()))
         states.append(h)
     found = components(F.mean(h**2), by_layer=True)
-    assert len({found.of[hash(s)] for s in states}) == 5
+    assert len(set(found.of(*states))) == 5
     assert len(found.names) == 6
 
 
@@ -98,11 +119,12 @@ def test_scalars_at_the_loss_separate_and_losses_meet_behind_them() -> None:
     weighted = second * 1e-8
     loss = first + weighted
     found = components(loss, by_layer=True)
-    assert len({found.of[hash(v)] for v in (loss, second, first)}) == 3
+    assert len(set(found.of(loss, second, first))) == 3
     assert together(found, first, weighted)
-    assert found.names[found.of[hash(y)]] not in found.single
-    assert {found.names[found.of[hash(v)]] for v in (loss, second, first)} == found.single
-    assert {hash(loss), hash(first), hash(second), hash(weighted)} == found.handed_over
+    assert found.name(y) not in found.single
+    assert {found.name(v) for v in (loss, second, first)} == found.single
+    assert all(found.handed_over(v) for v in (loss, first, second, weighted))
+    assert len(found.components.handed_over) == 4
 
 
 def test_what_clips_gradients_separates() -> None:
@@ -113,16 +135,16 @@ def test_what_clips_gradients_separates() -> None:
         found = components(F.mean(y**2), by_layer=by_layer)
         assert together(found, clipped, y)
         assert not together(found, h, clipped)
-        assert hash(clipped) in found.handed_over
+        assert found.handed_over(clipped)
 
 
 def test_an_input_that_wants_its_gradient_has_a_component_of_its_own() -> None:
     x = data(4, 8, need_grad=True)
     y = PF.affine(x, 8, name="a", rng=rng())
     found = components(F.mean(y**2), by_layer=True)
-    assert found.names[found.of[hash(x)]] == "a/affine:input"
+    assert found.name(x) == "a/affine:input"
     assert not together(found, x, y)
-    assert hash(x) not in components(F.mean(y**2), by_layer=False).of
+    assert x not in components(F.mean(y**2), by_layer=False)
 
 
 @pytest.mark.parametrize("by_layer", [False, True])
@@ -139,18 +161,18 @@ def test_names_outlive_the_graph(network: str, by_layer: bool) -> None:
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(networks)
 def test_every_gradient_has_one_component_and_every_component_one_name(network: Network) -> None:
-    plan = AdaptiveLossScaling(network.loss).plan
+    structure = AdaptiveLossScaling(network.loss).plan.structure
     sizes: Dict[bool, int] = {}
     for by_layer in (False, True):
-        found = plan.components(by_layer=by_layer)
+        found = structure.components(by_layer=by_layer)
         assert len(set(found.names)) == len(found.names)
         assert set(found.of.values()) == set(range(len(found.names)))
-        assert set(plan.variable_keys) <= found.of.keys()
-        assert found.of[hash(network.loss)] == 0
+        assert set(structure.gradients) <= found.of.keys()
+        assert [found.of[root] for root in structure.roots] == [0]
         sizes[by_layer] = len(found.names)
-        for node in plan.nodes.values():
-            targets: Set[int] = {s.target_key for s in node.scalings} if by_layer else set()
-            through = {found.of[k] for k in node.input_keys if k not in targets}
+        for node in structure.nodes:
+            targets: Set[int] = {slot.target for slot in node.slots} if by_layer else set()
+            through = {found.of[p] for p in node.inputs if p not in targets}
             if not node.loss_section:
-                assert through <= {found.producers[node.function_key]}
+                assert through <= {found.producers[node.number]}
     assert sizes[False] <= sizes[True]

@@ -26,6 +26,23 @@ def test_hooks_run_in_order() -> None:
     assert seen == [("a", 1), ("b", 1)]
 
 
+def test_whoever_cleans_up_is_called_once_right_after_the_exception() -> None:
+    seen: List[Any] = []
+    guard = HookGuard(lambda: seen.append("cleaned up"))
+
+    def fail(f: Any) -> None:
+        seen.append(f)
+        raise KeyboardInterrupt
+
+    first, second = guard.chain(fail), guard.chain(seen.append)
+    assert first is not None
+    assert second is not None
+    for hook in (first, second, first):
+        hook(1)
+    assert seen == [1, "cleaned up"]
+    assert isinstance(guard.error, KeyboardInterrupt)
+
+
 @pytest.mark.parametrize("error", [Planned("in a hook"), KeyboardInterrupt()])
 def test_after_the_first_exception_no_hook_runs_and_the_original_comes_out(error: BaseException) -> None:
     guard, seen = HookGuard(), []

@@ -44,20 +44,15 @@ def in_places(plan: GraphPlan) -> List[Any]:
         )
         for key, node in plan.nodes.items()
     ]
-    components = []
-    for by_layer in (False, True):
-        found = plan.components(by_layer=by_layer)
-        places = {v[k]: c for k, c in found.of.items()}, {f[k]: c for k, c in found.producers.items()}
-        components.append((places, found.names, {v[k] for k in found.handed_over}, found.single))
+    structure = plan.structure
     return [
         str(plan),
         nodes,
-        components,
-        {f[k]: (v[a], v[b], [v[c] for c in others]) for k, (a, b, others) in plan.trivial.items()},
+        [structure.components(by_layer=by_layer) for by_layer in (False, True)],
+        (structure.nodes, structure.gradients, structure.measured, structure.roots, structure.leaves),
         {v[k]: {f[reader] for reader in readers} for k, readers in plan.readers.items()},
         [v[k] for k in plan.variable_keys],
         [v[hash(variable)] for variable in plan.variables],
-        [v[k] for k in plan.measured_keys],
         [v[k] for k in plan.kept_keys],
         [v[k] for k in plan.leaves],
         [v[hash(root)] for root in plan.roots],

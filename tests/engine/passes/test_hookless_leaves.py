@@ -11,22 +11,30 @@ import pytest
 
 from nnabla_adaloss.engine.leaf_arrays import LeafArrays, leaf_arrays
 from nnabla_adaloss.engine.leaf_gradients import TakenLeaf
-from nnabla_adaloss.engine.planned_leaves import PlannedLeaves
+from nnabla_adaloss.engine.passes.hookless_leaves import HooklessLeaves
 from nnabla_adaloss.kernels import CpuKernels
 
 SCALES = [2.0, 8.0, 0.5]
+POSITIONS = [7, 3, 5]
 
 
-def taken(*, half: bool = False) -> Tuple[PlannedLeaves, List[nn.Variable]]:
+def taken(*, half: bool = False) -> Tuple[HooklessLeaves, List[nn.Variable]]:
     variables = [nn.Variable((2,), need_grad=True) for _ in SCALES]
     for v in variables:
         v.grad.zero()
-    leaves = [TakenLeaf(v, hash(v), scale, half, False) for v, scale in zip(variables, SCALES)]
-    return PlannedLeaves(leaves), variables
+    leaves = [
+        TakenLeaf(position, 0, v, scale, half, False)
+        for position, v, scale in zip(POSITIONS, variables, SCALES)
+    ]
+    return HooklessLeaves(leaves), variables
 
 
 def found(variables: List[nn.Variable]) -> LeafArrays:
     return leaf_arrays({hash(v): v for v in variables})
+
+
+def test_what_each_leaf_carries_goes_by_position() -> None:
+    assert taken()[0].scales == dict(zip(POSITIONS, SCALES))
 
 
 @pytest.mark.parametrize(
@@ -48,8 +56,8 @@ def test_what_was_written_is_unscaled_and_the_rest_stays_lazily_zero() -> None:
         masters = found(variables).arrays
         for index in wrote:
             variables[index].grad.data = np.array([3.0, -4.0], np.float32)
-        keys, gradients = leaves.written(masters)
-        assert keys == [hash(variables[index]) for index in wrote]
+        positions, gradients = leaves.written(masters)
+        assert positions == [POSITIONS[index] for index in wrote]
         assert kernels.unscale_in_place(gradients) == [4.0 / SCALES[index] for index in wrote]
         for index, v in enumerate(variables):
             assert v.grad.zeroing == (index not in wrote)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one pass does to scales and arrays, seen from outside."""
+"""What a pass with hooks does to scales and arrays, and what those see who are called during it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling
+from nnabla_adaloss.engine.passes.hooked import NO_HOOKS, UserHooks
 
 FLOAT16_MAX = 65504.0
 
@@ -202,3 +203,55 @@ def test_activations_that_are_computed_again_read_weights_as_they_are(measure_ev
         assert set(scaling.layer_scales.values()) == {16.0}
         for name, v in parameters.items():
             np.testing.assert_array_equal(v.g, expected[name], err_msg=name)
+
+
+def called(*_: Any) -> None:
+    pass
+
+
+@pytest.mark.any_context
+@pytest.mark.parametrize(
+    ("hooks", "take_gradients"),
+    [
+        (NO_HOOKS, False),
+        (UserHooks(pre_hook=called), False),
+        (UserHooks(post_hook=called), True),
+        (UserHooks(callbacks=called), True),
+    ],
+)
+def test_who_takes_gradients(hooks: UserHooks, take_gradients: bool) -> None:
+    assert hooks.take_gradients == take_gradients
+
+
+def gradients() -> Dict[str, np.ndarray]:
+    return {name: v.g.copy() for name, v in nn.get_parameters().items()}
+
+
+@pytest.mark.any_context
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("method", ["approx_range", "amax_history"])
+def test_a_post_hook_meets_unscaled_gradients_in_every_pass(method: str, delay: int) -> None:
+    x = nn.Variable.from_numpy_array(np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32))
+    h = F.tanh(PF.affine(x, 8, name="a"))
+    loss = F.mean(PF.affine(F.tanh(PF.affine(h, 5, name="b")), 3, name="c") ** 2)
+    parameters = nn.get_parameters().values()
+
+    def zero() -> None:
+        for parameter in parameters:
+            parameter.grad.zero()
+
+    zero()
+    loss.forward()
+    loss.backward()
+    expected = gradients()
+    scaling = AdaptiveLossScaling(loss, AdaLossConfig(loss_scale_method=method, delay=delay))
+    for _ in range(4):  # chosen as it runs, and before
+        seen: List[Dict[str, np.ndarray]] = []
+        zero()
+        scaling.forward()
+        scaling.backward(function_post_hook=lambda f, seen=seen: seen.append(gradients()))
+        assert scaling.loss_scale > 1.0
+        for found in seen:
+            for name, g in found.items():
+                assert not g.any() or np.array_equal(g, expected[name]), name
+        assert all(g.any() for g in seen[-1].values())

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Which schedules can be applied before and after nnabla's backward, and how."""
+
 from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
@@ -10,8 +12,8 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, GraphPlan
-from nnabla_adaloss.engine.held_scales import HeldScales
-from nnabla_adaloss.engine.planned_steps import Obstacle, PlannedSteps, plan_steps
+from nnabla_adaloss.engine.passes.hookless_steps import FallbackReason, HooklessSteps, plan_steps
+from nnabla_adaloss.engine.schedule import ScaleSchedule
 
 EVERY = 4
 
@@ -61,30 +63,30 @@ def recomputed() -> nn.Variable:
     return F.mean(PF.affine(h, 3, name="last") ** 2)
 
 
-class Held(NamedTuple):
+class Chosen(NamedTuple):
     plan: GraphPlan
-    scales: HeldScales
+    schedule: ScaleSchedule
 
 
-def held(loss: Any, method: Any = alternating, scale: Optional[float] = 8.0, **options: Any) -> Held:
-    config = AdaLossConfig(loss_scale_method=method, measure_every=EVERY, use_bound=False, **options)
+def chosen(loss: Any, method: Any = alternating, scale: Optional[float] = 8.0, **options: Any) -> Chosen:
+    config = AdaLossConfig(loss_scale_method=method, measure_every=EVERY, use_bound=False, delay=0, **options)
     scaling = AdaptiveLossScaling(loss, config)
     for iteration in range(1 + (scale is None)):
         scaling.forward(clear_no_need_grad=True)
         scaling.backward(scale, clear_buffer=True, iteration=0, again=iteration > 0)
-    found = scaling._graph.prepared().holding.scales(1, scale)
+    found = scaling._graph.prepared().cache.current(1, scale)
     assert found is not None
-    return Held(scaling.plan, found)
+    return Chosen(scaling.plan, found)
 
 
-def planned(found: Held, **conditions: Any) -> Any:
+def planned(found: Chosen, **conditions: Any) -> Any:
     asked: Dict[str, Any] = {"rounded": False, "at_random": False, "max_bytes": None}
-    return plan_steps(found.plan, found.scales, **{**asked, **conditions})
+    return plan_steps(found.plan, found.schedule, **{**asked, **conditions})
 
 
 def test_a_chain_is_planned() -> None:
-    steps = planned(held(chain()))
-    assert isinstance(steps, PlannedSteps)
+    steps = planned(chosen(chain()))
+    assert isinstance(steps, HooklessSteps)
     assert not steps.between
     # The first layer's input gradient is nobody's.
     assert [factor.layer for factor in steps.factors] == ["a7/affine", "a6/affine"]
@@ -101,53 +103,53 @@ def test_a_chain_is_planned() -> None:
     ],
 )
 def test_what_stands_in_the_way_is_said(network: Callable[[], nn.Variable], said: str) -> None:
-    steps = planned(held(network()))
-    assert isinstance(steps, Obstacle)
+    steps = planned(chosen(network()))
+    assert isinstance(steps, FallbackReason)
     assert said in steps
 
 
 def test_branches_that_are_matched_are_followed_by_a_call() -> None:
-    found = held(residual(), lambda g, W, *, config, fan_in: 4.0)
+    found = chosen(residual(), lambda g, W, *, config, fan_in: 4.0)
     steps = planned(found)
-    assert isinstance(steps, PlannedSteps)
+    assert isinstance(steps, HooklessSteps)
     brought = [one for many in steps.between.values() for one in many]
-    assert len(brought) == found.scales.matched > 0
+    assert len(brought) == found.schedule.matched > 0
 
 
 def test_components_need_no_call() -> None:
     loss = residual()
     branch = nn.get_parameters()["branch/affine/W"]
     branch.d = branch.d * 2.0**-12
-    steps = planned(held(loss, "amax_history", None))
-    assert isinstance(steps, PlannedSteps)
+    steps = planned(chosen(loss, "amax_history", None))
+    assert isinstance(steps, HooklessSteps)
     assert not steps.between
     assert steps.factors
 
 
 def test_scaled_weights_may_take_no_more_memory_than_they_may() -> None:
-    found = held(chain())
+    found = chosen(chain())
     # 7x6 and 6x5 numbers of 4 bytes.
-    assert isinstance(planned(found, max_bytes=288), PlannedSteps)
-    assert isinstance(planned(found, max_bytes=287), Obstacle)
-    assert isinstance(planned(held(chain(), "fixed"), max_bytes=0), PlannedSteps)
+    assert isinstance(planned(found, max_bytes=288), HooklessSteps)
+    assert isinstance(planned(found, max_bytes=287), FallbackReason)
+    assert isinstance(planned(chosen(chain(), "fixed"), max_bytes=0), HooklessSteps)
 
 
 def test_a_small_loss_weight_is_in_the_seed_where_nothing_is_rounded() -> None:
-    found = held(chain(2.0**-20))
-    assert any(step.before for step in found.scales.steps.values())
+    found = chosen(chain(2.0**-20))
+    assert any(step.before for step in found.schedule.steps.values())
     steps = planned(found)
-    assert isinstance(steps, PlannedSteps)
+    assert isinstance(steps, HooklessSteps)
     assert not steps.between
-    assert steps.seed > found.scales.seed
+    assert steps.seed > found.schedule.seed
     # Behind the loss everything is as it was.
     layers = {factor.layer for factor in steps.factors}
     scaled = [s for node in found.plan.nodes.values() for s in node.scalings if s.layer in layers]
     assert layers
     behind = [found.plan.positions[s.target_key] for s in scaled]
-    assert all(steps.scales[position] == found.scales.scales[position] for position in behind)
+    assert all(steps.scales[position] == found.schedule.scales[position] for position in behind)
     # Stored in 16 bits, a number on the way might not be what it was.
     rounded = planned(found, rounded=True)
-    assert isinstance(rounded, Obstacle) or rounded.between
+    assert isinstance(rounded, FallbackReason) or rounded.between
 
 
 def seen_scales(loss: Any, scale: Optional[float], hook: Optional[Callable[[Any], None]]) -> List[Any]:
@@ -174,8 +176,9 @@ def test_gradients_that_stay_readable_are_the_same(storage: Optional[str], scale
             np.testing.assert_array_equal(x.view(np.uint32), y.view(np.uint32))
 
 
-def test_it_is_told_how_scales_were_applied() -> None:
-    config = AdaLossConfig(loss_scale_method="amax_history", measure_every=EVERY)
+@pytest.mark.parametrize(("delay", "begins"), [(0, ["measured", "measured"]), (1, ["measured", "planned"])])
+def test_it_is_told_how_scales_were_applied(delay: int, begins: List[str]) -> None:
+    config = AdaLossConfig(loss_scale_method="amax_history", measure_every=EVERY, delay=delay)
     scaling, seen = AdaptiveLossScaling(chain(), config), []
     for iteration in range(3):
         scaling.forward()
@@ -183,12 +186,7 @@ def test_it_is_told_how_scales_were_applied() -> None:
         seen.append(scaling.last_pass)
     scaling.forward()
     scaling.backward(iteration=3, function_post_hook=lambda f: None)
-    assert [*seen, scaling.last_pass] == [
-        "measured",
-        "measured",
-        "planned",
-        "somebody looks at single functions",
-    ]
+    assert [*seen, scaling.last_pass] == [*begins, "planned", "single functions are watched"]
     config = AdaLossConfig(loss_scale_method=alternating, measure_every=EVERY, use_bound=False)
     scaling = AdaptiveLossScaling(unrolled(), config)
     for iteration in range(2):
@@ -197,7 +195,21 @@ def test_it_is_told_how_scales_were_applied() -> None:
     assert "adds to a gradient of another scale" in scaling.last_pass
 
 
-def test_one_in_so_many_iterations_measures() -> None:
+@pytest.mark.parametrize("scale", [None, 8.0])
+@pytest.mark.parametrize("method", ["approx_range", "amax_history"])
+def test_with_statistics_of_earlier_iterations_only_the_first_one_measures_as_it_runs(
+    method: str, scale: Optional[float]
+) -> None:
+    config = AdaLossConfig(loss_scale_method=method, measure_every=EVERY, use_bound=False)
+    scaling, seen = AdaptiveLossScaling(chain(2.0**-20), config), []
+    for iteration in range(2 * EVERY + 1):
+        scaling.forward()
+        scaling.backward(scale, iteration=iteration)
+        seen.append(scaling.last_pass)
+    assert seen == ["measured", *(2 * EVERY) * ["planned"]]
+
+
+def test_with_those_of_the_same_iteration_one_in_so_many_measures() -> None:
     config = AdaLossConfig(loss_scale_method=alternating, measure_every=EVERY, use_bound=False)
     scaling, seen = AdaptiveLossScaling(chain(), config), []
     for iteration in range(2 * EVERY + 1):

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of exceptions in a pass: arrays are put back, and the original comes out."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import numpy as np
+import pytest
+
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling
+from nnabla_adaloss.engine.passes.hooked import HookedPass
+from nnabla_adaloss.engine.passes.hookless import HooklessPass
+
+pytestmark = pytest.mark.any_context
+
+
+def four(g: np.ndarray, W: np.ndarray, *, config: AdaLossConfig, fan_in: float) -> float:
+    return 4.0
+
+
+def residual() -> nn.Variable:
+    """Where branches meet, one gradient is brought to the scale of another between two functions."""
+    x = nn.Variable.from_numpy_array(np.random.default_rng(0).standard_normal((4, 5)).astype(np.float32))
+    h = PF.affine(x, 5, name="first")
+    for name in ("inner", "outer"):
+        h = h + PF.affine(F.tanh(PF.affine(h, 5, name=name)), 5, name=f"{name} branch")
+    return F.mean(h**2)
+
+
+def gradients() -> Dict[str, np.ndarray]:
+    return {name: v.g.copy() for name, v in nn.get_parameters().items()}
+
+
+def run(scaling: Any, *args: Any, **options: Any) -> Dict[str, np.ndarray]:
+    for v in nn.get_parameters().values():
+        v.grad.zero()
+    scaling.forward()
+    scaling.backward(*args, **options)
+    return gradients()
+
+
+@pytest.mark.parametrize("pass_type", [HooklessPass, HookedPass])
+def test_after_an_exception_arrays_are_put_back_and_nothing_more_is_done(
+    pass_type: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss = residual()
+    expected = run(loss)
+    hook = None if pass_type is HooklessPass else lambda f: None
+    config = AdaLossConfig(loss_scale_method=four, use_bound=False, measure_every=8)
+    scaling = AdaptiveLossScaling(loss, config)
+    for _ in range(2):
+        run(scaling, 8.0, function_post_hook=hook)
+    assert (scaling.last_pass == "planned") == (pass_type is HooklessPass)
+    assert scaling.matched > 1
+    parameters = nn.get_parameters()
+    arrays = {name: (v.data, v.grad) for name, v in parameters.items()}
+    calls: List[str] = []
+    restore = pass_type.restore
+
+    def interrupted(running: Any, rescales: Any) -> None:
+        if rescales:
+            calls.append("rescale")
+            raise KeyboardInterrupt
+
+    def put_back(running: Any) -> None:
+        restore(running)
+        # At once: nnabla runs the functions that are left.
+        assert all(v.data == arrays[name][0] for name, v in parameters.items())
+        calls.append("restore")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pass_type, "rescale", interrupted)
+        patched.setattr(pass_type, "restore", put_back)
+        with pytest.raises(KeyboardInterrupt):
+            run(scaling, 8.0, function_post_hook=hook)
+    # By the guard, and once more when nnabla has returned.
+    assert calls == ["rescale", "restore", "restore"]
+    assert {name: (v.data, v.grad) for name, v in parameters.items()} == arrays
+    for name, found in run(scaling, 8.0, function_post_hook=hook).items():
+        np.testing.assert_allclose(found, expected[name], rtol=1e-5, atol=1e-8, err_msg=name)
