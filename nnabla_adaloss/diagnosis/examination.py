@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from ..core.precision import StorageLike, get_precision
+from ..core.layer_precisions import LayerPrecisions
+from ..core.precision import StorageLike
 from .measurement import measure
 from .result import Diagnosis
 from .target import Feeder, target_of
@@ -50,4 +51,4 @@ def diagnose(
         >>> diagnose(loss).verdict.line
         'float16 needs no scaling here.'
     """
-    return Diagnosis(measure(target_of(loss_or_updater, feeder, batches), get_precision(storage)))
+    return Diagnosis(measure(target_of(loss_or_updater, feeder, batches), LayerPrecisions(storage)))

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Tuple
 
 import nnabla as nn
 import numpy as np
 
 from ..core.config import AdaLossConfig
+from ..core.layer_precisions import LayerPrecisions
 from ..core.power_of_two import clamp_scale, floor_power_of_two
-from ..core.precision import Precision
 from ..core.scale_history import HistoryPolicy
 from ..emulation import FormatEmulation
 from ..engine import AdaptiveLossScaling
@@ -40,7 +40,7 @@ _HALVINGS = 4
 _TINY = 2.0**-14
 
 
-def measure(target: Target, precision: Precision) -> NetworkNumbers:
+def measure(target: Target, precisions: LayerPrecisions) -> NetworkNumbers:
     """Everything that verdicts are made from; the network is as before afterwards."""
     fed = target.loss()
     kernels = select_kernels(fed.parent.context)
@@ -52,9 +52,7 @@ def measure(target: Target, precision: Precision) -> NetworkNumbers:
         plan = GraphPlan(batches.loss, names={**names, **registered_names()})
         # Of a graph that the feeder has built, and the random numbers that come after those of the feeder.
         state = kept.enter_context(preserved(_leaves(plan), kernels))
-        numbers = _Measurement(
-            target.solver, precision, plan, batches, GraphObserver(plan, kernels), state
-        ).run()
+        numbers = _Measurement(target, precisions, plan, batches, GraphObserver(plan, kernels), state).run()
         return numbers._replace(untrained=_untrained(target, plan, batches))
 
 
@@ -79,21 +77,23 @@ class _Tallies:
 class _Measurement:
     def __init__(
         self,
-        solver: Optional[Any],
-        precision: Precision,
+        target: Target,
+        precisions: LayerPrecisions,
         plan: GraphPlan,
         batches: Batches,
         observer: GraphObserver,
         state: RandomState,
     ) -> None:
         self._loss, self._batches, self._observer, self._state = batches.loss, batches, observer, state
-        self._solver, self._layers = solver, layers_of(plan)
+        self._solver, self._layers = target.solver, layers_of(plan)
         self._weight_gradients: Dict[int, float] = {}
         self._passes = Passes(self._layers)
-        self._emulation = FormatEmulation(batches.loss, precision, float_tail=True)
-        self._u_max = precision.stored_gradients.max
-        self._tiny = max(_TINY, precision.data_format(2).smallest_normal)
-        self._storage = str(precision)
+        self._emulation = FormatEmulation(
+            batches.loss, precisions.storage, float_tail=True, parameters=target.parameters
+        )
+        self._u_max = precisions.narrowest.stored_gradients.max
+        self._tiny = max(_TINY, *(p.data_format(2).smallest_normal for _, p in precisions.patterns))
+        self._storage = str(precisions)
         self._adaptive = {
             Way.ADAPTIVE: AdaptiveLossScaling(self._emulation),
             Way.BY_PART: AdaptiveLossScaling(

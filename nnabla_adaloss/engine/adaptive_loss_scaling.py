@@ -121,7 +121,7 @@ class AdaptiveLossScaling:
         refuse_a_loss_that_scales_itself(reading.described)
         context, self.in_half = self._variable.parent.context, bool(reading.described.in_half)
         self.config = (AdaLossConfig() if config is None else config).stored_in(
-            self._storage.precision if self._storage else Precision() if self.in_half else None
+            self._storage.precisions.narrowest if self._storage else Precision() if self.in_half else None
         )
         self._loss, self._seed = loss, LossSeed(self._variable)
         self.audience: Optional[Audience] = audience_of(monitors)
@@ -530,7 +530,8 @@ class AdaptiveLossScaling:
         start_scale = check_scale(start_scale * self.config.init_scale, "scale * init_scale")
         components: Optional[ComponentPass] = None
         if scale is None or self._by_layer:
-            components = self.components.begin(planned.plan.components(by_layer=self._by_layer))
+            parts = planned.plan.components(by_layer=self._by_layer)
+            components = self.components.begin(parts, self._passes.limits(parts))
         running = self._passes.choosing(planned, start_scale, scale, components, asked)
         self._run(running, grad, clear_buffer, onlookers)
         if components is not None:

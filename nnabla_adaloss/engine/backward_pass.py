@@ -10,7 +10,7 @@ it ran, weights are put back and parameter gradients are divided by S in fp32.
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set
 
 import nnabla as nn
 
@@ -70,7 +70,8 @@ class BackwardPass:
         unscale_each: bool = False,
         recorder: Optional[StepRecorder] = None,
     ) -> None:
-        self.plan, self.kernels, self.pool, self.statistics, self.storage, self.u_max, _ = context
+        self.plan, self.kernels, self.pool, self.statistics, self.storage, self.u_max, *_ = context
+        self.ranges = context.ranges
         self.nodes = self.plan.nodes
         self._loss_section, self._alphas, self.components = choice
         self.start_scale = start_scale
@@ -256,7 +257,9 @@ class BackwardPass:
             return self.start_scale
         if len({scale for _, _, scale in seen}) == 1:
             return seen[0][2]
-        target = common_scale([(s, self.abs_max(v, k)) for v, k, s in seen], u_max=self.u_max)
+        target = common_scale(
+            [(s, self.abs_max(v, k)) for v, k, s in seen], u_max=self._u_max_of([k for _, k, _ in seen])
+        )
         for v, k, _ in seen:
             self.match(v, k, target)
         return target
@@ -291,7 +294,8 @@ class BackwardPass:
         branches = [(s, self.abs_max(v, k)) for v, k, s in stored]
         outputs = list(zip(node.outputs, node.output_keys))
         arriving = max((self.abs_max(v, k) for v, k in outputs if k in self.scales), default=0.0)
-        target = common_scale([(scale, arriving), *branches], u_max=self.u_max)
+        meeting = [k for _, k, _ in stored] + [k for _, k in outputs if k in self.scales]
+        target = common_scale([(scale, arriving), *branches], u_max=self._u_max_of(meeting))
         for v, k, _ in stored:
             self.match(v, k, target)
         for v, k in outputs:
@@ -302,7 +306,12 @@ class BackwardPass:
     def abs_max(self, variable: nn.Variable, key: int) -> float:
         """The largest magnitude of a gradient as stored; the largest there is while it is not known."""
         known = self.statistics.gradient(variable, key, self.scales[key])
-        return known.abs_max if known.count else self.u_max
+        return known.abs_max if known.count else self._u_max_of([key])
+
+    def _u_max_of(self, keys: Sequence[int]) -> float:
+        """The largest magnitude that all of some gradients may have."""
+        ranges = self.ranges
+        return self.u_max if ranges is None else min(ranges.of(key).u_max for key in keys)
 
     # After a function's backward.
 

@@ -76,7 +76,7 @@ def _fault_of(
             rounded = None if storage is None else storage.data_rounding(hash(v))
             if rounded is not None and rounded.overflowed:
                 assert storage is not None
-                stored = storage.precision.data_format(v.size)
+                stored = storage.data_format(hash(v), v.size)
                 limit = f"{stored.name}, which ends at {stored.max:g}"
                 return fault(f"computes {rounded.overflowed} numbers beyond {limit}", inputs_finite)
             return fault(f"computes {bad} infinities or NaNs from finite inputs", inputs_finite)

@@ -57,7 +57,7 @@ class AlphasByMethod:
             None if self._ada_loss.takes_statistics else lambda: scaling.matrices(node),
             running.attempt,
         )
-        constraints = self._constraints
+        constraints = _constraints_of(scaling, running, self._constraints)
         # A leaf's gradient is kept unscaled, in an array of its own: there is nothing to meet.
         stored = None if scaling.to_leaf else running.scales.get(scaling.target_key)
         if stored is not None:
@@ -104,9 +104,9 @@ class AlphasByComponent:
         if wanted is None or (weight is None and node.half):
             # Its scaled copy is stored as it is, and must not leave the range.
             weight = running.statistics.data(scaling.factor, scaling.factor_key)
-        alpha, reason = component_alpha(
-            scale, wanted, g, weight, slot.fan_in_bound, running.u_max, self._constraints
-        )
+        constraints = _constraints_of(scaling, running, self._constraints)
+        u_max = running.u_max if constraints.range is None else constraints.range.u_max
+        alpha, reason = component_alpha(scale, wanted, g, weight, slot.fan_in_bound, u_max, constraints)
         if not scaling.to_leaf and scaling.target_key in running.scales:
             running.match(scaling.target, scaling.target_key, scale * alpha)
         self._components.scales[component] = scale * alpha
@@ -116,6 +116,10 @@ class AlphasByComponent:
         state = LayerState(running.iteration, alpha, alpha=alpha)
         self._ada_loss.take_over(scaling.layer, observed, Decision(alpha, reason, state))
         return alpha
+
+
+def _constraints_of(scaling: Scaling, running: RunningPass, constraints: Constraints) -> Constraints:
+    return constraints if running.ranges is None else running.ranges.of_layer(constraints, scaling)
 
 
 def _operands(

@@ -120,7 +120,8 @@ class MeasuredScale:
         v, key = node.outputs[0], node.output_keys[0]
         g = running.statistics.gradient(v, key, running.scales[key])
         if g.abs_max:
-            return scale * floor_power_of_two(clamp_scale(self._u_max / g.abs_max))
+            u_max = self._u_max if running.ranges is None else running.ranges.u_max_single(key)
+            return scale * floor_power_of_two(clamp_scale(u_max / g.abs_max))
         own = self._components.of[key]
         known = None if self._components.unknown[own] else self._components.scales[own]
         # Where the statistics of the iteration before do not know it, its component does.

@@ -9,6 +9,7 @@ from ..graph.plan import GraphPlan
 from ..kernels.interface import Kernels
 from ..kernels.scratch import ScratchPool
 from .emulated_storage import EmulatedStorage
+from .gradient_ranges import GradientRanges
 from .statistics_source import StatisticsSource
 
 
@@ -21,8 +22,9 @@ class PassContext(NamedTuple):
         pool: where scratch arrays come from.
         statistics: where the statistics of arrays come from.
         storage: an emulated storage, or None.
-        u_max: the largest magnitude of the storage format.
+        u_max: the largest magnitude of the storage format; of the narrowest, where layers differ.
         by_layer: whether layers separate components.
+        ranges: the range of each gradient, where layers differ; None: they do not.
     """
 
     plan: GraphPlan
@@ -32,3 +34,4 @@ class PassContext(NamedTuple):
     storage: Optional[EmulatedStorage]
     u_max: float
     by_layer: bool = False
+    ranges: Optional[GradientRanges] = None

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Optional, Union
+from typing import Mapping, NamedTuple, Optional, Union
 
 import nnabla as nn
 
@@ -12,11 +12,13 @@ from ..core.ada_loss import AdaLoss
 from ..core.config import AdaLossConfig
 from ..core.layer_scale import Constraints
 from ..core.methods import Needs
+from ..graph.components import Components
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels
 from .backward_pass import BackwardPass, ScaleChoice
 from .component_scales import ComponentPass
 from .emulated_storage import EmulatedStorage
+from .gradient_ranges import GradientRanges
 from .held_pass import HeldPass
 from .held_scales import HeldScales, StepRecorder
 from .layer_alphas import AlphasByComponent, AlphasByMethod, AlphasOfOne, LayerAlphas
@@ -71,6 +73,7 @@ class Passes:
     ) -> None:
         self._loss, self._ada_loss, self._kernels, self._storage = loss, ada_loss, kernels, storage
         self._u_max, self._by_layer = config.range.u_max, config.method.needs is Needs.COMPONENTS
+        self._ranges = GradientRanges.where_layers_differ(config, storage)
         self._max_bytes = config.planned_bytes
         if self._max_bytes is None and not kernels.asynchronous:
             self._max_bytes = _MAX_BYTES
@@ -79,7 +82,13 @@ class Passes:
     def u_max_single(self) -> float:
         """The largest magnitude of a gradient of one element; such are never stored in 8 bits."""
         storage = self._storage
-        return self._u_max if storage is None else max(self._u_max, storage.precision.gradient_format(1).max)
+        if storage is None:
+            return self._u_max
+        return max(self._u_max, storage.precisions.narrowest.gradient_format(1).max)
+
+    def limits(self, components: Components) -> Mapping[str, float]:
+        """The largest magnitude of each component, by name, where layers are not stored alike."""
+        return {} if self._ranges is None else self._ranges.of_components(components)
 
     def replayed(
         self, planned: PreparedGraph, held: HeldScales, asked: Asked, found: LeafArrays
@@ -133,7 +142,7 @@ class Passes:
             asked: what is asked of the pass.
         """
         # Scaled copies of weights are stored as weights are.
-        stored = math.inf if self._storage is None else self._storage.precision.stored_data.max
+        stored = math.inf if self._storage is None else self._storage.precisions.narrowest.stored_data.max
         guard_from = 1.0 if given is None else 0.0
         constraints = Constraints(weight_max=min(self._u_max, stored), guard_from=guard_from)
         section: LossSection = GivenScale(start_scale)
@@ -180,6 +189,7 @@ class Passes:
             self._storage,
             self._u_max,
             self._by_layer,
+            self._ranges,
         )
 
     def _plan_steps(self, plan: GraphPlan, held: HeldScales) -> Union[PlannedSteps, Obstacle]:
@@ -188,6 +198,6 @@ class Passes:
             plan,
             held,
             rounded=storage is not None,
-            at_random=storage is not None and storage.precision.stochastic_seed is not None,
+            at_random=storage is not None and storage.precisions.at_random,
             max_bytes=self._max_bytes,
         )

@@ -30,7 +30,7 @@ class ReplayedPass:
     """
 
     def __init__(self, context: PassContext, held: HeldScales) -> None:
-        self.plan, self.kernels, _, self.statistics, self._storage, _, self._by_layer = context
+        self.plan, self.kernels, _, self.statistics, self._storage, _, self._by_layer, _ = context
         self._held = held
         self.seed = held.seed
         self._scales = held.scales

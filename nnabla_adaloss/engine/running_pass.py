@@ -9,6 +9,7 @@ import nnabla as nn
 
 from ..graph.plan import GraphPlan
 from .emulated_storage import EmulatedStorage
+from .gradient_ranges import GradientRanges
 from .statistics_source import StatisticsSource
 
 
@@ -20,7 +21,8 @@ class RunningPass(Protocol):
         statistics: where the statistics of arrays come from.
         storage: an emulated storage, or None.
         scales: the scale of each gradient so far, by variable key.
-        u_max: the largest magnitude of the storage format.
+        u_max: the largest magnitude of the storage format; of the narrowest, where layers differ.
+        ranges: the range of each gradient, where layers differ; None: they do not.
         iteration: number of the iteration.
         attempt: number of the pass within the iteration.
         start_scale: the scale that the loss gradient starts with when nothing is known.
@@ -32,6 +34,7 @@ class RunningPass(Protocol):
     storage: Optional[EmulatedStorage]
     scales: Dict[int, float]
     u_max: float
+    ranges: Optional[GradientRanges]
     iteration: int
     attempt: int
     start_scale: float

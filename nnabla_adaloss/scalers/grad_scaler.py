@@ -322,7 +322,12 @@ class GradScaler:
 
     def _make(self, loss: LossLike, forward_state: Optional[ForwardState]) -> AdaptiveLossScaling:
         return AdaptiveLossScaling(
-            with_storage(loss, self._storage, float_tail=self._float_tail),
+            with_storage(
+                loss,
+                self._storage,
+                float_tail=self._float_tail,
+                parameters=_named_parameters(self._solvers),
+            ),
             self._config,
             non_homogeneous=self._non_homogeneous,
             parameters=_named_parameters(self._solvers),
