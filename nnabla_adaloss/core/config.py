@@ -145,6 +145,10 @@ class AdaLossConfig:
     def range(self) -> Range:
         """(u_min, u_max), what was left None filled in from `dtype`."""
         stored = get_format("float16" if self.dtype is None else self.dtype, argument="dtype")
+        return self.range_in(stored)
+
+    def range_in(self, stored: Format) -> Range:
+        """(u_min, u_max) of gradients that are stored in a format, what was given here put in its place."""
         return Range(
             stored.u_min if self.u_min is None else self.u_min,
             stored.max if self.u_max is None else self.u_max,

@@ -99,7 +99,8 @@ def power(scale: float) -> str:
 def _layer(
     layer: LayerNumbers, network: NetworkNumbers, cause: Optional[Cause], fatal: Sequence[Cause]
 ) -> LayerVerdict:
-    right = HistoryPolicy().scale(layer.amax, u_max=network.u_max) if layer.amax else None
+    stored, u_max = layer.stored or (network.storage, network.u_max)
+    right = HistoryPolicy().scale(layer.amax, u_max=u_max) if layer.amax else None
     keeps = [way for way in _EFFORT if serves(layer, way)]
     if cause is not None and cause.fatal:
         line = f"{cause.what}: {cause.remedy}"
@@ -108,7 +109,7 @@ def _layer(
     elif not layer.nonzero:
         line = "no gradient arrives, in fp32 either"
     elif not keeps:
-        line = f"no way of scaling keeps its gradient in {network.storage}: store it in more bits"
+        line = f"no way of scaling keeps its gradient in {stored}: store it in more bits"
     else:
         line = _sentence(keeps[0], layer, network)
         line = line if cause is None else f"{line}; {cause.what}: {cause.remedy}"

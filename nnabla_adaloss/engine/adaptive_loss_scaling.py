@@ -113,7 +113,7 @@ class AdaptiveLossScaling:
         refuse_a_loss_that_scales_itself(reading.described)
         context, self.in_half = self._variable.parent.context, bool(reading.described.in_half)
         self.config = (AdaLossConfig() if config is None else config).stored_in(
-            self._storage.precision if self._storage else Precision() if self.in_half else None
+            self._storage.precisions.narrowest if self._storage else Precision() if self.in_half else None
         )
         self._loss = loss
         self.audience: Optional[Audience] = audience_of(monitors)

@@ -216,7 +216,8 @@ class BackwardRunner:
     def _begin_components(self, planned: PreparedGraph, start: PassStart) -> Optional[ComponentPass]:
         if start.fixed_scale is not None and not self.by_layer:
             return None
-        return self.components.begin(self.components_of(planned))
+        components = self.components_of(planned)
+        return self.components.begin(components, self._passes.limits(planned, components))
 
     def _run(self, running: AnyPass, request: PassRequest, grad: Optional[Seed]) -> None:
         run_pass(self._loss, running, grad, request.clear_buffer, request.hooks, self._seed)

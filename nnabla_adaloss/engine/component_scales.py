@@ -103,6 +103,7 @@ class ComponentScales:
         self._u_max = u_max
         self._u_max_single = u_max if u_max_single is None else u_max_single
         self._single: FrozenSet[str] = frozenset()
+        self._limits: Mapping[str, float] = MappingProxyType({})
         self._names: List[str] = []
         self.settled = True
         self.began: Tuple[int, int] = -1, 0
@@ -119,7 +120,7 @@ class ComponentScales:
 
     def u_max(self, name: str) -> float:
         """The largest magnitude that a gradient of a component can have."""
-        return self._u_max_single if name in self._single else self._u_max
+        return self._limits.get(name, self._u_max_single if name in self._single else self._u_max)
 
     def scale(self, name: str) -> Optional[float]:
         """The scale of a component; None while nothing is known of it."""
@@ -139,9 +140,16 @@ class ComponentScales:
             self.end_iteration()
         return attempt
 
-    def begin(self, components: Components) -> ComponentPass:
-        """A pass with the scales that follow from what is known now."""
-        self._single, self._names = components.single, components.names
+    def begin(
+        self, components: Components, limits: Mapping[str, float] = MappingProxyType({})
+    ) -> ComponentPass:
+        """A pass with the scales that follow from what is known now.
+
+        Args:
+            components: the components.
+            limits: the largest magnitude of each, by name, where they are not stored alike.
+        """
+        self._limits, self._single, self._names = limits, components.single, components.names
         scales = [self.scale(name) for name in components.names]
         zeros = {**dict.fromkeys(self._windows, 1), **self._zeros}
         silent = {n: zeros[n] for n, scale in zip(components.names, scales) if scale is None and n in zeros}

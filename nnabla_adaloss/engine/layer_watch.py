@@ -125,7 +125,7 @@ class _Look:
         statistics, exponents = self._stored.kernels.exponent_histogram(array)
         if storage is None:
             return GradientSeen(statistics, exponents, self._stored.format)
-        format = storage.precision.gradient_format(array.size)
+        format = storage.gradient_format(key, array.size)
         rounded = storage.gradient_rounding(key)
         if rounded is None:
             return GradientSeen(statistics, exponents, format)
