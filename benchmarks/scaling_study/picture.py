@@ -28,6 +28,7 @@ _HEADS = {
     "fixed_128": "fixed\n128",
     "dynamic_8": "dynamic\nnnabla's defaults",
     "dynamic_65536": "dynamic\ntorch's defaults",
+    "one_scale": "one measured\nscale",
     "approx_range": "adaptive\ndefaults",
     "amax_history": "adaptive\namax_history",
 }
@@ -36,6 +37,7 @@ _STORAGE_NAMES = {
     "fp8_hybrid": "fp8 hybrid\n(gradients E5M2)",
     "e4m3": "fp8\n(gradients E4M3)",
     "e4m3_stored": "gradients stored\nin E4M3",
+    "e5m2_stored": "gradients stored\nin E5M2",
 }
 
 
