@@ -59,10 +59,12 @@ def _panel(axes: Any, records: List[Dict[str, Any]]) -> None:
         mine = sorted((r for r in records if r["method"] == method), key=lambda r: -float(r["ratio"]))
         color, dashes, width, label = _LINES[method]
         ratios, errors = [r["ratio"] for r in mine], [of_small_loss(r) for r in mine]
-        axes.plot(ratios, errors, color=color, ls=dashes, lw=width, label=label)
+        # Dashes show what they lie on.
+        on_top = 3.0 if dashes == "--" else 2.0
+        axes.plot(ratios, errors, color=color, ls=dashes, lw=width, label=label, zorder=on_top)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_ylim(3e-4, 1.6)
+    axes.set_ylim(3e-4, 3.0)
     axes.set_xlim(1.0, 1e-20)
     axes.set_xticks([1.0, 1e-5, 1e-10, 1e-15, 1e-20], ["1", "1e-5", "1e-10", "1e-15", "1e-20"])
     axes.minorticks_off()
