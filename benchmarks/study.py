@@ -33,8 +33,8 @@ storages, with seven ways to scale the loss, each at its defaults as a user meet
   dynamic_8      nnabla's DynamicLossScalingUpdater with its defaults: 8, doubled after 2000 good updates
   dynamic_65536  the same, starting with torch's default
   one_scale      one measured scale: AdaLossConfig(loss_scale_method="fixed"), every alpha is 1
-  approx_range   AdaptiveLossScalingUpdater with all its defaults
-  amax_history   the same with AdaLossConfig(loss_scale_method="amax_history")
+  approx_range   layers' own scales by the published method: AdaLossConfig(loss_scale_method="approx_range")
+  amax_history   AdaptiveLossScalingUpdater with all its defaults: each part of the network has a scale
 
 The question for each network, storage and loss weight: does it train as well as fp32?
 """

@@ -129,8 +129,8 @@ METHODS: Dict[str, Callable[[Job], Loop]] = {
     "dynamic_8": _dynamic(),
     "dynamic_65536": _dynamic(scale=65536.0, N=2000),
     "one_scale": adaptive(config=AdaLossConfig(loss_scale_method="fixed")),
-    "approx_range": adaptive(),
-    "amax_history": adaptive(config=AdaLossConfig(loss_scale_method="amax_history")),
+    "approx_range": adaptive(config=AdaLossConfig(loss_scale_method="approx_range")),
+    "amax_history": adaptive(),
 }
 METHOD_TITLES = {
     "none": "no scaling",
@@ -138,8 +138,8 @@ METHOD_TITLES = {
     "dynamic_8": "dynamic, nnabla's defaults (8, N = 2000)",
     "dynamic_65536": "dynamic, torch's defaults (65536, N = 2000)",
     "one_scale": "one measured scale: adaptive, every alpha 1 (fixed)",
-    "approx_range": "adaptive, defaults (approx_range)",
-    "amax_history": "adaptive, amax_history",
+    "approx_range": "adaptive, approx_range",
+    "amax_history": "adaptive, defaults (amax_history)",
 }
 REFERENCE = "fp32"
 

@@ -29,8 +29,8 @@ _HEADS = {
     "dynamic_8": "dynamic\nnnabla's defaults",
     "dynamic_65536": "dynamic\ntorch's defaults",
     "one_scale": "one measured\nscale",
-    "approx_range": "adaptive\ndefaults",
-    "amax_history": "adaptive\namax_history",
+    "approx_range": "adaptive\napprox_range",
+    "amax_history": "adaptive\ndefaults",
 }
 _STORAGE_NAMES = {
     "float16": "float16",

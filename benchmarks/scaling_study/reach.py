@@ -29,7 +29,7 @@ FORMATS: Dict[str, Precision] = {
 LIFTED = "approx_range_lifted"
 WAYS: Dict[str, Callable[[Job], Loop]] = {
     **METHODS,
-    LIFTED: adaptive(config=AdaLossConfig(use_bound=False)),
+    LIFTED: adaptive(config=AdaLossConfig(loss_scale_method="approx_range", use_bound=False)),
 }
 _EXPONENTS = range(0, -21, -1)
 _UPDATES = 24

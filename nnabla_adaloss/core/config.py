@@ -26,7 +26,9 @@ class AdaLossConfig:
             `"amax_history"`, `"abs_range"`, `"element_wise_range"`, `"fixed"`), or `"package.module:name"`,
             or a `Method`, or a function `f(g, W, *, config, fan_in) -> float` of NumPy arrays (`W` may be
             None). `"approx_range"` assumes normal distributions (section 3.3 of the paper). `"amax_history"`
-            gives each part of the network the largest scale that its gradients leave room for.
+            gives each part of the network the largest scale that its gradients leave room for. None:
+            `"amax_history"` in a network, because it alone holds losses of very different sizes
+            (benchmarks/results/reach.md); `"approx_range"` for a layer by itself, which is not part of one.
         fixed_loss_scale: the scale of every layer when the method is `"fixed"`.
         init_scale: factor the loss gradient is multiplied by, on top of the global loss scale.
         n_uf_threshold: p, accepted share of input gradient elements that underflow; between 0 and 1. The
@@ -71,7 +73,7 @@ class AdaLossConfig:
         Range(u_min=6e-08, u_max=65504.0)
     """
 
-    loss_scale_method: MethodLike = "approx_range"
+    loss_scale_method: Optional[MethodLike] = None
     fixed_loss_scale: float = 1.0
     init_scale: float = 1.0
     n_uf_threshold: float = 1e-3
@@ -121,7 +123,7 @@ class AdaLossConfig:
         for name in ("include", "exclude"):
             self._set(name, _patterns(name, getattr(self, name)))
         # Each method checks its own parameters, also those of methods that were not chosen.
-        for method in (*METHODS, self.loss_scale_method):
+        for method in (*METHODS, self._method):
             resolve_method(method, self)
 
     def _check_range(self) -> None:
@@ -136,8 +138,12 @@ class AdaLossConfig:
 
     @cached_property
     def method(self) -> Method:
-        """`loss_scale_method` as a value, with its parameters taken from here."""
-        return resolve_method(self.loss_scale_method, self)
+        """`loss_scale_method` as a value with its parameters; None stands for that of a layer by itself."""
+        return resolve_method(self._method, self)
+
+    @property
+    def _method(self) -> MethodLike:
+        return "approx_range" if self.loss_scale_method is None else self.loss_scale_method
 
     @cached_property
     def range(self) -> Range:
@@ -169,6 +175,12 @@ class AdaLossConfig:
     def selects(self, layer: str) -> bool:
         """True when the layer of this name is to be scaled, by `include` and `exclude`."""
         return self.selection.selects(layer)
+
+    def for_network(self) -> AdaLossConfig:
+        """The configuration for the gradients of a network: with `loss_scale_method` filled in."""
+        if self.loss_scale_method is not None:
+            return self
+        return replace(self, loss_scale_method="amax_history")
 
     def stored_in(self, precision: Optional[Precision]) -> AdaLossConfig:
         """The configuration for gradients that are stored so: with `dtype` filled in.

@@ -72,7 +72,7 @@ class AdaptiveLossScaling:
 
     Attributes:
         audience: these monitors; None for none.
-        config: the configuration, with `dtype` filled in.
+        config: the configuration, with `loss_scale_method` and `dtype` filled in.
         components: what was measured of the network, and the scales that follow from it.
         guard: what a training loop asks about single batches.
         in_half: whether any function of the graph computes in half precision.
@@ -120,8 +120,10 @@ class AdaptiveLossScaling:
         reading = self._reader.read()
         refuse_a_loss_that_scales_itself(reading.described)
         context, self.in_half = self._variable.parent.context, bool(reading.described.in_half)
-        self.config = (AdaLossConfig() if config is None else config).stored_in(
-            self._storage.precision if self._storage else Precision() if self.in_half else None
+        self.config = (
+            (AdaLossConfig() if config is None else config)
+            .for_network()
+            .stored_in(self._storage.precision if self._storage else Precision() if self.in_half else None)
         )
         self._loss, self._seed = loss, LossSeed(self._variable)
         self.audience: Optional[Audience] = audience_of(monitors)
