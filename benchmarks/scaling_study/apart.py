@@ -12,6 +12,7 @@ from .layer_underflow import LayerUnderflow
 from .methods import METHODS, REFERENCE
 from .plan import REFERENCE_SEEDS, REFERENCE_STORAGE, SEEDS
 from .solvers import GroupRates, adam, lars, sgd
+from .table import weight_label
 from .task import Net
 from .training import Run, train
 
@@ -29,7 +30,7 @@ class ApartJob(NamedTuple):
 
 
 def _heads(weight: float) -> Net:
-    title = f"two heads, 1 : {weight:g}, Adam"
+    title = f"two heads, 1 : {weight_label(weight)}, Adam"
     return Net(title, _SMALL, partial(several_losses.two_losses, "heads", weight), 3e-3, 250, 0.01, adam)
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any, List
 
 import nnabla as nn
@@ -11,8 +13,9 @@ import pytest
 from scaling_study.apart import CELLS, IN_EIGHT_BITS, ApartJob, experiment, work
 from scaling_study.apart_table import markdown
 from scaling_study.layer_underflow import LayerUnderflow
-from scaling_study.methods import METHODS, REFERENCE, STORAGES
+from scaling_study.methods import METHOD_TITLES, METHODS, REFERENCE, STORAGES
 from scaling_study.plan import REFERENCE_SEEDS, SEEDS
+from scaling_study.records import read
 from scaling_study.solvers import GroupRates
 from scaling_study.task import Net
 from scaling_study.training import Run, Trainee, train
@@ -112,3 +115,20 @@ def test_a_cell_passes_within_twice_the_spread_of_fp32() -> None:
     assert "✗ error" in text
     assert "25.00 % b" in text
     assert text.endswith("- towers, float16, dynamic_8: RuntimeError: enough\n")
+
+
+def test_the_documentation_tells_what_the_results_do() -> None:
+    root = Path(__file__).parents[2]
+    table = markdown("", read(root / "benchmarks/results/apart.jsonl"))
+    assert (root / "benchmarks/results/apart.md").read_text("utf-8") == table
+    page = (root / "docs/choosing.md").read_text("utf-8")
+    names = {
+        "dynamic_65536": "dynamic from 65536",
+        "one_scale": "one measured scale",
+        "approx_range": '`"approx_range"`',
+        "amax_history": '`"amax_history"`',
+    }
+    for method, name in names.items():
+        line = rf"^\| {re.escape(METHOD_TITLES[method])} +\| (\d+) of 23 +\| (\d+) "
+        passed, lost = re.findall(line, table, re.M)[0]
+        assert re.search(rf"^\| {name} .*\| {passed}(?: of 23)? \| {lost} \|$", page, re.M), method
