@@ -31,8 +31,8 @@ class AdaLossConfig:
             (benchmarks/results/reach.md); `"approx_range"` for a layer by itself, which is not part of one.
         fixed_loss_scale: the scale of every layer when the method is `"fixed"`.
         init_scale: factor the loss gradient is multiplied by, on top of the global loss scale.
-        n_uf_threshold: p, accepted share of input gradient elements that underflow; between 0 and 1. The
-            published experiments use 1e-3.
+        n_uf_threshold: for `"approx_range"`: p, accepted share of input gradient elements that underflow;
+            between 0 and 1. The published experiments use 1e-3.
         u_min: smallest magnitude to keep from underflow. None: taken from `dtype` (6e-8 for float16).
         u_max: largest magnitude to keep from overflow. None: largest finite number of `dtype` (65504 for
             float16).
@@ -45,8 +45,10 @@ class AdaLossConfig:
             is seen in every iteration, and has everything measured again. 8: until there no more is lost to
             underflow in float16 than with 1, which looks in each, and longer distances save little more time
             (benchmarks/results/measuring.md).
-        scale_upper_bound: largest scale of one layer.
-        accum_upper_bound: largest accumulated scale, i.e. product of the scales from the loss to a layer.
+        scale_upper_bound: largest scale of one layer, for all methods but `"amax_history"`.
+        accum_upper_bound: largest accumulated scale, i.e. product of the scales from the loss to a layer;
+            likewise. Both are as published: without them `"approx_range"` keeps less of a small loss
+            (benchmarks/results/reach.md).
         use_bound: whether the two upper bounds apply. The overflow guard applies in any case.
         power_of_two: round scales down to powers of two, so that scaling never rounds a gradient.
         max_rescue_ratio: for `"element_wise_range"`: share of the products, largest first, that is to be kept
