@@ -10,7 +10,6 @@ from typing import Dict, List, Mapping, Optional, Tuple
 import nnabla as nn
 import numpy as np
 
-from ..core.config import AdaLossConfig
 from ..core.layer_precisions import LayerPrecisions
 from ..core.power_of_two import clamp_scale, floor_power_of_two
 from ..core.scale_history import HistoryPolicy
@@ -95,12 +94,7 @@ class _Measurement:
         self._u_max = precisions.narrowest.stored_gradients.max
         self._tiny = max(_TINY, *(p.data_format(2).smallest_normal for _, p in precisions.patterns))
         self._storage = str(precisions)
-        self._adaptive = {
-            Way.ADAPTIVE: AdaptiveLossScaling(self._emulation),
-            Way.BY_PART: AdaptiveLossScaling(
-                self._emulation, AdaLossConfig(loss_scale_method="amax_history")
-            ),
-        }
+        self._adaptive = AdaptiveLossScaling(self._emulation)
         self._tallies = {layer.name: _Tallies() for layer in self._layers}
         self._losses: List[Tuple[float, float]] = []
 
@@ -164,8 +158,8 @@ class _Measurement:
                 floor.count(in_fp32.arrays[key], unstored.arrays[key])
             self._add_errors(floor, layer, in_fp32, unstored)
         for way in Way:
-            if way in self._adaptive:
-                stored = self._passes.adaptive(forward, self._adaptive[way], index)
+            if way is Way.ADAPTIVE:
+                stored = self._passes.adaptive(forward, self._adaptive, index)
             else:
                 stored = self._passes.with_one_scale(forward, self._emulation, scales[way])
             for layer in self._layers:

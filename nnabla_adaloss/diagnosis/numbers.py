@@ -15,7 +15,6 @@ class Way(str, Enum):
     ONE = "one"
     END = "end"
     ADAPTIVE = "adaptive"
-    BY_PART = "amax_history"
 
 
 class Kept(NamedTuple):

@@ -21,11 +21,7 @@ _WORSE = 1.25
 # A gradient of which more is lost is no gradient, whatever its error.
 _LOST = 0.5
 # From the least to the most that one has to do.
-_EFFORT = (Way.NONE, Way.START, Way.ONE, Way.END, Way.ADAPTIVE, Way.BY_PART)
-_USES = {
-    Way.ADAPTIVE: "use adaptive (AdaptiveLossScalingUpdater as it comes)",
-    Way.BY_PART: 'use adaptive with AdaLossConfig(loss_scale_method="amax_history")',
-}
+_EFFORT = (Way.NONE, Way.START, Way.ONE, Way.END, Way.ADAPTIVE)
 
 
 class LayerVerdict(NamedTuple):
@@ -123,7 +119,7 @@ def _sentence(way: Way, layer: LayerNumbers, network: NetworkNumbers) -> str:
     without = (
         f"{lost:.0%} lost without" if lost >= 0.01 else f"error {layer.kept[Way.NONE].error:.0%} without"
     )
-    if way in _USES:
+    if way is Way.ADAPTIVE:
         return f"needs a scale of its own ({without})"
     return f"needs scaling ({without}); {power(network.scales[way])} serves"
 
@@ -149,7 +145,7 @@ def _network(network: NetworkNumbers, layers: Sequence[LayerVerdict], needs: Opt
         worst = [layer.name for layer in layers if not layer.serves]
         failing = ", ".join(worst[:3]) if worst else apart
         return f"No way of scaling keeps all gradients in {storage}: {failing}. Store them in more bits."
-    return f"{apart}: {_USES[needs]}."
+    return f"{apart}: use adaptive (AdaptiveLossScalingUpdater as it comes)."
 
 
 def _apart(layers: Sequence[LayerVerdict]) -> str:

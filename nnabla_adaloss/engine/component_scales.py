@@ -203,8 +203,8 @@ class ComponentScales:
         return not self.policy.at_floor(scale)
 
     def shared(self, names: Sequence[str]) -> List[float]:
-        """For other ranks: whether this iteration ends an entry of the windows, and the largest magnitude that
-        it has seen in each component; -1 where none.
+        """For other ranks: whether this iteration ends an entry of the windows, and the largest magnitude of
+        each component in it; -1 where none.
         """
         return [float(self._measured_all), *(self._seen.get(name, -1.0) for name in names)]
 

@@ -215,8 +215,8 @@ PLANTED: Dict[str, Planted] = {
     "huge activations": Planted(
         activations_beyond_fp16, "huge/affine", "activation_overflow", "normalise", None
     ),
-    "branches apart": Planted(branches_apart, "quiet_head/affine", "small_loss", "amax_history", Way.BY_PART),
-    "vanishing": Planted(vanishing_sigmoid, "fc0/affine", "spread", "residual connections", Way.BY_PART),
+    "branches apart": Planted(branches_apart, "quiet_head/affine", "small_loss", "be measured", Way.ADAPTIVE),
+    "vanishing": Planted(vanishing_sigmoid, "fc0/affine", "spread", "residual connections", Way.ADAPTIVE),
     "log of zero": Planted(log_of_zero, "head/affine", "forward_not_finite", "away from 0", None),
 }
 

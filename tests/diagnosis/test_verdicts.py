@@ -47,9 +47,9 @@ def network(*layers: LayerNumbers) -> NetworkNumbers:
             "Layers a and b need scales 2^14 apart: use adaptive",
         ),
         (
-            [layer("a", none=LOST, start=LOST, one=LOST, end=LOST, adaptive=LOST)],
-            Way.BY_PART,
-            'No one scale serves layer a: use adaptive with AdaLossConfig(loss_scale_method="amax_history").',
+            [layer("a", none=LOST, start=LOST, one=LOST, end=LOST)],
+            Way.ADAPTIVE,
+            "No one scale serves layer a: use adaptive (AdaptiveLossScalingUpdater as it comes).",
         ),
         ([layer("a", **{way.value: LOST for way in Way}, floor=0.1)], None, "No way of scaling keeps all"),
     ],

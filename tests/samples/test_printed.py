@@ -54,6 +54,7 @@ def test_minimal(capsys: pytest.CaptureFixture[str]) -> None:
     ("sample", "arguments"),
     [
         *(("three_lines", f"--method {method}") for method in ("baseline", "fixed", "adaptive")),
+        *(("two_losses", f"--method {method}") for method in ("dynamic", "one", "adaptive")),
         *(("lenet_mindspore", f"--manager {m}") for m in ("adaptive", "dynamic --loss-scale 16777216")),
     ],
 )
