@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple, Union
 
 from ..core.layer_selection import LayerSelection, unmatched
 from ..core.validation import boolean, integer
@@ -13,6 +13,7 @@ from .monitor import Monitor
 from .recording import Recording
 from .row_file import PathLike, RowFile
 from .rows import Row, row_of
+from .tensorboard import TensorBoardFile
 
 _NAMES_TOLD = 10
 
@@ -34,6 +35,9 @@ class Recorder(Monitor):
             holds all. 20000.
         histograms: record how many elements have each binary exponent, for TensorBoard. False: it doubles
             the size of a row.
+        tensorboard: a folder for an event file of TensorBoard, written while training: scales, shares of
+            underflow and overflow, and headroom of each layer, the loss, the loss scale, repeats and lost
+            batches. None for no such file.
 
     Attributes:
         recording: what was recorded, as far as it is in memory: ask it.
@@ -41,7 +45,8 @@ class Recorder(Monitor):
     Raises:
         TypeError, ValueError: an argument is not as described; `path` is no recording, or another recorder
             has it open.
-        OSError: `path` cannot be written.
+        OSError: `path` or `tensorboard` cannot be written.
+        ImportError: `tensorboard` is given, and tensorboardX is not installed.
 
     Example:
         >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
@@ -70,6 +75,7 @@ class Recorder(Monitor):
         limit: int = 20000,
         *,
         histograms: bool = False,
+        tensorboard: Optional[PathLike] = None,
     ) -> None:
         self.every = integer("every", every)
         if self.every < 1:
@@ -84,12 +90,16 @@ class Recorder(Monitor):
         self._first_iteration: Optional[int] = None
         self._patterns: Tuple[str, ...] = self._selection.include  # that are to be looked at
         self.recording = Recording(limit=limit)
-        self._file = None if path is None else RowFile(path)
+        self._files: List[Union[RowFile, TensorBoardFile]] = []
+        if tensorboard is not None:
+            self._files.append(TensorBoardFile(tensorboard))
+        if path is not None:
+            self._files.append(RowFile(path))
 
     def close(self) -> None:
-        """Close the file, which is whole at any time; nothing can be recorded to it any more."""
-        if self._file is not None:
-            self._file.close()
+        """Close the files; nothing can be recorded to them any more. That of `path` is whole at any time."""
+        for file in self._files:
+            file.close()
 
     def on_layer_scaled(self, event: LayerScaled) -> None:
         """Record a layer, if it is one of those that are recorded."""
@@ -139,5 +149,5 @@ class Recorder(Monitor):
 
     def _record(self, row: Row) -> None:
         self.recording.rows.append(row)
-        if self._file is not None:
-            self._file.append(row)
+        for file in self._files:
+            file.append(row)
