@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Optional
+from typing import Mapping, Optional
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -43,3 +43,23 @@ def count(number: int, thing: str, things: Optional[str] = None) -> str:
         ('1 batch', '1,200 layers')
     """
     return f"{number:,} {thing if number == 1 else things or thing + 's'}"
+
+
+def short(value: float) -> str:
+    """Three digits of a number."""
+    return f"{value:.3g}"
+
+
+def in_words(name: str) -> str:
+    """A cause or a reason, without underscores."""
+    return name.replace("_", " ").replace("nonfinite", "non-finite")
+
+
+def by_cause(lost: Mapping[str, int]) -> str:
+    """How many batches were lost for which cause.
+
+    Example:
+        >>> by_cause({"overflow": 2, "nonfinite_loss": 1})
+        '2 overflow, 1 non-finite loss'
+    """
+    return ", ".join(f"{number} {in_words(cause)}" for cause, number in lost.items())
