@@ -19,6 +19,14 @@ class LayerLook(Protocol):
         It is read when it is first asked for, which on a GPU waits for the device.
         """
 
+    @property
+    def weight(self) -> Optional[GradientSeen]:
+        """The weight in the same numbers, without the layer's scale; None where nothing is stored."""
+
+    @property
+    def input(self) -> Optional[GradientSeen]:
+        """What the weight is multiplied by, likewise; None where nothing is stored any more."""
+
     def arrays(self) -> LayerArrays:
         """Copies of the layer's arrays, in float32."""
 

@@ -12,7 +12,10 @@ from .row_file import PathLike
 from .rows import LayerRow, Row
 
 _COLUMNS = (*(name for name in LayerRow._fields if name != "exponents"), "underflow", "overflow")
-_CURVES = ("alpha", "scale", "underflow", "overflow", "nonfinite", "headroom")
+_CURVES = (
+    *("alpha", "scale", "underflow", "overflow", "nonfinite", "headroom"),
+    *("weight_max", "weight_subnormal", "input_max", "input_subnormal"),
+)
 
 
 class Point(NamedTuple):

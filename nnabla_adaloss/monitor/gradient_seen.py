@@ -32,7 +32,7 @@ class LayerArrays(NamedTuple):
 
 
 class GradientSeen(NamedTuple):
-    """A gradient as it is stored, accumulated scale included.
+    """A gradient as it is stored, accumulated scale included; or a weight or an activation.
 
     Attributes:
         statistics: sums, extremes and counts.

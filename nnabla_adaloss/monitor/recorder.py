@@ -35,6 +35,8 @@ class Recorder(Monitor):
             holds all. 20000.
         histograms: record how many elements have each binary exponent, for TensorBoard. False: it doubles
             the size of a row.
+        data: look at each layer's weight and input, too: their largest magnitude, and how much of them is
+            below the format's normal range. False: it reads two more arrays per layer.
         tensorboard: a folder for an event file of TensorBoard, written while training: scales, shares of
             underflow and overflow, and headroom of each layer, the loss, the loss scale, repeats and lost
             batches. None for no such file.
@@ -75,6 +77,7 @@ class Recorder(Monitor):
         limit: int = 20000,
         *,
         histograms: bool = False,
+        data: bool = False,
         tensorboard: Optional[PathLike] = None,
     ) -> None:
         self.every = integer("every", every)
@@ -84,7 +87,7 @@ class Recorder(Monitor):
             raise TypeError(f"layers={layers!r} must be a sequence of patterns; write ({layers!r},)")
         if integer("limit", limit) < 1:
             raise ValueError(f"limit={limit!r} must be 1 or more")
-        self._histograms = boolean("histograms", histograms)
+        self._histograms, self._data = boolean("histograms", histograms), boolean("data", data)
         self._selection = LayerSelection(tuple(layers))
         self._selected: Dict[str, bool] = {}
         self._first_iteration: Optional[int] = None
@@ -112,7 +115,7 @@ class Recorder(Monitor):
         if selected is None:
             selected = self._selected[layer] = self._selection.selects(layer)
         if selected:
-            self._record(row_of(event, histograms=self._histograms))
+            self._record(row_of(event, histograms=self._histograms, data=self._data))
 
     def on_overflowed(self, event: Overflowed) -> None:
         """Record it."""

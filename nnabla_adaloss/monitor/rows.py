@@ -16,6 +16,7 @@ from .events import (
     ScaleChanged,
     UpdateEnded,
 )
+from .gradient_seen import GradientSeen
 
 
 class LayerRow(NamedTuple):
@@ -42,6 +43,11 @@ class LayerRow(NamedTuple):
         headroom: bits between that and the end of the format; None when all are zero.
         exponents: of how many elements the binary exponent is so: the least exponent, then the counts from
             there on. None unless histograms are recorded.
+        weight_max: the largest finite magnitude of the weight, without scale. This and what follows is None
+            unless data is recorded.
+        weight_subnormal: share of the weight's nonzero elements that are below the format's normal range.
+        input_max: the largest finite magnitude of what the weight is multiplied by.
+        input_subnormal: share of its nonzero elements that are below the normal range.
     """
 
     iteration: int
@@ -59,6 +65,10 @@ class LayerRow(NamedTuple):
     abs_max: Optional[float] = None
     headroom: Optional[float] = None
     exponents: Optional[List[int]] = None
+    weight_max: Optional[float] = None
+    weight_subnormal: Optional[float] = None
+    input_max: Optional[float] = None
+    input_subnormal: Optional[float] = None
 
     @property
     def underflow(self) -> Optional[float]:
@@ -89,8 +99,26 @@ _KINDS: Dict[str, Type[Any]] = {
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
-def row_of(event: LayerScaled, *, histograms: bool) -> LayerRow:
-    """The row of a layer that has just been scaled."""
+def row_of(event: LayerScaled, *, histograms: bool, data: bool = False) -> LayerRow:
+    """The row of a layer that has just been scaled.
+
+    Args:
+        event: what happened.
+        histograms: whether to count binary exponents.
+        data: whether to look at the layer's weight and input as well.
+    """
+    row = _row_of_gradient(event, histograms=histograms)
+    for name in ("weight", "input") if data else ():
+        seen: Optional[GradientSeen] = getattr(event.look, name)
+        if seen is not None:
+            nonzero = seen.statistics.count - seen.statistics.zeros
+            share = seen.subnormals / nonzero if nonzero else 0.0
+            found: Dict[str, Any] = {f"{name}_max": seen.statistics.abs_max, f"{name}_subnormal": share}
+            row = row._replace(**found)
+    return row
+
+
+def _row_of_gradient(event: LayerScaled, *, histograms: bool) -> LayerRow:
     record, seen = event.record, event.look.gradient
     decided = (
         record.iteration,

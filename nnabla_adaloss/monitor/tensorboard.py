@@ -53,13 +53,13 @@ class TensorBoardFile:
         if isinstance(row, LayerRow):
             self._last_passes[row.layer] = row
             return
+        if isinstance(row, UpdateEnded):
+            self._write_layers()
         self._write_points(row)
         if isinstance(row, Overflowed):
             first = row.layers[0] if row.layers else "unknown"
             text = f"{row.cause}, first bad layer {first}, loss scale {row.scale:g}"
             self._writer.add_text("overflows", text, row.iteration)
-        elif isinstance(row, UpdateEnded):
-            self._write_layers()
 
     def close(self) -> None:
         """Write what is left, and close the file; harmless when it is closed."""

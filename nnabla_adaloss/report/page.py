@@ -38,7 +38,7 @@ def page_of(recording: Recording, title: str) -> str:
     sections = [*layer_maps(layers, timeline), _incidents(recording, timeline)]
     sections += [*_loss_scale(recording, timeline), *_loss(recording, timeline)]
     if layers:
-        sections.append(_layer_table(layers, recording))
+        sections += [_layer_table(layers, recording), *_data_table(layers)]
     return document(title, _facts(recording, timeline), *sections)
 
 
@@ -161,6 +161,30 @@ def _layer_table(layers: Sequence[List[LayerRow]], recording: Recording) -> str:
         f"<ul>\n{''.join(advised)}</ul>\n" if advised else "",
         table("The layers, from the loss backwards", head, rows),
     )
+
+
+def _data_table(layers: Sequence[List[LayerRow]]) -> List[str]:
+    """Weights and activations, where they were recorded."""
+    rows = []
+    for of_layer in layers:
+        looked_at = [row for row in of_layer if row.weight_max is not None or row.input_max is not None]
+        if looked_at:
+            cells = [looked_at[0].layer]
+            for name in ("weight", "input"):
+                largest = [value for row in looked_at if (value := getattr(row, f"{name}_max")) is not None]
+                cells.append(short(max(largest)) if largest else "–")
+                cells.append(percent(getattr(looked_at[-1], f"{name}_subnormal")))
+            rows.append(cells)
+    if not rows:
+        return []
+    head = ("layer", "largest weight", "weights subnormal", "largest input", "inputs subnormal")
+    explanation = (
+        "The largest magnitude over all iterations, and the share of the nonzero elements that are below the "
+        "format's normal range at the last one. Weights are without scale; a layer's input is what its "
+        "weight is multiplied by."
+    )
+    caption = "Weights and inputs of the layers, from the loss backwards"
+    return [section("Weights and activations", explanation, table(caption, head, rows))]
 
 
 def _stretch(under: Underflow) -> str:

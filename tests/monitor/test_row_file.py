@@ -36,6 +36,7 @@ layer_rows = st.builds(
     *(numbers, numbers, names, floats, floats, names, maybe_number, maybe_number, maybe_number),
     *(maybe_number, maybe_number, maybe_number, maybe_float, maybe_float),
     st.none() | st.lists(st.integers(-126, 2**40), max_size=4),
+    *(maybe_float, maybe_float, maybe_float, maybe_float),
 )
 rows = st.lists(
     layer_rows

@@ -69,7 +69,7 @@ def test_while_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     for _ in range(5):
         updater.update()
     deadline = time.monotonic() + 20.0
-    while ("loss", 4) not in values_in(tmp_path) and time.monotonic() < deadline:  # nothing was closed
+    while ("loss_scale", 4) not in values_in(tmp_path) and time.monotonic() < deadline:  # nothing was closed
         time.sleep(0.02)
     found = values_in(tmp_path)
     of_layers = {tag for tag, _ in found if "/" in tag}
