@@ -69,7 +69,7 @@ class Audience:
                 found = True
         if not found:
             raise TypeError(
-                f"monitors holds {monitor!r}, which has none of the methods {', '.join(METHODS.values())}"
+                f"monitors contains {monitor!r}, which has none of the methods {', '.join(METHODS.values())}"
             )
 
     def wants(self, kind: Type[Any], iteration: int) -> bool:

@@ -146,8 +146,8 @@ class Recorder(Monitor):
             more = f", and {len(names) - _NAMES_TOLD} more" if len(names) > _NAMES_TOLD else ""
             known = ", ".join(names[:_NAMES_TOLD]) + more or "none"
             warn(
-                f"Recorder(layers=...): {', '.join(map(repr, patterns))} matches no layer that has got a "
-                f"scale so far, and only those are recorded: {known}"
+                f"Recorder(layers=...): {', '.join(map(repr, patterns))} matches no scaled layer; "
+                f"known layers: {known}"
             )
 
     def _record(self, row: Row) -> None:

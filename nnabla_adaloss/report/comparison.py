@@ -77,7 +77,7 @@ def _facts(recording: Recording) -> Dict[str, str]:
         "iterations recorded": f"{min(iterations):,} to {max(iterations):,}",
         "loss at the end": f"{losses[-1]:.4g}" if losses else "–",
         "batches lost": f"{sum(lost.values()):,}" + (f": {by_cause(lost)}" if lost else ""),
-        "batches run again": f"{len(recording.of(BatchRepeated)):,}",
+        "batches repeated": f"{len(recording.of(BatchRepeated)):,}",
         "loss scale S0 at the end": power(scales[-1]) if scales else "–",
         "S0, range": f"{power(min(scales))} to {power(max(scales))}" if scales else "–",
         "layers recorded": f"{len(recording.layers):,}",

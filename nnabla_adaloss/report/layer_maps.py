@@ -29,16 +29,16 @@ def layer_maps(layers: Sequence[List[LayerRow]], timeline: Timeline) -> List[str
             _scales(layers, timeline, "scale"),
         ),
         section(
-            "Scales of the layers' own, alpha",
+            "Layer scales alpha",
             "What each layer multiplies it by.",
             _scales(layers, timeline, "alpha"),
         ),
     ]
     known = [rows for rows in layers if any(row.underflow is not None for row in rows)]
     explanation = (
-        "The share of the gradient's elements that were not zero until they were stored. Dark is none."
+        "The share of nonzero gradient elements that became zero when stored. Dark is none."
         if known
-        else "Nobody knows: only an emulated storage tells. The numbers of zeros and subnormals are below."
+        else "Not known: only emulated storage counts it. Zeros and subnormals are in the table below."
     )
     rows = [
         HeatRow(

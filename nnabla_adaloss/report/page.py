@@ -18,8 +18,8 @@ from .timeline import Timeline
 _MOST_ROWS = 60
 _MOST_CHANGES = 10
 _WHICH_LAYERS = (
-    "Layers are here that multiply by a weight and pass a gradient on: not the first one, which reads the "
-    "data, and none that AdaLossConfig(include=, exclude=) or Recorder(layers=) leaves out."
+    "Listed are layers that multiply by a weight and pass a gradient on: not the first one, which reads the "
+    "data, and none that AdaLossConfig(include=, exclude=) or Recorder(layers=) excludes."
 )
 
 
@@ -49,14 +49,14 @@ def _facts(recording: Recording, timeline: Timeline) -> str:
     facts = [
         (f"{timeline.first:,} to {timeline.last:,}", "iterations recorded"),
         (f"{sum(lost.values()):,}", "batches lost" + (f": {by_cause(lost)}" if lost else "")),
-        (f"{len(recording.of(BatchRepeated)):,}", "times a batch was run again"),
+        (f"{len(recording.of(BatchRepeated)):,}", "times a batch was repeated"),
     ]
     if worst is not None:
         when = f"since iteration {worst.since}" if worst.until is None else f"up to iteration {worst.until}"
         when += f": more than 1 % in {percent(worst.share)} of the iterations"
         facts.append((percent(worst.worst), f"of the gradient of {worst.layer} underflowed at worst, {when}"))
     elif known:
-        facts.append(("none", "of the layers loses more than 1 % to underflow"))
+        facts.append(("none", "of the layers lost more than 1 % to underflow"))
     items = "".join(f"<li><b>{escape(number)}</b> {escape(what)}</li>\n" for number, what in facts)
     return f'<ul class="facts">\n{items}</ul>\n'
 
@@ -66,24 +66,22 @@ def _incidents(recording: Recording, timeline: Timeline) -> str:
     lost = recording.of(BatchThrownAway)
     marks = (
         Marks("gradients overflowed", "triangle", [row.iteration for row in overflows]),
-        Marks("batch run again", "ring", [row.iteration for row in repeats]),
+        Marks("batch repeated", "ring", [row.iteration for row in repeats]),
         Marks("batch lost", "cross", [row.iteration for row in lost]),
     )
-    rows = [
-        (row.iteration, "batch run again", in_words(row.cause), _first(row.layers), "") for row in repeats
-    ]
+    rows = [(row.iteration, "batch repeated", in_words(row.cause), _first(row.layers), "") for row in repeats]
     for gone in lost:
         what = f"{count(gone.batches, 'batch', 'batches')} lost"
         rows.append((gone.iteration, what, in_words(gone.cause), _first(gone.layers), gone.detail))
     rows.sort(key=lambda row: row[0])
-    caption = f"Batches that were run again or lost: {len(rows)}"
+    caption = f"Repeated and lost batches: {len(rows)}"
     if len(rows) > _MOST_ROWS:
         caption += f", of which these are the last {_MOST_ROWS}"
     written = [(f"{iteration:,}", *rest) for iteration, *rest in rows[-_MOST_ROWS:]]
-    head = ("iteration", "what", "why", "first bad layer", "what is wrong in forward")
+    head = ("iteration", "what", "why", "first bad layer", "what was wrong in forward")
     return section(
         "Overflows, repeats, lost batches",
-        "A batch whose gradients overflow is run again with a lower scale. It is lost if that does not help.",
+        "A batch whose gradients overflow runs again with a lower scale, and is lost if that does not help.",
         time_line(marks, timeline),
         table(caption, head, written, words=True) if rows else "",
     )
@@ -106,7 +104,7 @@ def _loss_scale(recording: Recording, timeline: Timeline) -> List[str]:
         caption += f"; these are the last {_MOST_CHANGES}"
     rows = [(f"{iteration:,}", power(value)) for iteration, value in changes[-_MOST_CHANGES:]]
     picture = curve([points], timeline, power, told, logarithmic=True, steps=True)
-    explanation = "With which the gradient leaves the functions at the loss. Heights are powers of two."
+    explanation = "The scale of the gradient behind the loss. Heights are powers of two."
     return [section("Loss scale S0", explanation, picture, table(caption, ("iteration", "S0"), rows))]
 
 
@@ -119,11 +117,13 @@ def _loss(recording: Recording, timeline: Timeline) -> List[str]:
     some = sorted({len(points) * i // 9 if i < 9 else len(points) - 1 for i in range(10)})
     rows = [(f"{points[i][0]:,}", f"{points[i][1]:.4g}") for i in some]
     picture = curve([points], timeline, short, told, logarithmic=logarithmic, steps=False)
-    explanation = "Of the last batch of each iteration, as it is stored."
+    explanation = "The loss of each iteration's last batch, as stored."
     if logarithmic:
         explanation += " Equal heights are equal ratios."
     return [
-        section("Loss", explanation, picture, table("The loss, now and then", ("iteration", "loss"), rows))
+        section(
+            "Loss", explanation, picture, table("The loss at some iterations", ("iteration", "loss"), rows)
+        )
     ]
 
 
@@ -156,8 +156,8 @@ def _layer_table(layers: Sequence[List[LayerRow]], recording: Recording) -> str:
     advised = [f"<li>{escape(found)}</li>\n" for found in map(advice, layers) if found is not None]
     return section(
         "Layers in numbers",
-        "At the last iteration that was recorded, unless it says otherwise. Beside a stretch with more than "
-        f"1 % underflow stands the share of its iterations in which it was so. {_WHICH_LAYERS}",
+        "At the last recorded iteration, unless stated otherwise. In brackets: the share of iterations with "
+        f"more than 1 % underflow in that stretch. {_WHICH_LAYERS}",
         f"<ul>\n{''.join(advised)}</ul>\n" if advised else "",
         table("The layers, from the loss backwards", head, rows),
     )

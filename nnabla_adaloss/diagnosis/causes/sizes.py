@@ -33,7 +33,7 @@ def _change(f: FunctionNumbers) -> Optional[Cause]:
     if f.loss_section:
         if f.type_name in ("MulScalar", "Mul2") and f.growth <= _SHRINKS:
             what = f"the loss behind it is multiplied by {f.growth:.1e}"
-            remedy = "leave that to the learning rate, or let the scale be measured"
+            remedy = "adapt the learning rate instead, or let the scale be measured"
             return Cause(Kind.SMALL_LOSS, place(f), what, remedy, False)
         return None
     if f.growth >= _EXPLODES:
