@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SSD-like detection of digits of two sizes, with heads at two depths of one network (Liu et al. 2016).
+"""SSD-like detection of digits of two sizes, with heads at two depths of a network (Liu et al. 2016).
 
-The finer head looks for digits of 8 pixels, the coarser one, a stage deeper, for those of 16. Each tells for
-every place of its map which digit is there, if any, and where its box is. The loss is a sum over both heads
-of cross entropy and of the smooth L1 distance of boxes. Backgrounds outnumber digits, so that only the
-hardest of them count. Gradients of both heads meet in the stages that they share.
+The finer head finds digits of 8 pixels; the coarser one, a stage deeper, those of 16. For every place of
+its map, a head predicts the digit, if any, and its box. The loss sums cross entropy and the smooth L1
+distance of boxes over both heads; of the backgrounds, only the hardest count. The heads' gradients meet in
+the shared stages.
 
   python samples/detection.py                            a minute
   python samples/detection.py --storage fp8_hybrid       matrix products of 8 bits: an F score of 0.853
@@ -12,7 +12,7 @@ hardest of them count. Gradients of both heads meet in the stages that they shar
 
 The first one printed, in emulated fp16 on one CPU core:
 
-  F score of digits with their boxes on scenes that it has not seen: 0.859
+  F score of digits and boxes on unseen scenes: 0.859
   loss scale 8192 at the end, 1 batches repeated, 0 lost
 """
 
@@ -189,7 +189,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     scenes = [boxed_scene(test, random, SIZE, DIGITS, NOISE) for _ in range(TEST_SCENES)]
     told = detect(nn.Variable.from_numpy_array(np.stack([scene.pixels for scene in scenes])), training=False)
     nn.forward_all([output for head in told for output in (head.classes, head.boxes)])
-    print(f"F score of digits with their boxes on scenes that it has not seen: {f_score(told, scenes):.3f}")
+    print(f"F score of digits and boxes on unseen scenes: {f_score(told, scenes):.3f}")
     print(fate(updater))
     return 0
 

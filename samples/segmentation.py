@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SegNet-like segmentation of digits in noise, whose coded features are cast to 8 bits inside the network.
+"""SegNet-like segmentation of digits in noise, with features cast to 8 bits inside the network.
 
-An encoder halves the scene twice, a decoder brings it back and tells for each pixel which digit has put ink
-there, or that it is paper. Pixels of paper count a tenth, so that classes are balanced, as SegNet's are
-(Badrinarayanan et al. 2017).
+An encoder halves the scene twice; a decoder restores it and classifies each pixel as one of the digits or as
+paper. Paper pixels count a tenth, to balance the classes as SegNet does (Badrinarayanan et al. 2017).
 
-Between encoder and decoder `round_to_format` casts: features are stored in float8_e5m2 on their way forward,
-and their gradients on their way back. What is below 8e-6 of these is lost, and the loss is multiplied by 0.01
-here, as one term of several would be.
+Between encoder and decoder, `round_to_format` rounds features and their gradients to float8_e5m2. Gradients
+below 8e-6 are lost there, and the loss is multiplied by 0.01, like one term of several.
 
   python samples/segmentation.py                                   a minute
   python samples/segmentation.py --scaling none                    without a loss scale
-  python samples/segmentation.py --scaling none --cast none        without a cast, either
+  python samples/segmentation.py --scaling none --cast none        without a cast either
   python samples/segmentation.py -c cudnn -t half                  on a GPU (fails on an H100: docs/gpu.md)
 
-The first three printed, on one CPU core (everything but the code in emulated fp16):
+The first three printed, on one CPU core (everything else in emulated fp16):
 
   mean IoU of the ten digits 0.512, loss scale 8.38861e+06
   mean IoU of the ten digits 0.391, loss scale 1
