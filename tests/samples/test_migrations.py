@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scripts that the guide migrates by diff: their new sides train."""
+"""What README and guide change by diff: the new sides train."""
 
 from __future__ import annotations
 
@@ -17,9 +17,15 @@ import pytest
 from nnabla.ext_utils import get_extension_context
 from numpy.random import RandomState
 
+from nnabla_adaloss import AdaptiveLossScalingUpdater
+
 from .test_imports import ROOT
 
-DIFFS = re.findall(r"^```diff\n(.*?)^```", (ROOT / "docs/coming_from.md").read_text("utf-8"), re.M | re.S)
+DIFFS = [
+    diff
+    for page in ("README.md", "docs/coming_from.md")
+    for diff in re.findall(r"^```diff\n(.*?)^```", (ROOT / page).read_text("utf-8"), re.M | re.S)
+]
 ITERATIONS = 30
 
 
@@ -35,7 +41,7 @@ class Batches:
 
 
 def a_script() -> Dict[str, Any]:
-    """The names that the two scripts have given to things before their loops."""
+    """The names that the scripts have given to things before their loops."""
     nn.clear_parameters()
     nn.seed(0)
     image, label = nn.Variable((16, 8)), nn.Variable((16, 1))
@@ -46,10 +52,17 @@ def a_script() -> Dict[str, Any]:
     solver = S.Adam(0.02)
     solver.set_parameters(nn.get_parameters())
     args = SimpleNamespace(batch_size=16, max_iter=ITERATIONS, epochs=1, weight_decay=1e-4)
+    batches = Batches()
+
+    def feed() -> None:
+        image.d, label.d = batches.next()
+
     script: Dict[str, Any] = {"np": np, "RandomState": RandomState, "ctx": get_extension_context("cpu")}
     script.update(args=args, start_point=0, solver=solver, image=image, label=label, pred=pred, loss=loss)
     script.update(data_iterator_mnist=lambda *args, **keywords: Batches())
     script.update(image_train=image, label_train=label, loss_error_train=F.sink(loss, error), tdata=Batches())
+    script.update(max_iter=ITERATIONS, data_feeder=feed)
+    script.update(AdaptiveLossScalingUpdater=AdaptiveLossScalingUpdater)  # the README imports it once
     script.update(comm=None, n_devices=1, iter_per_epoch=ITERATIONS)
     return script
 
@@ -61,7 +74,8 @@ def new_side(diff: str) -> str:
     return "".join(dedent(re.sub(r"^[ +]", "", hunk, flags=re.M)) for hunk in kept)
 
 
-@pytest.mark.parametrize("diff", DIFFS, ids=["mnist", "cifar"])
+@pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
+@pytest.mark.parametrize("diff", DIFFS, ids=["updater", "loop", "mnist", "cifar"])
 def test_a_migrated_loop_trains(diff: str) -> None:
     script = a_script()
     script["image"].d, script["label"].d = Batches().next()
