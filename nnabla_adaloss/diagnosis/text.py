@@ -23,7 +23,7 @@ def columns(verdict: Verdict) -> Sequence[Way]:
 
 
 def other_causes(verdict: Verdict) -> Sequence[Cause]:
-    """What is wrong besides what the verdict says already."""
+    """Causes that the verdict does not mention."""
     return [cause for cause in verdict.causes if str(cause) not in verdict.line]
 
 

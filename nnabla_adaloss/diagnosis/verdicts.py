@@ -53,7 +53,7 @@ class Verdict(NamedTuple):
     Attributes:
         line: one line.
         needs: the least that keeps every layer's gradient; None: no way of scaling does.
-        causes: what is wrong besides; what no scale helps comes first.
+        causes: what else is wrong; what no scale helps comes first.
         layers: a verdict for each layer, in forward order.
     """
 

@@ -14,7 +14,7 @@ class Explanation(NamedTuple):
 
     Attributes:
         meaning: what is wrong.
-        cure: what to do about it; empty where nobody knows.
+        cure: what to do about it; empty if unknown.
         status: whether something is missing, or there and broken.
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of nnabla's own functions work here, and whose fault it is where something does not."""
+"""Which of nnabla's own functions work here, and who is at fault if something does not."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _PACKAGES = {
 
 
 Progress = Callable[[str], Any]
-"""Is told of what has been done, a line at a time."""
+"""Takes reports of progress, a line at a time."""
 
 
 def silent(line: str) -> None:
-    """A `Progress` that nobody hears of."""
+    """A `Progress` that reports nothing."""
 
 
 class Tried(NamedTuple):
@@ -118,7 +118,7 @@ def findings_of(area: Area, type_config: str, tried: Sequence[Tried], machine: s
         area: the GPU, or the CPU.
         type_config: "float" or "half".
         tried: what became of each trial.
-        machine: GPU and versions, for whoever is told of a failure.
+        machine: GPU and versions, to report with a failure.
     """
     subject = f"nnabla's functions, {type_config}"
     works = [t for t in tried if not t.error]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A monitor that keeps what it is told."""
+"""A monitor that records events."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ _NAMES_TOLD = 10
 
 
 class Recorder(Monitor):
-    """Records a training: per layer its scales and what became of its gradient, and everything that went
-    wrong.
+    """Records a training: each layer's scales and gradient statistics, and everything that went wrong.
 
     Args:
         every: layers and losses are recorded in iterations whose number is a multiple of this; the others
@@ -42,7 +41,7 @@ class Recorder(Monitor):
             batches. None for no such file.
 
     Attributes:
-        recording: what was recorded, as far as it is in memory: ask it.
+        recording: what was recorded and is in memory.
 
     Raises:
         TypeError, ValueError: an argument is not as described; `path` is no recording, or another recorder
@@ -108,7 +107,7 @@ class Recorder(Monitor):
         """Record a layer, if it is one of those that are recorded."""
         if self._first_iteration is None:
             self._first_iteration = event.iteration
-        elif event.iteration > self._first_iteration:  # in a loop that tells of no ends
+        elif event.iteration > self._first_iteration:  # in a loop without UpdateEnded
             self._warn_of_patterns()
         layer = event.record.layer
         selected = self._selected.get(layer)

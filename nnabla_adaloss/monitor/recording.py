@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recorded training, and the answers that it gives."""
+"""A recorded training, and queries on it."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Recording:
             above: the share of elements that are not zero until they are stored, and zero then. 0.01.
 
         Returns:
-            One for each such layer; layers whose storage does not tell are left out.
+            One for each such layer; layers whose storage does not count underflow are left out.
         """
         found = (_underflow(rows, above) for rows in self.by_layer().values())
         return sorted((u for u in found if u is not None), key=lambda u: -u.worst)

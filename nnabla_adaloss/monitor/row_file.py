@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows in a file of JSON lines, each there as soon as it is written, and readable up to the last one.
+"""Rows in a file of JSON lines, each written at once and readable up to the last one.
 
-A line is one `write` to the operating system, so that a process that is killed leaves whole lines, or one at
-the end that is cut off. Whoever goes on writing takes that one away, whoever reads passes over it.
+A line is one `write` to the operating system, so a killed process leaves whole lines, and perhaps a truncated
+one at the end. The next writer removes that one, readers skip it.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from .gradient_seen import GradientSeen
 class LayerRow(NamedTuple):
     """One layer in one backward pass.
 
-    What is counted is counted in the layer's input gradient as it is stored: the gradient that `alpha` is
-    there for. It is None where no gradient was written.
+    Counts are of the layer's input gradient as stored, the gradient that `alpha` protects. They are None if
+    no gradient was written.
 
     Attributes:
         iteration: number of the iteration.
@@ -32,12 +32,12 @@ class LayerRow(NamedTuple):
         layer: name of the layer.
         alpha: the layer's own scale.
         scale: S, the accumulated scale that the gradient carries: from the loss to here.
-        reason: what held alpha where it is, a value of `Reason`.
+        reason: what determined alpha, a value of `Reason`.
         elements: number of elements.
         zeros: how many are zero.
         subnormals: how many are not, but below the format's normal range, so that they have lost precision.
-        underflowed: how many were not zero until they were stored; None where the storage does not tell.
-        overflowed: how many were finite until they were stored, likewise.
+        underflowed: how many became zero when stored; None where the storage does not count it.
+        overflowed: how many became infinite when stored, likewise.
         nonfinite: how many are infinite or NaN.
         abs_max: the largest finite magnitude, S included.
         headroom: bits between that and the end of the format; None when all are zero.
@@ -72,7 +72,7 @@ class LayerRow(NamedTuple):
 
     @property
     def underflow(self) -> Optional[float]:
-        """Share of the elements that were not zero until they were stored; None where nobody knows."""
+        """Share of the nonzero elements that became zero when stored; None if unknown."""
         if self.underflowed is None or self.elements is None or self.zeros is None:
             return None
         nonzero = self.elements - self.zeros + self.underflowed
@@ -80,7 +80,7 @@ class LayerRow(NamedTuple):
 
     @property
     def overflow(self) -> Optional[float]:
-        """Share of the elements that were finite until they were stored; None where nobody knows."""
+        """Share of the elements that became infinite when stored; None if unknown."""
         if self.overflowed is None or not self.elements:
             return None
         return self.overflowed / self.elements

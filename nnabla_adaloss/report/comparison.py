@@ -133,13 +133,13 @@ def _curves(runs: Sequence[Run], timeline: Timeline) -> List[str]:
     key = line_names([run.name for run in runs])
     found = []
     if any(scales):
-        told = _ends(runs, scales, power)
-        picture = curve(scales, timeline, power, told, logarithmic=True, steps=True)
+        alt_text = _ends(runs, scales, power)
+        picture = curve(scales, timeline, power, alt_text, logarithmic=True, steps=True)
         found.append(section("Loss scale S0", "Heights are powers of two.", key, picture))
     if any(losses):
         logarithmic = spans_decades(value for points in losses for _, value in points)
-        told = _ends(runs, losses, short)
-        picture = curve(losses, timeline, short, told, logarithmic=logarithmic, steps=False)
+        alt_text = _ends(runs, losses, short)
+        picture = curve(losses, timeline, short, alt_text, logarithmic=logarithmic, steps=False)
         explanation = "Equal heights are equal ratios." if logarithmic else ""
         found.append(section("Loss", f"Of the last batch of each iteration. {explanation}", key, picture))
     return found

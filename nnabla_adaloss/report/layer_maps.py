@@ -67,9 +67,9 @@ def _scales(layers: Sequence[List[LayerRow]], timeline: Timeline, name: str) -> 
     rows = []
     for of_layer in layers:
         own = [getattr(row, name) for row in of_layer]
-        told = f"{power(own[-1])} at the end, from {power(min(own))} to {power(max(own))}"
+        alt_text = f"{power(own[-1])} at the end, from {power(min(own))} to {power(max(own))}"
         cells = timeline.cells((row.iteration, math.log2(getattr(row, name))) for row in of_layer)
-        rows.append(HeatRow(of_layer[-1].layer, cells, f"{of_layer[-1].layer}: {told}"))
+        rows.append(HeatRow(of_layer[-1].layer, cells, f"{of_layer[-1].layer}: {alt_text}"))
     middle = (low + high) / 2
     labels = [power(2.0**value) for value in (low, middle, high) if value != middle or value.is_integer()]
     return heat_map(rows, Legend(lambda value: (value - low) / (high - low), labels), timeline)

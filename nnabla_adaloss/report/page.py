@@ -96,14 +96,14 @@ def _loss_scale(recording: Recording, timeline: Timeline) -> List[str]:
     if not points:
         return []
     values = [value for _, value in points]
-    told = f"S0: {power(values[0])} at first, {power(values[-1])} at the end"
-    told += f", from {power(min(values))} to {power(max(values))}"
+    alt_text = f"S0: {power(values[0])} at first, {power(values[-1])} at the end"
+    alt_text += f", from {power(min(values))} to {power(max(values))}"
     changes = [points[0], *(b for a, b in zip(points, points[1:]) if a[1] != b[1])]
     caption = f"Where S0 changed: {count(len(changes) - 1, 'time')} after the first"
     if len(changes) > _MOST_CHANGES:
         caption += f"; these are the last {_MOST_CHANGES}"
     rows = [(f"{iteration:,}", power(value)) for iteration, value in changes[-_MOST_CHANGES:]]
-    picture = curve([points], timeline, power, told, logarithmic=True, steps=True)
+    picture = curve([points], timeline, power, alt_text, logarithmic=True, steps=True)
     explanation = "The scale of the gradient behind the loss. Heights are powers of two."
     return [section("Loss scale S0", explanation, picture, table(caption, ("iteration", "S0"), rows))]
 
@@ -113,10 +113,10 @@ def _loss(recording: Recording, timeline: Timeline) -> List[str]:
     if not points:
         return []
     logarithmic = spans_decades(value for _, value in points)
-    told = f"loss: {points[0][1]:.4g} at first, {points[-1][1]:.4g} at the end"
+    alt_text = f"loss: {points[0][1]:.4g} at first, {points[-1][1]:.4g} at the end"
     some = sorted({len(points) * i // 9 if i < 9 else len(points) - 1 for i in range(10)})
     rows = [(f"{points[i][0]:,}", f"{points[i][1]:.4g}") for i in some]
-    picture = curve([points], timeline, short, told, logarithmic=logarithmic, steps=False)
+    picture = curve([points], timeline, short, alt_text, logarithmic=logarithmic, steps=False)
     explanation = "The loss of each iteration's last batch, as stored."
     if logarithmic:
         explanation += " Equal heights are equal ratios."

@@ -20,12 +20,12 @@ class HeatRow(NamedTuple):
     Attributes:
         name: what it is about.
         cells: a value per column; None where nothing was recorded.
-        told: the same in words, for those who do not see it.
+        alt_text: the same in words, for screen readers.
     """
 
     name: str
     cells: Cells
-    told: str
+    alt_text: str
 
 
 class Legend(NamedTuple):
@@ -45,7 +45,7 @@ class Marks(NamedTuple):
 
     Attributes:
         name: what they stand for.
-        shape: `triangle`, `ring` or `cross`: nobody needs to tell colours apart.
+        shape: `triangle`, `ring` or `cross`, so that colours do not matter.
         iterations: where they are.
     """
 
@@ -86,7 +86,7 @@ def section(title: str, explanation: str, *contents: str) -> str:
 def heat_map(rows: Sequence[HeatRow], legend: Legend, timeline: Timeline) -> str:
     """A strip of colours for each row, over the iterations."""
     lines = [
-        _line(row.name, f'<img class="strip" src="{_strip(row, legend)}" alt="{escape(row.told)}">')
+        _line(row.name, f'<img class="strip" src="{_strip(row, legend)}" alt="{escape(row.alt_text)}">')
         for row in rows
     ]
     scale = strip([i / 63 for i in range(64)])
@@ -106,7 +106,7 @@ def curve(
     lines: Sequence[Sequence[Tuple[int, float]]],
     timeline: Timeline,
     written: Callable[[float], str],
-    told: str,
+    alt_text: str,
     *,
     logarithmic: bool,
     steps: bool,
@@ -116,8 +116,8 @@ def curve(
     Args:
         lines: of each line, iterations with a value each.
         timeline: the columns of the page.
-        written: a value as it is written beside the picture.
-        told: the same in words.
+        written: how a value is written beside the picture.
+        alt_text: the same in words.
         logarithmic: whether distances are ratios.
         steps: whether a value holds until the next one.
     """
@@ -145,7 +145,7 @@ def curve(
     labels = "".join(f"<span>{escape(written(value))}</span>" for value in ends)
     picture = (
         f'<svg class="curve" viewBox="0 -4 1000 108" preserveAspectRatio="none" role="img" '
-        f'aria-label="{escape(told)}">{paths}</svg>'
+        f'aria-label="{escape(alt_text)}">{paths}</svg>'
     )
     label = f'<div class="name heights">{labels}</div>'
     return (
@@ -199,8 +199,8 @@ def time_line(kinds: Sequence[Marks], timeline: Timeline) -> str:
             f'<svg x="{100 * place:.2f}%" y="50%" overflow="visible"><path d="{_SHAPES[shape]}"/></svg>'
             for place in columns.values()
         )
-        told = f"{name}: {len(iterations)}" + (f", the first in {iterations[0]}" if iterations else "")
-        picture = f'<svg class="marks {shape}" role="img" aria-label="{escape(told)}">{marks}</svg>'
+        alt_text = f"{name}: {len(iterations)}" + (f", the first in {iterations[0]}" if iterations else "")
+        picture = f'<svg class="marks {shape}" role="img" aria-label="{escape(alt_text)}">{marks}</svg>'
         lines.append(_line(f"{name} ({len(iterations)})", picture))
     return f'<div class="plot">\n{"".join(lines)}{_ticks(timeline)}</div>\n'
 

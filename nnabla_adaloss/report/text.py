@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers as people read them."""
+"""Numbers for people to read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def power(value: float) -> str:
-    """A scale: a power of two as one, unless it is small; another number as it is.
+    """A scale: a large or small power of two with an exponent, any other number in digits.
 
     Example:
         >>> power(1024.0), power(2.0**-20), power(4.0), power(3e5)
@@ -22,7 +22,7 @@ def power(value: float) -> str:
 
 
 def percent(share: Optional[float]) -> str:
-    """A share; what is not zero does not look like zero, and what nobody knows is a dash.
+    """A share; what is not zero does not look like zero, and unknown is a dash.
 
     Example:
         >>> percent(0.125), percent(0.0), percent(1e-6), percent(None)

@@ -20,7 +20,7 @@ def sizes(network: NetworkNumbers, *, among: bool) -> List[Cause]:
 
     Args:
         network: what was measured.
-        among: whether other causes are told already, from which the latter may follow.
+        among: whether other causes were found, from which the latter may follow.
     """
     changes = [c for c in map(_change, network.functions) if c is not None]
     return changes if changes or among else _spread(network.layers)
