@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 DESCRIPTION = """\
-Draw a recorded training as one HTML page: the scales of the layers and their underflow over the iterations,
-overflows, batches that were run again or lost, the loss scale and the loss; each as a picture and as a table.
-Given two recordings, the page compares them: what differs comes first.
+Draw a recorded training as one HTML page: layer scales and underflow over the iterations, overflows, repeated
+and lost batches, the loss scale and the loss, as pictures and tables. Given two recordings, the page compares
+them, differences first.
 """
 
 EPILOG = """\
@@ -18,8 +18,8 @@ How to record one:
   from nnabla_adaloss import AdaptiveLossScalingUpdater, Recorder
   updater = AdaptiveLossScalingUpdater(solver, loss, feed, monitors=[Recorder(path="run.jsonl", every=10)])
 
-The recording can be read while the training goes on, and after it was killed. The page needs nothing else:
-no network, no scripts. Print it, send it.
+The recording can be read during the training, and after it was killed. The page is one file without scripts
+and needs no network.
 
 examples:
   python -m nnabla_adaloss report run.jsonl                     writes run.html
@@ -27,7 +27,7 @@ examples:
   python -m nnabla_adaloss report run.jsonl --title 'LeNet, fp16, weight 1e-6'
   python -m nnabla_adaloss report fp16.jsonl bf16.jsonl         writes fp16_and_bf16.html
 
-The exit code is 0 when the page was written, and 1 when there is nothing that could be drawn.
+The exit code is 0 if the page was written, and 1 if there is nothing to draw.
 """
 
 
