@@ -220,7 +220,7 @@ def train(method: str, comm: MPICommunicator, options: argparse.Namespace) -> Ro
     updater = UPDATERS[method](solver, loss, feeder, comm, options.iterations)
 
     begin, warmed_up = 0.0, 0
-    # mpirun hides from its ranks whether somebody watches: one bar, and only now and then a new state of it.
+    # mpirun hides from its ranks whether this is a terminal: one bar, rarely updated.
     bar = tqdm(
         range(options.iterations), desc=method, unit=" updates", disable=comm.rank > 0, mininterval=0.5
     )

@@ -56,8 +56,8 @@ def critic(pixels: nn.Variable) -> nn.Variable:
         return PF.affine(h, 1, name="real")
 
 
-def told(logits: nn.Variable, truth: float) -> nn.Variable:
-    """The loss of a critic where images are real (1) or made (0)."""
+def loss_against(logits: nn.Variable, truth: float) -> nn.Variable:
+    """The loss of logits against real (1) or generated (0)."""
     return F.mean(F.sigmoid_cross_entropy(logits, F.constant(truth, logits.shape)))
 
 
@@ -72,8 +72,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     noise, other_noise = nn.Variable((size, NOISE)), nn.Variable((size, NOISE))
     real, made = nn.Variable((size, 64)), nn.Variable((size, 64))
     source = generator(other_noise)
-    fooled = told(critic(generator(noise)), 1.0)
-    caught = told(critic(real), 1.0) + told(critic(made), 0.0)
+    fooled = loss_against(critic(generator(noise)), 1.0)
+    caught = loss_against(critic(real), 1.0) + loss_against(critic(made), 0.0)
 
     def fill_critic(number: int) -> None:
         random = np.random.default_rng((options.seed, 0, number))

@@ -75,8 +75,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
     x = nn.Variable((options.batch_size, 1, GRID * CELL, GRID * CELL))
     t, weight = nn.Variable(x.shape), nn.Variable(x.shape)
-    told = segment(x, options.cast, training=True)
-    loss = F.sum(F.softmax_cross_entropy(told, t, axis=1) * weight) / F.sum(weight) * options.loss_weight
+    predicted = segment(x, options.cast, training=True)
+    loss = F.sum(F.softmax_cross_entropy(predicted, t, axis=1) * weight) / F.sum(weight) * options.loss_weight
     # SGD moves weights by learning rate times gradient: this takes the loss weight out again.
     rate = common_options.cosine(options.lr / options.loss_weight, options.iterations)
     solver = S.Momentum(rate(0))
@@ -107,10 +107,10 @@ def updater_of(options: Any, solver: Any, loss: nn.Variable, feed: Feeder) -> An
 
 
 def mean_iou(test: Scenes, cast: str) -> float:
-    """Intersection over union of the pixels of a digit, those told and those there, on average."""
-    told = segment(nn.Variable.from_numpy_array(test.pixels), cast, training=False)
-    told.forward(clear_buffer=True)
-    given, wanted = told.d.argmax(axis=1), test.ink[:, 0]
+    """Mean intersection over union of a digit's predicted and actual pixels."""
+    predicted = segment(nn.Variable.from_numpy_array(test.pixels), cast, training=False)
+    predicted.forward(clear_buffer=True)
+    given, wanted = predicted.d.argmax(axis=1), test.ink[:, 0]
     both = [((given == digit) & (wanted == digit)).sum() for digit in range(10)]
     either = [((given == digit) | (wanted == digit)).sum() for digit in range(10)]
     return float(np.mean(np.divide(both, either)))

@@ -117,9 +117,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
     starts = np.linspace(0, len(test) - length - 2, TEST_WINDOWS).astype(np.int64)
     seen, following = (nn.Variable.from_numpy_array(part) for part in windows(test, starts, length))
-    told = logits(seen, symbols, *shape)
+    predicted = logits(seen, symbols, *shape)
     with nn.context_scope(common_options.single(options)):  # a mean of thousands is worth more than 11 bits
-        test_loss = F.mean(F.softmax_cross_entropy(told, F.reshape(following, (*following.shape, 1))))
+        test_loss = F.mean(F.softmax_cross_entropy(predicted, F.reshape(following, (*following.shape, 1))))
     test_loss.forward(clear_buffer=True)
     bits = float(test_loss.d) / math.log(2.0)
     if ranks.rank == 0:
