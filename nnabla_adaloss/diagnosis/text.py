@@ -20,7 +20,7 @@ COLUMNS = (Way.NONE, Way.START, Way.END, Way.ADAPTIVE)
 
 
 def other_causes(verdict: Verdict) -> Sequence[Cause]:
-    """What is wrong besides what the verdict says already."""
+    """Causes that the verdict does not mention."""
     return [cause for cause in verdict.causes if str(cause) not in verdict.line]
 
 
@@ -34,15 +34,15 @@ def heading(way: Way, network: NetworkNumbers) -> str:
 def legend(network: NetworkNumbers) -> Sequence[Tuple[str, str]]:
     """What the words of the table mean."""
     return [
-        ("underflow", "elements of a layer's gradients that are not 0 in fp32 and are 0 as stored"),
+        ("underflow", "elements of a layer's gradients that are 0 as stored but not in fp32"),
         (
             "error",
-            "of the weight gradient, relative to fp32; inf: so much of it overflows",
+            "of the weight gradient, relative to fp32; inf: the share that overflows",
         ),
-        ("right scale", "the largest power of two that leaves two bits of room"),
+        ("right scale", "the largest power of two that leaves two bits of headroom"),
         ("none", "without scaling"),
         (heading(Way.START, network), "the scale that nnabla's DynamicLossScalingUpdater starts with"),
-        (heading(Way.END, network), "the largest one without overflow, where it would end"),
+        (heading(Way.END, network), "the largest scale without overflow, where it would end"),
         ("adaptive", "AdaptiveLossScalingUpdater at its defaults"),
     ]
 

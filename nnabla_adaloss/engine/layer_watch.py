@@ -131,6 +131,24 @@ class _Look:
             return GradientSeen(statistics, exponents, format)
         return GradientSeen(statistics, exponents, format, rounded.underflowed, rounded.overflowed)
 
+    @cached_property
+    def weight(self) -> Optional[GradientSeen]:
+        """The weight, without the layer's scale."""
+        return self._data(self._scaling.factor)
+
+    @cached_property
+    def input(self) -> Optional[GradientSeen]:
+        """What the weight is multiplied by."""
+        return self._data(self._scaling.target)
+
+    def _data(self, v: nn.Variable) -> Optional[GradientSeen]:
+        storage = self._stored.storage
+        if v.data.clear_called or stored_dtype(v.data) not in (FLOAT32, FLOAT16):
+            return None
+        statistics, exponents = self._stored.kernels.exponent_histogram(v.data)
+        format = self._stored.format if storage is None else storage.precision.data_format(v.data.size)
+        return GradientSeen(statistics, exponents, format)
+
     def arrays(self) -> LayerArrays:
         """Copies of the layer's arrays."""
         scaling = self._scaling

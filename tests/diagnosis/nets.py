@@ -210,7 +210,9 @@ PLANTED: Dict[str, Planted] = {
     "attention overflow": Planted(
         attention_overflow, "attn/q/affine/BatchMatmul", "attention_overflow", "queries", None
     ),
-    "NaN in a weight": Planted(nan_in_a_weight, "fc2/affine", "weight_not_finite", "load weights", None),
+    "NaN in a weight": Planted(
+        nan_in_a_weight, "fc2/affine", "weight_not_finite", "restore earlier weights", None
+    ),
     "NaN in data": Planted(nan_in_data, "fc1/affine", "data_not_finite", "clean the data", None),
     "huge activations": Planted(
         activations_beyond_fp16, "huge/affine", "activation_overflow", "normalise", None

@@ -58,10 +58,12 @@ def _as_stored(f: FunctionNumbers, network: NetworkNumbers) -> Cause:
         return Cause(Kind.STORED_ZERO, place(f), what, remedy_of(f, network), True)
     if f.loss_section and f.type_name in ("MulScalar", "Sum"):
         what = f"the loss behind it reaches {f.amax:.2g} in {subject(f)}, beyond {ends}"
-        remedy = "leave that factor to the learning rate" if f.type_name == "MulScalar" else "take F.mean"
+        remedy = (
+            "remove the factor and adapt the learning rate" if f.type_name == "MulScalar" else "use F.mean"
+        )
         return Cause(Kind.LARGE_LOSS, place(f), what, remedy, True)
     what = f"what {subject(f)} computes reaches {f.amax:.2g}, beyond {ends}"
-    remedy = "normalise what it reads, make its weights smaller, keep it in fp32, or use bfloat16"
+    remedy = "normalise its input, make its weights smaller, keep it in fp32, or use bfloat16"
     if f.type_name == "Exp":
         remedy = remedy_of(f, network)
     return Cause(Kind.ACTIVATION_OVERFLOW, place(f), what, remedy, True)
