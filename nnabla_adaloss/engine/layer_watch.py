@@ -146,7 +146,7 @@ class _Look:
         if v.data.clear_called or stored_dtype(v.data) not in (FLOAT32, FLOAT16):
             return None
         statistics, exponents = self._stored.kernels.exponent_histogram(v.data)
-        format = self._stored.format if storage is None else storage.precision.data_format(v.data.size)
+        format = self._stored.format if storage is None else storage.data_format(hash(v), v.data.size)
         return GradientSeen(statistics, exponents, format)
 
     def arrays(self) -> LayerArrays:
