@@ -19,7 +19,7 @@ CONTEXT ?=
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY) ## which loss scaling trains without being tuned? a table and a picture in a minute
+demo: $(READY) ## what one loss scale can do, and what it cannot: a table and a picture in a minute
 	$(PYTHON) samples/demo.py
 
 test: lint types unit ## everything that must pass: lint, types, unit tests

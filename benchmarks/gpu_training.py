@@ -7,7 +7,7 @@
     python benchmarks/gpu_training.py --context cpu:float --quick        does the script work? no GPU needed
 
 Methods, each with a network of its own: fp32; a fixed scale that nobody checks, which is the floor; nnabla's
-dynamic scaling; adaptive scaling with its defaults, and with a scale for each component (amax_history).
+dynamic scaling; adaptive scaling with its defaults, and with scales by the published method (approx_range).
 
 They take turns by blocks of 16 iterations: whole cycles of those that measure and those that do not. Within
 a block nobody waits for the device but the method itself; at its end all is waited for. What is printed are
@@ -53,7 +53,7 @@ from nnabla_adaloss.graph.loss_seed import LossSeed
 
 BLOCK = 16
 FLOOR = "fixed, unchecked"
-METHODS = ("fp32", FLOOR, "dynamic", "adaptive", "amax_history")
+METHODS = ("fp32", FLOOR, "dynamic", "adaptive", "approx_range")
 PHASES = (
     "before forward",
     "forward",
@@ -113,7 +113,7 @@ class Training:
             self._solver = S.Momentum(1e-3)
             self._solver.set_parameters(nn.get_parameters())
         if timed:
-            adaptive = method in ("adaptive", "amax_history")
+            adaptive = method in ("adaptive", "approx_range")
             self.loss = TimedLoss(self.loss, LossSeed(self.loss) if adaptive else None)
         self.update: Callable[[], Any] = self._by(method)
 

@@ -19,19 +19,22 @@ EXPERIMENTS = {
     "weights": "LeNet in float16 with loss weights from 1e-12 to 1e4, and how right its gradients are",
     "windows": "overflows and underflow with margins of 2 to 16 and windows of 8 to 512 iterations",
     "measuring": "gradients measured in one of 1 to 64 iterations: what that saves, and what is missed",
+    "apart": "sixteen trainings with gradients far apart: two losses 1 : 1e-10, equations, deep nets, ...",
+    "reach": "two losses 1 : 1 to 1 : 1e-20 on one network, and how right the gradients of each layer are",
     "planted": "a loss that jumps by 2^10, for one batch or for good: how soon the scale is right again",
 }
 
 DESCRIPTION = """\
 Trains ten networks on real data, with the loss multiplied by 1, 1e-3, 1e-6 and 1e-9, under three emulated
-storages, with six ways to scale the loss, each at its defaults as a user meets it:
+storages, with seven ways to scale the loss, each at its defaults as a user meets it:
 
   none           gradients stored as they are
   fixed_128      the loss multiplied by 128
   dynamic_8      nnabla's DynamicLossScalingUpdater with its defaults: 8, doubled after 2000 good updates
   dynamic_65536  the same, starting with torch's default
-  approx_range   AdaptiveLossScalingUpdater with all its defaults
-  amax_history   the same with AdaLossConfig(loss_scale_method="amax_history")
+  one_scale      one measured scale: AdaLossConfig(loss_scale_method="fixed"), every alpha is 1
+  approx_range   layers' own scales by the published method: AdaLossConfig(loss_scale_method="approx_range")
+  amax_history   AdaptiveLossScalingUpdater with all its defaults: each part of the network has a scale
 
 The question for each network, storage and loss weight: does it train as well as fp32?
 """
@@ -48,7 +51,7 @@ cell follow each other, so that part of a study can be read as well (--report).
 Time. Everything takes about three hours on two idle cores. --quick has its own file of results.
 
 Files. FILE.jsonl with a line for each training, FILE.md with the table, FILE.png with the picture; each
-further experiment (--weights, --windows, --measuring, --planted) has its own, such as
+further experiment (--apart, --reach, --weights, --windows, --measuring, --planted) has its own, such as
 benchmarks/results/weights.jsonl.
 
 Examples:
@@ -131,7 +134,7 @@ def parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     add("--quick", action="store_true", help="three networks, short trainings, float16, one seed")
     add("--only", type=_names, metavar="NET,...", help="networks (default: all ten)")
     add("--storage", type=_names, metavar="NAME,...", help="storages (default: float16,fp8_hybrid,e4m3)")
-    add("--methods", type=_names, metavar="NAME,...", help="ways to scale (default: all six)")
+    add("--methods", type=_names, metavar="NAME,...", help="ways to scale (default: all seven)")
     add("--seeds", type=_positive, metavar="N", help="trainings of each cell (default: 3; fp32: 5)")
     add("--budget", type=float, metavar="SECONDS", help="begin no training that would end later")
     add("--jobs", type=_positive, default=2, metavar="N", help="trainings at a time (default: 2)")

@@ -17,32 +17,31 @@ from nnabla_adaloss.core.precision import PRECISIONS
 from nnabla_adaloss.doctor import Area, area_works, as_json, as_text, examine, silent
 
 _ANALYSE = """\
-Runs a network for a few batches in fp32, and beside it as a narrow storage would keep its numbers (emulated,
-on a CPU), and says for each layer which share of its gradients is lost without loss scaling, with nnabla's
-dynamic scaling and with adaptive scaling, which scale would have been right, and what to do. What no scale
-mends (NaN in a weight or in the data, activations beyond the format, ReLUs that pass nothing, ...) is named
-with its layer.
+Runs a network on a few batches, in fp32 and with a narrow storage format (emulated, on a CPU). Reports for
+each layer which share of its gradients is lost without loss scaling, with nnabla's dynamic scaling and with
+adaptive scaling, which scale would be right, and what to do. Faults that no scale helps (NaN in a weight or
+in the data, activations beyond the format, dead ReLUs, ...) are named with their layer.
 
-FILE.py holds a function without arguments that builds the network and returns its loss, a Variable of one
-element, or the loss and a function that fills the inputs with the next batch:
+FILE.py contains a function without arguments that builds the network and returns its loss, a Variable of one
+element, or the loss and a function that feeds the next batch:
 
     def network():
         x, t = nn.Variable((32, 1, 28, 28)), nn.Variable((32, 1))
         loss = F.mean(F.softmax_cross_entropy(lenet(x), t))
-        nn.load_parameters("trained.h5")     # as it is after some training; or leave it out
+        nn.load_parameters("trained.h5")     # optional: weights after some training
 
         def feed():
             x.d, t.d = next(batches)
 
         return loss, feed
 
-Without a feeder the data that is in the inputs is the only batch. An updater can be returned as well."""
+Without a feeder, the inputs' current data is the only batch. The function may also return an updater."""
 
 _ANALYSE_END = """\
 exit codes:
-  0  some way of scaling, or none at all, keeps the gradients of all layers
-  1  no loss scale helps: the text says why
-  2  it could not be examined: the message says what is wrong with FILE or function
+  0  some way of scaling, or none, keeps the gradients of all layers
+  1  no loss scale helps; the report says why
+  2  the network could not be examined; the message says why
 
 examples:
   python -m nnabla_adaloss analyse train.py:network
@@ -77,13 +76,13 @@ def _add_doctor(commands: Any) -> None:
     doctor = commands.add_parser(
         "doctor",
         help="examine this installation",
-        description="Say what is installed, what is missing and what to do about it. The exit code is 0 when "
-        "training on the CPU works, and whatever else the options ask for.",
+        description="Report what is installed, what is missing and what to do about it. The exit code is 0 "
+        "if training on the CPU works, and everything the options require.",
     )
     doctor.add_argument(
-        "--gpu", action="store_true", help="the GPU must work, too: nnabla's functions are tried there"
+        "--gpu", action="store_true", help="require a working GPU, and test nnabla's functions on it"
     )
-    doctor.add_argument("--mpi", action="store_true", help="distributed training must work, too")
+    doctor.add_argument("--mpi", action="store_true", help="require distributed training")
     doctor.add_argument("--json", action="store_true", help="print a JSON object instead of text")
     doctor.set_defaults(run=_doctor)
 
@@ -104,7 +103,7 @@ def _add_analyse(commands: Any) -> None:
         epilog=_ANALYSE_END,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    analyse.add_argument("network", metavar="FILE.py:function", help="where the network comes from")
+    analyse.add_argument("network", metavar="FILE.py:function", help="the function that returns the network")
     analyse.add_argument(
         "--storage",
         type=canonical_name,
@@ -114,9 +113,9 @@ def _add_analyse(commands: Any) -> None:
         help=f"the format to try: {', '.join(PRECISIONS)} (default: float16)",
     )
     analyse.add_argument(
-        "--batches", type=int, default=4, metavar="N", help="how many batches to look at (default: 4)"
+        "--batches", type=int, default=4, metavar="N", help="how many batches to run (default: 4)"
     )
-    analyse.add_argument("-o", "--output", metavar="PAGE.html", help="write a page, too")
+    analyse.add_argument("-o", "--output", metavar="PAGE.html", help="also write an HTML page")
     analyse.add_argument("--json", action="store_true", help="print a JSON object instead of text")
     analyse.set_defaults(run=_analyse)
 
@@ -124,7 +123,7 @@ def _add_analyse(commands: Any) -> None:
 def _add_report(commands: Any) -> None:
     page = commands.add_parser(
         "report",
-        help="draw a recorded training as a page",
+        help="draw a recorded training, or compare two, as a page",
         description=report.DESCRIPTION,
         epilog=report.EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

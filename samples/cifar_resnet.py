@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ResNet-20, -56, -110 (He et al. 2016) and WideResNet-16-4 (Zagoruyko and Komodakis 2016) on CIFAR-10.
 
-CIFAR's binary version is read from --data-dir; without it, the digits of scikit-learn are enlarged.
+Reads CIFAR's binary version from --data-dir; without it, uses scikit-learn's digits, enlarged.
 
   python samples/cifar_resnet.py                                                   digits, a minute
   python samples/cifar_resnet.py --network resnet110 --iterations 10               deeper
@@ -10,9 +10,9 @@ CIFAR's binary version is read from --data-dir; without it, the digits of scikit
   mpirun -n 4 python samples/cifar_resnet.py --distributed -c cudnn -t half ...    four GPUs (NCCL)
   mpirun -n 2 python samples/cifar_resnet.py --distributed                         two ranks on a CPU
 
-The first one printed, in emulated fp16 on one CPU core (not tried yet: CIFAR's own images):
+The first one printed, in emulated fp16 on one CPU core (not tested with CIFAR's images):
 
-  resnet20: 99.2% of the test images told right
+  resnet20: 99.2% of the test images correct
   loss scale 32768 at the end, 1 batches repeated, 0 lost
 
 With -c cudnn -t half, on an H100: 98.1%.
@@ -110,7 +110,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         metavar="FOLDER",
         help="CIFAR-10's .bin files (default: digits)",
     )
-    add("--image-size", type=int, default=16, metavar="N", help="of the enlarged digits (default: 16)")
+    add("--image-size", type=int, default=16, metavar="N", help="pixels of the enlarged digits (default: 16)")
     common_ranks.add_option(parser)
     options = common_options.start(parser, arguments)
     ranks = common_ranks.join(options)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What loss scaling does to gradients: a table and a picture of scales, underflow and time."""
+"""How loss scaling affects gradients: a table and a picture of scales, underflow and time."""
 
 from __future__ import annotations
 
@@ -12,42 +12,40 @@ from typing import Optional, Sequence
 LOSS_WEIGHTS = (1.0, 1e-4, 1e-6)
 
 DESCRIPTION = """\
-Looks closely at five trainings of each of two networks on scikit-learn's handwritten digits:
+Trains two networks on scikit-learn's handwritten digits in five ways:
 
-  fp32         everything in single precision: what the others are measured against
-  no scaling   gradients stored in fp16 as they are
+  fp32         everything in single precision: the reference
+  no scaling   gradients stored in fp16 without a scale
   fixed (128)  the loss multiplied by 128 before backward
-  dynamic      nnabla's DynamicLossScalingUpdater: one scale, doubled now and then, halved on overflow
-  adaptive     AdaptiveLossScalingUpdater as it comes: a scale from what was measured, and one for each layer
+  dynamic      nnabla's DynamicLossScalingUpdater: one scale, doubled periodically, halved on overflow
+  adaptive     AdaptiveLossScalingUpdater at its defaults: a measured scale, and one per layer
 
-All but fp32 run under emulated fp16 storage: nnabla computes in fp32, and what a half-precision GPU
-would store in fp16 (activations, gradients, weights at use) is rounded to fp16.
+All but fp32 emulate fp16 storage: nnabla computes in fp32, and what a half-precision GPU would store in fp16
+(activations, gradients, weights at use) is rounded to fp16.
 """
 
 EPILOG = """\
-Loss weights. Each training is done three times, with the mean cross entropy multiplied by 1, 1e-4 and 1e-6,
-as losses are that are one small term of several. The learning rate is divided by the weight: SGD with
-momentum then takes the same steps, and fp32 comes to the same result with each weight (but for rounding).
-Whatever differs in the other rows is the work of fp16. The numbers smaller than about 6e-8 that it turns to
-zero are what loss scaling has to prevent.
+Loss weights. Each training runs three times, with the mean cross entropy multiplied by 1, 1e-4 and 1e-6,
+like one small term of several. The learning rate is divided by the weight, so SGD with momentum takes the
+same steps, and fp32 gives the same result for each weight up to rounding. Differences in the other rows
+come from fp16, which flushes numbers below about 6e-8 to zero unless loss scaling prevents it.
 
-Fairness. The methods start from the same weights and get the same number of batches in the same order;
-a batch that is thrown away because its gradients overflowed is gone. Dynamic starts with 8, nnabla's default,
-and by default doubles that after every 1/40 of the training, as nnabla's default of 2000 updates is in a
-training of 80 000; as it comes it would keep 8 here (samples/demo.py). Adaptive repeats a batch that
-overflowed: that takes time, and loses none. The five trainings take turns batch by batch within one process,
-so that a busy machine slows them all alike; the time in the table is the median over batches of the ratio to
-fp32. (Emulation makes up much of it: it says nothing about a GPU.)
+Fairness. All methods start from the same weights and get the same number of batches in the same order; a
+batch dropped because of overflow is lost. Dynamic starts with 8, nnabla's default, and doubles after every
+1/40 of the training, as nnabla's default of 2000 updates does in a training of 80 000; otherwise it would
+keep 8 here (samples/demo.py). Adaptive repeats a batch that overflowed, which takes time but loses none.
+The trainings take turns batch by batch in one process, so other load on the machine affects all alike; the
+time in the table is the median ratio to fp32. (Much of it is emulation: it says nothing about a GPU.)
 
-Underflow. At twelve moments (six with --quick) the backward pass is done twice from the same activations,
-storing gradients once in fp32 and once as the method does. An element counts as underflowed when it is zero
-in the second and not in the first. The table adds up all layers and moments; the picture shows layers.
+Underflow. At twelve moments (six with --quick) backward runs twice on the same activations, storing
+gradients in fp32 and as the method does. An element underflows if it is zero only in the second. The table
+sums all layers and moments; the picture shows layers.
 
-Files, written into --out:
+Files in --out:
   compare.png   each layer's loss scale over the training, and each layer's underflow
-  results.json  the table, the settings, and everything that is in the picture
+  results.json  the table, the settings, and the picture's data
 
-Everything but the times is the same in each run with the same --seed on the same machine.
+With the same --seed and machine, everything but the times is reproducible.
 
 Examples:
   python samples/compare.py --quick
@@ -92,7 +90,7 @@ def parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
         description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--quick", action="store_true", help="60 batches instead of 300: to see that it works")
+    add("--quick", action="store_true", help="60 batches instead of 300, for a quick look")
     add("--iterations", type=positive, metavar="N", help="batches per training (default: 300)")
     add(
         "--growth-interval",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains one network in all ways at the same time, a batch each in turn, so that times are comparable."""
+"""Trains one network with all methods in turn, batch by batch, so that times are comparable."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Result(NamedTuple):
         network: key of `NETWORKS`.
         loss_weight: what the mean cross entropy is multiplied by.
         method: key of `METHODS`.
-        test_accuracy: share of test images told right by the fp32 weights at the end.
+        test_accuracy: share of test images that are correct by the fp32 weights at the end.
         final_loss: mean cross entropy over all training images at the end, without the loss weight.
         skipped_updates: batches thrown away because of infinities or NaNs.
         underflow: share of all gradient elements that fp16 storage loses to zero, over the whole training.

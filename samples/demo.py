@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which way of loss scaling trains without being tuned? A table and a picture in a minute."""
+"""What one loss scale can do, and what it cannot: a table and a picture in a minute."""
 
 from __future__ import annotations
 
@@ -15,32 +15,40 @@ if TYPE_CHECKING:
     from training import Settings
     from verdicts import Score
 
-LOSS_WEIGHTS = (1.0, 1e-3, 1e-6, 1e-9)
+SHOWN = ("fp32", "dynamic", "dynamic (65536)", "one measured", "adaptive")
+LOSS_WEIGHTS = {
+    "lenet": (1e4, 1.0, 1e-6, 1e-11),
+    "mlp": (1e4, 1.0, 1e-6, 1e-11),
+    "two_losses": (1.0, 1e-6, 1e-10, 1e-12),
+}
 
 DESCRIPTION = """\
-Trains two networks on scikit-learn's handwritten digits, each with four loss weights and in six ways, all of
-them as they come, with nothing set:
+Trains networks on scikit-learn's handwritten digits, each with four loss weights and in five ways:
 
   fp32             everything in single precision: what the others are measured against
-  no scaling       gradients stored in fp16 as they are
-  fixed (128)      the loss multiplied by 128 before backward
   dynamic          nnabla's DynamicLossScalingUpdater: one scale, 8 at first, halved on overflow
   dynamic (65536)  the same from 65536, where torch.amp.GradScaler starts
-  adaptive         AdaptiveLossScalingUpdater
+  one measured     one scale again, but one that follows from how large gradients are
+  adaptive         AdaptiveLossScalingUpdater as it comes: each part of a network has a scale of its own
 
 All but fp32 run under emulated fp16 storage: nnabla computes in fp32, and what a half-precision GPU
 would store in fp16 (activations, gradients, weights at use) is rounded to fp16.
 """
 
 EPILOG = """\
-Why loss weights. A loss is often one small term of several, or a mean over many pixels: its gradients are
-tiny, and fp16 turns what is smaller than about 6e-8 to zero. Here the mean cross entropy is multiplied by 1,
-1e-3, 1e-6 and 1e-9, and the learning rate is divided by the same number. SGD with momentum then takes the
-same steps: in fp32 nothing changes but for rounding. What changes in the other rows is fp16's doing.
+One loss, weighted. A loss is often one small term of several, or a mean over many pixels: its gradients are
+tiny, and fp16 turns what is smaller than about 6e-8 to zero. LeNet's loss is multiplied by 1e4 to
+1e-11, and the learning rate is divided by the same number. SGD with momentum then takes the same steps: in
+fp32 nothing changes but for rounding. What changes in the other rows is fp16's doing.
+
+Two losses. One network tells whether a digit is odd, and which it is; the second loss is multiplied by 1 to
+1e-12, and what is shown is how well it is learned. Adam with a tiny eps takes the same steps whatever the
+weight. Here no choice of one scale can help: what lifts the small gradients makes the large ones overflow.
 
 Fairness. All start from the same weights and get the same number of batches in the same order. A batch that
 a method throws away because its gradients overflowed is gone for it. The dynamic ones double their scale
-after 2000 updates, nnabla's default; no training here lasts so long, so that only their starts count.
+after 2000 updates, nnabla's default; no training here lasts so long, so that only their starts count. All
+compute functions of one element at the loss in fp32, which by itself only adaptive scaling would do.
 
 How to read the table. A mark tells whether a training came to what fp32 came to, by the rule below the table.
 One test image is 0.28 points: small differences are chance, and --seed shows how much. The last lines count
@@ -51,10 +59,11 @@ Files, written into --out:
 
 Everything is the same in each run with the same --seed on the same machine. samples/compare.py looks closer
 at fewer cases: which gradients are lost, which scales layers get, how long a batch takes.
+benchmarks/study.py has many more.
 
 Examples:
   python samples/demo.py --seed 1
-  python samples/demo.py --loss-weights 1e4 100 1e-10 1e-11
+  python samples/demo.py --networks lenet mlp --loss-weights 1 1e-3 1e-6 1e-9
   python samples/demo.py --iterations 60 --networks mlp
 """
 
@@ -69,7 +78,6 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
     silence_nnabla()
     from common.digits import load
-    from methods import METHODS
     from training import Settings
     from verdicts import Verdicts
 
@@ -77,12 +85,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     cases = [
         (network, weight, method, data, settings)
         for network in options.networks
-        for weight in options.loss_weights
-        for method in METHODS
+        for weight in options.loss_weights or LOSS_WEIGHTS[network]
+        for method in SHOWN
     ]
     batches = len(cases) * options.iterations
     scores = run_all(train, cases, options.jobs, batches, f"{len(cases)} trainings")
-    verdicts = Verdicts(sorted(scores, key=lambda score: list(METHODS).index(score.method)))
+    verdicts = Verdicts(sorted(scores, key=lambda score: SHOWN.index(score.method)))
     print(verdicts.table(sys.stdout.encoding))
     import verdicts_picture
 
@@ -101,14 +109,19 @@ def parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--iterations", type=positive, default=200, metavar="N", help="batches per training (default: 200)")
-    add("--networks", nargs="+", choices=("lenet", "mlp"), default=["lenet", "mlp"], help="(default: both)")
+    add(
+        "--networks",
+        nargs="+",
+        choices=tuple(LOSS_WEIGHTS),
+        default=["lenet", "two_losses"],
+        help="(default: lenet two_losses)",
+    )
     add(
         "--loss-weights",
         nargs="+",
         type=_weight,
-        default=LOSS_WEIGHTS,
         metavar="W",
-        help="what the loss is multiplied by (default: 1 1e-3 1e-6 1e-9)",
+        help="what the loss is multiplied by (default: 1e4 1 1e-6 1e-11; of two losses 1 1e-6 1e-10 1e-12)",
     )
     add("--seed", type=int, default=0, help="decides initial weights and batches (default: 0)")
     add("--out", type=Path, default=Path("build/demo"), help="folder for the picture (default: build/demo)")

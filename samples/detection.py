@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SSD-like detection of digits of two sizes, with heads at two depths of one network (Liu et al. 2016).
+"""SSD-like detection of digits of two sizes, with heads at two depths of a network (Liu et al. 2016).
 
-The finer head looks for digits of 8 pixels, the coarser one, a stage deeper, for those of 16. Each tells for
-every place of its map which digit is there, if any, and where its box is. The loss is a sum over both heads
-of cross entropy and of the smooth L1 distance of boxes. Backgrounds outnumber digits, so that only the
-hardest of them count. Gradients of both heads meet in the stages that they share.
+The finer head finds digits of 8 pixels; the coarser one, a stage deeper, those of 16. For every place of
+its map, a head predicts the digit, if any, and its box. The loss sums cross entropy and the smooth L1
+distance of boxes over both heads; of the backgrounds, only the hardest count. The heads' gradients meet in
+the shared stages.
 
   python samples/detection.py                            a minute
   python samples/detection.py --storage fp8_hybrid       matrix products of 8 bits: an F score of 0.853
@@ -12,7 +12,7 @@ hardest of them count. Gradients of both heads meet in the stages that they shar
 
 The first one printed, in emulated fp16 on one CPU core:
 
-  F score of digits with their boxes on scenes that it has not seen: 0.859
+  F score of digits and boxes on unseen scenes: 0.859
   loss scale 8192 at the end, 1 batches repeated, 0 lost
 """
 
@@ -43,7 +43,7 @@ TEST_SCENES = 64
 
 
 class Head(NamedTuple):
-    """What is told at one depth.
+    """Predictions at one depth.
 
     Attributes:
         side: of the boxes it looks for, in pixels; its map has a place every half a side.
@@ -106,7 +106,7 @@ def multibox(head: Head, targets: Targets) -> nn.Variable:
 
 
 def fill_targets(targets: Targets, head: Head, drawn: Sequence[BoxedScene]) -> None:
-    """Each digit is told by the place that its centre is nearest to, of the head of its size."""
+    """Each digit is assigned to the place nearest to its centre, in the head of its size."""
     classes = np.full(targets.classes.shape, BACKGROUND)
     boxes, there = np.zeros(targets.boxes.shape), np.zeros(targets.there.shape)
     step = head.side / 2
@@ -150,13 +150,13 @@ def without_doubles(found: List[Tuple[float, Box]]) -> List[Box]:
 
 def f_score(heads: Sequence[Head], scenes: Sequence[BoxedScene]) -> float:
     """Of boxes with the right digit that cover at least a half of what they and the right one cover."""
-    right = told = wanted = 0
+    right = predicted = wanted = 0
     for number, scene in enumerate(scenes):
         kept = without_doubles([pair for head in heads for pair in boxes_of(head, number)])
-        told, wanted = told + len(kept), wanted + len(scene.boxes)
+        predicted, wanted = predicted + len(kept), wanted + len(scene.boxes)
         for box in scene.boxes:
             right += any(other.digit == box.digit and overlap(other, box) >= 0.5 for other in kept)
-    return 2.0 * right / max(1, told + wanted)
+    return 2.0 * right / max(1, predicted + wanted)
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -187,9 +187,11 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
     random = np.random.default_rng(0)
     scenes = [boxed_scene(test, random, SIZE, DIGITS, NOISE) for _ in range(TEST_SCENES)]
-    told = detect(nn.Variable.from_numpy_array(np.stack([scene.pixels for scene in scenes])), training=False)
-    nn.forward_all([output for head in told for output in (head.classes, head.boxes)])
-    print(f"F score of digits with their boxes on scenes that it has not seen: {f_score(told, scenes):.3f}")
+    predicted = detect(
+        nn.Variable.from_numpy_array(np.stack([scene.pixels for scene in scenes])), training=False
+    )
+    nn.forward_all([output for head in predicted for output in (head.classes, head.boxes)])
+    print(f"F score of digits and boxes on unseen scenes: {f_score(predicted, scenes):.3f}")
     print(fate(updater))
     return 0
 

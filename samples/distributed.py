@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains on handwritten digits with several processes, each of which has its share of every batch."""
+"""Trains on handwritten digits with several processes that share each batch."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ if TYPE_CHECKING:
 
 
 DESCRIPTION = """\
-Trains a network on scikit-learn's handwritten digits with several MPI processes ("ranks"), under emulated
-fp16 storage, and prints how the loss scaling methods compare:
+Trains a network on scikit-learn's handwritten digits with several MPI processes ("ranks") in emulated fp16
+storage, and compares the loss scaling methods:
 
   dynamic      nnabla's DynamicLossScalingUpdater: one scale for the whole network
-  adaptive     AdaptiveLossScalingUpdater as it comes: a scale from what was measured, and one for each layer
+  adaptive     AdaptiveLossScalingUpdater at its defaults: a measured scale, and one per layer
 
-Start it in one of these ways; it is the same program on any number of ranks:
+Start it on any number of ranks:
 
-  python samples/distributed.py --ranks 2         starts mpirun by itself
-  mpirun -n 2 python samples/distributed.py       what --ranks does, and what you would do with your own
+  python samples/distributed.py --ranks 2         starts mpirun itself
+  mpirun -n 2 python samples/distributed.py       what --ranks does, and how to start your own
   python samples/distributed.py                   one rank, no mpirun
 """
 
 EPILOG = """\
-What happens. Each rank has the whole network and a part of each batch. After its backward pass the gradients
-are summed over the ranks, and every rank makes the same update. The loss is divided by the number of ranks,
-so that the sum is the gradient of the whole batch's mean: the training is that of one process but for what
-fp16 rounds away.
+What happens. Each rank has the whole network and a share of each batch. After backward, gradients are
+summed over the ranks, and every rank makes the same update. The loss is divided by the number of ranks, so
+the sum is the gradient of the whole batch's mean: up to fp16's rounding, the training equals that of one
+process.
 
-Where the two methods differ in use:
+How the two methods differ in use:
 
-  dynamic      you send the parameters of rank 0 to all, and list the gradients to exchange
-  adaptive     you pass the communicator; the rest is done, and checked every check_every updates
+  dynamic      you broadcast the parameters of rank 0 and list the gradients to exchange
+  adaptive     you pass the communicator; the updater does the rest, and checks it every check_every updates
 
-With dynamic, an overflow on one rank is one on all: they throw the batch away together. With adaptive, the
-rank runs its share of the batch again with lower scales while the others wait, and none is lost. Ctrl-C, an
-exception, or a rank that is killed ends all ranks, with the error of the one that failed.
+With dynamic, an overflow on one rank makes all ranks drop the batch. With adaptive, that rank repeats its
+share with lower scales while the others wait, and nothing is lost. Ctrl-C, an exception or a killed rank
+ends all ranks, with the error of the one that failed.
 
-The table: test accuracy on 360 images; batches thrown away because of an overflow; images per second, of all
-ranks together, with the emulation of fp16 (it says nothing about a GPU, and ranks that share too few cores
-gain nothing); and whether all ranks hold the same parameters in the end, to the bit.
+The table: test accuracy on 360 images; batches lost to overflow; images per second of all ranks together,
+including the emulation of fp16 (it says nothing about a GPU, and ranks need a core each to gain anything);
+and whether all ranks end with identical parameters.
 
---ranks tells Open MPI to run as root too and with more ranks than cores, and to stay on this machine; for
-your own launch lines see docs/distributed.md.
+--ranks lets Open MPI run as root, with more ranks than cores, on this machine only; for your own launch
+lines see docs/distributed.md.
 
 Examples:
   python samples/distributed.py --ranks 4 --quick
@@ -121,7 +121,7 @@ def parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
         default=list(UPDATERS),
         help="how to scale the loss (default: both, one after the other)",
     )
-    add("--quick", action="store_true", help="60 updates instead of 300: to see that it works")
+    add("--quick", action="store_true", help="60 updates instead of 300, for a quick look")
     add("--iterations", type=_positive, metavar="N", help="updates per training (default: 300)")
     add("--network", choices=("mlp", "lenet"), default="mlp", help="(default: mlp, eight hidden layers)")
     add(
@@ -220,7 +220,7 @@ def train(method: str, comm: MPICommunicator, options: argparse.Namespace) -> Ro
     updater = UPDATERS[method](solver, loss, feeder, comm, options.iterations)
 
     begin, warmed_up = 0.0, 0
-    # mpirun hides from its ranks whether somebody watches: one bar, and only now and then a new state of it.
+    # mpirun hides from its ranks whether this is a terminal: one bar, rarely updated.
     bar = tqdm(
         range(options.iterations), desc=method, unit=" updates", disable=comm.rank > 0, mininterval=0.5
     )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A generator of handwritten digits and its critic: two losses, two solvers, two updaters.
+"""A GAN that draws handwritten digits: two losses, two solvers, two updaters.
 
-Each updater measures the gradients of its own loss, so that each has a scale of its own.
+Each updater measures its own loss's gradients, so each has its own scale.
 
   python samples/gan.py                                half a minute
   python samples/gan.py --picture digits.png           draws 64 of them
@@ -9,12 +9,12 @@ Each updater measures the gradients of its own loss, so that each has a scale of
 
 The first one printed, in emulated fp16 on one CPU core:
 
-  distance of what is drawn to real digits: 0.083
+  distance of generated to real digits: 0.083
   critic: loss scale 32768 at the end, 1 batches repeated, 0 lost
   generator: loss scale 16384 at the end, 1 batches repeated, 0 lost
 
-The distance is the maximum mean discrepancy (Gretton et al. 2012) to the test images; training
-images are 0.000 away from them, and what an untrained generator draws 0.689.
+The distance is the maximum mean discrepancy (Gretton et al. 2012) to the test images: 0.000 for
+training images, 0.689 for an untrained generator.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def critic(pixels: nn.Variable) -> nn.Variable:
         return PF.affine(h, 1, name="real")
 
 
-def told(logits: nn.Variable, truth: float) -> nn.Variable:
-    """The loss of a critic where images are real (1) or made (0)."""
+def loss_against(logits: nn.Variable, truth: float) -> nn.Variable:
+    """The loss of logits against real (1) or generated (0)."""
     return F.mean(F.sigmoid_cross_entropy(logits, F.constant(truth, logits.shape)))
 
 
@@ -72,8 +72,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     noise, other_noise = nn.Variable((size, NOISE)), nn.Variable((size, NOISE))
     real, made = nn.Variable((size, 64)), nn.Variable((size, 64))
     source = generator(other_noise)
-    fooled = told(critic(generator(noise)), 1.0)
-    caught = told(critic(real), 1.0) + told(critic(made), 0.0)
+    fooled = loss_against(critic(generator(noise)), 1.0)
+    caught = loss_against(critic(real), 1.0) + loss_against(critic(made), 0.0)
 
     def fill_critic(number: int) -> None:
         random = np.random.default_rng((options.seed, 0, number))
@@ -102,7 +102,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
     drawn = generator(nn.Variable.from_numpy_array(np.random.default_rng(0).standard_normal((720, NOISE))))
     drawn.forward(clear_buffer=True)
-    print(f"distance of what is drawn to real digits: {discrepancy(drawn.d, test.x.reshape(-1, 64)):.3f}")
+    print(f"distance of generated to real digits: {discrepancy(drawn.d, test.x.reshape(-1, 64)):.3f}")
     for name, updater in zip(("critic", "generator"), updaters):
         print(f"{name}: {fate(updater)}")
     if options.picture is not None:

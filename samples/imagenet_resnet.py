@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ResNet-18 and -50 (He et al. 2016) on a folder of images by class, as ImageNet's are usually unpacked.
+"""ResNet-18 and -50 (He et al. 2016) on a folder of images by class, ImageNet's usual layout.
 
-That is train/CLASS/*.jpg and val/CLASS/*.jpg. Without --data-dir such a folder, build/digits, is made from
-the digits of scikit-learn, for which a quarter of the maps and 32x32 pixels do.
+It expects train/CLASS/*.jpg and val/CLASS/*.jpg. Without --data-dir it writes scikit-learn's digits in that
+layout to build/digits, for which a quarter of the maps and 32x32 pixels are enough.
 
   python samples/imagenet_resnet.py                                        ResNet-18 on digits, half a minute
   python samples/imagenet_resnet.py --network resnet50 --iterations 30     ResNet-50
@@ -11,9 +11,9 @@ the digits of scikit-learn, for which a quarter of the maps and 32x32 pixels do.
   mpirun -n 8 python samples/imagenet_resnet.py --distributed ...                         eight GPUs (NCCL)
   mpirun -n 2 python samples/imagenet_resnet.py --distributed                             two CPU ranks
 
-The first one printed, in emulated fp16 on one CPU core (not tried yet: ImageNet's own images):
+The first one printed, in emulated fp16 on one CPU core (not tested with ImageNet's images):
 
-  resnet18: 93.9% of the test images told right
+  resnet18: 93.9% of the test images correct
   loss scale 16384 at the end, 1 batches repeated, 0 lost
 
 With -c cudnn -t half, on an H100: 91.9%.

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LeNet5 with MindSpore's loss scale managers, as NNabla has them, and with adaptive scaling.
+"""LeNet5 with the NNabla counterparts of MindSpore's loss scale managers, and with adaptive scaling.
 
-The network, the solver and what is printed are those of MindSpore's tutorial on loss scale. Its managers are:
+Network, solver and output follow MindSpore's tutorial on loss scale. Its managers become:
 
   FixedLossScaleManager(1024)                    --manager fixed --loss-scale 1024
   FixedLossScaleManager(1024, False)             --manager fixed --loss-scale 1024 --keep-overflow-update
   DynamicLossScaleManager(2**24, 2, 1000)        --manager dynamic --loss-scale 16777216 --scale-factor 2
                                                      --scale-window 1000
-  (none)                                         --manager adaptive: nothing to set
+  (none)                                         --manager adaptive: nothing to tune
 
-The digits of scikit-learn are enlarged to 32x32; or MNIST's four files, packed or not:
+On scikit-learn's digits, enlarged to 32x32, or on MNIST's four files, gzipped or not:
 
   python samples/lenet_mindspore.py
   python samples/lenet_mindspore.py --data-dir mnist --epochs 10
   python samples/lenet_mindspore.py --data-dir mnist -c cudnn -t half      on a GPU
 
-In emulated fp16, 6 to 14 seconds each on one CPU core, the first printed a line for each epoch, such as
+In emulated fp16, 6 to 14 seconds each on one CPU core, the first printed a line per epoch, such as
 
   epoch: 5 step: 44, loss is 0.03964233
 
@@ -27,9 +27,9 @@ and at the end:
   --manager fixed --loss-scale 16777216    test accuracy 12.5%, loss scale 1.67772e+07, 220 batches fed
   the same with --keep-overflow-update     test accuracy 7.5%, loss scale 1.67772e+07, 220 batches fed
 
-A scale of 2^24 overflows. Fixed, all updates are dropped and nothing is learned; without dropping, the first
-one makes NaN of the parameters; dynamic scaling throws nine batches away until its scale fits; adaptive
-scaling measures first.
+A scale of 2^24 overflows. Fixed, every update is dropped and nothing is learned; without dropping, the first
+update makes the parameters NaN. Dynamic scaling loses nine batches until its scale fits. Adaptive scaling
+measures first.
 
 With 5000 of MNIST's own images (tools/mnist_sample.py writes them, 4000 to train on) and --epochs 10:
 
@@ -83,7 +83,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser = common_options.parser(__doc__, iterations=220, batch_size=32, lr=0.01)
     add = parser.add_argument
     add("--data-dir", type=Path, metavar="FOLDER", help="MNIST's files (default: scikit-learn's digits)")
-    add("--epochs", type=common_options.positive, metavar="N", help="in place of --iterations")
+    add("--epochs", type=common_options.positive, metavar="N", help="instead of --iterations")
     add("--manager", choices=("fixed", "dynamic", "adaptive"), default="adaptive")
     add("--loss-scale", type=float, default=1024.0, metavar="S", help="fixed, or where dynamic starts (1024)")
     add("--keep-overflow-update", action="store_true", help="drop_overflow_update=False: of fixed")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways to scale a loss, each as a training loop with `update()`; all as they come, with nothing set."""
+"""The ways to scale a loss, each as a training loop with `update()`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, NamedTuple, Protocol
 import nnabla as nn
 
 from nnabla_adaloss import (
+    AdaLossConfig,
     AdaptiveLossScalingUpdater,
     DynamicLossScalingUpdater,
     FixedLossScalingUpdater,
@@ -74,9 +75,14 @@ def _fp32(job: Job) -> Loop:
     return Loop(PlainUpdater(job.solver, job.loss, job.feeder), job.loss)
 
 
+def _stored(job: Job) -> FormatEmulation:
+    # Functions of one element at the loss stay in fp32, as adaptive scaling has it: methods differ in scales.
+    return FormatEmulation(job.loss, STORAGE, float_tail=True)
+
+
 def _fixed(scale: float) -> Callable[[Job], Loop]:
     def make(job: Job) -> Loop:
-        loss = FormatEmulation(job.loss, STORAGE)
+        loss = _stored(job)
         return Loop(FixedLossScalingUpdater(job.solver, loss, job.feeder, scale=scale), loss)
 
     return make
@@ -84,7 +90,7 @@ def _fixed(scale: float) -> Callable[[Job], Loop]:
 
 def _dynamic(start_scale: float) -> Callable[[Job], Loop]:
     def make(job: Job) -> Loop:
-        loss = FormatEmulation(job.loss, STORAGE)
+        loss = _stored(job)
         updater = DynamicLossScalingUpdater(
             job.solver, loss, job.feeder, scale=start_scale, N=job.growth_interval
         )
@@ -93,9 +99,14 @@ def _dynamic(start_scale: float) -> Callable[[Job], Loop]:
     return make
 
 
-def _adaptive(job: Job) -> Loop:
-    updater = AdaptiveLossScalingUpdater(job.solver, job.loss, job.feeder, storage=STORAGE)
-    return Loop(updater, updater.scaling)
+def _adaptive(**settings: Any) -> Callable[[Job], Loop]:
+    def make(job: Job) -> Loop:
+        updater = AdaptiveLossScalingUpdater(
+            job.solver, job.loss, job.feeder, storage=STORAGE, config=AdaLossConfig(**settings)
+        )
+        return Loop(updater, updater.scaling)
+
+    return make
 
 
 METHODS: Dict[str, Callable[[Job], Loop]] = {
@@ -104,5 +115,6 @@ METHODS: Dict[str, Callable[[Job], Loop]] = {
     "fixed (128)": _fixed(128.0),
     "dynamic": _dynamic(8.0),
     "dynamic (65536)": _dynamic(65536.0),
-    "adaptive": _adaptive,
+    "one measured": _adaptive(loss_scale_method="fixed"),
+    "adaptive": _adaptive(),
 }

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a network to a trained one: handwritten digits, a small conv net, half precision, nothing to set.
+"""A complete training in half precision: handwritten digits, a small conv net, nothing to tune.
 
   python samples/minimal.py
 
-prints after three seconds of training, in emulated fp16 on one CPU core:
+prints, after three seconds in emulated fp16 on one CPU core:
 
-  32 of 32 told right, loss scale 65536
+  32 of 32 correct, loss scale 65536
 """
 
 import nnabla as nn
@@ -39,4 +39,4 @@ for _ in trange(400):
 
 x.d, t.d = digits.test.x[:32], digits.test.t[:32]  # digits that the network has not seen
 y.forward()
-print(f"{(y.d.argmax(axis=1) == t.d[:, 0]).sum()} of 32 told right, loss scale {result.scale:g}")
+print(f"{(y.d.argmax(axis=1) == t.d[:, 0]).sum()} of 32 correct, loss scale {result.scale:g}")

@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SegNet-like segmentation of digits in noise, whose coded features are cast to 8 bits inside the network.
+"""SegNet-like segmentation of digits in noise, with features cast to 8 bits inside the network.
 
-An encoder halves the scene twice, a decoder brings it back and tells for each pixel which digit has put ink
-there, or that it is paper. Pixels of paper count a tenth, so that classes are balanced, as SegNet's are
-(Badrinarayanan et al. 2017).
+An encoder halves the scene twice; a decoder restores it and classifies each pixel as one of the digits or as
+paper. Paper pixels count a tenth, to balance the classes as SegNet does (Badrinarayanan et al. 2017).
 
-Between encoder and decoder `round_to_format` casts: features are stored in float8_e5m2 on their way forward,
-and their gradients on their way back. What is below 8e-6 of these is lost, and the loss is multiplied by 0.01
-here, as one term of several would be.
+Between encoder and decoder, `round_to_format` rounds features and their gradients to float8_e5m2. Gradients
+below 8e-6 are lost there, and the loss is multiplied by 0.01, like one term of several.
 
   python samples/segmentation.py                                   a minute
   python samples/segmentation.py --scaling none                    without a loss scale
-  python samples/segmentation.py --scaling none --cast none        without a cast, either
+  python samples/segmentation.py --scaling none --cast none        without a cast either
   python samples/segmentation.py -c cudnn -t half                  on a GPU (fails on an H100: docs/gpu.md)
 
-The first three printed, on one CPU core (everything but the code in emulated fp16):
+The first three printed, on one CPU core (everything else in emulated fp16):
 
   mean IoU of the ten digits 0.512, loss scale 8.38861e+06
   mean IoU of the ten digits 0.391, loss scale 1
@@ -77,8 +75,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
     x = nn.Variable((options.batch_size, 1, GRID * CELL, GRID * CELL))
     t, weight = nn.Variable(x.shape), nn.Variable(x.shape)
-    told = segment(x, options.cast, training=True)
-    loss = F.sum(F.softmax_cross_entropy(told, t, axis=1) * weight) / F.sum(weight) * options.loss_weight
+    predicted = segment(x, options.cast, training=True)
+    loss = F.sum(F.softmax_cross_entropy(predicted, t, axis=1) * weight) / F.sum(weight) * options.loss_weight
     # SGD moves weights by learning rate times gradient: this takes the loss weight out again.
     rate = common_options.cosine(options.lr / options.loss_weight, options.iterations)
     solver = S.Momentum(rate(0))
@@ -109,10 +107,10 @@ def updater_of(options: Any, solver: Any, loss: nn.Variable, feed: Feeder) -> An
 
 
 def mean_iou(test: Scenes, cast: str) -> float:
-    """Intersection over union of the pixels of a digit, those told and those there, on average."""
-    told = segment(nn.Variable.from_numpy_array(test.pixels), cast, training=False)
-    told.forward(clear_buffer=True)
-    given, wanted = told.d.argmax(axis=1), test.ink[:, 0]
+    """Mean intersection over union of a digit's predicted and actual pixels."""
+    predicted = segment(nn.Variable.from_numpy_array(test.pixels), cast, training=False)
+    predicted.forward(clear_buffer=True)
+    given, wanted = predicted.d.argmax(axis=1), test.ink[:, 0]
     both = [((given == digit) & (wanted == digit)).sum() for digit in range(10)]
     either = [((given == digit) | (wanted == digit)).sum() for digit in range(10)]
     return float(np.mean(np.divide(both, either)))

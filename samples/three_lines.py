@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three ways to scale a loss, told apart by one line: nnabla's own, a fixed scale, adaptive.
+"""Three ways to scale a loss that differ in one line: nnabla's, a fixed scale, adaptive.
 
-A conv net learns handwritten digits, and its loss is multiplied by 1e-6, as one small term of a sum would be.
+A conv net learns handwritten digits. Its loss is multiplied by 1e-6, like a small term of a sum.
 
   python samples/three_lines.py --method baseline       nnabla's DynamicLossScalingUpdater with its defaults
   python samples/three_lines.py --method fixed          the loss multiplied by 128
-  python samples/three_lines.py --method adaptive       a scale that follows from what was measured
-  python samples/three_lines.py -c cudnn -t half        on a GPU, in its own half precision
+  python samples/three_lines.py --method adaptive       a measured scale
+  python samples/three_lines.py -c cudnn -t half        on a GPU, in native half precision
 
-These printed, in emulated fp16 on one CPU core, 10 seconds each:
+They printed, in emulated fp16 on one CPU core, 10 seconds each:
 
-  baseline: 10.8% told right, scale 8
-  fixed: 98.9% told right, scale 128
-  adaptive: 97.2% told right, scale 2.74878e+11
+  baseline: 10.8% correct, scale 8
+  fixed: 98.9% correct, scale 128
+  adaptive: 97.2% correct, scale 2.74878e+11
 
-With --loss-weight 1 they came to 98.3%, 98.1% and 97.5%; with --loss-weight 1e-9 to 11.4%, 11.4% and 98.6%.
+With --loss-weight 1 they reached 98.3%, 98.1% and 97.5%; with --loss-weight 1e-9 to 11.4%, 11.4% and 98.6%.
 (One image is 0.28 points.)
 """
 
@@ -82,7 +82,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
             solver.set_learning_rate(rate(iteration))
             updater.update()
             session.show(updater.scale, loss)
-    print(f"{options.method}: {accuracy(lenet, test):.1%} told right, scale {updater.scale:g}")
+    print(f"{options.method}: {accuracy(lenet, test):.1%} correct, scale {updater.scale:g}")
     return 0
 
 

@@ -8,10 +8,9 @@ from typing import Any, Dict, NamedTuple
 
 import nnabla as nn
 import nnabla.functions as F
-import nnabla.solvers as S
 from common.digits import BatchFeeder, Data, Examples
 from methods import METHODS, NNABLAS_GROWTH_INTERVAL, Job
-from networks import NETWORKS
+from problems import PROBLEMS
 
 
 class Settings(NamedTuple):
@@ -32,27 +31,26 @@ class Training:
     """One network that is trained with one method; its parameters are its own.
 
     Args:
-        network: key of `NETWORKS`.
-        loss_weight: what the mean cross entropy is multiplied by.
+        network: key of `PROBLEMS`.
+        loss_weight: what the mean cross entropy, or the second of two losses, is multiplied by.
         method: key of `METHODS`.
         data: the digits.
         settings: iterations and seed.
     """
 
     def __init__(self, network: str, loss_weight: float, method: str, data: Data, settings: Settings) -> None:
-        recipe = NETWORKS[network]
+        problem = PROBLEMS[network]
         self.network, self.loss_weight, self.method = network, loss_weight, method
         self.data, self.settings = data, settings
-        # SGD moves weights by learning rate times gradient: this takes the loss weight out again.
-        self._learning_rate = recipe.learning_rate / loss_weight
         self._parameters: Dict[str, Any] = OrderedDict()
-        self._build = recipe.build
+        self._build = problem.build
         nn.seed(settings.seed)
         with self.parameters():
-            x = nn.Variable((recipe.batch_size, *data.train.x.shape[1:]))
-            t = nn.Variable((recipe.batch_size, 1))
-            self.loss = F.mean(F.softmax_cross_entropy(recipe.build(x), t)) * loss_weight
-            self._solver = S.Momentum(self._learning_rate, 0.9)
+            x = nn.Variable((problem.batch_size, *data.train.x.shape[1:]))
+            t = nn.Variable((problem.batch_size, 1))
+            self.loss = problem.loss(x, t, loss_weight)
+            self._solver = problem.solver(loss_weight)
+            self._learning_rate = self._solver.learning_rate()
             self._solver.set_parameters(nn.get_parameters())
             self.feeder = BatchFeeder(data.train, x, t, settings.seed)
             job = Job(self._solver, self.loss, self.feeder, settings.growth_interval)

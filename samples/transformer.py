@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small language model: a transformer that tells the next letter of Python's own help.
+"""A small language model: a transformer that predicts the next letter of Python's help.
 
   python samples/transformer.py                                      a minute
-  python samples/transformer.py --checkpoint build/model             Ctrl-C when you like, then with --resume:
-  python samples/transformer.py --checkpoint build/model --resume    goes on bit for bit where it was
+  python samples/transformer.py --checkpoint build/model             press Ctrl-C any time, then
+  python samples/transformer.py --checkpoint build/model --resume    resumes bit for bit
   python samples/transformer.py --width 512 --heads 8 --blocks 8 --length 256 -c cudnn -t half      one GPU
   mpirun -n 2 python samples/transformer.py --distributed            ranks on CPUs
   mpirun -n 4 python samples/transformer.py --distributed -c cudnn -t half --batch-size 64          four GPUs
 
-The first one printed, in emulated fp16 on one CPU core (with a GPU it fails on an H100: docs/gpu.md):
+The first one printed, in emulated fp16 on one CPU core (fails on an H100: docs/gpu.md):
 
-  3.36 bits for each letter that it has not seen (chance: 6)
+  3.36 bits per unseen letter (chance: 6)
   loss scale 262144 at the end, 1 batches repeated, 0 lost
 """
 
@@ -117,13 +117,13 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
     starts = np.linspace(0, len(test) - length - 2, TEST_WINDOWS).astype(np.int64)
     seen, following = (nn.Variable.from_numpy_array(part) for part in windows(test, starts, length))
-    told = logits(seen, symbols, *shape)
+    predicted = logits(seen, symbols, *shape)
     with nn.context_scope(common_options.single(options)):  # a mean of thousands is worth more than 11 bits
-        test_loss = F.mean(F.softmax_cross_entropy(told, F.reshape(following, (*following.shape, 1))))
+        test_loss = F.mean(F.softmax_cross_entropy(predicted, F.reshape(following, (*following.shape, 1))))
     test_loss.forward(clear_buffer=True)
     bits = float(test_loss.d) / math.log(2.0)
     if ranks.rank == 0:
-        print(f"{bits:.2f} bits for each letter that it has not seen (chance: {math.log2(symbols):.0f})")
+        print(f"{bits:.2f} bits per unseen letter (chance: {math.log2(symbols):.0f})")
         print(fate(updater))
     return 0
 

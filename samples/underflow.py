@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts which elements of each layer's gradients fp16 storage loses to zero."""
+"""Counts which elements of each layer's gradients fp16 storage flushes to zero."""
 
 from __future__ import annotations
 

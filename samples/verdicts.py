@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
-from networks import NETWORKS
+from problems import PROBLEMS
 from report import weight_label
 
 REFERENCE = "fp32"
@@ -22,8 +22,8 @@ class Score(NamedTuple):
     """How one training ended.
 
     Attributes:
-        network: key of `NETWORKS`.
-        loss_weight: what the mean cross entropy is multiplied by.
+        network: key of `PROBLEMS`.
+        loss_weight: what the mean cross entropy, or the second of two losses, is multiplied by.
         method: key of `METHODS`.
         test_accuracy: share of test images told right by the fp32 weights at the end.
         thrown_away: batches that no update was made with.
@@ -77,9 +77,9 @@ class Verdicts:
         """A row for each method, then the rule, then a line for each method with its count."""
         marks = marks_for(encoding)
         networks = list(dict.fromkeys(network for network, _ in self.cases))
-        weights = [weight_label(weight) for _, weight in self.cases]
+        weights = [case_label(case) for case in self.cases]
         per_network = len(self.cases) // len(networks)
-        first = "".join(f"   {NETWORKS[name].title:^{10 * per_network - 3}}" for name in networks)
+        first = "".join(f"   {PROBLEMS[name].title:^{10 * per_network - 3}}" for name in networks)
         lines = ["", f"{'test accuracy':16}{first}".rstrip(), _row("loss weight", weights, per_network)]
         for method in self.methods:
             cells = [self._cell(method, case, marks) for case in self.cases]
@@ -109,6 +109,12 @@ def _row(head: str, cells: Sequence[str], per_network: int) -> str:
     for index, cell in enumerate(cells):
         text += ("   " if index % per_network == 0 else "  ") + f"{cell:>8}"
     return text.rstrip()
+
+
+def case_label(case: Tuple[str, float]) -> str:
+    """The loss weight of a case, or what its losses are to each other."""
+    network, weight = case
+    return PROBLEMS[network].before_weight + weight_label(weight)
 
 
 def marks_for(encoding: str) -> Dict[str, str]:

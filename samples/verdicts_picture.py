@@ -12,18 +12,16 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 from matplotlib.patches import FancyBboxPatch
-from networks import NETWORKS
-from report import weight_label
-from verdicts import POINTS, REFERENCE, Verdicts
+from problems import PROBLEMS
+from verdicts import POINTS, REFERENCE, Verdicts, case_label
 
 # Blue and orange: told apart whatever one's colour vision, and by lightness too.
 _GOOD, _BAD, _NEUTRAL = "#1f6fb4", "#f2a65a", "#e6e6e6"
 _LABELS = {
     "fp32": "fp32, for comparison",
-    "no scaling": "no loss scaling",
-    "fixed (128)": "fixed scale, 128",
-    "dynamic": "nnabla's dynamic scaling",
+    "dynamic": "nnabla's dynamic, from 8",
     "dynamic (65536)": "the same, from 65536",
+    "one measured": "one scale, measured",
     "adaptive": "nnabla_adaloss",
 }
 # Columns of the next network stand this far apart, in tiles.
@@ -71,16 +69,14 @@ def save(path: Path, verdicts: Verdicts) -> None:
         axes.text(
             (own[0] + own[-1] + 1.0) / 2,
             -0.82,
-            NETWORKS[network].title,
+            PROBLEMS[network].title,
             fontsize=17,
             ha="center",
             va="center",
         )
-    axes.text(-3.0, -0.27, "loss multiplied by", fontsize=14, va="center", color="#444444")
-    for left, (_, weight) in zip(lefts, verdicts.cases):
-        axes.text(
-            left + 0.5, -0.27, weight_label(weight), fontsize=14, ha="center", va="center", color="#444444"
-        )
+    axes.text(-3.0, -0.27, "weight of the loss", fontsize=14, va="center", color="#444444")
+    for left, case in zip(lefts, verdicts.cases):
+        axes.text(left + 0.5, -0.27, case_label(case), fontsize=14, ha="center", va="center", color="#444444")
     axes.text(
         -3.0,
         bottom + 0.4,

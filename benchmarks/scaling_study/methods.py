@@ -24,12 +24,14 @@ STORAGES: Dict[str, Precision] = {
     ),
     "e4m3": Precision("float8_e4m3", "float8_e4m3", saturate=True, operands_only=True, otherwise="float16"),
     "e4m3_stored": Precision("float16", "float8_e4m3"),
+    "e5m2_stored": Precision("float16", "float8_e5m2"),
 }
 STORAGE_TITLES = {
     "float16": "float16: everything stored in fp16",
     "fp8_hybrid": "fp8_hybrid: matrix products read E4M3, their output gradients E5M2; the rest is fp16",
     "e4m3": "e4m3: matrix products read E4M3, gradients too; the rest is fp16",
     "e4m3_stored": "e4m3_stored: fp16, but every gradient is stored in E4M3, not saturating",
+    "e5m2_stored": "e5m2_stored: fp16, but every gradient is stored in E5M2",
 }
 
 
@@ -86,9 +88,17 @@ def _fp32(job: Job) -> Loop:
     return Loop(PlainUpdater(job.solver, job.loss, job.feed))
 
 
+def _stored(job: Job) -> FormatEmulation:
+    """The loss in its storage, with the float tail that the package's updaters give it by default.
+
+    nnabla's dynamic scaling gets it as well, so that methods differ in their scales alone.
+    """
+    return FormatEmulation(job.loss, job.storage, float_tail=True)
+
+
 def _fixed(scale: float) -> Callable[[Job], Loop]:
     def make(job: Job) -> Loop:
-        loss = FormatEmulation(job.loss, job.storage)
+        loss = _stored(job)
         return Loop(FixedLossScalingUpdater(job.solver, loss, job.feed, scale=scale), loss)
 
     return make
@@ -96,7 +106,7 @@ def _fixed(scale: float) -> Callable[[Job], Loop]:
 
 def _dynamic(**arguments: Any) -> Callable[[Job], Loop]:
     def make(job: Job) -> Loop:
-        loss = FormatEmulation(job.loss, job.storage)
+        loss = _stored(job)
         return Loop(DynamicLossScalingUpdater(job.solver, loss, job.feed, **arguments), loss)
 
     return make
@@ -106,7 +116,7 @@ def adaptive(**arguments: Any) -> Callable[[Job], Loop]:
     """What makes an adaptive loop with these arguments of its updater."""
 
     def make(job: Job) -> Loop:
-        loss = FormatEmulation(job.loss, job.storage)
+        loss = _stored(job)
         updater = AdaptiveLossScalingUpdater(job.solver, loss, job.feed, **arguments)
         return Loop(updater, loss, updater.scaling)
 
@@ -118,16 +128,18 @@ METHODS: Dict[str, Callable[[Job], Loop]] = {
     "fixed_128": _fixed(128.0),
     "dynamic_8": _dynamic(),
     "dynamic_65536": _dynamic(scale=65536.0, N=2000),
-    "approx_range": adaptive(),
-    "amax_history": adaptive(config=AdaLossConfig(loss_scale_method="amax_history")),
+    "one_scale": adaptive(config=AdaLossConfig(loss_scale_method="fixed")),
+    "approx_range": adaptive(config=AdaLossConfig(loss_scale_method="approx_range")),
+    "amax_history": adaptive(),
 }
 METHOD_TITLES = {
     "none": "no scaling",
     "fixed_128": "fixed 128",
     "dynamic_8": "dynamic, nnabla's defaults (8, N = 2000)",
     "dynamic_65536": "dynamic, torch's defaults (65536, N = 2000)",
-    "approx_range": "adaptive, defaults (approx_range)",
-    "amax_history": "adaptive, amax_history",
+    "one_scale": "one measured scale: adaptive, every alpha 1 (fixed)",
+    "approx_range": "adaptive, approx_range",
+    "amax_history": "adaptive, defaults (amax_history)",
 }
 REFERENCE = "fp32"
 

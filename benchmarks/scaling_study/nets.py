@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Dict
+
+import nnabla.solvers as S
 
 from .classifiers import BUILDERS
 from .gan import gan
@@ -16,7 +19,15 @@ _ACCURACY = "accuracy on 360 images"
 NETS: Dict[str, Net] = {
     "lenet": Net("LeNet-style conv net", _ACCURACY, BUILDERS["lenet"], 0.05, 200, 0.01),
     "mlp8": Net("tanh MLP, 8 layers", _ACCURACY, BUILDERS["mlp8"], 0.1, 250, 0.01),
-    "gan": Net("GAN, two updaters", "minus MMD to real digits", gan, 0.1, 300, 0.01, 0.5),
+    "gan": Net(
+        "GAN, two updaters",
+        "minus MMD to real digits",
+        gan,
+        0.1,
+        300,
+        0.01,
+        partial(S.Momentum, momentum=0.5),
+    ),
     "mlp24": Net("tanh MLP, 24 layers", _ACCURACY, BUILDERS["mlp24"], 0.03, 250, 0.01),
     "segmentation": Net("segmentation, masked mean", "IoU of ink", segmentation, 0.1, 150, 0.01),
     "detector": Net("detector, losses 1 : 1e-4", "digits told, IoU of ink", detector, 0.02, 300, 0.01),

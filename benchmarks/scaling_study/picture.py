@@ -28,14 +28,16 @@ _HEADS = {
     "fixed_128": "fixed\n128",
     "dynamic_8": "dynamic\nnnabla's defaults",
     "dynamic_65536": "dynamic\ntorch's defaults",
-    "approx_range": "adaptive\ndefaults",
-    "amax_history": "adaptive\namax_history",
+    "one_scale": "one measured\nscale",
+    "approx_range": "adaptive\napprox_range",
+    "amax_history": "adaptive\ndefaults",
 }
 _STORAGE_NAMES = {
     "float16": "float16",
     "fp8_hybrid": "fp8 hybrid\n(gradients E5M2)",
     "e4m3": "fp8\n(gradients E4M3)",
     "e4m3_stored": "gradients stored\nin E4M3",
+    "e5m2_stored": "gradients stored\nin E5M2",
 }
 
 

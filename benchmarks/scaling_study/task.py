@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Callable, Dict, NamedTuple, Sequence
 
 import nnabla as nn
+import nnabla.solvers as S
 
 
 class Player(NamedTuple):
@@ -41,10 +43,10 @@ class Net(NamedTuple):
         title: what it is.
         measure: what its score is.
         build: makes it, from the seed that decides its batches.
-        learning_rate: that of SGD when the loss weight is 1; it falls to zero linearly.
+        learning_rate: that of the solver when the loss weight is 1; it falls to zero linearly.
         iterations: batches of each player.
         resolution: a difference of scores that means nothing.
-        momentum: that of SGD.
+        solver: makes the solver from its learning rate.
     """
 
     title: str
@@ -53,4 +55,4 @@ class Net(NamedTuple):
     learning_rate: float
     iterations: int
     resolution: float
-    momentum: float = 0.9
+    solver: Callable[[float], Any] = partial(S.Momentum, momentum=0.9)

@@ -7,10 +7,9 @@ import math
 import time
 import warnings
 from collections import OrderedDict
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import nnabla as nn
-import nnabla.solvers as S
 
 from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation, UpdateResult
 
@@ -74,7 +73,10 @@ LoopMaker = Callable[[Job], Loop]
 
 
 def train(
-    run: Run, make: Optional[LoopMaker] = None, watch: Optional[Callable[[Trainee], Any]] = None
+    run: Run,
+    make: Optional[LoopMaker] = None,
+    watch: Optional[Callable[[Trainee], Any]] = None,
+    nets: Mapping[str, Net] = NETS,
 ) -> Result:
     """Train a network and return how that went.
 
@@ -82,8 +84,9 @@ def train(
         run: what to train, and how.
         make: makes the loop; None for that of `run.method`.
         watch: called after each update.
+        nets: what `run.net` is a key of.
     """
-    net = NETS[run.net]
+    net = nets[run.net]
     nn.seed(run.seed)
     error = ""
     with nn.parameter_scope("", OrderedDict()), warnings.catch_warnings():
@@ -122,9 +125,9 @@ class Trainee:
         # SGD moves weights by learning rate times gradient: this takes the loss weight out again.
         self._learning_rate = net.learning_rate / run.weight
         self._iterations = run.iterations
-        self._solver = S.Momentum(self._learning_rate, net.momentum)
+        self._solver = net.solver(self._learning_rate)
         self._solver.set_parameters(player.parameters)
-        self._feed = player.feed
+        self.player = player
         self.fed = self.updates = self.repeats = self.overflows = self.matched = 0
         self.elements = self.flushed = 0
         self.last: Optional[UpdateResult] = None
@@ -161,7 +164,7 @@ class Trainee:
 
     def _next(self) -> None:
         self.fed += 1
-        self._feed()
+        self.player.feed()
 
     def _count_overflows(self, scaling: AdaptiveLossScaling) -> None:
         lower = scaling.after_overflow

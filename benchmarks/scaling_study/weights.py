@@ -8,8 +8,10 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, FormatEmulation
+
 from .experiment import Experiment
-from .methods import Job, Loop, adaptive
+from .methods import Job, Loop
 from .plan import iterations
 from .table import paragraph, rows, weight_label
 from .training import Run, train
@@ -38,7 +40,7 @@ def experiment(only: Optional[Sequence[str]]) -> Experiment:
 
 
 def work(job: WeightJob) -> Dict[str, Any]:
-    """Train in float16 with the adaptive defaults, and compare gradients with those of fp32 now and then."""
+    """Train in float16 with approx_range, no float tail, and compare gradients with fp32's now and then."""
     errors: List[float] = []
     run = Run(job.net, "float16", job.weight, _METHOD, job.seed, iterations(job.net))
     result = train(run, lambda made: _compared(made, errors))
@@ -81,7 +83,11 @@ def _compared(job: Job, errors: List[float]) -> Loop:
             parameter.g = g
         errors.append(float(np.sqrt(difference / squares)) if squares else 0.0)
 
-    return adaptive(on_gradients=compare)(job)
+    # Without the float tail, so that it is seen what the storage itself makes of a loss weight.
+    loss = FormatEmulation(job.loss, job.storage)
+    config = AdaLossConfig(loss_scale_method=_METHOD)
+    updater = AdaptiveLossScalingUpdater(job.solver, loss, job.feed, on_gradients=compare, config=config)
+    return Loop(updater, loss, updater.scaling)
 
 
 def markdown(_picture: str, records: List[Dict[str, Any]]) -> str:
@@ -107,9 +113,10 @@ def markdown(_picture: str, records: List[Dict[str, Any]]) -> str:
     head = ["", "loss weight", "accuracy", "error of gradients", "largest", "batches lost", "scale", "seeds"]
     errors = sorted({f"- {weight_label(r['weight'])}: {r['error']}\n" for r in records if r["error"]})
     text = (
-        "Made by `python benchmarks/study.py --weights`: float16, AdaptiveLossScalingUpdater with its "
-        "defaults. The error of gradients is the norm of the difference from fp32's on the same weights and "
-        f"batch, relative to the norm of fp32's, over all parameters: the median over every {_LOOK_EVERY}th "
+        "Made by `python benchmarks/study.py --weights`: float16, AdaptiveLossScalingUpdater with "
+        "approx_range and without the float tail. The error of gradients is the norm of the difference from "
+        "fp32's on the same weights and batch, "
+        f"relative to the norm of fp32's, over all parameters: the median over every {_LOOK_EVERY}th "
         "update, and the largest."
     )
     return "\n".join(["# Sixteen decades of the loss weight\n", paragraph(text), rows(head, body), *errors])

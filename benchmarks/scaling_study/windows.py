@@ -50,7 +50,8 @@ def work(job: WindowJob) -> Dict[str, Any]:
     if job.method == "amax_history":
         make = adaptive(config=AdaLossConfig(loss_scale_method=AmaxHistory(job.margin, job.window)))
     else:
-        make = adaptive(global_scale=HistoryPolicy(job.margin, job.window))
+        config = AdaLossConfig(loss_scale_method=job.method)
+        make = adaptive(global_scale=HistoryPolicy(job.margin, job.window), config=config)
     result = train(Run(job.net, "float16", _WEIGHT, job.method, job.seed, _ITERATIONS), make)
     kept = ("score", "batches", "lost", "repeats", "overflows", "underflow", "seconds", "error")
     return {**job._asdict(), **{name: getattr(result, name) for name in kept}}

@@ -26,11 +26,13 @@ class AdaLossConfig:
             `"amax_history"`, `"abs_range"`, `"element_wise_range"`, `"fixed"`), or `"package.module:name"`,
             or a `Method`, or a function `f(g, W, *, config, fan_in) -> float` of NumPy arrays (`W` may be
             None). `"approx_range"` assumes normal distributions (section 3.3 of the paper). `"amax_history"`
-            gives each part of the network the largest scale that its gradients leave room for.
+            gives each part of the network the largest scale that its gradients leave room for. None:
+            `"amax_history"` in a network, because it alone holds losses of very different sizes
+            (benchmarks/results/reach.md); `"approx_range"` for a layer by itself, which is not part of one.
         fixed_loss_scale: the scale of every layer when the method is `"fixed"`.
         init_scale: factor the loss gradient is multiplied by, on top of the global loss scale.
-        n_uf_threshold: p, accepted share of input gradient elements that underflow; between 0 and 1. The
-            published experiments use 1e-3.
+        n_uf_threshold: for `"approx_range"`: p, accepted share of input gradient elements that underflow;
+            between 0 and 1. The published experiments use 1e-3.
         u_min: smallest magnitude to keep from underflow. None: taken from `dtype` (6e-8 for float16).
         u_max: largest magnitude to keep from overflow. None: largest finite number of `dtype` (65504 for
             float16).
@@ -38,13 +40,16 @@ class AdaLossConfig:
             storage (`storage=`, or a half context), float16 where there is none. One that disagrees with the
             storage is an error.
         update_per_n_iteration: a layer's scale is recomputed every so many iterations.
-        measure_every: arrays are looked at in one of so many iterations (or of `update_per_n_iteration`, if
-            that is more); in between, scales are held as they are, which costs next to nothing. An overflow
-            is seen in every iteration, and has everything measured again. 8: until there no more is lost to
-            underflow in float16 than with 1, which looks in each, and longer distances save little more time
+        measure_every: scales are chosen in one of so many iterations (or of `update_per_n_iteration`, if that
+            is more), and reused in between. With `delay=1` each of them measures another share of the arrays,
+            and keeps the gradients of that share until its backward ends: more iterations, less memory. An
+            overflow is seen in every iteration, and has everything measured again. 8: until there no more is
+            lost to underflow in float16 than with 1, and longer distances save little more time
             (benchmarks/results/measuring.md).
-        scale_upper_bound: largest scale of one layer.
-        accum_upper_bound: largest accumulated scale, i.e. product of the scales from the loss to a layer.
+        scale_upper_bound: largest scale of one layer, for all methods but `"amax_history"`.
+        accum_upper_bound: largest accumulated scale, i.e. product of the scales from the loss to a layer;
+            likewise. Both are as published: without them `"approx_range"` keeps less of a small loss
+            (benchmarks/results/reach.md).
         use_bound: whether the two upper bounds apply. The overflow guard applies in any case.
         power_of_two: round scales down to powers of two, so that scaling never rounds a gradient.
         max_rescue_ratio: for `"element_wise_range"`: share of the products, largest first, that is to be kept
@@ -56,8 +61,9 @@ class AdaLossConfig:
         include: names of the layers to scale, as `fnmatch` patterns. One that matches no layer is an error
             when the first backward runs.
         exclude: names of layers not to scale, likewise; wins over `include`.
-        delay: 0 computes scales from the statistics of the same iteration, 1 from those of the one before,
-            which needs no synchronization with a device. None lets the engine choose.
+        delay: 1 computes scales from the statistics of earlier iterations, before backward starts: no hooks,
+            and no synchronization with a device. 0 computes them from those of the same iteration, as the
+            paper does. None: 1, or 0 for a method that looks at arrays.
         planned_bytes: how much memory scaled copies of weights may take at once where scales are held, so
             that nothing has to be done between two functions. None: 8 MiB on a CPU, on a GPU as much as they
             need. It changes no result.
@@ -71,7 +77,7 @@ class AdaLossConfig:
         Range(u_min=6e-08, u_max=65504.0)
     """
 
-    loss_scale_method: MethodLike = "approx_range"
+    loss_scale_method: Optional[MethodLike] = None
     fixed_loss_scale: float = 1.0
     init_scale: float = 1.0
     n_uf_threshold: float = 1e-3
@@ -121,7 +127,7 @@ class AdaLossConfig:
         for name in ("include", "exclude"):
             self._set(name, _patterns(name, getattr(self, name)))
         # Each method checks its own parameters, also those of methods that were not chosen.
-        for method in (*METHODS, self.loss_scale_method):
+        for method in (*METHODS, self._method):
             resolve_method(method, self)
 
     def _check_range(self) -> None:
@@ -136,13 +142,21 @@ class AdaLossConfig:
 
     @cached_property
     def method(self) -> Method:
-        """`loss_scale_method` as a value, with its parameters taken from here."""
-        return resolve_method(self.loss_scale_method, self)
+        """`loss_scale_method` as a value with its parameters; None stands for that of a layer by itself."""
+        return resolve_method(self._method, self)
+
+    @property
+    def _method(self) -> MethodLike:
+        return "approx_range" if self.loss_scale_method is None else self.loss_scale_method
 
     @cached_property
     def range(self) -> Range:
         """(u_min, u_max), what was left None filled in from `dtype`."""
         stored = get_format("float16" if self.dtype is None else self.dtype, argument="dtype")
+        return self.range_in(stored)
+
+    def range_in(self, stored: Format) -> Range:
+        """(u_min, u_max) of gradients that are stored in a format, what was given here put in its place."""
         return Range(
             stored.u_min if self.u_min is None else self.u_min,
             stored.max if self.u_max is None else self.u_max,
@@ -169,6 +183,12 @@ class AdaLossConfig:
     def selects(self, layer: str) -> bool:
         """True when the layer of this name is to be scaled, by `include` and `exclude`."""
         return self.selection.selects(layer)
+
+    def for_network(self) -> AdaLossConfig:
+        """The configuration for the gradients of a network: with `loss_scale_method` filled in."""
+        if self.loss_scale_method is not None:
+            return self
+        return replace(self, loss_scale_method="amax_history")
 
     def stored_in(self, precision: Optional[Precision]) -> AdaLossConfig:
         """The configuration for gradients that are stored so: with `dtype` filled in.

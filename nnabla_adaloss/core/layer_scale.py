@@ -18,7 +18,7 @@ from typing import Any, Callable, NamedTuple, Optional, Protocol, Tuple
 
 from .branches import common_scale
 from .config import AdaLossConfig
-from .methods import Needs
+from .methods import Needs, Range
 from .overflow import overflow_limit
 from .power_of_two import clamp_scale, floor_power_of_two
 from .reason import Reason
@@ -140,12 +140,14 @@ class Constraints(NamedTuple):
         earlier: what is stored already where the layer's input gradient is added; None where nothing is.
         guard_from: neither the method nor the overflow guard, which takes all products for the largest, turns
             a scale below this. 1 where S was measured to leave room for the gradients of all layers.
+        range: that of the format in which the layer's input gradient is stored; None: the configuration's.
     """
 
     layer_limit: float = math.inf
     weight_max: float = math.inf
     earlier: Optional[Contribution] = None
     guard_from: float = 0.0
+    range: Optional[Range] = None
 
 
 NO_CONSTRAINTS = Constraints()
@@ -202,6 +204,7 @@ def decide(
     """
     iteration, S, _, fan_in_bound, g, weight, has_weight, lift, _, _ = observed
     computed_at, unbounded, accumulated_limit, _, history = state
+    range = constraints.range or config.range
     if (g is not None and g.nonfinite) or (weight is not None and weight.nonfinite):
         # Not kept: the layer's scale is computed from the next gradient that is finite.
         alpha, reason = 1.0, _NONFINITE
@@ -212,10 +215,9 @@ def decide(
         if not unknown and is_due(state, iteration, config):
             if needs is _HISTORY and g is not None:
                 history = (*history, g.scaled(1.0 / S))[-(config.method.window or 1) :]
-            computed_at, unbounded = iteration, _asked(observed, history, config)
-        u_max = config.range.u_max
+            computed_at, unbounded = iteration, _asked(observed, history, range, config)
         if g is not None and has_weight == (weight is not None):
-            accumulated_limit = S * overflow_limit(g, weight, fan_in_bound, u_max)
+            accumulated_limit = S * overflow_limit(g, weight, fan_in_bound, range.u_max)
         asked, guard, lowest = unbounded, accumulated_limit / S, constraints.guard_from
         if asked < lowest:
             # The published methods have a guard of their own.
@@ -232,14 +234,16 @@ def decide(
         own = S * alpha
         if earlier.scale != own:
             branches = [(own, earlier.own_abs_max * alpha), (earlier.scale, earlier.abs_max)]
-            common = common_scale(branches, u_max=config.range.u_max)
+            common = common_scale(branches, u_max=range.u_max)
             # A layer that overflowed goes with the other branch up to its limit only; else that comes down.
             if common != own and common <= S * constraints.layer_limit:
                 alpha, reason = common / S, _BRANCHES
     return Decision(alpha, reason, LayerState(computed_at, unbounded, accumulated_limit, alpha, history))
 
 
-def _asked(observed: Observed, history: Tuple[ArrayStatistics, ...], config: AdaLossConfig) -> float:
+def _asked(
+    observed: Observed, history: Tuple[ArrayStatistics, ...], range: Range, config: AdaLossConfig
+) -> float:
     """What the method says, from what it needs to see."""
     method = config.method
     inputs: Tuple[Any, Any] = (observed.g, observed.weight)
@@ -249,7 +253,7 @@ def _asked(observed: Observed, history: Tuple[ArrayStatistics, ...], config: Ada
         inputs = observed.arrays()
     elif method.needs is _HISTORY:
         inputs = tuple(statistics.scaled(observed.previous_scale) for statistics in history), observed.weight
-    found = method.scale(*inputs, range=config.range, fan_in=observed.fan_in)
+    found = method.scale(*inputs, range=range, fan_in=observed.fan_in)
     scale = float(found)
     if not 0.0 < scale < math.inf:
         raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Dict, Optional, Union
+from typing import Dict, Mapping, Optional, Union
 
 from .formats import FLOAT16, FORMATS, Format, canonical_name, get_format
 from .validation import boolean, integer
@@ -132,11 +132,14 @@ PRECISIONS: Dict[str, Precision] = {
 }
 """Everything that `storage=` knows by name."""
 
-StorageLike = Union[str, Format, Precision]
-"""What `storage=` takes."""
+PrecisionLike = Union[str, Format, Precision]
+"""What one precision can be given as."""
+
+StorageLike = Union[PrecisionLike, Mapping[str, PrecisionLike]]
+"""What `storage=` takes: one precision, or one for each pattern of layer names."""
 
 
-def get_precision(storage: StorageLike, argument: str = "storage") -> Precision:
+def get_precision(storage: PrecisionLike, argument: str = "storage") -> Precision:
     """The precision that a name, a `Format` or a `Precision` stands for.
 
     Args:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from .advice import Harm, LayerAdvice, PrecisionAdvice
 from .causes import Cause
 from .examination import diagnose
 from .numbers import Way
@@ -14,9 +15,12 @@ from .verdicts import LayerVerdict, Verdict
 __all__ = [
     "Cause",
     "Diagnosis",
+    "Harm",
+    "LayerAdvice",
     "LayerLoss",
     "LayerTimes",
     "LayerVerdict",
+    "PrecisionAdvice",
     "Profile",
     "SanityChecker",
     "Verdict",

@@ -16,7 +16,7 @@ from .target import Target
 class Batches:
     """What a feeder has fed, each time that it was called.
 
-    A feeder may build the graph anew for each batch and assign it to its updater. The graph of the first
+    A feeder may rebuild the graph for each batch and assign it to its updater. The graph of the first
     batch is the one that is looked at. Batches of graphs that are built alike are run through it; those of
     others, such as sentences of another length, are left out.
 

@@ -35,8 +35,8 @@ def analyse(place: str, storage: str, batches: int, page: Optional[str], *, as_j
         if page is not None:
             diagnosis.write_html(page)
     except (ProgramError, TypeError, ValueError, OSError) as error:
-        told = str(error) if isinstance(error, ProgramError) else f"{place}: {error}"
-        print(f"error: {told}", file=sys.stderr)
+        message = str(error) if isinstance(error, ProgramError) else f"{place}: {error}"
+        print(f"error: {message}", file=sys.stderr)
         return 2
     print(json.dumps(diagnosis.as_dict(), indent=2, allow_nan=False) if as_json else diagnosis)
     return 0 if diagnosis.verdict.needs is not None else 1

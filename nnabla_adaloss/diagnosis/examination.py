@@ -3,20 +3,42 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Mapping, Optional, Sequence, Union, overload
 
-from ..core.precision import StorageLike, get_precision
+from ..core.formats import Format
+from ..core.layer_precisions import LayerPrecisions
+from ..core.precision import Precision, PrecisionLike, StorageLike
+from .advice import PrecisionAdvice, candidates_of
+from .layer_trials import advise
 from .measurement import measure
 from .result import Diagnosis
 from .target import Feeder, target_of
 
 
+@overload
 def diagnose(
     loss_or_updater: Any,
     storage: StorageLike = "float16",
     feeder: Optional[Feeder] = None,
     batches: int = 4,
-) -> Diagnosis:
+) -> Diagnosis: ...
+
+
+@overload
+def diagnose(
+    loss_or_updater: Any,
+    storage: Sequence[PrecisionLike],
+    feeder: Optional[Feeder] = None,
+    batches: int = 4,
+) -> PrecisionAdvice: ...
+
+
+def diagnose(
+    loss_or_updater: Any,
+    storage: Union[StorageLike, Sequence[PrecisionLike]] = "float16",
+    feeder: Optional[Feeder] = None,
+    batches: int = 4,
+) -> Union[Diagnosis, PrecisionAdvice]:
     """What a narrow storage does to the gradients of a network: which layer loses how much, and the remedy.
 
     Runs each batch forward and backward in fp32, and beside it as it would be stored, emulated: without
@@ -26,11 +48,15 @@ def diagnose(
     afterwards; what other arrays of the graph hold (`loss.d`) is of the last pass. Functions with a seed of
     their own, and those of a GPU, go on from where the passes have left them.
 
+    Given a list of formats, it tells instead which of them each layer can have: see `PrecisionAdvice`. Each
+    layer is tried alone with each format, a pass or two per batch, and then all of them together.
+
     Args:
         loss_or_updater: the loss Variable of one element, or a wrapper of one; or an updater, nnabla's or one
             of this package, whose loss and data feeder are taken.
         storage: the format that is tried, as everywhere: `"float16"`, `"bfloat16"`, `"fp8_hybrid"`, a
-            `Format` or a `Precision`.
+            `Format`, a `Precision`, or a mapping from patterns of layers; or a list of formats, of which each
+            layer gets the one with the fewest bits that does no harm, and of equally wide ones the first.
         feeder: called without arguments before each batch. None: the updater's, or the data that is there.
         batches: how many batches are looked at; 1 where there is no feeder. 4: enough to tell a rule from an
             accident.
@@ -49,5 +75,10 @@ def diagnose(
         one
         >>> diagnose(loss).verdict.line
         'float16 needs no scaling here.'
+        >>> diagnose(loss, ["fp8_hybrid", "float16"]).storage
+        {'*': 'fp8_hybrid'}
     """
-    return Diagnosis(measure(target_of(loss_or_updater, feeder, batches), get_precision(storage)))
+    target = target_of(loss_or_updater, feeder, batches)
+    if isinstance(storage, (str, Format, Precision, Mapping)):
+        return Diagnosis(measure(target, LayerPrecisions(storage)))
+    return advise(target, candidates_of(storage))

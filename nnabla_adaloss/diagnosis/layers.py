@@ -24,7 +24,7 @@ class Layer(NamedTuple):
         name: its name.
         type_name: nnabla's type name of it.
         outputs: its outputs that some function reads, or that are the loss, by key; nnabla has no gradient
-            for others, such as the last states of an LSTM that nobody asks for.
+            for others, such as unused last states of an LSTM.
         weights: the leaves whose gradients it computes, by key; a weight with several uses belongs to the
             first.
     """

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Tuple
 
 import nnabla as nn
 import numpy as np
 
-from ..core.config import AdaLossConfig
+from ..core.layer_precisions import LayerPrecisions
 from ..core.power_of_two import clamp_scale, floor_power_of_two
-from ..core.precision import Precision
 from ..core.scale_history import HistoryPolicy
 from ..emulation import FormatEmulation
 from ..engine import AdaptiveLossScaling
@@ -22,7 +21,7 @@ from ..kernels import select_kernels
 from .batches import Batches
 from .graph_observer import GraphObserver
 from .layers import Layer, layers_of
-from .numbers import LayerNumbers, NetworkNumbers, Untrained, Way
+from .numbers import FunctionNumbers, LayerNumbers, NetworkNumbers, StoredIn, Untrained, Way
 from .passes import LayerGradients, Passes
 from .preserved import preserved
 from .random_state import RandomState
@@ -40,21 +39,19 @@ _HALVINGS = 4
 _TINY = 2.0**-14
 
 
-def measure(target: Target, precision: Precision) -> NetworkNumbers:
+def measure(target: Target, precisions: LayerPrecisions) -> NetworkNumbers:
     """Everything that verdicts are made from; the network is as before afterwards."""
     fed = target.loss()
     kernels = select_kernels(fed.parent.context)
     names = {**named(target.parameters), **registered_names()}
     with ExitStack() as kept:
         kept.enter_context(target.loss_kept())
-        kept.enter_context(preserved(_leaves(GraphPlan(fed, names=names)), kernels))
+        kept.enter_context(preserved(leaves_of(GraphPlan(fed, names=names)), kernels))
         batches = Batches(target, names)
         plan = GraphPlan(batches.loss, names={**names, **registered_names()})
         # Of a graph that the feeder has built, and the random numbers that come after those of the feeder.
-        state = kept.enter_context(preserved(_leaves(plan), kernels))
-        numbers = _Measurement(
-            target.solver, precision, plan, batches, GraphObserver(plan, kernels), state
-        ).run()
+        state = kept.enter_context(preserved(leaves_of(plan), kernels))
+        numbers = _Measurement(target, precisions, plan, batches, GraphObserver(plan, kernels), state).run()
         return numbers._replace(untrained=_untrained(target, plan, batches))
 
 
@@ -63,7 +60,8 @@ def _untrained(target: Target, plan: GraphPlan, batches: Batches) -> Optional[Un
     return untrained_parameters(plan, by_solver, nn.get_parameters(grad_only=False), batches.fed)
 
 
-def _leaves(plan: GraphPlan) -> Dict[int, nn.Variable]:
+def leaves_of(plan: GraphPlan) -> Dict[int, nn.Variable]:
+    """The leaves of a graph, by key."""
     return {hash(v): v for f in plan.functions for v in f.inputs if v.parent is None}
 
 
@@ -79,27 +77,24 @@ class _Tallies:
 class _Measurement:
     def __init__(
         self,
-        solver: Optional[Any],
-        precision: Precision,
+        target: Target,
+        precisions: LayerPrecisions,
         plan: GraphPlan,
         batches: Batches,
         observer: GraphObserver,
         state: RandomState,
     ) -> None:
         self._loss, self._batches, self._observer, self._state = batches.loss, batches, observer, state
-        self._solver, self._layers = solver, layers_of(plan)
+        self._solver, self._plan, self._layers = target.solver, plan, layers_of(plan)
         self._weight_gradients: Dict[int, float] = {}
         self._passes = Passes(self._layers)
-        self._emulation = FormatEmulation(batches.loss, precision, float_tail=True)
-        self._u_max = precision.stored_gradients.max
-        self._tiny = max(_TINY, precision.data_format(2).smallest_normal)
-        self._storage = str(precision)
-        self._adaptive = {
-            Way.ADAPTIVE: AdaptiveLossScaling(self._emulation),
-            Way.BY_PART: AdaptiveLossScaling(
-                self._emulation, AdaLossConfig(loss_scale_method="amax_history")
-            ),
-        }
+        self._emulation = FormatEmulation(
+            batches.loss, precisions.storage, float_tail=True, parameters=target.parameters
+        )
+        self._u_max = precisions.narrowest.stored_gradients.max
+        self._tiny = max(_TINY, *(p.data_format(2).smallest_normal for _, p in precisions.patterns))
+        self._storage = str(precisions)
+        self._adaptive = AdaptiveLossScaling(self._emulation)
         self._tallies = {layer.name: _Tallies() for layer in self._layers}
         self._losses: List[Tuple[float, float]] = []
 
@@ -119,7 +114,7 @@ class _Measurement:
             float(np.mean(as_stored)),
             scales,
             [self._numbers(layer) for layer in self._layers],
-            self._observer.numbers(),
+            self._functions(),
             self._tiny,
             training_of(self._solver, self._layers, self._weight_gradients),
         )
@@ -163,8 +158,8 @@ class _Measurement:
                 floor.count(in_fp32.arrays[key], unstored.arrays[key])
             self._add_errors(floor, layer, in_fp32, unstored)
         for way in Way:
-            if way in self._adaptive:
-                stored = self._passes.adaptive(forward, self._adaptive[way], index)
+            if way is Way.ADAPTIVE:
+                stored = self._passes.adaptive(forward, self._adaptive, index)
             else:
                 stored = self._passes.with_one_scale(forward, self._emulation, scales[way])
             for layer in self._layers:
@@ -217,8 +212,31 @@ class _Measurement:
         self._state.restore_functions()
         self._observer.begin_forward()
 
+    def _functions(self) -> List[FunctionNumbers]:
+        found = self._observer.numbers()
+        storage = self._emulation.emulated_storage
+        if storage.precisions.only is not None:
+            return found
+        formats = [storage.data_format(hash(f.outputs[0]), f.outputs[0].size) for f in self._plan.functions]
+        return [n._replace(stored=StoredIn(s.name, s.max)) for n, s in zip(found, formats)]
+
+    def _stored(self, layer: Layer) -> Optional[StoredIn]:
+        storage = self._emulation.emulated_storage
+        if storage.precisions.only is not None:
+            return None
+        stored = storage.precision_of(next(iter({**layer.outputs, **layer.weights}))).stored_gradients
+        return StoredIn(stored.name, stored.max)
+
     def _numbers(self, layer: Layer) -> LayerNumbers:
         tallies = self._tallies[layer.name]
         kept = {way: tally.kept() for way, tally in tallies.ways.items()}
         floor = tallies.floor
-        return LayerNumbers(layer.name, layer.type_name, tallies.amax, floor.nonzero, floor.error, kept)
+        return LayerNumbers(
+            layer.name,
+            layer.type_name,
+            tallies.amax,
+            floor.nonzero,
+            floor.error,
+            kept,
+            self._stored(layer),
+        )

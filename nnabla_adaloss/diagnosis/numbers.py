@@ -15,7 +15,6 @@ class Way(str, Enum):
     ONE = "one"
     END = "end"
     ADAPTIVE = "adaptive"
-    BY_PART = "amax_history"
 
 
 class Kept(NamedTuple):
@@ -34,6 +33,18 @@ class Kept(NamedTuple):
     error: float
 
 
+class StoredIn(NamedTuple):
+    """A format.
+
+    Attributes:
+        name: what it is called.
+        u_max: its largest number.
+    """
+
+    name: str
+    u_max: float
+
+
 class LayerNumbers(NamedTuple):
     """One layer: a function with weights, or a product of activations.
 
@@ -46,6 +57,7 @@ class LayerNumbers(NamedTuple):
         floor: the error that is there when gradients are kept in fp32, and activations and weights are
             stored.
         kept: what each way leaves.
+        stored: the format of its output gradient, where layers differ; None: that of the network.
     """
 
     name: str
@@ -54,6 +66,7 @@ class LayerNumbers(NamedTuple):
     nonzero: int
     floor: float
     kept: Mapping[Way, Kept]
+    stored: Optional[StoredIn] = None
 
 
 class ReadLeaf(NamedTuple):
@@ -164,6 +177,7 @@ class FunctionNumbers(NamedTuple):
         stored_zeros: as `values.zeros`, with activations as stored.
         constant_inputs: its inputs that are the same for every sample of each batch.
         stuck_weights: its weights that are all zero and whose gradients are, too.
+        stored: the format of its outputs, where layers differ; None: that of the network.
     """
 
     name: str
@@ -186,6 +200,7 @@ class FunctionNumbers(NamedTuple):
     stored_zeros: int = 0
     constant_inputs: Tuple[str, ...] = ()
     stuck_weights: Tuple[str, ...] = ()
+    stored: Optional[StoredIn] = None
 
 
 class WeightStep(NamedTuple):
@@ -235,7 +250,7 @@ class NetworkNumbers(NamedTuple):
 
     Attributes:
         storage: what the storage is called.
-        u_max: its largest number.
+        u_max: its largest number; of its narrowest format, where layers differ.
         batches: how many batches were looked at.
         loss: mean loss in fp32.
         stored_loss: mean loss with activations and weights as stored.

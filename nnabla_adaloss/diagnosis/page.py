@@ -7,7 +7,7 @@ from html import escape
 from typing import List, Sequence
 
 from .numbers import LayerNumbers, NetworkNumbers, Way
-from .text import columns, error_text, heading, legend, other_causes, scale_text, share
+from .text import COLUMNS, error_text, heading, legend, other_causes, scale_text, share
 from .verdicts import LayerVerdict, Verdict
 
 # Blue and orange: told apart whatever one's colour vision; marks say the same without colour.
@@ -53,7 +53,7 @@ def as_page(network: NetworkNumbers, verdict: Verdict) -> str:
         f'<h1>{escape(title)}</h1><p class="sub">{escape(subtitle)}</p>'
         f'<p class="verdict{bad}">{escape(verdict.line)}</p>{listed}'
         f"<h2>Layer by layer</h2>{_sentences(verdict)}"
-        f"<h2>What was measured</h2>{_table(network, verdict)}{_legend(network, verdict)}"
+        f"<h2>What was measured</h2>{_table(network, verdict)}{_legend(network)}"
         "</main></body></html>\n"
     )
 
@@ -71,7 +71,7 @@ def _sentences(verdict: Verdict) -> str:
 
 
 def _table(network: NetworkNumbers, verdict: Verdict) -> str:
-    ways = columns(verdict)
+    ways = COLUMNS
     names = [_column(way, network) for way in ways] * 2
     heads = "".join(
         f'<th scope="col" class="{_group(index, len(ways))}">{escape(name)}</th>'
@@ -112,9 +112,8 @@ def _group(index: int, count: int) -> str:
     return "inner" if index % count else "first"
 
 
-def _legend(network: NetworkNumbers, verdict: Verdict) -> str:
+def _legend(network: NetworkNumbers) -> str:
     entries = "".join(
-        f"<dt>{escape(word)}</dt><dd>{escape(meaning)}</dd>"
-        for word, meaning in legend(network, columns(verdict))
+        f"<dt>{escape(word)}</dt><dd>{escape(meaning)}</dd>" for word, meaning in legend(network)
     )
     return f"<dl>{entries}<dt>✓ ✗</dt><dd>whether the gradient is good enough to train with</dd></dl>"

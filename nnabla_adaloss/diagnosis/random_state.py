@@ -43,7 +43,7 @@ class RandomState(NamedTuple):
 
     @classmethod
     def now(cls) -> RandomState:
-        """The state as it is now."""
+        """The current state."""
         address = _functions_generator()
         return cls(
             random.getstate(),

@@ -103,7 +103,7 @@ class SanityChecker:
                 self._told.add(name)
                 warn(
                     f"layer {name} loses {lost.with_alpha:.0%} of its gradient in iteration {self._calls} "
-                    f"({lost.without_alpha:.0%} without scales of layers): diagnose(updater) tells why"
+                    f"({lost.without_alpha:.0%} without scales of layers): diagnose(updater) says why"
                 )
         return self.last
 
@@ -147,9 +147,9 @@ def _lost(keys: Sequence[int], reference: LayerGradients, stored: LayerGradients
 
 def _emulation_of(scaling: AdaptiveLossScaling) -> FormatEmulation:
     loss = scaling.loss
-    told = computed_in_half(scaling.variable)
-    if told:
-        raise ValueError(told)
+    reason = computed_in_half(scaling.variable)
+    if reason:
+        raise ValueError(reason)
     if not isinstance(loss, FormatEmulation):
         raise ValueError(
             "updater stores everything in fp32, so that nothing can be lost: make it with storage='float16'"

@@ -23,7 +23,7 @@ class Target(NamedTuple):
         feeder: called before each batch; None: the data that is there is the only batch. It may assign
             another loss to an updater.
         batches: how many batches are looked at.
-        solver: what trains the parameters; None for a loss as it is.
+        solver: what trains the parameters; None for a plain loss.
     """
 
     source: Any
@@ -33,11 +33,11 @@ class Target(NamedTuple):
 
     @property
     def parameters(self) -> Mapping[str, nn.Variable]:
-        """What the solver calls its parameters; empty for a loss as it is."""
+        """The solver's names of its parameters; empty for a plain loss."""
         return {} if self.solver is None else self.solver.get_parameters()
 
     def loss(self) -> nn.Variable:
-        """The loss as it is now, of one element.
+        """The current loss, of one element.
 
         Raises:
             TypeError: it is neither a Variable nor a wrapper of one.
@@ -48,9 +48,9 @@ class Target(NamedTuple):
             raise ValueError(
                 f"loss has shape {variable.shape}, not one element; reduce it with nnabla.functions.mean"
             )
-        told = computed_in_half(variable)
-        if told:
-            raise ValueError(told)
+        reason = computed_in_half(variable)
+        if reason:
+            raise ValueError(reason)
         return variable
 
     @contextmanager
@@ -68,7 +68,7 @@ class Target(NamedTuple):
 
 
 def target_of(loss_or_updater: Any, feeder: Optional[Feeder], batches: int) -> Target:
-    """The loss of an updater with its feeder, or a loss as it is.
+    """The loss of an updater with its feeder, or a plain loss.
 
     Raises:
         TypeError: it is neither, or `feeder` cannot be called.

@@ -15,15 +15,12 @@ _WIDTH = 110
 _CELL = 9
 
 
-def columns(verdict: Verdict) -> Sequence[Way]:
-    """The ways that are worth a column: components' own scales where the default does not do."""
-    shown = [Way.NONE, Way.START, Way.END, Way.ADAPTIVE]
-    fatal = any(cause.fatal for cause in verdict.causes)
-    return [*shown, Way.BY_PART] if verdict.needs in (None, Way.BY_PART) and not fatal else shown
+COLUMNS = (Way.NONE, Way.START, Way.END, Way.ADAPTIVE)
+"""The ways that are worth a column."""
 
 
 def other_causes(verdict: Verdict) -> Sequence[Cause]:
-    """What is wrong besides what the verdict says already."""
+    """Causes that the verdict does not mention."""
     return [cause for cause in verdict.causes if str(cause) not in verdict.line]
 
 
@@ -31,26 +28,23 @@ def heading(way: Way, network: NetworkNumbers) -> str:
     """What a column is called: the scale, or the name of the way."""
     if way in (Way.START, Way.END):
         return power(network.scales[way])
-    return "by part" if way is Way.BY_PART else way.value
+    return str(way.value)
 
 
-def legend(network: NetworkNumbers, ways: Sequence[Way]) -> Sequence[Tuple[str, str]]:
+def legend(network: NetworkNumbers) -> Sequence[Tuple[str, str]]:
     """What the words of the table mean."""
-    entries = [
-        ("underflow", "elements of a layer's gradients that are not 0 in fp32 and are 0 as stored"),
+    return [
+        ("underflow", "elements of a layer's gradients that are 0 as stored but not in fp32"),
         (
             "error",
-            "of the weight gradient, relative to fp32; inf: so much of it overflows",
+            "of the weight gradient, relative to fp32; inf: the share that overflows",
         ),
-        ("right scale", "the largest power of two that leaves two bits of room"),
+        ("right scale", "the largest power of two that leaves two bits of headroom"),
         ("none", "without scaling"),
         (heading(Way.START, network), "the scale that nnabla's DynamicLossScalingUpdater starts with"),
-        (heading(Way.END, network), "the largest one without overflow, where it would end"),
+        (heading(Way.END, network), "the largest scale without overflow, where it would end"),
         ("adaptive", "AdaptiveLossScalingUpdater at its defaults"),
     ]
-    if Way.BY_PART in ways:
-        entries.append(("by part", 'the same with AdaLossConfig(loss_scale_method="amax_history")'))
-    return entries
 
 
 def share(value: float) -> str:
@@ -100,7 +94,7 @@ def error_text(kept: Kept) -> str:
 
 
 def _table(network: NetworkNumbers, verdict: Verdict) -> List[str]:
-    ways = columns(verdict)
+    ways = COLUMNS
     headings = _cells([heading(way, network) for way in ways])
     first = max([len("layer"), *(len(layer.name) for layer in network.layers)])
     group = len(headings)
@@ -113,7 +107,7 @@ def _table(network: NetworkNumbers, verdict: Verdict) -> List[str]:
         errors = _cells([error_text(layer.kept[way]) for way in ways])
         lines.append(f"{layer.name:{first}} {lost}   {errors}  {scale_text(judged.right_scale)}")
     lines.append("")
-    lines += [f"{word:>12}: {meaning}" for word, meaning in legend(network, ways)]
+    lines += [f"{word:>12}: {meaning}" for word, meaning in legend(network)]
     return lines
 
 

@@ -13,7 +13,7 @@ from .numbers import LayerNumbers, NetworkNumbers, Way
 TOLERANCE = 0.05
 """Relative error of a weight gradient that does no harm."""
 
-CANNOT_BE_JUDGED = "cannot be judged before this is mended"
+CANNOT_BE_JUDGED = "cannot be judged until this is fixed"
 
 # By how much a gradient may be worse than the best that any way makes of it, where the format is so narrow
 # that all are worse than that.
@@ -21,11 +21,7 @@ _WORSE = 1.25
 # A gradient of which more is lost is no gradient, whatever its error.
 _LOST = 0.5
 # From the least to the most that one has to do.
-_EFFORT = (Way.NONE, Way.START, Way.ONE, Way.END, Way.ADAPTIVE, Way.BY_PART)
-_USES = {
-    Way.ADAPTIVE: "use adaptive (AdaptiveLossScalingUpdater as it comes)",
-    Way.BY_PART: 'use adaptive with AdaLossConfig(loss_scale_method="amax_history")',
-}
+_EFFORT = (Way.NONE, Way.START, Way.ONE, Way.END, Way.ADAPTIVE)
 
 
 class LayerVerdict(NamedTuple):
@@ -53,7 +49,7 @@ class Verdict(NamedTuple):
     Attributes:
         line: one line.
         needs: the least that keeps every layer's gradient; None: no way of scaling does.
-        causes: what is wrong besides; what no scale helps comes first.
+        causes: what else is wrong; what no scale helps comes first.
         layers: a verdict for each layer, in forward order.
     """
 
@@ -72,7 +68,7 @@ def judge(network: NetworkNumbers) -> Verdict:
     fatal = [cause for cause in causes if cause.fatal]
     layers = [_layer(layer, network, by_layer.get(layer.name), fatal) for layer in network.layers]
     if fatal:
-        return Verdict(f"No loss scale mends {fatal[0]}.", None, causes, layers)
+        return Verdict(f"No loss scale helps: {fatal[0]}.", None, causes, layers)
     needs = next((way for way in _EFFORT if all(way in layer.serves for layer in layers)), None)
     return Verdict(_network(network, layers, needs), needs, causes, layers)
 
@@ -99,16 +95,17 @@ def power(scale: float) -> str:
 def _layer(
     layer: LayerNumbers, network: NetworkNumbers, cause: Optional[Cause], fatal: Sequence[Cause]
 ) -> LayerVerdict:
-    right = HistoryPolicy().scale(layer.amax, u_max=network.u_max) if layer.amax else None
+    stored, u_max = layer.stored or (network.storage, network.u_max)
+    right = HistoryPolicy().scale(layer.amax, u_max=u_max) if layer.amax else None
     keeps = [way for way in _EFFORT if serves(layer, way)]
     if cause is not None and cause.fatal:
         line = f"{cause.what}: {cause.remedy}"
     elif fatal and (not layer.nonzero or not keeps):
         return LayerVerdict(layer.name, right, keeps, f"{CANNOT_BE_JUDGED}: {fatal[0].layer}", False)
     elif not layer.nonzero:
-        line = "no gradient arrives, in fp32 either"
+        line = "receives no gradient, not even in fp32"
     elif not keeps:
-        line = f"no way of scaling keeps its gradient in {network.storage}: store it in more bits"
+        line = f"no scaling keeps its gradient in {stored}: use more bits"
     else:
         line = _sentence(keeps[0], layer, network)
         line = line if cause is None else f"{line}; {cause.what}: {cause.remedy}"
@@ -118,13 +115,13 @@ def _layer(
 def _sentence(way: Way, layer: LayerNumbers, network: NetworkNumbers) -> str:
     lost = layer.kept[Way.NONE].underflow
     if way is Way.NONE:
-        return "needs no scaling" + (f"; the {lost:.0%} that it loses do no harm" if lost >= 0.01 else "")
+        return "needs no scaling" + (f"; losing {lost:.0%} does no harm" if lost >= 0.01 else "")
     without = (
         f"{lost:.0%} lost without" if lost >= 0.01 else f"error {layer.kept[Way.NONE].error:.0%} without"
     )
-    if way in _USES:
+    if way is Way.ADAPTIVE:
         return f"needs a scale of its own ({without})"
-    return f"needs scaling ({without}); {power(network.scales[way])} serves"
+    return f"needs scaling ({without}); {power(network.scales[way])} works"
 
 
 def _network(network: NetworkNumbers, layers: Sequence[LayerVerdict], needs: Optional[Way]) -> str:
@@ -135,20 +132,20 @@ def _network(network: NetworkNumbers, layers: Sequence[LayerVerdict], needs: Opt
         full = [layer.name for layer, n in zip(layers, network.layers) if n.kept[Way.START].overflow]
         return f"{line}, and has no room for it: {start} overflows in {full[-1]}." if full else f"{line}."
     if needs is Way.START:
-        return f"One scale of {start} serves all layers: nnabla's updater has it from the start."
+        return f"One scale of {start} works for all layers: nnabla's updater starts with it."
     if needs in (Way.ONE, Way.END):
         scale = power(network.scales[needs])
         bad = sum(Way.START not in layer.serves for layer in layers)
         return (
-            f"One scale of {scale} serves all layers; {start}, where nnabla's updater starts, does not serve "
-            f"{bad} of {len(layers)}: start from {scale}, or let it be measured (adaptive)."
+            f"One scale of {scale} works for all layers; {start}, where nnabla's updater starts, fails for "
+            f"{bad} of {len(layers)}: start from {scale}, or use AdaptiveLossScalingUpdater."
         )
     apart = _apart(layers)
     if needs is None:
         worst = [layer.name for layer in layers if not layer.serves]
         failing = ", ".join(worst[:3]) if worst else apart
-        return f"No way of scaling keeps all gradients in {storage}: {failing}. Store them in more bits."
-    return f"{apart}: {_USES[needs]}."
+        return f"No scaling keeps all gradients in {storage}: {failing}. Use more bits."
+    return f"{apart}: use AdaptiveLossScalingUpdater at its defaults."
 
 
 def _apart(layers: Sequence[LayerVerdict]) -> str:
@@ -158,7 +155,7 @@ def _apart(layers: Sequence[LayerVerdict]) -> str:
     a = max(short, key=lambda layer: layer.right_scale or 0.0)
     b = min(known, key=lambda layer: layer.right_scale or 0.0)
     if a is b or not (a.right_scale and b.right_scale):
-        return f"No one scale serves layer {a.name}"
+        return f"No single scale works for layer {a.name}"
     first, second = (a, b) if known.index(a) < known.index(b) else (b, a)
     apart = power(a.right_scale / b.right_scale)
     return f"Layers {first.name} and {second.name} need scales {apart} apart"

@@ -69,7 +69,7 @@ def python_without_nnabla(version: str, nnabla_is_there: bool) -> Optional[Findi
 
     Args:
         version: of Python, such as "3.12.1".
-        nnabla_is_there: whether it is installed all the same: somebody has built it.
+        nnabla_is_there: whether it is installed anyway, built from source.
 
     Example:
         >>> python_without_nnabla("3.12.1", nnabla_is_there=False).detail

@@ -14,7 +14,7 @@ class Explanation(NamedTuple):
 
     Attributes:
         meaning: what is wrong.
-        cure: what to do about it; empty where nobody knows.
+        cure: what to do about it; empty if unknown.
         status: whether something is missing, or there and broken.
     """
 
@@ -23,10 +23,10 @@ class Explanation(NamedTuple):
     status: Status = Status.BROKEN
 
 
-_INSTALL_GPU = "pip install 'nnabla-adaloss[cuda120]'   (or cuda116, as your nnabla-ext-cuda has it)"
-_INSTALL_MPI = "pip install 'nnabla-adaloss[mpi]'   (it brings Open MPI along)"
+_INSTALL_GPU = "pip install 'nnabla-adaloss[cuda120]'   (or cuda116, to match your nnabla-ext-cuda)"
+_INSTALL_MPI = "pip install 'nnabla-adaloss[mpi]'   (includes Open MPI)"
 _MAKE_GPU_VISIBLE = (
-    "see whether `nvidia-smi` lists a GPU; look at CUDA_VISIBLE_DEVICES; start containers with `--gpus all`"
+    "see whether `nvidia-smi` lists a GPU; check CUDA_VISIBLE_DEVICES; start containers with `--gpus all`"
 )
 
 _EXPLANATIONS: Sequence[Tuple[str, Explanation]] = (
@@ -48,7 +48,7 @@ _EXPLANATIONS: Sequence[Tuple[str, Explanation]] = (
     ),
     (
         r"(lib\w+\.so[.\d]*): cannot open shared object file",
-        Explanation(r"\1 is not installed where it can be found", _INSTALL_GPU, Status.MISSING),
+        Explanation(r"\1 is not installed, or not on the library path", _INSTALL_GPU, Status.MISSING),
     ),
     (
         r"undefined symbol:? (\w+)",
@@ -59,9 +59,7 @@ _EXPLANATIONS: Sequence[Tuple[str, Explanation]] = (
     ),
     (
         r"numpy\.(core\.)?multiarray|_ARRAY_API|numpy\.dtype size changed",
-        Explanation(
-            "nnabla was compiled for another NumPy than the one installed", "pip install 'numpy>=1.26,<2'"
-        ),
+        Explanation("nnabla was compiled for a different NumPy version", "pip install 'numpy>=1.26,<2'"),
     ),
     (
         r"driver version is insufficient(: .*)?",
@@ -79,12 +77,12 @@ _EXPLANATIONS: Sequence[Tuple[str, Explanation]] = (
     ),
     (
         r"NVMLError|cudaErrorNoDevice|no CUDA-capable device",
-        Explanation("there is a driver, but no GPU that it can use", _MAKE_GPU_VISIBLE),
+        Explanation("the driver finds no usable GPU", _MAKE_GPU_VISIBLE),
     ),
     (
         r"does not support your (.*) GPU",
         Explanation(
-            r"NNabla's makers found this combination of CUDA and GPU (\1) to be slow or wrong",
+            r"NNabla lists this combination of CUDA and GPU (\1) as slow or wrong",
             "use an extra for another CUDA version, or set AVAILABLE_GPU_NAMES to that name",
         ),
     ),
@@ -105,7 +103,7 @@ _EXPLANATIONS: Sequence[Tuple[str, Explanation]] = (
     (
         r"No module named '?mpi4py",
         Explanation(
-            "not installed, and only needed for distributed training",
+            "not installed; only needed for distributed training",
             _INSTALL_MPI,
             Status.MISSING,
         ),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an examination found, and how it is told."""
+"""What an examination found, as text and as JSON."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of nnabla's own functions work here, and whose fault it is where something does not."""
+"""Which of nnabla's own functions work here, and who is at fault if something does not."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _PACKAGES = {
 
 
 Progress = Callable[[str], Any]
-"""Is told of what has been done, a line at a time."""
+"""Takes reports of progress, a line at a time."""
 
 
 def silent(line: str) -> None:
-    """A `Progress` that nobody hears of."""
+    """A `Progress` that reports nothing."""
 
 
 class Tried(NamedTuple):
@@ -118,7 +118,7 @@ def findings_of(area: Area, type_config: str, tried: Sequence[Tried], machine: s
         area: the GPU, or the CPU.
         type_config: "float" or "half".
         tried: what became of each trial.
-        machine: GPU and versions, for whoever is told of a failure.
+        machine: GPU and versions, to report with a failure.
     """
     subject = f"nnabla's functions, {type_config}"
     works = [t for t in tried if not t.error]
@@ -127,7 +127,7 @@ def findings_of(area: Area, type_config: str, tried: Sequence[Tried], machine: s
         detail = f"{len(works)} of {len(tried)} give the right numbers"
         on_host = sorted({name for t in works for name in t.on_host})
         if on_host:
-            detail += f"; on the host, for want of a CUDA implementation: {', '.join(on_host)}"
+            detail += f"; on the host, for lack of a CUDA implementation: {', '.join(on_host)}"
         found.append(Finding(area, Status.WORKS, subject, detail))
     failed = sorted((t for t in tried if t.error), key=lambda t: _kind(t.error))
     for kind, of_kind in groupby(failed, key=lambda t: _kind(t.error)):
@@ -153,10 +153,10 @@ def _cure(area: Area, kind: str) -> str:
         return "install into a fresh virtual environment: pip install nnabla-adaloss"
     if "illegal instruction" in kind:
         return (
-            "nobody has tried it yet, but cuBLAS 12.0 may not suit this GPU: "
-            "pip install 'nvidia-cublas-cu12>=12.1,<13'; until then build networks without these functions"
+            "not tested yet, but cuBLAS 12.0 may not suit this GPU: "
+            "pip install 'nvidia-cublas-cu12>=12.1,<13'; until then avoid these functions"
         )
-    return "build networks without these functions, or tell nnabla's makers"
+    return "avoid these functions, or report this to nnabla"
 
 
 def blamed(finding: Finding, tried: Sequence[Tried]) -> Finding:
@@ -170,8 +170,8 @@ def blamed(finding: Finding, tried: Sequence[Tried]) -> Finding:
         return finding
     broken = ", ".join(t.name for t in tried if t.error)
     if broken:
-        cause = f"nnabla's own functions fail here ({broken}): see above, and mend that first"
+        cause = f"nnabla's own functions fail here ({broken}): see above, and fix that first"
         return finding._replace(detail=f"{finding.detail}. {cause}", cure="")
-    cause = "nnabla's own functions work here: this package is to blame"
-    cure = finding.cure or "please report it, with all that the doctor says"
+    cause = "nnabla's own functions work here, so the fault is in this package"
+    cure = finding.cure or "please report it with the doctor's output"
     return finding._replace(detail=f"{finding.detail}. {cause}", cure=cure)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attempts to use what is installed; each tells what it found, and raises if it fails.
+"""Attempts to use what is installed; each returns what it found, and raises if it fails.
 
 They load native libraries that may crash or stay behind, so each is to run in a process of its own.
 """
@@ -101,11 +101,11 @@ def driver(needed_by: str = "") -> str:
 
     call("cuInit", 0)
     served = integer("cuDriverGetVersion")
-    told = f"serves CUDA {served // 1000}.{served % 1000 // 10}"
+    detail = f"serves CUDA {served // 1000}.{served % 1000 // 10}"
     # Within a major version of CUDA, newer libraries run on older drivers.
     if served // 1000 < int(needed_by[:2] or 0):
-        raise RuntimeError(f"driver version is insufficient: {told}")
-    return ", ".join([told, *map(gpu, range(integer("cuDeviceGetCount")))])
+        raise RuntimeError(f"driver version is insufficient: {detail}")
+    return ", ".join([detail, *map(gpu, range(integer("cuDeviceGetCount")))])
 
 
 def cuda_libraries(cuda_version: str) -> List[Tuple[str, Optional[str], Optional[str]]]:

@@ -6,20 +6,25 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 from itertools import chain, repeat, starmap
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Union
 
 import nnabla as nn
 
-from ..core.precision import Precision, StorageLike, get_precision
+from ..core.layer_precisions import LayerPrecisions
+from ..core.precision import StorageLike
 from ..core.validation import boolean
 from ..graph.hooks import Hook, HookGuard
 from ..graph.loss_like import LossLike, check_scale, run_backward, variable_of
 from ..graph.loss_seed import Seed, check_seed
+from ..graph.names import named, registered_names
 from ..kernels import select_kernels
 from ..kernels.scratch import ScratchPool
 from .operands import OperandSwap
 from .rounded_storage import RoundedStorage
 from .rounding_plan import Rounding, RoundingPlan
+
+Parameters = Union[Mapping[str, nn.Variable], Callable[[], Mapping[str, nn.Variable]], None]
+"""Parameters by name, or what returns them."""
 
 
 class GradientRounding(NamedTuple):
@@ -52,14 +57,19 @@ class FormatEmulation:
         loss: the loss Variable.
         storage: the format: `"float16"` (default), `"bfloat16"`, `"float8_e5m2"`, `"float8_e4m3"`, or
             a `Format` of your own; or a `Precision`, where gradients have another one or numbers saturate;
-            or `"fp8_hybrid"`, where only matrix products read 8 bits and the rest is stored in float16.
+            or `"fp8_hybrid"`, where only matrix products read 8 bits and the rest is stored in float16. A
+            mapping gives each layer its own, such as `{"head/*": "float16", "*": "fp8_hybrid"}`: the first
+            pattern that matches the layer's name decides, and layers that none matches are computed in fp32.
         float_tail: keep what functions of one element at the loss compute in fp32, and what functions compute
             that have a constant which the format cannot hold, as the updaters of this package do in a half
             context. False: as nnabla does by itself, apart from constants, which are never rounded here.
+        parameters: parameters by name, for layers whose parameters nnabla does not know by name, as
+            `AdaptiveLossScaling` takes them; only a mapping asks for names.
 
     Raises:
         TypeError: `loss` is not a Variable; wrap the Variable first, then scale the emulation.
-        ValueError: `loss` needs no gradient, the format is unknown, or a function computes in half already.
+        ValueError: `loss` needs no gradient, the format is unknown, a function computes in half already, or a
+            pattern of `storage` decides about no layer.
 
     Example:
         >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
@@ -70,7 +80,12 @@ class FormatEmulation:
     """
 
     def __init__(
-        self, loss: nn.Variable, storage: StorageLike = "float16", *, float_tail: bool = False
+        self,
+        loss: nn.Variable,
+        storage: StorageLike = "float16",
+        *,
+        float_tail: bool = False,
+        parameters: Parameters = None,
     ) -> None:
         if not isinstance(loss, nn.Variable):
             raise TypeError(
@@ -79,9 +94,11 @@ class FormatEmulation:
             )
         self._loss = variable_of(loss)
         self._pool = ScratchPool()
-        precision, kernels = get_precision(storage), select_kernels(self._loss.parent.context)
-        self._float_tail = boolean("float_tail", float_tail)
-        self.emulated_storage = RoundedStorage(precision, kernels)
+        precisions, kernels = LayerPrecisions(storage), select_kernels(self._loss.parent.context)
+        self._float_tail, self._parameters = boolean("float_tail", float_tail), parameters
+        # Names are those that the scope shows in which the loss is wrapped.
+        self._registered = registered_names() if precisions.only is None else {}
+        self.emulated_storage = RoundedStorage(precisions, kernels)
         self._plan = self._make_plan()
         self._operands = OperandSwap(self.emulated_storage, self._pool)
 
@@ -91,9 +108,9 @@ class FormatEmulation:
         return self._loss
 
     @property
-    def precision(self) -> Precision:
-        """The emulated formats."""
-        return self.emulated_storage.precision
+    def precisions(self) -> LayerPrecisions:
+        """The emulated formats; `precisions.only` is that of all layers, where they have the same."""
+        return self.emulated_storage.precisions
 
     def go_on_from(self, before: FormatEmulation) -> None:
         """Draw random numbers from the stream of another graph's emulation, for a graph that is built anew in
@@ -130,7 +147,7 @@ class FormatEmulation:
         self._round_weights()
         self._operands.begin_forward()
         guard = HookGuard()
-        pre = guard.chain(function_pre_hook, self._before_forward if self.precision.operands_only else None)
+        pre = guard.chain(function_pre_hook, self._before_forward if self.precisions.operands_only else None)
         post = guard.chain(self._round_outputs, function_post_hook)
         self._with_weights(
             lambda: guard.run(
@@ -175,7 +192,7 @@ class FormatEmulation:
         self.emulated_storage.gradients.clear()
         guard = HookGuard()
         # What the engine has swapped by then is rounded where a product reads it.
-        pre = guard.chain(function_pre_hook, self._before_backward if self.precision.operands_only else None)
+        pre = guard.chain(function_pre_hook, self._before_backward if self.precisions.operands_only else None)
         post = guard.chain(self._round_gradients, function_post_hook)
         self._with_weights(
             lambda: guard.run(
@@ -188,7 +205,13 @@ class FormatEmulation:
             self._plan = self._make_plan()
 
     def _make_plan(self) -> RoundingPlan:
-        return RoundingPlan(self._loss, self.precision, float_tail=self._float_tail)
+        plan = RoundingPlan(self._loss, self.precisions, self._names, float_tail=self._float_tail)
+        self.emulated_storage.of_variables = plan.of_variables
+        return plan
+
+    def _names(self) -> Dict[int, str]:
+        parameters = self._parameters
+        return {**named((parameters() if callable(parameters) else parameters) or {}), **self._registered}
 
     def _round_weights(self) -> None:
         self.emulated_storage.weights = {
@@ -240,17 +263,25 @@ class FormatEmulation:
         return rounding
 
 
-def with_storage(loss: LossLike, storage: Optional[StorageLike], *, float_tail: bool = False) -> LossLike:
+def with_storage(
+    loss: LossLike,
+    storage: Optional[StorageLike],
+    *,
+    float_tail: bool = False,
+    parameters: Parameters = None,
+) -> LossLike:
     """`loss`, emulating `storage` unless that is None.
 
     Args:
         loss: the loss.
         storage: what `FormatEmulation` takes.
         float_tail: likewise.
+        parameters: likewise.
 
     Raises:
         TypeError: `storage` is given for a loss that is wrapped already.
-        ValueError: the format is unknown, or `loss` is computed in a half context.
+        ValueError: the format is unknown, `loss` is computed in a half context, or a pattern of `storage`
+            decides about no layer.
     """
     if storage is None:
         return loss
@@ -259,4 +290,4 @@ def with_storage(loss: LossLike, storage: Optional[StorageLike], *, float_tail: 
             f"storage={storage!r} emulates a format around a Variable, but loss is a {type(loss).__name__}; "
             "leave storage out"
         )
-    return FormatEmulation(loss, storage, float_tail=float_tail)
+    return FormatEmulation(loss, storage, float_tail=float_tail, parameters=parameters)

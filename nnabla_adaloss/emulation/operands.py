@@ -9,6 +9,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import nnabla as nn
 
+from ..core.formats import Format
+from ..core.precision import Precision
 from ..kernels.scratch import ScratchPool
 from .rounded_storage import RoundedStorage
 from .rules import gradient_operands, operands, read_in_backward
@@ -24,6 +26,7 @@ class Operand(NamedTuple):
         holds_gradient: whether it is read in the format of gradients.
         position: tells the operands of one product apart.
         is_leaf: whether it stays the same from forward to backward.
+        precision: that of the product.
     """
 
     key: int
@@ -32,6 +35,7 @@ class Operand(NamedTuple):
     holds_gradient: bool
     position: int
     is_leaf: bool
+    precision: Precision
 
 
 class ProductOperands(NamedTuple):
@@ -41,16 +45,18 @@ class ProductOperands(NamedTuple):
     backward: List[Operand]
 
 
-def operands_of(f: Any) -> ProductOperands:
-    """The operands of `f`; none when it is no matrix product."""
+def operands_of(f: Any, precision: Precision) -> ProductOperands:
+    """The operands of `f`, which reads them in `precision`; none when it is no matrix product."""
     forward: Dict[int, Operand] = {}
     backward: Dict[int, Operand] = {}
     for position, v, holds_gradient in operands(f):
-        operand = Operand(hash(v), v, "data", holds_gradient, position, v.parent is None)
+        operand = Operand(hash(v), v, "data", holds_gradient, position, v.parent is None, precision)
         forward[operand.key] = operand
         if read_in_backward(f, position):
             backward[operand.key] = operand
-    gradients = [Operand(hash(v), v, "grad", True, i, False) for i, v in enumerate(gradient_operands(f))]
+    gradients = [
+        Operand(hash(v), v, "grad", True, i, False, precision) for i, v in enumerate(gradient_operands(f))
+    ]
     return ProductOperands([*forward.values()], [*backward.values(), *gradients])
 
 
@@ -72,7 +78,7 @@ class OperandSwap:
         self.swapped: List[Tuple[nn.Variable, str, nn.NdArray]] = []
         self._storage = storage
         self._pool = pool
-        self._leaves: Dict[int, Tuple[nn.NdArray, nn.NdArray]] = {}
+        self._leaves: Dict[Tuple[int, Format], Tuple[nn.NdArray, nn.NdArray]] = {}
 
     def begin_forward(self) -> None:
         """Forget the leaves of the forward pass before."""
@@ -103,23 +109,24 @@ class OperandSwap:
         if source.clear_called:
             return None
         if operand.is_leaf and not operand.holds_gradient:
-            known = self._leaves.get(operand.key)
+            known = self._leaves.get((operand.key, operand.precision.forward))
             if known is not None and known[0] == source:
                 return known[1]
             if remember:
                 return self._remembered(operand, source)
         target = self._pool.get(source.shape, f"operand {operand.attribute}", operand.position)
         if operand.holds_gradient:
-            statistics = self._storage.round_gradient_operand(source, target)
+            statistics = self._storage.round_gradient_operand(source, target, operand.precision)
         else:
-            statistics = self._storage.round_data_operand(source, target)
+            statistics = self._storage.round_data_operand(source, target, operand.precision)
         return None if statistics is None else target
 
     def _remembered(self, operand: Operand, source: nn.NdArray) -> Optional[nn.NdArray]:
-        target = self._pool.get(source.shape, "operand of all products", operand.key)
-        rounding = self._storage.round_data_operand(source, target)
+        format = operand.precision.forward
+        target = self._pool.get(source.shape, f"operand of all products in {format.name}", operand.key)
+        rounding = self._storage.round_data_operand(source, target, operand.precision)
         if rounding is None:
             return None
         self._storage.data[operand.key] = rounding
-        self._leaves[operand.key] = source, target
+        self._leaves[operand.key, format] = source, target
         return target

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Dict, Optional
+from typing import Dict, Mapping, Optional
 
 import nnabla as nn
 
+from ..core.formats import Format
+from ..core.layer_precisions import LayerPrecisions
 from ..core.precision import Precision
 from ..core.random_streams import Draws, stream_key
 from ..core.statistics import ArrayStatistics
@@ -15,26 +17,28 @@ from ..kernels.interface import Kernels, RoundingStatistics
 
 
 class RoundedStorage:
-    """Rounds arrays to the formats of a precision and keeps the last statistics of each, by variable key.
+    """Rounds arrays to the formats of their precision and keeps the last statistics of each, by variable key.
 
     Args:
-        precision: the formats that are emulated.
+        precisions: the formats that are emulated.
         kernels: the kernels that round.
 
     Attributes:
+        of_variables: the precision of each variable, by key, where layers differ.
         weights: rounded copies that stand in for leaves while the graph runs.
         drawn: how many arrays were rounded at random so far; storages of one training share it.
     """
 
-    def __init__(self, precision: Precision, kernels: Kernels) -> None:
-        self.precision = precision
+    def __init__(self, precisions: LayerPrecisions, kernels: Kernels) -> None:
+        self.precisions = precisions
         self.kernels = kernels
+        self.of_variables: Mapping[int, Precision] = {}
+        # That of variables which a graph does not know is the most careful one.
+        self._default = precisions.only or precisions.narrowest
         self.weights: Dict[int, nn.NdArray] = {}
         self.gradients: Dict[int, RoundingStatistics] = {}
         self.data: Dict[int, RoundingStatistics] = {}
         self.drawn = Draws()
-        # With `operands_only` these are products' operands, not what is stored.
-        self._at_random = None if precision.operands_only else precision.backward
 
     @property
     def draws(self) -> int:
@@ -47,11 +51,26 @@ class RoundedStorage:
     def draws(self, count: int) -> None:
         self.drawn.count = count
 
+    def precision_of(self, key: int) -> Precision:
+        """The precision of a variable."""
+        return self.of_variables.get(key, self._default)
+
+    def data_format(self, key: int, size: int) -> Format:
+        """The format that the data of a variable of `size` elements is stored in."""
+        return self.precision_of(key).data_format(size)
+
+    def gradient_format(self, key: int, size: int) -> Format:
+        """The format that the gradient of a variable of `size` elements is stored in."""
+        return self.precision_of(key).gradient_format(size)
+
     def round_gradient(self, key: int, array: nn.NdArray) -> None:
         """Round the gradient of the variable `key`; unwritten and non-float32 arrays stay as they are."""
         if stored_dtype(array) == FLOAT32:
-            storage = self.precision.gradient_format(array.size)
-            random_key = self._random_key() if storage is self._at_random else None
+            precision = self.precision_of(key)
+            storage = precision.gradient_format(array.size)
+            # With `operands_only`, `backward` is what operands have, not what is stored.
+            at_random = storage is precision.backward and not precision.operands_only
+            random_key = self._random_key(precision) if at_random else None
             self.gradients[key] = self.kernels.round_to_format(array, array, storage, random_key=random_key)
 
     def round_data(self, key: int, source: nn.NdArray, target: nn.NdArray) -> nn.NdArray:
@@ -63,13 +82,13 @@ class RoundedStorage:
         readable = _as_float32(source, target)
         if readable is None:
             return source
-        self.data[key] = self.kernels.round_to_format(
-            readable, target, self.precision.data_format(source.size)
-        )
+        self.data[key] = self.kernels.round_to_format(readable, target, self.data_format(key, source.size))
         return target
 
-    def round_data_operand(self, source: nn.NdArray, target: nn.NdArray) -> Optional[RoundingStatistics]:
-        """Write what a matrix product reads of an activation or a weight to `target`.
+    def round_data_operand(
+        self, source: nn.NdArray, target: nn.NdArray, precision: Precision
+    ) -> Optional[RoundingStatistics]:
+        """Write what a matrix product of `precision` reads of an activation or a weight to `target`.
 
         Returns:
             What rounding did; None when there is nothing to read, and nothing was written.
@@ -77,15 +96,17 @@ class RoundedStorage:
         readable = _as_float32(source, target)
         if readable is None:
             return None
-        return self.kernels.round_to_format(readable, target, self.precision.forward, fitted=True)
+        return self.kernels.round_to_format(readable, target, precision.forward, fitted=True)
 
-    def round_gradient_operand(self, source: nn.NdArray, target: nn.NdArray) -> Optional[RoundingStatistics]:
+    def round_gradient_operand(
+        self, source: nn.NdArray, target: nn.NdArray, precision: Precision
+    ) -> Optional[RoundingStatistics]:
         """Write what a matrix product reads of an output gradient to `target`, as `round_data_operand`."""
         readable = _as_float32(source, target)
         if readable is None:
             return None
         return self.kernels.round_to_format(
-            readable, target, self.precision.backward, fitted=True, random_key=self._random_key()
+            readable, target, precision.backward, fitted=True, random_key=self._random_key(precision)
         )
 
     def gradient_statistics(self, key: int) -> Optional[ArrayStatistics]:
@@ -116,13 +137,15 @@ class RoundedStorage:
                 now.statistics, before.underflowed + now.underflowed, before.overflowed + now.overflowed
             )
 
-    def store(self, array: nn.NdArray) -> None:
-        """Round the scaled copy of a weight; what only operands are rounded to is for its reader to do."""
-        if not self.precision.operands_only:
-            self.kernels.round_to_format(array, array, self.precision.data_format(array.size))
+    def store(self, key: int, array: nn.NdArray) -> None:
+        """Round the scaled copy of the weight `key`; what only operands are rounded to is for its reader to
+        do.
+        """
+        if not self.precision_of(key).operands_only:
+            self.kernels.round_to_format(array, array, self.data_format(key, array.size))
 
-    def _random_key(self) -> Optional[int]:
-        seed = self.precision.stochastic_seed
+    def _random_key(self, precision: Precision) -> Optional[int]:
+        seed = precision.stochastic_seed
         if seed is None:
             return None
         self.draws += 1

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Set, Tuple
+from typing import Any, Dict, FrozenSet, List, NamedTuple, Sequence, Set, Tuple
 
 import nnabla as nn
 
+from ..core.layer_precisions import LayerPrecisions
 from ..core.precision import NARROWEST_SCALAR, Precision
 from ..graph.float_tail import float_tail as find_tail
-from ..graph.reading import GraphDescription, read_graph
+from ..graph.reading import GraphDescription, GraphReading, read_graph
+from .function_precisions import Names, function_precisions, variable_precisions
 from .operands import ProductOperands, operands_of
 from .rules import KEEPS_FP32, fp32_leaves, half_gradients, half_leaves, half_outputs
 
@@ -37,35 +39,43 @@ class RoundingPlan:
 
     Args:
         loss: the loss.
-        precision: the formats.
+        precisions: the formats of layers.
+        names: tells the names of parameters, by variable key; it is asked where layers differ.
         float_tail: whether functions at the loss compute in float; see `graph/float_tail.py`.
 
     Attributes:
         roundings: what is rounded for each function, by key.
         leaves: the leaves that are rounded where they are read.
+        of_variables: the precision of each variable, by key; empty where all layers have the same.
 
     Raises:
-        ValueError: a function computes in half precision already.
+        ValueError: a function computes in half precision already, or a pattern decides about no layer.
     """
 
-    def __init__(self, loss: nn.Variable, precision: Precision, *, float_tail: bool) -> None:
+    def __init__(
+        self, loss: nn.Variable, precisions: LayerPrecisions, names: Names, *, float_tail: bool
+    ) -> None:
         reading = read_graph(loss)
         _refuse_half(reading.described)
         functions = reading.functions
-        # A single element is stored in the format that constants are cast to.
-        tail = find_tail(reading, range(len(functions)), precision.data_format(1)) if float_tail else None
-        self._in_float = {hash(functions[i]) for i in tail.functions} if tail else set()
+        of_functions = function_precisions(reading, precisions, names)
+        self._default = precisions.only or precisions.narrowest
+        self._of: Dict[int, Precision] = dict(zip(map(hash, functions), of_functions))
+        self.of_variables: Dict[int, Precision] = {}
+        if precisions.only is None:
+            self.of_variables = variable_precisions(reading, of_functions)
+        tail = _tail(reading, of_functions) if float_tail else frozenset()
+        self._in_float = {hash(functions[i]) for i in tail}
         self._read_in_half: Set[int] = set()
         if self._in_float:
             others = (f for f in functions if hash(f) not in self._in_float)
             self._read_in_half = {hash(v) for f in others for v in f.inputs}
-        self._operands = precision.operands_only
         self.roundings: Dict[int, Rounding] = {hash(f): self.rounding_of(f) for f in functions}
         in_half = [f for f in functions if hash(f) not in self._in_float]
-        # An attention mask of -10000 would be NaN in E4M3; no hardware casts it to that.
-        casts = precision.stored_data.bits >= NARROWEST_SCALAR
-        in_fp32 = {hash(v) for f in in_half for v in self._others(f, fp32_leaves(f, casts_data=casts))}
-        halves = (v for f in in_half for v in self._others(f, half_leaves(f, casts_data=casts)))
+        in_fp32 = {
+            hash(v) for f in in_half for v in self._others(f, fp32_leaves(f, casts_data=self._casts(f)))
+        }
+        halves = (v for f in in_half for v in self._others(f, half_leaves(f, casts_data=self._casts(f))))
         leaves = {hash(v): v for v in halves}
         # A leaf that is also read in fp32 stays as it is for both.
         self.leaves: Keyed = [(key, v) for key, v in leaves.items() if key not in in_fp32]
@@ -78,13 +88,18 @@ class RoundingPlan:
 
     def rounding_of(self, f: Any) -> Rounding:
         """What is rounded for `f`."""
-        operands = operands_of(f) if self._operands else _NO_OPERANDS
+        precision = self._of.get(hash(f), self._default)
+        operands = operands_of(f, precision) if precision.operands_only else _NO_OPERANDS
         outputs, gradients = half_outputs(f), half_gradients(f)
         if hash(f) in self._in_float:
             # As of every function in float: what is read or written in half on the other side is half.
             outputs = [v for v in outputs if hash(v) in self._read_in_half]
             gradients = [v for v in gradients if v.parent is not None and self._is_half(v.parent)]
         return Rounding(_keyed(outputs), _keyed(gradients), operands)
+
+    def _casts(self, f: Any) -> bool:
+        # An attention mask of -10000 would be NaN in E4M3; no hardware casts it to that.
+        return self._of[hash(f)].stored_data.bits >= NARROWEST_SCALAR
 
     def _is_half(self, f: Any) -> bool:
         return hash(f) not in self._in_float and f.info.type_name not in KEEPS_FP32
@@ -93,6 +108,16 @@ class RoundingPlan:
         """Those of the leaves of `f` that are not its operands."""
         operands = {operand.key for operand in self.roundings[hash(f)].operands.forward}
         return [v for v in leaves if hash(v) not in operands]
+
+
+def _tail(reading: GraphReading, of_functions: Sequence[Precision]) -> FrozenSet[int]:
+    """The functions that compute in float, by index."""
+    candidates: Dict[Precision, List[int]] = {}
+    for index, precision in enumerate(of_functions):
+        candidates.setdefault(precision, []).append(index)
+    # A single element is stored in the format that constants are cast to.
+    tails = [find_tail(reading, found, p.data_format(1)).functions for p, found in candidates.items()]
+    return frozenset().union(*tails)
 
 
 def _refuse_half(described: GraphDescription) -> None:

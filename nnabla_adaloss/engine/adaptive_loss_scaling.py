@@ -65,7 +65,7 @@ class AdaptiveLossScaling:
 
     Attributes:
         audience: these monitors; None for none.
-        config: the configuration, with `dtype` filled in.
+        config: the configuration, with `loss_scale_method` and `dtype` filled in.
         guard: what a training loop asks about single batches.
         in_half: whether any function of the graph computes in half precision.
         iteration: number of the next iteration.
@@ -112,9 +112,10 @@ class AdaptiveLossScaling:
         reading = self._reader.read()
         refuse_a_loss_that_scales_itself(reading.described)
         context, self.in_half = self._variable.parent.context, bool(reading.described.in_half)
-        self.config = (AdaLossConfig() if config is None else config).stored_in(
-            self._storage.precision if self._storage else Precision() if self.in_half else None
+        stored = (
+            self._storage.precisions.narrowest if self._storage else Precision() if self.in_half else None
         )
+        self.config = (AdaLossConfig() if config is None else config).for_network().stored_in(stored)
         self._loss = loss
         self.audience: Optional[Audience] = audience_of(monitors)
         self._kernels = select_kernels(context)

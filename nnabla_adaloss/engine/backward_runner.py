@@ -148,7 +148,7 @@ class BackwardRunner:
         table = planned.statistics.table(planned.plan.structure.gradients)
         if last is None or last.schedule.components is None:
             return table
-        seen = np.array(self.components.seen(self.components_of(planned).names), np.float64)
+        seen = np.array(self.components.shared(self.components_of(planned).names), np.float64)
         return seen if table is None else np.concatenate([seen, table.ravel()])
 
     def adopt_statistics(
@@ -163,7 +163,7 @@ class BackwardRunner:
         """
         if last is not None and last.schedule.components is not None:
             names = self.components_of(planned).names
-            seen, tables = tables[:, : len(names)], tables[:, len(names) :]
+            seen, tables = tables[:, : len(names) + 1], tables[:, len(names) + 1 :]
             self.components.adopt(names, seen.max(axis=0).tolist())
         positions = planned.plan.structure.gradients
         own = planned.statistics.table(positions)
@@ -216,7 +216,8 @@ class BackwardRunner:
     def _begin_components(self, planned: PreparedGraph, start: PassStart) -> Optional[ComponentPass]:
         if start.fixed_scale is not None and not self.by_layer:
             return None
-        return self.components.begin(self.components_of(planned))
+        components = self.components_of(planned)
+        return self.components.begin(components, self._passes.limits(planned, components))
 
     def _run(self, running: AnyPass, request: PassRequest, grad: Optional[Seed]) -> None:
         run_pass(self._loss, running, grad, request.clear_buffer, request.hooks, self._seed)

@@ -10,7 +10,7 @@ it runs.
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, NamedTuple, Optional, Protocol, Tuple
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Protocol, Tuple
 
 from ..core.branches import common_scale
 from ..core.layer_scale import Decision, Observed
@@ -18,6 +18,7 @@ from ..errors import GraphChangedError
 from ..graph.node import LayerSlot, NodeStructure
 from ..graph.structure import GraphStructure
 from .component_scales import ComponentPass
+from .gradient_ranges import GradientRanges
 from .schedule import Rescale, ScaleSchedule, Step
 from .statistics import Statistics
 
@@ -96,7 +97,8 @@ class ScaleChooser:
         choice: what scales are chosen by.
         statistics: those of gradients and weights.
         start: where the pass starts.
-        u_max: the largest magnitude of the storage format.
+        u_max: the largest magnitude of the storage format; of the narrowest, where layers differ.
+        ranges: the range of each gradient, where layers differ; None: they do not.
 
     Attributes:
         scales: the scale of each gradient so far, by position.
@@ -112,7 +114,9 @@ class ScaleChooser:
         statistics: Statistics,
         start: PassStart,
         u_max: float,
+        ranges: Optional[GradientRanges] = None,
     ) -> None:
+        self.ranges = ranges
         self.structure, self.statistics, self.start, self.u_max = structure, statistics, start, u_max
         self._section, self._alphas, self.components = choice
         self._rescale: Optional[Callable[[Rescale], None]] = None
@@ -212,7 +216,8 @@ class ScaleChooser:
         seen = [(p, self.scales[p]) for p in node.outputs if p in self.scales]
         if len({scale for _, scale in seen}) == 1:
             return seen[0][1]
-        target = common_scale([(s, self.abs_max(p)) for p, s in seen], u_max=self.u_max)
+        branches = [(s, self.abs_max(p)) for p, s in seen]
+        target = common_scale(branches, u_max=self._u_max_of(p for p, _ in seen))
         for position, _ in seen:
             self.match(position, target)
         return target
@@ -240,8 +245,9 @@ class ScaleChooser:
         branches = [(s, self.abs_max(p)) for p, s in stored]
         outputs = [p for p in node.outputs if p in self.scales]
         arriving = max(map(self.abs_max, outputs), default=0.0)
-        target = common_scale([(scale, arriving), *branches], u_max=self.u_max)
-        for position in (*(p for p, _ in stored), *outputs):
+        meeting = [*(p for p, _ in stored), *outputs]
+        target = common_scale([(scale, arriving), *branches], u_max=self._u_max_of(meeting))
+        for position in meeting:
             self.match(position, target)
         return target
 
@@ -254,7 +260,12 @@ class ScaleChooser:
     def abs_max(self, position: int) -> float:
         """The largest magnitude of a gradient as stored; the largest there is while it is not known."""
         known = self.statistics.gradient(position, self.scales[position])
-        return known.abs_max if known.count else self.u_max
+        return known.abs_max if known.count else self._u_max_of([position])
+
+    def _u_max_of(self, positions: Iterable[int]) -> float:
+        """The largest magnitude that all of some gradients may have."""
+        ranges = self.ranges
+        return self.u_max if ranges is None else min(ranges.of(position).u_max for position in positions)
 
     def match(self, position: int, target: float) -> None:
         """Bring a gradient to the scale of a branch that it meets; such are counted."""
@@ -277,7 +288,12 @@ class ScaleChooser:
 
 
 def choose(
-    structure: GraphStructure, choice: ScaleChoice, statistics: Statistics, start: PassStart, u_max: float
+    structure: GraphStructure,
+    choice: ScaleChoice,
+    statistics: Statistics,
+    start: PassStart,
+    u_max: float,
+    ranges: Optional[GradientRanges] = None,
 ) -> ScaleChooser:
     """Choose the scales of a whole pass before it starts.
 
@@ -290,9 +306,10 @@ def choose(
         choice: what scales are chosen by.
         statistics: those of earlier iterations.
         start: where the pass starts.
-        u_max: the largest magnitude of the storage format.
+        u_max: the largest magnitude of the storage format; of the narrowest, where layers differ.
+        ranges: the range of each gradient, where layers differ; None: they do not.
     """
-    chooser = ScaleChooser(structure, choice, statistics, start, u_max)
+    chooser = ScaleChooser(structure, choice, statistics, start, u_max, ranges)
     for node in structure.nodes:
         if not chooser.passes_on(node):
             chooser.step(node)

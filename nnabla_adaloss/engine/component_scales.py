@@ -103,6 +103,7 @@ class ComponentScales:
         self._u_max = u_max
         self._u_max_single = u_max if u_max_single is None else u_max_single
         self._single: FrozenSet[str] = frozenset()
+        self._limits: Mapping[str, float] = MappingProxyType({})
         self._names: List[str] = []
         self.settled = True
         self.began: Tuple[int, int] = -1, 0
@@ -119,7 +120,7 @@ class ComponentScales:
 
     def u_max(self, name: str) -> float:
         """The largest magnitude that a gradient of a component can have."""
-        return self._u_max_single if name in self._single else self._u_max
+        return self._limits.get(name, self._u_max_single if name in self._single else self._u_max)
 
     def scale(self, name: str) -> Optional[float]:
         """The scale of a component; None while nothing is known of it."""
@@ -139,9 +140,16 @@ class ComponentScales:
             self.end_iteration()
         return attempt
 
-    def begin(self, components: Components) -> ComponentPass:
-        """A pass with the scales that follow from what is known now."""
-        self._single, self._names = components.single, components.names
+    def begin(
+        self, components: Components, limits: Mapping[str, float] = MappingProxyType({})
+    ) -> ComponentPass:
+        """A pass with the scales that follow from what is known now.
+
+        Args:
+            components: the components.
+            limits: the largest magnitude of each, by name, where they are not stored alike.
+        """
+        self._limits, self._single, self._names = limits, components.single, components.names
         scales = [self.scale(name) for name in components.names]
         zeros = {**dict.fromkeys(self._windows, 1), **self._zeros}
         silent = {n: zeros[n] for n, scale in zip(components.names, scales) if scale is None and n in zeros}
@@ -194,13 +202,16 @@ class ComponentScales:
                 self._ceilings[other] = self.policy.after_overflow(present)
         return not self.policy.at_floor(scale)
 
-    def seen(self, names: Sequence[str]) -> List[float]:
-        """The largest magnitude that this iteration has seen in each component; -1 where none."""
-        return [self._seen.get(name, -1.0) for name in names]
+    def shared(self, names: Sequence[str]) -> List[float]:
+        """For other ranks: whether this iteration ends an entry of the windows, and the largest magnitude of
+        each component in it; -1 where none.
+        """
+        return [float(self._measured_all), *(self._seen.get(name, -1.0) for name in names)]
 
-    def adopt(self, names: Sequence[str], seen: Sequence[float]) -> None:
-        """Take what all ranks have seen together for what this iteration has."""
-        self._seen = {name: magnitude for name, magnitude in zip(names, seen) if magnitude >= 0.0}
+    def adopt(self, names: Sequence[str], largest: Sequence[float]) -> None:
+        """Take the largest that all ranks have `shared` for what this one has."""
+        self._measured_all = bool(largest[0])
+        self._seen = {name: magnitude for name, magnitude in zip(names, largest[1:]) if magnitude >= 0.0}
 
     def end_iteration(self) -> None:
         """What this iteration has seen becomes an entry of the windows, or a part of one."""

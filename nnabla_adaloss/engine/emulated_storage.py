@@ -7,6 +7,9 @@ from typing import Dict, Optional, Protocol
 
 import nnabla as nn
 
+from ..core.formats import Format
+from ..core.layer_precisions import LayerPrecisions
+from ..core.precision import Precision
 from ..core.random_streams import Draws
 from ..core.statistics import ArrayStatistics
 from ..kernels import RoundingStatistics
@@ -22,6 +25,18 @@ class EmulatedStorage(RoundedData, Protocol):
     drawn: Draws
     """How many arrays were rounded at random so far."""
 
+    precisions: LayerPrecisions
+    """The formats that are stored."""
+
+    def precision_of(self, key: int) -> Precision:
+        """The precision of a variable."""
+
+    def data_format(self, key: int, size: int) -> Format:
+        """The format that the data of a variable of `size` elements is stored in."""
+
+    def gradient_format(self, key: int, size: int) -> Format:
+        """The format that the gradient of a variable of `size` elements is stored in."""
+
     def gradient_statistics(self, key: int) -> Optional[ArrayStatistics]:
         """The statistics of the gradient as last stored, or None when it was not seen."""
 
@@ -34,5 +49,5 @@ class EmulatedStorage(RoundedData, Protocol):
     def store_gradient(self, key: int, array: nn.NdArray) -> None:
         """Store a gradient again after the engine changed it in place."""
 
-    def store(self, array: nn.NdArray) -> None:
-        """Store the scaled copy of a weight."""
+    def store(self, key: int, array: nn.NdArray) -> None:
+        """Store the scaled copy of the weight `key`."""

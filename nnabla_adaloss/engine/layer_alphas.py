@@ -49,7 +49,7 @@ class AlphasByMethod:
             else lambda: statistics.matrices(node.number, node.slots.index(slot)),
             start.attempt,
         )
-        constraints = self._constraints
+        constraints = _constraints_of(slot, chooser, self._constraints)
         # A leaf's gradient is kept unscaled, in an array of its own: there is nothing to meet.
         stored = None if slot.to_leaf else chooser.scales.get(slot.target)
         if stored is not None:
@@ -94,9 +94,9 @@ class AlphasByComponent:
         if wanted is None or (weight is None and node.half):
             # Its scaled copy is stored as it is, and must not leave the range.
             weight = statistics.data(slot.factor)
-        alpha, reason = component_alpha(
-            scale, wanted, g, weight, slot.slot.fan_in_bound, chooser.u_max, self._constraints
-        )
+        constraints = _constraints_of(slot, chooser, self._constraints)
+        u_max = chooser.u_max if constraints.range is None else constraints.range.u_max
+        alpha, reason = component_alpha(scale, wanted, g, weight, slot.slot.fan_in_bound, u_max, constraints)
         if not slot.to_leaf and slot.target in chooser.scales:
             chooser.match(slot.target, scale * alpha)
         self._components.scales[component] = scale * alpha
@@ -112,6 +112,10 @@ class AlphasByComponent:
         state = LayerState(start.iteration, alpha, alpha=alpha)
         chooser.decided.append((slot.layer, observed, Decision(alpha, reason, state)))
         return alpha
+
+
+def _constraints_of(slot: LayerSlot, chooser: ScaleChooser, constraints: Constraints) -> Constraints:
+    return constraints if chooser.ranges is None else chooser.ranges.of_layer(constraints, slot)
 
 
 def _operands(

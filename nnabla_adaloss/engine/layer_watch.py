@@ -125,11 +125,29 @@ class _Look:
         statistics, exponents = self._stored.kernels.exponent_histogram(array)
         if storage is None:
             return GradientSeen(statistics, exponents, self._stored.format)
-        format = storage.precision.gradient_format(array.size)
+        format = storage.gradient_format(key, array.size)
         rounded = storage.gradient_rounding(key)
         if rounded is None:
             return GradientSeen(statistics, exponents, format)
         return GradientSeen(statistics, exponents, format, rounded.underflowed, rounded.overflowed)
+
+    @cached_property
+    def weight(self) -> Optional[GradientSeen]:
+        """The weight, without the layer's scale."""
+        return self._data(self._scaling.factor)
+
+    @cached_property
+    def input(self) -> Optional[GradientSeen]:
+        """What the weight is multiplied by."""
+        return self._data(self._scaling.target)
+
+    def _data(self, v: nn.Variable) -> Optional[GradientSeen]:
+        storage = self._stored.storage
+        if v.data.clear_called or stored_dtype(v.data) not in (FLOAT32, FLOAT16):
+            return None
+        statistics, exponents = self._stored.kernels.exponent_histogram(v.data)
+        format = self._stored.format if storage is None else storage.data_format(hash(v), v.data.size)
+        return GradientSeen(statistics, exponents, format)
 
     def arrays(self) -> LayerArrays:
         """Copies of the layer's arrays."""

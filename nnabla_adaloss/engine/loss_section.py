@@ -104,7 +104,8 @@ class MeasuredScale:
         output = node.outputs[0]
         g = chooser.statistics.gradient(output, chooser.scales[output])
         if g.abs_max:
-            return scale * floor_power_of_two(clamp_scale(self._u_max / g.abs_max))
+            u_max = self._u_max if chooser.ranges is None else chooser.ranges.u_max_single(output)
+            return scale * floor_power_of_two(clamp_scale(u_max / g.abs_max))
         own = self._components.of[output]
         known = None if self._components.unknown[own] else self._components.scales[own]
         # Where the statistics of the iteration before do not know it, its component does.

@@ -64,7 +64,7 @@ class ScaledWeights:
         scaled = self._pool.get(factor.shape, "factor", index)
         # In the type that the function reads: nnabla would convert it, with another pass over it.
         self._kernels.scaled_copy(self._readable(source, 0), scaled, alpha, half=scaling.half)
-        self._store(scaled, alpha)
+        self._store(scaling.factor_key, scaled, alpha)
         self._swapped.append((factor, source, scaled))
         factor.data = scaled
 
@@ -82,8 +82,8 @@ class ScaledWeights:
             swapped.append((key, rounded, factor, source, scaled))
         self._kernels.scaled_copy_all(copies)
         if self._storage is not None:
-            for _, scaled, alpha, _ in copies:
-                self._store(scaled, alpha)
+            for (_, scaled, alpha, _), factor in zip(copies, factors):
+                self._store(factor.key, scaled, alpha)
         for key, rounded, factor, source, scaled in swapped:
             # Noted before it is swapped: a signal may interrupt us between any two lines.
             if rounded is not None:
@@ -107,9 +107,9 @@ class ScaledWeights:
             self._storage.weights[key] = rounded
             self._stand_ins.pop()
 
-    def _store(self, scaled: nn.NdArray, alpha: float) -> None:
+    def _store(self, key: int, scaled: nn.NdArray, alpha: float) -> None:
         if self._storage is not None and alpha < 1.0:
-            self._storage.store(scaled)
+            self._storage.store(key, scaled)
 
     def _readable(self, array: nn.NdArray, index: int) -> nn.NdArray:
         return as_float32(array, self._pool.get(array.shape, "float32", index))

@@ -8,7 +8,7 @@ from typing import Any, List, Optional
 import nnabla as nn
 
 from ..core.formats import Format
-from ..core.precision import Precision, StorageLike, get_precision
+from ..core.precision import Precision, PrecisionLike, get_precision
 from ..core.random_streams import stream_key
 from ..core.validation import boolean
 from ..kernels.arrays import FLOAT32, as_float32, stored_dtype
@@ -17,7 +17,7 @@ from .identity import Array, IdentityFunction, check_array
 
 def round_to_format(
     x: Array,
-    storage: StorageLike,
+    storage: PrecisionLike,
     forward: bool = True,
     backward: bool = True,
     *,

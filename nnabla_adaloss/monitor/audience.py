@@ -69,31 +69,31 @@ class Audience:
                 found = True
         if not found:
             raise TypeError(
-                f"monitors holds {monitor!r}, which has none of the methods {', '.join(METHODS.values())}"
+                f"monitors contains {monitor!r}, which has none of the methods {', '.join(METHODS.values())}"
             )
 
     def wants(self, kind: Type[Any], iteration: int) -> bool:
-        """Whether a monitor is to be told events of this kind in this iteration."""
+        """Whether a monitor wants events of this kind in this iteration."""
         return any(not iteration % listener.every for listener in self._listeners[kind])
 
     def tell(self, event: Event) -> None:
-        """Call the monitors that want to know. What they raise is reported the first time, each."""
+        """Call the monitors that want the event. Each one's first exception is reported."""
         for listener in self._listeners[type(event)]:
             if event.iteration % listener.every:
                 continue
             try:
                 listener.method(event)
             except Exception as error:
-                # Who only watches must not end a training of days.
+                # A monitor must not end a training of days.
                 if id(listener.monitor) not in self._failed:
                     self._failed.add(id(listener.monitor))
                     self._report(listener.monitor, event, error)
 
     def _report(self, monitor: Any, event: Event, error: Exception) -> None:
         name, kind = type(monitor).__name__, type(event).__name__
-        told = f"monitor {name} raised an exception for {kind} in iteration {event.iteration}"
-        logger.exception("%s; training goes on", told)
-        warn(f"{told}: {error!r}; training goes on")
+        message = f"monitor {name} raised an exception for {kind} in iteration {event.iteration}"
+        logger.exception("%s; training goes on", message)
+        warn(f"{message}: {error!r}; training goes on")
 
 
 def audience_of(monitors: Union[Sequence[Any], Audience]) -> Optional[Audience]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens in a training that a monitor can be told."""
+"""Events of a training that monitors receive."""
 
 from __future__ import annotations
 
@@ -14,10 +14,18 @@ class LayerLook(Protocol):
 
     @property
     def gradient(self) -> Optional[GradientSeen]:
-        """The input gradient as it is stored, accumulated scale included; None when none was written.
+        """The input gradient as stored, accumulated scale included; None if none was written.
 
         It is read when it is first asked for, which on a GPU waits for the device.
         """
+
+    @property
+    def weight(self) -> Optional[GradientSeen]:
+        """The weight in the same numbers, without the layer's scale; None where nothing is stored."""
+
+    @property
+    def input(self) -> Optional[GradientSeen]:
+        """What the weight is multiplied by, likewise; None where nothing is stored any more."""
 
     def arrays(self) -> LayerArrays:
         """Copies of the layer's arrays, in float32."""
@@ -63,11 +71,11 @@ class Overflowed(NamedTuple):
 
 
 class BatchRepeated(NamedTuple):
-    """A batch is going to be run again.
+    """A batch is about to be repeated.
 
     Attributes:
         iteration: number of the iteration.
-        attempt: number of the pass that was in vain.
+        attempt: number of the pass that failed.
         cause: `"overflow"`, or `"first measurement"`: the pass has measured a part of the network for the
             first time, and its scale was far too low for it.
         layers: functions whose gradients were not finite, the first in backward order first.
@@ -80,7 +88,7 @@ class BatchRepeated(NamedTuple):
 
 
 class BatchThrownAway(NamedTuple):
-    """A batch, or a window of `accum_grad` batches, was lost: nothing was learned from it.
+    """A batch, or a window of `accum_grad` batches, was lost: it changed nothing.
 
     Attributes:
         iteration: number of the iteration.
@@ -120,8 +128,8 @@ class UpdateEnded(NamedTuple):
         updated: whether the solver changed the parameters.
         reason: as `UpdateResult.reason`.
         scale: the global loss scale S0 afterwards.
-        retries: how often gradients were computed in vain.
-        loss: the loss of the last batch, as it is stored.
+        retries: how many passes failed.
+        loss: the loss of the last batch, as stored.
     """
 
     iteration: int

@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recordings in the formats of others: tables, nnabla's series, TensorBoard."""
+"""Recordings in other formats: tables, and nnabla's series."""
 
 from __future__ import annotations
 
 import csv
-import math
 import os
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
-from .events import ScaleChanged, UpdateEnded
+from .events import BatchThrownAway, ScaleChanged, UpdateEnded
 from .row_file import PathLike
 from .rows import LayerRow, Row
 
 _COLUMNS = (*(name for name in LayerRow._fields if name != "exponents"), "underflow", "overflow")
-_CURVES = ("alpha", "scale", "underflow", "overflow", "headroom")
+_CURVES = (
+    *("alpha", "scale", "underflow", "overflow", "nonfinite", "headroom"),
+    *("weight_max", "weight_subnormal", "input_max", "input_subnormal"),
+)
 
 
 class Point(NamedTuple):
@@ -30,23 +32,19 @@ class Point(NamedTuple):
     value: float
 
 
-def points(layers: Sequence[LayerRow], rows: Sequence[Row]) -> List[Point]:
-    """Everything that can be drawn over iterations.
-
-    Args:
-        layers: one row for each layer and iteration.
-        rows: all rows.
-    """
-    found = [
-        Point(f"{row.layer}/{name}", row.iteration, float(getattr(row, name)))
-        for row in layers
-        for name in _CURVES
-        if getattr(row, name) is not None
-    ]
-    for row in rows:
-        if isinstance(row, UpdateEnded):
-            found += [Point("loss", row.iteration, row.loss), Point("retries", row.iteration, row.retries)]
-    return found + [Point("loss_scale", *pair) for pair in loss_scales(rows)]
+def points_of(row: Row) -> List[Point]:
+    """Everything in a row that can be drawn over iterations."""
+    if isinstance(row, LayerRow):
+        known = ((name, getattr(row, name)) for name in _CURVES)
+        return [Point(f"{row.layer}/{name}", row.iteration, float(v)) for name, v in known if v is not None]
+    if isinstance(row, UpdateEnded):
+        values = {"loss": row.loss, "retries": row.retries, "loss_scale": row.scale}
+        return [Point(name, row.iteration, float(value)) for name, value in values.items()]
+    if isinstance(row, ScaleChanged):
+        return [Point("loss_scale", row.iteration, row.after)]
+    if isinstance(row, BatchThrownAway):
+        return [Point("batches_lost", row.iteration, float(row.batches))]
+    return []
 
 
 def loss_scales(rows: Sequence[Row]) -> List[Tuple[int, float]]:
@@ -87,50 +85,16 @@ def data_frame(rows: Sequence[LayerRow]) -> Any:
     return pandas.DataFrame(table(rows))
 
 
-def write_monitor_series(path: PathLike, curves: Sequence[Point]) -> None:
-    """Write each curve as an `nnabla.monitor.MonitorSeries`; a slash in its name becomes a dot."""
+def write_monitor_series(path: PathLike, points: Sequence[Point]) -> None:
+    """Write each curve as an `nnabla.monitor.MonitorSeries`; a slash in its name becomes a dot.
+
+    Of several points of one curve and iteration, the last one is written.
+    """
     from nnabla.monitor import Monitor, MonitorSeries
 
     monitor, series = Monitor(os.fsdecode(path)), {}
-    for name, iteration, value in curves:
+    values = {(name, iteration): value for name, iteration, value in points}
+    for (name, iteration), value in values.items():
         if name not in series:
             series[name] = MonitorSeries(name.replace("/", "."), monitor, interval=1, verbose=False)
         series[name].add(iteration, value)
-
-
-def write_tensorboard(path: PathLike, curves: Sequence[Point], layers: Sequence[LayerRow]) -> None:
-    """Write curves and histograms as an event file of TensorBoard.
-
-    Raises:
-        ImportError: tensorboardX is not installed.
-    """
-    try:
-        from tensorboardX import SummaryWriter
-    except ImportError:
-        raise ImportError(
-            "to_tensorboard() needs tensorboardX: pip install 'nnabla-adaloss[monitor]'"
-        ) from None
-    with SummaryWriter(os.fsdecode(path)) as writer:
-        for name, iteration, value in curves:
-            if math.isfinite(value):
-                writer.add_scalar(name, value, iteration)
-        for row in layers:
-            if row.exponents:
-                writer.add_histogram_raw(
-                    f"{row.layer}/exponents", **_histogram(row.exponents), global_step=row.iteration
-                )
-
-
-def _histogram(exponents: Sequence[int]) -> Dict[str, Any]:
-    """A histogram of binary exponents as TensorBoard takes it: an exponent lies in the middle of its bin."""
-    first, *counts = exponents
-    present = range(first, first + len(counts))
-    return {
-        "min": float(first),
-        "max": float(present[-1]),
-        "num": sum(counts),
-        "sum": float(sum(e * n for e, n in zip(present, counts))),
-        "sum_squares": float(sum(e * e * n for e, n in zip(present, counts))),
-        "bucket_limits": [e + 0.5 for e in present],
-        "bucket_counts": counts,
-    }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a gradient holds, as it is stored, in numbers."""
+"""Statistics of a gradient as stored."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LayerArrays(NamedTuple):
 
 
 class GradientSeen(NamedTuple):
-    """A gradient as it is stored, accumulated scale included.
+    """A gradient as stored, accumulated scale included; or a weight or an activation.
 
     Attributes:
         statistics: sums, extremes and counts.
@@ -40,7 +40,7 @@ class GradientSeen(NamedTuple):
             2^(e - 127) to 2^(e - 126); bin 0 holds the zeros and what is smaller, bin 255 infinities and NaN.
         format: the format that it is stored in.
         underflowed: how many elements that were not zero became zero when it was stored; None where the
-            storage does not tell: only an emulated one does.
+            storage does not count it: only emulated storage does.
         overflowed: how many finite ones became too large, likewise.
     """
 

@@ -51,7 +51,7 @@ class LogMonitor(Monitor):
     def on_batch_repeated(self, event: BatchRepeated) -> None:
         """Write why."""
         logger.warning(
-            "iteration %d, attempt %d: batch is run again: %s%s",
+            "iteration %d, attempt %d: batch repeated: %s%s",
             event.iteration,
             event.attempt,
             event.cause,

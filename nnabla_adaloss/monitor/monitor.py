@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a monitor is: an object with a method for each kind of event that it wants to be told."""
+"""What a monitor is: an object with methods for the kinds of events it wants."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Monitor:
 
     Attributes:
         every: `on_layer_scaled` and `on_update_ended` are called in iterations whose number is a multiple of
-            this. In the others they cost nothing. 1. Everything else is told whenever it happens.
+            this. In the others they cost nothing. 1. Other methods are called at every event.
 
     Example:
         >>> class Losses(Monitor):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A monitor that keeps what it is told."""
+"""A monitor that records events."""
 
 from __future__ import annotations
 
-from typing import Dict, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple, Union
 
 from ..core.layer_selection import LayerSelection, unmatched
 from ..core.validation import boolean, integer
@@ -13,13 +13,13 @@ from .monitor import Monitor
 from .recording import Recording
 from .row_file import PathLike, RowFile
 from .rows import Row, row_of
+from .tensorboard import TensorBoardFile
 
 _NAMES_TOLD = 10
 
 
 class Recorder(Monitor):
-    """Records a training: per layer its scales and what became of its gradient, and everything that went
-    wrong.
+    """Records a training: each layer's scales and gradient statistics, and everything that went wrong.
 
     Args:
         every: layers and losses are recorded in iterations whose number is a multiple of this; the others
@@ -34,14 +34,20 @@ class Recorder(Monitor):
             holds all. 20000.
         histograms: record how many elements have each binary exponent, for TensorBoard. False: it doubles
             the size of a row.
+        data: look at each layer's weight and input, too: their largest magnitude, and how much of them is
+            below the format's normal range. False: it reads two more arrays per layer.
+        tensorboard: a folder for an event file of TensorBoard, written while training: scales, shares of
+            underflow and overflow, and headroom of each layer, the loss, the loss scale, repeats and lost
+            batches. None for no such file.
 
     Attributes:
-        recording: what was recorded, as far as it is in memory: ask it.
+        recording: what was recorded and is in memory.
 
     Raises:
         TypeError, ValueError: an argument is not as described; `path` is no recording, or another recorder
             has it open.
-        OSError: `path` cannot be written.
+        OSError: `path` or `tensorboard` cannot be written.
+        ImportError: `tensorboard` is given, and tensorboardX is not installed.
 
     Example:
         >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
@@ -70,6 +76,8 @@ class Recorder(Monitor):
         limit: int = 20000,
         *,
         histograms: bool = False,
+        data: bool = False,
+        tensorboard: Optional[PathLike] = None,
     ) -> None:
         self.every = integer("every", every)
         if self.every < 1:
@@ -78,31 +86,35 @@ class Recorder(Monitor):
             raise TypeError(f"layers={layers!r} must be a sequence of patterns; write ({layers!r},)")
         if integer("limit", limit) < 1:
             raise ValueError(f"limit={limit!r} must be 1 or more")
-        self._histograms = boolean("histograms", histograms)
+        self._histograms, self._data = boolean("histograms", histograms), boolean("data", data)
         self._selection = LayerSelection(tuple(layers))
         self._selected: Dict[str, bool] = {}
         self._first_iteration: Optional[int] = None
         self._patterns: Tuple[str, ...] = self._selection.include  # that are to be looked at
         self.recording = Recording(limit=limit)
-        self._file = None if path is None else RowFile(path)
+        self._files: List[Union[RowFile, TensorBoardFile]] = []
+        if tensorboard is not None:
+            self._files.append(TensorBoardFile(tensorboard))
+        if path is not None:
+            self._files.append(RowFile(path))
 
     def close(self) -> None:
-        """Close the file, which is whole at any time; nothing can be recorded to it any more."""
-        if self._file is not None:
-            self._file.close()
+        """Close the files; nothing can be recorded to them any more. That of `path` is whole at any time."""
+        for file in self._files:
+            file.close()
 
     def on_layer_scaled(self, event: LayerScaled) -> None:
         """Record a layer, if it is one of those that are recorded."""
         if self._first_iteration is None:
             self._first_iteration = event.iteration
-        elif event.iteration > self._first_iteration:  # in a loop that tells of no ends
+        elif event.iteration > self._first_iteration:  # in a loop without UpdateEnded
             self._warn_of_patterns()
         layer = event.record.layer
         selected = self._selected.get(layer)
         if selected is None:
             selected = self._selected[layer] = self._selection.selects(layer)
         if selected:
-            self._record(row_of(event, histograms=self._histograms))
+            self._record(row_of(event, histograms=self._histograms, data=self._data))
 
     def on_overflowed(self, event: Overflowed) -> None:
         """Record it."""
@@ -133,11 +145,11 @@ class Recorder(Monitor):
             more = f", and {len(names) - _NAMES_TOLD} more" if len(names) > _NAMES_TOLD else ""
             known = ", ".join(names[:_NAMES_TOLD]) + more or "none"
             warn(
-                f"Recorder(layers=...): {', '.join(map(repr, patterns))} matches no layer that has got a "
-                f"scale so far, and only those are recorded: {known}"
+                f"Recorder(layers=...): {', '.join(map(repr, patterns))} matches no scaled layer; "
+                f"known layers: {known}"
             )
 
     def _record(self, row: Row) -> None:
         self.recording.rows.append(row)
-        if self._file is not None:
-            self._file.append(row)
+        for file in self._files:
+            file.append(row)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recorded training, and the answers that it gives."""
+"""A recorded training, and queries on it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from . import exports
 from .events import BatchThrownAway
 from .row_file import PathLike, read_rows, write_rows
 from .rows import LayerRow, Row
+from .tensorboard import write_tensorboard
 
 _Kind = TypeVar("_Kind")
 
@@ -118,7 +119,7 @@ class Recording:
             above: the share of elements that are not zero until they are stored, and zero then. 0.01.
 
         Returns:
-            One for each such layer; layers whose storage does not tell are left out.
+            One for each such layer; layers whose storage does not count underflow are left out.
         """
         found = (_underflow(rows, above) for rows in self.by_layer().values())
         return sorted((u for u in found if u is not None), key=lambda u: -u.worst)
@@ -148,10 +149,13 @@ class Recording:
 
     def to_monitor_series(self, path: PathLike) -> None:
         """Write what changes over iterations as nnabla's `MonitorSeries`, a file each, to a folder."""
-        exports.write_monitor_series(path, self._curves())
+        # Of the passes of one iteration, a layer's last one.
+        rows: List[Row] = [row for row in self.rows if not isinstance(row, LayerRow)]
+        rows += [row for of_layer in self.by_layer().values() for row in of_layer]
+        exports.write_monitor_series(path, [point for row in rows for point in exports.points_of(row)])
 
     def to_tensorboard(self, path: PathLike) -> None:
-        """Write curves, and histograms of binary exponents where they were recorded, for TensorBoard.
+        """Write what `Recorder(tensorboard=path)` writes while training.
 
         Args:
             path: the folder that `tensorboard --logdir` is given.
@@ -159,13 +163,7 @@ class Recording:
         Raises:
             ImportError: tensorboardX is not installed.
         """
-        exports.write_tensorboard(path, self._curves(), self._last_passes())
-
-    def _last_passes(self) -> List[LayerRow]:
-        return [row for rows in self.by_layer().values() for row in rows]
-
-    def _curves(self) -> List[exports.Point]:
-        return exports.points(self._last_passes(), list(self.rows))
+        write_tensorboard(path, list(self.rows))
 
 
 def _underflow(rows: List[LayerRow], above: float) -> Optional[Underflow]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows in a file of JSON lines, each there as soon as it is written, and readable up to the last one.
+"""Rows in a file of JSON lines, each written at once and readable up to the last one.
 
-A line is one `write` to the operating system, so that a process that is killed leaves whole lines, or one at
-the end that is cut off. Whoever goes on writing takes that one away, whoever reads passes over it.
+A line is one `write` to the operating system, so a killed process leaves whole lines, and perhaps a truncated
+one at the end. The next writer removes that one, readers skip it.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class RowFile:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(
-                f"path={name!r} is being written by another recorder: give each its own, also on each rank "
-                "of a distributed training, and close() one that is not needed any more"
+                f"path={name!r} is open in another recorder: give each recorder, and each rank, a file, "
+                "or close() the other one"
             ) from None
         except OSError:
             pass  # a file system without locks
@@ -82,7 +82,7 @@ class RowFile:
             if first.endswith(b"\n"):
                 _check_header(name, first)
             elif not _SIGNATURE.startswith(first[: len(_SIGNATURE)]):
-                raise ValueError(f"{name} is no recording of nnabla_adaloss: choose another path")
+                raise ValueError(f"{name} is not a recording of nnabla_adaloss: choose another path")
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _LONGEST))
             last = file.read()
@@ -152,7 +152,7 @@ def _check_header(name: str, line: bytes) -> None:
     except ValueError:
         header = None
     if not isinstance(header, dict) or header.get("kind") != _KIND:
-        raise ValueError(f"{name} is no recording of nnabla_adaloss")
+        raise ValueError(f"{name} is not a recording of nnabla_adaloss")
     version = header.get("version")
     if not isinstance(version, int) or version > _VERSION:
         raise ValueError(

@@ -16,13 +16,14 @@ from .events import (
     ScaleChanged,
     UpdateEnded,
 )
+from .gradient_seen import GradientSeen
 
 
 class LayerRow(NamedTuple):
     """One layer in one backward pass.
 
-    What is counted is counted in the layer's input gradient as it is stored: the gradient that `alpha` is
-    there for. It is None where no gradient was written.
+    Counts are of the layer's input gradient as stored, the gradient that `alpha` protects. They are None if
+    no gradient was written.
 
     Attributes:
         iteration: number of the iteration.
@@ -31,17 +32,22 @@ class LayerRow(NamedTuple):
         layer: name of the layer.
         alpha: the layer's own scale.
         scale: S, the accumulated scale that the gradient carries: from the loss to here.
-        reason: what held alpha where it is, a value of `Reason`.
+        reason: what determined alpha, a value of `Reason`.
         elements: number of elements.
         zeros: how many are zero.
         subnormals: how many are not, but below the format's normal range, so that they have lost precision.
-        underflowed: how many were not zero until they were stored; None where the storage does not tell.
-        overflowed: how many were finite until they were stored, likewise.
+        underflowed: how many became zero when stored; None where the storage does not count it.
+        overflowed: how many became infinite when stored, likewise.
         nonfinite: how many are infinite or NaN.
         abs_max: the largest finite magnitude, S included.
         headroom: bits between that and the end of the format; None when all are zero.
         exponents: of how many elements the binary exponent is so: the least exponent, then the counts from
             there on. None unless histograms are recorded.
+        weight_max: the largest finite magnitude of the weight, without scale. This and what follows is None
+            unless data is recorded.
+        weight_subnormal: share of the weight's nonzero elements that are below the format's normal range.
+        input_max: the largest finite magnitude of what the weight is multiplied by.
+        input_subnormal: share of its nonzero elements that are below the normal range.
     """
 
     iteration: int
@@ -59,10 +65,14 @@ class LayerRow(NamedTuple):
     abs_max: Optional[float] = None
     headroom: Optional[float] = None
     exponents: Optional[List[int]] = None
+    weight_max: Optional[float] = None
+    weight_subnormal: Optional[float] = None
+    input_max: Optional[float] = None
+    input_subnormal: Optional[float] = None
 
     @property
     def underflow(self) -> Optional[float]:
-        """Share of the elements that were not zero until they were stored; None where nobody knows."""
+        """Share of the nonzero elements that became zero when stored; None if unknown."""
         if self.underflowed is None or self.elements is None or self.zeros is None:
             return None
         nonzero = self.elements - self.zeros + self.underflowed
@@ -70,7 +80,7 @@ class LayerRow(NamedTuple):
 
     @property
     def overflow(self) -> Optional[float]:
-        """Share of the elements that were finite until they were stored; None where nobody knows."""
+        """Share of the elements that became infinite when stored; None if unknown."""
         if self.overflowed is None or not self.elements:
             return None
         return self.overflowed / self.elements
@@ -89,8 +99,26 @@ _KINDS: Dict[str, Type[Any]] = {
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
-def row_of(event: LayerScaled, *, histograms: bool) -> LayerRow:
-    """The row of a layer that has just been scaled."""
+def row_of(event: LayerScaled, *, histograms: bool, data: bool = False) -> LayerRow:
+    """The row of a layer that has just been scaled.
+
+    Args:
+        event: what happened.
+        histograms: whether to count binary exponents.
+        data: whether to look at the layer's weight and input as well.
+    """
+    row = _row_of_gradient(event, histograms=histograms)
+    for name in ("weight", "input") if data else ():
+        seen: Optional[GradientSeen] = getattr(event.look, name)
+        if seen is not None:
+            nonzero = seen.statistics.count - seen.statistics.zeros
+            share = seen.subnormals / nonzero if nonzero else 0.0
+            found: Dict[str, Any] = {f"{name}_max": seen.statistics.abs_max, f"{name}_subnormal": share}
+            row = row._replace(**found)
+    return row
+
+
+def _row_of_gradient(event: LayerScaled, *, histograms: bool) -> LayerRow:
     record, seen = event.record, event.look.gradient
     decided = (
         record.iteration,

@@ -32,7 +32,7 @@ def advice(rows: Sequence[LayerRow]) -> Optional[str]:
     Example:
         >>> row = LayerRow(7, 0, "fc", 4.0, 32.0, "accumulated bound", 100, 0, 97, headroom=12.0)
         >>> advice([row]).split("; ")[1]
-        '12 bits above its largest element are free. Raise AdaLossConfig(accum_upper_bound=...).'
+        '12 bits of headroom are unused. Raise AdaLossConfig(accum_upper_bound=...).'
     """
     last = rows[-1]
     if last.elements is None or last.zeros is None or last.subnormals is None:
@@ -41,13 +41,13 @@ def advice(rows: Sequence[LayerRow]) -> Optional[str]:
     if not nonzero or last.subnormals < _MOSTLY * nonzero:
         return None
     share = percent(last.subnormals / nonzero)
-    found = f"{last.layer}: {share} of what is not zero is subnormal and has lost precision"
+    found = f"{last.layer}: {share} of the nonzero elements are subnormal and have lost precision"
     if last.headroom is None or last.headroom < _ROOM:
         return (
-            f"{found}, and its largest element is at the end of the format: no scale keeps both. "
-            "Store gradients in a format of wider range, such as bfloat16."
+            f"{found}, and the largest is at the end of the format: no scale keeps both. "
+            "Store gradients in a wider format, such as bfloat16."
         )
     return (
-        f"{found}; {last.headroom:.0f} bits above its largest element are free. "
+        f"{found}; {last.headroom:.0f} bits of headroom are unused. "
         f"{_REMEDIES.get(why(rows) or '', _OTHERWISE)}."
     )

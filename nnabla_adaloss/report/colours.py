@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Colours that everybody can tell apart, and strips of them."""
+"""Colours that are distinct for everybody, and strips of them."""
 
 from __future__ import annotations
 

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 DESCRIPTION = """\
-Draw a recorded training as one HTML page: the scales of the layers and their underflow over the iterations,
-overflows, batches that were run again or lost, the loss scale and the loss; each as a picture and as a table.
+Draw a recorded training as one HTML page: layer scales and underflow over the iterations, overflows, repeated
+and lost batches, the loss scale and the loss, as pictures and tables. Given two recordings, the page compares
+them, differences first.
 """
 
 EPILOG = """\
@@ -17,15 +18,16 @@ How to record one:
   from nnabla_adaloss import AdaptiveLossScalingUpdater, Recorder
   updater = AdaptiveLossScalingUpdater(solver, loss, feed, monitors=[Recorder(path="run.jsonl", every=10)])
 
-The recording can be read while the training goes on, and after it was killed. The page needs nothing else:
-no network, no scripts. Print it, send it.
+The recording can be read during the training, and after it was killed. The page is one file without scripts
+and needs no network.
 
 examples:
   python -m nnabla_adaloss report run.jsonl                     writes run.html
   python -m nnabla_adaloss report run.jsonl -o page.html        another name
   python -m nnabla_adaloss report run.jsonl --title 'LeNet, fp16, weight 1e-6'
+  python -m nnabla_adaloss report fp16.jsonl bf16.jsonl         writes fp16_and_bf16.html
 
-The exit code is 0 when the page was written, and 1 when there is nothing that could be drawn.
+The exit code is 0 if the page was written, and 1 if there is nothing to draw.
 """
 
 
@@ -33,24 +35,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what the command takes."""
     parser.add_argument("recording", type=Path, metavar="RUN.jsonl", help="what Recorder(path=...) wrote")
     parser.add_argument(
+        "other", type=Path, nargs="?", metavar="OTHER.jsonl", help="a second recording, to compare it with"
+    )
+    parser.add_argument(
         "-o",
         "--output",
         type=Path,
         metavar="PAGE.html",
-        help="the page, which is replaced if it is there (default: beside the recording, as RUN.html)",
+        help="the page; one that is there is replaced (default: RUN.html or RUN_and_OTHER.html)",
     )
-    parser.add_argument("--title", help="heading of the page (default: the name of the recording)")
+    parser.add_argument("--title", help="heading of the page (default: the names of the recordings)")
 
 
 def run(options: argparse.Namespace) -> int:
     """Write the page; return the exit code."""
     # Here, so that what only asks for help or for another command does not wait for it.
     from ..monitor import Recording
+    from .comparison import Run, comparison_of
     from .page import page_of
 
-    output = options.output or options.recording.with_suffix(".html")
+    first, second = options.recording, options.other
     try:
-        page = page_of(Recording.load(options.recording), options.title or options.recording.name)
+        recording = Recording.load(first)
+        if second is None:
+            output = options.output or first.with_suffix(".html")
+            page = page_of(recording, options.title or first.name)
+        else:
+            output = options.output or first.with_name(f"{first.stem}_and_{second.stem}.html")
+            names = (first.stem, second.stem) if first.stem != second.stem else (str(first), str(second))
+            runs = Run(names[0], recording), Run(names[1], Recording.load(second))
+            page = comparison_of(*runs, options.title or " and ".join(names))
         output.write_text(page, encoding="utf-8")
     except (OSError, ValueError) as error:
         print(f"report: {error}", file=sys.stderr)

@@ -3,24 +3,23 @@
 
 from __future__ import annotations
 
-import math
 from html import escape
-from typing import List, Mapping, Optional, Sequence
+from typing import List, Optional, Sequence
 
 from ..monitor import BatchRepeated, BatchThrownAway, LayerRow, Overflowed, Recording, Underflow, UpdateEnded
 from ..monitor.exports import loss_scales
 from .advice import advice, why
-from .pieces import HeatRow, Legend, Marks, curve, heat_map, section, table, time_line
-from .style import STYLE
-from .text import count, percent, power
+from .layer_maps import layer_maps
+from .pieces import Marks, curve, document, section, spans_decades, table, time_line
+from .text import by_cause, count, in_words, percent, power, short
 from .timeline import Timeline
 
 # Of a table.
 _MOST_ROWS = 60
 _MOST_CHANGES = 10
 _WHICH_LAYERS = (
-    "Layers are here that multiply by a weight and pass a gradient on: not the first one, which reads the "
-    "data, and none that AdaLossConfig(include=, exclude=) or Recorder(layers=) leaves out."
+    "Listed are layers that multiply by a weight and pass a gradient on: not the first one, which reads the "
+    "data, and none that AdaLossConfig(include=, exclude=) or Recorder(layers=) excludes."
 )
 
 
@@ -36,18 +35,11 @@ def page_of(recording: Recording, title: str) -> str:
     """
     timeline = Timeline.of(recording)
     layers = list(recording.by_layer().values())
-    sections = [*_about_layers(layers, timeline), _incidents(recording, timeline)]
+    sections = [*layer_maps(layers, timeline), _incidents(recording, timeline)]
     sections += [*_loss_scale(recording, timeline), *_loss(recording, timeline)]
     if layers:
-        sections.append(_layer_table(layers, recording))
-    name = escape(title)
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{name}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n<h1>{name}</h1>\n"
-        f"{_facts(recording, timeline)}{''.join(sections)}</main>\n"
-        "<footer>Made by <code>python -m nnabla_adaloss report</code>.</footer>\n</body>\n</html>\n"
-    )
+        sections += [_layer_table(layers, recording), *_data_table(layers)]
+    return document(title, _facts(recording, timeline), *sections)
 
 
 def _facts(recording: Recording, timeline: Timeline) -> str:
@@ -56,82 +48,17 @@ def _facts(recording: Recording, timeline: Timeline) -> str:
     known = any(row.underflow is not None for row in recording.of(LayerRow))
     facts = [
         (f"{timeline.first:,} to {timeline.last:,}", "iterations recorded"),
-        (f"{sum(lost.values()):,}", "batches lost" + (f": {_by_cause(lost)}" if lost else "")),
-        (f"{len(recording.of(BatchRepeated)):,}", "times a batch was run again"),
+        (f"{sum(lost.values()):,}", "batches lost" + (f": {by_cause(lost)}" if lost else "")),
+        (f"{len(recording.of(BatchRepeated)):,}", "times a batch was repeated"),
     ]
     if worst is not None:
         when = f"since iteration {worst.since}" if worst.until is None else f"up to iteration {worst.until}"
         when += f": more than 1 % in {percent(worst.share)} of the iterations"
         facts.append((percent(worst.worst), f"of the gradient of {worst.layer} underflowed at worst, {when}"))
     elif known:
-        facts.append(("none", "of the layers loses more than 1 % to underflow"))
+        facts.append(("none", "of the layers lost more than 1 % to underflow"))
     items = "".join(f"<li><b>{escape(number)}</b> {escape(what)}</li>\n" for number, what in facts)
     return f'<ul class="facts">\n{items}</ul>\n'
-
-
-def _by_cause(lost: Mapping[str, int]) -> str:
-    return ", ".join(f"{number} {_words(cause)}" for cause, number in lost.items())
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ").replace("nonfinite", "non-finite")
-
-
-def _about_layers(layers: Sequence[List[LayerRow]], timeline: Timeline) -> List[str]:
-    if not layers:
-        return [section("Layers", "No layer was recorded.")]
-    found = [
-        section(
-            "Accumulated scale S",
-            "What each layer's gradient is multiplied by when it is stored. Layers from the loss backwards, "
-            "from dark for the smallest scale to light for the largest; hatched where nothing was recorded.",
-            _scales(layers, timeline, "scale"),
-        ),
-        section(
-            "Scales of the layers' own, alpha",
-            "What each layer adds to that.",
-            _scales(layers, timeline, "alpha"),
-        ),
-    ]
-    known = [rows for rows in layers if any(row.underflow is not None for row in rows)]
-    explanation = (
-        "The share of the gradient's elements that were not zero until they were stored. Dark is none."
-        if known
-        else "Nobody knows: only an emulated storage tells. The numbers of zeros and subnormals are below."
-    )
-    rows = [
-        HeatRow(
-            of_layer[-1].layer,
-            timeline.cells((row.iteration, row.underflow) for row in of_layer),
-            f"{of_layer[-1].layer}: {percent(of_layer[-1].underflow)} at the end, "
-            f"{percent(max((row.underflow or 0.0) for row in of_layer))} at worst",
-        )
-        for of_layer in known
-    ]
-    legend = Legend(_place_of_share, ("none", "0.01 %", "1 %", "100 %"))
-    found.append(section("Underflow", explanation, heat_map(rows, legend, timeline) if rows else ""))
-    return found
-
-
-def _place_of_share(share: float) -> float:
-    # Evenly from one in a million to all; less is drawn as none.
-    return 1.0 + math.log10(share) / 6.0 if share > 1e-6 else 0.0
-
-
-def _scales(layers: Sequence[List[LayerRow]], timeline: Timeline, name: str) -> str:
-    values = [math.log2(getattr(row, name)) for rows in layers for row in rows]
-    low, high = min(values), max(values)
-    if low == high:
-        return f"<p>{power(2.0**low)} for each layer, throughout.</p>\n"
-    rows = []
-    for of_layer in layers:
-        own = [getattr(row, name) for row in of_layer]
-        told = f"{power(own[-1])} at the end, from {power(min(own))} to {power(max(own))}"
-        cells = timeline.cells((row.iteration, math.log2(getattr(row, name))) for row in of_layer)
-        rows.append(HeatRow(of_layer[-1].layer, cells, f"{of_layer[-1].layer}: {told}"))
-    middle = (low + high) / 2
-    labels = [power(2.0**value) for value in (low, middle, high) if value != middle or value.is_integer()]
-    return heat_map(rows, Legend(lambda value: (value - low) / (high - low), labels), timeline)
 
 
 def _incidents(recording: Recording, timeline: Timeline) -> str:
@@ -139,22 +66,22 @@ def _incidents(recording: Recording, timeline: Timeline) -> str:
     lost = recording.of(BatchThrownAway)
     marks = (
         Marks("gradients overflowed", "triangle", [row.iteration for row in overflows]),
-        Marks("batch run again", "ring", [row.iteration for row in repeats]),
+        Marks("batch repeated", "ring", [row.iteration for row in repeats]),
         Marks("batch lost", "cross", [row.iteration for row in lost]),
     )
-    rows = [(row.iteration, "batch run again", _words(row.cause), _first(row.layers), "") for row in repeats]
+    rows = [(row.iteration, "batch repeated", in_words(row.cause), _first(row.layers), "") for row in repeats]
     for gone in lost:
         what = f"{count(gone.batches, 'batch', 'batches')} lost"
-        rows.append((gone.iteration, what, _words(gone.cause), _first(gone.layers), gone.detail))
+        rows.append((gone.iteration, what, in_words(gone.cause), _first(gone.layers), gone.detail))
     rows.sort(key=lambda row: row[0])
-    caption = f"Batches that were run again or lost: {len(rows)}"
+    caption = f"Repeated and lost batches: {len(rows)}"
     if len(rows) > _MOST_ROWS:
         caption += f", of which these are the last {_MOST_ROWS}"
     written = [(f"{iteration:,}", *rest) for iteration, *rest in rows[-_MOST_ROWS:]]
-    head = ("iteration", "what", "why", "first bad layer", "what is wrong in forward")
+    head = ("iteration", "what", "why", "first bad layer", "what was wrong in forward")
     return section(
         "Overflows, repeats, lost batches",
-        "A batch whose gradients overflow is run again with a lower scale. It is lost if that does not help.",
+        "A batch whose gradients overflow runs again with a lower scale, and is lost if that does not help.",
         time_line(marks, timeline),
         table(caption, head, written, words=True) if rows else "",
     )
@@ -169,15 +96,15 @@ def _loss_scale(recording: Recording, timeline: Timeline) -> List[str]:
     if not points:
         return []
     values = [value for _, value in points]
-    told = f"S0: {power(values[0])} at first, {power(values[-1])} at the end"
-    told += f", from {power(min(values))} to {power(max(values))}"
+    alt_text = f"S0: {power(values[0])} at first, {power(values[-1])} at the end"
+    alt_text += f", from {power(min(values))} to {power(max(values))}"
     changes = [points[0], *(b for a, b in zip(points, points[1:]) if a[1] != b[1])]
     caption = f"Where S0 changed: {count(len(changes) - 1, 'time')} after the first"
     if len(changes) > _MOST_CHANGES:
         caption += f"; these are the last {_MOST_CHANGES}"
     rows = [(f"{iteration:,}", power(value)) for iteration, value in changes[-_MOST_CHANGES:]]
-    picture = curve(points, timeline, power, told, logarithmic=True, steps=True)
-    explanation = "With which the gradient leaves the functions at the loss. Heights are powers of two."
+    picture = curve([points], timeline, power, alt_text, logarithmic=True, steps=True)
+    explanation = "The scale of the gradient behind the loss. Heights are powers of two."
     return [section("Loss scale S0", explanation, picture, table(caption, ("iteration", "S0"), rows))]
 
 
@@ -185,22 +112,19 @@ def _loss(recording: Recording, timeline: Timeline) -> List[str]:
     points = [(row.iteration, row.loss) for row in recording.of(UpdateEnded)]
     if not points:
         return []
-    finite = [value for _, value in points if math.isfinite(value)]
-    logarithmic = bool(finite) and min(finite) > 0.0 and max(finite) > 20.0 * min(finite)
-    told = f"loss: {points[0][1]:.4g} at first, {points[-1][1]:.4g} at the end"
+    logarithmic = spans_decades(value for _, value in points)
+    alt_text = f"loss: {points[0][1]:.4g} at first, {points[-1][1]:.4g} at the end"
     some = sorted({len(points) * i // 9 if i < 9 else len(points) - 1 for i in range(10)})
     rows = [(f"{points[i][0]:,}", f"{points[i][1]:.4g}") for i in some]
-    picture = curve(points, timeline, _short, told, logarithmic=logarithmic, steps=False)
-    explanation = "Of the last batch of each iteration, as it is stored."
+    picture = curve([points], timeline, short, alt_text, logarithmic=logarithmic, steps=False)
+    explanation = "The loss of each iteration's last batch, as stored."
     if logarithmic:
         explanation += " Equal heights are equal ratios."
     return [
-        section("Loss", explanation, picture, table("The loss, now and then", ("iteration", "loss"), rows))
+        section(
+            "Loss", explanation, picture, table("The loss at some iterations", ("iteration", "loss"), rows)
+        )
     ]
-
-
-def _short(value: float) -> str:
-    return f"{value:.3g}"
 
 
 def _layer_table(layers: Sequence[List[LayerRow]], recording: Recording) -> str:
@@ -232,11 +156,35 @@ def _layer_table(layers: Sequence[List[LayerRow]], recording: Recording) -> str:
     advised = [f"<li>{escape(found)}</li>\n" for found in map(advice, layers) if found is not None]
     return section(
         "Layers in numbers",
-        "At the last iteration that was recorded, unless it says otherwise. Beside a stretch with more than "
-        f"1 % underflow stands the share of its iterations in which it was so. {_WHICH_LAYERS}",
+        "At the last recorded iteration, unless stated otherwise. In brackets: the share of iterations with "
+        f"more than 1 % underflow in that stretch. {_WHICH_LAYERS}",
         f"<ul>\n{''.join(advised)}</ul>\n" if advised else "",
         table("The layers, from the loss backwards", head, rows),
     )
+
+
+def _data_table(layers: Sequence[List[LayerRow]]) -> List[str]:
+    """Weights and activations, where they were recorded."""
+    rows = []
+    for of_layer in layers:
+        looked_at = [row for row in of_layer if row.weight_max is not None or row.input_max is not None]
+        if looked_at:
+            cells = [looked_at[0].layer]
+            for name in ("weight", "input"):
+                largest = [value for row in looked_at if (value := getattr(row, f"{name}_max")) is not None]
+                cells.append(short(max(largest)) if largest else "–")
+                cells.append(percent(getattr(looked_at[-1], f"{name}_subnormal")))
+            rows.append(cells)
+    if not rows:
+        return []
+    head = ("layer", "largest weight", "weights subnormal", "largest input", "inputs subnormal")
+    explanation = (
+        "The largest magnitude over all iterations, and the share of the nonzero elements that are below the "
+        "format's normal range at the last one. Weights are without scale; a layer's input is what its "
+        "weight is multiplied by."
+    )
+    caption = "Weights and inputs of the layers, from the loss backwards"
+    return [section("Weights and activations", explanation, table(caption, head, rows))]
 
 
 def _stretch(under: Underflow) -> str:

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pieces of a page: heat maps, curves, marks on a time line, tables. Everything that is given is escaped."""
+"""A page and its pieces: heat maps, curves, marks on a time line, tables. All that is given is escaped."""
 
 from __future__ import annotations
 
 import math
 from html import escape
-from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from .colours import strip
+from .style import STYLE
 from .timeline import Timeline
 
 Cells = Sequence[Optional[float]]
@@ -19,12 +20,12 @@ class HeatRow(NamedTuple):
     Attributes:
         name: what it is about.
         cells: a value per column; None where nothing was recorded.
-        told: the same in words, for those who do not see it.
+        alt_text: the same in words, for screen readers.
     """
 
     name: str
     cells: Cells
-    told: str
+    alt_text: str
 
 
 class Legend(NamedTuple):
@@ -44,7 +45,7 @@ class Marks(NamedTuple):
 
     Attributes:
         name: what they stand for.
-        shape: `triangle`, `ring` or `cross`: nobody needs to tell colours apart.
+        shape: `triangle`, `ring` or `cross`, so that colours do not matter.
         iterations: where they are.
     """
 
@@ -54,13 +55,25 @@ class Marks(NamedTuple):
 
 
 # Columns of a table.
-_FIT_A_PHONE = 3
+_FIT_A_PHONE = 2
 
 _SHAPES = {
     "triangle": "M-5 5L0-5L5 5Z",
     "ring": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0",
     "cross": "M-5-5L5 5M-5 5L5-5",
 }
+
+
+def document(title: str, *contents: str) -> str:
+    """A whole page, which needs nothing else."""
+    name = escape(title)
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{name}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n<h1>{name}</h1>\n"
+        f"{''.join(contents)}</main>\n"
+        "<footer>Made by <code>python -m nnabla_adaloss report</code>.</footer>\n</body>\n</html>\n"
+    )
 
 
 def section(title: str, explanation: str, *contents: str) -> str:
@@ -73,7 +86,7 @@ def section(title: str, explanation: str, *contents: str) -> str:
 def heat_map(rows: Sequence[HeatRow], legend: Legend, timeline: Timeline) -> str:
     """A strip of colours for each row, over the iterations."""
     lines = [
-        _line(row.name, f'<img class="strip" src="{_strip(row, legend)}" alt="{escape(row.told)}">')
+        _line(row.name, f'<img class="strip" src="{_strip(row, legend)}" alt="{escape(row.alt_text)}">')
         for row in rows
     ]
     scale = strip([i / 63 for i in range(64)])
@@ -90,46 +103,67 @@ def _strip(row: HeatRow, legend: Legend) -> str:
 
 
 def curve(
-    points: Sequence[Tuple[int, float]],
+    lines: Sequence[Sequence[Tuple[int, float]]],
     timeline: Timeline,
     written: Callable[[float], str],
-    told: str,
+    alt_text: str,
     *,
     logarithmic: bool,
     steps: bool,
 ) -> str:
-    """A line over the iterations.
+    """Lines over the iterations, all on one scale.
 
     Args:
-        points: iterations with a value each.
+        lines: of each line, iterations with a value each.
         timeline: the columns of the page.
-        written: a value as it is written beside the picture.
-        told: the same in words.
+        written: how a value is written beside the picture.
+        alt_text: the same in words.
         logarithmic: whether distances are ratios.
         steps: whether a value holds until the next one.
     """
-    shown = [(i, value) for i, value in points if math.isfinite(value) and (value > 0.0 or not logarithmic)]
-    if not shown:
-        return "<p>No finite value was recorded.</p>\n"
-    heights = [math.log2(value) if logarithmic else value for _, value in shown]
-    low, high = min(heights), max(heights)
-    spread = (high - low) or 1.0
-    places = [
-        (1000.0 * timeline.place(i), 100.0 - 100.0 * (height - low) / spread if high > low else 50.0)
-        for (i, _), height in zip(shown, heights)
+    shown = [
+        [(i, value) for i, value in points if math.isfinite(value) and (value > 0.0 or not logarithmic)]
+        for points in lines
     ]
-    path = "".join(_path(_thinned(places), steps=steps))
-    values = [value for _, value in shown]
-    ends = [max(values), min(values)] if high > low else [values[0]]
+    values = [value for points in shown for _, value in points]
+    if not values:
+        return "<p>No finite value was recorded.</p>\n"
+    low, high = min(values), max(values)
+    spread = (math.log2(high / low) if logarithmic else high - low) or 1.0
+
+    def place(iteration: int, value: float) -> Tuple[float, float]:
+        above = math.log2(value / low) if logarithmic else value - low
+        return 1000.0 * timeline.place(iteration), 100.0 - 100.0 * above / spread if high > low else 50.0
+
+    paths = "".join(
+        f'<path d="{"".join(_path(_thinned([place(*point) for point in points]), steps=steps))}" '
+        'vector-effect="non-scaling-stroke"/>'
+        for points in shown
+        if points
+    )
+    ends = [high, low] if high > low else [low]
     labels = "".join(f"<span>{escape(written(value))}</span>" for value in ends)
     picture = (
         f'<svg class="curve" viewBox="0 -4 1000 108" preserveAspectRatio="none" role="img" '
-        f'aria-label="{escape(told)}"><path d="{path}" vector-effect="non-scaling-stroke"/></svg>'
+        f'aria-label="{escape(alt_text)}">{paths}</svg>'
     )
     label = f'<div class="name heights">{labels}</div>'
     return (
         f'<div class="plot">\n<div class="line">{label}<div>{picture}</div></div>\n{_ticks(timeline)}</div>\n'
     )
+
+
+def spans_decades(values: Iterable[float]) -> bool:
+    """Whether a curve of these values is better drawn with ratios as distances."""
+    finite = [value for value in values if math.isfinite(value)]
+    return bool(finite) and min(finite) > 0.0 and max(finite) > 20.0 * min(finite)
+
+
+def line_names(names: Sequence[str]) -> str:
+    """Which line of a curve is whose: beside each name a piece of its line."""
+    picture = '<svg class="sample" viewBox="0 0 28 8" aria-hidden="true"><path d="M0 4H28"/></svg>'
+    items = "".join(f"<li>{picture} {escape(name)}</li>" for name in names)
+    return f'<ul class="lines">{items}</ul>\n'
 
 
 def _thinned(places: Sequence[Tuple[float, float]]) -> List[Tuple[float, float]]:
@@ -165,8 +199,8 @@ def time_line(kinds: Sequence[Marks], timeline: Timeline) -> str:
             f'<svg x="{100 * place:.2f}%" y="50%" overflow="visible"><path d="{_SHAPES[shape]}"/></svg>'
             for place in columns.values()
         )
-        told = f"{name}: {len(iterations)}" + (f", the first in {iterations[0]}" if iterations else "")
-        picture = f'<svg class="marks {shape}" role="img" aria-label="{escape(told)}">{marks}</svg>'
+        alt_text = f"{name}: {len(iterations)}" + (f", the first in {iterations[0]}" if iterations else "")
+        picture = f'<svg class="marks {shape}" role="img" aria-label="{escape(alt_text)}">{marks}</svg>'
         lines.append(_line(f"{name} ({len(iterations)})", picture))
     return f'<div class="plot">\n{"".join(lines)}{_ticks(timeline)}</div>\n'
 

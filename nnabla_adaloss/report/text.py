@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers as people read them."""
+"""Numbers for people to read."""
 
 from __future__ import annotations
 
 import math
-from typing import Optional
+from typing import Mapping, Optional
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def power(value: float) -> str:
-    """A scale: a power of two as one, unless it is small; another number as it is.
+    """A scale: a large or small power of two with an exponent, any other number in digits.
 
     Example:
         >>> power(1024.0), power(2.0**-20), power(4.0), power(3e5)
@@ -22,7 +22,7 @@ def power(value: float) -> str:
 
 
 def percent(share: Optional[float]) -> str:
-    """A share; what is not zero does not look like zero, and what nobody knows is a dash.
+    """A share; what is not zero does not look like zero, and unknown is a dash.
 
     Example:
         >>> percent(0.125), percent(0.0), percent(1e-6), percent(None)
@@ -43,3 +43,23 @@ def count(number: int, thing: str, things: Optional[str] = None) -> str:
         ('1 batch', '1,200 layers')
     """
     return f"{number:,} {thing if number == 1 else things or thing + 's'}"
+
+
+def short(value: float) -> str:
+    """Three digits of a number."""
+    return f"{value:.3g}"
+
+
+def in_words(name: str) -> str:
+    """A cause or a reason, without underscores."""
+    return name.replace("_", " ").replace("nonfinite", "non-finite")
+
+
+def by_cause(lost: Mapping[str, int]) -> str:
+    """How many batches were lost for which cause.
+
+    Example:
+        >>> by_cause({"overflow": 2, "nonfinite_loss": 1})
+        '2 overflow, 1 non-finite loss'
+    """
+    return ", ".join(f"{number} {in_words(cause)}" for cause, number in lost.items())

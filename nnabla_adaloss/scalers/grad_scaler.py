@@ -291,7 +291,12 @@ class GradScaler:
 
     def _make(self, loss: LossLike, forward_state: Optional[ForwardState]) -> AdaptiveLossScaling:
         return AdaptiveLossScaling(
-            with_storage(loss, self._storage, float_tail=self._float_tail),
+            with_storage(
+                loss,
+                self._storage,
+                float_tail=self._float_tail,
+                parameters=self._solvers.named_parameters(),
+            ),
             self._config,
             non_homogeneous=self._non_homogeneous,
             parameters=self._solvers.named_parameters(),

@@ -8,7 +8,7 @@ from typing import Any, List, NamedTuple, Optional, Protocol
 import nnabla as nn
 import numpy as np
 
-from ..core.precision import Precision
+from ..core.formats import Format
 from ..graph.loss_like import LossLike
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels, RoundingStatistics
@@ -18,9 +18,8 @@ from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
 class RoundedData(Protocol):
     """A low-precision storage that knows what rounding did. Keys are hashes of variables."""
 
-    @property
-    def precision(self) -> Precision:
-        """The formats that are stored."""
+    def data_format(self, key: int, size: int) -> Format:
+        """The format that the data of a variable of `size` elements is stored in."""
 
     def data_rounding(self, key: int) -> Optional[RoundingStatistics]:
         """What rounding a weight or activation last did, or None."""
@@ -87,7 +86,7 @@ def _fault_of(
             rounded = None if storage is None else storage.data_rounding(hash(v))
             if rounded is not None and rounded.overflowed:
                 assert storage is not None
-                stored = storage.precision.data_format(v.size)
+                stored = storage.data_format(hash(v), v.size)
                 limit = f"{stored.name}, which ends at {stored.max:g}"
                 return fault(f"computes {rounded.overflowed} numbers beyond {limit}", inputs_finite)
             return fault(f"computes {bad} infinities or NaNs from finite inputs", inputs_finite)

@@ -78,10 +78,10 @@ class FixedLossScalingUpdater:
         check_arguments(solver, data_feeder, accum_grad, weight_decay, comm, grads)
         self._storage, self._float_tail = storage, boolean("float_tail", float_tail)
         self._reader: Optional[TailReader] = None
+        self.solver = solver
         self._loss = self._checked(loss)
         self.scale = check_scale(scale)
         self._audience = audience_of(monitors)
-        self.solver = solver
         self.data_feeder = data_feeder
         self.drop_overflow_update = drop_overflow_update
         self.clear_buffer = clear_buffer
@@ -164,7 +164,9 @@ class FixedLossScalingUpdater:
                 "loss is an AdaptiveLossScaling, which unscales by itself; give the loss that was wrapped in "
                 "it, or train with AdaptiveLossScalingUpdater"
             )
-        wrapped = with_storage(loss, self._storage, float_tail=self._float_tail)
+        wrapped = with_storage(
+            loss, self._storage, float_tail=self._float_tail, parameters=self.solver.get_parameters
+        )
         reader = TailReader(variable, float_tail=self._float_tail)
         reader.read()
         if self._reader is not None:

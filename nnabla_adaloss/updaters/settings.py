@@ -155,7 +155,9 @@ class Settings:
         if self._loss is not None and loss is self._loss:
             return
         scaling = AdaptiveLossScaling(
-            with_storage(loss, self.storage, float_tail=self.float_tail),
+            with_storage(
+                loss, self.storage, float_tail=self.float_tail, parameters=self.solver.get_parameters
+            ),
             # Checked and completed already, which takes longer than to read a small graph.
             self.config if self._loss is None else self.scaling.config,
             parameters=self.solver.get_parameters,

@@ -17,7 +17,7 @@ _SPLIT_SEED = 0
 
 
 class Examples(NamedTuple):
-    """Inputs and what is to be told of them; the first axes are as long as each other.
+    """Inputs and their targets, with first axes of the same length.
 
     Attributes:
         x: float32; of digits, shape (n, 1, 8, 8), from -1 (paper) to 1 (ink).
@@ -66,7 +66,7 @@ class BatchFeeder:
     Args:
         examples: what to draw from; each epoch in a new order, its incomplete last batch left out.
         x: gets the inputs; its first axis is the batch size.
-        t: gets what is to be told.
+        t: gets the targets.
         seed: decides the order.
     """
 

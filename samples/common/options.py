@@ -48,12 +48,12 @@ def parser(head: Optional[str], *, iterations: int, batch_size: int, lr: float) 
         "--type-config",
         default="float",
         metavar="TYPE",
-        help="float, half, ... (default: float; with -c cpu, half is real, and some hundred times slower)",
+        help="float, half, ... (default: float; with -c cpu, half is real and hundreds of times slower)",
     )
     add("-d", "--device-id", default="0", metavar="ID", help="which GPU (default: 0)")
-    add("--checkpoint", type=Path, metavar="FOLDER", help="save there, every now and then and at the end")
+    add("--checkpoint", type=Path, metavar="FOLDER", help="save periodically and at the end")
     add("--checkpoint-every", type=positive, default=100, metavar="N", help="(default: 100 iterations)")
-    add("--resume", action="store_true", help="go on from the last checkpoint there, if there is one")
+    add("--resume", action="store_true", help="resume from the last checkpoint there, if any")
     return made
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How good a trained network is, and how its scales fared."""
+"""How good a trained network is, and what its scales did."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .digits import Examples
 
 
 def accuracy(logits: Callable[[nn.Variable], nn.Variable], examples: Examples) -> float:
-    """The share of examples that are told right."""
+    """The share of examples that are classified correctly."""
     size = whole_batches(len(examples.x))
     batches = (
         (examples.x[at : at + size], examples.t[at : at + size]) for at in range(0, len(examples.x), size)
@@ -29,7 +29,7 @@ def whole_batches(examples: int, most: int = 120) -> int:
 def accuracy_of_batches(
     logits: Callable[[nn.Variable], nn.Variable], batches: Iterator[Tuple[Any, Any]]
 ) -> float:
-    """Likewise of batches of inputs and what is to be told of them, all of one size."""
+    """The same over batches of inputs and targets, all of one size."""
     told, right = None, []
     for x, t in batches:
         if told is None:
@@ -48,12 +48,12 @@ def fate(updater: Any) -> str:
 
 
 def print_result(network: str, right: float, updater: Any) -> None:
-    """Print what a classifier has learned, and how its loss scale fared.
+    """Print a classifier's accuracy and its loss scale.
 
     Args:
         network: its name.
-        right: the share of the test images that it tells right.
+        right: the share of the test images that it classifies correctly.
         updater: the adaptive updater that has trained it.
     """
-    print(f"{network}: {right:.1%} of the test images told right")
+    print(f"{network}: {right:.1%} of the test images correct")
     print(fate(updater))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss.core import METHODS, AdaLossConfig
+from nnabla_adaloss.core.methods import ApproxRange
 
 
 def my_method(g: Any, W: Any, *, config: AdaLossConfig, fan_in: float) -> float:
@@ -113,7 +114,7 @@ def test_numbers_of_another_type(name: str, value: Any) -> None:
             "'os:getcwd' must be callable as f",
         ),
         ({"loss_scale_method": lambda g, W: 1.0}, TypeError, "callable as f.*: got an unexpected keyword"),
-        ({"loss_scale_method": None}, TypeError, "must be a name or a callable .*, or a Method$"),
+        ({"loss_scale_method": 1}, TypeError, "must be a name or a callable .*, or a Method$"),
         ({"n_uf_threshold": 0.0}, ValueError, "n_uf_threshold=0.0 .* strictly between 0 and 1"),
         ({"n_uf_threshold": 1.0}, ValueError, "n_uf_threshold=1.0"),
         ({"n_uf_threshold": math.nan}, ValueError, "n_uf_threshold=nan"),
@@ -144,3 +145,11 @@ def test_refused(arguments: Dict[str, Any], error: type, message: str) -> None:
 @pytest.mark.parametrize("delay", [0, 1, None])
 def test_statistics_of_now_or_of_the_iteration_before(delay: Any) -> None:
     assert AdaLossConfig(delay=delay).delay == delay
+
+
+def test_the_method_follows_from_what_is_scaled_where_none_is_given() -> None:
+    assert AdaLossConfig().method == ApproxRange()
+    config = AdaLossConfig(measure_every=4)
+    assert config.for_network() == AdaLossConfig(loss_scale_method="amax_history", measure_every=4)
+    given = AdaLossConfig(loss_scale_method="fixed")
+    assert given.for_network() is given

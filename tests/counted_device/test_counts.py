@@ -92,7 +92,7 @@ def test_lenet(on_device: CountedDevice, type_config: str, method: Union[str, Me
     # A host array that goes to the device waits for all that the device was given before.
     assert counts.writes == 0
     assert updater.scaling.last_pass == "planned"
-    # All gradients and weights in one launch; in half, weights in one of their own, before forward converts them.
+    # Gradients and weights in one launch; in half, weights before forward converts them.
     assert counts.launches["statistics"] == 1 + (type_config == "half")
     assert counts.launches["unscale_add"] == 1
     # The gradient of the loss is brought to its scale.

@@ -210,13 +210,15 @@ PLANTED: Dict[str, Planted] = {
     "attention overflow": Planted(
         attention_overflow, "attn/q/affine/BatchMatmul", "attention_overflow", "queries", None
     ),
-    "NaN in a weight": Planted(nan_in_a_weight, "fc2/affine", "weight_not_finite", "load weights", None),
+    "NaN in a weight": Planted(
+        nan_in_a_weight, "fc2/affine", "weight_not_finite", "restore earlier weights", None
+    ),
     "NaN in data": Planted(nan_in_data, "fc1/affine", "data_not_finite", "clean the data", None),
     "huge activations": Planted(
         activations_beyond_fp16, "huge/affine", "activation_overflow", "normalise", None
     ),
-    "branches apart": Planted(branches_apart, "quiet_head/affine", "small_loss", "amax_history", Way.BY_PART),
-    "vanishing": Planted(vanishing_sigmoid, "fc0/affine", "spread", "residual connections", Way.BY_PART),
+    "branches apart": Planted(branches_apart, "quiet_head/affine", "small_loss", "be measured", Way.ADAPTIVE),
+    "vanishing": Planted(vanishing_sigmoid, "fc0/affine", "spread", "residual connections", Way.ADAPTIVE),
     "log of zero": Planted(log_of_zero, "head/affine", "forward_not_finite", "away from 0", None),
 }
 

@@ -49,7 +49,7 @@ def test_json_and_a_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_what_no_scale_helps_is_another_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert analyse("dead") == 1
-    assert "No loss scale mends dead/affine: its ReLU is dead" in capsys.readouterr().out
+    assert "No loss scale helps: dead/affine: its ReLU is dead" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

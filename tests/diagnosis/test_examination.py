@@ -44,7 +44,9 @@ def test_what_was_planted_is_named_with_its_remedy(name: str) -> None:
 def test_layers_that_need_scales_apart_are_named() -> None:
     loss, feed = PLANTED["branches apart"].build()
     line = diagnose(loss, feeder=feed).verdict.line
-    assert line.startswith("Layers quiet_fc/affine and loud_head/affine need scales 2^35 apart: use adaptive")
+    assert line.startswith(
+        "Layers quiet_fc/affine and loud_head/affine need scales 2^35 apart: use AdaptiveLossScalingUpdater"
+    )
 
 
 @pytest.mark.parametrize("name", SOUND)

@@ -25,7 +25,7 @@ def test_the_first_layer_its_cause_and_a_remedy_are_named(name: str) -> None:
     assert trouble.remedy in first.remedy, diagnosis
     # What follows from it is not told.
     assert sum(cause.fatal for cause in diagnosis.verdict.causes) == trouble.fatal, diagnosis
-    assert diagnosis.verdict.line.startswith(f"No loss scale mends {trouble.layer}: ") == trouble.fatal
+    assert diagnosis.verdict.line.startswith(f"No loss scale helps: {trouble.layer}: ") == trouble.fatal
 
 
 @pytest.mark.parametrize("name", TROUBLES)

@@ -49,7 +49,7 @@ def test_layers_that_cannot_be_judged_share_a_line() -> None:
     diagnosis = diagnose(F.mean(h))
     lines = str(diagnosis).splitlines()
     assert sum("cannot be judged" in line for line in lines) == 1
-    assert lines[-1] == "the other layers: cannot be judged before this is mended: fc0/affine"
+    assert lines[-1] == "the other layers: cannot be judged until this is fixed: fc0/affine"
     # A dict and a page have a line for each.
     assert sum("cannot be judged" in layer["verdict"] for layer in diagnosis.as_dict()["layers"]) == 11
 

@@ -27,16 +27,16 @@ def network(*layers: LayerNumbers) -> NetworkNumbers:
     [
         ([layer("a")], Way.NONE, "float16 needs no scaling here."),
         ([layer("a", start=OVERFLOWS)], Way.NONE, "has no room for it: 8 overflows in a."),
-        ([layer("a", none=LOST), layer("b")], Way.START, "One scale of 8 serves all layers"),
+        ([layer("a", none=LOST), layer("b")], Way.START, "One scale of 8 works for all layers"),
         (
             [layer("a", none=LOST, start=LOST), layer("b", none=LOST)],
             Way.ONE,
-            "One scale of 2^11 serves all layers; 8, where nnabla's updater starts, does not serve 1 of 2",
+            "One scale of 2^11 works for all layers; 8, where nnabla's updater starts, fails for 1 of 2",
         ),
         (
             [layer("a", none=LOST, start=LOST, one=LOST)],
             Way.END,
-            "One scale of 2^13 serves all layers",
+            "One scale of 2^13 works for all layers",
         ),
         (
             [
@@ -44,14 +44,14 @@ def network(*layers: LayerNumbers) -> NetworkNumbers:
                 layer("b", 2.0**-2, end=OVERFLOWS),
             ],
             Way.ADAPTIVE,
-            "Layers a and b need scales 2^14 apart: use adaptive",
+            "Layers a and b need scales 2^14 apart: use AdaptiveLossScalingUpdater",
         ),
         (
-            [layer("a", none=LOST, start=LOST, one=LOST, end=LOST, adaptive=LOST)],
-            Way.BY_PART,
-            'No one scale serves layer a: use adaptive with AdaLossConfig(loss_scale_method="amax_history").',
+            [layer("a", none=LOST, start=LOST, one=LOST, end=LOST)],
+            Way.ADAPTIVE,
+            "No single scale works for layer a: use AdaptiveLossScalingUpdater at its defaults.",
         ),
-        ([layer("a", **{way.value: LOST for way in Way}, floor=0.1)], None, "No way of scaling keeps all"),
+        ([layer("a", **{way.value: LOST for way in Way}, floor=0.1)], None, "No scaling keeps all"),
     ],
 )
 def test_the_least_that_serves_is_said(layers: Sequence[LayerNumbers], needs: Way, line: str) -> None:
@@ -69,8 +69,8 @@ def test_every_layer_has_a_line() -> None:
         )
     )
     assert [judged.line for judged in verdict.layers] == [
-        "needs no scaling; the 30% that it loses do no harm",
-        "needs scaling (90% lost without); 8 serves",
+        "needs no scaling; losing 30% does no harm",
+        "needs scaling (90% lost without); 8 works",
         "needs a scale of its own (90% lost without)",
     ]
 

@@ -41,7 +41,7 @@ TROUBLES: Dict[str, Trouble] = {
     ),
     "batch of one": Trouble(data.batch_of_one, "bn/bn", "constant_input", "larger batches"),
     "masked rows": Trouble(
-        data.masked_rows, "head/affine/Broadcast", "data_not_finite", "leave a place of each row open"
+        data.masked_rows, "head/affine/Broadcast", "data_not_finite", "leave at least one place per row open"
     ),
     "labels from 1": Trouble(data.of_data(data.labels_from_one), LABELS, "wrong_labels", "count them from 0"),
     "NaN labels": Trouble(data.of_data(data.nan_labels), LABELS, "wrong_labels", "clean them"),
@@ -62,7 +62,7 @@ TROUBLES: Dict[str, Trouble] = {
     "detached branch": Trouble(data.detached_branch, "branch/affine", "untrained", "need_grad=False"),
     "cut in the middle": Trouble(data.cut_in_the_middle, "fc1/affine", "untrained", "link it", fatal=False),
     "unused layer": Trouble(
-        data.unused_layer, "net/fc2/affine", "untrained", "that is not used", fatal=False
+        data.unused_layer, "net/fc2/affine", "untrained", "an unused output", fatal=False
     ),
     "saturated sigmoid": Trouble(layers.saturated_sigmoid, "fc2/affine", "saturated", "smaller weights"),
     "saturated attention": Trouble(
@@ -93,14 +93,16 @@ TROUBLES: Dict[str, Trouble] = {
     "weights not finite": Trouble(
         data.weights_not_finite, "fc1/affine", "weight_not_finite", "lower the learning rate"
     ),
-    "NaN in a weight": Trouble(data.nan_in_a_weight, "fc2/affine", "weight_not_finite", "load weights"),
+    "NaN in a weight": Trouble(
+        data.nan_in_a_weight, "fc2/affine", "weight_not_finite", "restore earlier weights"
+    ),
     "exploding initialisation": Trouble(
         layers.exploding_initialisation, "fc0/affine", "spread", "initialisation", fatal=False
     ),
     "vanishing tanh": Trouble(
         layers.vanishing_tanh, "fc0/affine", "spread", "residual connections", fatal=False
     ),
-    "zero weights": Trouble(layers.zero_weights, "fc2/affine", "zero_weights", "at random"),
+    "zero weights": Trouble(layers.zero_weights, "fc2/affine", "zero_weights", "randomly"),
     "activation overflow": Trouble(
         layers.activation_overflow, "huge/affine", "activation_overflow", "weights smaller"
     ),

@@ -93,7 +93,7 @@ def test_a_card_on_which_this_package_fails(monkeypatch: pytest.MonkeyPatch) -> 
     Gpu(monkeypatch, WRONG, ALL_WORK)
     for scaling in broken(examine_gpu(silent)):
         assert scaling.subject.startswith("adaptive loss scaling")
-        assert scaling.detail.endswith("this package is to blame")
+        assert scaling.detail.endswith("so the fault is in this package")
 
 
 def test_nothing_is_tried_on_an_extension_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:

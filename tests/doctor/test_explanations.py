@@ -36,16 +36,16 @@ _CANNOT_OPEN = "cannot open shared object file: No such file or directory"
         (
             "ValueError: numpy.dtype size changed, may indicate binary incompatibility. "
             "Expected 96 from C header, got 88 from PyObject",
-            "another NumPy",
+            "a different NumPy",
             "numpy>=1.26,<2",
             Status.BROKEN,
         ),
-        ("ImportError: numpy.core.multiarray failed to import", "another NumPy", "<2", Status.BROKEN),
+        ("ImportError: numpy.core.multiarray failed to import", "a different NumPy", "<2", Status.BROKEN),
         ("NVMLError: NVML Shared Library Not Found", "libnvidia-ml.so.1", "CAPABILITIES", Status.BROKEN),
-        ("NVMLError: Driver Not Loaded", "no GPU", "nvidia-smi", Status.BROKEN),
+        ("NVMLError: Driver Not Loaded", "no usable GPU", "nvidia-smi", Status.BROKEN),
         (
             "CUDARuntimeError: cudaErrorNoDevice: no CUDA-capable device is detected",
-            "no GPU",
+            "no usable GPU",
             "nvidia-smi",
             Status.BROKEN,
         ),

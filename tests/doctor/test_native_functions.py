@@ -148,7 +148,7 @@ def test_functions_that_fail_alike_are_one_finding_with_versions_and_a_remedy() 
         Area.GPU,
         Status.WORKS,
         "nnabla's functions, half",
-        "2 of 5 give the right numbers; on the host, for want of a CUDA implementation: GlobalAveragePooling",
+        "2 of 5 give the right numbers; on the host, for lack of a CUDA implementation: GlobalAveragePooling",
     )
     assert illegal.status is Status.BROKEN
     assert illegal.detail == (
@@ -179,7 +179,7 @@ def test_whose_fault_it_is() -> None:
     theirs = blamed(BROKEN, [Tried("sum", "wrong numbers"), Tried("relu")])
     assert theirs.detail.startswith("gradients differ from nnabla's. nnabla's own functions fail here (sum)")
     ours = blamed(BROKEN, [Tried("sum"), Tried("relu")])
-    assert ours.detail.endswith("nnabla's own functions work here: this package is to blame")
+    assert ours.detail.endswith("nnabla's own functions work here, so the fault is in this package")
     assert "report it" in ours.cure
     works = BROKEN._replace(status=Status.WORKS)
     assert blamed(works, [Tried("sum", "wrong numbers")]) == works

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, Format, FormatEmulation, Precision
+from nnabla_adaloss.core.precision import FP8_HYBRID
 from nnabla_adaloss.emulation.operands import OperandSwap, operands_of
 from nnabla_adaloss.graph.matrix_products import SCALABLE, is_matrix_product
 from nnabla_adaloss.graph.order import visited
@@ -185,7 +186,7 @@ def test_a_leaf_is_rounded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         emulation.emulated_storage,
         "round_data_operand",
-        lambda source, target: (count.append(source.shape), round_operand(source, target))[1],
+        lambda source, *others: (count.append(source.shape), round_operand(source, *others))[1],
     )
     for _ in range(2):
         count.clear()
@@ -340,7 +341,7 @@ def test_other_products(type_name: str, seen: Seen) -> None:
     y = build_product()
     f = next(f for f in visited(y).functions if f.info.type_name == type_name)
     assert is_matrix_product(type_name)
-    operands = operands_of(f)
+    operands = operands_of(f, FP8_HYBRID)
     assert [o.variable for o in operands.forward] == [f.inputs[i] for i in expected]
     assert [o.attribute for o in operands.backward].count("grad") == (type_name != "FusedConvolution")
     loss = F.mean(y**2)
@@ -357,7 +358,7 @@ def test_other_products(type_name: str, seen: Seen) -> None:
 
 def test_the_same_variable_in_both_slots_is_one_operand() -> None:
     v = parameter(2, 3, 3)
-    found = operands_of(F.batch_matmul(v, v).parent)
+    found = operands_of(F.batch_matmul(v, v).parent, FP8_HYBRID)
     assert [o.variable for o in found.forward] == [v]
     assert [o.variable for o in found.backward][:1] == [v]
 
@@ -365,9 +366,9 @@ def test_the_same_variable_in_both_slots_is_one_operand() -> None:
 def test_backward_reads_what_it_multiplies() -> None:
     x, w, b = data(4, 3), parameter(3, 2), parameter(2)
     f = F.affine(x, w, b).parent
-    assert [o.variable for o in operands_of(f).backward] == [x, f.outputs[0]]
+    assert [o.variable for o in operands_of(f, FP8_HYBRID).backward] == [x, f.outputs[0]]
     f = F.affine(parameter(4, 3), w, b).parent
-    assert [o.position for o in operands_of(f).backward] == [0, 1, 0]
+    assert [o.position for o in operands_of(f, FP8_HYBRID).backward] == [0, 1, 0]
 
 
 def test_layers_with_references_of_their_own_are_left_alone() -> None:
@@ -375,7 +376,7 @@ def test_layers_with_references_of_their_own_are_left_alone() -> None:
     x = nn.Variable.from_numpy_array(np.ones((3, 2, 4), np.float32))
     y, *_ = PF.lstm(x, nn.Variable((1, 1, 2, 5)), nn.Variable((1, 1, 2, 5)))
     f = next(f for f in visited(F.sum(y)).functions if f.info.type_name == "LSTM")
-    assert operands_of(f) == ([], [])
+    assert operands_of(f, FP8_HYBRID) == ([], [])
 
 
 def test_gradients_of_gradients() -> None:
@@ -386,7 +387,7 @@ def test_gradients_of_gradients() -> None:
     types = {f.info.type_name for f in visited(loss).functions}
     assert "AffineDataGrad" in types
     data_grad = next(f for f in visited(loss).functions if f.info.type_name == "AffineDataGrad")
-    assert [o.holds_gradient for o in operands_of(data_grad).forward] == [True, False]
+    assert [o.holds_gradient for o in operands_of(data_grad, FP8_HYBRID).forward] == [True, False]
     assert all(np.isfinite(g).all() for g in gradients(FormatEmulation(loss, "fp8_hybrid")))
 
 

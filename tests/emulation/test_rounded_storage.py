@@ -9,6 +9,7 @@ import nnabla as nn
 import numpy as np
 import pytest
 
+from nnabla_adaloss.core.layer_precisions import LayerPrecisions
 from nnabla_adaloss.core.precision import Precision
 from nnabla_adaloss.emulation.rounded_storage import RoundedStorage
 from nnabla_adaloss.kernels import CpuKernels
@@ -20,7 +21,7 @@ VALUES = np.array([0.1, 1e-9, 6.4e4, 1e9], np.float32)
 
 @pytest.fixture
 def storage() -> RoundedStorage:
-    return RoundedStorage(Precision("float16", "float8_e5m2"), CpuKernels())
+    return RoundedStorage(LayerPrecisions(Precision("float16", "float8_e5m2")), CpuKernels())
 
 
 def array(values: Any = VALUES) -> nn.NdArray:
@@ -74,7 +75,7 @@ def test_a_gradient_may_be_stored_for_the_first_time_after_it_was_scaled(storage
 
 def test_the_scaled_copy_of_a_weight_is_stored_as_weights_are(storage: RoundedStorage) -> None:
     copy = array([0.1, 6.4e4])
-    storage.store(copy)
+    storage.store(3, copy)
     np.testing.assert_array_equal(copy.data, np.array([0.1, 6.4e4], np.float16).astype(np.float32))
     assert not storage.data
 

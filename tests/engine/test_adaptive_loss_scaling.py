@@ -575,7 +575,7 @@ def test_clipping_where_other_branches_have_been(clipped_first: bool) -> None:
 def test_the_format_of_a_configuration_is_that_of_the_storage_if_there_is_one() -> None:
     config = AdaLossConfig(dtype="float32")
     # In fp32 nothing is stored in a format of its own, and any may be computed for.
-    assert AdaptiveLossScaling(mlp(), config).config is config
+    assert AdaptiveLossScaling(mlp(), config).config == config.for_network()
     with nn.context_scope(nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")):
         x = nn.Variable((2, 2), need_grad=True)
         loss = F.sum(x * x)

@@ -85,7 +85,8 @@ def test_scales_and_gradients_of_the_published_runs(run: Dict[str, Any]) -> None
 
     exact = backward_exactly(net, seed.astype(np.float32))
     records: List[LayerRecord] = []
-    scaling = AdaptiveLossScaling(FormatEmulation(net.y), AdaLossConfig(recorder=records.append, delay=0))
+    config = AdaLossConfig(loss_scale_method="approx_range", recorder=records.append, delay=0)
+    scaling = AdaptiveLossScaling(FormatEmulation(net.y), config)
     for v in net.parameters.values():
         v.grad.zero()
     net.x.grad.zero()

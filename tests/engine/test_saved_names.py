@@ -9,8 +9,8 @@ import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import pytest
-
 from nnabla_adaloss.engine.saved_names import check_network, fingerprint
+
 from nnabla_adaloss.graph.names import registered_names
 from nnabla_adaloss.graph.plan import GraphPlan
 

@@ -8,8 +8,9 @@ import signal
 import time
 import tracemalloc
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
+import numpy as np
 import pytest
 
 from nnabla_adaloss import (
@@ -19,11 +20,15 @@ from nnabla_adaloss import (
     BatchRepeated,
     LayerRow,
     LossScaleWarning,
+    Monitor,
     Recorder,
     Recording,
     UpdateEnded,
 )
 from nnabla_adaloss.emulation import FormatEmulation
+from nnabla_adaloss.engine.layer_watch import _Look
+from nnabla_adaloss.monitor import LayerScaled
+from nnabla_adaloss.report.page import page_of
 from tests.updaters.networks import AS_THE_BASELINE, training
 
 
@@ -62,9 +67,7 @@ def test_only_some_layers_in_some_iterations() -> None:
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_pattern_without_a_layer_is_warned_of_once(every: int) -> None:
     recorder = Recorder(every=every, layers=["hid*", "fc1", "conv*"])
-    told = (
-        r"Recorder\(layers=...\): 'fc1', 'conv\*' matches no layer that has .*: output/affine, hidden/affine$"
-    )
+    told = r"'fc1', 'conv\*' matches no scaled layer; known layers: output/affine, hidden/affine$"
     with pytest.warns(LossScaleWarning, match=told) as warned:
         recorded(recorder, iterations=6)
     assert sum("Recorder" in str(warning.message) for warning in warned) == 1
@@ -78,7 +81,7 @@ def test_a_pattern_without_a_layer_in_a_loop_of_ones_own() -> None:
     scaling.forward()
     scaling.backward(iteration=1)
     scaling.forward()
-    with pytest.warns(LossScaleWarning, match="'fc1' matches no layer"):
+    with pytest.warns(LossScaleWarning, match="'fc1' matches no scaled layer"):
         scaling.backward(iteration=2)
 
 
@@ -198,3 +201,44 @@ def test_a_training_that_is_killed_and_goes_on_is_one_recording(tmp_path: Path) 
 
     recorded(Recorder(path=path), iterations=3)  # from the beginning: no checkpoint was kept
     assert [row.iteration for row in Recording.load(path).of(UpdateEnded)] == [1, 2, 3]
+
+
+@pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
+@pytest.mark.parametrize("storage", ["float16", None])
+def test_weights_and_inputs(storage: Optional[str], tmp_path: Path) -> None:
+    """Compared with what NanDump would save: the arrays themselves."""
+
+    class Arrays(Monitor):
+        def __init__(self) -> None:
+            self.seen: Dict[str, Any] = {}
+
+        def on_layer_scaled(self, event: LayerScaled) -> None:
+            self.seen[event.record.layer] = event.look.arrays()
+
+    train, arrays, recorder = training(), Arrays(), Recorder(path=tmp_path / "run.jsonl", data=True)
+    updater = AdaptiveLossScalingUpdater(
+        train.solver, train.loss, train.feed, storage=storage, monitors=[arrays, recorder]
+    )
+    for v in train.solver.get_parameters().values():
+        v.d = np.where(np.arange(v.size).reshape(v.shape) % 4 == 0, 1e-6, v.d)  # subnormal in float16
+    updater.update()
+    recording = Recording.load(tmp_path / "run.jsonl")
+    for name, seen in arrays.seen.items():
+        row = recording.at(name, 1)
+        for what, values in (("weight", np.abs(seen.weight)), ("input", np.abs(seen.input))):
+            assert getattr(row, f"{what}_max") == values.max()
+            expected = (values[values > 0] < 2.0**-14).mean()
+            assert getattr(row, f"{what}_subnormal") == pytest.approx(expected)
+        assert row.weight_subnormal is not None
+        assert row.weight_subnormal > 0.2
+    page = page_of(recording, "run")
+    assert "Weights and activations" in page
+    assert f'data-head="largest weight">{row.weight_max:.3g}<' in page
+
+
+def test_weights_and_inputs_are_not_looked_at_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Look, "_data", lambda *_: pytest.fail("nobody asked for it"))
+    recorder = Recorder()
+    recorded(recorder, iterations=1)
+    assert {row.weight_max for row in recorder.recording.of(LayerRow)} == {None}
+    assert "Weights and activations" not in page_of(recorder.recording, "run")

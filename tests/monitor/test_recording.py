@@ -2,10 +2,9 @@
 from __future__ import annotations
 
 import csv
-import struct
 import sys
 from pathlib import Path
-from typing import Any, Iterator, List, Tuple
+from typing import Any, List, Tuple
 
 import numpy as np
 import pytest
@@ -110,12 +109,15 @@ def test_csv_is_a_line_for_each_layer(tmp_path: Path) -> None:
 
 
 def test_monitor_series_are_nnablas(tmp_path: Path) -> None:
-    whole().to_monitor_series(tmp_path / "series")
+    recording = whole()
+    recording.rows.append(BatchThrownAway(4, "overflow", (), 2))
+    recording.to_monitor_series(tmp_path / "series")
     written = {path.name.removesuffix(".series.txt") for path in (tmp_path / "series").iterdir()}
     assert {"loss", "loss_scale", "retries", "conv.conv.alpha", "conv.conv.scale"} <= written
     np.testing.assert_array_equal(
         np.loadtxt(tmp_path / "series/loss_scale.series.txt"), [[1, 1024], [2, 512], [3, 512]]
     )
+    np.testing.assert_array_equal(np.loadtxt(tmp_path / "series/batches_lost.series.txt"), [4, 2])
     np.testing.assert_array_equal(
         np.loadtxt(tmp_path / "series/conv.conv.scale.series.txt"), [[1, 8], [3, 24]]
     )
@@ -127,30 +129,6 @@ def test_pandas() -> None:
     assert list(frame.iteration) == [1, 3]
     assert list(frame.underflow) == [0.0, 0.05]
     assert frame.groupby("layer").scale.max()["conv/conv"] == 24.0
-
-
-def events_in(path: Path) -> Iterator[Any]:
-    """The events of a TensorBoard file: each is its length, a checksum, itself, and another checksum."""
-    from tensorboardX.proto.event_pb2 import Event  # type: ignore[import-not-found,unused-ignore]
-
-    content = path.read_bytes()
-    while content:
-        (length,) = struct.unpack("<Q", content[:8])
-        yield Event.FromString(content[12 : 12 + length])
-        content = content[16 + length :]
-
-
-def test_tensorboard(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboardX")
-    whole().to_tensorboard(tmp_path)
-    (path,) = tmp_path.iterdir()
-    found = {(v.tag, event.step): v for event in events_in(path) for v in event.summary.value}
-    assert found["loss", 3].simple_value == 0.25
-    assert found["conv/conv/scale", 1].simple_value == 8.0
-    assert found["loss_scale", 2].simple_value == 512.0
-    assert [key for key, value in found.items() if value.HasField("histo")] == [("conv/conv/exponents", 1)]
-    histogram = found["conv/conv/exponents", 1].histo
-    assert (histogram.min, histogram.max, histogram.num) == (-4.0, -2.0, 40.0)
 
 
 @pytest.mark.parametrize("name", ["to_pandas", "to_tensorboard"])

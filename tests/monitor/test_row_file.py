@@ -36,6 +36,7 @@ layer_rows = st.builds(
     *(numbers, numbers, names, floats, floats, names, maybe_number, maybe_number, maybe_number),
     *(maybe_number, maybe_number, maybe_number, maybe_float, maybe_float),
     st.none() | st.lists(st.integers(-126, 2**40), max_size=4),
+    *(maybe_float, maybe_float, maybe_float, maybe_float),
 )
 rows = st.lists(
     layer_rows
@@ -99,16 +100,16 @@ def test_what_is_done_again_after_a_crash_is_there_once(tmp_path: Path) -> None:
 def test_another_file_is_left_alone(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "results.csv"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"results.csv is no recording of nnabla_adaloss"):
+    with pytest.raises(ValueError, match=r"results.csv is not a recording of nnabla_adaloss"):
         RowFile(path)
-    with pytest.raises(ValueError, match=r"results.csv is no recording of nnabla_adaloss"):
+    with pytest.raises(ValueError, match=r"results.csv is not a recording of nnabla_adaloss"):
         read_rows(path)
     assert path.read_bytes() == content
 
 
 def test_two_recorders_do_not_write_one_file(tmp_path: Path) -> None:
     first = RowFile(tmp_path / "run.jsonl")
-    with pytest.raises(ValueError, match=r"run.jsonl' is being written by another recorder"):
+    with pytest.raises(ValueError, match=r"run.jsonl' is open in another recorder"):
         RowFile(tmp_path / "run.jsonl")
     first.append(scale(1))
     first.close()

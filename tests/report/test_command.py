@@ -34,7 +34,7 @@ def test_what_cannot_be_drawn_is_said(tmp_path: Path, capsys: pytest.CaptureFixt
     Recorder(path=tmp_path / "empty.jsonl").close()
     for name, message in (
         ("nothing.jsonl", "No such file or directory"),
-        ("notes.txt", "notes.txt is no recording of nnabla_adaloss"),
+        ("notes.txt", "notes.txt is not a recording of nnabla_adaloss"),
         ("empty.jsonl", "nothing was recorded"),
     ):
         assert main(["report", str(tmp_path / name)]) == 1

@@ -122,7 +122,7 @@ def test_what_it_says() -> None:
         in text
     )
     assert "9 2 batches lost non-finite loss head/affine conv reads NaN" in text
-    assert "9 batch run again overflow conv/conv" in text
+    assert "9 batch repeated overflow conv/conv" in text
 
 
 def test_each_cell_of_a_wide_table_knows_its_column() -> None:
@@ -146,16 +146,16 @@ def test_why_a_layer_has_its_scale_is_what_was_last_measured() -> None:
 @pytest.mark.parametrize(
     ("reason", "headroom", "said"),
     [
-        ("scale bound", 9.0, "9 bits above its largest element are free. Raise AdaLossConfig(scale_upper_b"),
+        ("scale bound", 9.0, "9 bits of headroom are unused. Raise AdaLossConfig(scale_upper_b"),
         ("accumulated bound", 9.0, "Raise AdaLossConfig(accum_upper_bound=...)."),
         ("method", 9.0, 'Try AdaLossConfig(loss_scale_method="amax_history")'),
-        ("method", 1.0, "no scale keeps both. Store gradients in a format of wider range, such as bfloat16."),
+        ("method", 1.0, "no scale keeps both. Store gradients in a wider format, such as bfloat16."),
     ],
 )
 def test_advice_for_a_layer_that_is_mostly_subnormal(reason: str, headroom: float, said: str) -> None:
     row = layer(1, subnormals=87, headroom=headroom)._replace(reason=reason)
     found = advice([row]) or ""
-    assert found.startswith("conv/conv: 96.7 % of what is not zero is subnormal")
+    assert found.startswith("conv/conv: 96.7 % of the nonzero elements are subnormal")
     assert said in found
     assert found in " ".join(Parsed(page_of(Recording([row]), "run")).text)
 

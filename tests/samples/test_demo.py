@@ -25,19 +25,32 @@ def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_small_demo(tmp_path: Path) -> None:
-    arguments = ("--iterations", "100", "--networks", "mlp", "--loss-weights", "1e-3", "1e-9")
+    arguments = ("--iterations", "150", "--networks", "two_losses", "--loss-weights", "1", "1e-12")
     done = demo(*arguments, "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     rows = {line[:15].strip(): line[15:] for line in done.stdout.split("\n\n")[0].splitlines()}
-    methods = ("no scaling", "fixed (128)", "dynamic", "dynamic (65536)", "adaptive")
+    methods = ("dynamic", "dynamic (65536)", "one measured", "adaptive")
+    assert rows["loss weight"].split() == ["1:1", "1:1e-12"]
     assert rows["adaptive"].count("✓") == 2
-    for method in ("no scaling", "fixed (128)", "dynamic"):
+    for method in methods[:-1]:
+        assert rows[method].count("✓") == 1, method
         assert rows[method].endswith("✗"), method
     last_lines = done.stdout.split("\n\n")[2].splitlines()
     assert [line[:16].strip() for line in last_lines] == list(methods)
     assert last_lines[-1].endswith("works untouched in 2 of 2, 0 batches thrown away")
     assert f"Picture: {tmp_path / 'demo.png'}" in done.stdout
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+
+@pytest.mark.slow
+def test_one_loss_as_small_as_1e_minus_9(tmp_path: Path) -> None:
+    arguments = ("--iterations", "100", "--networks", "mlp", "--loss-weights", "1e-9")
+    done = demo(*arguments, "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    rows = {line[:15].strip(): line[15:] for line in done.stdout.split("\n\n")[0].splitlines()}
+    assert rows["dynamic"].endswith("✗")
+    assert rows["one measured"].endswith("✓")
+    assert rows["adaptive"].endswith("✓")
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ SAMPLES = Path(__file__).parents[2] / "samples"
 # How each is made small enough for a test.
 SMALL: Dict[str, str] = {
     "three_lines": "--batch-size 8",
+    "two_losses": "--batch-size 8",
     "lenet_mindspore": "--batch-size 8",
     "gan": "--batch-size 8",
     "transformer": "--batch-size 2 --length 8 --width 8 --heads 2 --blocks 1",

@@ -65,5 +65,5 @@ def test_the_picture_is_written(tmp_path: Path) -> None:
     import verdicts_picture
 
     for fp32 in (0.08, 0.95):
-        verdicts_picture.save(tmp_path / "demo.png", verdicts(fp32=fp32, no_scaling=0.1, adaptive=0.95))
+        verdicts_picture.save(tmp_path / "demo.png", verdicts(fp32=fp32, dynamic=0.1, adaptive=0.95))
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG\r\n")

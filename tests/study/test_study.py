@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from study import EXPERIMENTS
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,7 +78,7 @@ def test_a_wrong_option_is_told(argument: str, message: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["", "--weights", "--windows", "--measuring", "--planted"])
+@pytest.mark.parametrize("name", ["", *(f"--{name}" for name in EXPERIMENTS)])
 def test_a_report_of_nothing(tmp_path: Path, name: str) -> None:
     done = study("--report", f"--results={tmp_path / 'results.jsonl'}", *filter(None, [name]))
     assert done.returncode == 0, done.stderr

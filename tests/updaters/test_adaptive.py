@@ -345,7 +345,7 @@ def test_with_one_rank_it_trains_as_without_a_communicator(
     found, comm = [], Alone()
     for given in (None, comm):
         train = training(overflow=[4])
-        config = AdaLossConfig(delay=delay)
+        config = AdaLossConfig(loss_scale_method="approx_range", delay=delay)
         updater = updater_on(train, storage="float16", config=config, comm=given, check_every=3)
         found.append(([updater.update() for _ in range(6)], updater.state_dict()))
     assert found[0] == found[1]

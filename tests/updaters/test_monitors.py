@@ -70,7 +70,8 @@ def test_whoever_watches_changes_nothing(storage: Optional[str], measured_every:
 @pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
 def test_the_story_of_a_training() -> None:
     everything = Everything()
-    updater = watched(training(overflow=[2]), [everything], config=AdaLossConfig(measure_every=1))
+    config = AdaLossConfig(loss_scale_method="approx_range", measure_every=1)
+    updater = watched(training(overflow=[2]), [everything], config=config)
     results = [updater.update() for _ in range(4)]
 
     first, *overflows = everything.of(BatchRepeated)

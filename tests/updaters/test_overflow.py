@@ -144,7 +144,13 @@ def jump(factor: float, *batches: int, gate: str = "c/affine") -> Callable[[Plan
     return event
 
 
-DELAYED = AdaLossConfig(delay=1, n_uf_threshold=1e-7, scale_upper_bound=2.0**12, accum_upper_bound=2.0**40)
+DELAYED = AdaLossConfig(
+    loss_scale_method="approx_range",
+    delay=1,
+    n_uf_threshold=1e-7,
+    scale_upper_bound=2.0**12,
+    accum_upper_bound=2.0**40,
+)
 
 
 def test_a_layers_own_scale_backs_off_instead_of_the_global_one_and_recovers() -> None:

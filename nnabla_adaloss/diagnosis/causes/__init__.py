@@ -19,7 +19,7 @@ __all__ = ["Cause", "Kind", "causes_of"]
 def causes_of(network: NetworkNumbers) -> List[Cause]:
     """Everything that is wrong, in forward order; what no scale helps first.
 
-    What follows from something else is not told: data that is not finite comes before what is computed from
+    Consequences of other causes are left out: data that is not finite comes before what is computed from
     it, weights that an update made too large before the activations that overflow.
     """
     updates = too_large_updates(network)

@@ -34,7 +34,7 @@ def _first_weight(found: List[Cause]) -> List[Cause]:
     if len(weights) < 2:
         return found
     others = count(len(weights) - 1, "other parameter")
-    first = weights[0]._replace(what=f"{weights[0].what} ({others} are not finite, either)")
+    first = weights[0]._replace(what=f"{weights[0].what} ({others} are not finite either)")
     return [first if cause is weights[0] else cause for cause in found if cause not in weights[1:]]
 
 
@@ -42,16 +42,16 @@ def _leaf(f: FunctionNumbers, leaf: ReadLeaf, training: Optional[Training]) -> C
     held = count(leaf.nans, "NaN") if leaf.nans else f"{leaf.infinities} infinities"
     if not leaf.is_parameter:
         what = f"it reads data that holds {held} ({leaf.name})"
-        remedy = "clean the data, or leave out what is not finite"
+        remedy = "clean the data, or drop what is not finite"
         if not leaf.nans:
-            remedy += "; a mask is to leave a place of each row open"
+            remedy += "; a mask must leave at least one place per row open"
         return Cause(Kind.DATA_NOT_FINITE, place(f), what, remedy, True)
     what = f"its parameter {leaf.name} holds {held}"
-    remedy = "load weights from before that, and look at what updates them"
+    remedy = "restore earlier weights and check what updates them"
     if training is not None and training.updates:
         updates = count(training.updates, "update")
         what += f", after {updates} with a learning rate of {training.learning_rate:g}"
-        remedy = "load weights from before that, and lower the learning rate or clip gradients"
+        remedy = "restore earlier weights, and lower the learning rate or clip gradients"
     return Cause(Kind.WEIGHT_NOT_FINITE, place(f), what, remedy, True)
 
 
@@ -66,9 +66,9 @@ def _wrong(f: FunctionNumbers, targets: Targets) -> Optional[Tuple[str, str]]:
             return None
         return f"{run}, and {f.type_name} takes numbers from 0 to 1", "map them to that range"
     if not targets.whole:
-        remedy = "give it whole numbers; a sum over -t * F.log_softmax(y) takes shares of classes"
+        remedy = "use whole numbers; for soft labels, sum -t * F.log_softmax(y)"
         if f.type_name == "SigmoidCrossEntropy":
-            remedy = "give it 0 and 1, or take F.binary_cross_entropy(F.sigmoid(y), t)"
+            remedy = "use 0 and 1, or F.binary_cross_entropy(F.sigmoid(y), t)"
         return f"they are not whole numbers, and {f.type_name} reads 0.7 as 0", remedy
     if f.type_name == "SigmoidCrossEntropy":
         if least >= 0.0 and largest <= 1.0:
@@ -89,8 +89,8 @@ def _wrong(f: FunctionNumbers, targets: Targets) -> Optional[Tuple[str, str]]:
         )
     if largest < 0.0:
         return (
-            f"all of them are negative ({least:g} to {largest:g}), which {f.type_name} leaves out: there is "
+            f"all of them are negative ({least:g} to {largest:g}), which {f.type_name} ignores: there is "
             "nothing to learn",
-            "feed labels, or leave such batches out",
+            "feed labels, or skip such batches",
         )
     return None

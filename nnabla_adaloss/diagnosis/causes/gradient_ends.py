@@ -61,19 +61,19 @@ def _loses_the_input(f: FunctionNumbers, network: NetworkNumbers) -> Optional[Ca
 
 def _constant(f: FunctionNumbers, network: NetworkNumbers) -> Cause:
     source = "what it reads"
-    remedy = "look at what feeds it, or leave the normalization out"
+    remedy = "check its input, or remove the normalization"
     if f.values.together == 1:
-        what = f"{subject(f)} normalises one number at a time and makes zeros of all"
-        remedy = "feed larger batches or maps, or leave the normalization out"
+        what = f"{subject(f)} normalises one number at a time and turns all into zeros"
+        remedy = "feed larger batches or maps, or remove the normalization"
         return Cause(Kind.CONSTANT_INPUT, place(f), what, remedy, True)
     names = _constant_inputs(f, network)
     if names:
         source = names[0]
         remedy = "feed data that differs from sample to sample"
     if f.type_name.endswith("BatchNormalization"):
-        what = f"{source} is constant over the batch, so that batch normalization makes zeros of it"
+        what = f"{source} is constant over the batch, so batch normalization turns it into zeros"
     else:
-        what = f"{source} is constant, so that {f.type_name} makes zeros of it"
+        what = f"{source} is constant, so {f.type_name} turns it into zeros"
     return Cause(Kind.CONSTANT_INPUT, place(f), what, remedy, True)
 
 
@@ -100,11 +100,11 @@ def _ends(f: FunctionNumbers, network: NetworkNumbers, *, fatal: bool) -> Option
         remedy = "start again with biases of 0 or a smaller learning rate, or use F.leaky_relu"
         return Cause(Kind.DEAD_RELU, place(f), what, remedy, fatal)
     if silent and f.values.dropped:
-        what = f"its Dropout drops everything: its p is {f.values.dropped:g}, the share that it drops"
+        what = f"its Dropout drops everything: p={f.values.dropped:g} is the share it drops"
         return Cause(Kind.NO_GRADIENT, place(f), what, "lower p: 0.5 is usual", fatal)
     if f.stuck_weights:
         what = f"its weights are all 0 and get no gradient ({f.stuck_weights[0]})"
-        return Cause(Kind.ZERO_WEIGHTS, place(f), what, "initialise them otherwise: at random", fatal)
+        return Cause(Kind.ZERO_WEIGHTS, place(f), what, "initialise them randomly", fatal)
     # Of labels it is told elsewhere; a loss of 0 on what is learned by heart is none.
     if not f.stops_gradient or f.type_name in _STOPS or f.values.targets is not None:
         return None
@@ -115,5 +115,5 @@ def _ends(f: FunctionNumbers, network: NetworkNumbers, *, fatal: bool) -> Option
             Kind.CONSTANT_INPUT, place(f), what, "feed data that differs from sample to sample", fatal
         )
     what = f"{subject(f)} passes no gradient, in fp32 too"
-    remedy = "look whether it masks everything, or has no derivative"
+    remedy = "check whether it masks everything or has no derivative"
     return Cause(Kind.NO_GRADIENT, place(f), what, remedy, fatal)

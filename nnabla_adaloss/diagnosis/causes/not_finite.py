@@ -40,7 +40,8 @@ def not_finite_as_stored(network: NetworkNumbers) -> List[Cause]:
 
 
 def _as_stored(f: FunctionNumbers, network: NetworkNumbers) -> Cause:
-    ends = f"{network.storage}, which ends at {network.u_max:g}"
+    stored, u_max = f.stored or (network.storage, network.u_max)
+    ends = f"{stored}, which ends at {u_max:g}"
     if f.beyond:
         what = f"{f.beyond} holds numbers beyond {ends}"
         remedy = "bring them into range: normalise the data, or start from smaller weights"
@@ -52,15 +53,17 @@ def _as_stored(f: FunctionNumbers, network: NetworkNumbers) -> Cause:
             "product, not the scores after it"
         )
         return Cause(Kind.ATTENTION_OVERFLOW, f.name, what, remedy, True)
-    if f.stored_zeros and f.amax <= network.u_max:
-        what = f"{subject(f)} reads {count(f.stored_zeros, 'number')} that become 0 in {network.storage}"
+    if f.stored_zeros and f.amax <= u_max:
+        what = f"{subject(f)} reads {count(f.stored_zeros, 'number')} that become 0 in {stored}"
         return Cause(Kind.STORED_ZERO, place(f), what, remedy_of(f, network), True)
     if f.loss_section and f.type_name in ("MulScalar", "Sum"):
         what = f"the loss behind it reaches {f.amax:.2g} in {subject(f)}, beyond {ends}"
-        remedy = "leave that factor to the learning rate" if f.type_name == "MulScalar" else "take F.mean"
+        remedy = (
+            "remove the factor and adapt the learning rate" if f.type_name == "MulScalar" else "use F.mean"
+        )
         return Cause(Kind.LARGE_LOSS, place(f), what, remedy, True)
     what = f"what {subject(f)} computes reaches {f.amax:.2g}, beyond {ends}"
-    remedy = "normalise what it reads, make its weights smaller, keep it in fp32, or use bfloat16"
+    remedy = "normalise its input, make its weights smaller, keep it in fp32, or use bfloat16"
     if f.type_name == "Exp":
         remedy = remedy_of(f, network)
     return Cause(Kind.ACTIVATION_OVERFLOW, place(f), what, remedy, True)

@@ -32,7 +32,7 @@ def too_large_updates(network: NetworkNumbers) -> List[Cause]:
             what = f"an update is {times:.1e} times as large as its weights, with {rate}"
         else:
             continue
-        again = "start again with" if training.updates else "take"
+        again = "start again with" if training.updates else "use"
         remedy = f"{again} a smaller learning rate, or warm it up and clip gradients"
         return [Cause(Kind.LEARNING_RATE, step.layer, what, remedy, True)]
     return []
@@ -48,8 +48,6 @@ def untrained(network: NetworkNumbers) -> List[Cause]:
     listed = ", ".join(names[:_NAMED]) + (f" and {number - _NAMED} more" if number > _NAMED else "")
     whose = "of the solver" if found.by_solver else "of nnabla.get_parameters()"
     what = f"the loss does not depend on {count(number, 'parameter')} {whose}: {listed}"
-    remedy = (
-        "link it to the loss: look for unlinked(), need_grad=False or an output that is not used on the way"
-    )
+    remedy = "link it to the loss: look for unlinked(), need_grad=False or an unused output"
     remedy += "" if found.by_solver else ", unless it is frozen on purpose"
     return [Cause(Kind.UNTRAINED, layer, what, remedy, found.by_solver)]

@@ -20,26 +20,26 @@ def remedy_of(f: FunctionNumbers, network: NetworkNumbers) -> str:
     """What to do about a function that computes what is not finite, or whose gradient is not."""
     functions = network.functions
     eps = f"2**{round(math.log2(network.tiny))}"
-    away = "away from 0 by a number that the storage holds"
+    away = "away from 0 by a number the storage can hold"
     if f.type_name == "Log":
         source = _source(f, functions)
         if source == "Softmax":
-            return "take F.log_softmax for both, or F.softmax_cross_entropy of what the softmax reads"
+            return "use F.log_softmax for both, or F.softmax_cross_entropy of what the softmax reads"
         if source == "Sigmoid":
-            return "take F.sigmoid_cross_entropy of what the sigmoid reads"
+            return "use F.sigmoid_cross_entropy of what the sigmoid reads"
         return f"keep its input {away}: F.log(F.maximum_scalar(x, {eps}))"
     if f.type_name in ("Div2", "RDivScalar"):
         if f.type_name == "Div2" and "Exp" in _behind(f, functions, _SUMS):
-            return "take F.softmax, which subtracts the largest number first"
+            return "use F.softmax, which subtracts the largest number first"
         return f"keep the divisor {away}: add {eps} to it"
     if f.type_name == "PowScalar":
         return f"keep its input {away}: (x + {eps}) before the root"
     if f.type_name == "Exp":
         own = next((i for i, g in enumerate(functions) if g is f), None)
         if any(own in g.inputs and g.type_name == "Sum" for g in functions):
-            return "take F.softmax, or F.log_softmax, which subtract the largest number first"
+            return "use F.softmax, or F.log_softmax, which subtract the largest number first"
         return "bound its input: F.minimum_scalar(x, 10.0)"
-    return "look at what it reads: a logarithm, a root or a division at 0, an exponential of a large number"
+    return "check its input: a logarithm, root or division at 0, or an exponential of a large number"
 
 
 def _source(f: FunctionNumbers, functions: Sequence[FunctionNumbers]) -> str:

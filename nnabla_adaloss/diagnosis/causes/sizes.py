@@ -20,7 +20,7 @@ def sizes(network: NetworkNumbers, *, among: bool) -> List[Cause]:
 
     Args:
         network: what was measured.
-        among: whether other causes are told already, from which the latter may follow.
+        among: whether other causes were found, from which the latter may follow.
     """
     changes = [c for c in map(_change, network.functions) if c is not None]
     return changes if changes or among else _spread(network.layers)
@@ -33,7 +33,7 @@ def _change(f: FunctionNumbers) -> Optional[Cause]:
     if f.loss_section:
         if f.type_name in ("MulScalar", "Mul2") and f.growth <= _SHRINKS:
             what = f"the loss behind it is multiplied by {f.growth:.1e}"
-            remedy = "leave that to the learning rate, or let the scale be measured"
+            remedy = "adapt the learning rate instead, or let the scale be measured"
             return Cause(Kind.SMALL_LOSS, place(f), what, remedy, False)
         return None
     if f.growth >= _EXPLODES:

@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Optional, Union
+from typing import Mapping, NamedTuple, Optional, Union
 
 from ...core.ada_loss import AdaLoss
 from ...core.config import AdaLossConfig
 from ...core.layer_scale import Constraints
 from ...core.methods import Needs
+from ...graph.components import Components
 from ...graph.plan import GraphPlan
 from ...kernels import Kernels
 from ..choosing import LayerAlphas, LossSection, PassStart, ScaleChoice, ScaleChooser, choose
 from ..component_scales import ComponentPass
 from ..emulated_storage import EmulatedStorage
+from ..gradient_ranges import GradientRanges
 from ..layer_alphas import AlphasByComponent, AlphasByMethod, AlphasOfOne
 from ..layer_watch import LayerWatch
 from ..leaf_arrays import LeafArrays
@@ -63,7 +65,7 @@ class Passes:
         kernels: Kernels,
         storage: Optional[EmulatedStorage],
     ) -> None:
-        self._ada_loss, self._kernels, self._storage = ada_loss, kernels, storage
+        self._config, self._ada_loss, self._kernels, self._storage = config, ada_loss, kernels, storage
         self._u_max, self._by_layer = config.range.u_max, config.method.needs is Needs.COMPONENTS
         self._max_bytes = config.planned_bytes
         if self._max_bytes is None and not kernels.asynchronous:
@@ -73,7 +75,17 @@ class Passes:
     def u_max_single(self) -> float:
         """The largest magnitude of a gradient of one element; such are never stored in 8 bits."""
         storage = self._storage
-        return self._u_max if storage is None else max(self._u_max, storage.precision.gradient_format(1).max)
+        if storage is None:
+            return self._u_max
+        return max(self._u_max, storage.precisions.narrowest.gradient_format(1).max)
+
+    def limits(self, planned: PreparedGraph, components: Components) -> Mapping[str, float]:
+        """The largest magnitude of each component, by name, where layers are not stored alike."""
+        ranges = self._ranges(planned)
+        return {} if ranges is None else ranges.of_components(components)
+
+    def _ranges(self, planned: PreparedGraph) -> Optional[GradientRanges]:
+        return GradientRanges.where_layers_differ(self._config, self._storage, planned.plan)
 
     def chosen(
         self, planned: PreparedGraph, start: PassStart, components: Optional[ComponentPass]
@@ -89,7 +101,8 @@ class Passes:
         if known is None:
             return None
         choice = self._choice(planned, start, components)
-        chooser = choose(planned.plan.structure, choice, known, start, self._u_max)
+        structure, ranges = planned.plan.structure, self._ranges(planned)
+        chooser = choose(structure, choice, known, start, self._u_max, ranges)
         if not known.complete:
             return None
         self._ada_loss.take_over_all(chooser.decided)
@@ -163,7 +176,8 @@ class Passes:
     def _choosing(
         self, planned: PreparedGraph, start: PassStart, choice: ScaleChoice, request: PassRequest
     ) -> HookedPass:
-        chooser = ScaleChooser(planned.plan.structure, choice, planned.statistics, start, self._u_max)
+        structure, ranges = planned.plan.structure, self._ranges(planned)
+        chooser = ScaleChooser(structure, choice, planned.statistics, start, self._u_max, ranges)
         return HookedPass(
             self._context(planned),
             ChosenSteps(chooser, self._ada_loss),
@@ -176,7 +190,7 @@ class Passes:
         self, planned: PreparedGraph, start: PassStart, components: Optional[ComponentPass]
     ) -> ScaleChoice:
         # Scaled copies of weights are stored as weights are.
-        stored = math.inf if self._storage is None else self._storage.precision.stored_data.max
+        stored = math.inf if self._storage is None else self._storage.precisions.narrowest.stored_data.max
         measured = start.fixed_scale is None
         constraints = Constraints(weight_max=min(self._u_max, stored), guard_from=1.0 if measured else 0.0)
         section: LossSection = FixedScale(start.start_scale)
@@ -205,6 +219,6 @@ class Passes:
             plan,
             schedule,
             rounded=storage is not None,
-            at_random=storage is not None and storage.precision.stochastic_seed is not None,
+            at_random=storage is not None and storage.precisions.at_random,
             max_bytes=self._max_bytes,
         )

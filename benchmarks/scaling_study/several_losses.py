@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trainings whose loss is a sum of terms of different sizes."""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, NamedTuple, Tuple
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import numpy as np
+from common.digits import BatchFeeder, load
+from numpy.typing import NDArray
+
+from .task import Player, Task
+
+_BATCH = 64
+_WIDTH = 64
+
+Variables = Tuple[nn.Variable, nn.Variable]
+
+
+def _dense(h: nn.Variable, width: int, name: str) -> nn.Variable:
+    return F.tanh(PF.affine(h, width, name=name))
+
+
+def _trunk(x: nn.Variable, name: str = "trunk") -> nn.Variable:
+    h = F.reshape(x, (x.shape[0], -1))
+    for index in range(3):
+        h = _dense(h, _WIDTH, f"{name}{index}")
+    return h
+
+
+def _head(h: nn.Variable, classes: int, name: str) -> nn.Variable:
+    return PF.affine(_dense(h, _WIDTH // 2, f"{name}/hidden"), classes, name=f"{name}/out")
+
+
+def _heads(x: nn.Variable) -> Variables:
+    """Two heads on one trunk."""
+    h = _trunk(x)
+    return _head(h, 2, "large"), _head(h, 10, "small")
+
+
+def _towers(x: nn.Variable) -> Variables:
+    """Two networks that share nothing but their input."""
+    return _head(_trunk(x, "large"), 2, "large"), _head(_trunk(x, "small"), 10, "small")
+
+
+PAIRS: Dict[str, Callable[[nn.Variable], Variables]] = {"heads": _heads, "towers": _towers}
+
+
+def _cross_entropy(logits: nn.Variable, t: nn.Variable) -> nn.Variable:
+    return F.mean(F.softmax_cross_entropy(logits, t))
+
+
+class Terms(NamedTuple):
+    """Two losses on the same batches.
+
+    Attributes:
+        large: whether a digit is odd.
+        small: which it is.
+        feed: the next batch.
+        score: the accuracy of the latter.
+    """
+
+    large: nn.Variable
+    small: nn.Variable
+    feed: Callable[[], None]
+    score: Callable[[], float]
+
+
+def terms(net: str, seed: int) -> Terms:
+    """Two losses of a net of `PAIRS`."""
+    train, test = load()
+    x, digit, odd = (nn.Variable(shape) for shape in ((_BATCH, 1, 8, 8), (_BATCH, 1), (_BATCH, 1)))
+    large, small = PAIRS[net](x)
+    batches = BatchFeeder(train, x, digit, seed)
+    _, told = PAIRS[net](nn.Variable.from_numpy_array(test.x))
+
+    def feed() -> None:
+        batches()
+        odd.d = digit.d % 2
+
+    def score() -> float:
+        told.forward(clear_buffer=True)
+        return float((told.d.argmax(axis=1) == test.t[:, 0]).mean())
+
+    return Terms(_cross_entropy(large, odd), _cross_entropy(small, digit), feed, score)
+
+
+def two_losses(net: str, weight: float, seed: int) -> Task:
+    """Odd or even, and `weight` times which digit; scored by the latter's accuracy."""
+    large, small, feed, score = terms(net, seed)
+    return Task([Player(large + small * weight, nn.get_parameters(), feed)], score)
+
+
+def annealed(start: float, end: float, iterations: int, seed: int) -> Task:
+    """Two heads; the weight of the scored one is 0 for a tenth of the training, then rises from `start`."""
+    large, small, feed, score = terms("heads", seed)
+    weight, count = nn.Variable.from_numpy_array(np.zeros((), np.float32)), 0
+
+    def rise() -> None:
+        nonlocal count
+        done = (count / iterations - 0.1) / 0.9
+        weight.d = start * (end / start) ** min(done, 1.0) if done >= 0.0 else 0.0
+        count += 1
+        feed()
+
+    return Task([Player(large + small * weight, nn.get_parameters(), rise)], score)
+
+
+def auxiliary(weight: float, seed: int) -> Task:
+    """A conv net that tells digits, and from its middle where their ink is, that loss times `weight`.
+
+    Scored by the share of the pixels' ink that the auxiliary head explains: 1 less its squared error, divided
+    by the variance.
+    """
+    train, test = load()
+    x, t, ink = (nn.Variable((_BATCH, *shape)) for shape in ((1, 8, 8), (1,), (1, 4, 4)))
+
+    def net(x: nn.Variable) -> Variables:
+        h = F.relu(PF.convolution(x, 16, (3, 3), pad=(1, 1), name="conv1"))
+        h = F.relu(PF.convolution(F.max_pooling(h, (2, 2)), 24, (3, 3), pad=(1, 1), name="conv2"))
+        side = F.relu(PF.convolution(h, 16, (3, 3), pad=(1, 1), name="ink/conv"))
+        h = F.relu(PF.convolution(F.max_pooling(h, (2, 2)), 32, (2, 2), name="conv3"))
+        return PF.affine(h, 10, name="digits"), PF.convolution(side, 1, (1, 1), name="ink/out")
+
+    def inked(x: NDArray[np.float32]) -> NDArray[np.float32]:
+        squares = x.reshape(len(x), 1, 4, 2, 4, 2)
+        return squares.mean(axis=(3, 5))  # type: ignore[no-any-return]
+
+    digits, where = net(x)
+    loss = _cross_entropy(digits, t) + F.mean(F.squared_error(where, ink)) * weight
+    parameters, batches = nn.get_parameters(), BatchFeeder(train, x, t, seed)
+    _, told = net(nn.Variable.from_numpy_array(test.x))
+    wanted = inked(test.x)
+
+    def feed() -> None:
+        batches()
+        ink.d = inked(x.d)
+
+    def score() -> float:
+        told.forward(clear_buffer=True)
+        return 1.0 - float(((told.d - wanted) ** 2).mean() / wanted.var())
+
+    return Task([Player(loss, parameters, feed)], score)
+
+
+def distilled(temperature: float, seed: int) -> Task:
+    """A student of a teacher, the soft loss as it is, 1/T^2 of the hard one in its gradients.
+
+    The teacher tells digits by their distance to the training images of each, so that it needs no training.
+    """
+    train, test = load()
+    x, t, soft = nn.Variable((_BATCH, 1, 8, 8)), nn.Variable((_BATCH, 1)), nn.Variable((_BATCH, 10))
+    centres = np.stack([train.x[train.t[:, 0] == digit].mean(axis=0).ravel() for digit in range(10)])
+
+    def net(x: nn.Variable) -> nn.Variable:
+        return PF.affine(_trunk(x), 10, name="out")
+
+    logits = net(x)
+    kl = -F.mean(F.sum(soft * F.log_softmax(logits / temperature), axis=1))
+    loss = 0.1 * _cross_entropy(logits, t) + 0.9 * kl
+    parameters, batches = nn.get_parameters(), BatchFeeder(train, x, t, seed)
+    told = net(nn.Variable.from_numpy_array(test.x))
+
+    def feed() -> None:
+        batches()
+        teacher = -((x.d.reshape(_BATCH, 1, 64) - centres) ** 2).sum(axis=2) / temperature
+        exponentials = np.exp(teacher - teacher.max(axis=1, keepdims=True))
+        soft.d = exponentials / exponentials.sum(axis=1, keepdims=True)
+
+    def score() -> float:
+        told.forward(clear_buffer=True)
+        return float((told.d.argmax(axis=1) == test.t[:, 0]).mean())
+
+    return Task([Player(loss, parameters, feed)], score)
+
+
+def vae(weight: float, seed: int) -> Task:
+    """A variational autoencoder: mean error of a pixel, and the KL divergence times `weight`.
+
+    Scored by minus the logarithm of the squared error, and of one and the KL divergence: what is lost of
+    either shows.
+    """
+    train, test = load()
+    x, t, noise = nn.Variable((_BATCH, 1, 8, 8)), nn.Variable((_BATCH, 1)), nn.Variable((_BATCH, 8))
+
+    def net(x: nn.Variable, noise: nn.Variable) -> Variables:
+        h = _dense(F.reshape(x, (x.shape[0], -1)), _WIDTH, "encoder")
+        mean, logvar = PF.affine(h, 8, name="mean"), PF.affine(h, 8, name="logvar")
+        z = mean + F.exp(0.5 * logvar) * noise
+        made = PF.affine(_dense(z, _WIDTH, "decoder"), 64, name="pixels")
+        error = F.mean(F.squared_error(made, F.reshape(x, made.shape)))
+        return error, 0.5 * F.mean(F.sum(mean**2 + F.exp(logvar) - logvar - 1.0, axis=1))
+
+    error, kl = net(x, noise)
+    loss = error + kl * weight
+    parameters, batches = nn.get_parameters(), BatchFeeder(train, x, t, seed)
+    random = np.random.RandomState(seed)
+    test_noise = np.random.RandomState(0).randn(len(test.x), 8)
+    told = net(nn.Variable.from_numpy_array(test.x), nn.Variable.from_numpy_array(test_noise))
+
+    def feed() -> None:
+        batches()
+        noise.d = random.randn(_BATCH, 8)
+
+    def score() -> float:
+        values = []
+        for value in told:
+            value.forward(clear_buffer=True)
+            values.append(float(value.d))
+        return -float(np.log10(values[0]) + np.log10(1.0 + values[1]))
+
+    return Task([Player(loss, parameters, feed)], score)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The range of each gradient, where layers are stored in different formats."""
+
+from __future__ import annotations
+
+import math
+from typing import Dict, Optional
+
+from ..core.config import AdaLossConfig
+from ..core.layer_scale import Constraints
+from ..core.methods import Range
+from ..graph.components import Components
+from ..graph.node import LayerSlot
+from ..graph.plan import GraphPlan
+from .emulated_storage import EmulatedStorage
+
+
+class GradientRanges:
+    """What each gradient may reach in the format that it is stored in.
+
+    Args:
+        config: a range of the user's own in it goes before that of a format.
+        storage: the storage, whose layers differ.
+        plan: the graph, whose variables go by position.
+    """
+
+    def __init__(self, config: AdaLossConfig, storage: EmulatedStorage, plan: GraphPlan) -> None:
+        self._config, self._storage = config, storage
+        self._keys, self._shapes = plan.keys, plan.structure.described.shapes
+
+    @classmethod
+    def where_layers_differ(
+        cls, config: AdaLossConfig, storage: Optional[EmulatedStorage], plan: GraphPlan
+    ) -> Optional[GradientRanges]:
+        """The ranges; None where all gradients have that of the configuration."""
+        return None if storage is None or storage.precisions.only is not None else cls(config, storage, plan)
+
+    def of(self, position: int) -> Range:
+        """The range of the gradient of a variable of several elements."""
+        return self._config.range_in(self._storage.precision_of(self._keys[position]).stored_gradients)
+
+    def u_max_single(self, position: int) -> float:
+        """The largest magnitude of the gradient of a variable of one element."""
+        return max(self.of(position).u_max, self._storage.gradient_format(self._keys[position], 1).max)
+
+    def of_components(self, components: Components) -> Dict[str, float]:
+        """The largest magnitude that a gradient of each component can have, by name: that of the narrowest
+        format in it.
+        """
+        found: Dict[str, float] = {}
+        for position, index in components.of.items():
+            name = components.names[index]
+            u_max = self.u_max_single(position) if name in components.single else self.of(position).u_max
+            found[name] = min(u_max, found.get(name, u_max))
+        return found
+
+    def of_layer(self, constraints: Constraints, slot: LayerSlot) -> Constraints:
+        """What a layer's scale must respect: the ranges of its input gradient and of its scaled weight."""
+        own = self.of(slot.target)
+        size = math.prod(self._shapes[slot.factor])
+        weight_max = self._storage.data_format(self._keys[slot.factor], size).max
+        return constraints._replace(range=own, weight_max=min(own.u_max, weight_max))

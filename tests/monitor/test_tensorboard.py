@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Event files of TensorBoard, read back."""
+
+from __future__ import annotations
+
+import struct
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, Iterator, Tuple
+
+import pytest
+
+from nnabla_adaloss import AdaptiveLossScalingUpdater, LayerRow, Recorder, Recording, UpdateEnded
+from nnabla_adaloss.monitor import tensorboard
+from tests.updaters.networks import training
+
+from .test_recording import layer, whole
+
+pytest.importorskip("tensorboardX")
+
+
+def events_in(folder: Path) -> Iterator[Any]:
+    """The events of the one file in a folder: length, checksum, event, checksum; as far as it is written."""
+    from tensorboardX.proto.event_pb2 import Event  # type: ignore[import-not-found,unused-ignore]
+
+    (path,) = folder.iterdir()
+    content = path.read_bytes()
+    while len(content) >= 8:
+        (length,) = struct.unpack("<Q", content[:8])
+        if len(content) < 16 + length:
+            return
+        yield Event.FromString(content[12 : 12 + length])
+        content = content[16 + length :]
+
+
+def values_in(folder: Path) -> Dict[Tuple[str, int], Any]:
+    """The values of an event file by their tag and step."""
+    return {(value.tag, event.step): value for event in events_in(folder) for value in event.summary.value}
+
+
+def test_a_recording_afterwards(tmp_path: Path) -> None:
+    whole().to_tensorboard(tmp_path)
+    found = values_in(tmp_path)
+    assert found["loss", 3].simple_value == 0.25
+    assert found["conv/conv/scale", 1].simple_value == 8.0
+    assert found["loss_scale", 2].simple_value == 512.0
+    assert [key for key, value in found.items() if value.HasField("histo")] == [("conv/conv/exponents", 1)]
+    histogram = found["conv/conv/exponents", 1].histo
+    assert (histogram.min, histogram.max, histogram.num) == (-4.0, -2.0, 40.0)
+    (text,) = found["overflows/text_summary", 2].tensor.string_val
+    assert text == b"overflow, first bad layer conv/conv, loss scale 1024"
+
+
+def test_of_the_passes_of_an_iteration_the_last_is_written(tmp_path: Path) -> None:
+    passes = [layer(1, "a", underflowed=9), layer(1, "a", underflowed=2, attempt=1), layer(2, "a")]
+    Recording(passes).to_tensorboard(tmp_path)
+    shares = [v.simple_value for (tag, _), v in values_in(tmp_path).items() if tag == "a/underflow"]
+    assert shares == [pytest.approx(0.02), 0.0]
+
+
+def test_while_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensorboard, "_SECONDS", 0.01)
+    train = training()
+    recorder = Recorder(every=2, layers=["hid*"], histograms=True, tensorboard=tmp_path)
+    updater = AdaptiveLossScalingUpdater(
+        train.solver, train.loss, train.feed, storage="float16", monitors=[recorder]
+    )
+    for _ in range(5):
+        updater.update()
+    deadline = time.monotonic() + 20.0
+    while ("loss_scale", 4) not in values_in(tmp_path) and time.monotonic() < deadline:  # nothing was closed
+        time.sleep(0.02)
+    found = values_in(tmp_path)
+    of_layers = {tag for tag, _ in found if "/" in tag}
+    assert {tag.rsplit("/", 1)[0] for tag in of_layers} == {"hidden/affine"}
+    for row in recorder.recording.of(LayerRow):
+        assert found[f"{row.layer}/scale", row.iteration].simple_value == row.scale
+        assert found[f"{row.layer}/underflow", row.iteration].simple_value == pytest.approx(row.underflow)
+        assert found[f"{row.layer}/nonfinite", row.iteration].simple_value == row.nonfinite
+        assert found[f"{row.layer}/exponents", row.iteration].HasField("histo")
+    assert [row.iteration for row in recorder.recording.of(UpdateEnded)] == [2, 4]
+    recorder.close()
+    with pytest.raises(ValueError, match="the event file for TensorBoard is closed"):
+        recorder.on_update_ended(UpdateEnded(6, True, "updated", 1.0, 0, 0.5))
+
+
+def test_what_is_not_installed_is_named_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(ImportError, match=r"needs tensorboardX: pip install 'nnabla-adaloss\[monitor\]'"):
+        Recorder(path=tmp_path / "run.jsonl", tensorboard=tmp_path)
+    assert list(tmp_path.iterdir()) == []
