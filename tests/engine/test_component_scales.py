@@ -105,8 +105,8 @@ def test_passes_of_an_iteration_are_counted_and_the_next_one_ends_it() -> None:
 def test_what_all_ranks_have_seen_is_taken_for_ones_own() -> None:
     scales = scales_with(1.0, 1.0, 1.0)
     see(scales, 1.0, 2.0)
-    assert scales.seen(NAMES) == [1.0, 2.0, -1.0, -1.0]
-    scales.adopt(NAMES, [1.0, 8.0, 4.0, -1.0])
+    assert scales.shared(NAMES) == [1.0, 1.0, 2.0, -1.0, -1.0]
+    scales.adopt(NAMES, [1.0, 1.0, 8.0, 4.0, -1.0])
     assert of_all(scales) == [2.0**14, 2.0**5, 2.0**6, None]
 
 
@@ -186,7 +186,7 @@ def test_it_goes_on_in_the_middle_of_a_cycle() -> None:
     state = json.loads(json.dumps(scales.state_dict()))
     # The iteration ends with the state, but not for those who go on.
     assert state["partial"] == {"a": 2.0, "b": 4.0}
-    assert scales.seen(NAMES) == [-1.0, -1.0, 4.0, -1.0]
+    assert scales.shared(NAMES) == [0.0, -1.0, -1.0, 4.0, -1.0]
     other = ComponentScales(HistoryPolicy(), 2.0**10, 2.0**16)
     other.load(measured_of(state))
     other.begin(COMPONENTS)
