@@ -28,7 +28,7 @@ from .scaled_losses import ScaledLosses
 from .solver_steps import SolverSteps
 from .torch_names import ARGUMENTS, METHODS
 
-_VERSION = 1
+_VERSION = 2
 # How often the first batch runs, at most, until its scales hold.
 _ATTEMPTS = 20
 
