@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Optional, Tuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +63,7 @@ class BackwardRunner:
         policy = policy.measured_every(config.iterations_per_measurement)
         self.components = ComponentScales(policy, config.range.u_max, self._passes.u_max_single)
         # A start scale that was checked, and what comes of it.
-        self._checked = 0.0, 0.0
+        self._checked: Tuple[Optional[float], float] = None, 0.0
 
     def components_of(self, planned: PreparedGraph) -> Components:
         """The components of a graph."""

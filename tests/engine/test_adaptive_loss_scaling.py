@@ -17,6 +17,8 @@ from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
 from nnabla_adaloss.core import LayerLimitPolicy
 
 FIXED = {"loss_scale_method": "fixed", "use_bound": False}
+# The very first backward chooses scales from its own arrays.
+AT_ONCE = AdaLossConfig(delay=0)
 
 
 def mlp(batch: int = 4, weight: float = 1.0) -> nn.Variable:
@@ -52,7 +54,7 @@ def native(loss: nn.Variable) -> Dict[str, np.ndarray]:
 def test_it_stands_in_for_backward_in_any_loop() -> None:
     loss = mlp()
     expected = native(loss)
-    for name, gradient in run(AdaptiveLossScaling(loss)).items():
+    for name, gradient in run(AdaptiveLossScaling(loss, AT_ONCE)).items():
         np.testing.assert_array_equal(gradient, expected[name])
 
 
@@ -132,7 +134,7 @@ def test_a_filled_gradient_is_added_to() -> None:
     expected = native(loss)
     for v in nn.get_parameters().values():
         v.grad.fill(1.0)
-    AdaptiveLossScaling(loss).backward(8.0)
+    AdaptiveLossScaling(loss, AT_ONCE).backward(8.0)
     for name, gradient in gradients().items():
         np.testing.assert_allclose(gradient, 1.0 + expected[name], rtol=1e-6)
 
@@ -140,7 +142,7 @@ def test_a_filled_gradient_is_added_to() -> None:
 def test_a_parameter_that_got_no_gradient_stays_lazily_zero() -> None:
     loss = mlp()
     unused = PF.get_parameter_or_create("unused/W", (2, 2), need_grad=True)
-    scaling = AdaptiveLossScaling(loss)
+    scaling = AdaptiveLossScaling(loss, AT_ONCE)
     unused.grad.zero()
     scaling.forward()
     scaling.backward(8.0)
@@ -181,7 +183,7 @@ def test_underflow_is_prevented_where_one_scale_fails() -> None:
     loss = mlp(weight=1e-7)
     expected = native(loss)
     lost = run(FormatEmulation(loss), 1.0)
-    kept = run(AdaptiveLossScaling(FormatEmulation(loss), AdaLossConfig(delay=0)), 1.0)
+    kept = run(AdaptiveLossScaling(FormatEmulation(loss), AT_ONCE), 1.0)
     for name in ("a/affine/W", "b/affine/W"):
         assert np.count_nonzero(lost[name]) < 0.5 * lost[name].size
         error = np.linalg.norm(kept[name] - expected[name]) / np.linalg.norm(expected[name])
@@ -278,7 +280,7 @@ def test_clipping_of_gradients_inside_the_graph_sees_unscaled_ones() -> None:
     h = F.clip_grad_by_norm(F.clip_grad_by_value(h, low, high), 0.02)
     loss = F.sum(PF.affine(h, 2, name="b", rng=rng) ** 2)
     expected = native(loss)
-    for name, gradient in run(AdaptiveLossScaling(loss), 1024.0).items():
+    for name, gradient in run(AdaptiveLossScaling(loss, AT_ONCE), 1024.0).items():
         np.testing.assert_allclose(gradient, expected[name], rtol=1e-5, err_msg=name)
 
 
@@ -290,7 +292,7 @@ def test_sink_of_several_losses() -> None:
     first, second = F.mean(PF.affine(h, 2, name="b", rng=rng) ** 2), F.mean(h) * 0.5
     sink = F.sink(first, second, one_input_grad=True)
     expected = native(sink)
-    scaling = AdaptiveLossScaling(sink)
+    scaling = AdaptiveLossScaling(sink, AT_ONCE)
     for name, gradient in run(scaling, 64.0, clear_buffer=True).items():
         np.testing.assert_allclose(gradient, expected[name], rtol=1e-6, err_msg=name)
     assert float(first.g) == 1.0
@@ -425,7 +427,7 @@ def test_a_loss_that_is_rewired_before_the_first_backward() -> None:
     x = nn.Variable.from_numpy_array(rng.randn(4, 3).astype(np.float32))
     h = F.tanh(PF.affine(x, 3, name="a", rng=rng))
     loss = F.mean(PF.affine(h, 2, name="b", rng=rng) ** 2)
-    scaling = AdaptiveLossScaling(loss)
+    scaling = AdaptiveLossScaling(loss, AT_ONCE)
     h.rewire_on(F.sigmoid(PF.affine(F.relu(PF.affine(x, 4, name="c", rng=rng)), 3, name="d", rng=rng)))
     expected = native(loss)
     for name, gradient in run(scaling).items():
@@ -452,7 +454,7 @@ def test_without_any_product_only_scalars_at_the_loss_are_rescaled() -> None:
     plan = AdaptiveLossScaling(loss).plan
     assert [n.type_name for n in plan.nodes.values() if n.loss_section] == ["MulScalar", "Mean"]
     expected = native(loss)
-    np.testing.assert_array_equal(run(AdaptiveLossScaling(loss))["x"], expected["x"])
+    np.testing.assert_array_equal(run(AdaptiveLossScaling(loss, AT_ONCE))["x"], expected["x"])
 
 
 def test_double_backward_goes_through_products_without_a_scale() -> None:
@@ -466,7 +468,7 @@ def test_double_backward_goes_through_products_without_a_scale() -> None:
     kinds = {n.type_name: n.loss_section for n in plan.nodes.values()}
     assert kinds["AffineDataGrad"] is False
     expected = native(loss)
-    for name, gradient in run(AdaptiveLossScaling(loss)).items():
+    for name, gradient in run(AdaptiveLossScaling(loss, AT_ONCE)).items():
         np.testing.assert_allclose(gradient, expected[name], rtol=1e-6, atol=1e-12, err_msg=name)
 
 
@@ -566,7 +568,7 @@ def test_clipping_where_other_branches_have_been(clipped_first: bool) -> None:
 
     loss = clipped() + other() if clipped_first else other() + clipped()
     expected = native(loss)
-    for name, gradient in run(AdaptiveLossScaling(loss), 1024.0).items():
+    for name, gradient in run(AdaptiveLossScaling(loss, AT_ONCE), 1024.0).items():
         np.testing.assert_allclose(gradient, expected[name], rtol=1e-5, atol=1e-8, err_msg=name)
 
 
