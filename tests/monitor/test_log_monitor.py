@@ -33,7 +33,7 @@ def test_layers_are_written_about_as_by_debug_level(level: int, caplog: pytest.L
 
 @pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
 def test_what_goes_wrong_is_written_with_its_cause(caplog: pytest.LogCaptureFixture) -> None:
-    lines = told(caplog, monitors=[LogMonitor(0)], config=AdaLossConfig(measure_every=1))
+    lines = told(caplog, monitors=[LogMonitor(0)], config=AdaLossConfig(measure_every=1, delay=0))
     assert lines[0] == "iteration 1, attempt 0: batch repeated: first measurement"
     assert lines[1] == "iteration 1: loss scale 8 -> 65536"
     bad = "first bad layer: output/affine/Add2"
