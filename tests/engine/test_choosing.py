@@ -97,7 +97,7 @@ def test_each_layer_raises_what_leaves_it() -> None:
     assert schedule.layer_scales == {"b/affine": 4.0, "a/affine": 4.0}
     assert schedule.accumulated_scales == {"b/affine": 32.0, "a/affine": 128.0}
     assert (schedule.seed, schedule.loss_scale, schedule.matched) == (8.0, 8.0, 0)
-    # What only passes a scale on has no step; parameters are unscaled by the scale of their layer.
+    # What only passes a scale on has no step.
     assert [step.scale for step in schedule.steps.values()] == [8.0, 32.0]
     assert not any(step.before or step.after for step in schedule.steps.values())
     assert [layer for layer, _, _ in chooser.decided] == ["b/affine", "a/affine"]
