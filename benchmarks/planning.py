@@ -22,7 +22,7 @@ import nnabla.functions as F
 import nnabla.parametric_functions as PF
 
 from nnabla_adaloss.core.layer_selection import LayerSelection
-from nnabla_adaloss.engine.known_graphs import KnownGraphs
+from nnabla_adaloss.engine.prepared_graph import KnownGraphs
 from nnabla_adaloss.graph.float_tail import TailReader
 from nnabla_adaloss.graph.names import registered_names
 from nnabla_adaloss.graph.plan import GraphPlan

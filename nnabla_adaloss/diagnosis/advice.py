@@ -16,7 +16,13 @@ TOGETHER = 0.3
 """Likewise from storing all layers as advised: errors of rounding add up on the way, and mostly cancel over
 batches."""
 
-_LOST = 0.5
+LOST = 0.1
+"""Share of a layer's gradients, or of its data, that may become 0."""
+
+ROOM = 2.0**10
+"""How much below the end of their format gradients are kept when they are tried: while a network learns, some
+become smaller beside the largest one.
+"""
 
 
 class Candidate(NamedTuple):
@@ -56,9 +62,9 @@ class Harm(NamedTuple):
             return "its data overflows"
         if self.gradients.overflow:
             return "its gradients overflow"
-        if self.data_underflow > _LOST:
+        if self.data_underflow > LOST:
             return f"{self.data_underflow:.0%} of its data become 0"
-        if self.gradients.underflow > _LOST:
+        if self.gradients.underflow > LOST:
             return f"{self.gradients.underflow:.0%} of its gradients become 0"
         # Also where it is NaN.
         return "" if self.gradients.error <= tolerance else f"error {self.gradients.error:.0%}"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Dict, List, Mapping, Sequence, Set
@@ -17,6 +18,7 @@ from ..graph.names import named, registered_names
 from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
 from .advice import (
+    ROOM,
     TOGETHER,
     Candidate,
     Harm,
@@ -83,9 +85,12 @@ class _Trials:
             narrow = [name for name in chosen if chosen[name] is not candidates[-1]]
             if not narrow:
                 break
-            worst = max(narrow, key=partial(_share, tried, chosen))
-            chosen[worst] = candidates[candidates.index(chosen[worst]) + 1]
-            widened.add(worst)
+            # What is lost is lost where it shows; an error may come from anywhere.
+            lost = {name.partition("#")[0] for name in bad if harms[name].reason(math.inf)}
+            worst = lost.intersection(narrow) or {max(narrow, key=partial(_share, tried, chosen))}
+            for name in worst:
+                chosen[name] = candidates[candidates.index(chosen[name]) + 1]
+            widened |= worst
         layers = [
             LayerAdvice(name, chosen[name], tried[name], self._repeated(name), name in widened)
             for name in self._uses
@@ -120,14 +125,12 @@ class _Trials:
                 break
         return found
 
-    room = 1.0
-
     def _try(self, storage: Mapping[str, PrecisionLike]) -> Dict[str, Harm]:
         """What a storage does to each layer, over all batches."""
         emulation = FormatEmulation(
             self._batches.loss, storage, float_tail=True, parameters=self._target.parameters
         )
-        u_max = emulation.precisions.narrowest.stored_gradients.max / self.room
+        u_max = emulation.precisions.narrowest.stored_gradients.max / ROOM
         scaling = AdaptiveLossScaling(
             emulation, AdaLossConfig(u_max=u_max), parameters=self._target.parameters
         )

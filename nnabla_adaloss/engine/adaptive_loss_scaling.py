@@ -30,14 +30,14 @@ from .blame import layer_to_blame
 from .component_scales import ComponentScales
 from .emulated_storage import EmulatedStorage
 from .layer_watch import watch_for
-from .leaf_arrays import leaf_arrays
+from .leaf_gradients import leaf_arrays
 from .passes.hooked import NO_HOOKS, UserHooks
 from .passes.hookless_steps import FallbackReason
 from .passes.run import AnyPass
 from .passes.select import PassRequest
 from .prepared_graph import GraphPreparation
 from .saved_state import read_state, state_of
-from .schedule_cache import ScheduleCache
+from .schedule import ScheduleCache
 
 
 class AdaptiveLossScaling:

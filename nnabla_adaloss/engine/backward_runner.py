@@ -19,7 +19,7 @@ from ..kernels import Kernels
 from .choosing import PassStart
 from .component_scales import ComponentPass, ComponentScales
 from .emulated_storage import EmulatedStorage
-from .leaf_arrays import LeafArrays
+from .leaf_gradients import LeafArrays
 from .passes.hooked import HookedPass
 from .passes.run import AnyPass, run_pass, unscale_visible
 from .passes.select import Passes, PassRequest

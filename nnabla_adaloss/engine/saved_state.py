@@ -10,7 +10,7 @@ from ..core.validation import integer
 from ..graph.plan import GraphPlan
 from .component_scales import ComponentScales, Measured, measured_of
 from .prepared_graph import GraphPreparation, PreparedGraph
-from .schedule_cache import ScheduleCache
+from .schedule import ScheduleCache
 from .statistics import StatisticsSource
 
 

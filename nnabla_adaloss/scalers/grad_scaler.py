@@ -28,7 +28,7 @@ from .scaled_losses import ScaledLosses
 from .solver_steps import SolverSteps
 from .torch_names import ARGUMENTS, METHODS
 
-_VERSION = 1
+_VERSION = 2
 # How often the first batch runs, at most, until its scales hold.
 _ATTEMPTS = 20
 
@@ -276,10 +276,10 @@ class GradScaler:
         A loss whose graph does not exist yet takes its state when it is first used.
 
         Raises:
-            ValueError: the state is damaged, or of a newer version.
+            ValueError: the state is damaged, or of another version.
         """
         try:
-            if integer("version", state["version"]) > _VERSION:
+            if integer("version", state["version"]) != _VERSION:
                 raise ValueError(f"state has version {state['version']}, this package knows {_VERSION}")
             counts = [integer(name, state[name]) for name in ("iteration", "steps", "skipped_steps")]
             losses = [{**loss, "network": list(loss["network"])} for loss in state["losses"]]

@@ -15,7 +15,7 @@ from ..core.validation import integer, number
 from .exchange import crc32
 from .retries import Counters
 
-_VERSION = 4
+_VERSION = 5
 # Fields of the configuration that decide no result: monitoring, and ways to the same numbers.
 _NOT_DECIDING = frozenset({"recorder", "debug_level", "planned_bytes"})
 

@@ -18,6 +18,7 @@ import pytest
 from nnabla_adaloss import (
     AdaptiveLossScalingUpdater,
     DynamicLossScalingUpdater,
+    Format,
     FormatEmulation,
     Way,
     diagnose,
@@ -316,3 +317,23 @@ def test_the_loss_is_judged_as_the_updater_computes_it(weight: float) -> None:
     diagnosis = diagnose(F.mean(PF.affine(h, 2, name="b", rng=rng) ** 2) * weight)
     assert diagnosis.verdict.needs is not None
     assert not any(cause.fatal for cause in diagnosis.verdict.causes)
+
+
+def test_of_a_mapping_each_layer_is_judged_in_its_own_format() -> None:
+    loss, feed = SOUND["MLP"]()
+    names = [layer.name for layer in diagnose(loss, feeder=feed, batches=1).numbers.layers]
+    first, last = names[0], names[-1]
+    found = diagnose(loss, {first: "float8_e5m2", "*": "float16"}, feed, 1).numbers.layers
+    formats = {layer.name: layer.stored for layer in found}
+    assert formats[first] == ("float8_e5m2", 57344.0)
+    assert formats[last] == ("float16", 65504.0)
+    assert diagnose(loss, "float16", feed, 1).numbers.layers[0].stored is None
+
+
+def test_what_leaves_the_range_of_one_layer_is_told_with_its_format() -> None:
+    loss, feed = PLANTED["scaled layer"].build()
+    name = diagnose(loss, feeder=feed, batches=1).numbers.layers[0].name
+    tiny = Format.ieee("tiny", exponent_bits=2, mantissa_bits=5)
+    assert f"{tiny.name}, which ends at {tiny.max:g}" in str(
+        diagnose(loss, {name: tiny, "*": "bfloat16"}, feed, 1)
+    )

@@ -8,7 +8,7 @@ from typing import Dict
 import nnabla as nn
 import numpy as np
 
-from nnabla_adaloss.engine.leaf_arrays import leaf_arrays
+from nnabla_adaloss.engine.leaf_gradients import leaf_arrays
 
 
 def leaves(count: int) -> Dict[int, nn.Variable]:

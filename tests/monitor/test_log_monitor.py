@@ -33,12 +33,12 @@ def test_layers_are_written_about_as_by_debug_level(level: int, caplog: pytest.L
 
 @pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
 def test_what_goes_wrong_is_written_with_its_cause(caplog: pytest.LogCaptureFixture) -> None:
-    lines = told(caplog, monitors=[LogMonitor(0)], config=AdaLossConfig(measure_every=1))
+    lines = told(caplog, monitors=[LogMonitor(0)], config=AdaLossConfig(measure_every=1, delay=0))
     assert lines[0] == "iteration 1, attempt 0: batch repeated: first measurement"
-    assert lines[1] == "iteration 1: loss scale 8 -> 16384"
+    assert lines[1] == "iteration 1: loss scale 8 -> 65536"
     bad = "first bad layer: output/affine/Add2"
     assert lines[2] == f"iteration 3, attempt 0: batch repeated: overflow; {bad}"
-    assert lines[-1] == f"iteration 3: 1 batch is lost: hopeless; {bad}"
+    assert f"iteration 3: 1 batch is lost: hopeless; {bad}" in lines
 
 
 def test_every_nth_iteration(caplog: pytest.LogCaptureFixture) -> None:

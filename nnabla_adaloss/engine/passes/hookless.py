@@ -13,8 +13,7 @@ import nnabla as nn
 
 from ...graph.hooks import Hook, HookGuard
 from ...kernels.measurements import Measurements
-from ..leaf_arrays import LeafArrays
-from ..leaf_gradients import LeafGradients
+from ..leaf_gradients import LeafArrays, LeafGradients
 from ..scaled_weights import ScaledWeights
 from ..schedule import ScaleSchedule
 from ..shares import Share

@@ -9,8 +9,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 import nnabla as nn
 
 from ...kernels.interface import GradientsInPlace
-from ..leaf_arrays import LeafArrays
-from ..leaf_gradients import TakenLeaf
+from ..leaf_gradients import LeafArrays, TakenLeaf
 
 _zeroing, _size = attrgetter("zeroing"), attrgetter("size")
 

@@ -19,15 +19,14 @@ from ..emulated_storage import EmulatedStorage
 from ..gradient_ranges import GradientRanges
 from ..layer_alphas import AlphasByComponent, AlphasByMethod, AlphasOfOne
 from ..layer_watch import LayerWatch
-from ..leaf_arrays import LeafArrays
+from ..leaf_gradients import LeafArrays
 from ..loss_section import FixedScale, MeasuredScale, OneScale
 from ..prepared_graph import PreparedGraph
 from ..schedule import ScaleSchedule
-from .hooked import NO_HOOKS, HookedPass, UserHooks
+from .hooked import NO_HOOKS, ChosenSteps, HookedPass, ScheduledSteps, UserHooks
 from .hookless import HooklessPass
 from .hookless_steps import FallbackReason, HooklessSteps, plan_steps
 from .result import PassContext
-from .steps import ChosenSteps, ScheduledSteps
 
 # Where host and network share the memory: a network whose scaled weights are larger has layers that take long
 # beside what is done around them.

@@ -9,8 +9,7 @@ import nnabla as nn
 import numpy as np
 import pytest
 
-from nnabla_adaloss.engine.leaf_arrays import LeafArrays, leaf_arrays
-from nnabla_adaloss.engine.leaf_gradients import TakenLeaf
+from nnabla_adaloss.engine.leaf_gradients import LeafArrays, TakenLeaf, leaf_arrays
 from nnabla_adaloss.engine.passes.hookless_leaves import HooklessLeaves
 from nnabla_adaloss.kernels import CpuKernels
 
