@@ -26,7 +26,6 @@ from ..kernels import Kernels, NNablaAdaLoss, select_kernels
 from ..monitor import Audience, audience_of
 from ..undo import BatchGuard, ForwardState
 from .backward_runner import BackwardRunner
-from .blame import layer_to_blame
 from .component_scales import ComponentScales
 from .emulated_storage import EmulatedStorage
 from .layer_watch import watch_for
@@ -43,15 +42,15 @@ from .schedule import ScheduleCache
 class AdaptiveLossScaling:
     """Runs backward with one loss scale per layer (Zhao et al. 2019, arXiv 1910.12385, algorithm 1).
 
-    The graph stays as it is: the scales are applied around each function's own backward. Afterwards every
-    parameter gradient is unscaled, in fp32, added to what it held before; gradients of inputs and of
-    variables that stay readable (persistent, or `clear_buffer=False`) are unscaled too.
+    The graph stays as it is. After backward every parameter gradient is unscaled, in fp32, and added to what
+    it held before; gradients of inputs and of variables that stay readable (persistent, or
+    `clear_buffer=False`) are unscaled too.
 
     Args:
         loss: the loss Variable, or a wrapper such as `FormatEmulation`.
         config: how scales are computed; None for `AdaLossConfig()`.
-        non_homogeneous: type names of functions whose input gradient is not proportional to their output
-            gradient, beyond nnabla's own. They see unscaled gradients.
+        non_homogeneous: type names of further functions whose input gradient is not proportional to their
+            output gradient. They see unscaled gradients.
         parameters: parameters by name, for layers whose parameters nnabla does not know by name; or a
             function that returns them, such as `solver.get_parameters`.
         limit_policy: how a layer whose scale overflowed backs off and recovers.
@@ -238,15 +237,12 @@ class AdaptiveLossScaling:
 
     @property
     def nonzero_leaves(self) -> Set[int]:
-        """Keys of the parameters, and other leaves, to which the last backward has added more than zeros."""
+        """Keys of the leaves to which the last backward has added more than zeros."""
         return self._last.nonzero if self._last else set()
 
     @property
     def matched(self) -> int:
-        """How many gradients the last backward brought to the scale of another branch that they meet.
-
-        Each costs a pass over the gradient; `"amax_history"` gets along without, once it has measured.
-        """
+        """How many gradients the last backward brought to the scale of another branch that they meet."""
         return self._last.schedule.matched if self._last else 0
 
     @property
@@ -262,10 +258,8 @@ class AdaptiveLossScaling:
 
     @property
     def last_pass(self) -> str:
-        """How the last backward came to its scales, and applied them.
-
-        `"measured"`: they were chosen while it ran; `"planned"`: they were known, and applied before and
-        after nnabla's backward; else why they were applied around each function. It changes no result.
+        """`"measured"`: the last backward chose its scales as it ran; `"planned"`: they were known, and it ran
+        without hooks; else why it had hooks all the same. It changes no result.
         """
         if self._last is None or self._last.chose:
             return "measured"
@@ -291,9 +285,7 @@ class AdaptiveLossScaling:
 
     def layer_to_blame(self) -> Optional[str]:
         """The layer whose own scale made the last backward overflow; None: another scale did."""
-        if self._last is None or not self._last.found_inf or self._runner.by_layer:
-            return None
-        return layer_to_blame(self._last.plan, self._last.found_inf[0], self._last.schedule.layer_scales)
+        return None if self._last is None else self._runner.layer_to_blame(self._last)
 
     def after_overflow(self) -> bool:
         """Lower what made the last backward overflow; False: only a lower S0 can help, or nothing can.
@@ -301,24 +293,15 @@ class AdaptiveLossScaling:
         Call it when gradients that matter are not finite, and try again. Infinities behind a mask, or in
         parameters that are not trained, do no harm.
         """
-        last, layer = self._last, self.layer_to_blame()
-        if last is None:
-            return False
         self._graph.drop_schedules()
-        if not self._runner.by_layer and layer is not None:
-            return self.back_off(layer, last.schedule.layer_scales[layer])
-        return self._runner.lower(last)
+        return self._last is not None and self._runner.lower(self._last)
 
     def shared_statistics(self) -> Optional[NDArray[np.float64]]:
         """What the next scales will be computed from, for other ranks; None when that is nothing."""
         return self._runner.shared_statistics(self._graph.prepared(), self._last)
 
     def adopt_statistics(self, tables: NDArray[np.float64]) -> None:
-        """Compute the next scales from the statistics of all ranks: those of the whole batch.
-
-        Args:
-            tables: what `shared_statistics` returned on every rank, stacked in the order of ranks.
-        """
+        """Compute the next scales from `shared_statistics` of all ranks, stacked in the order of ranks."""
         self._runner.adopt_statistics(self._graph.prepared(), self._last, tables)
 
     @property
@@ -371,11 +354,7 @@ class AdaptiveLossScaling:
         return {**own, **self._ada_loss.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned; nothing changes when it raises.
-
-        Raises:
-            ValueError: the state is of another network, or damaged.
-        """
+        """Take over what `state_dict` returned; ValueError, and no change, if it is of another network."""
         planned = self._graph.prepared()
         try:
             names = self._runner.components_of(planned).names
@@ -438,12 +417,9 @@ class AdaptiveLossScaling:
             function_pre_hook: called before each function's backward, after the engine's own hook.
             function_post_hook: called after each function's backward, after the engine's own hook.
             grad: seed gradient of the loss's shape; None for one.
-            iteration: number of the iteration; backward passes of one iteration (accumulation, retries) share
-                a number, and methods are asked once. None counts each call. In records, passes that
-                share a number are told apart by `attempt`.
-            again: this is the batch of the last backward once more: what that has found is known already.
-            wired: nothing of the caller's ran since `guard.before_forward`, so that no graph can have been
-                rewired; False checks that again.
+            iteration: number of the iteration, which its batches and retries share. None counts calls.
+            again: this is the batch of the last backward once more: use what that has found.
+            wired: no graph can have been rewired since `guard.before_forward`; False checks that.
 
         Raises:
             RuntimeError: forward did not run since functions were moved to float (see `float_tail`).
@@ -474,11 +450,5 @@ class AdaptiveLossScaling:
         self.iteration = iteration + 1
 
     def probe(self, scale: float) -> None:
-        """Run backward once more with one scale for all layers, and learn nothing from it.
-
-        What was measured before must not raise anything: it may be of gradients that were much smaller.
-
-        Args:
-            scale: S0.
-        """
+        """Run backward once more with S0 = `scale` and no layer scales, and learn nothing from it."""
         self._runner.probe(self._graph.prepared(), self.iteration - 1, scale)

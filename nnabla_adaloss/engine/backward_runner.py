@@ -16,6 +16,7 @@ from ..graph.components import Components
 from ..graph.loss_like import LossLike, check_scale, variable_of
 from ..graph.loss_seed import LossSeed, Seed
 from ..kernels import Kernels
+from .blame import layer_to_blame
 from .choosing import PassStart
 from .component_scales import ComponentPass, ComponentScales
 from .emulated_storage import EmulatedStorage
@@ -130,8 +131,19 @@ class BackwardRunner:
             self._checked = given, check_scale(given * self._init_scale, "scale * init_scale")
         return self._checked[1]
 
+    def layer_to_blame(self, last: AnyPass) -> Optional[str]:
+        """The layer whose own scale made a pass overflow; None: another scale did."""
+        if not last.found_inf or self.by_layer:
+            return None
+        return layer_to_blame(last.plan, last.found_inf[0], last.schedule.layer_scales)
+
     def lower(self, last: AnyPass) -> bool:
-        """Lower the component that made a pass overflow; False: only a lower S0 can help, or nothing can."""
+        """Lower what made a pass overflow: the layer to blame, or a component; False: only a lower S0 can
+        help, or nothing can.
+        """
+        layer = self.layer_to_blame(last)
+        if layer is not None:
+            return self._ada_loss.back_off(layer, last.schedule.layer_scales[layer])
         measured = last.components
         if measured is None or measured.overflowed is None:
             return False
