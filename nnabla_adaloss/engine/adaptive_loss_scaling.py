@@ -57,7 +57,7 @@ class AdaptiveLossScaling:
         history: how scales follow from what was measured, where `backward` is given none; None for
             `HistoryPolicy()`.
         forward_state: what is known of parameters that forward writes, from other graphs.
-        monitors: who is told each time a layer was scaled: objects with some of the methods of `Monitor`.
+        monitors: objects with some of the methods of `Monitor`.
         float_tail: in a half context, replace functions of one element at the loss, and functions with a
             constant that half precision cannot hold, by the same in float: in half `loss * 1e-8` is 0. True;
             False leaves the graph as it is.
@@ -71,8 +71,7 @@ class AdaptiveLossScaling:
 
     Raises:
         TypeError: `loss` is no loss, or `config` no `AdaLossConfig`.
-        ValueError: `loss` needs no gradient or scales itself, or `config.dtype` is not what gradients are
-            stored in.
+        ValueError: `loss` needs no gradient or scales itself, or `config.dtype` is not that of its gradients.
 
     Example:
         >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
@@ -162,9 +161,8 @@ class AdaptiveLossScaling:
         self._last: Optional[AnyPass] = None
 
     def go_on_from(self, before: AdaptiveLossScaling) -> None:
-        """Take over what was learned with another graph of the network, for one rebuilt in each iteration:
-        measurements, limits of layers, what forward writes, and the stream of random numbers. A graph of a
-        known topology goes on with its schedule, too, and is not planned again.
+        """Take over what was learned with another graph of the network, for one rebuilt in each iteration. A
+        graph of a known topology goes on with its schedule, too, and is not planned again.
 
         Args:
             before: the engine of the graph before.
@@ -280,7 +278,7 @@ class AdaptiveLossScaling:
 
     @property
     def settled(self) -> bool:
-        """False when the last backward has learned that its scales were far too low: run the batch again."""
+        """False when the last backward has found its scales far too low: run the batch again."""
         return self.components.settled
 
     def layer_to_blame(self) -> Optional[str]:
@@ -354,7 +352,7 @@ class AdaptiveLossScaling:
         return {**own, **self._ada_loss.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned; ValueError, and no change, if it is of another network."""
+        """Take over what `state_dict` returned; ValueError, and no change, if that cannot be."""
         planned = self._graph.prepared()
         try:
             names = self._runner.components_of(planned).names
