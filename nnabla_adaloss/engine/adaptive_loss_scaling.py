@@ -70,7 +70,7 @@ class AdaptiveLossScaling:
         iteration: number of the next iteration.
 
     Raises:
-        TypeError: `loss` is no loss, or `config` no `AdaLossConfig`.
+        TypeError: `loss` or `config` is of another type.
         ValueError: `loss` needs no gradient or scales itself, or `config.dtype` is not that of its gradients.
 
     Example:
@@ -256,8 +256,8 @@ class AdaptiveLossScaling:
 
     @property
     def last_pass(self) -> str:
-        """`"measured"`: the last backward chose its scales as it ran; `"planned"`: they were known, and it ran
-        without hooks; else why it had hooks all the same. It changes no result.
+        """`"measured"`: the last backward chose its scales as it ran; `"planned"`: it ran without hooks; else
+        why it had hooks all the same. It changes no result.
         """
         if self._last is None or self._last.chose:
             return "measured"

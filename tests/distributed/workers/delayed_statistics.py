@@ -17,7 +17,7 @@ from tests.distributed.workers.task import task
 from tests.updaters.networks import AS_THE_BASELINE
 
 # With float16's own range the gradients of so small a network would need no scales.
-DELAYED = AdaLossConfig(delay=1, u_min=0.01, use_bound=False)
+DELAYED = AdaLossConfig(loss_scale_method="approx_range", delay=1, u_min=0.01, use_bound=False)
 
 
 class Counting(MPICommunicator):
@@ -48,7 +48,9 @@ def check_one_sum_per_iteration_carries_gradients_and_statistics(comm: MPICommun
     counting = Counting()
     counting.init()
     for delay in (0, 1):
-        updater = task(comm.rank, comm.size).updater(comm=counting, config=AdaLossConfig(delay=delay))
+        updater = task(comm.rank, comm.size).updater(
+            comm=counting, config=AdaLossConfig(loss_scale_method="approx_range", delay=delay)
+        )
         for _ in range(5):
             before = counting.sums
             assert updater.update().updated

@@ -39,7 +39,7 @@ def train(updater: AdaptiveLossScalingUpdater, iterations: int) -> None:
 
 def found_by_all(comm: MPICommunicator, plant: Plant, named: str, delay: int) -> None:
     work = task(comm.rank, comm.size)
-    config = AdaLossConfig(delay=delay, u_min=0.01)
+    config = AdaLossConfig(loss_scale_method="approx_range", delay=delay, u_min=0.01)
     updater = work.updater(**AS_THE_BASELINE, comm=comm, config=config, check_every=CHECK_EVERY)
     train(updater, CHECK_EVERY + 1)
     if is_last(comm):

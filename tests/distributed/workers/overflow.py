@@ -124,7 +124,7 @@ def check_an_infinite_loss_with_finite_gradients_leaves_ranks_equal(comm: MPICom
 
 def check_a_layers_own_scale_backs_off_on_all_ranks(comm: MPICommunicator) -> None:
     work = task(comm.rank, comm.size, spoiled=on_last(comm, {4: "large"}))
-    config = AdaLossConfig(delay=1, u_min=0.5, use_bound=False)
+    config = AdaLossConfig(loss_scale_method="approx_range", delay=1, u_min=0.5, use_bound=False)
     updater = work.updater(**AS_THE_BASELINE, comm=comm, config=config, storage="float16")
     decisions(updater, 4)
     before = updater.scaling.layer_scales
