@@ -286,8 +286,9 @@ class AdaptiveLossScaling:
         return None if self._last is None else self._runner.layer_to_blame(self._last)
 
     def after_overflow(self) -> bool:
-        """Lower what made the last backward overflow, when gradients that matter are not finite; False: only a
-        lower S0 can help, or nothing can.
+        """Lower what made the last backward overflow; False: only a lower S0 can help, or nothing can.
+
+        Call it when gradients that matter are not finite: behind a mask they do no harm.
         """
         self._graph.drop_schedules()
         return self._last is not None and self._runner.lower(self._last)
