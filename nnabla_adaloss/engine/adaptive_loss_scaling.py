@@ -54,8 +54,7 @@ class AdaptiveLossScaling:
         parameters: parameters by name, for layers whose parameters nnabla does not know by name; or a
             function that returns them, such as `solver.get_parameters`.
         limit_policy: how a layer whose scale overflowed backs off and recovers.
-        history: how scales follow from what was measured, where `backward` is given none; None for
-            `HistoryPolicy()`.
+        history: how scales follow from what was measured; None for `HistoryPolicy()`.
         forward_state: what is known of parameters that forward writes, from other graphs.
         monitors: objects with some of the methods of `Monitor`.
         float_tail: in a half context, replace functions of one element at the loss, and functions with a
