@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Callable, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 from .formats import FORMATS, Format, get_format
 from .layer_record import LayerRecord
@@ -13,6 +13,9 @@ from .layer_selection import LayerSelection
 from .methods import METHODS, ApproxRange, Method, MethodLike, Range, resolve_method
 from .precision import Precision
 from .validation import boolean, integer, number, positive_number
+
+# What "amax_history" does not look at.
+_OF_PUBLISHED_METHODS = "n_uf_threshold", "scale_upper_bound", "accum_upper_bound", "use_bound", "u_min"
 
 
 @dataclass(frozen=True)
@@ -183,6 +186,13 @@ class AdaLossConfig:
     def selects(self, layer: str) -> bool:
         """True when the layer of this name is to be scaled, by `include` and `exclude`."""
         return self.selection.selects(layer)
+
+    @property
+    def unused(self) -> List[str]:
+        """Names of settings that were given, but that the method of a network does not look at."""
+        if self.loss_scale_method is not None:
+            return []
+        return [name for name in _OF_PUBLISHED_METHODS if getattr(self, name) != getattr(AdaLossConfig, name)]
 
     def for_network(self) -> AdaLossConfig:
         """The configuration for the gradients of a network: with `loss_scale_method` filled in."""

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from ..core.config import AdaLossConfig
 from ..core.layer_limits import LayerLimit, LayerLimitPolicy
-from ..core.precision import Precision
 from ..core.scale_history import HistoryPolicy
 from ..errors import GraphChangedError
 from ..graph.float_tail import TailReader
@@ -25,7 +24,7 @@ from ..graph.structure import PlanOptions
 from ..kernels import Kernels, NNablaAdaLoss, select_kernels
 from ..monitor import Audience, audience_of
 from ..undo import BatchGuard, ForwardState
-from .backward_runner import BackwardRunner
+from .backward_runner import BackwardRunner, config_for
 from .component_scales import ComponentScales
 from .emulated_storage import EmulatedStorage
 from .layer_watch import watch_for
@@ -96,8 +95,6 @@ class AdaptiveLossScaling:
         monitors: Union[Sequence[Any], Audience] = (),
         float_tail: bool = True,
     ) -> None:
-        if config is not None and not isinstance(config, AdaLossConfig):
-            raise TypeError(f"config must be an AdaLossConfig or None, got {type(config).__name__}")
         if isinstance(loss, AdaptiveLossScaling):
             raise TypeError(
                 "loss is scaled already: it is an AdaptiveLossScaling; give the loss that was wrapped in it, "
@@ -109,10 +106,7 @@ class AdaptiveLossScaling:
         reading = self._reader.read()
         refuse_a_loss_that_scales_itself(reading.described)
         context, self.in_half = self._variable.parent.context, bool(reading.described.in_half)
-        stored = (
-            self._storage.precisions.narrowest if self._storage else Precision() if self.in_half else None
-        )
-        self.config = (AdaLossConfig() if config is None else config).for_network().stored_in(stored)
+        self.config = config_for(config, self._storage, in_half=self.in_half)
         self._loss = loss
         self.audience: Optional[Audience] = audience_of(monitors)
         self._kernels = select_kernels(context)

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from ..core.ada_loss import AdaLoss
 from ..core.config import AdaLossConfig
 from ..core.methods import Needs
+from ..core.precision import Precision
 from ..core.scale_history import HistoryPolicy
+from ..errors import warn
 from ..graph.components import Components
 from ..graph.loss_like import LossLike, check_scale, variable_of
 from ..graph.loss_seed import LossSeed, Seed
@@ -26,6 +28,29 @@ from .passes.run import AnyPass, run_pass, unscale_visible
 from .passes.select import Passes, PassRequest
 from .prepared_graph import PreparedGraph
 from .schedule import ScaleSchedule
+
+
+def config_for(
+    config: Optional[AdaLossConfig], storage: Optional[EmulatedStorage], *, in_half: bool
+) -> AdaLossConfig:
+    """The configuration for a network, with method and dtype filled in.
+
+    Args:
+        config: what was given; None: the defaults.
+        storage: an emulated storage, or None.
+        in_half: whether the network computes in half precision.
+
+    Raises:
+        TypeError: `config` is of another type.
+        ValueError: `config.dtype` is not what gradients are stored in.
+    """
+    if config is not None and not isinstance(config, AdaLossConfig):
+        raise TypeError(f"config must be an AdaLossConfig or None, got {type(config).__name__}")
+    if config is not None and config.unused:
+        ignored = " and ".join(config.unused)
+        warn(f'{ignored} change nothing with the default method; give loss_scale_method="approx_range", too')
+    stored = storage.precisions.narrowest if storage else Precision() if in_half else None
+    return (config or AdaLossConfig()).for_network().stored_in(stored)
 
 
 class BackwardRunner:

@@ -151,5 +151,11 @@ def test_the_method_follows_from_what_is_scaled_where_none_is_given() -> None:
     assert AdaLossConfig().method == ApproxRange()
     config = AdaLossConfig(measure_every=4)
     assert config.for_network() == AdaLossConfig(loss_scale_method="amax_history", measure_every=4)
-    given = AdaLossConfig(loss_scale_method="fixed")
+    given = AdaLossConfig(loss_scale_method="fixed", use_bound=False)
     assert given.for_network() is given
+
+
+def test_settings_of_another_method_are_not_ignored_in_silence() -> None:
+    config = AdaLossConfig(n_uf_threshold=1e-4, use_bound=False)
+    assert config.unused == ["n_uf_threshold", "use_bound"]
+    assert AdaLossConfig().unused == AdaLossConfig("approx_range", use_bound=False).unused == []

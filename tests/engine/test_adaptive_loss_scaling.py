@@ -13,7 +13,7 @@ import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, LossScaleWarning
 from nnabla_adaloss.core import LayerLimitPolicy
 
 FIXED = {"loss_scale_method": "fixed", "use_bound": False}
@@ -49,6 +49,11 @@ def run(scaling: Any, scale: float = 8.0, **options: Any) -> Dict[str, np.ndarra
 
 def native(loss: nn.Variable) -> Dict[str, np.ndarray]:
     return run(loss, 1.0)
+
+
+def test_settings_that_the_default_method_ignores_are_reported() -> None:
+    with pytest.warns(LossScaleWarning, match="^n_uf_threshold and use_bound change nothing"):
+        AdaptiveLossScaling(mlp(), AdaLossConfig(n_uf_threshold=1e-4, use_bound=False))
 
 
 def test_it_stands_in_for_backward_in_any_loop() -> None:

@@ -215,7 +215,9 @@ def test_scales_change_no_bit(network: str, delay: int, clear_buffer: bool) -> N
     nn.clear_parameters()
     loss = NETWORKS[network]()
     expected = gradients(loss, 1.0, clear_buffer)
-    scaling = AdaptiveLossScaling(loss, AdaLossConfig(u_min=0.7, u_max=1e30, use_bound=False, delay=delay))
+    scaling = AdaptiveLossScaling(
+        loss, AdaLossConfig("approx_range", u_min=0.7, u_max=1e30, use_bound=False, delay=delay)
+    )
     for _ in range(2 + delay):
         found = gradients(scaling, 8.0, clear_buffer)
     assert any(alpha != 1.0 for alpha in scaling.layer_scales.values())

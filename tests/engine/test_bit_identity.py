@@ -27,7 +27,8 @@ def random_scales(seed: int) -> AdaLossConfig:
     rng = np.random.default_rng(seed)
     if seed % 3 == 0:
         # Scales of the iteration before, from a range so narrow that every layer gets one.
-        return AdaLossConfig(u_min=float(rng.uniform(1e-3, 10.0)), u_max=1e30, use_bound=False, delay=1)
+        u_min = float(rng.uniform(1e-3, 10.0))
+        return AdaLossConfig("approx_range", u_min=u_min, u_max=1e30, use_bound=False, delay=1)
 
     def method(g: np.ndarray, W: np.ndarray, *, config: AdaLossConfig, fan_in: float) -> float:
         return float(2.0 ** rng.integers(-6, 10))

@@ -15,7 +15,7 @@ from nnabla_adaloss.functions import ScaleTracker, adaptive_loss_scaling, branch
 from tests.functions.graphs import bits, gradients
 
 # So large a u_min that every layer of these small networks gets a scale.
-CONFIG = AdaLossConfig(u_min=1e-3, scale_upper_bound=64.0, delay=0)
+CONFIG = AdaLossConfig("approx_range", u_min=1e-3, scale_upper_bound=64.0, delay=0)
 
 
 class Layers:

@@ -46,7 +46,7 @@ def losses(draw: Any) -> nn.Variable:
 def test_tries_are_bounded_by_the_bits_to_lose(
     loss: nn.Variable, exponent: int, delay: int, upper: float
 ) -> None:
-    config = AdaLossConfig(delay=delay, scale_upper_bound=upper, accum_upper_bound=2.0**20)
+    config = AdaLossConfig("approx_range", delay=delay, scale_upper_bound=upper, accum_upper_bound=2.0**20)
     solver = S.Sgd(0.0)
     solver.set_parameters(nn.get_parameters())
     updater = AdaptiveLossScalingUpdater(

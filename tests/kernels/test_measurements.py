@@ -133,7 +133,7 @@ def test_the_engine_gives_the_same_gradients_with_either_kernels(
     monkeypatch: pytest.MonkeyPatch, cuda_kernels: CudaKernels, seed: int, delay: int
 ) -> None:
     steps = ["affine", "add", "shared", "batch_matmul", "recompute", "convolutions", "prelu"]
-    config = AdaLossConfig(u_min=0.3, u_max=1e30, use_bound=False, delay=delay)
+    config = AdaLossConfig("approx_range", u_min=0.3, u_max=1e30, use_bound=False, delay=delay)
 
     def run() -> Dict[str, np.ndarray]:
         network = build(seed, steps, input_gradient=True)
