@@ -44,7 +44,7 @@ def measure() -> Dict[str, Spread]:
     import nnabla.parametric_functions as PF
     import nnabla.solvers as S
 
-    from nnabla_adaloss import AdaptiveLossScalingUpdater, LossScaleWarning, Recorder
+    from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, LossScaleWarning, Recorder
 
     nn.clear_parameters()
     nn.seed(0)
@@ -61,10 +61,12 @@ def measure() -> Dict[str, Spread]:
         x.d = random.standard_normal(x.shape)
         t.d = x.d[:, :4].argmax(axis=1, keepdims=True)
 
+    # One scale measured at the loss, as the page says.
+    config = AdaLossConfig(loss_scale_method="approx_range", delay=0)
     recorder = Recorder(every=ITERATIONS, histograms=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LossScaleWarning)  # in fp32 nothing is lost: all of it is to be seen
-        updater = AdaptiveLossScalingUpdater(solver, loss, feed, monitors=[recorder])
+        updater = AdaptiveLossScalingUpdater(solver, loss, feed, config=config, monitors=[recorder])
     for _ in range(ITERATIONS):
         updater.update()
     recording = recorder.recording

@@ -39,7 +39,7 @@ def record(path: Path) -> None:
     import nnabla.solvers as S
     import numpy as np
 
-    from nnabla_adaloss import AdaptiveLossScalingUpdater, Recorder
+    from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, Recorder
 
     random = np.random.default_rng(0)
     nn.clear_parameters()
@@ -69,6 +69,8 @@ def record(path: Path) -> None:
         loss,
         feed,
         N=12,
+        # Underflow is to be seen.
+        config=AdaLossConfig(loss_scale_method="approx_range"),
         storage="float16",
         global_scale="dynamic",
         on_nonfinite_loss="skip",

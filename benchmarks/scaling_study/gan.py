@@ -7,7 +7,7 @@ import nnabla as nn
 import numpy as np
 from common.digits import load
 from common.discrepancy import discrepancy
-from gan import NOISE, critic, generator, told
+from gan import NOISE, critic, generator, loss_against
 
 from .task import Player, Task
 
@@ -25,8 +25,8 @@ def gan(seed: int) -> Task:
     real, made = nn.Variable((_BATCH, 64)), nn.Variable((_BATCH, 64))
     noise, other_noise = nn.Variable((_BATCH, NOISE)), nn.Variable((_BATCH, NOISE))
     drawn, source = generator(noise), generator(other_noise)
-    fooled = told(critic(drawn), 1.0)
-    caught = told(critic(real), 1.0) + told(critic(made), 0.0)
+    fooled = loss_against(critic(drawn), 1.0)
+    caught = loss_against(critic(real), 1.0) + loss_against(critic(made), 0.0)
     with nn.parameter_scope("generator"):
         generators = nn.get_parameters()
     with nn.parameter_scope("critic"):

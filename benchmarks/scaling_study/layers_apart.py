@@ -10,7 +10,7 @@ import nnabla.parametric_functions as PF
 import numpy as np
 from common.digits import BatchFeeder, load
 from common.discrepancy import discrepancy
-from gan import NOISE, critic, generator, told
+from gan import NOISE, critic, generator, loss_against
 from numpy.typing import NDArray
 
 from .task import Player, Task
@@ -81,14 +81,14 @@ def gan_of_one_loss(weight: float, seed: int) -> Task:
     drawn = generator(noise)
     seen = F.identity(drawn)
     seen.need_grad = False
-    caught = told(critic(real), 1.0) + told(critic(seen), 0.0)
+    caught = loss_against(critic(real), 1.0) + loss_against(critic(seen), 0.0)
     parameters = nn.get_parameters()
     frozen = {name: p.get_unlinked_variable(need_grad=False) for name, p in parameters.items()}
     with nn.parameter_scope("", {}):
         for name, parameter in frozen.items():
             if name.startswith("critic"):
                 nn.parameter.set_parameter(name, parameter)
-        fooled = told(critic(drawn), 1.0)
+        fooled = loss_against(critic(drawn), 1.0)
     random = np.random.RandomState(seed)
     shown = generator(nn.Variable.from_numpy_array(np.random.RandomState(0).randn(_DRAWN, NOISE)))
     wanted = test.x.reshape(-1, 64)

@@ -67,7 +67,7 @@ def adaptive_backward(extension: str, type_config: str) -> str:
         loss = F.mean(F.tanh(PF.affine(F.tanh(PF.affine(x, 16, name="first")), 16, name="second")))
         parameters = list(nn.get_parameters().values())
         native = gradients(loss)
-        scaling = AdaptiveLossScaling(loss, AdaLossConfig(loss_scale_method=Sixteen()))
+        scaling = AdaptiveLossScaling(loss, AdaLossConfig(loss_scale_method=Sixteen(), delay=0))
         for _ in range(3):
             difference = np.abs(gradients(scaling, 8.0) - native).max() / np.abs(native).max()
             if not difference <= _TOLERANCE[type_config]:

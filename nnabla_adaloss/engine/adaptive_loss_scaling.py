@@ -301,7 +301,9 @@ class AdaptiveLossScaling:
 
     @limits.setter
     def limits(self, limits: Mapping[str, LayerLimit]) -> None:
-        self._ada_loss.limits = dict(limits)
+        if dict(limits) != self._ada_loss.limits:
+            self._ada_loss.limits = dict(limits)
+            self._graph.drop_schedules()
 
     @property
     def limit_policy(self) -> LayerLimitPolicy:

@@ -225,7 +225,8 @@ class BackwardRunner:
             return None
         planned.statistics.begin(start.iteration, again=False)
         schedule = self._passes.chosen(planned, start, components)
-        if schedule is not None:
+        # What an overflow of this iteration holds down is chosen again in the next one.
+        if schedule is not None and not self.components.limited:
             planned.cache.keep(schedule, start.iteration)
         return schedule
 

@@ -155,6 +155,11 @@ class ComponentScales:
         silent = {n: zeros[n] for n, scale in zip(components.names, scales) if scale is None and n in zeros}
         return ComponentPass(components, scales, silent)
 
+    @property
+    def limited(self) -> bool:
+        """Whether an overflow of this iteration holds a scale down, which is no matter of the next one."""
+        return bool(self._ceilings)
+
     def has_measured(self, components: Components) -> bool:
         """Whether anything is known of the graph that these components are of."""
         measured = self._windows.keys() | self._partial.keys() | self._seen.keys()

@@ -148,7 +148,8 @@ def test_parts_of_random_graphs(on_gpu: CountedDevice, step: str) -> None:
 @pytest.mark.parametrize("network", sorted({*ALL} - {"lstm", "spectral_normalization"}))
 def test_architectures_in_half(on_gpu: CountedDevice, network: str) -> None:
     loss = loss_on(on_gpu, ALL[network], "half")
-    scaling = AdaptiveLossScaling(loss)
+    # By parts, attention overflows in half at first: an updater runs such batches again.
+    scaling = AdaptiveLossScaling(loss, AdaLossConfig("approx_range"))
     for _ in range(3):
         assert gradients(scaling, 8.0, True)
 

@@ -218,7 +218,10 @@ def test_every_component_stays_within_the_formats_of_its_own_layers() -> None:
         scaling.forward()
         scaling.backward()
         assert not scaling.found_inf
-    limits = {name: scaling.components.u_max(name) for name in scaling.plan.components(by_layer=True).names}
+    limits = {
+        name: scaling.components.u_max(name)
+        for name in scaling.plan.structure.components(by_layer=True).names
+    }
     # What layer c hands on is stored by tanh, which follows b; b's input gradient in a's format.
     assert limits["b/Sin"] == 448.0
     assert limits["a/ReLU"] == BRAIN.backward.max

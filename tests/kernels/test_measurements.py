@@ -154,11 +154,11 @@ def test_the_engine_gives_the_same_gradients_with_either_kernels(
         np.testing.assert_array_equal(gradient, expected[name], err_msg=name)
 
 
-def test_a_gpu_is_read_one_iteration_late_by_default(
+def test_arrays_are_read_one_iteration_late_by_default(
     monkeypatch: pytest.MonkeyPatch, cuda_kernels: CudaKernels
 ) -> None:
     loss = build(0, [], input_gradient=False).loss
-    assert AdaptiveLossScaling(loss).delay == 0
+    assert AdaptiveLossScaling(loss).delay == 1
     monkeypatch.setattr(
         "nnabla_adaloss.engine.adaptive_loss_scaling.select_kernels", lambda context: cuda_kernels
     )

@@ -14,7 +14,7 @@ def test_the_arrays_of_the_first_bad_layer_are_saved(tmp_path: Path) -> None:
     train = training(nan=[1])
     dump = NanDump(tmp_path / "bad")
     # Where scales are held, a batch that is lost runs once more, to see why: that would be dumped as well.
-    config = AdaLossConfig(measure_every=1)
+    config = AdaLossConfig(measure_every=1, delay=0)
     updater = AdaptiveLossScalingUpdater(
         train.solver, train.loss, train.feed, storage="float16", monitors=[dump], config=config
     )

@@ -135,7 +135,7 @@ def test_add_a_matrix_product(monkeypatch: pytest.MonkeyPatch, method: str) -> N
     native = [g / 8.0 for g in gradients(loss)]
     assert AdaptiveLossScaling(loss).layers == []
     monkeypatch.setitem(matrix_products.SCALABLE, "MyLinear", LinearProduct())
-    scaling = AdaptiveLossScaling(loss, AdaLossConfig(u_min=0.1, loss_scale_method=method))
+    scaling = AdaptiveLossScaling(loss, AdaLossConfig(u_min=0.1, loss_scale_method=method, delay=0))
     for found, expected in zip(gradients(scaling), native):
         np.testing.assert_array_equal(found, expected)
     assert scaling.layer_scales["MyLinear#2"] > 1.0

@@ -236,7 +236,7 @@ class HookedPass(BackwardPass):
             outputs = [p for p in node.structure.outputs if p in self._measured]
             if outputs:
                 carried = self._source.schedule().scales
-                self.statistics.measure([(p, carried[p]) for p in outputs], ())
+                self.statistics.measure([(p, carried[p]) for p in outputs if p in carried], ())
         if step is None:
             return
         self._unfinished[:] = [(node, step.after)]

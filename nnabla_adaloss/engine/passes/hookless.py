@@ -118,7 +118,8 @@ class HooklessPass(BackwardPass):
             self._weights.restore()
         if share is not None:
             scales = self._steps.scales
-            self.statistics.measure([(p, scales[p]) for p in share.gradients], share.weights)
+            arrived = [(p, scales[p]) for p in share.gradients if p in scales]
+            self.statistics.measure(arrived, share.weights)
             kept = self._kept[:]
             self._release()
             if self._clear_buffer:

@@ -140,8 +140,8 @@ def check_a_batch_that_no_scale_helps_is_thrown_away_by_all(comm: MPICommunicato
             result = updater.update()
         assert result.updated
         assert min(from_all(comm, result.retries)) == 1
-        # The bad batch has lowered nothing; what the good one behind it has shown may move it by the margin.
-        assert before / 4.0 <= updater.scale <= before * 4.0
+        # The bad batch has lowered nothing; what the good one behind it has shown may.
+        assert before / 4.0 <= updater.scale <= before, (case, before, updater.scale)
         assert same_on_all(comm, (scales(updater), bits(work))), case
 
 
