@@ -78,7 +78,7 @@ def work(job: MeasuringJob) -> Dict[str, Any]:
             trace(trainee)
         clock.start()
 
-    config = AdaLossConfig(loss_scale_method=job.method, measure_every=job.every)
+    config = AdaLossConfig(loss_scale_method=job.method, measure_every=job.every, delay=0)
     native = job.storage == _NATIVE
     make = _native(config) if native else adaptive(config=config)
     run = Run(job.net, "float16" if native else job.storage, _WEIGHT, job.method, job.seed, _ITERATIONS)
