@@ -35,7 +35,7 @@ class AmaxHistory(Method):
         >>> from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
         >>> x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
         >>> loss = F.mean(PF.affine(F.tanh(PF.affine(x, 5, name="a")), 2, name="b") ** 2) * 1e-9
-        >>> config = AdaLossConfig(loss_scale_method=AmaxHistory(margin=16.0))
+        >>> config = AdaLossConfig(loss_scale_method=AmaxHistory(margin=16.0), delay=0)
         >>> scaling = AdaptiveLossScaling(FormatEmulation(loss, "float16"), config)
         >>> for again in (False, True):  # the first pass measures
         ...     scaling.forward()
