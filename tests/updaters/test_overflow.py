@@ -274,7 +274,13 @@ def test_an_overflow_in_any_micro_batch_drops_the_whole_window(micro_batch: int,
 def test_the_learning_rate_schedule_counts_updates() -> None:
     train = training(overflow=[1, 4, 5], nan=[7])
     updater = AdaptiveLossScalingUpdater(
-        train.solver, train.loss, train.feed, max_retries=0, on_nonfinite_loss="skip", **AS_THE_BASELINE
+        train.solver,
+        train.loss,
+        train.feed,
+        max_retries=0,
+        on_nonfinite_loss="skip",
+        config=AdaLossConfig(delay=0),
+        **AS_THE_BASELINE,
     )
     step, rates = 0, []
     for _ in range(10):
