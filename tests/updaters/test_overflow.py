@@ -279,7 +279,7 @@ def test_the_learning_rate_schedule_counts_updates() -> None:
         train.feed,
         max_retries=0,
         on_nonfinite_loss="skip",
-        config=AdaLossConfig(delay=0),
+        config=AdaLossConfig("approx_range", delay=0),
         **AS_THE_BASELINE,
     )
     step, rates = 0, []
