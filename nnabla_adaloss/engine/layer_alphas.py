@@ -86,10 +86,7 @@ class AlphasByComponent:
 
     def alpha(self, chooser: ScaleChooser, node: NodeStructure, slot: LayerSlot, scale: float) -> float:
         """The ratio of two components' scales."""
-        component, statistics, start = self._components.of.get(slot.target), chooser.statistics, chooser.start
-        if component is None:
-            # Nothing that backward visits reads it.
-            return 1.0
+        component, statistics, start = self._components.of[slot.target], chooser.statistics, chooser.start
         wanted = self._components.scales[component]
         # It is asked for, and thereby measured, also where it is not needed at once.
         g = statistics.gradient(node.outputs[0], scale)

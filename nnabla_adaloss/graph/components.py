@@ -12,7 +12,8 @@ class Components(NamedTuple):
     """The connected components of a graph's gradients. Variables go by position, functions by number.
 
     Attributes:
-        of: component of each variable that is no leaf; and of leaves that are the scaled input of a layer.
+        of: component of each variable that gets a gradient and is no leaf; and of leaves that are the scaled
+            input of a layer.
         names: name of each component: of the function that its first gradient in backward order is the output
             gradient of.
         producers: the component of each function's output gradient.
@@ -71,8 +72,12 @@ def _numbered(nodes: Sequence[NodeStructure], sizes: Sequence[int], sets: _Disjo
         producers[node.number] = of[node.outputs[0]]
     for node in nodes:
         for slot in node.slots:
-            if slot.target not in of and slot.to_leaf and sets.knows(slot.target):
+            if slot.target not in of and sets.knows(slot.target):
                 of[slot.target] = number(slot.target, f"{slot.layer}:input")
+        # Computed by a function that backward does not visit, and wanted all the same, as nn.grad does.
+        for position in node.inputs:
+            if position not in of:
+                of[position] = number(position, f"{node.label}:input")
     handed_over = frozenset(position for node in nodes if node.separates for position in node.outputs)
     several = {component for position, component in of.items() if sizes[position] != 1}
     single = frozenset(name for index, name in enumerate(names) if index not in several)

@@ -148,6 +148,22 @@ def test_an_input_that_wants_its_gradient_has_a_component_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("by_layer", [False, True])
+@pytest.mark.parametrize("clipped", [False, True])
+def test_what_no_visited_function_computes_has_a_component_all_the_same(clipped: bool, by_layer: bool) -> None:
+    """A gradient penalty sets `need_grad` of data that is computed from other data."""
+    mixed = data(4, 8) * 0.5 + data(4, 8)
+    mixed.need_grad = True
+    bounds = F.constant(-1.0, mixed.shape), F.constant(1.0, mixed.shape)
+    read = F.clip_grad_by_value(mixed, *bounds) if clipped else mixed
+    y = PF.affine(read, 8, name="a", rng=rng())
+    y.forward()
+    found = components(F.mean(y**2), by_layer=by_layer)
+    assert mixed in found
+    assert together(found, mixed, y) == (not clipped and not by_layer)
+    assert len(set(found.names)) == len(found.names)
+
+
+@pytest.mark.parametrize("by_layer", [False, True])
 @pytest.mark.parametrize("network", sorted(NETWORKS))
 def test_names_outlive_the_graph(network: str, by_layer: bool) -> None:
     first = components(NETWORKS[network](), by_layer=by_layer)
