@@ -6,7 +6,7 @@
 Eight layers of 2048 x 2048 are trained for some iterations, each way in a process of its own: by nnabla, by
 its DynamicLossScalingUpdater, and by AdaptiveLossScalingUpdater. What is told is the largest resident size
 of the process, and how much more that is than with the dynamic updater, in MB and in percent. Added are the
-package, and scaled copies of weights: one at a time where hooks run, all at once in a planned pass, up to
+package, and scaled copies of weights: one at a time where hooks run, all at once in a pass without, up to
 `planned_bytes`. With delay=1 scales come from the iteration before. Then attention is trained on sentences of
 400 lengths, with a graph for each.
 """

@@ -6,7 +6,7 @@ from __future__ import annotations
 from statistics import mean, stdev
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from .apart import CELLS
+from .apart_cells import CELLS
 from .methods import METHOD_TITLES, METHODS, REFERENCE, STORAGE_TITLES
 from .plan import REFERENCE_SEEDS, SEEDS
 from .table import paragraph, percent, rows

@@ -6,31 +6,20 @@ from __future__ import annotations
 import time
 import warnings
 from collections import OrderedDict
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 import nnabla as nn
 import nnabla.solvers as S
 import numpy as np
 from numpy.typing import NDArray
 
-from nnabla_adaloss import AdaLossConfig, Precision
-
 from .experiment import Experiment
-from .methods import METHODS, STORAGES, Job, Loop, adaptive
+from .methods import Job
+from .reach_picture import draw
+from .reach_table import markdown
+from .reach_ways import FORMATS, WAYS
 from .several_losses import PAIRS, Terms, terms
 
-FORMATS: Dict[str, Precision] = {
-    "float16": STORAGES["float16"],
-    "bfloat16": Precision("bfloat16"),
-    "fp8_hybrid": STORAGES["fp8_hybrid"],
-    "float8_e5m2": Precision("float8_e5m2"),
-    "float8_e4m3": Precision("float8_e4m3"),
-}
-LIFTED = "approx_range_lifted"
-WAYS: Dict[str, Callable[[Job], Loop]] = {
-    **METHODS,
-    LIFTED: adaptive(config=AdaLossConfig(loss_scale_method="approx_range", use_bound=False)),
-}
 _EXPONENTS = range(0, -21, -1)
 _UPDATES = 24
 
@@ -48,9 +37,6 @@ class ReachJob(NamedTuple):
 
 def experiment(only: Optional[Sequence[str]]) -> Experiment:
     """All ratios of a format and method after each other."""
-    from .reach_picture import draw
-    from .reach_table import markdown
-
     jobs = [
         ReachJob(net, storage, method, float(f"1e{exponent}"))
         for net in (only or PAIRS)
@@ -104,9 +90,3 @@ def _error(found: NDArray[np.float32], exact: NDArray[np.float64]) -> float:
     """The relative error; 1, that of a gradient that is lost, where what was found is not finite."""
     error = float(np.linalg.norm(found.astype(np.float64) - exact) / np.linalg.norm(exact))
     return error if np.isfinite(error) else 1.0
-
-
-def of_small_loss(record: Dict[str, Any]) -> float:
-    """The error of the worst layer that only the small loss trains."""
-    errors = [error for name, error in record["errors"].items() if name.startswith("small")]
-    return float(max(errors))

@@ -12,7 +12,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
-from .reach import FORMATS, WAYS, of_small_loss
+from .reach_ways import FORMATS, WAYS, of_small_loss
 
 # Of Okabe and Ito's colours; dashes and widths tell lines apart in grey, too.
 _LINES: Dict[str, Tuple[str, str, float, str]] = {

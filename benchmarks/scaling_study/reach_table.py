@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Sequence, Tuple
 
-from .reach import FORMATS, LIFTED, WAYS, of_small_loss
+from .reach_ways import FORMATS, LIFTED, WAYS, of_small_loss
 from .several_losses import PAIRS
 from .table import paragraph, rows, weight_label
 

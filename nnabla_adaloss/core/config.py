@@ -67,9 +67,9 @@ class AdaLossConfig:
         delay: 1 computes scales from the statistics of earlier iterations, before backward starts: no hooks,
             and no synchronization with a device. 0 computes them from those of the same iteration, as the
             paper does. None: 1, or 0 for a method that looks at arrays.
-        planned_bytes: how much memory scaled copies of weights may take at once where scales are held, so
-            that nothing has to be done between two functions. None: 8 MiB on a CPU, on a GPU as much as they
-            need. It changes no result.
+        planned_bytes: how much memory scaled copies of weights may take at once, in a pass without hooks.
+            Where they need more, the pass has hooks. None: 8 MiB on a CPU, on a GPU as much as they need. It
+            changes no result.
 
     Raises:
         TypeError: an argument is of the wrong type; a boolean is not taken for a number.

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
 from functools import partial
 from typing import Any, Dict, List, Mapping, Sequence, Set
 
@@ -14,9 +13,7 @@ from ..core.config import AdaLossConfig
 from ..core.precision import PrecisionLike
 from ..emulation import FormatEmulation
 from ..engine import AdaptiveLossScaling
-from ..graph.names import named, registered_names
 from ..graph.plan import GraphPlan
-from ..kernels import select_kernels
 from .advice import (
     ROOM,
     TOGETHER,
@@ -29,11 +26,10 @@ from .advice import (
     storage_of,
 )
 from .batches import Batches
+from .examined import examined
 from .layers import Layer, layers_of
-from .measurement import leaves_of
 from .numbers import Kept
 from .passes import LayerGradients, Passes
-from .preserved import preserved
 from .random_state import RandomState
 from .tally import Tally
 from .target import Target
@@ -41,15 +37,7 @@ from .target import Target
 
 def advise(target: Target, candidates: Sequence[Candidate]) -> PrecisionAdvice:
     """The fewest bits for each layer; the network is as before afterwards."""
-    fed = target.loss()
-    kernels = select_kernels(fed.parent.context)
-    names = {**named(target.parameters), **registered_names()}
-    with ExitStack() as kept:
-        kept.enter_context(target.loss_kept())
-        kept.enter_context(preserved(leaves_of(GraphPlan(fed, names=names)), kernels))
-        batches = Batches(target, names)
-        plan = GraphPlan(batches.loss, names={**names, **registered_names()})
-        state = kept.enter_context(preserved(leaves_of(plan), kernels))
+    with examined(target) as (plan, batches, state, _):
         return _Trials(target, plan, batches, state).advise(candidates)
 
 

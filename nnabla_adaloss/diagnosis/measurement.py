@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from functools import partial
 from typing import Dict, List, Mapping, Optional, Tuple
 
@@ -15,15 +14,13 @@ from ..core.power_of_two import clamp_scale, floor_power_of_two
 from ..core.scale_history import HistoryPolicy
 from ..emulation import FormatEmulation
 from ..engine import AdaptiveLossScaling
-from ..graph.names import named, registered_names
 from ..graph.plan import GraphPlan
-from ..kernels import select_kernels
 from .batches import Batches
+from .examined import examined
 from .graph_observer import GraphObserver
 from .layers import Layer, layers_of
 from .numbers import FunctionNumbers, LayerNumbers, NetworkNumbers, StoredIn, Untrained, Way
 from .passes import LayerGradients, Passes
-from .preserved import preserved
 from .random_state import RandomState
 from .tally import Tally
 from .target import Target
@@ -41,16 +38,7 @@ _TINY = 2.0**-14
 
 def measure(target: Target, precisions: LayerPrecisions) -> NetworkNumbers:
     """Everything that verdicts are made from; the network is as before afterwards."""
-    fed = target.loss()
-    kernels = select_kernels(fed.parent.context)
-    names = {**named(target.parameters), **registered_names()}
-    with ExitStack() as kept:
-        kept.enter_context(target.loss_kept())
-        kept.enter_context(preserved(leaves_of(GraphPlan(fed, names=names)), kernels))
-        batches = Batches(target, names)
-        plan = GraphPlan(batches.loss, names={**names, **registered_names()})
-        # Of a graph that the feeder has built, and the random numbers that come after those of the feeder.
-        state = kept.enter_context(preserved(leaves_of(plan), kernels))
+    with examined(target) as (plan, batches, state, kernels):
         numbers = _Measurement(target, precisions, plan, batches, GraphObserver(plan, kernels), state).run()
         return numbers._replace(untrained=_untrained(target, plan, batches))
 
@@ -58,11 +46,6 @@ def measure(target: Target, precisions: LayerPrecisions) -> NetworkNumbers:
 def _untrained(target: Target, plan: GraphPlan, batches: Batches) -> Optional[Untrained]:
     by_solver = None if target.solver is None else target.parameters
     return untrained_parameters(plan, by_solver, nn.get_parameters(grad_only=False), batches.fed)
-
-
-def leaves_of(plan: GraphPlan) -> Dict[int, nn.Variable]:
-    """The leaves of a graph, by key."""
-    return {hash(v): v for f in plan.functions for v in f.inputs if v.parent is None}
 
 
 class _Tallies:

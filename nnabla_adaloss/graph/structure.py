@@ -102,7 +102,7 @@ class GraphStructure:
         """The structure of a graph that is wired as this one; None of one that is not.
 
         Such graphs differ in shapes, and the arguments that go with them, only, as sentences of other lengths
-        do. Little has to be found out for them, and scales that are held for one serve the others.
+        do. Little has to be found out for them, and the schedule of one serves the others.
 
         Args:
             described: the graph.

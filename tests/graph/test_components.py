@@ -149,7 +149,7 @@ def test_an_input_that_wants_its_gradient_has_a_component_of_its_own() -> None:
 
 @pytest.mark.parametrize("by_layer", [False, True])
 @pytest.mark.parametrize("clipped", [False, True])
-def test_what_no_visited_function_computes_has_a_component_all_the_same(clipped: bool, by_layer: bool) -> None:
+def test_what_no_visited_function_computes_has_a_component(clipped: bool, by_layer: bool) -> None:
     """A gradient penalty sets `need_grad` of data that is computed from other data."""
     mixed = data(4, 8) * 0.5 + data(4, 8)
     mixed.need_grad = True

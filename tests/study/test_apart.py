@@ -10,7 +10,8 @@ from typing import Any, List
 import nnabla as nn
 import numpy as np
 import pytest
-from scaling_study.apart import CELLS, IN_EIGHT_BITS, ApartJob, experiment, work
+from scaling_study.apart import ApartJob, experiment, work
+from scaling_study.apart_cells import CELLS, IN_EIGHT_BITS
 from scaling_study.apart_table import markdown
 from scaling_study.layer_underflow import LayerUnderflow
 from scaling_study.methods import METHOD_TITLES, METHODS, REFERENCE, STORAGES
@@ -57,8 +58,9 @@ def test_one_scale_is_measured_and_leaves_every_layer_at_1() -> None:
 
 @pytest.mark.parametrize("net", ["heads", "towers"])
 def test_one_scale_is_one_for_both_losses(net: str) -> None:
-    from scaling_study.reach import ReachJob, of_small_loss
+    from scaling_study.reach import ReachJob
     from scaling_study.reach import work as reach
+    from scaling_study.reach_ways import of_small_loss
 
     # float16 keeps nothing that is 1e-14 of what has its scale.
     assert of_small_loss(reach(ReachJob(net, "float16", "one_scale", 1e-14))) == 1.0

@@ -10,9 +10,10 @@ from typing import Any, Dict
 import nnabla as nn
 import numpy as np
 import pytest
-from scaling_study.reach import FORMATS, WAYS, ReachJob, combined, experiment, of_small_loss, work
+from scaling_study.reach import ReachJob, combined, experiment, work
 from scaling_study.reach_picture import draw
 from scaling_study.reach_table import markdown
+from scaling_study.reach_ways import FORMATS, WAYS, of_small_loss
 from scaling_study.several_losses import terms
 
 

@@ -117,8 +117,9 @@ def test_a_jump_for_good_costs_no_more_than_its_first_batch(
     results = [deep.updater.update() for _ in range(70)]
     assert all(r.updated for r in results)
     assert results[0].retries > 0
-    # Statistics of the iterations before may cost one more, twice where a batch is not repeated.
+    # Statistics of earlier iterations may cost one more, or spread the same number over two iterations.
     assert sum(r.retries for r in results[1:]) <= 1 + delay
+    assert sum(r.retries for r in results) <= 5
     assert results[-1].scale <= 128.0
 
 

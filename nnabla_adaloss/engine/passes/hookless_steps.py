@@ -26,7 +26,7 @@ _SEED_RANGE_32 = 2.0**-60, 2.0**100
 
 
 class HooklessSteps(NamedTuple):
-    """What a planned pass does.
+    """What a pass without hooks does.
 
     Attributes:
         factors: weights to be swapped, each once.
