@@ -177,6 +177,11 @@ class AdaLoss(ABC):
         """Whether somebody looks at records."""
         return self._observer.needed
 
+    @property
+    def reports(self) -> bool:
+        """Whether anybody is told what is decided."""
+        return self._observer.needed or self.watcher is not None
+
     def report(self, record: LayerRecord) -> None:
         """Report a scale that was applied without a decision."""
         self._observer(record)
@@ -184,7 +189,7 @@ class AdaLoss(ABC):
     def take_over(self, layer: str, observed: Observed, decision: Decision) -> None:
         """Remember and report what was decided about a layer, here or elsewhere."""
         self._layers[layer] = decision.state
-        if self._observer.needed or self.watcher is not None:
+        if self.reports:
             record = _record(layer, observed, decision)
             if self._observer.needed:
                 self._observer(record)
@@ -193,8 +198,11 @@ class AdaLoss(ABC):
 
     def take_over_all(self, decided: List[Tuple[str, Observed, Decision]]) -> None:
         """Remember and report decisions in their order, and clear the list."""
-        for layer, observed, decision in decided:
-            self.take_over(layer, observed, decision)
+        if self.reports:
+            for layer, observed, decision in decided:
+                self.take_over(layer, observed, decision)
+        else:
+            self._layers.update((layer, decision.state) for layer, _, decision in decided)
         decided.clear()
 
     def back_off(self, layer: str, alpha: float) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ..core.scale_history import AmaxWindow, HistoryPolicy
 from ..core.validation import number
@@ -18,6 +18,8 @@ now in float16.
 """
 
 _SEARCHES = 5
+
+_EMPTY = AmaxWindow()
 
 
 class ComponentPass:
@@ -60,26 +62,33 @@ class ComponentPass:
         """Whether the scales of all components in which there was anything were known before."""
         return not any(unknown and magnitude for unknown, magnitude in zip(self.unknown, self.magnitudes))
 
-    def measure_gradient(self, position: int, stored: float, scale: float) -> None:
-        """Take note of a gradient of magnitude `stored` that carries `scale`."""
-        component = self.of.get(position)
-        if component is None:
-            return
-        if position in self.graph.handed_over:
-            # It does not carry its component's scale any more.
-            own = self.scales[component] or scale
-            stored, scale = stored * (own / scale), own
-        self.measure(component, stored, scale)
+    def measure_gradients(self, found: Iterable[Tuple[int, float, float]]) -> None:
+        """Take note of gradients: position, magnitude as stored, and the scale that it carries."""
+        self.measure(self._by_component(found))
 
-    def measure(self, component: int, stored: float, scale: float) -> None:
-        """Take note of something in a component, of magnitude `stored`, that carries `scale`."""
-        own = self.scales[component]
-        if own is None:
-            own = self.scales[component] = scale
-        magnitude = stored / own
-        known = self.magnitudes[component]
-        if known is None or magnitude > known:
-            self.magnitudes[component] = magnitude
+    def _by_component(self, found: Iterable[Tuple[int, float, float]]) -> Iterator[Tuple[int, float, float]]:
+        of, handed_over = self.of, self.graph.handed_over
+        for position, stored, scale in found:
+            component = of.get(position)
+            if component is None:
+                continue
+            if position in handed_over:
+                # It does not carry its component's scale any more.
+                own = self.scales[component] or scale
+                stored, scale = stored * (own / scale), own
+            yield component, stored, scale
+
+    def measure(self, found: Iterable[Tuple[int, float, float]]) -> None:
+        """Take note of what was seen: component, magnitude as stored, and the scale that it carries."""
+        scales, magnitudes = self.scales, self.magnitudes
+        for component, stored, scale in found:
+            own = scales[component]
+            if own is None:
+                own = scales[component] = scale
+            magnitude = stored / own
+            known = magnitudes[component]
+            if known is None or magnitude > known:
+                magnitudes[component] = magnitude
 
 
 class ComponentScales:
@@ -124,8 +133,11 @@ class ComponentScales:
 
     def scale(self, name: str) -> Optional[float]:
         """The scale of a component; None while nothing is known of it."""
-        amax = self._windows.get(name, AmaxWindow()).amax
-        amax = max(amax, self._partial.get(name, 0.0), self._seen.get(name, 0.0))
+        window = self._windows.get(name)
+        amax = 0.0 if window is None else window.amax
+        for since in (self._partial, self._seen):
+            if name in since and since[name] > amax:
+                amax = since[name]
         ceiling = self._ceilings.get(name)
         if amax == 0.0:
             return ceiling
@@ -175,18 +187,21 @@ class ComponentScales:
             last: whether everything was measured now that makes an entry of the windows.
         """
         self._measured_all |= last
-        for index, magnitude in enumerate(measured.magnitudes):
+        seen, unknown = self._seen, measured.unknown
+        for index, (name, magnitude) in enumerate(zip(components.names, measured.magnitudes)):
             if magnitude is None:
                 continue
-            name = components.names[index]
-            self._seen[name] = max(self._seen.get(name, 0.0), magnitude)
-            if chosen and not magnitude and measured.unknown[index]:
+            if name not in seen or magnitude > seen[name]:
+                seen[name] = magnitude
+            if not unknown[index]:
+                continue
+            if chosen and not magnitude:
                 tries = measured.silent[index]
                 self._zeros[name] = tries + 1
                 # What a program has no gradient for is looked for once; a loss section can raise it further.
                 if not tries or (index in measured.searched and self._zeros[name] <= _SEARCHES):
                     self.settled = False
-            if magnitude and measured.unknown[index]:
+            if magnitude:
                 used, wanted = measured.scales[index], self.scale(name)
                 if used is not None and wanted is not None and wanted > used * self.policy.margin:
                     self.settled = False
@@ -220,12 +235,14 @@ class ComponentScales:
 
     def end_iteration(self) -> None:
         """What this iteration has seen becomes an entry of the windows, or a part of one."""
+        partial = self._partial
         for name, magnitude in self._seen.items():
-            self._partial[name] = max(self._partial.get(name, 0.0), magnitude)
+            if name not in partial or magnitude > partial[name]:
+                partial[name] = magnitude
         if self._measured_all:
-            for name, magnitude in self._partial.items():
-                window = self._windows.get(name, AmaxWindow())
-                self._windows[name] = window.push(magnitude, self.policy.window)
+            windows, length = self._windows, self.policy.window
+            for name, magnitude in partial.items():
+                windows[name] = windows.get(name, _EMPTY).push(magnitude, length)
             self._partial = {}
         self.drop_iteration()
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..core.statistics import ArrayStatistics, pool
 from ..core.validation import number
 from ..graph.plan import GraphPlan
-from ..kernels.arrays import as_float32, stored_dtype
+from ..kernels.arrays import are_readable, as_float32, stored_dtype
 from ..kernels.measurements import Measurements
 from ..kernels.scratch import ScratchPool
 from .emulated_storage import EmulatedStorage
@@ -107,20 +107,10 @@ class DelayedStatistics:
 
     def measure(self, gradients: Sequence[Tuple[int, float]], data: Sequence[int]) -> None:
         """Start to measure arrays as they are now, all in one call."""
-        variables, keys, storage = self._plan.all_variables, self._plan.keys, self._storage
-        arrays, found = [], []
-        for position, scale in gradients:
-            seen = None if storage is None else storage.gradient_statistics(keys[position])
-            if seen is not None:
-                self._running[position] = seen, scale
-                continue
-            array = variables[position].grad
-            if stored_dtype(array) is not None:
-                arrays.append(array)
-                found.append((position, scale))
-            else:
-                # Backward has left nothing there, and a choice need not wait for it.
-                self._gradients.setdefault(position, NOTHING_KNOWN)
+        arrays = [self._plan.all_variables[position].grad for position, _ in gradients]
+        found = gradients
+        if self._storage is not None or not are_readable(arrays):
+            arrays, found = self._unmeasured(gradients, arrays)
         unseen = [p for p in data if p not in self._running_data and self.stored_data(p) is None]
         arrays += self._readable(unseen)
         if not arrays:
@@ -128,6 +118,24 @@ class DelayedStatistics:
         tickets = self._measurements.measure(arrays)
         self._running.update((position, (ticket, scale)) for (position, scale), ticket in zip(found, tickets))
         self._running_data.update(zip(unseen, tickets[len(found) :]))
+
+    def _unmeasured(
+        self, gradients: Sequence[Tuple[int, float]], arrays: Sequence[nn.NdArray]
+    ) -> Tuple[List[nn.NdArray], List[Tuple[int, float]]]:
+        """The gradients that are to be measured: not those that a storage has seen, or backward has left."""
+        keys, storage = self._plan.keys, self._storage
+        left, found = [], []
+        for (position, scale), array in zip(gradients, arrays):
+            seen = None if storage is None else storage.gradient_statistics(keys[position])
+            if seen is not None:
+                self._running[position] = seen, scale
+            elif stored_dtype(array) is not None:
+                left.append(array)
+                found.append((position, scale))
+            else:
+                # Backward has left nothing there, and a choice need not wait for it.
+                self._gradients.setdefault(position, NOTHING_KNOWN)
+        return left, found
 
     def measure_weights(self, positions: Sequence[int]) -> None:
         """Start to measure data as it is now, whatever an emulated storage makes of it."""

@@ -49,7 +49,9 @@ class AlphasByMethod:
             else lambda: statistics.matrices(node.number, node.slots.index(slot)),
             start.attempt,
         )
-        constraints = _constraints_of(slot, chooser, self._constraints)
+        constraints = self._constraints
+        if chooser.ranges is not None:
+            constraints = chooser.ranges.of_layer(constraints, slot)
         # A leaf's gradient is kept unscaled, in an array of its own: there is nothing to meet.
         stored = None if slot.to_leaf else chooser.scales.get(slot.target)
         if stored is not None:
@@ -78,44 +80,38 @@ class AlphasByComponent:
     Args:
         components: the scales.
         constraints: what all scales respect.
+        looks: whether gradients are looked at also where their scales are known: they are measured when
+            somebody asks for them, or reported. True.
     """
 
-    def __init__(self, components: ComponentPass, constraints: Constraints) -> None:
+    def __init__(self, components: ComponentPass, constraints: Constraints, *, looks: bool = True) -> None:
         self._components = components
         self._constraints = constraints
+        self._looks = looks
 
     def alpha(self, chooser: ScaleChooser, node: NodeStructure, slot: LayerSlot, scale: float) -> float:
         """The ratio of two components' scales."""
         component, statistics, start = self._components.of[slot.target], chooser.statistics, chooser.start
         wanted = self._components.scales[component]
-        # It is asked for, and thereby measured, also where it is not needed at once.
-        g = statistics.gradient(node.outputs[0], scale)
+        known = wanted is not None
+        g = None if known and not self._looks else statistics.gradient(node.outputs[0], scale)
         weight = statistics.stored_data(slot.factor)
-        if wanted is None or (weight is None and node.half):
+        if not known or (weight is None and node.half):
             # Its scaled copy is stored as it is, and must not leave the range.
             weight = statistics.data(slot.factor)
-        constraints = _constraints_of(slot, chooser, self._constraints)
+        constraints = self._constraints
+        if chooser.ranges is not None:
+            constraints = chooser.ranges.of_layer(constraints, slot)
         u_max = chooser.u_max if constraints.range is None else constraints.range.u_max
         alpha, reason = component_alpha(scale, wanted, g, weight, slot.slot.fan_in_bound, u_max, constraints)
         if not slot.to_leaf and slot.target in chooser.scales:
             chooser.match(slot.target, scale * alpha)
         self._components.scales[component] = scale * alpha
-        observed = Observed(
-            start.iteration,
-            scale,
-            slot.slot.fan_in,
-            slot.slot.fan_in_bound,
-            g,
-            weight,
-            attempt=start.attempt,
-        )
+        fan_in, bound = slot.slot.fan_in, slot.slot.fan_in_bound
+        observed = Observed(start.iteration, scale, fan_in, bound, g, weight, attempt=start.attempt)
         state = LayerState(start.iteration, alpha, alpha=alpha)
         chooser.decided.append((slot.layer, observed, Decision(alpha, reason, state)))
         return alpha
-
-
-def _constraints_of(slot: LayerSlot, chooser: ScaleChooser, constraints: Constraints) -> Constraints:
-    return constraints if chooser.ranges is None else chooser.ranges.of_layer(constraints, slot)
 
 
 def _operands(

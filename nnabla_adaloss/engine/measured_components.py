@@ -43,19 +43,26 @@ def measure_components(
     """
     structure, bad = plan.structure, set(findings.nonfinite)
     leaves = set(structure.leaves)
+    gradients = []
     for position, scale in scales.items():
         seen = None if storage is None else storage.gradient_statistics(plan.keys[position])
         if seen is not None:
-            components.measure_gradient(position, seen.abs_max, scale)
+            gradients.append((position, seen.abs_max, scale))
             # Gradients of leaves are checked where they are unscaled.
             if seen.nonfinite and position not in leaves:
                 bad.add(position)
         elif position in findings.amax:
-            components.measure_gradient(position, findings.amax[position] * scale, scale)
-    for entry, largest in unscaled:
-        if entry.alone and largest < math.inf:
-            component = component_of_leaf(structure, components.graph, entry.leaf, entry.function)
-            components.measure(component, largest * entry.scale, entry.scale)
+            gradients.append((position, findings.amax[position] * scale, scale))
+    components.measure_gradients(gradients)
+    alone = [(entry, largest) for entry, largest in unscaled if entry.alone and largest < math.inf]
+    components.measure(
+        (
+            component_of_leaf(structure, components.graph, entry.leaf, entry.function),
+            largest * entry.scale,
+            entry.scale,
+        )
+        for entry, largest in alone
+    )
     return bad
 
 

@@ -155,7 +155,7 @@ class GraphPlan:
         functions = self.function_keys
         return {
             self.keys[position]: {functions[index] for index in indices}
-            for position, indices in self.structure.readers().items()
+            for position, indices in self.structure.readers.items()
         }
 
     def __str__(self) -> str:

@@ -149,6 +149,7 @@ class GraphStructure:
         factors = (slot.factor for node in self.nodes for slot in node.slots)
         return list(dict.fromkeys([*self.gradients, *factors]))
 
+    @cached_property
     def readers(self) -> Dict[int, Set[int]]:
         """Indices of the functions that backward visits and that have a variable as input, by position."""
         found: Dict[int, Set[int]] = {}

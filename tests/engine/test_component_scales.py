@@ -31,7 +31,7 @@ def see(
     for index, magnitude in enumerate(magnitudes):
         if magnitude is not None:
             scale = measured.scales[index] or 1.0
-            measured.measure(index, magnitude * scale, scale)
+            measured.measure([(index, magnitude * scale, scale)])
     scales.learn(COMPONENTS, measured, chosen=chosen, last=last)
 
 

@@ -96,19 +96,17 @@ def _factors(
 ) -> Union[List[SwappedFactor], FallbackReason]:
     found: Dict[int, Tuple[Scaling, float]] = {}
     products: Dict[int, Set[int]] = {}
-    slots = {node.number: node.slots for node in structure.nodes}
     for node, step in nodes:
-        for slot, scaling, alpha in zip(slots[node.number], node.scalings, step.alphas):
+        for slot, scaling, alpha in zip(node.structure.slots, node.scalings, step.alphas):
             known = found.setdefault(slot.factor, (scaling, alpha))
             if known[1] != alpha:
                 return FallbackReason(f"{scaling.layer} shares a weight with a layer of another scale")
             products.setdefault(slot.factor, set()).add(node.number)
-    swapped = {position: found[position] for position in found if found[position][1] != 1.0}
-    readers = structure.readers() if swapped else {}
+    swapped = {position: (scaling, alpha) for position, (scaling, alpha) in found.items() if alpha != 1.0}
     for position, (scaling, _) in swapped.items():
         if scaling.factor.parent is not None:
             return FallbackReason(f"{scaling.layer} is multiplied by an activation, which others read")
-        if readers[position] != products[position]:
+        if structure.readers[position] != products[position]:
             return FallbackReason(f"the weight of {scaling.layer} is read by other functions as well")
     needed = sum(4 * scaling.factor.size for scaling, _ in swapped.values())
     if max_bytes is not None and needed > max_bytes:
@@ -122,15 +120,18 @@ def _factors(
 def _leaves(nodes: _Nodes, plan: GraphPlan, *, rounded: bool) -> Union[List[TakenLeaf], FallbackReason]:
     found: Dict[int, TakenLeaf] = {}
     for node, step in nodes:
-        targets = step.targets(node.structure)
-        for variable, leaf in zip(node.leaves, node.structure.leaves):
-            scale = targets.get(leaf, step.scale)
+        leaves, scale = node.structure.leaves, step.scale
+        if not leaves:
+            continue
+        scaled = step.targets(node.structure) if any(slot.to_leaf for slot in node.structure.slots) else {}
+        for variable, leaf in zip(node.leaves, leaves):
+            own = scaled.get(leaf, scale)
             known = found.get(leaf)
             if known is None:
-                found[leaf] = TakenLeaf(leaf, node.number, variable, scale, node.half, node.in_place)
-            elif known.scale != scale:
+                found[leaf] = TakenLeaf(leaf, node.number, variable, own, node.half, node.in_place)
+            elif known.scale != own:
                 return FallbackReason(f"{node.label} adds to a gradient of another scale")
-            elif rounded or node.half or known.half or not is_power_of_two(scale):
+            elif rounded or node.half or known.half or not is_power_of_two(own):
                 return FallbackReason(f"{node.label} adds to a gradient that is rounded in between")
     if len(found) != len(plan.structure.leaves):
         return FallbackReason("backward has not come to all parameters")

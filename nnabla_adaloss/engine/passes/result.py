@@ -149,15 +149,12 @@ class BackwardPass:
         share = self._share
         if share is None or self.schedule.components is None:
             return
-        measured, carried = self._components_of_schedule(), self.scales
-        for position in share.gradients:
-            amax = findings.amax.get(position)
-            if amax is not None:
-                measured.measure_gradient(position, amax * carried[position], carried[position])
-        for leaf, component in share.leaves.items():
-            largest = leaves.get(leaf, math.inf)
-            if largest < math.inf:
-                measured.measure(component, largest * scales[leaf], scales[leaf])
+        measured, carried, amax = self._components_of_schedule(), self.scales, findings.amax
+        measured.measure_gradients(
+            [(p, amax[p] * carried[p], carried[p]) for p in share.gradients if p in amax]
+        )
+        known = [leaf for leaf in share.leaves if leaves.get(leaf, math.inf) < math.inf]
+        measured.measure([(share.leaves[leaf], leaves[leaf] * scales[leaf], scales[leaf]) for leaf in known])
 
     def _components_of_schedule(self) -> ComponentPass:
         if self.components is None:

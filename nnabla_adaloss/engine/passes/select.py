@@ -99,7 +99,7 @@ class Passes:
         known = planned.statistics.known()
         if known is None:
             return None
-        choice = self._choice(planned, start, components)
+        choice = self._choice(planned, start, components, looks=self._ada_loss.reports)
         structure, ranges = planned.plan.structure, self._ranges(planned)
         chooser = choose(structure, choice, known, start, self._u_max, ranges)
         if not known.complete:
@@ -165,7 +165,8 @@ class Passes:
             components: what is measured of components; None: nothing.
             request: what is asked of the pass.
         """
-        return self._choosing(planned, start, self._choice(planned, start, components), request)
+        choice = self._choice(planned, start, components)
+        return self._choosing(planned, start, choice, request)
 
     def of_one_scale(self, planned: PreparedGraph, start: PassStart) -> HookedPass:
         """A pass with one scale for all layers, which teaches nothing."""
@@ -186,7 +187,12 @@ class Passes:
         )
 
     def _choice(
-        self, planned: PreparedGraph, start: PassStart, components: Optional[ComponentPass]
+        self,
+        planned: PreparedGraph,
+        start: PassStart,
+        components: Optional[ComponentPass],
+        *,
+        looks: bool = True,
     ) -> ScaleChoice:
         # Scaled copies of weights are stored as weights are.
         stored = math.inf if self._storage is None else self._storage.precisions.narrowest.stored_data.max
@@ -198,7 +204,7 @@ class Passes:
             root = planned.plan.structure.roots[0]
             section = MeasuredScale(components, root, start.start_scale, self.u_max_single)
         if self._by_layer and components is not None:
-            alphas = AlphasByComponent(components, constraints)
+            alphas = AlphasByComponent(components, constraints, looks=looks)
         return ScaleChoice(section, alphas, components)
 
     def _context(self, planned: PreparedGraph) -> PassContext:
