@@ -19,7 +19,7 @@ from ..graph.hooks import Hook
 from ..graph.loss_like import LossLike, refuse_a_loss_that_scales_itself, variable_of
 from ..graph.loss_seed import Seed, check_seed
 from ..graph.names import named, registered_names
-from ..graph.plan import GraphPlan
+from ..graph.plan import GraphPlan, leaf_arrays
 from ..graph.structure import PlanOptions
 from ..kernels import Kernels, NNablaAdaLoss, select_kernels
 from ..monitor import Audience, audience_of
@@ -28,7 +28,6 @@ from .backward_runner import BackwardRunner, config_for
 from .component_scales import ComponentScales
 from .emulated_storage import EmulatedStorage
 from .layer_watch import watch_for
-from .leaf_gradients import leaf_arrays
 from .passes.hooked import NO_HOOKS, UserHooks
 from .passes.hookless_steps import FallbackReason
 from .passes.run import AnyPass
@@ -431,7 +430,9 @@ class AdaptiveLossScaling:
         planned.statistics.watch(self.guard.state.arrays)
         hooks = UserHooks(communicator_callbacks, function_pre_hook, function_post_hook)
         stored = self._kernels, self._storage, self.config.dtype
-        watch = watch_for(self.audience, stored, iteration, self.components.began[1])
+        watch = None
+        if self.audience is not None:
+            watch = watch_for(self.audience, stored, iteration, self.components.began[1])
         self._ada_loss.watcher = None if watch is None else watch.decided
         request = PassRequest(clear_buffer, NO_HOOKS if hooks == NO_HOOKS else hooks, watch)
         try:

@@ -17,12 +17,12 @@ from ..errors import warn
 from ..graph.components import Components
 from ..graph.loss_like import LossLike, check_scale, variable_of
 from ..graph.loss_seed import LossSeed, Seed
+from ..graph.plan import LeafArrays
 from ..kernels import Kernels
 from .blame import layer_to_blame
 from .choosing import PassStart
 from .component_scales import ComponentPass, ComponentScales
 from .emulated_storage import EmulatedStorage
-from .leaf_gradients import LeafArrays
 from .passes.hooked import HookedPass
 from .passes.run import AnyPass, run_pass, unscale_visible
 from .passes.select import Passes, PassRequest

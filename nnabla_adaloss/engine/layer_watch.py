@@ -89,7 +89,7 @@ class LayerWatch:
 
 
 def watch_for(
-    audience: Optional[Audience],
+    audience: Audience,
     stored: Tuple[Kernels, Optional[EmulatedStorage], Union[str, Format, None]],
     iteration: int,
     attempt: int,
@@ -97,12 +97,12 @@ def watch_for(
     """Who is told of the layers of a pass; None, as nearly always: nobody.
 
     Args:
-        audience: the monitors; None: there are none.
+        audience: the monitors.
         stored: what reads gradients, an emulated storage or None, and the format of gradients.
         iteration: number of the iteration.
         attempt: number of the pass within it.
     """
-    if audience is None or not audience.wants(LayerScaled, iteration):
+    if not audience.wants(LayerScaled, iteration):
         return None
     kernels, storage, dtype = stored
     return LayerWatch(audience, Stored(kernels, storage, get_format(dtype or "float16")), iteration, attempt)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from operator import attrgetter
-from typing import Dict, List, Optional, Sequence, Set, Tuple
+from typing import Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 
@@ -17,8 +17,35 @@ from .node import Node
 from .reading import GraphReading, read_graph
 from .structure import GraphStructure, PlanOptions
 
-_shape = attrgetter("shape")
+_shape, _gradient, _zeroing = attrgetter("shape"), attrgetter("grad"), attrgetter("zeroing")
 _NAMELESS = 0, None
+
+
+class LeafArrays(NamedTuple):
+    """Gradients of leaves: nnabla makes a new object for each that is asked for, so they are asked for once.
+
+    Attributes:
+        keys: keys of the leaves.
+        arrays: the gradient of each.
+        all_zero: whether all of them are lazily zero.
+    """
+
+    keys: Collection[int]
+    arrays: List[nn.NdArray]
+    all_zero: bool
+
+
+def leaf_arrays(leaves: Mapping[int, nn.Variable]) -> LeafArrays:
+    """The gradients of `leaves`, by key, as they are now.
+
+    Example:
+        >>> w = nn.Variable((2,), need_grad=True)
+        >>> w.grad.zero()
+        >>> leaf_arrays({hash(w): w}).all_zero
+        True
+    """
+    arrays = list(map(_gradient, leaves.values()))
+    return LeafArrays(leaves.keys(), arrays, all(map(_zeroing, arrays)))
 
 
 class GraphPlan:

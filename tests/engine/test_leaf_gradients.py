@@ -11,7 +11,7 @@ import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
-from nnabla_adaloss.engine.leaf_gradients import LeafGradients, Written, leaf_arrays
+from nnabla_adaloss.engine.leaf_gradients import LeafGradients, Written
 from nnabla_adaloss.graph.node import Node
 from nnabla_adaloss.graph.plan import GraphPlan
 from nnabla_adaloss.kernels import CpuKernels
@@ -178,25 +178,3 @@ def test_all_functions_whose_gradients_are_not_finite_are_found(rounded: bool, d
     stage.backward(16.0)
     found = {stage.label(written) for written, largest in stage.results() if largest == np.inf}
     assert {"head/affine", "w/affine"} <= found
-
-
-def zeroed_leaves(count: int) -> Dict[int, nn.Variable]:
-    found = [nn.Variable((2,), need_grad=True) for _ in range(count)]
-    for v in found:
-        v.grad.zero()
-    return {hash(v): v for v in found}
-
-
-def test_in_the_order_of_the_leaves() -> None:
-    some = zeroed_leaves(3)
-    found = leaf_arrays(some)
-    assert list(found.keys) == list(some)
-    assert found.arrays == [v.grad for v in some.values()]
-
-
-def test_whether_all_are_lazily_zero() -> None:
-    some = zeroed_leaves(3)
-    assert leaf_arrays(some).all_zero
-    list(some.values())[1].grad.data = np.zeros(2, np.float32)  # zeros, but not lazily
-    assert not leaf_arrays(some).all_zero
-    assert leaf_arrays({}).all_zero

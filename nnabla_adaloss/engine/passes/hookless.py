@@ -12,8 +12,9 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 import nnabla as nn
 
 from ...graph.hooks import Hook, HookGuard
+from ...graph.plan import LeafArrays
 from ...kernels.measurements import Measurements
-from ..leaf_gradients import LeafArrays, LeafGradients
+from ..leaf_gradients import LeafGradients
 from ..scaled_weights import ScaledWeights
 from ..schedule import ScaleSchedule
 from ..shares import Share

@@ -11,7 +11,7 @@ from ...core.config import AdaLossConfig
 from ...core.layer_scale import Constraints
 from ...core.methods import Needs
 from ...graph.components import Components
-from ...graph.plan import GraphPlan
+from ...graph.plan import GraphPlan, LeafArrays
 from ...kernels import Kernels
 from ..choosing import LayerAlphas, LossSection, PassStart, ScaleChoice, ScaleChooser, choose
 from ..component_scales import ComponentPass
@@ -19,7 +19,6 @@ from ..emulated_storage import EmulatedStorage
 from ..gradient_ranges import GradientRanges
 from ..layer_alphas import AlphasByComponent, AlphasByMethod, AlphasOfOne
 from ..layer_watch import LayerWatch
-from ..leaf_gradients import LeafArrays
 from ..loss_section import FixedScale, MeasuredScale, OneScale
 from ..prepared_graph import PreparedGraph
 from ..schedule import ScaleSchedule
