@@ -3,35 +3,39 @@
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 import nnabla as nn
 
 from ..graph.node import Scaling
 from ..kernels.arrays import are_readable, as_float32
-from ..kernels.interface import Kernels, ScaledCopy
+from ..kernels.interface import Kernels, ScaledCopies
 from ..kernels.scratch import ScratchPool
 from .emulated_storage import EmulatedStorage
 
 
-class SwappedFactor(NamedTuple):
-    """A factor that is swapped for all of a backward pass.
+class SwappedFactors:
+    """The factors that are swapped for all of a pass, with one schedule.
+
+    Args:
+        factors: layers, each with what its factor is multiplied by; every factor once.
 
     Attributes:
-        layer: name of the layer; the first in backward order, of several that share it.
-        variable: the factor.
-        key: its key.
-        alpha: what it is multiplied by.
-        half: whether it is read in half precision.
-        shape: its shape.
+        layers: names of the layers; of several that share a factor, the first in backward order.
+        variables: the factors.
+        keys: their keys.
+        shapes: their shapes.
+        copies: what stands in for them.
     """
 
-    layer: str
-    variable: nn.Variable
-    key: int
-    alpha: float
-    half: bool
-    shape: Tuple[int, ...]
+    def __init__(self, factors: Sequence[Tuple[Scaling, float]]) -> None:
+        layers = [layer for layer, _ in factors]
+        self.layers = [layer.layer for layer in layers]
+        self.variables = [layer.factor for layer in layers]
+        self.keys = [layer.factor_key for layer in layers]
+        self.shapes = [layer.factor.shape for layer in layers]
+        half = [layer.half for layer in layers]
+        self.copies = ScaledCopies((), (), [alpha for _, alpha in factors], half)
 
 
 class ScaledWeights:
@@ -68,30 +72,36 @@ class ScaledWeights:
         self._swapped.append((factor, source, scaled))
         factor.data = scaled
 
-    def swap_all(self, factors: Sequence[SwappedFactor]) -> None:
+    def swap_all(self, factors: SwappedFactors) -> None:
         """Swap the factors of many layers, for all of a backward pass."""
-        weights = {} if self._storage is None else self._storage.weights
-        readable = sources = [factor.variable.data for factor in factors]
+        storage, copies = self._storage, factors.copies
+        sources = [factor.data for factor in factors.variables]
+        copies.targets = targets = [
+            self._pool.get(shape, "factor", index) for index, shape in enumerate(factors.shapes)
+        ]
+        readable = sources
         if not are_readable(sources):
             readable = [self._readable(source, index) for index, source in enumerate(sources)]
-        copies, swapped = [], []
-        for index, (source, (_, factor, key, alpha, half, shape)) in enumerate(zip(sources, factors)):
-            scaled = self._pool.get(shape, "factor", index)
-            rounded = weights.get(key)
-            copies.append(ScaledCopy(rounded or readable[index], scaled, alpha, half))
-            swapped.append((key, rounded, factor, source, scaled))
+        if storage is None:
+            copies.sources = readable
+            self._kernels.scaled_copy_all(copies)
+            for swapped in zip(factors.variables, sources, targets):
+                # Noted before it is swapped: a signal may interrupt us between any two lines.
+                self._swapped.append(swapped)
+                swapped[0].data = swapped[2]
+            return
+        rounded = [storage.weights.get(key) for key in factors.keys]
+        copies.sources = [array or source for array, source in zip(rounded, readable)]
         self._kernels.scaled_copy_all(copies)
-        if self._storage is not None:
-            for (_, scaled, alpha, _), factor in zip(copies, factors):
-                self._store(factor.key, scaled, alpha)
-        for key, rounded, factor, source, scaled in swapped:
-            # Noted before it is swapped: a signal may interrupt us between any two lines.
-            if rounded is not None:
-                self._stand_ins.append((key, rounded))
-                weights[key] = scaled
+        for key, scaled, alpha in zip(factors.keys, targets, copies.alphas):
+            self._store(key, scaled, alpha)
+        for key, array, swapped in zip(factors.keys, rounded, zip(factors.variables, sources, targets)):
+            if array is not None:
+                self._stand_ins.append((key, array))
+                storage.weights[key] = swapped[2]
             else:
-                self._swapped.append((factor, source, scaled))
-                factor.data = scaled
+                self._swapped.append(swapped)
+                swapped[0].data = swapped[2]
 
     def restore(self) -> None:
         """Put everything back; harmless when nothing is swapped."""

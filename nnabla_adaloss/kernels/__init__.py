@@ -14,6 +14,7 @@ from .interface import (
     Kernels,
     PackedArrays,
     RoundingStatistics,
+    ScaledCopies,
     ScaledCopy,
 )
 from .measurements import Measurements, measurements_by
@@ -35,6 +36,7 @@ __all__ = [
     "PackedArrays",
     "PlainKernels",
     "RoundingStatistics",
+    "ScaledCopies",
     "ScaledCopy",
     "TableContents",
     "measurements_by",

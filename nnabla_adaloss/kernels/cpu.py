@@ -21,7 +21,7 @@ from .array_checks import (
     unscaling_factor,
     which_are_half,
 )
-from .arrays import FLOAT16, FLOAT32, addresses_of
+from .arrays import FLOAT16, FLOAT32, addresses_of, are_float32
 from .cpu_library import (
     SCALE_FIELDS,
     STATISTICS_FIELDS,
@@ -37,10 +37,9 @@ from .interface import (
     GradientToUnscale,
     PackedArrays,
     RoundingStatistics,
-    ScaledCopy,
+    ScaledCopies,
 )
 
-Flags = Union[bool, NDArray[np.bool_]]
 Numbers = Union[Sequence[float], NDArray[Any]]
 
 
@@ -102,19 +101,21 @@ class CpuKernels:
         to_address = target.data_ptr(FLOAT16 if to_half else FLOAT32, HOST, True)
         self._library.scale(scale_task(from_address, to_address, size, from_half, to_half, False, alpha))
 
-    def scaled_copy_all(self, copies: Iterable[ScaledCopy]) -> None:
-        # One call into the library for all, and one into NumPy for each column: calls cost as much as small
-        # arrays do.
-        columns = list(zip(*copies))
-        if not columns:
-            return
-        sources, targets, alphas, half = columns
-        from_half = which_are_half(sources)
-        to_half = from_half | np.array(half, np.bool_)
+    def scaled_copy_all(self, copies: ScaledCopies) -> None:
+        # One call into the library for all: calls cost as much as small arrays do.
+        sources, targets, to_half = copies.sources, copies.targets, copies.half
+        from_half = None if are_float32(sources) else which_are_half(sources)
         sizes = require_same_sizes(sources, targets)
-        read = addresses_of(sources, from_half, HOST)
-        written = addresses_of(targets, to_half, HOST, write_only=True)
-        tasks = _scale_tasks(read, written, sizes, from_half=from_half, to_half=to_half, factors=alphas)
+        tasks = copies.tasks_on_host
+        if tasks is None or from_half is not None or copies.sizes != sizes:
+            if from_half is not None:
+                to_half = from_half if to_half is None else from_half | to_half
+            tasks = _scale_tasks(
+                sizes, sizes, sizes, from_half=from_half, to_half=to_half, factors=copies.alphas
+            )
+            copies.sizes, copies.tasks_on_host = sizes, tasks if from_half is None else None
+        tasks[:, 0] = addresses_of(sources, from_half, HOST)
+        tasks[:, 1] = addresses_of(targets, to_half, HOST, write_only=True)
         self._library.scale(tasks.tobytes())
 
     def pack(self, arrays: Sequence[NdArray], packed: PackedArrays) -> None:
@@ -203,13 +204,16 @@ def _scale_tasks(
     targets: Numbers,
     sizes: Numbers,
     *,
-    from_half: Flags = False,
-    to_half: Flags = False,
+    from_half: Optional[NDArray[np.bool_]] = None,
+    to_half: Optional[NDArray[np.bool_]] = None,
     factors: Union[float, Numbers] = 1.0,
 ) -> NDArray[np.int64]:
     """`scale_task`s that add to nothing, one in each row, made a column at a time."""
     table = np.zeros((len(sources), SCALE_FIELDS), np.int64)
     table[:, 0], table[:, 1], table[:, 2] = sources, targets, sizes
-    table[:, 3], table[:, 4] = from_half, to_half
+    if from_half is not None:
+        table[:, 3] = from_half
+    if to_half is not None:
+        table[:, 4] = to_half
     table[:, -1] = np.asarray(factors, np.float64).view(np.int64)
     return table

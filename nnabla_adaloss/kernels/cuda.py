@@ -34,6 +34,7 @@ from .interface import (
     GradientToUnscale,
     PackedArrays,
     RoundingStatistics,
+    ScaledCopies,
     ScaledCopy,
 )
 
@@ -257,8 +258,8 @@ class CudaKernels:
     def scaled_copy(self, source: NdArray, target: NdArray, alpha: float, *, half: bool = False) -> None:
         self.launch_scaled_copies([ScaledCopy(source, target, alpha, half)])
 
-    def scaled_copy_all(self, copies: Iterable[ScaledCopy]) -> None:
-        self.launch_scaled_copies(copies)
+    def scaled_copy_all(self, copies: ScaledCopies) -> None:
+        self.launch_scaled_copies(copies.each)
 
     def pack(self, arrays: Sequence[NdArray], packed: PackedArrays) -> None:
         require_sizes(arrays, packed.sizes)

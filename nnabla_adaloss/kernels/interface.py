@@ -39,12 +39,52 @@ class RoundingStatistics(NamedTuple):
 
 
 class ScaledCopy(NamedTuple):
-    """One entry of `Kernels.scaled_copy_all`; the fields are the arguments of `Kernels.scaled_copy`."""
+    """One entry of `ScaledCopies`; the fields are the arguments of `Kernels.scaled_copy`."""
 
     source: NdArray
     target: NdArray
     alpha: float
     half: bool = False
+
+
+class ScaledCopies:
+    """Scaled copies that are made in one pass after the other, of arrays whose contents change.
+
+    What is known of them beforehand is kept; where they are, and in which type, each pass asks anew.
+
+    Args:
+        sources: what is copied.
+        targets: the copies.
+        alphas: what each is multiplied by.
+        half: whether each copy is float16 where its source is float32.
+
+    Attributes:
+        sources: what is copied in the next pass.
+        targets: where to.
+        alphas: what each is multiplied by.
+        half: bool of shape (n,); None: none of them.
+        sizes: how many elements each had in the last pass.
+        tasks_on_host: for kernels of the CPU, all of their tasks but the addresses, where all sources are
+            float32; None: not made yet.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[NdArray],
+        targets: Sequence[NdArray],
+        alphas: Sequence[float],
+        half: Sequence[bool],
+    ) -> None:
+        self.sources, self.targets, self.alphas = sources, targets, alphas
+        self.half: Optional[NDArray[np.bool_]] = np.array(half, np.bool_) if any(half) else None
+        self.sizes: List[int] = []
+        self.tasks_on_host: Optional[NDArray[np.int64]] = None
+
+    @property
+    def each(self) -> List[ScaledCopy]:
+        """The arguments of `Kernels.scaled_copy` for each."""
+        half = [False] * len(self.sources) if self.half is None else self.half.tolist()
+        return list(map(ScaledCopy, self.sources, self.targets, self.alphas, half))
 
 
 class GradientToUnscale(NamedTuple):
@@ -162,7 +202,7 @@ class Kernels(Protocol):
             half: make `target` float16 also when the source is float32; products are rounded once.
         """
 
-    def scaled_copy_all(self, copies: Iterable[ScaledCopy]) -> None:
+    def scaled_copy_all(self, copies: ScaledCopies) -> None:
         """`scaled_copy` for many arrays."""
 
     def pack(self, arrays: Sequence[NdArray], packed: PackedArrays) -> None:

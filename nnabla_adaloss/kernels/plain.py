@@ -29,7 +29,7 @@ from .interface import (
     GradientToUnscale,
     PackedArrays,
     RoundingStatistics,
-    ScaledCopy,
+    ScaledCopies,
 )
 from .random_rounding import rounded_at_random
 
@@ -113,8 +113,8 @@ class PlainKernels:
             target.copy_from(F.reshape(product, target.shape))
             target.cast(np.float16 if half else np.float32, self._context)
 
-    def scaled_copy_all(self, copies: Iterable[ScaledCopy]) -> None:
-        for source, target, alpha, half in copies:
+    def scaled_copy_all(self, copies: ScaledCopies) -> None:
+        for source, target, alpha, half in copies.each:
             self.scaled_copy(source, target, alpha, half=half)
 
     def pack(self, arrays: Sequence[NdArray], packed: PackedArrays) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import List
+from typing import Any, List
 
 import nnabla as nn
 import numpy as np
@@ -21,7 +21,7 @@ from nnabla_adaloss.kernels import (
     Kernels,
     PackedArrays,
     PlainKernels,
-    ScaledCopy,
+    ScaledCopies,
 )
 from tests.kernels.arrays import (
     NARROW_DTYPES,
@@ -275,15 +275,40 @@ def test_statistics_all(kernels: Kernels) -> None:
     assert kernels.statistics_all([]) == []
 
 
-def test_scaled_copy_all(kernels: Kernels) -> None:
-    sources = [nd_array(normal(n, dtype), dtype) for n in LENGTHS for dtype in DTYPES]
-    copies = [ScaledCopy(s, nn.NdArray(s.shape), 2.0**i) for i, s in enumerate(sources)]
-    kernels.scaled_copy_all(copies)
-    for source, target, alpha, _ in copies:
-        one = nn.NdArray(source.shape)
-        kernels.scaled_copy(source, one, alpha)
-        assert_same_floats(target.data, one.data)
-    kernels.scaled_copy_all([])
+@pytest.mark.parametrize("to_half", [False, True])
+@pytest.mark.parametrize("dtypes", [[np.float32], DTYPES])
+def test_scaled_copy_all(kernels: Kernels, dtypes: Sequence[Any], to_half: bool) -> None:
+    shapes = [(n,) for n in LENGTHS for _ in dtypes]
+    alphas, half = [2.0**i for i in range(len(shapes))], [to_half] * len(shapes)
+    copies = ScaledCopies((), (), alphas, half)
+    for seed in range(3):
+        # Contents, and where they are, change from pass to pass.
+        copies.sources = [nd_array(normal(n, dtype, seed), dtype) for n in LENGTHS for dtype in dtypes]
+        copies.targets = [nn.NdArray(shape) for shape in shapes]
+        kernels.scaled_copy_all(copies)
+        for source, target, alpha, _ in copies.each:
+            one = nn.NdArray(source.shape)
+            kernels.scaled_copy(source, one, alpha, half=to_half)
+            assert target.dtype == one.dtype
+            assert_same_floats(target.data, one.data)
+
+
+def test_scaled_copies_of_other_types_and_sizes_than_before(kernels: Kernels) -> None:
+    copies = ScaledCopies((), (), [2.0, 4.0], [False, False])
+    for dtypes, sizes in [(2 * [np.float32], (3, 4)), (DTYPES, (3, 4)), (2 * [np.float32], (5, 2))]:
+        copies.sources = [nd_array(normal(n, dtype), dtype) for n, dtype in zip(sizes, dtypes)]
+        copies.targets = [nn.NdArray((n,)) for n in sizes]
+        kernels.scaled_copy_all(copies)
+        for source, target, alpha, _ in copies.each:
+            assert target.dtype == source.dtype
+            assert_same_floats(target.data, (source.data * np.float32(alpha)).astype(source.dtype))
+    copies.targets = [nn.NdArray((n,)) for n in (5, 3)]
+    with pytest.raises(ValueError, match="sizes"):
+        kernels.scaled_copy_all(copies)
+
+
+def test_no_scaled_copies(kernels: Kernels) -> None:
+    kernels.scaled_copy_all(ScaledCopies((), (), [], []))
 
 
 def test_packed_arrays_come_back_in_their_own_dtypes(kernels: Kernels) -> None:

@@ -59,7 +59,7 @@ class HooklessPass(BackwardPass):
         # Variables whose gradients nnabla would free before they are measured.
         self._kept: List[nn.Variable] = []
         self._weights: Optional[ScaledWeights] = None
-        if steps.factors:
+        if steps.factors.keys:
             self._weights = ScaledWeights(context.kernels, context.pool, context.storage)
         self._leaves: Optional[LeafGradients] = None
         if not steps.leaves.are_written_directly(found):

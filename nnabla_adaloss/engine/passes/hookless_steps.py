@@ -19,7 +19,7 @@ from ...graph.plan import GraphPlan, LeafArrays
 from ...graph.structure import GraphStructure
 from ...kernels.interface import GradientsInPlace
 from ..leaf_gradients import TakenLeaf
-from ..scaled_weights import SwappedFactor
+from ..scaled_weights import SwappedFactors
 from ..schedule import Rescale, ScaleSchedule, Step
 
 # Powers of two that every storage of 16 bits holds, and that leave float32 room on both sides: above less, as
@@ -75,14 +75,14 @@ class HooklessSteps(NamedTuple):
     """What a pass without hooks does.
 
     Attributes:
-        factors: weights to be swapped, each once.
+        factors: weights to be swapped.
         leaves: leaves that get a gradient.
         seed: what the loss gradient starts with.
         scales: what each gradient carries in the end, by position of the variable.
         between: gradients that are multiplied all the same, by number of the function after which.
     """
 
-    factors: List[SwappedFactor]
+    factors: SwappedFactors
     leaves: HooklessLeaves
     seed: float
     scales: Mapping[int, float]
@@ -90,7 +90,7 @@ class HooklessSteps(NamedTuple):
 
     def hold_for(self, structure: GraphStructure) -> bool:
         """Whether they hold for another graph of this structure: all weights are the same there."""
-        return all(factor.key in structure.kept_keys for factor in self.factors)
+        return structure.kept_keys.issuperset(self.factors.keys)
 
 
 class FallbackReason(str):
@@ -139,7 +139,7 @@ _Nodes = Sequence[Tuple[Node, Step]]
 
 def _factors(
     nodes: _Nodes, structure: GraphStructure, max_bytes: Optional[int]
-) -> Union[List[SwappedFactor], FallbackReason]:
+) -> Union[SwappedFactors, FallbackReason]:
     found: Dict[int, Tuple[Scaling, float]] = {}
     products: Dict[int, Set[int]] = {}
     for node, step in nodes:
@@ -157,10 +157,7 @@ def _factors(
     needed = sum(4 * scaling.factor.size for scaling, _ in swapped.values())
     if max_bytes is not None and needed > max_bytes:
         return FallbackReason(f"scaled weights would take {needed} bytes at once, more than {max_bytes}")
-    return [
-        SwappedFactor(s.layer, s.factor, s.factor_key, alpha, s.half, s.factor.shape)
-        for s, alpha in swapped.values()
-    ]
+    return SwappedFactors(list(swapped.values()))
 
 
 def _leaves(nodes: _Nodes, plan: GraphPlan, *, rounded: bool) -> Union[List[TakenLeaf], FallbackReason]:

@@ -97,7 +97,7 @@ def test_a_chain_is_planned() -> None:
     assert isinstance(steps, HooklessSteps)
     assert not steps.between
     # The first layer's input gradient is nobody's.
-    assert [factor.layer for factor in steps.factors] == ["a7/affine", "a6/affine"]
+    assert steps.factors.layers == ["a7/affine", "a6/affine"]
     assert [leaf.scale for leaf in steps.leaves.leaves] == [8.0, 8.0, 32.0, 32.0, 16.0, 16.0]
 
 
@@ -131,7 +131,7 @@ def test_components_need_no_call() -> None:
     steps = planned(chosen(loss, "amax_history", None))
     assert isinstance(steps, HooklessSteps)
     assert not steps.between
-    assert steps.factors
+    assert steps.factors.layers
 
 
 def test_scaled_weights_may_take_no_more_memory_than_they_may() -> None:
@@ -150,7 +150,7 @@ def test_a_small_loss_weight_is_in_the_seed_where_nothing_is_rounded() -> None:
     assert not steps.between
     assert steps.seed > found.schedule.seed
     # Behind the loss everything is as it was.
-    layers = {factor.layer for factor in steps.factors}
+    layers = set(steps.factors.layers)
     scaled = [s for node in found.plan.nodes.values() for s in node.scalings if s.layer in layers]
     assert layers
     behind = [found.plan.positions[s.target_key] for s in scaled]
