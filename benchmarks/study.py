@@ -19,7 +19,7 @@ EXPERIMENTS = {
     "weights": "LeNet in float16 with loss weights from 1e-12 to 1e4, and how right its gradients are",
     "windows": "overflows and underflow with margins of 2 to 16 and windows of 8 to 512 iterations",
     "measuring": "gradients measured in one of 1 to 64 iterations: what that saves, and what is missed",
-    "apart": "sixteen trainings with gradients far apart: two losses 1 : 1e-10, equations, deep nets, ...",
+    "apart": "seventeen trainings with gradients far apart: two losses 1 : 1e-10, equations, deep nets, ...",
     "reach": "two losses 1 : 1 to 1 : 1e-20 on one network, and how right the gradients of each layer are",
     "planted": "a loss that jumps by 2^10, for one batch or for good: how soon the scale is right again",
 }

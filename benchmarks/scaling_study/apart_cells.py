@@ -41,6 +41,15 @@ CELLS: Dict[str, Net] = {
         0.01,
         adam,
     ),
+    "lenet_heads": Net(
+        "LeNet, two heads, 1 : 1e-10, Adam",
+        _SMALL,
+        partial(several_losses.lenet_heads, 1e-10),
+        1e-3,
+        150,
+        0.01,
+        adam,
+    ),
     "annealed": Net("second loss from 0 to 1e-8, Adam", _SMALL, _RISING, 3e-3, 250, 0.01, adam),
     "auxiliary": Net(
         "auxiliary head, 1 : 1e-10, Adam",

@@ -9,7 +9,7 @@ import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import numpy as np
-from common.digits import BatchFeeder, load
+from common.digits import BatchFeeder, Data, enlarged, load
 from numpy.typing import NDArray
 
 from .task import Player, Task
@@ -18,6 +18,7 @@ _BATCH = 64
 _WIDTH = 64
 
 Variables = Tuple[nn.Variable, nn.Variable]
+Pair = Callable[[nn.Variable], Variables]
 
 
 def _dense(h: nn.Variable, width: int, name: str) -> nn.Variable:
@@ -46,7 +47,19 @@ def _towers(x: nn.Variable) -> Variables:
     return _head(_trunk(x, "large"), 2, "large"), _head(_trunk(x, "small"), 10, "small")
 
 
-PAIRS: Dict[str, Callable[[nn.Variable], Variables]] = {"heads": _heads, "towers": _towers}
+def _lenet(x: nn.Variable) -> Variables:
+    """Two heads on the convolutions of LeNet-5, with the usual 16 and 32 maps."""
+    h = F.relu(F.max_pooling(PF.convolution(x, 16, (5, 5), name="conv1"), (2, 2)))
+    h = F.relu(F.max_pooling(PF.convolution(h, 32, (5, 5), name="conv2"), (2, 2)))
+    h = F.relu(PF.affine(h, 120, name="fc"))
+    return _relu_head(h, 2, "large"), _relu_head(h, 10, "small")
+
+
+def _relu_head(h: nn.Variable, classes: int, name: str) -> nn.Variable:
+    return PF.affine(F.relu(PF.affine(h, 84, name=f"{name}/hidden")), classes, name=f"{name}/out")
+
+
+PAIRS: Dict[str, Pair] = {"heads": _heads, "towers": _towers}
 
 
 def _cross_entropy(logits: nn.Variable, t: nn.Variable) -> nn.Variable:
@@ -71,11 +84,24 @@ class Terms(NamedTuple):
 
 def terms(net: str, seed: int) -> Terms:
     """Two losses of a net of `PAIRS`."""
-    train, test = load()
-    x, digit, odd = (nn.Variable(shape) for shape in ((_BATCH, 1, 8, 8), (_BATCH, 1), (_BATCH, 1)))
-    large, small = PAIRS[net](x)
+    return terms_of(PAIRS[net], load(), _BATCH, seed)
+
+
+def terms_of(pair: Pair, data: Data, batch_size: int, seed: int) -> Terms:
+    """Two losses of any network.
+
+    Args:
+        pair: makes the logits of both from the images.
+        data: the images.
+        batch_size: how many make a batch.
+        seed: decides the order of the images.
+    """
+    train, test = data
+    x = nn.Variable((batch_size, *train.x.shape[1:]))
+    digit, odd = nn.Variable((batch_size, 1)), nn.Variable((batch_size, 1))
+    large, small = pair(x)
     batches = BatchFeeder(train, x, digit, seed)
-    _, told = PAIRS[net](nn.Variable.from_numpy_array(test.x))
+    _, told = pair(nn.Variable.from_numpy_array(test.x))
 
     def feed() -> None:
         batches()
@@ -91,6 +117,12 @@ def terms(net: str, seed: int) -> Terms:
 def two_losses(net: str, weight: float, seed: int) -> Task:
     """Odd or even, and `weight` times which digit; scored by the latter's accuracy."""
     large, small, feed, score = terms(net, seed)
+    return Task([Player(large + small * weight, nn.get_parameters(), feed)], score)
+
+
+def lenet_heads(weight: float, seed: int) -> Task:
+    """The same on a LeNet of the usual size, whose images have 32 x 32 pixels."""
+    large, small, feed, score = terms_of(_lenet, enlarged(32), _BATCH, seed)
     return Task([Player(large + small * weight, nn.get_parameters(), feed)], score)
 
 

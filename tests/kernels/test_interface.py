@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, List
+from typing import Any, List, Sequence
 
 import nnabla as nn
 import numpy as np
