@@ -94,17 +94,21 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 def experiment_of(options: argparse.Namespace) -> Experiment:
     """The experiment that the options choose."""
     if options.experiment is not None:
-        from importlib import import_module
-
-        module = import_module(f"scaling_study.{options.experiment}")
-        made: Experiment = module.experiment(options.only)
-        return made
+        return further(options.experiment, options.only)
     from scaling_study import picture, table, training
     from scaling_study.experiment import Experiment
     from scaling_study.plan import planned
 
     name = "study_quick" if options.quick else "study"
     return Experiment(name, planned(choice_of(options)), training.work, table.markdown, picture.draw)
+
+
+def further(name: str, only: Optional[Sequence[str]]) -> Experiment:
+    """One of `EXPERIMENTS`, with these networks; None: all."""
+    from importlib import import_module
+
+    made: Experiment = import_module(f"scaling_study.{name}").experiment(only)
+    return made
 
 
 def choice_of(options: argparse.Namespace) -> Choice:
@@ -156,7 +160,12 @@ def _check_names(parser: argparse.ArgumentParser, options: argparse.Namespace) -
     from scaling_study.methods import METHODS, STORAGES
     from scaling_study.nets import NETS
 
-    for option, known in (("only", NETS), ("storage", STORAGES), ("methods", METHODS)):
+    nets = list(NETS)
+    if options.experiment is not None:
+        if options.storage or options.methods:
+            parser.error(f"--{options.experiment} has storages and methods of its own")
+        nets = list(dict.fromkeys(job.net for job in further(options.experiment, None).jobs))
+    for option, known in (("only", nets), ("storage", STORAGES), ("methods", METHODS)):
         for name in getattr(options, option) or ():
             if name not in known:
                 parser.error(f"--{option}: {name!r} is unknown; choose of {','.join(known)}")

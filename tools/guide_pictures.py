@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 GUIDE = ROOT / "build" / "guide"
 
 DESCRIPTION = """\
-Photographs pages of the guide that `make docs` has built, as they look on a desktop (1280 pixels wide) and on
+Photographs pages of the guide that `make docs` has built, as they look on a desktop (1400 pixels wide) and on
 a phone (390), from top to bottom. Says which of them are wider than that, and which pictures are missing.
 """
 
@@ -30,7 +30,7 @@ examples:
   python -m tools.guide_pictures index recipes api/core
 """
 
-WIDTHS = {"desktop": 1280, "phone": 390}
+WIDTHS = {"desktop": 1400, "phone": 390}
 _TALLEST = 16000  # a Chromium takes no taller pictures
 
 # A headless Chromium has a window of 500 pixels at least: the page stands in a frame of its own width.

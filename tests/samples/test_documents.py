@@ -106,13 +106,7 @@ def test_commands_of_the_readme_need_only_what_it_installs() -> None:
     assert all((ROOT / path).exists() for path in named)
 
 
-# Pages whose programs are still too wide.
-WIDE = {"choosing.md", "how_it_works.md", "overflow.md"}
-
-
-@pytest.mark.parametrize(
-    "path", [path for path in WITH_PROGRAMS if path.name not in WIDE], ids=lambda path: path.name
-)
+@pytest.mark.parametrize("path", WITH_PROGRAMS, ids=lambda path: path.name)
 def test_programs_fit_the_column_of_the_guide(path: Path) -> None:
     """At 1400 pixels the column holds 88 characters."""
     lines = [line for program in programs_in(path.read_text("utf-8")) for line in program.splitlines()]

@@ -131,6 +131,6 @@ def test_the_documentation_tells_what_the_results_do() -> None:
         "amax_history": '`"amax_history"`',
     }
     for method, name in names.items():
-        line = rf"^\| {re.escape(METHOD_TITLES[method])} +\| (\d+) of 23 +\| (\d+) "
+        line = rf"^\| {re.escape(METHOD_TITLES[method])} +\| (\d+) of \d+ +\| (\d+) "
         passed, lost = re.findall(line, table, re.M)[0]
-        assert re.search(rf"^\| {name} .*\| {passed}(?: of 23)? \| {lost} \|$", page, re.M), method
+        assert re.search(rf"^\| {name} .*\| {passed}(?: of \d+)? \| {lost} \|$", page, re.M), method

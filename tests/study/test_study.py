@@ -69,10 +69,15 @@ def test_no_training_begins_that_would_exceed_the_budget(tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("argument", "message"),
-    [("--only=lenet,nothing", "'nothing' is unknown; choose of lenet,"), ("--seeds=0", "0 is not 1 or more")],
+    [
+        ("--only=lenet,nothing", "'nothing' is unknown; choose of lenet,"),
+        ("--apart --only=heads_1e-8,lenet", "'lenet' is unknown; choose of heads_1e-5,"),
+        ("--apart --methods=one_scale", "--apart has storages and methods of its own"),
+        ("--seeds=0", "0 is not 1 or more"),
+    ],
 )
 def test_a_wrong_option_is_told(argument: str, message: str) -> None:
-    done = study(argument)
+    done = study(*argument.split())
     assert done.returncode == 2
     assert message in done.stderr
 
