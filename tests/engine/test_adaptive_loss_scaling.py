@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, LossScaleWarning
-from nnabla_adaloss.core import LayerLimitPolicy
+from nnabla_adaloss.core import LayerLimitPolicy, LayerRecord, Reason
 
 FIXED = {"loss_scale_method": "fixed", "use_bound": False}
 # The very first backward chooses scales from its own arrays.
@@ -401,6 +401,18 @@ def test_passes_of_one_iteration_are_numbered_in_records() -> None:
         run(scaling, iteration=5, function_post_hook=fail)
     run(scaling, iteration=5)
     assert numbers()[-1] == (5, 1)
+
+
+def test_records_of_choices_have_the_statistics_that_they_follow_from() -> None:
+    records: List[LayerRecord] = []
+    scaling = AdaptiveLossScaling(mlp(), AdaLossConfig(recorder=records.append, measure_every=2))
+    for _ in range(6):
+        scaling.forward()
+        scaling.backward()
+        scaling.after_update()
+    chosen = [record for record in records if record.iteration and record.reason is not Reason.HELD]
+    assert chosen
+    assert all(record.g is not None and record.g.abs_max > 0.0 for record in chosen)
 
 
 def test_two_losses_that_toggle_need_grad_of_an_intermediate() -> None:

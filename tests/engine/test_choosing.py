@@ -224,6 +224,21 @@ def test_each_component_carries_its_own_scale_and_nothing_is_matched() -> None:
     assert schedule.layer_scales == {"c/affine": out / into, "b/affine": 1.0}
 
 
+@pytest.mark.parametrize("looks", [False, True])
+def test_gradients_whose_scales_are_known_are_looked_at_for_reports_alone(looks: bool) -> None:
+    x = nn.Variable((4, 3), need_grad=True)
+    t = F.tanh(affine(x, "a"))
+    graph = Graph(F.sum(affine(t, "b")))
+    components = graph.structure.components(by_layer=True)
+    scales = [S0 * 4.0**index for index in range(len(components.names))]
+    of = ComponentPass(components, scales)
+    choice = ScaleChoice(OneScale(S0), AlphasByComponent(of, Constraints(), looks=looks), of)
+    known = KnownStatistics({}, graph.data)
+    chooser = choose(graph.structure, choice, known, START, U_MAX)
+    assert graph.scales(chooser, t, x) == [scales[components.of[graph.position(v)]] for v in (t, x)]
+    assert known.complete == (not looks)
+
+
 # What is chosen before a pass is what the pass itself would have chosen.
 
 METHODS = ("approx_range", "amax_history")
