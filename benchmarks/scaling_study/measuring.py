@@ -125,7 +125,9 @@ class _Clock:
         """It has ended."""
         scaling = trainee.loop.scaling
         assert scaling is not None
-        self._seconds[scaling.last_pass == "measured"].append(time.perf_counter() - self._start)
+        last = scaling._last
+        measured = last is not None and (last.learns or last.chose)
+        self._seconds[measured].append(time.perf_counter() - self._start)
 
     def as_dict(self) -> Dict[str, Any]:
         """The share of iterations that measured, and how long the others took as a share of their time."""

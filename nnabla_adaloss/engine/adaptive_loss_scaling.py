@@ -248,13 +248,13 @@ class AdaptiveLossScaling:
 
     @property
     def last_pass(self) -> str:
-        """`"measured"`: the last backward chose its scales as it ran; `"planned"`: it ran without hooks; else
-        why it had hooks all the same. It changes no result.
+        """`"hookless"`: the last backward ran without hooks; `"choosing"`: with hooks, as it chose its scales
+        while it ran; else why it had hooks all the same. It changes no result.
         """
         if self._last is None or self._last.chose:
-            return "measured"
+            return "choosing"
         if self._last.hookless:
-            return "planned"
+            return "hookless"
         steps = None if self._graph.present is None else self._graph.present.steps
         return str(steps) if isinstance(steps, FallbackReason) else "single functions are watched"
 

@@ -91,7 +91,7 @@ def test_lenet(on_device: CountedDevice, type_config: str, method: Union[str, Me
     assert counts.waits == 1
     # A host array that goes to the device waits for all that the device was given before.
     assert counts.writes == 0
-    assert updater.scaling.last_pass == "planned"
+    assert updater.scaling.last_pass == "hookless"
     # Gradients and weights in one launch; in half, weights before forward converts them.
     assert counts.launches["statistics"] == 1 + (type_config == "half")
     assert counts.launches["unscale_add"] == 1
@@ -113,7 +113,7 @@ def test_batches_that_are_accumulated_wait_once_each(on_device: CountedDevice, t
         updater.update()
     with on_device as counts:
         assert updater.update().updated
-    assert updater.scaling.last_pass == "planned"
+    assert updater.scaling.last_pass == "hookless"
     assert (counts.waits, counts.writes) == (3, 0)
     assert counts.launches["statistics"] == 0
     assert counts.launches["unscale_add"] == 3
@@ -125,7 +125,7 @@ def test_resnet50(on_device: CountedDevice) -> None:
     assert (counts.waits, counts.writes) == (1, 0)
     scaled = scaled_layers(updater)
     assert scaled > 30
-    assert updater.scaling.last_pass == "planned"
+    assert updater.scaling.last_pass == "hookless"
     # 54 gradients, up to 96 to a launch.
     assert counts.launches["statistics"] == 1
     assert counts.launches["largest_magnitude"] == 2  # of running statistics

@@ -295,7 +295,7 @@ def test_a_pass_that_chooses_as_it_runs_comes_to_the_same(
         zero()
         scaling.forward()
         scaling.backward(scale)
-        assert scaling.last_pass == "measured"
+        assert scaling.last_pass == "choosing"
         assert scaling._last is not None
         found = scaling._last.schedule
         assert replace(before, components=None) == replace(found, components=None)

@@ -173,7 +173,7 @@ def test_a_rewired_graph_is_right_at_once(case: Any, delay: int, updates_before:
     for gradients in found:
         for name, gradient in expected.items():
             np.testing.assert_array_equal(gradients[name], gradient, err_msg=name)
-    assert "planned" in passes
+    assert "hookless" in passes
 
 
 @cases

@@ -139,7 +139,7 @@ def test_gradients_that_are_zero_are_told_while_scales_are_held(storage: Any, ho
         factor.d = value
         reasons.append(updater.update().reason)
     assert updater.scaling.held
-    assert (updater.scaling.last_pass == "planned") == (not hooked)
+    assert (updater.scaling.last_pass == "hookless") == (not hooked)
     assert reasons == ["updated", "updated", "zero_gradients", "updated"]
 
 
@@ -165,4 +165,4 @@ def test_scales_are_held_for_all_batches_of_an_iteration(delay: int, accum_grad:
     # With delay=0 one of eight iterations looks at arrays as it runs; with delay=1 only the first.
     for number, words in enumerate(passes[2:], 2):
         measures = not delay and number % EVERY == 0
-        assert words == ["measured" if measures else "planned"] * accum_grad, number
+        assert words == ["choosing" if measures else "hookless"] * accum_grad, number

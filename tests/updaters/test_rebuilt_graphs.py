@@ -133,7 +133,7 @@ def test_no_bit_is_another_than_with_one_graph(network: Head, options: Dict[str,
 def test_seven_of_eight_iterations_need_no_hooks() -> None:
     training = Training([branches], rebuilt=True, config=AdaLossConfig(loss_scale_method="amax_history"))
     training.run(25)
-    assert training.passes.count("planned") >= 21
+    assert training.passes.count("hookless") >= 21
 
 
 def test_training_goes_on_from_a_state_in_the_midst_of_held_scales() -> None:
@@ -152,17 +152,17 @@ def test_graphs_that_take_turns_are_all_known() -> None:
     training.run(32)
     assert len({id(plan.structure) for plan in training.plans}) == 2
     # Each measures for itself, and chooses before it runs.
-    assert training.passes[8:].count("planned") == len(training.passes[8:])
+    assert training.passes[8:].count("hookless") == len(training.passes[8:])
 
 
 def test_an_overflow_drops_what_is_held_for_all_of_them() -> None:
     training = Training([normalized, clipped], rebuilt=True)
     training.run(6)
-    assert training.passes[-2:] == ["planned", "planned"]
+    assert training.passes[-2:] == ["hookless", "hookless"]
     training.updater.scaling.restart(8.0)
     training.run(2)
     # What the first of them measures serves both: components go by name.
-    assert training.passes[-2:] == ["measured", "planned"]
+    assert training.passes[-2:] == ["choosing", "hookless"]
 
 
 def test_a_state_that_is_loaded_leaves_nothing_of_graphs_that_took_turns() -> None:
@@ -202,8 +202,8 @@ def test_graphs_of_other_shapes_share_what_is_held(method: str, delay: int) -> N
     assert len({id(plan.structure) for plan in training.plans}) > 2
     assert len(training.updater.scaling._graph._known) == 1
     settled = training.passes[-16:]
-    assert settled.count("measured") == (2 if delay == 0 else 0)
-    assert settled.count("planned") == (14 if delay == 0 else 16)
+    assert settled.count("choosing") == (2 if delay == 0 else 0)
+    assert settled.count("hookless") == (14 if delay == 0 else 16)
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -235,7 +235,7 @@ def test_an_input_that_gets_a_gradient_may_change_its_shape(rebuilt: bool, delay
         expected = gradient(scaling.variable)
         np.testing.assert_array_equal(gradient(scaling, clear_buffer=True), expected)
         passes.append(scaling.last_pass)
-    assert "planned" in passes
+    assert "hookless" in passes
 
 
 @pytest.mark.parametrize("options", [{}, {"storage": "float16"}, {"delay": 1}], ids=str)
@@ -352,7 +352,7 @@ def test_gradients_that_stay_readable_are_unscaled_in_a_graph_that_is_known(clea
             np.testing.assert_array_equal(h.g, native)
             assert scaling.scale_of(h) != 1.0
         before = scaling
-    assert scaling.last_pass == "planned"
+    assert scaling.last_pass == "hookless"
 
 
 def test_an_engine_with_other_scales_is_not_gone_on_from() -> None:

@@ -164,7 +164,7 @@ def test_no_more_than_a_share_is_kept_and_only_until_the_pass_ends(
         assert not seen
         for _ in range(2 * EVERY):
             run(scaling)
-            assert scaling.last_pass == "planned"
+            assert scaling.last_pass == "hookless"
             assert all(v.grad.clear_called for v in inner(scaling))
     assert len(seen) == 2 * EVERY
     gradients, _ = scaling._graph.prepared().statistics.measured_before()
@@ -225,7 +225,7 @@ def test_an_exception_in_backward_leaves_everything_as_it_was(method: str) -> No
     config = AdaLossConfig(loss_scale_method=method, measure_every=1, use_bound=False)
     scaling = AdaptiveLossScaling(loss, config)
     run(scaling, 3)
-    assert scaling.last_pass == "planned"
+    assert scaling.last_pass == "hookless"
     mine = inner(scaling)[3]
     mine.persistent = True
     variables = scaling.plan.all_variables

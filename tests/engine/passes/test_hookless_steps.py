@@ -184,7 +184,7 @@ def test_gradients_that_stay_readable_are_the_same(storage: Optional[str], scale
             np.testing.assert_array_equal(x.view(np.uint32), y.view(np.uint32))
 
 
-@pytest.mark.parametrize(("delay", "begins"), [(0, ["measured", "measured"]), (1, ["measured", "planned"])])
+@pytest.mark.parametrize(("delay", "begins"), [(0, ["choosing", "choosing"]), (1, ["choosing", "hookless"])])
 def test_it_is_told_how_scales_were_applied(delay: int, begins: List[str]) -> None:
     config = AdaLossConfig(loss_scale_method="amax_history", measure_every=EVERY, delay=delay)
     scaling, seen = AdaptiveLossScaling(chain(), config), []
@@ -194,7 +194,7 @@ def test_it_is_told_how_scales_were_applied(delay: int, begins: List[str]) -> No
         seen.append(scaling.last_pass)
     scaling.forward()
     scaling.backward(iteration=3, function_post_hook=lambda f: None)
-    assert [*seen, scaling.last_pass] == [*begins, "planned", "single functions are watched"]
+    assert [*seen, scaling.last_pass] == [*begins, "hookless", "single functions are watched"]
     config = AdaLossConfig(loss_scale_method=alternating, measure_every=EVERY, use_bound=False)
     scaling = AdaptiveLossScaling(unrolled(), config)
     for iteration in range(2):
@@ -214,7 +214,7 @@ def test_with_statistics_of_earlier_iterations_only_the_first_one_measures_as_it
         scaling.forward()
         scaling.backward(scale, iteration=iteration)
         seen.append(scaling.last_pass)
-    assert seen == ["measured", *(2 * EVERY) * ["planned"]]
+    assert seen == ["choosing", *(2 * EVERY) * ["hookless"]]
 
 
 def test_with_those_of_the_same_iteration_one_in_so_many_measures() -> None:
@@ -224,7 +224,7 @@ def test_with_those_of_the_same_iteration_one_in_so_many_measures() -> None:
         scaling.forward()
         scaling.backward(8.0, iteration=iteration)
         seen.append(scaling.last_pass)
-    assert seen == 2 * ["measured", *(EVERY - 1) * ["planned"]] + ["measured"]
+    assert seen == 2 * ["choosing", *(EVERY - 1) * ["hookless"]] + ["choosing"]
 
 
 def test_activations_that_are_computed_again_from_some_iteration_on() -> None:
@@ -241,12 +241,12 @@ def test_activations_that_are_computed_again_from_some_iteration_on() -> None:
     scaling = AdaptiveLossScaling(loss, AdaLossConfig(loss_scale_method="approx_range"))
     for iteration in range(3):
         if iteration == 2:
-            assert scaling.last_pass == "planned"
+            assert scaling.last_pass == "hookless"
             for v in marked:
                 v.recompute = True
         scaling.forward(clear_no_need_grad=True)
         scaling.backward(8.0, clear_buffer=True)
-    assert scaling.last_pass != "planned"
+    assert scaling.last_pass != "hookless"
 
 
 def test_gradients_that_all_but_vanish_are_planned_with_a_large_seed() -> None:
@@ -266,7 +266,7 @@ def test_gradients_that_all_but_vanish_are_planned_with_a_large_seed() -> None:
         zero()
         scaling.forward(clear_no_need_grad=True)
         scaling.backward(clear_buffer=True, iteration=max(iteration - 1, 0), again=iteration == 1)
-    assert scaling.last_pass == "planned"
+    assert scaling.last_pass == "hookless"
     assert scaling.loss_scale > 2.0**60
     for v, gradient in zip(parameters, expected):
         np.testing.assert_array_equal(v.g, gradient)

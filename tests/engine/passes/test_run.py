@@ -54,7 +54,7 @@ def test_after_an_exception_arrays_are_put_back_and_nothing_more_is_done(
     scaling = AdaptiveLossScaling(loss, config)
     for _ in range(2):
         run(scaling, 8.0, function_post_hook=hook)
-    assert (scaling.last_pass == "planned") == (pass_type is HooklessPass)
+    assert (scaling.last_pass == "hookless") == (pass_type is HooklessPass)
     assert scaling.matched > 1
     parameters = nn.get_parameters()
     arrays = {name: (v.data, v.grad) for name, v in parameters.items()}
