@@ -295,7 +295,8 @@ def test_scaled_copy_all(kernels: Kernels, dtypes: Sequence[Any], to_half: bool)
 
 def test_scaled_copies_of_other_types_and_sizes_than_before(kernels: Kernels) -> None:
     copies = ScaledCopies((), (), [2.0, 4.0], [False, False])
-    for dtypes, sizes in [(2 * [np.float32], (3, 4)), (DTYPES, (3, 4)), (2 * [np.float32], (5, 2))]:
+    floats = 2 * [np.float32]
+    for dtypes, sizes in [(floats, (3, 4)), (floats, (5, 2)), (DTYPES, (5, 2)), (floats, (5, 2))]:
         copies.sources = [nd_array(normal(n, dtype), dtype) for n, dtype in zip(sizes, dtypes)]
         copies.targets = [nn.NdArray((n,)) for n in sizes]
         kernels.scaled_copy_all(copies)
