@@ -5,7 +5,7 @@
     python benchmarks/precision_advice.py --report    the table of what is there
 
 Each network is examined once, before training, on batches of seed 0. It is then trained as advised, with
-`AdaptiveLossScalingUpdater` at its defaults, with five seeds, as fp32 has. The question is that of the study: is it as
+`AdaptiveLossScalingUpdater` at its defaults, from five seeds. The question is that of the study: is it as
 good as fp32, whose five trainings per network are those of `results/study.jsonl`?
 
 Each examination and each training is a line of `results/precision_advice.jsonl`; the same command goes on
