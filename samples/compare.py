@@ -35,7 +35,8 @@ batch dropped because of overflow is lost. Dynamic starts with 8, nnabla's defau
 1/40 of the training, as nnabla's default of 2000 updates does in a training of 80 000; otherwise it would
 keep 8 here (samples/demo.py). Adaptive repeats a batch that overflowed, which takes time but loses none.
 The trainings take turns batch by batch in one process, so other load on the machine affects all alike; the
-time in the table is the median ratio to fp32. (Much of it is emulation: it says nothing about a GPU.)
+time in the table is the mean over all batches, relative to fp32's. (Much of it is emulation: it says nothing
+about a GPU.)
 
 Underflow. At twelve moments (six with --quick) backward runs twice on the same activations, storing
 gradients in fp32 and as the method does. An element underflows if it is zero only in the second. The table

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from statistics import median
+from statistics import mean
 from typing import Any, Callable, Dict, List, NamedTuple
 
 import numpy as np
@@ -33,8 +33,8 @@ class Result(NamedTuple):
         skipped_updates: batches thrown away because of infinities or NaNs.
         underflow: share of all gradient elements that fp16 storage loses to zero, over the whole training.
         underflow_by_layer: the same for each layer.
-        milliseconds: median wall time of one batch.
-        relative_time: median ratio of that time to fp32's for the same turn.
+        milliseconds: mean wall time of one batch.
+        relative_time: the time of all batches that were timed, relative to fp32's in the same turns.
         iterations: the numbers of the batches `scales` and `global_scale` belong to.
         global_scale: the loss scale S0.
         scales: for each layer the scale that the gradient of its output carries.
@@ -134,8 +134,8 @@ class Trainee(Training):
             self.thrown_away,
             total(by_layer.values()).share,
             {layer: counts.share for layer, counts in by_layer.items()},
-            1e3 * median(self._seconds.values()),
-            median(self._seconds[turn] / reference._seconds[turn] for turn in shared),
+            1e3 * mean(self._seconds.values()),
+            sum(self._seconds[t] for t in shared) / sum(reference._seconds[t] for t in shared),
             self._turns,
             self._global_scale,
             self._scales,

@@ -20,7 +20,7 @@ test accuracy    of 360 images, with the fp32 weights
 final loss       mean cross entropy of the 1437 training images, without the loss weight
 skipped updates  batches dropped because a gradient was infinite or NaN
 underflow        gradient elements that are zero as stored but not in fp32
-time per batch   relative to fp32 in the same process (median), emulation of fp16 storage included"""
+time per batch   mean, relative to fp32 in the same process; emulation of fp16 storage included"""
 
 
 def table(results: Sequence[Result]) -> str:

@@ -198,11 +198,8 @@ class AdaLoss(ABC):
 
     def take_over_all(self, decided: List[Tuple[str, Observed, Decision]]) -> None:
         """Remember and report decisions in their order, and clear the list."""
-        if self.reports:
-            for layer, observed, decision in decided:
-                self.take_over(layer, observed, decision)
-        else:
-            self._layers.update((layer, decision.state) for layer, _, decision in decided)
+        for layer, observed, decision in decided:
+            self.take_over(layer, observed, decision)
         decided.clear()
 
     def back_off(self, layer: str, alpha: float) -> bool:

@@ -24,7 +24,7 @@ _BELOW_THE_LIMIT = 2.0**-6
 def component_alpha(
     previous_scale: float,
     wanted: Optional[float],
-    g: Optional[ArrayStatistics],
+    g: ArrayStatistics,
     weight: Optional[ArrayStatistics],
     fan_in_bound: float,
     u_max: float,
@@ -35,8 +35,8 @@ def component_alpha(
     Args:
         previous_scale: S, the scale of the arriving gradient.
         wanted: the scale of the input gradient's component; None while nothing is known of it.
-        g: statistics of the output gradient, S included; of no element where it is not known. None: not
-            looked at, as `wanted` is known.
+        g: statistics of the output gradient, S included; of no element where it is not known. Only looked at
+            where `wanted` is None.
         weight: statistics of the weight; None: not looked at.
         fan_in_bound: the largest number of products summed into one element.
         u_max: largest magnitude of the storage format.
@@ -47,7 +47,7 @@ def component_alpha(
     """
     if wanted is not None:
         alpha, reason = wanted / previous_scale, Reason.METHOD
-    elif g is None or g.nonfinite or (weight is not None and weight.nonfinite):
+    elif g.nonfinite or (weight is not None and weight.nonfinite):
         alpha, reason = 1.0, Reason.NONFINITE
     else:
         limit = overflow_limit(g, weight, fan_in_bound, u_max)

@@ -149,8 +149,7 @@ class HistoryPolicy:
 
     def scale(self, amax: float, *, u_max: float) -> float:
         """The scale for gradients of magnitude `amax` at most, which is positive; a power of two."""
-        scale = floor_power_of_two(clamp_scale(u_max / self.margin / amax))
-        return scale if self.min_scale <= scale <= self.max_scale else self._within(scale)
+        return self._within(floor_power_of_two(clamp_scale(u_max / self.margin / amax)))
 
     def after_overflow(self, scale: float) -> float:
         """The scale to try next where `scale` was too large."""

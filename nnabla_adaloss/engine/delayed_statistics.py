@@ -110,7 +110,7 @@ class DelayedStatistics:
         arrays = [self._plan.all_variables[position].grad for position, _ in gradients]
         found = gradients
         if self._storage is not None or not are_readable(arrays):
-            arrays, found = self._unmeasured(gradients, arrays)
+            arrays, found = self._left_to_measure(gradients, arrays)
         unseen = [p for p in data if p not in self._running_data and self.stored_data(p) is None]
         arrays += self._readable(unseen)
         if not arrays:
@@ -119,10 +119,10 @@ class DelayedStatistics:
         self._running.update((position, (ticket, scale)) for (position, scale), ticket in zip(found, tickets))
         self._running_data.update(zip(unseen, tickets[len(found) :]))
 
-    def _unmeasured(
+    def _left_to_measure(
         self, gradients: Sequence[Tuple[int, float]], arrays: Sequence[nn.NdArray]
     ) -> Tuple[List[nn.NdArray], List[Tuple[int, float]]]:
-        """The gradients that are to be measured: not those that a storage has seen, or backward has left."""
+        """The gradients but for those that a storage has seen, and those that backward has left at zero."""
         keys, storage = self._plan.keys, self._storage
         left, found = [], []
         for (position, scale), array in zip(gradients, arrays):

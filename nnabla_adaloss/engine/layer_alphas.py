@@ -13,6 +13,7 @@ from ..core.statistics import ArrayStatistics
 from ..graph.node import LayerSlot, NodeStructure
 from .choosing import ScaleChooser
 from .component_scales import ComponentPass
+from .statistics import NOTHING_KNOWN
 
 
 class AlphasByMethod:
@@ -49,9 +50,7 @@ class AlphasByMethod:
             else lambda: statistics.matrices(node.number, node.slots.index(slot)),
             start.attempt,
         )
-        constraints = self._constraints
-        if chooser.ranges is not None:
-            constraints = chooser.ranges.of_layer(constraints, slot)
+        constraints = _constraints_of(slot, chooser, self._constraints)
         # A leaf's gradient is kept unscaled, in an array of its own: there is nothing to meet.
         stored = None if slot.to_leaf else chooser.scales.get(slot.target)
         if stored is not None:
@@ -94,14 +93,12 @@ class AlphasByComponent:
         component, statistics, start = self._components.of[slot.target], chooser.statistics, chooser.start
         wanted = self._components.scales[component]
         known = wanted is not None
-        g = None if known and not self._looks else statistics.gradient(node.outputs[0], scale)
+        g = NOTHING_KNOWN if known and not self._looks else statistics.gradient(node.outputs[0], scale)
         weight = statistics.stored_data(slot.factor)
         if not known or (weight is None and node.half):
             # Its scaled copy is stored as it is, and must not leave the range.
             weight = statistics.data(slot.factor)
-        constraints = self._constraints
-        if chooser.ranges is not None:
-            constraints = chooser.ranges.of_layer(constraints, slot)
+        constraints = _constraints_of(slot, chooser, self._constraints)
         u_max = chooser.u_max if constraints.range is None else constraints.range.u_max
         alpha, reason = component_alpha(scale, wanted, g, weight, slot.slot.fan_in_bound, u_max, constraints)
         if not slot.to_leaf and slot.target in chooser.scales:
@@ -112,6 +109,10 @@ class AlphasByComponent:
         state = LayerState(start.iteration, alpha, alpha=alpha)
         chooser.decided.append((slot.layer, observed, Decision(alpha, reason, state)))
         return alpha
+
+
+def _constraints_of(slot: LayerSlot, chooser: ScaleChooser, constraints: Constraints) -> Constraints:
+    return constraints if chooser.ranges is None else chooser.ranges.of_layer(constraints, slot)
 
 
 def _operands(

@@ -54,14 +54,14 @@ def measure_components(
         elif position in findings.amax:
             gradients.append((position, findings.amax[position] * scale, scale))
     components.measure_gradients(gradients)
-    alone = [(entry, largest) for entry, largest in unscaled if entry.alone and largest < math.inf]
     components.measure(
         (
             component_of_leaf(structure, components.graph, entry.leaf, entry.function),
             largest * entry.scale,
             entry.scale,
         )
-        for entry, largest in alone
+        for entry, largest in unscaled
+        if entry.alone and largest < math.inf
     )
     return bad
 
