@@ -23,8 +23,23 @@ from .validation import integer, number, positive_number
 # How much further than to a margin below the overflow a scale goes down for the next try.
 _STEPS = 4.0
 
+# How much smaller a scale may be than what was measured leaves room for. Each layer that changes the scale takes
+# a copy of its weight, and to choose all scales anew takes as long as the backward of many layers.
+_SLACK = 4.0
+
 # Fewer measurements than these show too little of how large gradients become: benchmarks/results/windows.md.
 _LEAST_MEASUREMENTS = 16
+
+
+def serves(scale: float, wanted: float) -> bool:
+    """Whether a scale does where `wanted` is the largest that there is room for: it is no larger, and at most
+    two bits smaller.
+
+    Example:
+        >>> [serves(scale, 64.0) for scale in (128.0, 64.0, 16.0, 8.0)]
+        [False, True, True, False]
+    """
+    return wanted / _SLACK <= scale <= wanted
 
 
 class AmaxWindow(NamedTuple):

@@ -175,8 +175,7 @@ class BackwardRunner:
         targets = (slot.target for node in last.plan.structure.nodes for slot in node.slots)
         if not last.measures_loss and all(measured.of.get(p) != measured.overflowed for p in targets):
             return False
-        scale, name = measured.scales[measured.overflowed], measured.graph.names[measured.overflowed]
-        return scale is not None and self.components.after_overflow(name, scale)
+        return self.components.after_overflow(measured)
 
     def shared_statistics(
         self, planned: PreparedGraph, last: Optional[AnyPass]
@@ -213,9 +212,7 @@ class BackwardRunner:
         """The schedule in use, or the next one; None: scales are chosen as the pass runs."""
         schedule = planned.cache.current(start.iteration, start.fixed_scale)
         if schedule is not None:
-            if self._ada_loss.observed:
-                for record in schedule.records(planned.plan.structure, start.iteration, start.attempt):
-                    self._ada_loss.report(record)
+            self._report_held(schedule, planned, start)
             return schedule
         # Nothing is known of a seed gradient of the caller's own.
         if not self._delay or new_seed:
@@ -224,11 +221,18 @@ class BackwardRunner:
         if components is not None and not self.components.has_measured(components.graph):
             return None
         planned.statistics.begin(start.iteration, again=False)
-        schedule = self._passes.chosen(planned, start, components)
+        present, schedule = planned.cache.schedule, self._passes.chosen(planned, start, components)
+        if schedule is not None and schedule is present:
+            self._report_held(schedule, planned, start)
         # What an overflow of this iteration holds down is chosen again in the next one.
         if schedule is not None and not self.components.limited:
             planned.cache.keep(schedule, start.iteration)
         return schedule
+
+    def _report_held(self, schedule: ScaleSchedule, planned: PreparedGraph, start: PassStart) -> None:
+        if self._ada_loss.observed:
+            for record in schedule.records(planned.plan.structure, start.iteration, start.attempt):
+                self._ada_loss.report(record)
 
     def _run_choosing(
         self,

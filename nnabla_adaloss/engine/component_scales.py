@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
-from ..core.scale_history import AmaxWindow, HistoryPolicy
+from ..core.scale_history import AmaxWindow, HistoryPolicy, serves
 from ..core.validation import number
 from ..graph.components import Components
 
@@ -29,6 +29,7 @@ class ComponentPass:
         components: the components.
         scales: the scale of each; None where nothing is known yet.
         silent: in how many passes each has shown nothing but zeros, by name.
+        exact: whether each gets just that scale, and not one nearby that it is reached with.
 
     Attributes:
         graph: the components.
@@ -47,6 +48,8 @@ class ComponentPass:
         components: Components,
         scales: Sequence[Optional[float]],
         silent: Mapping[str, int] = MappingProxyType({}),
+        *,
+        exact: bool = False,
     ) -> None:
         self.graph = components
         self.of, self.producers = components.of, components.producers
@@ -56,6 +59,25 @@ class ComponentPass:
         self.silent = [silent.get(name, 0) for name in components.names]
         self.searched: Set[int] = set()
         self.overflowed: Optional[int] = None
+        self._reached: Set[int] = set(range(len(self.scales))) if exact else set()
+
+    def wanted(self, component: int, arriving: float) -> Optional[float]:
+        """The scale that a layer brings the gradient of its input to; None while nothing is known of it.
+
+        Args:
+            component: the component of that gradient.
+            arriving: the scale of the layer's output gradient. Its input gradient carries it, too, where it
+                serves: then nothing has to be multiplied.
+        """
+        own = self.scales[component]
+        if own is None or component in self._reached:
+            return own
+        return arriving if serves(arriving, own) else own
+
+    def reach(self, component: int, scale: float) -> None:
+        """Give a component its scale in this pass; other gradients of it come to the same."""
+        self.scales[component] = scale
+        self._reached.add(component)
 
     @property
     def complete(self) -> bool:
@@ -113,7 +135,6 @@ class ComponentScales:
         self._u_max_single = u_max if u_max_single is None else u_max_single
         self._single: FrozenSet[str] = frozenset()
         self._limits: Mapping[str, float] = MappingProxyType({})
-        self._names: List[str] = []
         self.settled = True
         self.began: Tuple[int, int] = -1, 0
         self._windows: Dict[str, AmaxWindow] = {}
@@ -161,11 +182,12 @@ class ComponentScales:
             components: the components.
             limits: the largest magnitude of each, by name, where they are not stored alike.
         """
-        self._limits, self._single, self._names = limits, components.single, components.names
+        self._limits, self._single = limits, components.single
         scales = [self.scale(name) for name in components.names]
         zeros = {**dict.fromkeys(self._windows, 1), **self._zeros}
         silent = {n: zeros[n] for n, scale in zip(components.names, scales) if scale is None and n in zeros}
-        return ComponentPass(components, scales, silent)
+        # After an overflow nobody knows how large gradients have become: each goes as low as it has to.
+        return ComponentPass(components, scales, silent, exact=self.limited)
 
     @property
     def limited(self) -> bool:
@@ -206,20 +228,23 @@ class ComponentScales:
                 if used is not None and wanted is not None and wanted > used * self.policy.margin:
                     self.settled = False
 
-    def after_overflow(self, name: str, scale: float) -> bool:
-        """Lower a component that overflowed at `scale`; False when it cannot go lower.
+    def after_overflow(self, measured: ComponentPass) -> bool:
+        """Lower the component that overflowed in a pass; False when none did, or it cannot go lower.
 
         The first time in an iteration that one alone. When that was not enough, gradients have grown on the
         whole way behind it, and all components there are lowered with it: else each would overflow in turn.
         """
-        again = bool(self._ceilings)
+        names, used, first = measured.graph.names, measured.scales, measured.overflowed
+        scale = None if first is None else used[first]
+        if first is None or scale is None:
+            return False
+        again, name = bool(self._ceilings), names[first]
         self._seen[name] = max(self._seen.get(name, 0.0), self.u_max(name) / scale)
         self._ceilings[name] = self.policy.after_overflow(scale)
-        behind = self._names[self._names.index(name) + 1 :] if again and name in self._names else []
-        for other in behind:
+        for other, own in zip(names[first + 1 :], used[first + 1 :]) if again else ():
             present = self.scale(other)
             if present is not None:
-                self._ceilings[other] = self.policy.after_overflow(present)
+                self._ceilings[other] = self.policy.after_overflow(min(present, own or present))
         return not self.policy.at_floor(scale)
 
     def shared(self, names: Sequence[str]) -> List[float]:

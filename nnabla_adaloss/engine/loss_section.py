@@ -8,9 +8,13 @@ from typing import Optional, Tuple
 
 from ..core.loss_section import loss_section_factor
 from ..core.power_of_two import clamp_scale, floor_power_of_two
+from ..core.scale_history import serves
 from ..graph.node import NodeStructure
 from .choosing import ScaleChooser
 from .component_scales import SEARCH_STEP, ComponentPass
+from .gradient_ranges import GradientRanges
+from .schedule import ScaleSchedule
+from .statistics import Statistics
 
 
 class OneScale:
@@ -30,6 +34,12 @@ class OneScale:
         """The scale as it is."""
         return scale, None
 
+    def still_serves(
+        self, schedule: ScaleSchedule, statistics: Statistics, ranges: Optional[GradientRanges]
+    ) -> bool:
+        """False."""
+        return False
+
 
 class FixedScale:
     """The loss gradient carries S0, and is lifted where a small loss weight or a mean shrinks it.
@@ -47,6 +57,12 @@ class FixedScale:
     ) -> Tuple[float, Optional[float]]:
         """S0, lifted."""
         return scale * _lift(chooser, node, scale, several=chooser.structure.loss_exits > 1), None
+
+    def still_serves(
+        self, schedule: ScaleSchedule, statistics: Statistics, ranges: Optional[GradientRanges]
+    ) -> bool:
+        """False."""
+        return False
 
 
 class MeasuredScale:
@@ -83,7 +99,7 @@ class MeasuredScale:
         components = self._components
         behind = components.of[node.inputs[0]]
         wanted = components.scales[behind]
-        highest = self._highest(chooser, node, scale)
+        highest = self._highest(chooser.statistics, chooser.ranges, node.outputs[0], scale)
         if wanted is None:
             lifted = scale * _lift(chooser, node, scale, several=False)
             wanted = lifted
@@ -94,17 +110,33 @@ class MeasuredScale:
                     wanted = clamp_scale(highest * SEARCH_STEP ** (components.silent[behind] - 1))
         elif wanted > highest and not node.expands:
             wanted = highest
-        components.scales[behind] = wanted
+        components.reach(behind, wanted)
         if node.expands and not self._left:
             self._left, self.left_with = True, wanted
         return (highest, wanted) if wanted > highest else (wanted, None)
 
-    def _highest(self, chooser: ScaleChooser, node: NodeStructure, scale: float) -> float:
-        """The largest scale with which the output gradient of `node` itself stays in range."""
-        output = node.outputs[0]
-        g = chooser.statistics.gradient(output, chooser.scales[output])
+    def still_serves(
+        self, schedule: ScaleSchedule, statistics: Statistics, ranges: Optional[GradientRanges]
+    ) -> bool:
+        """Whether each gradient of one element has nearly the scale for which there is room in it, and in the
+        component behind it.
+        """
+        for node in schedule.structure.scale_changes:
+            output, wanted = node.outputs[0], self._components.scales[self._components.of[node.inputs[0]]]
+            scale = schedule.scales.get(output)
+            if scale is None or wanted is None:
+                continue
+            if not serves(scale, min(wanted, self._highest(statistics, ranges, output, scale))):
+                return False
+        return True
+
+    def _highest(
+        self, statistics: Statistics, ranges: Optional[GradientRanges], output: int, scale: float
+    ) -> float:
+        """The largest scale with which a gradient of one element, which carries `scale`, stays in range."""
+        g = statistics.gradient(output, scale)
         if g.abs_max:
-            u_max = self._u_max if chooser.ranges is None else chooser.ranges.u_max_single(output)
+            u_max = self._u_max if ranges is None else ranges.u_max_single(output)
             return scale * floor_power_of_two(clamp_scale(u_max / g.abs_max))
         own = self._components.of[output]
         known = None if self._components.unknown[own] else self._components.scales[own]

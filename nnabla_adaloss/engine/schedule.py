@@ -76,6 +76,10 @@ class ScaleSchedule:
     components: Optional[Sequence[Optional[float]]]
     matched: int
 
+    def is_for(self, structure: GraphStructure, fixed_scale: Optional[float]) -> bool:
+        """Whether it was chosen for graphs of this structure, and for this S0."""
+        return self.structure is structure and self.fixed_scale == fixed_scale
+
     def is_applied_as(self, other: ScaleSchedule) -> bool:
         """Whether a pass does the same with `other`, of a graph of the same topology."""
         return self.seed == other.seed and self.steps == other.steps and self.scales == other.scales
@@ -89,6 +93,17 @@ class ScaleSchedule:
     def accumulated_scales(self) -> Dict[str, float]:
         """The scale S on each layer's input gradient, by layer."""
         return {slot.layer: step.scale * alpha for step, slot, alpha in self._scaled(self.structure)}
+
+    @cached_property
+    def raised(self) -> List[Tuple[NodeStructure, LayerSlot, float]]:
+        """The layers whose alpha is above 1, with their function and the alpha."""
+        return [
+            (node, slot, alpha)
+            for node in self.structure.nodes
+            if node.number in self.steps
+            for slot, alpha in zip(node.slots, self.steps[node.number].alphas)
+            if alpha > 1.0
+        ]
 
     def _scaled(self, structure: GraphStructure) -> Iterator[Tuple[Step, LayerSlot, float]]:
         slots = {node.number: node.slots for node in structure.nodes}

@@ -150,6 +150,15 @@ class GraphStructure:
         return list(dict.fromkeys([*self.gradients, *factors]))
 
     @cached_property
+    def scale_changes(self) -> List[NodeStructure]:
+        """The functions of one element at the loss whose input gradients may get a scale of their own."""
+        return [
+            node
+            for node in self.nodes
+            if node.loss_section and node.separates and node.inputs and not node.non_homogeneous
+        ]
+
+    @cached_property
     def readers(self) -> Dict[int, Set[int]]:
         """Indices of the functions that backward visits and that have a variable as input, by position."""
         found: Dict[int, Set[int]] = {}

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional
 import pytest
 
 from nnabla_adaloss.core.scale_history import HistoryPolicy
-from nnabla_adaloss.engine.component_scales import ComponentScales, measured_of
+from nnabla_adaloss.engine.component_scales import ComponentPass, ComponentScales, measured_of
 from nnabla_adaloss.graph.components import Components
 
 pytestmark = pytest.mark.any_context
@@ -48,12 +48,19 @@ def test_a_scale_follows_from_the_window_and_from_what_this_iteration_has_seen()
     assert of_all(scales) == [2.0**14, 2.0**8, 2.0**6, None]
 
 
+def overflow(scales: ComponentScales, name: str, *used: float) -> bool:
+    measured = ComponentPass(COMPONENTS, used)
+    measured.overflowed = NAMES.index(name)
+    return scales.after_overflow(measured)
+
+
 def test_one_overflow_lowers_one_component_and_the_next_all_behind() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
-    assert scales.after_overflow("a", 2.0**8)
+    assert overflow(scales, "a", 2.0**14, 2.0**8, 2.0**8, 2.0**8)
     assert of_all(scales) == [2.0**14, 2.0**4, 2.0**8, 2.0**8]
-    assert scales.after_overflow("b", 2.0**8)
-    assert of_all(scales) == [2.0**14, 2.0**4, 2.0**4, 2.0**4]
+    # From the scale that the pass has used, which may be smaller than what there is room for.
+    assert overflow(scales, "b", 2.0**14, 2.0**4, 2.0**8, 2.0**6)
+    assert of_all(scales) == [2.0**14, 2.0**4, 2.0**4, 2.0**2]
     # What was lowered only because it is behind has shown nothing.
     scales.end_iteration()
     assert of_all(scales) == [2.0**14, 2.0**6, 2.0**6, 2.0**8]
@@ -61,7 +68,7 @@ def test_one_overflow_lowers_one_component_and_the_next_all_behind() -> None:
 
 def test_an_overflow_at_the_floor_is_no_matter_of_the_scale() -> None:
     scales = scales_with(1.0, 1.0)
-    assert not scales.after_overflow("a", scales.policy.min_scale)
+    assert not overflow(scales, "a", 1.0, scales.policy.min_scale, 1.0, 1.0)
 
 
 def test_what_was_large_is_forgotten_after_a_window() -> None:

@@ -88,18 +88,22 @@ class Passes:
     def chosen(
         self, planned: PreparedGraph, start: PassStart, components: Optional[ComponentPass]
     ) -> Optional[ScaleSchedule]:
-        """A schedule chosen from what is known before the pass; None: not everything is known.
+        """A schedule chosen from what is known before the pass, or the present one, where that still serves;
+        None: not everything is known.
 
         Args:
             planned: the graph.
             start: where the pass starts.
             components: the scales of components; None: they are not measured.
         """
-        known = planned.statistics.known()
+        known, present = planned.statistics.known(), planned.cache.schedule
         if known is None:
             return None
         choice = self._choice(planned, start, components, looks=self._ada_loss.reports)
         structure, ranges = planned.plan.structure, self._ranges(planned)
+        alike = present is not None and present.is_for(structure, start.fixed_scale)
+        if present is not None and alike and choice.still_serves(present, known, ranges):
+            return present
         chooser = choose(structure, choice, known, start, self._u_max, ranges)
         if not known.complete:
             return None
