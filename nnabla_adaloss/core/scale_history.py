@@ -23,7 +23,7 @@ from .validation import integer, number, positive_number
 # How much further than to a margin below the overflow a scale goes down for the next try.
 _STEPS = 4.0
 
-# How much smaller a scale may be than what was measured leaves room for. Each layer that changes the scale takes
+# How much smaller a scale may be than what was measured leaves room for. A layer that changes the scale takes
 # a copy of its weight, and to choose all scales anew takes as long as the backward of many layers.
 _SLACK = 4.0
 

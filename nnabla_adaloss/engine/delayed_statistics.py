@@ -149,6 +149,12 @@ class DelayedStatistics:
         """Positions of gradients and of data that choices have asked for."""
         return self._gradients.keys(), self._data.keys()
 
+    def forget_data(self, asked: AbstractSet[int]) -> None:
+        """Forget all data but what the last choice has asked for."""
+        self._new[1].intersection_update(asked)
+        for position in self._data.keys() - asked:
+            del self._data[position]
+
     def watch(self, arrays: Sequence[nn.NdArray]) -> None:
         """Start to check arrays, all in one call."""
         if arrays:

@@ -103,6 +103,9 @@ class ImmediateStatistics:
         """Nothing is remembered."""
         return set(), set()
 
+    def forget_data(self, asked: AbstractSet[int]) -> None:
+        """Do nothing: nothing is remembered."""
+
     def watch(self, arrays: Sequence[nn.NdArray]) -> None:
         """Do nothing: whoever wants to know looks at once."""
 

@@ -64,6 +64,7 @@ class KnownStatistics:
 
     Attributes:
         complete: whether everything that was asked for was known.
+        asked: positions of the data that was asked for.
 
     Example:
         >>> import numpy as np
@@ -84,6 +85,7 @@ class KnownStatistics:
     ) -> None:
         self._gradients, self._data, self._stored = gradients, data, stored
         self.complete = True
+        self.asked: Set[int] = set()
 
     def gradient(self, position: int, scale: float) -> ArrayStatistics:
         """The statistics of a gradient, as they would be with `scale`."""
@@ -95,6 +97,7 @@ class KnownStatistics:
 
     def data(self, position: int) -> ArrayStatistics:
         """The statistics of a weight or activation."""
+        self.asked.add(position)
         known = self._data.get(position)
         if known is None:
             self.complete = False
@@ -143,7 +146,10 @@ class StatisticsSource(Statistics, Protocol):
         """Measure weights right after an update, before forward converts them to other dtypes."""
 
     def measured_before(self) -> Tuple[AbstractSet[int], AbstractSet[int]]:
-        """Positions of gradients and of data that choices have asked for; they only become more."""
+        """Positions of gradients and of data that choices have asked for."""
+
+    def forget_data(self, asked: AbstractSet[int]) -> None:
+        """Forget all data but what the last choice has asked for: nobody needs to measure it again."""
 
     def watch(self, arrays: Sequence[nn.NdArray]) -> None:
         """Check arrays together with what the pass measures, where that saves a wait: see `Findings`."""

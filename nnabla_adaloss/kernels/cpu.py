@@ -75,11 +75,12 @@ class CpuKernels:
     def statistics_all(self, arrays: Sequence[NdArray]) -> List[ArrayStatistics]:
         if not arrays:
             return []
-        halves = which_are_half(arrays)
+        halves = None if are_float32(arrays) else which_are_half(arrays)
         table = np.zeros((len(arrays), STATISTICS_FIELDS), np.int64)
         table[:, 0] = addresses_of(arrays, halves, HOST)
         sizes = table[:, 1] = [x.size for x in arrays]
-        table[:, 2] = halves
+        if halves is not None:
+            table[:, 2] = halves
         rows = self._library.statistics(table.tobytes())
         return [ArrayStatistics(size, *row[:6]) for size, row in zip(sizes, rows)]
 
