@@ -23,17 +23,36 @@ from .validation import integer, number, positive_number
 # How much further than to a margin below the overflow a scale goes down for the next try.
 _STEPS = 4.0
 
-# How much smaller a scale may be than what was measured leaves room for. A layer that changes the scale takes
-# a copy of its weight, and to choose all scales anew takes as long as the backward of many layers.
+# How much smaller a scale may be than what was measured leaves room for. Each layer that changes the scale
+# copies its weight, and to choose all scales anew takes as long as the backward of many layers.
 _SLACK = 4.0
 
 # Fewer measurements than these show too little of how large gradients become: benchmarks/results/windows.md.
 _LEAST_MEASUREMENTS = 16
 
 
+def levelled(scales: Sequence[float]) -> List[float]:
+    """Scales that follow each other, with the smallest for as many as are at most two bits apart.
+
+    Example:
+        >>> levelled([8.0, 2.0, 4.0, 16.0, 16.0, 1.0])
+        [2.0, 2.0, 2.0, 16.0, 16.0, 1.0]
+    """
+    found: List[float] = []
+    alike = 0
+    smallest = largest = 0.0
+    for scale in scales:
+        low, high = min(smallest, scale), max(largest, scale)
+        if not alike or high > _SLACK * low:
+            found += [smallest] * alike
+            alike, low, high = 0, scale, scale
+        alike, smallest, largest = alike + 1, low, high
+    return found + [smallest] * alike
+
+
 def serves(scale: float, wanted: float) -> bool:
-    """Whether a scale does where `wanted` is the largest that there is room for: it is no larger, and at most
-    two bits smaller.
+    """Whether a scale in use does where `wanted` is the largest that there is room for: it is no larger, and
+    at most two bits smaller.
 
     Example:
         >>> [serves(scale, 64.0) for scale in (128.0, 64.0, 16.0, 8.0)]

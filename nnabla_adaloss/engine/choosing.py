@@ -48,11 +48,6 @@ class LossSection(Protocol):
         gradients are brought to after it has run; None: they stay as they are.
         """
 
-    def still_serves(
-        self, schedule: ScaleSchedule, statistics: Statistics, ranges: Optional[GradientRanges]
-    ) -> bool:
-        """Whether what a schedule has chosen here does as well as what would be chosen now."""
-
 
 class LayerAlphas(Protocol):
     """Chooses the scales of layers."""
@@ -62,11 +57,6 @@ class LayerAlphas(Protocol):
 
         What is stored already where the input gradient is added is brought to the same scale.
         """
-
-    def still_serves(
-        self, schedule: ScaleSchedule, statistics: Statistics, ranges: Optional[GradientRanges]
-    ) -> bool:
-        """Whether the alphas of a schedule do as well as those that would be chosen now."""
 
 
 class ScaleChoice(NamedTuple):
@@ -81,14 +71,6 @@ class ScaleChoice(NamedTuple):
     loss_section: LossSection
     alphas: LayerAlphas
     components: Optional[ComponentPass] = None
-
-    def still_serves(
-        self, schedule: ScaleSchedule, statistics: Statistics, ranges: Optional[GradientRanges]
-    ) -> bool:
-        """Whether a schedule that was chosen earlier does as well as one that would be chosen now."""
-        return self.alphas.still_serves(schedule, statistics, ranges) and self.loss_section.still_serves(
-            schedule, statistics, ranges
-        )
 
 
 class PassStart(NamedTuple):

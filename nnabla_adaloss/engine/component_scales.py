@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
-from ..core.scale_history import AmaxWindow, HistoryPolicy, serves
+from ..core.scale_history import AmaxWindow, HistoryPolicy, levelled
 from ..core.validation import number
 from ..graph.components import Components
 
@@ -29,7 +29,7 @@ class ComponentPass:
         components: the components.
         scales: the scale of each; None where nothing is known yet.
         silent: in how many passes each has shown nothing but zeros, by name.
-        exact: whether each gets just that scale, and not one nearby that it is reached with.
+        limited: whether one was lowered after an overflow.
 
     Attributes:
         graph: the components.
@@ -49,7 +49,7 @@ class ComponentPass:
         scales: Sequence[Optional[float]],
         silent: Mapping[str, int] = MappingProxyType({}),
         *,
-        exact: bool = False,
+        limited: bool = False,
     ) -> None:
         self.graph = components
         self.of, self.producers = components.of, components.producers
@@ -59,25 +59,22 @@ class ComponentPass:
         self.silent = [silent.get(name, 0) for name in components.names]
         self.searched: Set[int] = set()
         self.overflowed: Optional[int] = None
-        self._reached: Set[int] = set(range(len(self.scales))) if exact else set()
+        self._limited = limited
 
-    def wanted(self, component: int, arriving: float) -> Optional[float]:
-        """The scale that a layer brings the gradient of its input to; None while nothing is known of it.
+    def level(self) -> None:
+        """Give components that follow each other one scale, where that is hardly less than their own.
 
-        Args:
-            component: the component of that gradient.
-            arriving: the scale of the layer's output gradient. Its input gradient carries it, too, where it
-                serves: then nothing has to be multiplied.
+        Those of single elements keep theirs: what is multiplied there costs nothing. So do all after an
+        overflow: nobody knows how large gradients have become, and each goes as low as it has to.
         """
-        own = self.scales[component]
-        if own is None or component in self._reached:
-            return own
-        return arriving if serves(arriving, own) else own
-
-    def reach(self, component: int, scale: float) -> None:
-        """Give a component its scale in this pass; other gradients of it come to the same."""
-        self.scales[component] = scale
-        self._reached.add(component)
+        if self._limited:
+            return
+        single, names = self.graph.single, self.graph.names
+        many = [
+            (i, scale) for i, scale in enumerate(self.scales) if scale is not None and names[i] not in single
+        ]
+        for (index, _), scale in zip(many, levelled([scale for _, scale in many])):
+            self.scales[index] = scale
 
     @property
     def complete(self) -> bool:
@@ -186,8 +183,7 @@ class ComponentScales:
         scales = [self.scale(name) for name in components.names]
         zeros = {**dict.fromkeys(self._windows, 1), **self._zeros}
         silent = {n: zeros[n] for n, scale in zip(components.names, scales) if scale is None and n in zeros}
-        # After an overflow nobody knows how large gradients have become: each goes as low as it has to.
-        return ComponentPass(components, scales, silent, exact=self.limited)
+        return ComponentPass(components, scales, silent, limited=self.limited)
 
     @property
     def limited(self) -> bool:

@@ -3,20 +3,17 @@
 
 from __future__ import annotations
 
-from typing import Optional, Tuple
+from typing import Tuple
 
 from ..core.ada_loss import AdaLoss
 from ..core.component_scale import component_alpha
 from ..core.layer_scale import Constraints, Decision, LayerState, Observed
 from ..core.methods import Fixed
-from ..core.scale_history import serves
 from ..core.statistics import ArrayStatistics
 from ..graph.node import LayerSlot, NodeStructure
 from .choosing import ScaleChooser
 from .component_scales import ComponentPass
-from .gradient_ranges import GradientRanges
-from .schedule import ScaleSchedule
-from .statistics import NOTHING_KNOWN, Statistics
+from .statistics import NOTHING_KNOWN
 
 
 class AlphasByMethod:
@@ -53,7 +50,7 @@ class AlphasByMethod:
             else lambda: statistics.matrices(node.number, node.slots.index(slot)),
             start.attempt,
         )
-        constraints = _constraints_of(slot, chooser.ranges, self._constraints)
+        constraints = _constraints_of(slot, chooser, self._constraints)
         # A leaf's gradient is kept unscaled, in an array of its own: there is nothing to meet.
         stored = None if slot.to_leaf else chooser.scales.get(slot.target)
         if stored is not None:
@@ -65,12 +62,6 @@ class AlphasByMethod:
             chooser.match(slot.target, scale * decision.alpha)
         return decision.alpha
 
-    def still_serves(
-        self, schedule: ScaleSchedule, statistics: Statistics, ranges: Optional[GradientRanges]
-    ) -> bool:
-        """False: methods are asked each time."""
-        return False
-
 
 class AlphasOfOne:
     """No layer is scaled."""
@@ -80,12 +71,6 @@ class AlphasOfOne:
         if not slot.to_leaf and slot.target in chooser.scales:
             chooser.bring_to(slot.target, scale)
         return 1.0
-
-    def still_serves(
-        self, schedule: ScaleSchedule, statistics: Statistics, ranges: Optional[GradientRanges]
-    ) -> bool:
-        """False."""
-        return False
 
 
 class AlphasByComponent:
@@ -106,48 +91,28 @@ class AlphasByComponent:
     def alpha(self, chooser: ScaleChooser, node: NodeStructure, slot: LayerSlot, scale: float) -> float:
         """The ratio of two components' scales."""
         component, statistics, start = self._components.of[slot.target], chooser.statistics, chooser.start
-        wanted = self._components.wanted(component, scale)
+        wanted = self._components.scales[component]
         known = wanted is not None
         g = NOTHING_KNOWN if known and not self._looks else statistics.gradient(node.outputs[0], scale)
         weight = statistics.stored_data(slot.factor)
         if not known or (weight is None and node.half):
             # Its scaled copy is stored as it is, and must not leave the range.
             weight = statistics.data(slot.factor)
-        constraints = _constraints_of(slot, chooser.ranges, self._constraints)
+        constraints = _constraints_of(slot, chooser, self._constraints)
         u_max = chooser.u_max if constraints.range is None else constraints.range.u_max
         alpha, reason = component_alpha(scale, wanted, g, weight, slot.slot.fan_in_bound, u_max, constraints)
         if not slot.to_leaf and slot.target in chooser.scales:
             chooser.match(slot.target, scale * alpha)
-        self._components.reach(component, scale * alpha)
+        self._components.scales[component] = scale * alpha
         fan_in, bound = slot.slot.fan_in, slot.slot.fan_in_bound
         observed = Observed(start.iteration, scale, fan_in, bound, g, weight, attempt=start.attempt)
         state = LayerState(start.iteration, alpha, alpha=alpha)
         chooser.decided.append((slot.layer, observed, Decision(alpha, reason, state)))
         return alpha
 
-    def still_serves(
-        self, schedule: ScaleSchedule, statistics: Statistics, ranges: Optional[GradientRanges]
-    ) -> bool:
-        """Whether all components have nearly the scale that they would get now, and no scaled weight leaves
-        its range.
-        """
-        for used, wanted in zip(schedule.components or (), self._components.scales):
-            if wanted is not None and (used is None or not serves(used, wanted)):
-                return False
-        for node, slot, alpha in schedule.raised:
-            weight = statistics.stored_data(slot.factor)
-            if weight is None and node.half:
-                weight = statistics.data(slot.factor)
-            constraints = _constraints_of(slot, ranges, self._constraints)
-            if weight is not None and alpha * weight.abs_max > constraints.weight_max:
-                return False
-        return True
 
-
-def _constraints_of(
-    slot: LayerSlot, ranges: Optional[GradientRanges], constraints: Constraints
-) -> Constraints:
-    return constraints if ranges is None else ranges.of_layer(constraints, slot)
+def _constraints_of(slot: LayerSlot, chooser: ScaleChooser, constraints: Constraints) -> Constraints:
+    return constraints if chooser.ranges is None else chooser.ranges.of_layer(constraints, slot)
 
 
 def _operands(

@@ -8,13 +8,10 @@ from typing import Optional, Tuple
 
 from ..core.loss_section import loss_section_factor
 from ..core.power_of_two import clamp_scale, floor_power_of_two
-from ..core.scale_history import serves
+from ..core.statistics import ArrayStatistics
 from ..graph.node import NodeStructure
 from .choosing import ScaleChooser
 from .component_scales import SEARCH_STEP, ComponentPass
-from .gradient_ranges import GradientRanges
-from .schedule import ScaleSchedule
-from .statistics import Statistics
 
 
 class OneScale:
@@ -34,12 +31,6 @@ class OneScale:
         """The scale as it is."""
         return scale, None
 
-    def still_serves(
-        self, schedule: ScaleSchedule, statistics: Statistics, ranges: Optional[GradientRanges]
-    ) -> bool:
-        """False."""
-        return False
-
 
 class FixedScale:
     """The loss gradient carries S0, and is lifted where a small loss weight or a mean shrinks it.
@@ -57,12 +48,6 @@ class FixedScale:
     ) -> Tuple[float, Optional[float]]:
         """S0, lifted."""
         return scale * _lift(chooser, node, scale, several=chooser.structure.loss_exits > 1), None
-
-    def still_serves(
-        self, schedule: ScaleSchedule, statistics: Statistics, ranges: Optional[GradientRanges]
-    ) -> bool:
-        """False."""
-        return False
 
 
 class MeasuredScale:
@@ -99,7 +84,10 @@ class MeasuredScale:
         components = self._components
         behind = components.of[node.inputs[0]]
         wanted = components.scales[behind]
-        highest = self._highest(chooser.statistics, chooser.ranges, node.outputs[0], scale)
+        output, ranges = node.outputs[0], chooser.ranges
+        u_max = self._u_max if ranges is None else ranges.u_max_single(output)
+        g = chooser.statistics.gradient(output, scale)
+        highest = largest_scale(components, g, output, scale, u_max)
         if wanted is None:
             lifted = scale * _lift(chooser, node, scale, several=False)
             wanted = lifted
@@ -110,38 +98,30 @@ class MeasuredScale:
                     wanted = clamp_scale(highest * SEARCH_STEP ** (components.silent[behind] - 1))
         elif wanted > highest and not node.expands:
             wanted = highest
-        components.reach(behind, wanted)
+        components.scales[behind] = wanted
         if node.expands and not self._left:
             self._left, self.left_with = True, wanted
         return (highest, wanted) if wanted > highest else (wanted, None)
 
-    def still_serves(
-        self, schedule: ScaleSchedule, statistics: Statistics, ranges: Optional[GradientRanges]
-    ) -> bool:
-        """Whether each gradient of one element has nearly the scale for which there is room in it, and in the
-        component behind it.
-        """
-        for node in schedule.structure.scale_changes:
-            output, wanted = node.outputs[0], self._components.scales[self._components.of[node.inputs[0]]]
-            scale = schedule.scales.get(output)
-            if scale is None or wanted is None:
-                continue
-            if not serves(scale, min(wanted, self._highest(statistics, ranges, output, scale))):
-                return False
-        return True
 
-    def _highest(
-        self, statistics: Statistics, ranges: Optional[GradientRanges], output: int, scale: float
-    ) -> float:
-        """The largest scale with which a gradient of one element, which carries `scale`, stays in range."""
-        g = statistics.gradient(output, scale)
-        if g.abs_max:
-            u_max = self._u_max if ranges is None else ranges.u_max_single(output)
-            return scale * floor_power_of_two(clamp_scale(u_max / g.abs_max))
-        own = self._components.of[output]
-        known = None if self._components.unknown[own] else self._components.scales[own]
-        # Where the statistics of the iteration before do not know it, its component does.
-        return math.inf if g.count or known is None else known
+def largest_scale(
+    components: ComponentPass, g: ArrayStatistics, output: int, scale: float, u_max: float
+) -> float:
+    """The largest scale with which a gradient of one element stays in range; infinity: any.
+
+    Args:
+        components: the scales of components.
+        g: what is known of it, with `scale`.
+        output: its position.
+        scale: what it carries.
+        u_max: the largest magnitude that it may have.
+    """
+    if g.abs_max:
+        return scale * floor_power_of_two(clamp_scale(u_max / g.abs_max))
+    own = components.of[output]
+    known = None if components.unknown[own] else components.scales[own]
+    # Where the statistics of the iteration before do not know it, its component does.
+    return math.inf if g.count or known is None else known
 
 
 def _lift(chooser: ScaleChooser, node: NodeStructure, scale: float, *, several: bool) -> float:

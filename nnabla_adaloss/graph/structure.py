@@ -150,7 +150,7 @@ class GraphStructure:
         return list(dict.fromkeys([*self.gradients, *factors]))
 
     @cached_property
-    def scale_changes(self) -> List[NodeStructure]:
+    def handovers(self) -> List[NodeStructure]:
         """The functions of one element at the loss whose input gradients may get a scale of their own."""
         return [
             node

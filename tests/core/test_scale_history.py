@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 
 from nnabla_adaloss.core.power_of_two import floor_power_of_two
-from nnabla_adaloss.core.scale_history import AmaxWindow, HistoryPolicy
+from nnabla_adaloss.core.scale_history import AmaxWindow, HistoryPolicy, levelled, serves
 
 magnitudes = st.one_of(
     st.sampled_from([0.0, 1.0, 2.0]), st.floats(0.0, 1e300), st.floats(0.0, 2.0**-1022, allow_subnormal=True)
@@ -149,3 +149,18 @@ def test_overflows_end_at_the_floor(scale: float, margin: float) -> None:
 def test_arguments_that_make_no_policy(arguments: Dict[str, Any], error: Any) -> None:
     with pytest.raises(error, match=next(iter(arguments))):
         HistoryPolicy(**arguments)
+
+
+@given(st.lists(st.integers(-24, 100)))
+def test_levelled_scales_serve_and_change_as_seldom_as_can_be(exponents: List[int]) -> None:
+    scales = [2.0**e for e in exponents]
+    found = levelled(scales)
+    assert len(found) == len(scales)
+    assert all(map(serves, found, scales))
+    # From each change on, what follows could not have gone on with any scale that serves all before it.
+    start = 0
+    for index in range(1, len(found)):
+        if found[index] != found[index - 1]:
+            run = scales[start : index + 1]
+            assert max(run) > 4.0 * min(run)
+            start = index

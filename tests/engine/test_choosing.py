@@ -224,96 +224,22 @@ def test_each_component_carries_its_own_scale_and_nothing_is_matched() -> None:
     assert schedule.layer_scales == {"c/affine": out / into, "b/affine": 1.0}
 
 
-def by_component(graph: Graph, scales: Sequence[Optional[float]]) -> Tuple[ScaleChoice, KnownStatistics]:
-    """What chooses from these scales of components, and all that it may ask for."""
-    of = ComponentPass(graph.structure.components(by_layer=True), scales)
-    section = MeasuredScale(of, graph.structure.roots[0], S0, U_MAX)
-    choice = ScaleChoice(section, AlphasByComponent(of, Constraints(weight_max=U_MAX)), of)
-    return choice, KnownStatistics(graph.gradients, graph.data, stored=True)
-
-
-def two_layers() -> Tuple[nn.Variable, nn.Variable, nn.Variable]:
+def test_components_that_follow_each_other_get_one_scale_where_it_serves_all() -> None:
     t = F.tanh(affine(nn.Variable((4, 3)), "a"))
-    y = affine(t, "b")
-    return t, y, F.mean(y)
-
-
-@pytest.mark.parametrize(("room", "alpha"), [(0.5, 0.5), (1.0, 1.0), (4.0, 1.0), (8.0, 8.0)])
-def test_a_scale_is_passed_on_where_it_is_at_most_two_bits_below_what_there_is_room_for(
-    room: float, alpha: float
-) -> None:
-    t, _, loss = two_layers()
-    graph = Graph(loss)
-    choice, known = by_component(graph, [S0, S0, S0 * room])
-    chooser = choose(graph.structure, choice, known, START._replace(fixed_scale=None), U_MAX)
-    assert chooser.schedule().layer_scales == {"b/affine": alpha}
-    assert graph.scales(chooser, t) == [S0 * alpha]
-
-
-def test_branches_of_a_component_come_to_one_scale_although_each_could_keep_its_own() -> None:
-    t = F.tanh(affine(nn.Variable((4, 3)), "a"))
-    u = affine(t, "u")
-    p = affine(F.tanh(u), "p")
-    loss = F.mean(p) + F.mean(affine(F.tanh(t), "v"))
-    graph = Graph(loss)
-    of = graph.structure.components(by_layer=True).of
-    scales = [S0] * (max(of.values()) + 1)
-    scales[of[graph.position(u)]] = S0 / 8.0
-    scales[of[graph.position(p)]] = S0 / 8.0
-    scales[of[graph.position(t)]] = S0
-    choice, known = by_component(graph, scales)
-    chooser = choose(graph.structure, choice, known, START._replace(fixed_scale=None), U_MAX)
-    assert chooser.matched == 0
-    assert graph.scales(chooser, u, t) == [S0 / 8.0, S0]
-
-
-@pytest.mark.parametrize("which", range(3))
-@pytest.mark.parametrize(("room", "serves"), [(0.5, False), (1.0, True), (4.0, True), (8.0, False)])
-def test_a_schedule_serves_until_a_scale_is_too_large_or_more_than_two_bits_too_small(
-    room: float, serves: bool, which: int
-) -> None:
-    graph, start = Graph(two_layers()[2]), START._replace(fixed_scale=None)
-    scales = [2.0**4, 2.0**8, 2.0**12]
-    schedule = choose(graph.structure, *by_component(graph, scales), start, U_MAX).schedule()
-    assert schedule.components == scales
-    scales[which] *= room
-    choice, known = by_component(graph, scales)
-    assert choice.still_serves(schedule, known, None) == serves
-
-
-def test_a_schedule_serves_while_single_elements_and_scaled_weights_stay_in_range() -> None:
-    _, y, loss = two_layers()
-    graph, start = Graph(loss), START._replace(fixed_scale=None)
-    scales = [2.0**4, 2.0**20, 2.0**26]
-    schedule = choose(graph.structure, *by_component(graph, scales), start, U_MAX).schedule()
-    root, behind = graph.position(loss), graph.position(y)
-    # The loss gradient itself is as large as it may be, and spreads over elements that have room for more.
-    assert schedule.scales[root] == floor_power_of_two(U_MAX / 0.5)
-    assert schedule.scales[behind] == 2.0**20
-    assert schedule.layer_scales == {"b/affine": 2.0**6}
-
-    def still_serves(loss_gradient: float, weight: float) -> bool:
-        graph.gradients[root] = one(loss_gradient)
-        graph.data = dict.fromkeys(graph.data, one(weight))
-        choice, known = by_component(graph, scales)
-        return choice.still_serves(schedule, known, None)
-
-    assert still_serves(0.5, 0.5)
-    assert still_serves(0.125, 2.0**-20)
-    assert not still_serves(1.0, 0.5)
-    assert not still_serves(0.0625, 0.5)
-    assert still_serves(0.5, 2.0**9)
-    assert not still_serves(0.5, 2.0**10)
-
-
-def test_methods_and_scales_that_are_given_are_asked_each_time() -> None:
-    graph = Graph(two_layers()[2])
-    schedule = graph.chosen("approx_range")[0].schedule()
-    known = KnownStatistics(graph.gradients, graph.data)
-    sections = OneScale(S0), FixedScale(S0)
-    ada_loss = NNablaAdaLoss(AdaLossConfig(), CpuKernels())
-    alphas = AlphasOfOne(), AlphasByMethod(ada_loss, Constraints())
-    assert not any(one.still_serves(schedule, known, None) for one in (*sections, *alphas))
+    u = F.tanh(affine(t, "b"))
+    y = affine(u, "c")
+    loss = F.mean(y)
+    graph = Graph(loss, 2.0**-10, {loss: 1.0})
+    of = ComponentPass(graph.structure.components(by_layer=True), [8.0, 64.0, 32.0, 512.0])
+    of.level()
+    # That of the loss alone costs nothing to change.
+    assert of.scales == [8.0, 32.0, 32.0, 512.0]
+    choice = ScaleChoice(
+        MeasuredScale(of, graph.position(loss), S0, U_MAX), AlphasByComponent(of, Constraints())
+    )
+    chooser = choose(graph.structure, choice, KnownStatistics(graph.gradients, graph.data), START, U_MAX)
+    assert graph.scales(chooser, loss, y, u, t) == [32.0, 32.0, 32.0, 512.0]
+    assert chooser.schedule().layer_scales == {"c/affine": 1.0, "b/affine": 16.0}
 
 
 @pytest.mark.parametrize("looks", [False, True])

@@ -325,7 +325,7 @@ def test_parameters_that_the_solver_does_not_have_decide_nothing(options: Dict[s
             kept[which] = work.batches, work.updater.scale
             assert results[-1].nonfinite_layers
     assert kept["nnabla's"] == (22, 2.0)
-    assert kept["ours"] == (22, 2.0 if options else 32768.0)
+    assert kept["ours"] == (22, 2.0 if options else 16384.0)
 
 
 def log_of_maximum(p: nn.Variable) -> nn.Variable:

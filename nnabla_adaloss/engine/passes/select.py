@@ -21,6 +21,7 @@ from ..layer_alphas import AlphasByComponent, AlphasByMethod, AlphasOfOne
 from ..layer_watch import LayerWatch
 from ..loss_section import FixedScale, MeasuredScale, OneScale
 from ..prepared_graph import PreparedGraph
+from ..renewal import Limits, still_serves
 from ..schedule import ScaleSchedule
 from .hooked import NO_HOOKS, ChosenSteps, HookedPass, ScheduledSteps, UserHooks
 from .hookless import HooklessPass
@@ -99,11 +100,12 @@ class Passes:
         known, present = planned.statistics.known(), planned.cache.schedule
         if known is None:
             return None
-        choice = self._choice(planned, start, components, looks=self._ada_loss.reports)
         structure, ranges = planned.plan.structure, self._ranges(planned)
-        alike = present is not None and present.is_for(structure, start.fixed_scale)
-        if present is not None and alike and choice.still_serves(present, known, ranges):
-            return present
+        if self._by_layer and components and present and present.is_for(structure, start.fixed_scale):
+            limits = Limits(self._constraints(start), self.u_max_single, ranges)
+            if still_serves(present, components, known, limits):
+                return present
+        choice = self._choice(planned, start, components, looks=self._ada_loss.reports)
         chooser = choose(structure, choice, known, start, self._u_max, ranges)
         if not known.complete:
             return None
@@ -198,18 +200,22 @@ class Passes:
         *,
         looks: bool = True,
     ) -> ScaleChoice:
-        # Scaled copies of weights are stored as weights are.
-        stored = math.inf if self._storage is None else self._storage.precisions.narrowest.stored_data.max
-        measured = start.fixed_scale is None
-        constraints = Constraints(weight_max=min(self._u_max, stored), guard_from=1.0 if measured else 0.0)
+        measured, constraints = start.fixed_scale is None, self._constraints(start)
         section: LossSection = FixedScale(start.start_scale)
         alphas: LayerAlphas = AlphasByMethod(self._ada_loss, constraints)
+        if self._by_layer and components is not None:
+            components.level()
+            alphas = AlphasByComponent(components, constraints, looks=looks)
         if measured and components is not None:
             root = planned.plan.structure.roots[0]
             section = MeasuredScale(components, root, start.start_scale, self.u_max_single)
-        if self._by_layer and components is not None:
-            alphas = AlphasByComponent(components, constraints, looks=looks)
         return ScaleChoice(section, alphas, components)
+
+    def _constraints(self, start: PassStart) -> Constraints:
+        # Scaled copies of weights are stored as weights are.
+        stored = math.inf if self._storage is None else self._storage.precisions.narrowest.stored_data.max
+        guard_from = 1.0 if start.fixed_scale is None else 0.0
+        return Constraints(weight_max=min(self._u_max, stored), guard_from=guard_from)
 
     def _context(self, planned: PreparedGraph) -> PassContext:
         return PassContext(
