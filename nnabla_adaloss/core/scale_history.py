@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, List, NamedTuple, Sequence, Tuple
 
-from .power_of_two import clamp_scale, floor_power_of_two
+from .power_of_two import floor_power_of_two
 from .validation import integer, number, positive_number
 
 # How much further than to a margin below the overflow a scale goes down for the next try.
@@ -42,11 +42,14 @@ def levelled(scales: Sequence[float]) -> List[float]:
     alike = 0
     smallest = largest = 0.0
     for scale in scales:
-        low, high = min(smallest, scale), max(largest, scale)
-        if not alike or high > _SLACK * low:
+        if scale > _SLACK * smallest or largest > _SLACK * scale:
             found += [smallest] * alike
-            alike, low, high = 0, scale, scale
-        alike, smallest, largest = alike + 1, low, high
+            alike, smallest, largest = 0, scale, scale
+        elif scale < smallest:
+            smallest = scale
+        elif scale > largest:
+            largest = scale
+        alike += 1
     return found + [smallest] * alike
 
 
@@ -183,7 +186,11 @@ class HistoryPolicy:
 
     def scale(self, amax: float, *, u_max: float) -> float:
         """The scale for gradients of magnitude `amax` at most, which is positive; a power of two."""
-        return self._within(floor_power_of_two(clamp_scale(u_max / self.margin / amax)))
+        room = u_max / self.margin / amax
+        # Infinity and zero are among them.
+        if not self.min_scale < room < 2.0 * self.max_scale:
+            return self._within(room)
+        return self._within(floor_power_of_two(room))
 
     def after_overflow(self, scale: float) -> float:
         """The scale to try next where `scale` was too large."""
@@ -194,7 +201,9 @@ class HistoryPolicy:
         return scale <= self.min_scale
 
     def _within(self, scale: float) -> float:
-        return min(max(scale, self.min_scale), self.max_scale)
+        if scale < self.min_scale:
+            return self.min_scale
+        return self.max_scale if scale > self.max_scale else scale
 
 
 # To make one and check it takes as long as to read ten functions of a graph that is built anew.

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Union
+from typing import AbstractSet, Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
 
 import nnabla as nn
 import numpy as np
@@ -226,7 +226,7 @@ class AdaptiveLossScaling:
         return self._last.found_inf if self._last else []
 
     @property
-    def nonzero_leaves(self) -> Set[int]:
+    def nonzero_leaves(self) -> AbstractSet[int]:
         """Keys of the leaves to which the last backward has added more than zeros."""
         return self._last.nonzero if self._last else set()
 

@@ -56,7 +56,7 @@ class ComponentPass:
         self.scales = list(scales)
         self.magnitudes: List[Optional[float]] = [None] * len(self.scales)
         self.unknown = [scale is None for scale in scales]
-        self.silent = [silent.get(name, 0) for name in components.names]
+        self.silent = [silent.get(name, 0) for name in components.names] if silent else [0] * len(self.scales)
         self.searched: Set[int] = set()
         self.overflowed: Optional[int] = None
         self._limited = limited
@@ -181,8 +181,11 @@ class ComponentScales:
         """
         self._limits, self._single = limits, components.single
         scales = [self.scale(name) for name in components.names]
-        zeros = {**dict.fromkeys(self._windows, 1), **self._zeros}
-        silent = {n: zeros[n] for n, scale in zip(components.names, scales) if scale is None and n in zeros}
+        silent: Dict[str, int] = {}
+        if None in scales:
+            zeros = {**dict.fromkeys(self._windows, 1), **self._zeros}
+            unknown = [name for name, scale in zip(components.names, scales) if scale is None]
+            silent = {name: zeros[name] for name in unknown if name in zeros}
         return ComponentPass(components, scales, silent, limited=self.limited)
 
     @property

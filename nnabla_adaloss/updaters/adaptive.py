@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import AbstractSet, Any, Callable, Dict, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import nnabla as nn
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
@@ -176,7 +176,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         # Keys of the parameters that the solver had when that was last asked, and of those to which the last
         # batches added more than zeros.
         self._trained: Set[int] = set()
-        self._nonzero: Set[int] = set()
+        self._nonzero: AbstractSet[int] = set()
         # The last iteration with a gradient that was not zero.
         self._last_gradient = 0
 
@@ -341,7 +341,8 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
                 scaling, self.solver, self._idle.lock, self._s0, self._retries, self.counters, options
             )
             outcome = batch.run(outcome, first=not index)
-            self._nonzero = scaling.nonzero_leaves | (self._nonzero if index else set())
+            found = scaling.nonzero_leaves
+            self._nonzero = self._nonzero | found if index else found
         return outcome
 
     def _undo_batches(self) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from functools import cached_property
 from itertools import compress
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ...graph.plan import GraphPlan
 from ...kernels.arrays import stored_dtype
@@ -99,10 +99,14 @@ class BackwardPass:
         return self.schedule.fixed_scale is None
 
     @property
-    def nonzero(self) -> Set[int]:
+    def nonzero(self) -> AbstractSet[int]:
         """Keys of the leaves whose gradients are not all zeros."""
+        leaves, largest = self._seen
+        # Mostly those of all leaves.
+        if all(largest) and len({*leaves}) == len(self.plan.leaves):
+            return self.plan.leaves.keys()
         keys = self.plan.keys
-        return {keys[position] for position in compress(*self._seen)}
+        return {keys[position] for position in compress(leaves, largest)}
 
     @property
     def learns(self) -> bool:
