@@ -34,4 +34,4 @@ class Reason(str, Enum):
     """The gradient or the weight holds an infinity or a NaN: no scale would help."""
 
     HELD = "held"
-    """It was chosen some iterations ago, and serves until it is measured again."""
+    """It was chosen some iterations ago, and still serves."""

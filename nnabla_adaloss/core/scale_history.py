@@ -3,7 +3,7 @@
 
     entry = largest magnitude of an iteration, as stored, divided by its scale
     amax  = largest entry of the last `window` iterations that measured one
-    scale = largest power of two with scale * amax <= u_max / margin
+    scale = largest power of two with scale * amax <= u_max / margin, or one that is up to two bits smaller
     after an overflow at scale s:  entry >= u_max / s;  tried again with s / (4 * margin)
 
 The policy and what it remembers are apart, as those of the growing scale are

@@ -12,7 +12,7 @@ import nnabla.solvers as S
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, UpdateResult
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, HistoryPolicy, UpdateResult
 from nnabla_adaloss.engine.passes import select
 from nnabla_adaloss.engine.passes.hookless_steps import FallbackReason
 from tests.updaters.networks import AS_THE_BASELINE, snapshot, training
@@ -166,3 +166,20 @@ def test_scales_are_held_for_all_batches_of_an_iteration(delay: int, accum_grad:
     for number, words in enumerate(passes[2:], 2):
         measures = not delay and number % EVERY == 0
         assert words == ["choosing" if measures else "hookless"] * accum_grad, number
+
+
+@pytest.mark.parametrize("jump", [2.0**-2, 2.0**-3])
+def test_scales_are_chosen_anew_only_when_they_are_more_than_two_bits_too_small(jump: float) -> None:
+    solver, loss, factor = exploding()
+    history = HistoryPolicy(window=1)
+    updater = AdaptiveLossScalingUpdater(solver, loss, storage="float16", global_scale=history)
+    held = set()
+    for iteration in range(12 * EVERY):
+        if iteration == 6 * EVERY:
+            assert len(held) == 1
+            factor.d *= jump
+        assert updater.update().updated
+        if iteration > EVERY:
+            held.add(updater.scaling.loss_scale)
+    assert len(held) == (1 if jump == 2.0**-2 else 2)
+    assert max(held) / min(held) in (1.0, 1.0 / jump)
