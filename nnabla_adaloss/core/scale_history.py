@@ -3,7 +3,7 @@
 
     entry = largest magnitude of an iteration, as stored, divided by its scale
     amax  = largest entry of the last `window` iterations that measured one
-    scale = largest power of two with scale * amax <= u_max / margin, or one that is up to two bits smaller
+    scale = largest power of two with scale * amax <= u_max / margin
     after an overflow at scale s:  entry >= u_max / s;  tried again with s / (4 * margin)
 
 The policy and what it remembers are apart, as those of the growing scale are
@@ -23,9 +23,9 @@ from .validation import integer, number, positive_number
 # How much further than to a margin below the overflow a scale goes down for the next try.
 _STEPS = 4.0
 
-# How much smaller a scale may be than what was measured leaves room for. Each layer that changes the scale
-# copies its weight, and to choose all scales anew takes as long as the backward of many layers.
-_SLACK = 4.0
+# How far apart scales may be for which the smallest stands in. Each layer that changes the scale copies
+# its weight; and of scales that change less often, fewer are chosen anew.
+_APART = 4.0
 
 # Fewer measurements than these show too little of how large gradients become: benchmarks/results/windows.md.
 _LEAST_MEASUREMENTS = 16
@@ -42,7 +42,7 @@ def levelled(scales: Sequence[float]) -> List[float]:
     alike = 0
     smallest = largest = 0.0
     for scale in scales:
-        if scale > _SLACK * smallest or largest > _SLACK * scale:
+        if scale > _APART * smallest or largest > _APART * scale:
             found += [smallest] * alike
             alike, smallest, largest = 0, scale, scale
         elif scale < smallest:
@@ -51,17 +51,6 @@ def levelled(scales: Sequence[float]) -> List[float]:
             largest = scale
         alike += 1
     return found + [smallest] * alike
-
-
-def serves(scale: float, wanted: float) -> bool:
-    """Whether a scale in use does where `wanted` is the largest that there is room for: it is no larger, and
-    at most two bits smaller.
-
-    Example:
-        >>> [serves(scale, 64.0) for scale in (128.0, 64.0, 16.0, 8.0)]
-        [False, True, True, False]
-    """
-    return wanted / _SLACK <= scale <= wanted
 
 
 class AmaxWindow(NamedTuple):

@@ -259,7 +259,10 @@ class BackwardRunner:
         if start.fixed_scale is not None and not self.by_layer:
             return None
         components = self.components_of(planned)
-        return self.components.begin(components, self._passes.limits(planned, components))
+        begun = self.components.begin(components, self._passes.limits(planned, components))
+        if self.by_layer:
+            begun.level()
+        return begun
 
     def _run(self, running: AnyPass, request: PassRequest, grad: Optional[Seed]) -> None:
         run_pass(self._loss, running, grad, request.clear_buffer, request.hooks, self._seed)

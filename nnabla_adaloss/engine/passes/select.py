@@ -21,7 +21,7 @@ from ..layer_alphas import AlphasByComponent, AlphasByMethod, AlphasOfOne
 from ..layer_watch import LayerWatch
 from ..loss_section import FixedScale, MeasuredScale, OneScale
 from ..prepared_graph import PreparedGraph
-from ..renewal import Limits, still_serves
+from ..renewal import Limits, would_be_chosen
 from ..schedule import ScaleSchedule
 from .hooked import NO_HOOKS, ChosenSteps, HookedPass, ScheduledSteps, UserHooks
 from .hookless import HooklessPass
@@ -89,8 +89,8 @@ class Passes:
     def chosen(
         self, planned: PreparedGraph, start: PassStart, components: Optional[ComponentPass]
     ) -> Optional[ScaleSchedule]:
-        """A schedule chosen from what is known before the pass, or the present one, where that still serves;
-        None: not everything is known.
+        """A schedule chosen from what is known before the pass, or the present one, if it would be chosen
+        again; None: not everything is known.
 
         Args:
             planned: the graph.
@@ -103,7 +103,7 @@ class Passes:
         structure, ranges = planned.plan.structure, self._ranges(planned)
         if self._by_layer and components and present and present.is_for(structure, start.fixed_scale):
             limits = Limits(self._constraints(start), self.u_max_single, ranges)
-            if still_serves(present, components, known, limits):
+            if would_be_chosen(present, components, known, limits):
                 return present
         choice = self._choice(planned, start, components, looks=self._ada_loss.reports)
         chooser = choose(structure, choice, known, start, self._u_max, ranges)
@@ -204,7 +204,6 @@ class Passes:
         section: LossSection = FixedScale(start.start_scale)
         alphas: LayerAlphas = AlphasByMethod(self._ada_loss, constraints)
         if self._by_layer and components is not None:
-            components.level()
             alphas = AlphasByComponent(components, constraints, looks=looks)
         if measured and components is not None:
             root = planned.plan.structure.roots[0]
