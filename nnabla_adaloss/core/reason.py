@@ -34,4 +34,4 @@ class Reason(str, Enum):
     """The gradient or the weight holds an infinity or a NaN: no scale would help."""
 
     HELD = "held"
-    """It was chosen some iterations ago, and still serves."""
+    """It was chosen some iterations ago, and would be chosen again, or is not measured anew yet."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether scales that are due to be chosen would come to those in use.
 
-To choose takes as long as the backward of many layers, and changes nothing in nine of ten cases.
+To choose takes as long as the backward of many layers, and mostly changes nothing.
 """
 
 from __future__ import annotations
