@@ -35,7 +35,7 @@ def test_layers_are_written_about_as_by_debug_level(level: int, caplog: pytest.L
 def test_what_goes_wrong_is_written_with_its_cause(caplog: pytest.LogCaptureFixture) -> None:
     lines = told(caplog, monitors=[LogMonitor(0)], config=AdaLossConfig(measure_every=1, delay=0))
     assert lines[0] == "iteration 1, attempt 0: batch repeated: first measurement"
-    assert lines[1] == "iteration 1: loss scale 8 -> 65536"
+    assert lines[1] == "iteration 1: loss scale 8 -> 16384"
     bad = "first bad layer: output/affine/Add2"
     assert lines[2] == f"iteration 3, attempt 0: batch repeated: overflow; {bad}"
     assert f"iteration 3: 1 batch is lost: hopeless; {bad}" in lines
