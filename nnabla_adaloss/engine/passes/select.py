@@ -103,7 +103,7 @@ class Passes:
         structure, ranges = planned.plan.structure, self._ranges(planned)
         if self._by_layer and components and present and present.is_for(structure, start.fixed_scale):
             limits = Limits(self._constraints(start), self.u_max_single, ranges)
-            if would_be_chosen(present, components, known, limits):
+            if would_be_chosen(present, components, known, limits) and known.complete:
                 return present
         choice = self._choice(planned, start, components, looks=self._ada_loss.reports)
         chooser = choose(structure, choice, known, start, self._u_max, ranges)
