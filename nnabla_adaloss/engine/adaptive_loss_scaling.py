@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ..core.config import AdaLossConfig
 from ..core.layer_limits import LayerLimit, LayerLimitPolicy
 from ..core.scale_history import HistoryPolicy
+from ..emulation.rounded_storage import RoundedStorage
 from ..errors import GraphChangedError
 from ..graph.float_tail import TailReader
 from ..graph.hooks import Hook
@@ -26,7 +27,6 @@ from ..monitor import Audience, audience_of
 from ..undo import BatchGuard, ForwardState
 from .backward_runner import BackwardRunner, config_for
 from .component_scales import ComponentScales
-from .emulated_storage import EmulatedStorage
 from .layer_watch import watch_for
 from .passes.hooked import NO_HOOKS, UserHooks
 from .passes.hookless_steps import FallbackReason
@@ -99,7 +99,7 @@ class AdaptiveLossScaling:
                 "loss is scaled already: it is an AdaptiveLossScaling; give the loss that was wrapped in it, "
                 "or its FormatEmulation"
             )
-        self._storage: Optional[EmulatedStorage] = getattr(loss, "emulated_storage", None)
+        self._storage: Optional[RoundedStorage] = getattr(loss, "emulated_storage", None)
         self._variable = variable_of(loss)
         self._reader = TailReader(self._variable, float_tail=float_tail)
         reading = self._reader.read()

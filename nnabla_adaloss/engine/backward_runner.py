@@ -13,6 +13,7 @@ from ..core.config import AdaLossConfig
 from ..core.methods import Needs
 from ..core.precision import Precision
 from ..core.scale_history import HistoryPolicy
+from ..emulation.rounded_storage import RoundedStorage
 from ..errors import warn
 from ..graph.components import Components
 from ..graph.loss_like import LossLike, check_scale, variable_of
@@ -22,7 +23,6 @@ from ..kernels import Kernels
 from .blame import layer_to_blame
 from .choosing import PassStart
 from .component_scales import ComponentPass, ComponentScales
-from .emulated_storage import EmulatedStorage
 from .passes.hooked import HookedPass
 from .passes.run import AnyPass, run_pass, unscale_visible
 from .passes.select import Passes, PassRequest
@@ -31,7 +31,7 @@ from .schedule import ScaleSchedule
 
 
 def config_for(
-    config: Optional[AdaLossConfig], storage: Optional[EmulatedStorage], *, in_half: bool
+    config: Optional[AdaLossConfig], storage: Optional[RoundedStorage], *, in_half: bool
 ) -> AdaLossConfig:
     """The configuration for a network, with method and dtype filled in.
 
@@ -76,7 +76,7 @@ class BackwardRunner:
         config: AdaLossConfig,
         ada_loss: AdaLoss,
         kernels: Kernels,
-        storage: Optional[EmulatedStorage],
+        storage: Optional[RoundedStorage],
         history: HistoryPolicy,
         *,
         delay: int,

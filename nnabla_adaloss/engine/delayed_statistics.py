@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from ..core.statistics import ArrayStatistics, pool
 from ..core.validation import number
+from ..emulation.rounded_storage import RoundedStorage
 from ..graph.plan import GraphPlan
 from ..kernels.arrays import are_readable, as_float32, stored_dtype
 from ..kernels.measurements import Measurements
 from ..kernels.scratch import ScratchPool
-from .emulated_storage import EmulatedStorage
 from .statistics import NOTHING_KNOWN, Findings, KnownStatistics
 
 # The ticket of a measurement that is still running, or its result.
@@ -43,7 +43,7 @@ class DelayedStatistics:
         plan: GraphPlan,
         measurements: Measurements,
         pool: ScratchPool,
-        storage: Optional[EmulatedStorage],
+        storage: Optional[RoundedStorage],
     ) -> None:
         self._plan, self._measurements, self._pool, self._storage = plan, measurements, pool, storage
         self._gradients: Dict[int, ArrayStatistics] = {}
@@ -58,7 +58,7 @@ class DelayedStatistics:
         self._new: Tuple[Set[int], Set[int]] = set(), set()
         self.complete = True
 
-    def bind(self, plan: GraphPlan, storage: Optional[EmulatedStorage]) -> None:
+    def bind(self, plan: GraphPlan, storage: Optional[RoundedStorage]) -> None:
         """Measure the arrays of this graph from now on."""
         self._plan, self._storage = plan, storage
 

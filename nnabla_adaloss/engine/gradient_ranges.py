@@ -9,10 +9,10 @@ from typing import Dict, Optional
 from ..core.config import AdaLossConfig
 from ..core.layer_scale import Constraints
 from ..core.methods import Range
+from ..emulation.rounded_storage import RoundedStorage
 from ..graph.components import Components
 from ..graph.node import LayerSlot
 from ..graph.plan import GraphPlan
-from .emulated_storage import EmulatedStorage
 
 
 class GradientRanges:
@@ -24,13 +24,13 @@ class GradientRanges:
         plan: the graph, whose variables go by position.
     """
 
-    def __init__(self, config: AdaLossConfig, storage: EmulatedStorage, plan: GraphPlan) -> None:
+    def __init__(self, config: AdaLossConfig, storage: RoundedStorage, plan: GraphPlan) -> None:
         self._config, self._storage = config, storage
         self._keys, self._shapes = plan.keys, plan.structure.described.shapes
 
     @classmethod
     def where_layers_differ(
-        cls, config: AdaLossConfig, storage: Optional[EmulatedStorage], plan: GraphPlan
+        cls, config: AdaLossConfig, storage: Optional[RoundedStorage], plan: GraphPlan
     ) -> Optional[GradientRanges]:
         """The ranges; None where all gradients have that of the configuration."""
         return None if storage is None or storage.precisions.only is not None else cls(config, storage, plan)

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.statistics import ArrayStatistics
+from ..emulation.rounded_storage import RoundedStorage
 from ..graph.plan import GraphPlan
 from ..kernels.arrays import are_readable, as_float32, stored_dtype
 from ..kernels.interface import Kernels
 from ..kernels.scratch import ScratchPool
-from .emulated_storage import EmulatedStorage
 from .statistics import Findings, KnownStatistics
 
 
@@ -29,7 +29,7 @@ class ImmediateStatistics:
     """
 
     def __init__(
-        self, plan: GraphPlan, kernels: Kernels, pool: ScratchPool, storage: Optional[EmulatedStorage]
+        self, plan: GraphPlan, kernels: Kernels, pool: ScratchPool, storage: Optional[RoundedStorage]
     ) -> None:
         self._plan, self._kernels, self._pool, self._storage = plan, kernels, pool, storage
         self._nonfinite: Set[int] = set()
@@ -43,7 +43,7 @@ class ImmediateStatistics:
         """True: arrays are read when they are asked for."""
         return True
 
-    def bind(self, plan: GraphPlan, storage: Optional[EmulatedStorage]) -> None:
+    def bind(self, plan: GraphPlan, storage: Optional[RoundedStorage]) -> None:
         """Read the arrays of this graph from now on."""
         self._plan, self._storage = plan, storage
 

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from ..core.formats import Format, get_format
 from ..core.layer_record import LayerRecord
 from ..core.reason import Reason
+from ..emulation.rounded_storage import RoundedStorage
 from ..graph.node import Node, Scaling
 from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
 from ..kernels.interface import Kernels
 from ..monitor import Audience, GradientSeen, LayerArrays, LayerScaled
-from .emulated_storage import EmulatedStorage
 
 
 class Stored(NamedTuple):
@@ -30,7 +30,7 @@ class Stored(NamedTuple):
     """
 
     kernels: Kernels
-    storage: Optional[EmulatedStorage]
+    storage: Optional[RoundedStorage]
     format: Format
 
 
@@ -90,7 +90,7 @@ class LayerWatch:
 
 def watch_for(
     audience: Audience,
-    stored: Tuple[Kernels, Optional[EmulatedStorage], Union[str, Format, None]],
+    stored: Tuple[Kernels, Optional[RoundedStorage], Union[str, Format, None]],
     iteration: int,
     attempt: int,
 ) -> Optional[LayerWatch]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from typing import Dict, Mapping, Optional, Sequence, Set, Tuple
 
+from ..emulation.rounded_storage import RoundedStorage
 from ..graph.plan import GraphPlan
 from .component_scales import ComponentPass
-from .emulated_storage import EmulatedStorage
 from .leaf_gradients import Written
 from .shares import component_of_leaf
 from .statistics import Findings
@@ -25,7 +25,7 @@ def measure_components(
     scales: Mapping[int, float],
     findings: Findings,
     unscaled: Sequence[Unscaled],
-    storage: Optional[EmulatedStorage],
+    storage: Optional[RoundedStorage],
 ) -> Set[int]:
     """Have components take note of what a pass has measured.
 

@@ -8,6 +8,7 @@ from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Unio
 
 import nnabla as nn
 
+from ..emulation.rounded_storage import RoundedStorage
 from ..graph.names import ParameterNames
 from ..graph.plan import GraphPlan, completed_names
 from ..graph.reading import GraphDescription, GraphReading
@@ -15,7 +16,6 @@ from ..graph.structure import GraphStructure, PlanOptions
 from ..kernels import Kernels, Measurements, measurements_by
 from ..kernels.scratch import ScratchPool
 from .delayed_statistics import DelayedStatistics
-from .emulated_storage import EmulatedStorage
 from .immediate_statistics import ImmediateStatistics
 from .passes.hookless_steps import FallbackReason, HooklessSteps
 from .schedule import ScaleSchedule, ScheduleCache
@@ -112,7 +112,7 @@ class PreparedGraph:
     _shares: Sequence[Optional[Share]] = ()
     _shared: Tuple[int, int] = (0, 0)
 
-    def built_again(self, plan: GraphPlan, storage: Optional[EmulatedStorage]) -> PreparedGraph:
+    def built_again(self, plan: GraphPlan, storage: Optional[RoundedStorage]) -> PreparedGraph:
         """The same for another graph of the same topology.
 
         Args:
@@ -181,7 +181,7 @@ class GraphPreparation:
         more_names: Callable[[], ParameterNames],
         *,
         kernels: Kernels,
-        storage: Optional[EmulatedStorage],
+        storage: Optional[RoundedStorage],
         delayed: bool,
         new_cache: Callable[[], ScheduleCache],
     ) -> None:

@@ -7,11 +7,11 @@ from typing import List, Optional, Sequence, Tuple
 
 import nnabla as nn
 
+from ..emulation.rounded_storage import RoundedStorage
 from ..graph.node import Scaling
 from ..kernels.arrays import are_readable, as_float32
 from ..kernels.interface import Kernels, ScaledCopies
 from ..kernels.scratch import ScratchPool
-from .emulated_storage import EmulatedStorage
 
 
 class SwappedFactors:
@@ -47,7 +47,7 @@ class ScaledWeights:
         storage: an emulated storage, which rounds them; or None.
     """
 
-    def __init__(self, kernels: Kernels, pool: ScratchPool, storage: Optional[EmulatedStorage]) -> None:
+    def __init__(self, kernels: Kernels, pool: ScratchPool, storage: Optional[RoundedStorage]) -> None:
         self._kernels = kernels
         self._pool = pool
         self._storage = storage

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.statistics import ArrayStatistics
+from ..emulation.rounded_storage import RoundedStorage
 from ..graph.plan import GraphPlan
-from .emulated_storage import EmulatedStorage
 
 NOTHING_KNOWN = ArrayStatistics.of_zeros(0)
 """Statistics of an array before it was measured: they ask for no scale and limit none."""
@@ -120,7 +120,7 @@ class KnownStatistics:
 class StatisticsSource(Statistics, Protocol):
     """Measures the arrays of one graph."""
 
-    def bind(self, plan: GraphPlan, storage: Optional[EmulatedStorage]) -> None:
+    def bind(self, plan: GraphPlan, storage: Optional[RoundedStorage]) -> None:
         """Measure the arrays of this graph from now on; it has the topology of the one before."""
 
     def begin(self, iteration: int, *, again: bool) -> None:

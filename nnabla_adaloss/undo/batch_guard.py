@@ -7,11 +7,12 @@ from typing import Callable, Iterable, Optional, Sequence
 
 import nnabla as nn
 
+from ..emulation.rounded_storage import RoundedStorage
 from ..graph.loss_like import LossLike, variable_of
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels
 from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
-from .forward_fault import ForwardFault, RoundedData, find_forward_fault
+from .forward_fault import ForwardFault, find_forward_fault
 from .forward_state import ForwardState, Moment
 from .snapshot import ArraySnapshot
 
@@ -38,7 +39,7 @@ class BatchGuard:
         loss: LossLike,
         plan: Callable[[], GraphPlan],
         kernels: Kernels,
-        storage: Optional[RoundedData],
+        storage: Optional[RoundedStorage],
         state: Optional[ForwardState] = None,
     ) -> None:
         self.state = ForwardState(kernels) if state is None else state

@@ -3,26 +3,16 @@
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Optional, Protocol
+from typing import Any, List, NamedTuple, Optional
 
 import nnabla as nn
 import numpy as np
 
-from ..core.formats import Format
+from ..emulation.rounded_storage import RoundedStorage
 from ..graph.loss_like import LossLike
 from ..graph.plan import GraphPlan
-from ..kernels import Kernels, RoundingStatistics
+from ..kernels import Kernels
 from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
-
-
-class RoundedData(Protocol):
-    """A low-precision storage that knows what rounding did. Keys are hashes of variables."""
-
-    def data_format(self, key: int, size: int) -> Format:
-        """The format that the data of a variable of `size` elements is stored in."""
-
-    def data_rounding(self, key: int) -> Optional[RoundingStatistics]:
-        """What rounding a weight or activation last did, or None."""
 
 
 class ForwardFault(NamedTuple):
@@ -45,7 +35,7 @@ class ForwardFault(NamedTuple):
 
 
 def find_forward_fault(
-    loss: LossLike, plan: GraphPlan, kernels: Kernels, storage: Optional[RoundedData]
+    loss: LossLike, plan: GraphPlan, kernels: Kernels, storage: Optional[RoundedStorage]
 ) -> Optional[ForwardFault]:
     """Run forward once more and return its first fault; None when everything is finite.
 
@@ -68,7 +58,7 @@ def find_forward_fault(
 
 
 def _fault_of(
-    f: Any, plan: GraphPlan, kernels: Kernels, storage: Optional[RoundedData]
+    f: Any, plan: GraphPlan, kernels: Kernels, storage: Optional[RoundedStorage]
 ) -> Optional[ForwardFault]:
     def fault(what: str, inputs_finite: bool) -> ForwardFault:
         return ForwardFault(plan.labels.get(hash(f), f.info.type_name), f.info.type_name, what, inputs_finite)

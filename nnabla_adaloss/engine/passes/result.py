@@ -8,12 +8,12 @@ from functools import cached_property
 from itertools import compress
 from typing import AbstractSet, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from ...emulation.rounded_storage import RoundedStorage
 from ...graph.plan import GraphPlan
 from ...kernels.arrays import stored_dtype
 from ...kernels.interface import Kernels
 from ...kernels.scratch import ScratchPool
 from ..component_scales import ComponentPass
-from ..emulated_storage import EmulatedStorage
 from ..schedule import Rescale, ScaleSchedule
 from ..shares import Share
 from ..statistics import Findings, StatisticsSource
@@ -36,7 +36,7 @@ class PassContext(NamedTuple):
     kernels: Kernels
     pool: ScratchPool
     statistics: StatisticsSource
-    storage: Optional[EmulatedStorage]
+    storage: Optional[RoundedStorage]
     u_max: float
     by_layer: bool
 

@@ -10,12 +10,12 @@ from ...core.ada_loss import AdaLoss
 from ...core.config import AdaLossConfig
 from ...core.layer_scale import Constraints
 from ...core.methods import Needs
+from ...emulation.rounded_storage import RoundedStorage
 from ...graph.components import Components
 from ...graph.plan import GraphPlan, LeafArrays
 from ...kernels import Kernels
 from ..choosing import LayerAlphas, LossSection, PassStart, ScaleChoice, ScaleChooser, choose
 from ..component_scales import ComponentPass
-from ..emulated_storage import EmulatedStorage
 from ..gradient_ranges import GradientRanges
 from ..layer_alphas import AlphasByComponent, AlphasByMethod, AlphasOfOne
 from ..layer_watch import LayerWatch
@@ -62,7 +62,7 @@ class Passes:
         config: AdaLossConfig,
         ada_loss: AdaLoss,
         kernels: Kernels,
-        storage: Optional[EmulatedStorage],
+        storage: Optional[RoundedStorage],
     ) -> None:
         self._config, self._ada_loss, self._kernels, self._storage = config, ada_loss, kernels, storage
         self._u_max, self._by_layer = config.range.u_max, config.method.needs is Needs.COMPONENTS
