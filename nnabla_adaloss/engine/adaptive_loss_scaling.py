@@ -28,10 +28,8 @@ from ..undo import BatchGuard, ForwardState
 from .backward_runner import BackwardRunner, config_for
 from .component_scales import ComponentScales
 from .layer_watch import watch_for
-from .passes.hooked import NO_HOOKS, UserHooks
+from .passes.backward_pass import NO_HOOKS, BackwardPass, PassRequest, UserHooks
 from .passes.hookless_steps import FallbackReason
-from .passes.run import AnyPass
-from .passes.select import PassRequest
 from .prepared_graph import GraphPreparation
 from .saved_state import read_state, state_of
 from .schedule import ScheduleCache
@@ -150,7 +148,7 @@ class AdaptiveLossScaling:
             self._storage,
             forward_state,
         )
-        self._last: Optional[AnyPass] = None
+        self._last: Optional[BackwardPass] = None
 
     def go_on_from(self, before: AdaptiveLossScaling) -> None:
         """Take over what was learned with another graph of the network, for one rebuilt in each iteration. A
@@ -434,9 +432,9 @@ class AdaptiveLossScaling:
         if self.audience is not None:
             watch = watch_for(self.audience, stored, iteration, self.components.began[1])
         self._ada_loss.watcher = None if watch is None else watch.decided
-        request = PassRequest(clear_buffer, NO_HOOKS if hooks == NO_HOOKS else hooks, watch)
+        request = PassRequest(clear_buffer, NO_HOOKS if hooks == NO_HOOKS else hooks, watch, grad)
         try:
-            self._last = self._runner.run(planned, iteration, scale, request, found, grad, again=again)
+            self._last = self._runner.run(planned, iteration, scale, request, found, again=again)
         except GraphChangedError:
             self._graph.drop()
             raise

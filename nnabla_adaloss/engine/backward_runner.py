@@ -1,33 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the backward passes of one loss: with a schedule, or with scales that are chosen as they run."""
+"""Runs the backward passes of one loss, without hooks where the schedule allows it; and learns from them."""
 
 from __future__ import annotations
 
-from typing import Optional, Tuple
+from typing import Optional, Tuple, Union
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..core.ada_loss import AdaLoss
 from ..core.config import AdaLossConfig
-from ..core.methods import Needs
 from ..core.precision import Precision
 from ..core.scale_history import HistoryPolicy
 from ..emulation.rounded_storage import RoundedStorage
 from ..errors import warn
 from ..graph.components import Components
 from ..graph.loss_like import LossLike, check_scale, variable_of
-from ..graph.loss_seed import LossSeed, Seed
-from ..graph.plan import LeafArrays
+from ..graph.loss_seed import LossSeed
+from ..graph.plan import GraphPlan, LeafArrays
 from ..kernels import Kernels
 from .blame import layer_to_blame
-from .choosing import PassStart
+from .choosing import PassStart, ScaleChooser
 from .component_scales import ComponentPass, ComponentScales
-from .passes.hooked import HookedPass
-from .passes.run import AnyPass, run_pass, unscale_visible
-from .passes.select import Passes, PassRequest
+from .passes.backward_pass import NO_HOOKS, BackwardPass, PassContext, PassRequest
+from .passes.hooked import ChosenSteps, HookedPass, ScheduledSteps
+from .passes.hookless import HooklessPass, HooklessSteps
+from .passes.hookless_steps import FallbackReason, plan_steps
 from .prepared_graph import PreparedGraph
 from .schedule import ScaleSchedule
+from .scheduler import Scheduler
+
+# Where host and network share the memory: a network whose scaled weights are larger has layers that take long
+# beside what is done around them.
+_MAX_BYTES = 2**23
 
 
 def config_for(
@@ -83,11 +88,15 @@ class BackwardRunner:
     ) -> None:
         self._loss, self._seed = loss, LossSeed(variable_of(loss))
         self._init_scale, self._ada_loss, self._delay = config.init_scale, ada_loss, delay
-        self._passes = Passes(config, ada_loss, kernels, storage)
-        self.by_layer = config.method.needs is Needs.COMPONENTS
+        self._kernels, self._storage = kernels, storage
+        self._max_bytes = config.planned_bytes
+        if self._max_bytes is None and not kernels.asynchronous:
+            self._max_bytes = _MAX_BYTES
+        self._scheduler = Scheduler(config, ada_loss, storage)
+        self.by_layer = self._scheduler.by_layer
         policy = config.method.policy(history) if self.by_layer else history
         policy = policy.measured_every(config.iterations_per_measurement)
-        self.components = ComponentScales(policy, config.range.u_max, self._passes.u_max_single)
+        self.components = ComponentScales(policy, config.range.u_max, self._scheduler.u_max_single)
         # A start scale that was checked, and what comes of it.
         self._checked: Tuple[Optional[float], float] = None, 0.0
 
@@ -102,10 +111,9 @@ class BackwardRunner:
         scale: Optional[float],
         request: PassRequest,
         found: LeafArrays,
-        grad: Optional[Seed],
         *,
         again: bool,
-    ) -> AnyPass:
+    ) -> BackwardPass:
         """Run one pass.
 
         Args:
@@ -114,7 +122,6 @@ class BackwardRunner:
             scale: S0; None: measured.
             request: what is asked of the pass.
             found: the gradients of the graph's leaves.
-            grad: seed gradient of the loss's shape; None for one.
             again: whether this is the batch of the last pass once more.
 
         Raises:
@@ -122,24 +129,25 @@ class BackwardRunner:
             GraphChangedError: the graph was rewired while backward ran.
         """
         start = PassStart(iteration, self.components.began[1], scale, self.start_scale(scale))
-        schedule = None if again else self._schedule(planned, start, new_seed=grad is not None)
-        running: AnyPass
+        new_seed = request.grad is not None
+        schedule = None if again else self._schedule(planned, start, new_seed=new_seed)
+        running: BackwardPass
         if schedule is not None:
-            running = self._passes.scheduled(planned, schedule, iteration, request, found)
-            self._run(running, request, grad)
+            running = self._scheduled(planned, schedule, iteration, request, found)
+            running.run(self._loss, self._seed)
             if running.components is not None and running.learns:
                 known = self.components_of(planned)
                 self.components.learn(known, running.components, chosen=False, last=running.last_share)
         else:
-            running = self._run_choosing(planned, start, request, grad, again=again)
-        unscale_visible(running, request.clear_buffer)
+            running = self._run_choosing(planned, start, request, again=again)
+        running.unscale_visible()
         return running
 
     def probe(self, planned: PreparedGraph, iteration: int, scale: float) -> None:
         """Run a pass with one scale for all layers, and learn nothing from it."""
         start = PassStart(iteration, self.components.began[1], scale, check_scale(scale))
-        request = PassRequest(clear_buffer=True)
-        self._run(self._passes.of_one_scale(planned, start), request, None)
+        chooser = self._scheduler.one_scale(planned, start)
+        self._choosing(planned, PassRequest(clear_buffer=True), chooser).run(self._loss, self._seed)
 
     def start_scale(self, scale: Optional[float]) -> float:
         """The scale that the loss gradient starts with when nothing is known.
@@ -156,13 +164,13 @@ class BackwardRunner:
             self._checked = given, check_scale(given * self._init_scale, "scale * init_scale")
         return self._checked[1]
 
-    def layer_to_blame(self, last: AnyPass) -> Optional[str]:
+    def layer_to_blame(self, last: BackwardPass) -> Optional[str]:
         """The layer whose own scale made a pass overflow; None: another scale did."""
         if not last.found_inf or self.by_layer:
             return None
         return layer_to_blame(last.plan, last.found_inf[0], last.schedule.layer_scales)
 
-    def lower(self, last: AnyPass) -> bool:
+    def lower(self, last: BackwardPass) -> bool:
         """Lower what made a pass overflow: the layer to blame, or a component; False: only a lower S0 can
         help, or nothing can.
         """
@@ -178,7 +186,7 @@ class BackwardRunner:
         return self.components.after_overflow(measured)
 
     def shared_statistics(
-        self, planned: PreparedGraph, last: Optional[AnyPass]
+        self, planned: PreparedGraph, last: Optional[BackwardPass]
     ) -> Optional[NDArray[np.float64]]:
         """What the last pass has measured, for other ranks; None when that is nothing."""
         table = planned.statistics.table(planned.plan.structure.gradients)
@@ -188,7 +196,7 @@ class BackwardRunner:
         return seen if table is None else np.concatenate([seen, table.ravel()])
 
     def adopt_statistics(
-        self, planned: PreparedGraph, last: Optional[AnyPass], tables: NDArray[np.float64]
+        self, planned: PreparedGraph, last: Optional[BackwardPass], tables: NDArray[np.float64]
     ) -> None:
         """Take what all ranks have measured for what this one has.
 
@@ -221,7 +229,7 @@ class BackwardRunner:
         if components is not None and not self.components.has_measured(components.graph):
             return None
         planned.statistics.begin(start.iteration, again=False)
-        present, schedule = planned.cache.schedule, self._passes.chosen(planned, start, components)
+        present, schedule = planned.cache.schedule, self._scheduler.schedule(planned, start, components)
         if schedule is not None and schedule is present:
             self._report_held(schedule, planned, start)
         # What an overflow of this iteration holds down is chosen again in the next one.
@@ -239,14 +247,13 @@ class BackwardRunner:
         planned: PreparedGraph,
         start: PassStart,
         request: PassRequest,
-        grad: Optional[Seed],
         *,
         again: bool,
     ) -> HookedPass:
         planned.statistics.begin(start.iteration, again=again and start.fixed_scale is None)
         components = self._begin_components(planned, start)
-        running = self._passes.choosing(planned, start, components, request)
-        self._run(running, request, grad)
+        running = self._choosing(planned, request, self._scheduler.chooser(planned, start, components))
+        running.run(self._loss, self._seed)
         if components is not None:
             self.components.learn(self.components_of(planned), components, chosen=True, last=True)
         planned.cache.drop()
@@ -259,10 +266,47 @@ class BackwardRunner:
         if start.fixed_scale is not None and not self.by_layer:
             return None
         components = self.components_of(planned)
-        begun = self.components.begin(components, self._passes.limits(planned, components))
+        begun = self.components.begin(components, self._scheduler.limits(planned.plan, components))
         if self.by_layer:
             begun.level()
         return begun
 
-    def _run(self, running: AnyPass, request: PassRequest, grad: Optional[Seed]) -> None:
-        run_pass(self._loss, running, grad, request.clear_buffer, request.hooks, self._seed)
+    def _scheduled(
+        self,
+        planned: PreparedGraph,
+        schedule: ScaleSchedule,
+        iteration: int,
+        request: PassRequest,
+        found: LeafArrays,
+    ) -> BackwardPass:
+        """A pass with the scales of a schedule: without hooks, if that can be."""
+        share = planned.share(iteration, by_layer=self.by_layer)
+        if planned.planned_for is not schedule:
+            before, planned.planned_for = planned.planned_for, schedule
+            # New scales are mostly what they were.
+            if before is None or not schedule.is_applied_as(before):
+                planned.steps = self._plan_steps(planned.plan, schedule)
+        context, deferred, steps = self._context(planned), planned.measurements, planned.steps
+        if isinstance(steps, HooklessSteps) and request.watch is None and request.hooks is NO_HOOKS:
+            return HooklessPass(context, request, schedule, steps, found, deferred, share)
+        return HookedPass(context, request, ScheduledSteps(schedule), deferred=deferred, share=share)
+
+    def _choosing(self, planned: PreparedGraph, request: PassRequest, chooser: ScaleChooser) -> HookedPass:
+        """A pass that chooses its scales as it runs."""
+        steps = ChosenSteps(chooser, self._ada_loss)
+        return HookedPass(self._context(planned), request, steps, deferred=planned.measurements)
+
+    def _context(self, planned: PreparedGraph) -> PassContext:
+        return PassContext(
+            planned.plan, self._kernels, planned.pool, planned.statistics, self._storage, self.by_layer
+        )
+
+    def _plan_steps(self, plan: GraphPlan, schedule: ScaleSchedule) -> Union[HooklessSteps, FallbackReason]:
+        storage = self._storage
+        return plan_steps(
+            plan,
+            schedule,
+            rounded=storage is not None,
+            at_random=storage is not None and storage.precisions.at_random,
+            max_bytes=self._max_bytes,
+        )

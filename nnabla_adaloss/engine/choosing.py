@@ -14,11 +14,11 @@ from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Protoco
 
 from ..core.branches import common_scale
 from ..core.layer_scale import Decision, Observed
+from ..emulation.gradient_ranges import GradientRanges
 from ..errors import GraphChangedError
 from ..graph.node import LayerSlot, NodeStructure
 from ..graph.structure import GraphStructure
 from .component_scales import ComponentPass
-from .gradient_ranges import GradientRanges
 from .schedule import Rescale, ScaleSchedule, Step
 from .statistics import Statistics
 

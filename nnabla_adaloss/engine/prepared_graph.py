@@ -17,7 +17,8 @@ from ..kernels import Kernels, Measurements, measurements_by
 from ..kernels.scratch import ScratchPool
 from .delayed_statistics import DelayedStatistics
 from .immediate_statistics import ImmediateStatistics
-from .passes.hookless_steps import FallbackReason, HooklessSteps
+from .passes.hookless import HooklessSteps
+from .passes.hookless_steps import FallbackReason
 from .schedule import ScaleSchedule, ScheduleCache
 from .shares import Share, shares_of
 from .statistics import StatisticsSource

@@ -1,16 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which layer's own scale made a gradient overflow: the nearest one towards the loss that raised it."""
+"""What is to blame for an overflow: a layer's own scale, the nearest towards the loss, or a component's."""
 
 from __future__ import annotations
 
-from typing import Dict, Optional
+import math
+from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
+import numpy as np
 import pytest
 
-from nnabla_adaloss.engine.blame import layer_to_blame
+from nnabla_adaloss.core.statistics import ArrayStatistics, statistics_of
+from nnabla_adaloss.engine.blame import Unscaled, first_overflow, layer_to_blame
+from nnabla_adaloss.engine.component_scales import ComponentPass
+from nnabla_adaloss.engine.leaf_gradients import Written
+from nnabla_adaloss.engine.passes.hooked import measure_components
+from nnabla_adaloss.engine.statistics import Findings
 from nnabla_adaloss.graph.plan import GraphPlan
 
 pytestmark = pytest.mark.any_context
@@ -74,3 +81,104 @@ def test_both_operands_of_a_product() -> None:
     assert layer_to_blame(plan, "Tanh", {"BatchMatmul": 2.0, "BatchMatmul:1": 4.0}) == "BatchMatmul"
     assert layer_to_blame(plan, "Sigmoid", {"BatchMatmul": 2.0, "BatchMatmul:1": 4.0}) == "BatchMatmul:1"
     assert layer_to_blame(plan, "Sigmoid", {"BatchMatmul": 2.0}) is None
+
+
+SCALES = [2.0, 4.0, 8.0]
+
+
+class Chain:
+    """A pass over two layers and a mean, each with a component of its own behind it, at its end."""
+
+    def __init__(self) -> None:
+        x = nn.Variable((2, 3))
+        self.h = PF.affine(x, 3, name="first")
+        self.out = PF.affine(F.tanh(self.h), 3, name="second")
+        self.loss = F.mean(self.out)
+        self.plan = GraphPlan(self.loss)
+        self.components = ComponentPass(self.plan.structure.components(by_layer=True), SCALES)
+        self.scales: Dict[int, float] = {
+            position: SCALES[component] for position, component in self.components.of.items()
+        }
+
+    def position(self, variable: nn.Variable) -> int:
+        return self.plan.positions[hash(variable)]
+
+    def of_bias(self, layer: str, largest: float, *, alone: bool = True) -> Unscaled:
+        (node,) = (n for n in self.plan.nodes.values() if n.label == f"{layer}/affine")
+        b = node.leaves[-1]
+        own = SCALES[self.components.producers[node.number]]
+        return Written(self.position(b), node.number, b, b.grad, b.grad, own, alone), largest
+
+    def measured(
+        self,
+        amax: Mapping[nn.Variable, float],
+        unscaled: List[Unscaled],
+        *nonfinite: nn.Variable,
+        storage: Any = None,
+    ) -> Tuple[Set[int], List[Optional[float]]]:
+        found = {self.position(v): largest for v, largest in amax.items()}
+        findings = Findings({self.position(v) for v in nonfinite}, found, [])
+        bad = measure_components(self.plan, self.components, self.scales, findings, unscaled, storage)
+        return bad, self.components.magnitudes
+
+    def overflowed(
+        self, *bad: nn.Variable, unscaled: List[Unscaled], raised: Tuple[nn.Variable, ...] = ()
+    ) -> object:
+        positions, lifted = {self.position(v) for v in bad}, {self.position(v) for v in raised}
+        return first_overflow(self.plan, self.components, positions, unscaled, raised=lifted)
+
+
+class Seen:
+    """A storage that has seen some gradients."""
+
+    def __init__(self, found: Dict[int, ArrayStatistics]) -> None:
+        self._found = found
+
+    def gradient_statistics(self, key: int) -> Optional[ArrayStatistics]:
+        return self._found.get(key)
+
+
+def test_the_largest_gradient_of_each_component_counts() -> None:
+    chain = Chain()
+    amax = {chain.loss: 1.0, chain.out: 0.25, chain.h: 3.0}
+    unscaled = [chain.of_bias("second", 0.5), chain.of_bias("first", 2.0)]
+    assert chain.measured(amax, unscaled) == (set(), [1.0, 0.5, 3.0])
+
+
+def test_what_a_storage_has_seen_counts_as_it_was_stored() -> None:
+    chain = Chain()
+    # Both carry the scale of their component: 4 and 8.
+    stored = {
+        hash(chain.out): statistics_of(np.array([1.0, 6.0])),
+        hash(chain.h): statistics_of(np.array([np.inf, 2.0])),
+    }
+    bad, magnitudes = chain.measured({chain.out: 100.0}, [], storage=Seen(stored))
+    assert bad == {chain.position(chain.h)}
+    assert magnitudes == [None, 1.5, 0.25]
+
+
+@pytest.mark.parametrize("largest", [math.inf, 7.0])
+def test_what_was_not_finite_or_is_a_sum_tells_no_magnitude(largest: float) -> None:
+    chain = Chain()
+    unscaled = [chain.of_bias("first", largest, alone=largest == math.inf)]
+    bad = {chain.position(chain.out)}
+    assert chain.measured({chain.h: 3.0}, unscaled, chain.out) == (bad, [None, None, 3.0])
+
+
+def test_the_first_overflow_in_backward_order_is_told() -> None:
+    chain = Chain()
+    bad = [chain.of_bias("first", math.inf), chain.of_bias("second", math.inf)]
+    assert chain.overflowed(unscaled=[]) is None
+    assert chain.overflowed(unscaled=[chain.of_bias("first", 1.0)]) is None
+    assert chain.overflowed(unscaled=bad[:1]) == 2
+    assert chain.overflowed(unscaled=bad) == 1
+    assert chain.overflowed(chain.h, unscaled=[]) == 2
+    assert chain.overflowed(chain.h, chain.out, unscaled=bad) == 1
+    assert chain.overflowed(chain.loss, chain.out, unscaled=bad) == 0
+
+
+def test_what_was_raised_too_far_is_laid_to_the_component_behind() -> None:
+    chain = Chain()
+    assert chain.overflowed(chain.loss, unscaled=[], raised=(chain.loss,)) == 1
+    # A layer raises nothing: what it reads belongs to its own component.
+    assert chain.overflowed(chain.out, unscaled=[], raised=(chain.out,)) == 1

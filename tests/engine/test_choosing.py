@@ -280,7 +280,7 @@ def chosen_before(
 ) -> ScaleSchedule:
     planned, runner = scaling._graph.prepared(), scaling._runner
     start = PassStart(scaling.iteration, 0, scale, runner.start_scale(scale))
-    choice = runner._passes._choice(planned, start, runner._begin_components(planned, start))
+    choice = runner._scheduler._choice(planned, start, runner._begin_components(planned, start))
     return choose(planned.plan.structure, choice, known, start, scaling.config.range.u_max).schedule()
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
-from nnabla_adaloss.engine.passes.result import BackwardPass
+from nnabla_adaloss.engine.passes.backward_pass import BackwardPass
 from nnabla_adaloss.engine.schedule import Rescale
 from tests.engine.random_graphs import Network, assert_same_above_subnormals, build, networks
 from tests.engine.test_architectures import NETWORKS

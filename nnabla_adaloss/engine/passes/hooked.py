@@ -8,22 +8,23 @@ allow no other pass, and users, monitors or communicators that look at single fu
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Protocol, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Set, Tuple
 
 from ...core.ada_loss import AdaLoss
+from ...emulation.rounded_storage import RoundedStorage
 from ...errors import GraphChangedError
-from ...graph.hooks import Hook, HookGuard
 from ...graph.node import Node, NodeStructure
+from ...graph.plan import GraphPlan
 from ...kernels.measurements import Measurements
+from ..blame import Unscaled, first_overflow
 from ..choosing import ScaleChooser
-from ..layer_watch import LayerWatch
+from ..component_scales import ComponentPass
 from ..leaf_gradients import LeafGradients
-from ..measured_components import first_overflow, measure_components
 from ..scaled_weights import ScaledWeights
 from ..schedule import Rescale, ScaleSchedule, Step
-from ..shares import Share
+from ..shares import Share, component_of_leaf
 from ..statistics import Findings
-from .result import BackwardPass, PassContext
+from .backward_pass import BackwardPass, Hooks, PassContext, PassRequest
 
 Apply = Callable[[Rescale], None]
 """Multiplies a gradient, before the function of a step runs."""
@@ -92,36 +93,13 @@ class ChosenSteps:
         return self.chooser.schedule()
 
 
-class UserHooks(NamedTuple):
-    """Who is called around the functions of a backward pass, besides the engine.
-
-    Attributes:
-        callbacks: nnabla's communicator callbacks, called after each function.
-        pre_hook: the user's own, called before each function.
-        post_hook: the user's own, called after each function.
-    """
-
-    callbacks: Optional[Any] = None
-    pre_hook: Optional[Hook] = None
-    post_hook: Optional[Hook] = None
-
-    @property
-    def take_gradients(self) -> bool:
-        """Whether parameter gradients are taken right after the function that writes them."""
-        return self.callbacks is not None or self.post_hook is not None
-
-
-NO_HOOKS = UserHooks()
-
-
 class HookedPass(BackwardPass):
     """Applies the steps of a schedule, or those that are chosen as it runs, around each function.
 
     Args:
         context: what the pass works with.
+        request: what is asked of it.
         source: the steps.
-        hooks: the user's own.
-        watch: who is told of layers, right after each; None: nobody.
         deferred: where parameter gradients are unscaled, if what comes of it is asked for at the end.
         share: what is measured for later choices; None: what the choice of steps asks for.
     """
@@ -129,15 +107,14 @@ class HookedPass(BackwardPass):
     def __init__(
         self,
         context: PassContext,
+        request: PassRequest,
         source: StepSource,
-        hooks: UserHooks = NO_HOOKS,
         *,
-        watch: Optional[LayerWatch] = None,
         deferred: Optional[Measurements] = None,
         share: Optional[Share] = None,
     ) -> None:
-        super().__init__(context, None, share)
-        self._source, self._hooks, self._watch = source, hooks, watch
+        super().__init__(context, request, None, share)
+        self._source, self._hooks, self._watch = source, request.hooks, request.watch
         self.chose = isinstance(source, ChosenSteps)
         self._nodes = self.plan.nodes
         self._measured = frozenset(() if share is None else share.gradients)
@@ -149,7 +126,7 @@ class HookedPass(BackwardPass):
             context.pool,
             rounded=context.storage is not None,
             deferred=deferred,
-            unscale_each=hooks.take_gradients,
+            unscale_each=request.hooks.take_gradients,
         )
 
     @property
@@ -157,7 +134,7 @@ class HookedPass(BackwardPass):
         """The scale of the loss gradient."""
         return self._source.seed
 
-    def begin(self, guard: HookGuard) -> Tuple[Optional[Hook], Optional[Hook]]:
+    def begin(self) -> Tuple[Hooks, Hooks]:
         """Do what is to be done before backward starts; return the hooks around its functions.
 
         Every call of a hook costs, also of one that does nothing. Where nobody looks at gradients between two
@@ -168,9 +145,8 @@ class HookedPass(BackwardPass):
         # nnabla computes activations again before it calls a hook: weights must be put back by then.
         looked_at = self._hooks.callbacks is not None or self._watch is not None or self.plan.recomputes
         if looked_at or self._hooks.post_hook is not None:
-            post = guard.chain(self._finish_last, self._hooks.post_hook)
-            return guard.chain(self._prepare, self._hooks.pre_hook), post
-        return guard.chain(self._finish_last, self._prepare, self._hooks.pre_hook), None
+            return (self._prepare, self._hooks.pre_hook), (self._finish_last, self._hooks.post_hook)
+        return (self._finish_last, self._prepare, self._hooks.pre_hook), ()
 
     def end(self) -> None:
         """Do what is to be done when backward has run."""
@@ -261,3 +237,50 @@ class HookedPass(BackwardPass):
 
     def _rescale_one(self, rescale: Rescale) -> None:
         self.rescale((rescale,))
+
+
+def measure_components(
+    plan: GraphPlan,
+    components: ComponentPass,
+    scales: Mapping[int, float],
+    findings: Findings,
+    unscaled: Sequence[Unscaled],
+    storage: Optional[RoundedStorage],
+) -> Set[int]:
+    """Have components take note of what a pass has measured.
+
+    Args:
+        plan: the graph.
+        components: its components.
+        scales: what each gradient carries in the end, by position.
+        findings: the gradients that were measured.
+        unscaled: those of leaves.
+        storage: an emulated storage, which has seen every gradient as it was stored last, except the one that
+            backward began with; or None.
+
+    Returns:
+        Positions of the variables whose gradients were not finite, except leaves.
+    """
+    structure, bad = plan.structure, set(findings.nonfinite)
+    leaves = set(structure.leaves)
+    gradients = []
+    for position, scale in scales.items():
+        seen = None if storage is None else storage.gradient_statistics(plan.keys[position])
+        if seen is not None:
+            gradients.append((position, seen.abs_max, scale))
+            # Gradients of leaves are checked where they are unscaled.
+            if seen.nonfinite and position not in leaves:
+                bad.add(position)
+        elif position in findings.amax:
+            gradients.append((position, findings.amax[position] * scale, scale))
+    components.measure_gradients(gradients)
+    components.measure(
+        (
+            component_of_leaf(structure, components.graph, entry.leaf, entry.function),
+            largest * entry.scale,
+            entry.scale,
+        )
+        for entry, largest in unscaled
+        if entry.alone and largest < math.inf
+    )
+    return bad

@@ -7,19 +7,85 @@ kept by nnabla until the pass ends, instead of being freed on the way.
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from operator import attrgetter
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import nnabla as nn
 
-from ...graph.hooks import Hook, HookGuard
 from ...graph.plan import LeafArrays
+from ...graph.structure import GraphStructure
+from ...kernels.interface import GradientsInPlace
 from ...kernels.measurements import Measurements
-from ..leaf_gradients import LeafGradients
-from ..scaled_weights import ScaledWeights
-from ..schedule import ScaleSchedule
+from ..leaf_gradients import LeafGradients, TakenLeaf
+from ..scaled_weights import ScaledWeights, SwappedFactors
+from ..schedule import Rescale, ScaleSchedule
 from ..shares import Share
-from .hookless_steps import HooklessSteps
-from .result import BackwardPass, PassContext
+from .backward_pass import BackwardPass, Hooks, PassContext, PassRequest
+
+_zeroing, _size = attrgetter("zeroing"), attrgetter("size")
+
+
+class HooklessLeaves:
+    """Leaves that are taken at once; what is known of them is kept from pass to pass.
+
+    Args:
+        leaves: the leaves, in the order of the plan's.
+
+    Attributes:
+        leaves: the leaves.
+        scales: what the gradient of each carries, by position.
+    """
+
+    def __init__(self, leaves: Sequence[TakenLeaf]) -> None:
+        self.leaves = leaves
+        self.scales: Dict[int, float] = {leaf.leaf: leaf.scale for leaf in leaves}
+        self._positions = [leaf.leaf for leaf in leaves]
+        self._direct = not any(leaf.half for leaf in leaves)
+        self._gradients: Optional[GradientsInPlace] = None
+        self._sizes: List[int] = []
+
+    def are_written_directly(self, found: LeafArrays) -> bool:
+        """Whether nnabla writes them to the masters themselves, and adds them to nothing."""
+        return found.all_zero and self._direct
+
+    def written(self, masters: List[nn.NdArray]) -> Tuple[List[int], GradientsInPlace]:
+        """Positions and gradients of what was written to `masters`, which are to be unscaled in place."""
+        # An array that is still zeroing was not written.
+        if any(map(_zeroing, masters)):
+            kept = [(leaf, master) for leaf, master in zip(self.leaves, masters) if not master.zeroing]
+            return [leaf.leaf for leaf, _ in kept], _in_place(kept)
+        # Kernels trust the sizes, and `reset_shape` may have changed them.
+        sizes = list(map(_size, masters))
+        if self._gradients is None or self._sizes != sizes:
+            self._sizes, self._gradients = sizes, _in_place(list(zip(self.leaves, masters)))
+        self._gradients.arrays = masters
+        return self._positions, self._gradients
+
+
+def _in_place(pairs: Sequence[Tuple[TakenLeaf, nn.NdArray]]) -> GradientsInPlace:
+    return GradientsInPlace([master for _, master in pairs], [leaf.scale for leaf, _ in pairs])
+
+
+class HooklessSteps(NamedTuple):
+    """What a pass without hooks does.
+
+    Attributes:
+        factors: weights to be swapped.
+        leaves: leaves that get a gradient.
+        seed: what the loss gradient starts with.
+        scales: what each gradient carries in the end, by position of the variable.
+        between: gradients that are multiplied all the same, by number of the function after which.
+    """
+
+    factors: SwappedFactors
+    leaves: HooklessLeaves
+    seed: float
+    scales: Mapping[int, float]
+    between: Mapping[int, Tuple[Rescale, ...]]
+
+    def hold_for(self, structure: GraphStructure) -> bool:
+        """Whether they hold for another graph of this structure: all weights are the same there."""
+        return structure.kept_keys.issuperset(self.factors.keys)
 
 
 class HooklessPass(BackwardPass):
@@ -30,12 +96,12 @@ class HooklessPass(BackwardPass):
 
     Args:
         context: what the pass works with.
+        request: what is asked of it.
         schedule: the scales.
         steps: how they are applied.
         found: the gradients of the plan's leaves, as they are now.
         deferred: where parameter gradients are unscaled, if what comes of it is asked for at the end.
         share: what is measured; None: nothing.
-        clear_buffer: whether nnabla frees what backward no longer needs.
     """
 
     hookless = True
@@ -43,17 +109,15 @@ class HooklessPass(BackwardPass):
     def __init__(
         self,
         context: PassContext,
+        request: PassRequest,
         schedule: ScaleSchedule,
         steps: HooklessSteps,
         found: LeafArrays,
         deferred: Optional[Measurements],
         share: Optional[Share],
-        *,
-        clear_buffer: bool,
     ) -> None:
-        super().__init__(context, schedule, share)
+        super().__init__(context, request, schedule, share)
         self._steps, self._masters, self._deferred = steps, found.arrays, deferred
-        self._clear_buffer = clear_buffer
         self._written: Sequence[int] = ()
         self._largest: Sequence[float] = ()
         # Variables whose gradients nnabla would free before they are measured.
@@ -76,7 +140,7 @@ class HooklessPass(BackwardPass):
         """What each gradient carries in the end, by position."""
         return self._steps.scales
 
-    def begin(self, guard: HookGuard) -> Tuple[Optional[Hook], Optional[Hook]]:
+    def begin(self) -> Tuple[Hooks, Hooks]:
         """Do what is to be done before backward starts; return the hooks it needs: hardly any."""
         share = self._share
         if share is not None:
@@ -90,7 +154,7 @@ class HooklessPass(BackwardPass):
                 self._leaves.take_leaf(leaf)
         between = self._steps.between
         if not between:
-            return None, None
+            return (), ()
         keys = self.plan.function_keys
         after = {keys[number]: rescales for number, rescales in between.items()}.get
 
@@ -99,7 +163,7 @@ class HooklessPass(BackwardPass):
             if rescales is not None:
                 self.rescale(rescales)
 
-        return None, guard.chain(multiply)
+        return (), (multiply,)
 
     def _keep(self, positions: Sequence[int]) -> None:
         """Have nnabla keep gradients until they are measured, except those that an emulated storage sees."""
@@ -123,7 +187,7 @@ class HooklessPass(BackwardPass):
             self.statistics.measure(arrived, share.weights)
             kept = self._kept[:]
             self._release()
-            if self._clear_buffer:
+            if self._request.clear_buffer:
                 for variable in kept:
                     variable.grad.clear()
         if self._leaves is not None:

@@ -8,89 +8,21 @@ are gradients that are multiplied between two functions; a function that needs t
 
 from __future__ import annotations
 
-from operator import attrgetter
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
-
-import nnabla as nn
+from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from ...core.power_of_two import is_power_of_two
 from ...graph.node import Node, NodeStructure, Scaling
-from ...graph.plan import GraphPlan, LeafArrays
+from ...graph.plan import GraphPlan
 from ...graph.structure import GraphStructure
-from ...kernels.interface import GradientsInPlace
 from ..leaf_gradients import TakenLeaf
 from ..scaled_weights import SwappedFactors
 from ..schedule import Rescale, ScaleSchedule, Step
+from .hookless import HooklessLeaves, HooklessSteps
 
 # Powers of two that every storage of 16 bits holds, and that leave float32 room on both sides: above less, as
 # what overflows is seen.
 _SEED_RANGE_16 = 2.0**-14, 2.0**15
 _SEED_RANGE_32 = 2.0**-60, 2.0**100
-
-_zeroing, _size = attrgetter("zeroing"), attrgetter("size")
-
-
-class HooklessLeaves:
-    """Leaves that are taken at once; what is known of them is kept from pass to pass.
-
-    Args:
-        leaves: the leaves, in the order of the plan's.
-
-    Attributes:
-        leaves: the leaves.
-        scales: what the gradient of each carries, by position.
-    """
-
-    def __init__(self, leaves: Sequence[TakenLeaf]) -> None:
-        self.leaves = leaves
-        self.scales: Dict[int, float] = {leaf.leaf: leaf.scale for leaf in leaves}
-        self._positions = [leaf.leaf for leaf in leaves]
-        self._direct = not any(leaf.half for leaf in leaves)
-        self._gradients: Optional[GradientsInPlace] = None
-        self._sizes: List[int] = []
-
-    def are_written_directly(self, found: LeafArrays) -> bool:
-        """Whether nnabla writes them to the masters themselves, and adds them to nothing."""
-        return found.all_zero and self._direct
-
-    def written(self, masters: List[nn.NdArray]) -> Tuple[List[int], GradientsInPlace]:
-        """Positions and gradients of what was written to `masters`, which are to be unscaled in place."""
-        # An array that is still zeroing was not written.
-        if any(map(_zeroing, masters)):
-            kept = [(leaf, master) for leaf, master in zip(self.leaves, masters) if not master.zeroing]
-            return [leaf.leaf for leaf, _ in kept], _in_place(kept)
-        # Kernels trust the sizes, and `reset_shape` may have changed them.
-        sizes = list(map(_size, masters))
-        if self._gradients is None or self._sizes != sizes:
-            self._sizes, self._gradients = sizes, _in_place(list(zip(self.leaves, masters)))
-        self._gradients.arrays = masters
-        return self._positions, self._gradients
-
-
-def _in_place(pairs: Sequence[Tuple[TakenLeaf, nn.NdArray]]) -> GradientsInPlace:
-    return GradientsInPlace([master for _, master in pairs], [leaf.scale for leaf, _ in pairs])
-
-
-class HooklessSteps(NamedTuple):
-    """What a pass without hooks does.
-
-    Attributes:
-        factors: weights to be swapped.
-        leaves: leaves that get a gradient.
-        seed: what the loss gradient starts with.
-        scales: what each gradient carries in the end, by position of the variable.
-        between: gradients that are multiplied all the same, by number of the function after which.
-    """
-
-    factors: SwappedFactors
-    leaves: HooklessLeaves
-    seed: float
-    scales: Mapping[int, float]
-    between: Mapping[int, Tuple[Rescale, ...]]
-
-    def hold_for(self, structure: GraphStructure) -> bool:
-        """Whether they hold for another graph of this structure: all weights are the same there."""
-        return structure.kept_keys.issuperset(self.factors.keys)
 
 
 class FallbackReason(str):

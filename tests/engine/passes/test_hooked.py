@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling
-from nnabla_adaloss.engine.passes.hooked import NO_HOOKS, UserHooks
+from nnabla_adaloss.engine.passes.backward_pass import NO_HOOKS, UserHooks
 
 FLOAT16_MAX = 65504.0
 

@@ -1,22 +1,73 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One backward pass as its caller sees it: the scales it applied, and what it found."""
+"""One backward pass: it runs from its first function to the end, and knows its scales and what it found."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from functools import cached_property
 from itertools import compress
-from typing import AbstractSet, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from operator import attrgetter
+from typing import AbstractSet, Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import nnabla as nn
 
 from ...emulation.rounded_storage import RoundedStorage
+from ...graph.hooks import Hook, HookGuard, root_cause
+from ...graph.loss_like import LossLike, run_backward
+from ...graph.loss_seed import LossSeed, Seed
 from ...graph.plan import GraphPlan
 from ...kernels.arrays import stored_dtype
 from ...kernels.interface import Kernels
 from ...kernels.scratch import ScratchPool
 from ..component_scales import ComponentPass
+from ..layer_watch import LayerWatch
 from ..schedule import Rescale, ScaleSchedule
 from ..shares import Share
 from ..statistics import Findings, StatisticsSource
+
+_persistent = attrgetter("persistent")
+
+Hooks = Sequence[Optional[Hook]]
+"""Hooks that are called in turn; None is left out."""
+
+
+class UserHooks(NamedTuple):
+    """Who is called around the functions of a backward pass, besides the engine.
+
+    Attributes:
+        callbacks: nnabla's communicator callbacks, called after each function.
+        pre_hook: the user's own, called before each function.
+        post_hook: the user's own, called after each function.
+    """
+
+    callbacks: Optional[Any] = None
+    pre_hook: Optional[Hook] = None
+    post_hook: Optional[Hook] = None
+
+    @property
+    def take_gradients(self) -> bool:
+        """Whether parameter gradients are taken right after the function that writes them."""
+        return self.callbacks is not None or self.post_hook is not None
+
+
+NO_HOOKS = UserHooks()
+
+
+class PassRequest(NamedTuple):
+    """What is asked of a pass, besides its scales.
+
+    Attributes:
+        clear_buffer: free what backward no longer needs.
+        hooks: the user's own.
+        watch: who is told of layers; None: nobody.
+        grad: seed gradient of the loss's shape; None for one.
+    """
+
+    clear_buffer: bool
+    hooks: UserHooks = NO_HOOKS
+    watch: Optional[LayerWatch] = None
+    grad: Optional[Seed] = None
 
 
 class PassContext(NamedTuple):
@@ -28,7 +79,6 @@ class PassContext(NamedTuple):
         pool: where scratch arrays come from.
         statistics: measures arrays.
         storage: an emulated storage, or None.
-        u_max: the largest magnitude of the storage format.
         by_layer: whether layers separate components.
     """
 
@@ -37,15 +87,15 @@ class PassContext(NamedTuple):
     pool: ScratchPool
     statistics: StatisticsSource
     storage: Optional[RoundedStorage]
-    u_max: float
     by_layer: bool
 
 
-class BackwardPass:
+class BackwardPass(ABC):
     """A backward pass and its results.
 
     Args:
         context: what the pass works with.
+        request: what is asked of it.
         schedule: its scales; None while they are chosen as it runs.
         share: what it measures for later choices; None: nothing, or what the choice of its scales asks for.
 
@@ -62,10 +112,14 @@ class BackwardPass:
     """Whether the scales are chosen while the pass runs."""
 
     def __init__(
-        self, context: PassContext, schedule: Optional[ScaleSchedule], share: Optional[Share] = None
+        self,
+        context: PassContext,
+        request: PassRequest,
+        schedule: Optional[ScaleSchedule],
+        share: Optional[Share] = None,
     ) -> None:
-        self.plan, self.kernels, _, self.statistics, self.storage, _, self._by_layer = context
-        self._schedule, self._share = schedule, share
+        self.plan, self.kernels, _, self.statistics, self.storage, self._by_layer = context
+        self._request, self._schedule, self._share = request, schedule, share
         self.found_inf: List[str] = []
         self._seen: Tuple[Sequence[int], Sequence[float]] = (), ()
         self.state_finite: Optional[bool] = None
@@ -117,6 +171,76 @@ class BackwardPass:
     def last_share(self) -> bool:
         """Whether everything that is measured for the next choice has been measured when the pass ends."""
         return self._share is None or self._share.last
+
+    def run(self, loss: LossLike, seed: LossSeed) -> None:
+        """Run the backward of `loss`, and put back whatever was swapped, also when something raises: nnabla
+        does not stop backward when a hook does, so that arrays are put back at once, and later hooks do
+        nothing.
+
+        Args:
+            loss: the loss, or what wraps it.
+            seed: makes the gradient that backward starts from.
+        """
+        clear_buffer, (callbacks, _, _), _, grad = self._request
+        error: Optional[BaseException] = None
+        guard: Optional[HookGuard] = None
+        pre: Optional[Hook] = None
+        post: Optional[Hook] = None
+        try:
+            before, after = self.begin()
+            if before or after:
+                guard = HookGuard(self.restore)
+                pre, post = guard.chain(*before), guard.chain(*after)
+            run_backward(loss, self.seed, grad, clear_buffer, callbacks, pre, post, seed)
+            if guard is None or guard.error is None:
+                self.end()
+        except BaseException as raised:
+            error = root_cause(raised)
+        finally:
+            self.restore()
+        # What a hook raised comes first: nnabla hides it behind an error of its own.
+        error = error if guard is None else guard.error or error
+        if error is not None:
+            self.statistics.finish()
+            raise error
+        self.finish()
+
+    @abstractmethod
+    def begin(self) -> Tuple[Hooks, Hooks]:
+        """Do what is to be done before backward starts; return the hooks before and after its functions."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Do what is to be done when backward has run."""
+
+    @abstractmethod
+    def restore(self) -> None:
+        """Put every swapped array back; harmless when none is swapped."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """End the pass, and collect the layers that were not finite."""
+
+    def unscale_visible(self) -> None:
+        """Unscale gradients that stay readable after the pass."""
+        scales = self.scales
+        for variable, position in self._readable():
+            scale = scales.get(position, 1.0)
+            if scale == 1.0:
+                continue
+            array = variable.grad
+            if not array.clear_called and stored_dtype(array) is not None:
+                self.kernels.scale_(array, 1.0 / scale)
+
+    def _readable(self) -> Iterable[Tuple[nn.Variable, int]]:
+        """The variables whose gradients stay, with their positions."""
+        structure, variables = self.plan.structure, self.plan.variables
+        pairs = zip(variables, structure.gradients)
+        if not self._request.clear_buffer:
+            return pairs
+        if structure.kept_gradients:
+            return [(v, p) for v, p in pairs if v.persistent or p in structure.kept_gradients]
+        return compress(pairs, map(_persistent, variables))
 
     def rescale(self, rescales: Sequence[Rescale]) -> None:
         """Multiply gradients in place, between two functions."""

@@ -21,8 +21,8 @@ from nnabla_adaloss.engine.choosing import PassStart, ScaleChoice, choose
 from nnabla_adaloss.engine.component_scales import ComponentPass
 from nnabla_adaloss.engine.layer_alphas import AlphasByComponent
 from nnabla_adaloss.engine.loss_section import MeasuredScale
-from nnabla_adaloss.engine.renewal import Limits, would_be_chosen
 from nnabla_adaloss.engine.schedule import ScaleSchedule
+from nnabla_adaloss.engine.scheduler import Limits, would_be_chosen
 from nnabla_adaloss.engine.statistics import KnownStatistics
 from nnabla_adaloss.graph.plan import GraphPlan
 

@@ -9,10 +9,10 @@ from typing import Dict, Optional
 from ..core.config import AdaLossConfig
 from ..core.layer_scale import Constraints
 from ..core.methods import Range
-from ..emulation.rounded_storage import RoundedStorage
 from ..graph.components import Components
 from ..graph.node import LayerSlot
 from ..graph.plan import GraphPlan
+from .rounded_storage import RoundedStorage
 
 
 class GradientRanges:
