@@ -49,7 +49,7 @@ from nnabla_adaloss import (
     AdaptiveLossScalingUpdater,
     DynamicLossScalingUpdater,
 )
-from nnabla_adaloss.graph.loss_seed import LossSeed
+from nnabla_adaloss.graph.loss import LossSeed
 
 BLOCK = 16
 FLOOR = "fixed, unchecked"

@@ -74,6 +74,7 @@ class AdaLoss(ABC):
         self.takes_statistics = self.config.method.needs is not Needs.ARRAYS
         self._layers: Dict[str, LayerState] = {}
         self._observer = LayerObserver(self.config)
+        self.observed = self._observer.needed
         self.watcher: Optional[Callable[[LayerRecord], None]] = None
 
     @abstractmethod
@@ -173,14 +174,9 @@ class AdaLoss(ABC):
         return decide(self._layers.get(layer, NEW_LAYER), observed, constraints, self.config)
 
     @property
-    def observed(self) -> bool:
-        """Whether somebody looks at records."""
-        return self._observer.needed
-
-    @property
     def reports(self) -> bool:
         """Whether anybody is told what is decided."""
-        return self._observer.needed or self.watcher is not None
+        return self.observed or self.watcher is not None
 
     def report(self, record: LayerRecord) -> None:
         """Report a scale that was applied without a decision."""
@@ -191,7 +187,7 @@ class AdaLoss(ABC):
         self._layers[layer] = decision.state
         if self.reports:
             record = _record(layer, observed, decision)
-            if self._observer.needed:
+            if self.observed:
                 self._observer(record)
             if self.watcher is not None:
                 self.watcher(record)
@@ -214,8 +210,6 @@ class AdaLoss(ABC):
 
     def after_update(self) -> None:
         """Count a good update: limits of layers recover."""
-        if not self.limits:
-            return
         recovered = {layer: self.limit_policy.after_update(limit) for layer, limit in self.limits.items()}
         self.limits = {layer: limit for layer, limit in recovered.items() if limit is not None}
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..engine import AdaptiveLossScaling
 from ..graph.hooks import Hook
-from ..graph.loss_like import LossLike, run_backward
+from ..graph.loss import LossLike, run_backward
 from .layers import Layer
 
 Forward = Callable[[], None]

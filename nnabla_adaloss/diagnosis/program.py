@@ -14,7 +14,7 @@ from typing import Any, List, NamedTuple, Optional
 
 import nnabla as nn
 
-from ..graph.loss_like import LossWrapper
+from ..graph.loss import LossWrapper
 from .target import Feeder
 
 

@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional
 import nnabla as nn
 
 from ..core.validation import integer
-from ..graph.loss_like import LossWrapper, variable_of
+from ..graph.loss import LossWrapper, variable_of
 from ..graph.plan import GraphPlan
 
 Feeder = Callable[[], Any]

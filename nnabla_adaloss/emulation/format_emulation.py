@@ -14,8 +14,7 @@ from ..core.layer_precisions import LayerPrecisions
 from ..core.precision import StorageLike
 from ..core.validation import boolean
 from ..graph.hooks import Hook, HookGuard
-from ..graph.loss_like import LossLike, check_scale, run_backward, variable_of
-from ..graph.loss_seed import Seed, check_seed
+from ..graph.loss import LossLike, LossSeed, Seed, check_scale, check_seed, run_backward, variable_of
 from ..graph.names import named, registered_names
 from ..kernels import select_kernels
 from ..kernels.scratch import ScratchPool
@@ -93,6 +92,7 @@ class FormatEmulation:
                 "wrap the emulation: AdaptiveLossScaling(FormatEmulation(loss))"
             )
         self._loss = variable_of(loss)
+        self._seed, self._checked_scale = LossSeed(self._loss), 1.0
         self._pool = ScratchPool()
         precisions, kernels = LayerPrecisions(storage), select_kernels(self._loss.parent.context)
         self._float_tail, self._parameters = boolean("float_tail", float_tail), parameters
@@ -184,7 +184,8 @@ class FormatEmulation:
             ValueError: `scale` is not finite or less than 2**-126, or a loss of several elements came without
                 `grad`, or `grad` has another shape.
         """
-        check_scale(scale)
+        if scale != self._checked_scale:
+            self._checked_scale = check_scale(scale)
         check_seed(self._loss, grad)
         self._look_at_the_graph()
         if self.emulated_storage.weights.keys() != {key for key, _ in self._plan.leaves}:
@@ -196,7 +197,9 @@ class FormatEmulation:
         post = guard.chain(self._round_gradients, function_post_hook)
         self._with_weights(
             lambda: guard.run(
-                lambda: run_backward(self._loss, scale, grad, clear_buffer, communicator_callbacks, pre, post)
+                lambda: run_backward(
+                    self._loss, scale, grad, clear_buffer, communicator_callbacks, pre, post, self._seed
+                )
             )
         )
 

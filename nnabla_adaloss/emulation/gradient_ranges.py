@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Dict, Optional
+from typing import Dict
 
 from ..core.config import AdaLossConfig
 from ..core.layer_scale import Constraints
@@ -27,13 +27,6 @@ class GradientRanges:
     def __init__(self, config: AdaLossConfig, storage: RoundedStorage, plan: GraphPlan) -> None:
         self._config, self._storage = config, storage
         self._keys, self._shapes = plan.keys, plan.structure.described.shapes
-
-    @classmethod
-    def where_layers_differ(
-        cls, config: AdaLossConfig, storage: Optional[RoundedStorage], plan: GraphPlan
-    ) -> Optional[GradientRanges]:
-        """The ranges; None where all gradients have that of the configuration."""
-        return None if storage is None or storage.precisions.only is not None else cls(config, storage, plan)
 
     def of(self, position: int) -> Range:
         """The range of the gradient of a variable of several elements."""

@@ -17,10 +17,9 @@ from ..emulation.rounded_storage import RoundedStorage
 from ..errors import GraphChangedError
 from ..graph.float_tail import TailReader
 from ..graph.hooks import Hook
-from ..graph.loss_like import LossLike, refuse_a_loss_that_scales_itself, variable_of
-from ..graph.loss_seed import Seed, check_seed
+from ..graph.loss import LossLike, Seed, check_seed, refuse_a_loss_that_scales_itself, variable_of
 from ..graph.names import named, registered_names
-from ..graph.plan import GraphPlan, leaf_arrays
+from ..graph.plan import GraphPlan
 from ..graph.structure import PlanOptions
 from ..kernels import Kernels, NNablaAdaLoss, select_kernels
 from ..monitor import Audience, audience_of
@@ -28,7 +27,7 @@ from ..undo import BatchGuard, ForwardState
 from .backward_runner import BackwardRunner, config_for
 from .component_scales import ComponentScales
 from .layer_watch import watch_for
-from .passes.backward_pass import NO_HOOKS, BackwardPass, PassRequest, UserHooks
+from .passes.backward_pass import NO_HOOKS, BackwardPass, PassRequest, UserHooks, leaf_arrays
 from .passes.hookless_steps import FallbackReason
 from .prepared_graph import GraphPreparation
 from .saved_state import read_state, state_of
@@ -139,6 +138,7 @@ class AdaptiveLossScaling:
             kernels=self._kernels,
             storage=self._storage,
             delayed=bool(self._delay),
+            by_layer=self._runner.by_layer,
             new_cache=partial(ScheduleCache.configured, self.config, delayed=bool(self._delay)),
         )
         self.guard = BatchGuard(
@@ -318,12 +318,13 @@ class AdaptiveLossScaling:
 
     def after_update(self) -> None:
         """Count a good update: the limits of layers recover, and what was measured is remembered."""
-        self._ada_loss.after_update()
+        if self._ada_loss.limits:
+            self._ada_loss.after_update()
         self.components.end_iteration()
         present = self._graph.present
         # Forward of a half context converts weights.
         if present is not None and self.in_half:
-            present.measure_weights(self.iteration, by_layer=self._runner.by_layer)
+            present.measure_weights(self.iteration)
 
     def forget(self) -> None:
         """Drop what was learned of gradients and weights: call it after loading other weights."""
@@ -346,8 +347,7 @@ class AdaptiveLossScaling:
         """Take over what `state_dict` returned; ValueError, and no change, if that cannot be."""
         planned = self._graph.prepared()
         try:
-            names = self._runner.components_of(planned).names
-            read = read_state(state, self._graph, components=len(names))
+            read = read_state(state, self._graph)
             self._ada_loss.load_state_dict(state)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"state is damaged, or none of an AdaptiveLossScaling: {error!r}") from error
@@ -420,8 +420,9 @@ class AdaptiveLossScaling:
         check_seed(self._variable, grad)
         # Also after the guard has looked before forward: that is when nnabla finds out who needs a gradient.
         planned = self._graph.current(wired=wired)
-        self._reader.before_backward()
-        found = leaf_arrays(planned.plan.leaves)
+        if self._reader.moved:
+            self._reader.before_backward()
+        found = leaf_arrays(planned.plan.leaves.values())
         self.guard.before_backward(found.arrays, all_zero=found.all_zero)
         iteration = self.iteration if iteration is None else iteration
         self.components.begin_pass(iteration)

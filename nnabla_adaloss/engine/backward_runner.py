@@ -14,15 +14,13 @@ from ..core.precision import Precision
 from ..core.scale_history import HistoryPolicy
 from ..emulation.rounded_storage import RoundedStorage
 from ..errors import warn
-from ..graph.components import Components
-from ..graph.loss_like import LossLike, check_scale, variable_of
-from ..graph.loss_seed import LossSeed
-from ..graph.plan import GraphPlan, LeafArrays
+from ..graph.loss import LossLike, LossSeed, check_scale, variable_of
+from ..graph.plan import GraphPlan
 from ..kernels import Kernels
 from .blame import layer_to_blame
 from .choosing import PassStart, ScaleChooser
 from .component_scales import ComponentPass, ComponentScales
-from .passes.backward_pass import NO_HOOKS, BackwardPass, PassContext, PassRequest
+from .passes.backward_pass import NO_HOOKS, BackwardPass, LeafArrays, PassContext, PassRequest
 from .passes.hooked import ChosenSteps, HookedPass, ScheduledSteps
 from .passes.hookless import HooklessPass, HooklessSteps
 from .passes.hookless_steps import FallbackReason, plan_steps
@@ -100,10 +98,6 @@ class BackwardRunner:
         # A start scale that was checked, and what comes of it.
         self._checked: Tuple[Optional[float], float] = None, 0.0
 
-    def components_of(self, planned: PreparedGraph) -> Components:
-        """The components of a graph."""
-        return planned.plan.structure.components(by_layer=self.by_layer)
-
     def run(
         self,
         planned: PreparedGraph,
@@ -136,8 +130,8 @@ class BackwardRunner:
             running = self._scheduled(planned, schedule, iteration, request, found)
             running.run(self._loss, self._seed)
             if running.components is not None and running.learns:
-                known = self.components_of(planned)
-                self.components.learn(known, running.components, chosen=False, last=running.last_share)
+                measured, last = running.components, running.last_share
+                self.components.learn(planned.components, measured, chosen=False, last=last)
         else:
             running = self._run_choosing(planned, start, request, again=again)
         running.unscale_visible()
@@ -192,7 +186,7 @@ class BackwardRunner:
         table = planned.statistics.table(planned.plan.structure.gradients)
         if last is None or last.schedule.components is None:
             return table
-        seen = np.array(self.components.shared(self.components_of(planned).names), np.float64)
+        seen = np.array(self.components.shared(planned.components.names), np.float64)
         return seen if table is None else np.concatenate([seen, table.ravel()])
 
     def adopt_statistics(
@@ -206,7 +200,7 @@ class BackwardRunner:
             tables: what `shared_statistics` returned on every rank, stacked in the order of ranks.
         """
         if last is not None and last.schedule.components is not None:
-            names = self.components_of(planned).names
+            names = planned.components.names
             seen, tables = tables[:, : len(names) + 1], tables[:, len(names) + 1 :]
             self.components.adopt(names, seen.max(axis=0).tolist())
         positions = planned.plan.structure.gradients
@@ -255,7 +249,7 @@ class BackwardRunner:
         running = self._choosing(planned, request, self._scheduler.chooser(planned, start, components))
         running.run(self._loss, self._seed)
         if components is not None:
-            self.components.learn(self.components_of(planned), components, chosen=True, last=True)
+            self.components.learn(planned.components, components, chosen=True, last=True)
         planned.cache.drop()
         complete = components is None or (components.complete and self.components.settled)
         if planned.cache.wanted(start.fixed_scale) and complete and not running.found_inf:
@@ -265,8 +259,8 @@ class BackwardRunner:
     def _begin_components(self, planned: PreparedGraph, start: PassStart) -> Optional[ComponentPass]:
         if start.fixed_scale is not None and not self.by_layer:
             return None
-        components = self.components_of(planned)
-        begun = self.components.begin(components, self._scheduler.limits(planned.plan, components))
+        limits = self._scheduler.limits(planned.plan, planned.components)
+        begun = self.components.begin(planned.components, limits)
         if self.by_layer:
             begun.level()
         return begun
@@ -280,7 +274,7 @@ class BackwardRunner:
         found: LeafArrays,
     ) -> BackwardPass:
         """A pass with the scales of a schedule: without hooks, if that can be."""
-        share = planned.share(iteration, by_layer=self.by_layer)
+        share = planned.share(iteration)
         if planned.planned_for is not schedule:
             before, planned.planned_for = planned.planned_for, schedule
             # New scales are mostly what they were.
@@ -298,7 +292,12 @@ class BackwardRunner:
 
     def _context(self, planned: PreparedGraph) -> PassContext:
         return PassContext(
-            planned.plan, self._kernels, planned.pool, planned.statistics, self._storage, self.by_layer
+            planned.plan,
+            self._kernels,
+            planned.pool,
+            planned.statistics,
+            self._storage,
+            planned.components,
         )
 
     def _plan_steps(self, plan: GraphPlan, schedule: ScaleSchedule) -> Union[HooklessSteps, FallbackReason]:

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Union
 
 import nnabla as nn
 
 from ..emulation.rounded_storage import RoundedStorage
+from ..graph.components import Components
 from ..graph.names import ParameterNames
 from ..graph.plan import GraphPlan, completed_names
 from ..graph.reading import GraphDescription, GraphReading
@@ -94,6 +96,7 @@ class PreparedGraph:
     Attributes:
         known: what is kept of graphs of the same topology.
         plan: the plan.
+        by_layer: whether layers separate components.
         pool: where scratch arrays come from.
         measurements: measures arrays, where statistics are those of earlier iterations; else None.
         statistics: what is known of the arrays.
@@ -104,6 +107,7 @@ class PreparedGraph:
 
     known: KnownGraph
     plan: GraphPlan
+    by_layer: bool
     pool: ScratchPool
     measurements: Optional[Measurements]
     statistics: StatisticsSource
@@ -112,6 +116,11 @@ class PreparedGraph:
     steps: Union[HooklessSteps, FallbackReason, None] = None
     _shares: Sequence[Optional[Share]] = ()
     _shared: Tuple[int, int] = (0, 0)
+
+    @cached_property
+    def components(self) -> Components:
+        """The components of the graph."""
+        return self.plan.structure.components(by_layer=self.by_layer)
 
     def built_again(self, plan: GraphPlan, storage: Optional[RoundedStorage]) -> PreparedGraph:
         """The same for another graph of the same topology.
@@ -129,27 +138,21 @@ class PreparedGraph:
             again.steps, again.planned_for = self.steps, self.planned_for
         return again
 
-    def share(self, iteration: int, *, by_layer: bool) -> Optional[Share]:
-        """What an iteration measures that uses the schedule; None: nothing.
-
-        Args:
-            iteration: number of the iteration.
-            by_layer: whether layers separate components.
-        """
+    def share(self, iteration: int) -> Optional[Share]:
+        """What an iteration measures that uses the schedule; None: nothing."""
         number = self.cache.share(iteration)
         if number is None:
             return None
         gradients, data = self.statistics.measured_before()
         if not self._shares or self._shared != (len(gradients), len(data)):
             structure, self._shared = self.plan.structure, (len(gradients), len(data))
-            components = structure.components(by_layer=by_layer)
-            shares = shares_of(structure, components, gradients, data, self.cache.iterations)
+            shares = shares_of(structure, self.components, gradients, data, self.cache.iterations)
             self._shares = [share if share.last or not share.empty else None for share in shares]
         return self._shares[number]
 
-    def measure_weights(self, iteration: int, *, by_layer: bool) -> None:
+    def measure_weights(self, iteration: int) -> None:
         """Measure the weights of an iteration's share after an update, before forward converts them."""
-        share = self.share(iteration, by_layer=by_layer)
+        share = self.share(iteration)
         if share is not None:
             self.statistics.measure_weights(share.weights)
 
@@ -166,6 +169,7 @@ class GraphPreparation:
         kernels: passes over memory.
         storage: an emulated storage, or None.
         delayed: whether statistics are those of the iteration before.
+        by_layer: whether layers separate components.
         new_cache: makes an empty cache of schedules.
 
     Attributes:
@@ -184,11 +188,12 @@ class GraphPreparation:
         kernels: Kernels,
         storage: Optional[RoundedStorage],
         delayed: bool,
+        by_layer: bool,
         new_cache: Callable[[], ScheduleCache],
     ) -> None:
         self._read, self._options = read, options
         self._names, self._more_names = names, more_names
-        self._kernels, self._storage, self._delayed = kernels, storage, delayed
+        self._kernels, self._storage, self._delayed, self._by_layer = kernels, storage, delayed, by_layer
         self.new_cache = new_cache
         self.pool = ScratchPool()
         self._reading: Optional[GraphReading] = reading
@@ -215,8 +220,8 @@ class GraphPreparation:
             wired: whether `plan` has just seen how it is wired.
         """
         if self._prepared is not None:
-            plan = self._prepared.plan
-            if plan.is_marked_as_it_was and (wired or plan.is_wired_as_it_was):
+            watch = self._prepared.plan.watch
+            if not (watch.reshaped or watch.marked_otherwise) and (wired or not watch.rewired):
                 return self._prepared
         self._prepared = self._prepare()
         return self._prepared
@@ -225,7 +230,7 @@ class GraphPreparation:
         """The plan of the graph as it is wired now; before forward nnabla itself does not know which of its
         variables need a gradient.
         """
-        if self._prepared is None or not self._prepared.plan.is_wired_as_it_was:
+        if self._prepared is None or self._prepared.plan.watch.rewired:
             self._prepared = self._prepare()
         return self._prepared.plan
 
@@ -280,7 +285,7 @@ class GraphPreparation:
         cache = self.new_cache() if known.cache is None else known.cache
         if known.statistics is not None:
             statistics.load_state(plan.structure.measured, known.statistics)
-        return PreparedGraph(known, plan, self.pool, measurements, statistics, cache)
+        return PreparedGraph(known, plan, self._by_layer, self.pool, measurements, statistics, cache)
 
     def _names_for(self, reading: GraphReading, before: Optional[PreparedGraph]) -> ParameterNames:
         """Names of the parameters of a graph: those of this loss, and what they were called before."""

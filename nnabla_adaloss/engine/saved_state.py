@@ -46,13 +46,12 @@ def state_of(
     }
 
 
-def read_state(state: Mapping[str, Any], graph: GraphPreparation, *, components: int) -> EngineState:
+def read_state(state: Mapping[str, Any], graph: GraphPreparation) -> EngineState:
     """What `state_of` returned, for a graph of the same network.
 
     Args:
         state: what `state_of` returned.
         graph: the graph.
-        components: how many components it has.
 
     Raises:
         ValueError: `state` is of another network.
@@ -64,7 +63,7 @@ def read_state(state: Mapping[str, Any], graph: GraphPreparation, *, components:
     statistics = graph.new_statistics(planned.plan, planned.measurements)
     statistics.load_state(structure.measured, state["delayed"])
     cache = graph.new_cache()
-    cache.load_state_dict(structure, state["schedule"], components=components)
+    cache.load_state_dict(structure, state["schedule"], components=len(planned.components.names))
     return EngineState(
         integer("iteration", state["iteration"]),
         integer("draws", state["draws"]),

@@ -125,7 +125,11 @@ class Scheduler:
         return Constraints(weight_max=min(self._u_max, stored), guard_from=guard_from)
 
     def _ranges(self, plan: GraphPlan) -> Optional[GradientRanges]:
-        return GradientRanges.where_layers_differ(self._config, self._storage, plan)
+        """The range of each gradient, where layers differ; None: all have that of the configuration."""
+        storage = self._storage
+        if storage is None or storage.precisions.only is not None:
+            return None
+        return GradientRanges(self._config, storage, plan)
 
 
 class Limits(NamedTuple):

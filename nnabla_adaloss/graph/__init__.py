@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from .loss_like import LossLike, LossWrapper
+from .loss import LossLike, LossWrapper
 from .plan import GraphPlan
 
 __all__ = ["GraphPlan", "LossLike", "LossWrapper"]

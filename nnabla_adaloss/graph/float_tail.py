@@ -121,13 +121,14 @@ class TailReader:
 
     Attributes:
         tail: what was moved last.
+        moved: whether something was moved since `before_backward` has reported it.
     """
 
     def __init__(self, loss: nn.Variable, *, float_tail: bool) -> None:
         self._loss, self._moves = loss, boolean("float_tail", float_tail)
         self.tail = FloatTail()
-        # Whether something was moved since the last backward, and what of it forward has to compute again.
-        self._moved = self._reported = False
+        self.moved = self._reported = False
+        # What of it forward has to compute again.
         self._missing: List[nn.Variable] = []
 
     def read(self) -> GraphReading:
@@ -137,7 +138,7 @@ class TailReader:
         tail = float_tail(reading, candidates) if candidates else FloatTail()
         if tail == FloatTail():
             return reading
-        self.tail, self._moved = tail, True
+        self.tail, self.moved = tail, True
         if tail.functions:
             self._missing = compute_in_float(reading, tail)
             reading = read_graph(self._loss)
@@ -148,19 +149,17 @@ class TailReader:
         self._reported = before._reported
 
     def before_backward(self) -> None:
-        """Report what was moved, once.
+        """Report what was `moved`, once.
 
         Raises:
             RuntimeError: forward ran before that, and what the moved functions read was cleared.
         """
-        if not self._moved:
-            return
         if not all(map(_is_written, self._missing)):
             raise RuntimeError(
                 "forward has to run again before backward: functions at the loss compute in float now, and "
                 "what they read was cleared. Call forward of this object, in the place of loss.forward()"
             )
-        self._moved, self._missing = False, []
+        self.moved, self._missing = False, []
         if not self._reported:
             self._reported = True
             self.tail.report()

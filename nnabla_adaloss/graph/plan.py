@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from operator import attrgetter
-from typing import Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 
@@ -17,35 +16,7 @@ from .node import Node
 from .reading import GraphReading, read_graph
 from .structure import GraphStructure, PlanOptions
 
-_shape, _gradient, _zeroing = attrgetter("shape"), attrgetter("grad"), attrgetter("zeroing")
 _NAMELESS = 0, None
-
-
-class LeafArrays(NamedTuple):
-    """Gradients of leaves: nnabla makes a new object for each that is asked for, so they are asked for once.
-
-    Attributes:
-        keys: keys of the leaves.
-        arrays: the gradient of each.
-        all_zero: whether all of them are lazily zero.
-    """
-
-    keys: Collection[int]
-    arrays: List[nn.NdArray]
-    all_zero: bool
-
-
-def leaf_arrays(leaves: Mapping[int, nn.Variable]) -> LeafArrays:
-    """The gradients of `leaves`, by key, as they are now.
-
-    Example:
-        >>> w = nn.Variable((2,), need_grad=True)
-        >>> w.grad.zero()
-        >>> leaf_arrays({hash(w): w}).all_zero
-        True
-    """
-    arrays = list(map(_gradient, leaves.values()))
-    return LeafArrays(leaves.keys(), arrays, all(map(_zeroing, arrays)))
 
 
 class GraphPlan:
@@ -74,6 +45,7 @@ class GraphPlan:
         leaves: the leaves that get a gradient, by variable key.
         fixed_leaves: the leaves without, and whether forward writes them, once for each use; and those of the
             others that forward writes.
+        watch: notices when the graph is not what it was.
 
     Raises:
         ValueError: a pattern of the selection matches no layer.
@@ -118,27 +90,15 @@ class GraphPlan:
         self.kept_keys = {keys[p] for p in structure.kept_gradients}
         self.leaves = {keys[p]: reading.leaves[p] for p in structure.leaves}
         self.fixed_leaves = [(reading.leaves[p], written) for p, written in structure.fixed]
-        self._watch = reading.watch
+        self.watch = reading.watch
         # A leaf without a name is no parameter: `reset_shape` gives it batches of another size.
-        described = structure.described
-        data = [p for p in reading.leaves if described.kept.get(p, _NAMELESS)[1] is None]
-        self._data = [reading.leaves[p] for p in data]
-        self._shapes = [described.shapes[p] for p in data]
+        kept = structure.described.kept
+        self.watch.watch_shapes([v for p, v in reading.leaves.items() if kept.get(p, _NAMELESS)[1] is None])
 
     @property
     def recomputes(self) -> bool:
         """Whether activations are computed again in backward, with the weights as they are then."""
         return any(self.structure.described.recomputed)
-
-    @property
-    def is_marked_as_it_was(self) -> bool:
-        """True while no `need_grad` or `recompute` has changed, and no data has another shape."""
-        return list(map(_shape, self._data)) == self._shapes and not self._watch.marked_otherwise
-
-    @property
-    def is_wired_as_it_was(self) -> bool:
-        """True while nothing is rewired: the same functions on the same variables."""
-        return not self._watch.rewired
 
     @cached_property
     def function_keys(self) -> List[int]:

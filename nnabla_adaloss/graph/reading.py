@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from itertools import accumulate, chain
 from operator import attrgetter
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 
 from .function_kinds import is_half
 from .order import visited
-from .watch import GraphWatch
 
 _info, _need_grad = attrgetter("info"), attrgetter("need_grad")
 _type_name, _args = attrgetter("type_name"), attrgetter("args")
@@ -76,6 +75,67 @@ class GraphDescription(NamedTuple):
         if not half:
             return []
         return [i for i, backend in enumerate(self.backends) if backend and backend[0] in half]
+
+
+class GraphWatch:
+    """Remembers which C++ variables some Variables stand for, and which need a gradient.
+
+    `Variable.rewire_on` changes the former, a script that sets `need_grad` the latter, and with the next
+    forward the functions and variables that follow. Also which of them are computed again in backward. To
+    look whether a graph is rewired costs 0.04 µs per variable, for all changes 0.15.
+
+    Args:
+        variables: what is watched: the inputs of all functions, and the loss.
+        outputs: those of them that functions compute.
+        functions: functions, of which backward visits those that need a gradient.
+
+    Example:
+        >>> import nnabla as nn, nnabla.functions as F
+        >>> x = nn.Variable((2,), need_grad=True)
+        >>> watch = GraphWatch([x])
+        >>> x.need_grad = False
+        >>> watch.rewired, watch.changed
+        (False, True)
+    """
+
+    def __init__(
+        self,
+        variables: Iterable[nn.Variable],
+        outputs: Iterable[nn.Variable] = (),
+        functions: Iterable[Any] = (),
+    ) -> None:
+        self._variables, self._outputs, self._functions = list(variables), list(outputs), list(functions)
+        self._shaped: Sequence[nn.Variable] = ()
+        self._shapes: List[Tuple[int, ...]] = []
+        self._wired, self._marked = list(map(hash, self._variables)), self._marks()
+
+    @property
+    def rewired(self) -> bool:
+        """True when a Variable stands for another one than before."""
+        return list(map(hash, self._variables)) != self._wired
+
+    @property
+    def marked_otherwise(self) -> bool:
+        """True when another variable needs a gradient, or is computed again in backward."""
+        return self._marks() != self._marked
+
+    def watch_shapes(self, variables: Sequence[nn.Variable]) -> None:
+        """Notice when one of these variables has another shape, too."""
+        self._shaped, self._shapes = variables, list(map(_shape, variables))
+
+    @property
+    def reshaped(self) -> bool:
+        """True when a variable whose shape is watched has another one."""
+        return list(map(_shape, self._shaped)) != self._shapes
+
+    @property
+    def changed(self) -> bool:
+        """True when something but a shape is different from what it was."""
+        return self.rewired or self.marked_otherwise
+
+    def _marks(self) -> List[bool]:
+        marked = chain(self._variables, self._functions)
+        return [*map(_need_grad, marked), *map(_recompute, self._outputs)]
 
 
 class GraphReading(NamedTuple):

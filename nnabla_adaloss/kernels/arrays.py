@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an nnabla array holds, and float32 views of dtypes that no kernel handles."""
+"""What an nnabla array holds, checks of what kernels are given, and float32 views of other dtypes."""
 
 from __future__ import annotations
 
+import math
 from operator import attrgetter
 from typing import Any, List, Optional, Sequence
 
@@ -15,8 +16,8 @@ from ..host_context import HOST
 FLOAT32 = np.dtype(np.float32)
 FLOAT16 = np.dtype(np.float16)
 
-_dtype = attrgetter("dtype")
-_zeroing = attrgetter("zeroing")
+_dtype, _zeroing, _size = attrgetter("dtype"), attrgetter("zeroing"), attrgetter("size")
+_IS_HALF = {FLOAT32: False, FLOAT16: True}
 
 
 def stored_dtype(array: nn.NdArray) -> Optional[np.dtype[Any]]:
@@ -96,3 +97,85 @@ def prepare_master(master: nn.NdArray, context: nn.Context) -> None:
     # Not `in (None, FLOAT32)`: NumPy's float64 equals None.
     if stored is not None and stored != FLOAT32:
         master.data_ptr(FLOAT32, context)
+
+
+def is_half(x: nn.NdArray, argument: str = "x") -> bool:
+    """Whether `x` holds float16 rather than float32.
+
+    Raises:
+        TypeError: it holds something else.
+    """
+    try:
+        return _IS_HALF[x.dtype]
+    except KeyError:
+        raise TypeError(f"{argument} is {x.dtype}; the kernels work on float32 and float16 arrays") from None
+
+
+def which_are_half(arrays: Sequence[nn.NdArray]) -> NDArray[np.bool_]:
+    """`is_half` of many arrays, bool of shape (n,).
+
+    Raises:
+        TypeError: one of them holds something else.
+    """
+    if are_float32(arrays):
+        return np.zeros(len(arrays), np.bool_)
+    return np.array([is_half(x) for x in arrays], np.bool_)
+
+
+def require_float32(x: nn.NdArray, argument: str) -> None:
+    """Raise TypeError unless `x` is float32."""
+    if is_half(x, argument):
+        raise TypeError(f"{argument} is float16; a float32 array is needed here")
+
+
+def require_same_size(source: nn.NdArray, target: nn.NdArray) -> int:
+    """The size that both arrays have.
+
+    Raises:
+        ValueError: they have different sizes.
+    """
+    size: int = source.size
+    if target.size != size:
+        raise ValueError(f"arrays of different sizes: {source.shape} and {target.shape}")
+    return size
+
+
+def require_same_sizes(sources: Sequence[nn.NdArray], targets: Sequence[nn.NdArray]) -> List[int]:
+    """`require_same_size` of many pairs of arrays."""
+    sizes = list(map(_size, sources))
+    if sizes != list(map(_size, targets)):
+        for source, target in zip(sources, targets):
+            require_same_size(source, target)
+    return sizes
+
+
+def require_sizes(arrays: Sequence[nn.NdArray], sizes: NDArray[np.int64]) -> None:
+    """Raise ValueError unless the arrays have these sizes."""
+    found = list(map(_size, arrays))
+    if found != sizes.tolist():
+        raise ValueError(f"arrays of other sizes: {found}, not {sizes.tolist()}")
+
+
+def unscaling_factor(scale: float) -> float:
+    """1 / scale.
+
+    Raises:
+        ValueError: `scale` is not a positive finite number.
+    """
+    scale = float(scale)
+    if not 0.0 < scale < math.inf:
+        raise ValueError(f"scale={scale} must be a positive finite number")
+    return 1.0 / scale
+
+
+def unscaling_factors(scales: Sequence[float]) -> NDArray[np.float64]:
+    """1 / scale of each, float64 of shape (n,).
+
+    Raises:
+        ValueError: a scale is not a positive finite number.
+    """
+    found = np.array(scales, np.float64)
+    wrong = ~((found > 0.0) & (found < math.inf))
+    if wrong.any():
+        raise ValueError(f"scale={found[wrong][0]} must be a positive finite number")
+    return 1.0 / found

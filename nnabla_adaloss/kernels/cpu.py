@@ -12,7 +12,11 @@ from numpy.typing import NDArray
 from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
 from ..host_context import HOST
-from .array_checks import (
+from .arrays import (
+    FLOAT16,
+    FLOAT32,
+    addresses_of,
+    are_float32,
     is_half,
     require_float32,
     require_same_size,
@@ -21,7 +25,6 @@ from .array_checks import (
     unscaling_factor,
     which_are_half,
 )
-from .arrays import FLOAT16, FLOAT32, addresses_of, are_float32
 from .cpu_library import (
     SCALE_FIELDS,
     STATISTICS_FIELDS,

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
 from ..host_context import is_on_host
-from .array_checks import (
+from .arrays import (
+    addresses_of,
     require_float32,
     require_same_size,
     require_same_sizes,
@@ -23,7 +24,6 @@ from .array_checks import (
     unscaling_factor,
     which_are_half,
 )
-from .arrays import addresses_of
 from .cuda_launcher import CupyLauncher, Launcher
 from .cuda_source import CudaSource
 from .device_table import DeviceTable

@@ -14,7 +14,7 @@ from nnabla import NdArray
 from ..core.formats import FLOAT16, Format
 from ..core.statistics import ArrayStatistics
 from ..host_context import HOST
-from .array_checks import (
+from .arrays import (
     is_half,
     require_float32,
     require_same_size,

@@ -18,8 +18,7 @@ from ..core.scale_history import HistoryPolicy
 from ..core.validation import boolean, integer
 from ..emulation import FormatEmulation, with_storage
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
-from ..graph.loss_like import LossLike
-from ..graph.loss_seed import Seed, check_seed
+from ..graph.loss import LossLike, Seed, check_seed
 from ..kernels import select_kernels
 from ..undo import ArraySnapshot, ForwardState
 from ..updaters.notifications import Notifier

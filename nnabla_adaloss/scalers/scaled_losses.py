@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
 from ..engine.saved_state import fingerprint
-from ..graph.loss_like import LossLike, variable_of
+from ..graph.loss import LossLike, variable_of
 from ..undo import ForwardState
 
 # Losses of different networks that are remembered. Each holds the last graph of its network.

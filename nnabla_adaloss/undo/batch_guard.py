@@ -8,7 +8,7 @@ from typing import Callable, Iterable, Optional, Sequence
 import nnabla as nn
 
 from ..emulation.rounded_storage import RoundedStorage
-from ..graph.loss_like import LossLike, variable_of
+from ..graph.loss import LossLike, variable_of
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels
 from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype

@@ -9,7 +9,7 @@ import nnabla as nn
 import numpy as np
 
 from ..emulation.rounded_storage import RoundedStorage
-from ..graph.loss_like import LossLike
+from ..graph.loss import LossLike
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels
 from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype

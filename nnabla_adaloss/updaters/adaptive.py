@@ -15,11 +15,11 @@ from ..core.precision import StorageLike
 from ..core.scale_history import HistoryPolicy
 from ..core.scale_policy import ScalePolicy
 from ..errors import LossScaleError, warn
-from ..graph.loss_like import LossLike, check_scale
+from ..graph.loss import LossLike, check_scale
 from ..monitor import BatchThrownAway, ScaleChanged, audience_of
 from ..state import read_state, write_state
-from .argument_checks import TORCH_ARGUMENTS, check_arguments, keep_data
-from .batch_run import BatchRun, RunOptions
+from .argument_checks import TORCH_ARGUMENTS, check_arguments
+from .batch_run import BatchRun, RunOptions, keep_data
 from .exchange import GradientExchange
 from .function_hooks import HookLike, function_hooks
 from .global_scale import GlobalScale, history_of

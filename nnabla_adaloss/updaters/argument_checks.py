@@ -18,10 +18,6 @@ TORCH_ARGUMENTS = {
 """Arguments of torch's `GradScaler`, and those of `AdaptiveLossScalingUpdater` that take their place."""
 
 
-def keep_data() -> None:
-    """The default data feeder: leaves the input variables as they are."""
-
-
 def check_arguments(
     solver: Any,
     data_feeder: Any,

@@ -13,9 +13,10 @@ from ..core.validation import boolean
 from ..emulation import FormatEmulation, with_storage
 from ..engine import AdaptiveLossScaling
 from ..graph.float_tail import TailReader
-from ..graph.loss_like import LossLike, check_scale, variable_of
+from ..graph.loss import LossLike, check_scale, variable_of
 from ..monitor import Audience, BatchThrownAway, Overflowed, audience_of
-from .argument_checks import check_arguments, keep_data
+from .argument_checks import check_arguments
+from .batch_run import keep_data
 from .exchange import GradientExchange
 from .notifications import Notifier, notify_update
 from .result import UpdateResult

@@ -8,7 +8,7 @@ from typing import Optional, Union
 
 from ..core.scale_history import HistoryPolicy
 from ..core.scale_policy import ScalePolicy, ScaleState
-from ..graph.loss_like import check_scale
+from ..graph.loss import check_scale
 
 
 class GlobalScale:

@@ -12,7 +12,7 @@ from ..core.scale_policy import ScalePolicy, ScaleState
 from ..core.validation import boolean
 from ..emulation import with_storage
 from ..engine import AdaptiveLossScaling
-from ..graph.loss_like import LossLike
+from ..graph.loss import LossLike
 from ..monitor import Audience
 from .argument_checks import (
     check_choice,

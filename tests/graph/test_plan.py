@@ -3,16 +3,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any, List
 
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
-import numpy as np
 from hypothesis import HealthCheck, given, settings
 
 from nnabla_adaloss import AdaptiveLossScaling
-from nnabla_adaloss.graph.plan import GraphPlan, leaf_arrays
+from nnabla_adaloss.graph.plan import GraphPlan
 from tests.engine.random_graphs import Network, networks
 
 
@@ -81,25 +80,3 @@ def test_both_operands_of_a_batch_matmul_are_scaled() -> None:
         ("BatchMatmul", 30.0),
         ("BatchMatmul:1", 3.0),
     ]
-
-
-def zeroed_leaves(count: int) -> Dict[int, nn.Variable]:
-    found = [nn.Variable((2,), need_grad=True) for _ in range(count)]
-    for v in found:
-        v.grad.zero()
-    return {hash(v): v for v in found}
-
-
-def test_leaf_arrays_come_in_the_order_of_the_leaves() -> None:
-    some = zeroed_leaves(3)
-    found = leaf_arrays(some)
-    assert list(found.keys) == list(some)
-    assert found.arrays == [v.grad for v in some.values()]
-
-
-def test_leaf_arrays_tell_whether_all_are_lazily_zero() -> None:
-    some = zeroed_leaves(3)
-    assert leaf_arrays(some).all_zero
-    list(some.values())[1].grad.data = np.zeros(2, np.float32)  # zeros, but not lazily
-    assert not leaf_arrays(some).all_zero
-    assert leaf_arrays({}).all_zero

@@ -9,12 +9,13 @@ import hypothesis.strategies as st
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 from nnabla_adaloss.graph.names import registered_names
 from nnabla_adaloss.graph.plan import GraphPlan
-from nnabla_adaloss.graph.reading import GraphDescription, read_graph
+from nnabla_adaloss.graph.reading import GraphDescription, GraphWatch, read_graph
 from tests.engine.random_graphs import Network, build, chosen_steps, networks, seeds
 
 
@@ -172,3 +173,71 @@ def test_a_graph_is_described_before_forward_as_after_it() -> None:
         loss.forward()
         found.append(read_graph(loss).description(registered_names()))
     assert all(described == found[0] for described in found)
+
+
+# Changes that are noticed, and those that are none.
+
+
+def test_nothing_changed() -> None:
+    x = nn.Variable.from_numpy_array(np.ones((2, 3), np.float32), need_grad=True)
+    y = F.sum(F.tanh(x))
+    watch = GraphWatch([x, y.parent.inputs[0], y])
+    y.forward(clear_no_need_grad=True)
+    y.backward(clear_buffer=True)
+    x.d = 2.0
+    x.grad.zero()
+    assert not watch.changed
+
+
+def test_a_leaf_or_an_intermediate_that_needs_no_gradient_any_more() -> None:
+    x = nn.Variable((2, 3), need_grad=True)
+    h = F.tanh(x)
+    for v in (x, h):
+        watch = GraphWatch([x, h])
+        v.need_grad = False
+        assert watch.changed
+        assert not watch.rewired
+        v.need_grad = True
+        assert not watch.changed
+
+
+def test_a_rewired_graph() -> None:
+    x = nn.Variable((2, 3), need_grad=True)
+    h = F.tanh(x)
+    watch = GraphWatch(F.sum(h).parent.inputs)
+    h.rewire_on(F.sigmoid(x))
+    assert watch.changed
+    assert watch.rewired
+
+
+def test_an_activation_that_is_to_be_computed_again() -> None:
+    x = nn.Variable((2, 3), need_grad=True)
+    h = F.tanh(x)
+    watch = GraphWatch([x, h], [h])
+    h.recompute = True
+    assert watch.changed
+    h.recompute = False
+    assert not watch.changed
+
+
+def test_a_function_that_needs_a_gradient_since_the_last_forward() -> None:
+    x = nn.Variable((2, 3))
+    x.d = 0.0
+    h = F.tanh(x)
+    h.need_grad = True
+    x.need_grad = True
+    watch = GraphWatch([x, h], [h], [h.parent])
+    h.forward()
+    assert watch.changed
+    assert not watch.rewired
+
+
+def test_another_shape_is_noticed_where_shapes_are_watched() -> None:
+    x, other = nn.Variable((2, 3), need_grad=True), nn.Variable((2,))
+    watch = GraphWatch([x, other])
+    watch.watch_shapes([x])
+    other.reset_shape((5,), force=True)
+    assert not watch.reshaped
+    x.reset_shape((4, 3), force=True)
+    assert watch.reshaped
+    assert not watch.changed

@@ -9,7 +9,8 @@ import nnabla as nn
 import nnabla.solvers as S
 import pytest
 
-from nnabla_adaloss.updaters.argument_checks import check_arguments, check_choice, keep_data
+from nnabla_adaloss.updaters.argument_checks import check_arguments, check_choice
+from nnabla_adaloss.updaters.batch_run import keep_data
 
 SOUND: Dict[str, Any] = {
     "solver": S.Sgd(0.1),

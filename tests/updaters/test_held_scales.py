@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, HistoryPolicy, UpdateResult
-from nnabla_adaloss.engine.passes import select
+from nnabla_adaloss.engine import backward_runner
 from nnabla_adaloss.engine.passes.hookless_steps import FallbackReason
 from tests.updaters.networks import AS_THE_BASELINE, snapshot, training
 
@@ -24,7 +24,7 @@ EVERY = 8
 
 def hooked_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no pass be planned."""
-    monkeypatch.setattr(select, "plan_steps", lambda *args, **options: FallbackReason("not in this test"))
+    monkeypatch.setattr(backward_runner, "plan_steps", lambda *args, **options: FallbackReason("not in this test"))
 
 
 def trained(iterations: int, **options: Any) -> Tuple[List[UpdateResult], Dict[str, np.ndarray], Any]:

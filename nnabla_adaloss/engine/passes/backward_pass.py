@@ -13,9 +13,9 @@ from typing import AbstractSet, Any, Dict, Iterable, List, Mapping, NamedTuple, 
 import nnabla as nn
 
 from ...emulation.rounded_storage import RoundedStorage
+from ...graph.components import Components
 from ...graph.hooks import Hook, HookGuard, root_cause
-from ...graph.loss_like import LossLike, run_backward
-from ...graph.loss_seed import LossSeed, Seed
+from ...graph.loss import LossLike, LossSeed, Seed, run_backward
 from ...graph.plan import GraphPlan
 from ...kernels.arrays import stored_dtype
 from ...kernels.interface import Kernels
@@ -26,7 +26,7 @@ from ..schedule import Rescale, ScaleSchedule
 from ..shares import Share
 from ..statistics import Findings, StatisticsSource
 
-_persistent = attrgetter("persistent")
+_persistent, _gradient, _zeroing = attrgetter("persistent"), attrgetter("grad"), attrgetter("zeroing")
 
 Hooks = Sequence[Optional[Hook]]
 """Hooks that are called in turn; None is left out."""
@@ -70,6 +70,31 @@ class PassRequest(NamedTuple):
     grad: Optional[Seed] = None
 
 
+class LeafArrays(NamedTuple):
+    """Gradients of leaves: nnabla makes a new object for each that is asked for, so they are asked for once.
+
+    Attributes:
+        arrays: the gradient of each.
+        all_zero: whether all of them are lazily zero.
+    """
+
+    arrays: List[nn.NdArray]
+    all_zero: bool
+
+
+def leaf_arrays(leaves: Iterable[nn.Variable]) -> LeafArrays:
+    """The gradients of `leaves` as they are now.
+
+    Example:
+        >>> w = nn.Variable((2,), need_grad=True)
+        >>> w.grad.zero()
+        >>> leaf_arrays([w]).all_zero
+        True
+    """
+    arrays = list(map(_gradient, leaves))
+    return LeafArrays(arrays, all(map(_zeroing, arrays)))
+
+
 class PassContext(NamedTuple):
     """What all passes of one engine share.
 
@@ -79,7 +104,7 @@ class PassContext(NamedTuple):
         pool: where scratch arrays come from.
         statistics: measures arrays.
         storage: an emulated storage, or None.
-        by_layer: whether layers separate components.
+        components: the components of the graph.
     """
 
     plan: GraphPlan
@@ -87,7 +112,7 @@ class PassContext(NamedTuple):
     pool: ScratchPool
     statistics: StatisticsSource
     storage: Optional[RoundedStorage]
-    by_layer: bool
+    components: Components
 
 
 class BackwardPass(ABC):
@@ -118,7 +143,7 @@ class BackwardPass(ABC):
         schedule: Optional[ScaleSchedule],
         share: Optional[Share] = None,
     ) -> None:
-        self.plan, self.kernels, _, self.statistics, self.storage, self._by_layer = context
+        self.plan, self.kernels, _, self.statistics, self.storage, self._components = context
         self._request, self._schedule, self._share = request, schedule, share
         self.found_inf: List[str] = []
         self._seen: Tuple[Sequence[int], Sequence[float]] = (), ()
@@ -286,6 +311,5 @@ class BackwardPass(ABC):
 
     def _components_of_schedule(self) -> ComponentPass:
         if self.components is None:
-            components = self.plan.structure.components(by_layer=self._by_layer)
-            self.components = ComponentPass(components, self.schedule.components or ())
+            self.components = ComponentPass(self._components, self.schedule.components or ())
         return self.components

@@ -12,7 +12,6 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import nnabla as nn
 
-from ...graph.plan import LeafArrays
 from ...graph.structure import GraphStructure
 from ...kernels.interface import GradientsInPlace
 from ...kernels.measurements import Measurements
@@ -20,7 +19,7 @@ from ..leaf_gradients import LeafGradients, TakenLeaf
 from ..scaled_weights import ScaledWeights, SwappedFactors
 from ..schedule import Rescale, ScaleSchedule
 from ..shares import Share
-from .backward_pass import BackwardPass, Hooks, PassContext, PassRequest
+from .backward_pass import BackwardPass, Hooks, LeafArrays, PassContext, PassRequest
 
 _zeroing, _size = attrgetter("zeroing"), attrgetter("size")
 

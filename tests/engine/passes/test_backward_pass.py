@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of exceptions in a pass: arrays are put back, and the original comes out."""
+"""Exceptions in a pass: arrays are put back, and the original comes out. Gradients that a pass finds."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling
+from nnabla_adaloss.engine.passes.backward_pass import leaf_arrays
 from nnabla_adaloss.engine.passes.hooked import HookedPass
 from nnabla_adaloss.engine.passes.hookless import HooklessPass
 
@@ -82,3 +83,23 @@ def test_after_an_exception_arrays_are_put_back_and_nothing_more_is_done(
     assert {name: (v.data, v.grad) for name, v in parameters.items()} == arrays
     for name, found in run(scaling, 8.0, function_post_hook=hook).items():
         np.testing.assert_allclose(found, expected[name], rtol=1e-5, atol=1e-8, err_msg=name)
+
+
+def zeroed_leaves(count: int) -> List[nn.Variable]:
+    found = [nn.Variable((2,), need_grad=True) for _ in range(count)]
+    for v in found:
+        v.grad.zero()
+    return found
+
+
+def test_leaf_arrays_come_in_the_order_of_the_leaves() -> None:
+    some = zeroed_leaves(3)
+    assert leaf_arrays(some).arrays == [v.grad for v in some]
+
+
+def test_leaf_arrays_tell_whether_all_are_lazily_zero() -> None:
+    some = zeroed_leaves(3)
+    assert leaf_arrays(some).all_zero
+    some[1].grad.data = np.zeros(2, np.float32)  # zeros, but not lazily
+    assert not leaf_arrays(some).all_zero
+    assert leaf_arrays([]).all_zero

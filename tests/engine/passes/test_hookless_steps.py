@@ -13,6 +13,7 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, GraphPlan
 from nnabla_adaloss.engine.leaf_gradients import TakenLeaf
+from nnabla_adaloss.engine.passes.backward_pass import leaf_arrays
 from nnabla_adaloss.engine.passes.hookless_steps import (
     FallbackReason,
     HooklessLeaves,
@@ -20,7 +21,6 @@ from nnabla_adaloss.engine.passes.hookless_steps import (
     plan_steps,
 )
 from nnabla_adaloss.engine.schedule import ScaleSchedule
-from nnabla_adaloss.graph.plan import LeafArrays, leaf_arrays
 from nnabla_adaloss.kernels import CpuKernels
 
 EVERY = 4
@@ -289,10 +289,6 @@ def taken(*, half: bool = False) -> Tuple[HooklessLeaves, List[nn.Variable]]:
     return HooklessLeaves(leaves), variables
 
 
-def found(variables: List[nn.Variable]) -> LeafArrays:
-    return leaf_arrays({hash(v): v for v in variables})
-
-
 def test_what_each_leaf_carries_goes_by_position() -> None:
     assert taken()[0].scales == dict(zip(POSITIONS, SCALES))
 
@@ -304,7 +300,7 @@ def test_when_nnabla_writes_to_the_masters(half: bool, touched: bool, directly: 
     leaves, variables = taken(half=half)
     if touched:
         variables[0].g = 1.0
-    assert leaves.are_written_directly(found(variables)) == directly
+    assert leaves.are_written_directly(leaf_arrays(variables)) == directly
 
 
 def test_what_was_written_is_unscaled_and_the_rest_stays_lazily_zero() -> None:
@@ -313,7 +309,7 @@ def test_what_was_written_is_unscaled_and_the_rest_stays_lazily_zero() -> None:
     for wrote in ([0, 1, 2], [0, 2], [], [0, 1, 2]):
         for v in variables:
             v.grad.zero()
-        masters = found(variables).arrays
+        masters = leaf_arrays(variables).arrays
         for index in wrote:
             variables[index].grad.data = np.array([3.0, -4.0], np.float32)
         positions, gradients = leaves.written(masters)
@@ -331,6 +327,6 @@ def test_gradients_that_are_elsewhere_by_now() -> None:
         for v in variables:
             v.grad = nn.NdArray((2,))
             v.grad.data = np.full(2, 4.0, np.float32)
-        _, gradients = leaves.written(found(variables).arrays)
+        _, gradients = leaves.written(leaf_arrays(variables).arrays)
         CpuKernels().unscale_in_place(gradients)
         assert [v.g.tolist() for v in variables] == [[4.0 / scale] * 2 for scale in SCALES]

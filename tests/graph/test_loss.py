@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be wrapped, and how its backward is run."""
+"""What can be wrapped, how its backward is run, and what that starts from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
-from nnabla_adaloss.graph.loss_like import LossWrapper, check_scale, run_backward, variable_of
+from nnabla_adaloss.graph.loss import LossSeed, LossWrapper, check_scale, run_backward, variable_of
 
 
 def output(batch: int = 2) -> nn.Variable:
@@ -89,3 +89,47 @@ def test_backward_of_either_kind(wrap: bool) -> None:
         )
         np.testing.assert_array_equal(weight.g, np.full((3, 2), 0.5 * scale, np.float32))
     assert len(seen) == 8
+
+
+def test_a_scale() -> None:
+    seed = LossSeed(F.mean(output()))
+    for scale in (8.0, 2.0**-20, 8.0):
+        filled = seed.gradient(scale)
+        assert isinstance(filled, nn.NdArray)
+        assert filled.dtype == np.float32
+        np.testing.assert_array_equal(filled.data, np.array(scale, np.float32))
+
+
+def test_a_gradient_of_ones_own() -> None:
+    seed = np.arange(4.0).reshape(2, 2)
+    for given in (seed, nn.NdArray.from_numpy_array(seed), seed.astype(np.float16), seed.astype(int)):
+        found = LossSeed(output()).gradient(4.0, given)
+        assert isinstance(found, np.ndarray)
+        assert found.dtype == np.float32
+        np.testing.assert_array_equal(found, 4.0 * seed)
+    found = LossSeed(F.mean(output())).gradient(8.0, np.array(0.5))
+    np.testing.assert_array_equal(found, np.array(4.0))
+
+
+def test_what_does_not_fit() -> None:
+    seed = LossSeed(output())
+    with pytest.raises(ValueError, match=r"loss has shape \(2, 2\).*grad="):
+        seed.gradient(1.0)
+    for shape in [(3,), (4,), (2, 2, 1), (0,)]:
+        with pytest.raises(ValueError, match=r"grad has shape .* but loss has shape \(2, 2\)"):
+            seed.gradient(1.0, np.ones(shape))
+
+
+@pytest.mark.parametrize("clear_buffer", [False, True])
+def test_one_array_serves_pass_after_pass(clear_buffer: bool) -> None:
+    loss = F.mean(output())
+    weight = nn.get_parameters()["a/affine/W"]
+    own = np.float32(0.25) * np.ones((), np.float32)
+    loss.g = own
+    seed = LossSeed(loss)
+    for scale in (8.0, 2.0, 8.0):
+        loss.forward()
+        weight.grad.zero()
+        loss.backward(seed.gradient(scale), clear_buffer=clear_buffer)
+        np.testing.assert_array_equal(weight.g, np.full((3, 2), 0.5 * scale, np.float32))
+    np.testing.assert_array_equal(loss.g, own)  # nnabla has put the loss's own gradient back

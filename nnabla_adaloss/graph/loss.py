@@ -1,18 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be wrapped: a Variable, or something that already wraps one and acts like it."""
+"""The loss: a Variable, or what wraps one and acts like it; and the gradient with which backward starts."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, Optional, Protocol, Union, runtime_checkable
 
 import nnabla as nn
 import numpy as np
+from numpy.typing import NDArray
 
 from ..core.scale_policy import global_scale
+from ..host_context import array_context
 from .hooks import Hook
-from .loss_seed import LossSeed, Seed
 from .order import visited
 from .reading import GraphDescription
+
+Seed = Union[NDArray[Any], nn.NdArray]
+"""The seed gradient of a loss that a user gives."""
+
+_FLOAT32 = np.dtype(np.float32)
 
 
 @runtime_checkable
@@ -96,6 +103,63 @@ def check_scale(scale: Any, name: str = "scale") -> float:
         ValueError: it is not finite, or less than 2**-126: gradients could not be unscaled in float32.
     """
     return global_scale(name, scale.item() if isinstance(scale, np.ndarray) and scale.ndim == 0 else scale)
+
+
+def check_seed(loss: nn.Variable, grad: Optional[Seed]) -> None:
+    """Raise unless backward of `loss` can start from `grad`.
+
+    Raises:
+        ValueError: `loss` has several elements and `grad` is None, or their shapes differ.
+    """
+    if grad is None:
+        if loss.size != 1:
+            raise ValueError(
+                f"loss has shape {loss.shape}, not one element: pass its gradient as grad=..., "
+                "or reduce it with nnabla.functions.mean"
+            )
+        return
+    shape = tuple(grad.shape) if isinstance(grad, nn.NdArray) else np.shape(grad)
+    if math.prod(shape) != loss.size or (shape and shape != loss.shape):
+        raise ValueError(f"grad has shape {shape}, but loss has shape {loss.shape}")
+
+
+class LossSeed:
+    """Makes the gradient that backward of one loss starts from, where the loss is: on a GPU, one that is made
+    on the host is waited for.
+
+    Args:
+        loss: the loss.
+
+    Example:
+        >>> import nnabla.functions as F
+        >>> loss = F.mean(nn.Variable((3,), need_grad=True))
+        >>> float(LossSeed(loss).gradient(8.0).data)
+        8.0
+    """
+
+    def __init__(self, loss: nn.Variable) -> None:
+        self._loss = loss
+        # nnabla frees what is in it when buffers are cleared, and leaves the array to us.
+        self._array: Optional[nn.NdArray] = None
+        self._context: Optional[nn.Context] = None
+
+    def gradient(self, scale: float, grad: Optional[Seed] = None) -> Union[nn.NdArray, NDArray[np.float32]]:
+        """`scale * grad`, ones when `grad` is None; an array that is handed out is used again next time.
+
+        Raises:
+            ValueError: the loss has several elements and `grad` is None, or their shapes differ.
+        """
+        if grad is not None:
+            check_seed(self._loss, grad)
+            array = np.asarray(grad.data if isinstance(grad, nn.NdArray) else grad, dtype=np.float32)
+            return array.reshape(self._loss.shape) * np.float32(scale)
+        if self._array is None:
+            check_seed(self._loss, None)
+            self._array = nn.NdArray(self._loss.shape)
+            self._context = array_context(self._loss.parent.context)
+        self._array.fill(scale)
+        self._array.data_ptr(_FLOAT32, self._context)
+        return self._array
 
 
 def run_backward(
