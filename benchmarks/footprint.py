@@ -17,8 +17,8 @@ and how much memory they leave it with, and the same for the first update. Run i
 nothing else: pip install . in an empty one. Nothing is wanted of it but that nobody is surprised.
 
 The last table, all there is with --files, counts the files of the package whose functions an update() calls:
-in an iteration with known scales, in one that measures, and in any of the first twenty. Who wants to follow
-an update has to read these.
+in an iteration with known scales, in one that measures, in one that asks whether scales change, and in any of
+the first twenty. Who wants to follow an update has to read these.
 """
 
 IMPORTS = (
@@ -116,17 +116,21 @@ def files_of_updates(storage: Optional[str], iterations: int = 20) -> List[Set[s
 def print_files(names: bool) -> None:
     """How many files updates enter, or which."""
     print("files of the package that update() enters, two affine layers with batch normalization")
-    print(f"{'':22}{'a steady one':>14}{'one that measures':>19}{'the first twenty':>18}")
+    print(
+        f"{'':22}{'a steady one':>14}{'one that measures':>19}{'one that asks':>15}{'the first twenty':>18}"
+    )
     for storage in (None, "float16"):
         updates = files_of_updates(storage)
         # The first updates are told apart by nothing but what has to be found out once.
-        steady, measuring = min(updates, key=len), max(updates[8:], key=len)
-        found = steady, measuring, set().union(*updates)
-        print(f"  {f'storage={storage!r}':20}{len(found[0]):14}{len(found[1]):19}{len(found[2]):18}")
+        steady, measuring, *_, asking = sorted({frozenset(files) for files in updates[8:]}, key=len)
+        any_of_them = frozenset().union(*updates)
+        counts = len(steady), len(measuring), len(asking), len(any_of_them)
+        print("  {:20}{:14}{:19}{:15}{:18}".format(f"storage={storage!r}", *counts))
         if names:
-            for name in sorted(found[2]):
-                marks = f"{'steady' if name in steady else '':8}{'measuring' if name in measuring else '':10}"
-                print(f"    {marks} {name}")
+            for name in sorted(any_of_them):
+                kinds = {"steady": steady, "measuring": measuring, "asking": asking}
+                marks = (f"{kind if name in files else '':10}" for kind, files in kinds.items())
+                print("    " + "".join(marks) + name)
 
 
 def main() -> None:

@@ -24,7 +24,8 @@ EVERY = 8
 
 def hooked_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no pass be planned."""
-    monkeypatch.setattr(backward_runner, "plan_steps", lambda *args, **options: FallbackReason("not in this test"))
+    reason = FallbackReason("not in this test")
+    monkeypatch.setattr(backward_runner, "plan_steps", lambda *args, **options: reason)
 
 
 def trained(iterations: int, **options: Any) -> Tuple[List[UpdateResult], Dict[str, np.ndarray], Any]:
