@@ -92,8 +92,9 @@ class GraphPlan:
         self.fixed_leaves = [(reading.leaves[p], written) for p, written in structure.fixed]
         self.watch = reading.watch
         # A leaf without a name is no parameter: `reset_shape` gives it batches of another size.
-        kept = structure.described.kept
-        self.watch.watch_shapes([v for p, v in reading.leaves.items() if kept.get(p, _NAMELESS)[1] is None])
+        described = structure.described
+        data = [p for p in reading.leaves if described.kept.get(p, _NAMELESS)[1] is None]
+        self.watch.watch_shapes([reading.leaves[p] for p in data], [described.shapes[p] for p in data])
 
     @property
     def recomputes(self) -> bool:

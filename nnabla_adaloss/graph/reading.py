@@ -119,9 +119,9 @@ class GraphWatch:
         """True when another variable needs a gradient, or is computed again in backward."""
         return self._marks() != self._marked
 
-    def watch_shapes(self, variables: Sequence[nn.Variable]) -> None:
-        """Notice when one of these variables has another shape, too."""
-        self._shaped, self._shapes = variables, list(map(_shape, variables))
+    def watch_shapes(self, variables: Sequence[nn.Variable], shapes: Sequence[Tuple[int, ...]]) -> None:
+        """Notice, too, when one of these variables has another shape than this."""
+        self._shaped, self._shapes = variables, list(shapes)
 
     @property
     def reshaped(self) -> bool:

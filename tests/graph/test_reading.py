@@ -235,7 +235,7 @@ def test_a_function_that_needs_a_gradient_since_the_last_forward() -> None:
 def test_another_shape_is_noticed_where_shapes_are_watched() -> None:
     x, other = nn.Variable((2, 3), need_grad=True), nn.Variable((2,))
     watch = GraphWatch([x, other])
-    watch.watch_shapes([x])
+    watch.watch_shapes([x], [(2, 3)])
     other.reset_shape((5,), force=True)
     assert not watch.reshaped
     x.reset_shape((4, 3), force=True)
