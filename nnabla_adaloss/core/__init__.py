@@ -17,7 +17,7 @@ from .formats import (
     get_format,
 )
 from .layer_limits import LayerLimit, LayerLimitPolicy
-from .layer_record import LayerRecord
+from .layer_record import LayerRecord, Reason
 from .layer_scale import Constraints, Decision, LayerState, Observed, decide
 from .layer_selection import LayerSelection
 from .loss_section import loss_section_factor
@@ -32,7 +32,6 @@ from .published import (
     get_loss_scale_by_approx_range,
     get_loss_scale_by_element_wise_range,
 )
-from .reason import Reason
 from .scale_history import HistoryPolicy
 from .scale_policy import ScalePolicy, ScaleState
 from .statistics import ArrayStatistics, statistics_of

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from .config import AdaLossConfig
 from .layer_limits import LayerLimit, LayerLimitPolicy
-from .layer_record import LayerRecord
+from .layer_record import LayerRecord, Reason
 from .layer_scale import (
     NEW_LAYER,
     NO_CONSTRAINTS,
@@ -29,7 +29,6 @@ from .layer_scale import (
 )
 from .methods import Needs
 from .observation import LayerObserver
-from .reason import Reason
 from .statistics import ArrayStatistics
 
 

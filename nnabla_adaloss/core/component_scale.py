@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from typing import Optional, Tuple
 
+from .layer_record import Reason
 from .layer_scale import Constraints
 from .overflow import overflow_limit
 from .power_of_two import clamp_scale, floor_power_of_two
-from .reason import Reason
 from .statistics import ArrayStatistics
 
 # The overflow limit is proven, but what sums up behind a layer, such as a weight gradient, can be larger.

@@ -18,10 +18,10 @@ from typing import Any, Callable, NamedTuple, Optional, Protocol, Tuple
 
 from .branches import common_scale
 from .config import AdaLossConfig
+from .layer_record import Reason
 from .methods import Needs, Range
 from .overflow import overflow_limit
 from .power_of_two import clamp_scale, floor_power_of_two
-from .reason import Reason
 from .statistics import ArrayStatistics
 from .validation import integer, number, positive_number
 

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.formats import Format, get_format
-from ..core.layer_record import LayerRecord
-from ..core.reason import Reason
+from ..core.layer_record import LayerRecord, Reason
 from ..emulation.rounded_storage import RoundedStorage
 from ..graph.node import Node, Scaling
 from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype

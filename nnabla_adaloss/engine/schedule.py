@@ -9,9 +9,8 @@ from functools import cached_property
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..core.config import AdaLossConfig
-from ..core.layer_record import LayerRecord
+from ..core.layer_record import LayerRecord, Reason
 from ..core.methods import Fixed
-from ..core.reason import Reason
 from ..core.validation import integer, number
 from ..graph.node import LayerSlot, NodeStructure
 from ..graph.structure import GraphStructure

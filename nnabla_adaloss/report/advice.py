@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Optional, Sequence
 
-from ..core.reason import Reason
+from ..core.layer_record import Reason
 from ..monitor import LayerRow
 from .text import percent
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 
 from nnabla_adaloss.core.component_scale import component_alpha
+from nnabla_adaloss.core.layer_record import Reason
 from nnabla_adaloss.core.layer_scale import Constraints
 from nnabla_adaloss.core.power_of_two import floor_power_of_two
-from nnabla_adaloss.core.reason import Reason
 from nnabla_adaloss.core.statistics import ArrayStatistics, statistics_of
 
 U_MAX = 65504.0

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
-from nnabla_adaloss.core.layer_record import LayerRecord
-from nnabla_adaloss.core.reason import Reason
+from nnabla_adaloss.core.layer_record import LayerRecord, Reason
 
 WIDTH = 5
 ITERATIONS = 20
