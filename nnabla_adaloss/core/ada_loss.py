@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from .config import AdaLossConfig
 from .layer_limits import LayerLimit, LayerLimitPolicy
+from .layer_log import LayerObserver
 from .layer_record import LayerRecord, Reason
 from .layer_scale import (
     NEW_LAYER,
@@ -28,7 +29,6 @@ from .layer_scale import (
     is_due,
 )
 from .methods import Needs
-from .observation import LayerObserver
 from .statistics import ArrayStatistics
 
 
