@@ -12,10 +12,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Sequence, Set
 
 from ..core.config import AdaLossConfig
-from ..core.keywords import explains_keywords
 from ..core.precision import StorageLike
 from ..core.scale_history import HistoryPolicy
-from ..core.validation import boolean, integer
+from ..core.validation import boolean, explains_keywords, integer
 from ..emulation import FormatEmulation, with_storage
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
 from ..graph.loss import LossLike, Seed, check_seed

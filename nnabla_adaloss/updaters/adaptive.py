@@ -10,10 +10,10 @@ import nnabla as nn
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
 
 from ..core.config import AdaLossConfig
-from ..core.keywords import explains_keywords
 from ..core.precision import StorageLike
 from ..core.scale_history import HistoryPolicy
 from ..core.scale_policy import ScalePolicy
+from ..core.validation import explains_keywords
 from ..errors import LossScaleError, warn
 from ..graph.loss import LossLike, check_scale
 from ..monitor import BatchThrownAway, ScaleChanged, audience_of
