@@ -55,7 +55,7 @@ docs: $(TEST_READY) ## build the guide, warnings as errors: build/guide/index.ht
 package: $(READY) ## build sdist and wheel, and try both in an empty environment
 	tools/try_package.sh $(PYTHON) build/package
 
-mutation: $(TEST_READY) ## faults that no test notices: make mutation ROOM=core MUTATION_ARGS="--only '*.branches.*'"
+mutation: $(TEST_READY) ## faults that no test notices: make mutation ROOM=core MUTATION_ARGS="--only '*.overflow.*'"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[samples,mpi,mutation]'
 	$(PYTHON) -m tools.mutation $(or $(ROOM),core) $(MUTATION_ARGS)
 

@@ -27,7 +27,7 @@ where the first stopped, and tries anew only what was edited since.
 EPILOG = """\
 examples:
   python -m tools.mutation core                          every mutant of a room
-  python -m tools.mutation core --only '*.branches.*'    those of one module
+  python -m tools.mutation core --only '*.overflow.*'    those of one module
   python -m tools.mutation updaters --share 0.3          a share of them, drawn by --seed
   python -m tools.mutation core --survivors              those that survived, on the tests as they are now
   python -m tools.mutation core --survivors tests/engine tests/updaters

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from .ada_loss import AdaLoss
-from .branches import common_scale
 from .config import AdaLossConfig
 from .formats import (
     BFLOAT16,
@@ -22,7 +21,7 @@ from .layer_scale import Constraints, Decision, LayerState, Observed, decide
 from .layer_selection import LayerSelection
 from .loss_section import loss_section_factor
 from .methods import METHODS, AmaxHistory, Method, Needs, Range, resolve_method
-from .overflow import overflow_limit
+from .overflow import common_scale, overflow_limit
 from .power_of_two import get_power_of_two_scale
 from .precision import PRECISIONS, Precision, StorageLike, get_precision
 from .published import (

@@ -16,11 +16,10 @@ from __future__ import annotations
 import math
 from typing import Any, Callable, NamedTuple, Optional, Protocol, Tuple
 
-from .branches import common_scale
 from .config import AdaLossConfig
 from .layer_record import Reason
 from .methods import Needs, Range
-from .overflow import overflow_limit
+from .overflow import common_scale, overflow_limit
 from .power_of_two import clamp_scale, floor_power_of_two
 from .statistics import ArrayStatistics
 from .validation import integer, number, positive_number

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Protocol, Tuple
 
-from ..core.branches import common_scale
 from ..core.layer_scale import Decision, Observed
+from ..core.overflow import common_scale
 from ..emulation.gradient_ranges import GradientRanges
 from ..errors import GraphChangedError
 from ..graph.node import LayerSlot, NodeStructure

@@ -7,7 +7,7 @@ from typing import Any, List, Optional, Tuple
 
 import nnabla as nn
 
-from ..core.branches import common_scale
+from ..core.overflow import common_scale
 from ..core.validation import integer
 from .identity import Array, check_array
 from .scale_tracker import ScaleTracker, check_tracker
