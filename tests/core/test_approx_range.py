@@ -2,13 +2,18 @@
 from __future__ import annotations
 
 import math
+import statistics
 from typing import Any, Tuple
 
 import numpy as np
 import pytest
+import scipy.special
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from nnabla_adaloss.core import AdaLossConfig, get_loss_scale_by_approx_range, statistics_of
 from nnabla_adaloss.core.methods import ApproxRange, LognormalRange, Range
+from nnabla_adaloss.core.methods.approx_range import erfinv
 
 CONFIG = AdaLossConfig()
 
@@ -132,3 +137,24 @@ def test_fan_in_refused(fan_in: float) -> None:
 def test_lognormal_with_a_weight_is_refused() -> None:
     with pytest.raises(ValueError, match="^lognormal=True is defined without a weight only"):
         get_loss_scale_by_approx_range(np.ones(2), np.ones((2, 2)), config=CONFIG, lognormal=True)
+
+
+# ---- the inverse of the error function
+
+
+@example(y=2.2250738585e-313)
+@given(y=st.one_of(st.floats(-0.999999, 0.999999), st.floats(1e-300, 1e-2), st.floats(-1e-2, -1e-300)))
+def test_erfinv_is_as_scipy_has_it(y: float) -> None:
+    # Subnormal numbers lie 5e-324 apart, more than 1e-14 of them: SciPy rounds twice.
+    assert erfinv(y) == pytest.approx(float(scipy.special.erfinv(y)), rel=1e-14, abs=1e-323)
+
+
+def test_erfinv_next_to_one() -> None:
+    nearest = 1.0 - 2.0**-53
+    assert erfinv(nearest) == pytest.approx(float(scipy.special.erfinv(nearest)), rel=0.02)
+
+
+@pytest.mark.parametrize("y", [-1.0, 1.0, 1.5])
+def test_there_is_no_erfinv_outside(y: float) -> None:
+    with pytest.raises(statistics.StatisticsError):
+        erfinv(y)
