@@ -15,11 +15,10 @@ from typing import Any, Callable, Dict, Type, Union
 from .abs_range import AbsRange
 from .amax_history import AmaxHistory
 from .approx_range import ApproxRange
-from .array_function import ArrayFunction
 from .element_wise_range import ElementWiseRange
 from .fixed import Fixed
 from .lognormal_range import LognormalRange
-from .method import Method, Needs, Range
+from .method import ArrayFunction, Method, Needs, Range
 
 __all__ = [
     "METHODS",
