@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU kernels' shared library: its functions, and the rows of numbers that go in and out."""
+"""The CPU kernels' shared library: its functions, their threads, the rows of numbers that go in and out."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 from functools import lru_cache
 from pathlib import Path
 from struct import Struct
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, Mapping, Optional, Tuple
 
-from .cpu_threads import allowed_threads
 from .native.sources import LIBRARY, digest, sources
 
 # The structs of native/adaloss.h. All fields have eight bytes, so nothing lies between them.
@@ -40,6 +40,8 @@ Statistics = Tuple[float, float, float, float, int, int, int, int]
 
 NONFINITE = 5
 """Where the number of infinities and NaNs stands in `Statistics`."""
+
+CGROUP = Path("/sys/fs/cgroup")
 
 
 def opened(path: Path) -> Any:
@@ -145,3 +147,41 @@ class CpuLibrary:
         row = _ROW()
         self._round(self._level, self._threads, task, row)
         return _STATISTICS.unpack(row)
+
+
+def allowed_threads(environment: Mapping[str, str] = os.environ, cgroup: Path = CGROUP) -> int:
+    """`OMP_NUM_THREADS` where that is set, else as many as this process has processors.
+
+    Those are the processors that it may run on (`taskset`, `mpirun --bind-to core`), or fewer where its
+    container has less of their time.
+
+    Args:
+        environment: variables of the process.
+        cgroup: where the limits of the container are.
+
+    Example:
+        >>> allowed_threads({"OMP_NUM_THREADS": "3"})
+        3
+    """
+    outermost = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if outermost.isdecimal() and int(outermost) > 0:
+        return int(outermost)
+    return max(1, min(len(os.sched_getaffinity(0)), round(_processors_of_time(cgroup))))
+
+
+def _processors_of_time(cgroup: Path) -> float:
+    """How many processors' time the container has; more than there are where nothing limits it."""
+    try:
+        quota, period = (cgroup / "cpu.max").read_text("ascii").split()  # version 2
+    except (OSError, ValueError):
+        try:
+            quota, period = (
+                (cgroup / "cpu" / f"cpu.cfs_{name}_us").read_text("ascii") for name in ("quota", "period")
+            )
+        except OSError:
+            return float(os.cpu_count() or 1)
+    try:
+        limit = int(quota) / int(period)
+    except (ValueError, ZeroDivisionError):  # "max"
+        limit = 0.0
+    return limit if limit > 0 else float(os.cpu_count() or 1)  # version 1 says -1
