@@ -7,8 +7,7 @@ import math
 from html import escape
 from typing import Callable, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
-from .colours import strip
-from .style import STYLE
+from .style import STYLE, strip
 from .timeline import Timeline
 
 Cells = Sequence[Optional[float]]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nnabla_adaloss.report.colours import strip, viridis
+from nnabla_adaloss.report.style import strip, viridis
 
 
 def test_it_is_viridis() -> None:
