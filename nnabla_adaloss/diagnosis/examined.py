@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network that a diagnosis runs: its plan and batches, put back as they were afterwards."""
+"""The network that a diagnosis runs: its plan and batches, and all put back as it was afterwards."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import nnabla as nn
 from ..graph.names import named, registered_names
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels, select_kernels
+from ..undo import ArraySnapshot, DataSnapshot
 from .batches import Batches
-from .preserved import preserved
 from .random_state import RandomState
 from .target import Target
 
@@ -31,6 +31,30 @@ class Examined(NamedTuple):
     batches: Batches
     state: RandomState
     kernels: Kernels
+
+
+@contextmanager
+def preserved(leaves: Dict[int, nn.Variable], kernels: Kernels) -> Iterator[RandomState]:
+    """Keep the data and the gradients of `leaves` and the random state, and put all back at the end.
+
+    Args:
+        leaves: inputs, parameters, running statistics, by key.
+        kernels: the kernels that copy.
+
+    Yields:
+        The random state at the beginning.
+    """
+    state = RandomState.now()
+    gradients = ArraySnapshot(kernels)
+    gradients.save([leaf.grad for leaf in leaves.values()])
+    data = DataSnapshot(kernels, list(leaves.values()))
+    data.save()
+    try:
+        yield state
+    finally:
+        data.restore()
+        gradients.restore()
+        state.restore()
 
 
 @contextmanager

@@ -12,9 +12,9 @@ from ..errors import warn
 from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
 from ..undo import DataSnapshot
+from .examined import preserved
 from .layers import layers_of
 from .passes import LayerGradients, Passes
-from .preserved import preserved
 from .tally import Tally
 from .target import computed_in_half
 
