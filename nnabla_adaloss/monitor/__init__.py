@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from .audience import Audience, audience_of
+from .audience import Audience, Monitor, audience_of
 from .events import (
     BatchRepeated,
     BatchThrownAway,
@@ -15,7 +15,6 @@ from .events import (
 )
 from .gradient_seen import GradientSeen, LayerArrays
 from .log_monitor import LogMonitor
-from .monitor import Monitor
 from .nan_dump import NanDump
 from .recorder import Recorder
 from .recording import Recording, Underflow

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hands events to the monitors that want them, and keeps their exceptions from the training."""
+"""What a monitor is, and the audience that hands events to those that want them, whatever they raise."""
 
 from __future__ import annotations
 
@@ -17,9 +17,49 @@ from .events import (
     ScaleChanged,
     UpdateEnded,
 )
-from .monitor import Monitor
 
 logger = logging.getLogger("nnabla_adaloss")
+
+
+class Monitor:
+    """Methods that do nothing: override those whose events you want.
+
+    Any object with some of these methods is a monitor, of this class or not. What a monitor raises is
+    reported once, and training goes on.
+
+    Attributes:
+        every: `on_layer_scaled` and `on_update_ended` are called in iterations whose number is a multiple of
+            this. In the others they cost nothing. 1. Other methods are called at every event.
+
+    Example:
+        >>> class Losses(Monitor):
+        ...     every = 10
+        ...     def __init__(self):
+        ...         self.seen = []
+        ...     def on_update_ended(self, event):
+        ...         self.seen.append(event.loss)
+    """
+
+    every: int = 1
+
+    def on_layer_scaled(self, event: LayerScaled) -> None:
+        """A layer's backward ran with a scale of its own; several times per iteration if batches repeat."""
+
+    def on_overflowed(self, event: Overflowed) -> None:
+        """Gradients were not finite after a pass."""
+
+    def on_batch_repeated(self, event: BatchRepeated) -> None:
+        """A batch is going to be run again."""
+
+    def on_batch_thrown_away(self, event: BatchThrownAway) -> None:
+        """A batch, or a window of them, was lost."""
+
+    def on_scale_changed(self, event: ScaleChanged) -> None:
+        """The global loss scale is another one than before the update."""
+
+    def on_update_ended(self, event: UpdateEnded) -> None:
+        """An update is over."""
+
 
 METHODS: Dict[Type[Any], str] = {
     LayerScaled: "on_layer_scaled",

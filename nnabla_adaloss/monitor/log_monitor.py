@@ -8,8 +8,8 @@ from typing import Sequence
 
 from ..core.layer_log import LayerLog
 from ..core.validation import integer
+from .audience import Monitor
 from .events import BatchRepeated, BatchThrownAway, LayerScaled, ScaleChanged
-from .monitor import Monitor
 
 logger = logging.getLogger("nnabla_adaloss")
 

@@ -10,8 +10,8 @@ from typing import List, Tuple
 import numpy as np
 
 from ..core.validation import integer
+from .audience import Monitor
 from .events import LayerScaled
-from .monitor import Monitor
 from .row_file import PathLike
 
 

@@ -8,8 +8,8 @@ from typing import Dict, List, Optional, Sequence, Tuple, Union
 from ..core.layer_selection import LayerSelection, unmatched
 from ..core.validation import boolean, integer
 from ..errors import warn
+from .audience import Monitor
 from .events import BatchRepeated, BatchThrownAway, LayerScaled, Overflowed, ScaleChanged, UpdateEnded
-from .monitor import Monitor
 from .recording import Recording
 from .row_file import PathLike, RowFile
 from .rows import Row, row_of
