@@ -15,7 +15,7 @@ from typing import List
 from .compiler import compiler
 
 NATIVE = Path(__file__).resolve().parent.parent / "nnabla_adaloss" / "kernels" / "native"
-SOURCES = runpy.run_path(str(NATIVE / "sources.py"))  # without importing the package, which needs nnabla
+SOURCES = runpy.run_path(str(NATIVE / "__init__.py"))  # without importing the package, which needs nnabla
 LIBRARY: Path = SOURCES["LIBRARY"]
 
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]

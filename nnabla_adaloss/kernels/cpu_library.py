@@ -10,7 +10,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, List, Mapping, Optional, Tuple
 
-from .native.sources import LIBRARY, digest, sources
+from .native import LIBRARY, digest, sources
 
 # The structs of native/adaloss.h. All fields have eight bytes, so nothing lies between them.
 _STATISTICS_TASK = Struct("=QqqQ")

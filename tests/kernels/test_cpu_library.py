@@ -22,7 +22,7 @@ from nnabla_adaloss.kernels.cpu_library import (
     scale_task,
     statistics_task,
 )
-from nnabla_adaloss.kernels.native.sources import LIBRARY, digest
+from nnabla_adaloss.kernels.native import LIBRARY, digest
 
 Array = NDArray[Any]
 

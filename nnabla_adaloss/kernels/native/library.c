@@ -30,7 +30,7 @@ PUBLIC const struct level *adaloss_level(int place) {
 
 PUBLIC const char *adaloss_level_name(const struct level *level) { return level->name; }
 
-// What the sources were when they were compiled: SOURCES is their digest, see sources.py.
+// What the sources were when they were compiled: SOURCES is their digest, see __init__.py.
 PUBLIC const char *adaloss_sources(void) { return SOURCES; }
 
 // ---- results of the parts of an array, put together in the order of the parts
