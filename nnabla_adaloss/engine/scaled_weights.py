@@ -21,7 +21,6 @@ class SwappedFactors:
         factors: layers, each with what its factor is multiplied by; every factor once.
 
     Attributes:
-        layers: names of the layers; of several that share a factor, the first in backward order.
         variables: the factors.
         keys: their keys.
         shapes: their shapes.
@@ -30,7 +29,6 @@ class SwappedFactors:
 
     def __init__(self, factors: Sequence[Tuple[Scaling, float]]) -> None:
         layers = [layer for layer, _ in factors]
-        self.layers = [layer.layer for layer in layers]
         self.variables = [layer.factor for layer in layers]
         self.keys = [layer.factor_key for layer in layers]
         self.shapes = [layer.factor.shape for layer in layers]
