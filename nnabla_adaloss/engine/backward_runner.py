@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Optional, Tuple, Union
 
 import numpy as np
@@ -70,7 +71,6 @@ class BackwardRunner:
 
     Attributes:
         by_layer: whether layers separate components.
-        components: what was measured of the network, and the scales that follow from it.
     """
 
     def __init__(
@@ -85,18 +85,26 @@ class BackwardRunner:
         delay: int,
     ) -> None:
         self._loss, self._seed = loss, LossSeed(variable_of(loss))
-        self._init_scale, self._ada_loss, self._delay = config.init_scale, ada_loss, delay
+        self._ada_loss, self._delay = ada_loss, delay
         self._kernels, self._storage = kernels, storage
         self._max_bytes = config.planned_bytes
         if self._max_bytes is None and not kernels.asynchronous:
             self._max_bytes = _MAX_BYTES
         self._scheduler = Scheduler(config, ada_loss, storage)
         self.by_layer = self._scheduler.by_layer
-        policy = config.method.policy(history) if self.by_layer else history
-        policy = policy.measured_every(config.iterations_per_measurement)
-        self.components = ComponentScales(policy, config.range.u_max, self._scheduler.u_max_single)
+        self._config, self._history = config, history
         # A start scale that was checked, and what comes of it.
         self._checked: Tuple[Optional[float], float] = None, 0.0
+
+    @cached_property
+    def components(self) -> ComponentScales:
+        """What was measured of the network, and the scales that follow from it; of a graph that is built
+        again, those of the graph before are assigned.
+        """
+        config, history = self._config, self._history
+        policy = config.method.policy(history) if self.by_layer else history
+        policy = policy.measured_every(config.iterations_per_measurement)
+        return ComponentScales(policy, config.range.u_max, self._scheduler.u_max_single)
 
     def run(
         self,
@@ -155,7 +163,7 @@ class BackwardRunner:
         given = self.components.policy.start_scale if scale is None else scale
         if given != self._checked[0]:
             check_scale(given)
-            self._checked = given, check_scale(given * self._init_scale, "scale * init_scale")
+            self._checked = given, check_scale(given * self._config.init_scale, "scale * init_scale")
         return self._checked[1]
 
     def layer_to_blame(self, last: BackwardPass) -> Optional[str]:
