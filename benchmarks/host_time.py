@@ -57,8 +57,16 @@ class IdleMemory:
     """Host memory in place of a device's."""
 
     def __init__(self, size: int) -> None:
-        self._bytes = np.zeros(size + 16, np.uint8)
+        self._bytes = np.zeros(size, np.uint8)
         self.ptr = int(self._bytes.ctypes.data)
+
+    def part(self, address: int, dtype: Any) -> Any:
+        """What begins at an address, as numbers; None where that is not in here."""
+        start = address - self.ptr
+        if not 0 <= start < self._bytes.size:
+            return None
+        count = (self._bytes.size - start) // np.dtype(dtype).itemsize
+        return self._bytes[start : start + count * np.dtype(dtype).itemsize].view(dtype)
 
 
 class IdleDevice:
@@ -74,12 +82,13 @@ class IdleDevice:
         row["largest"] = (2.0 ** -np.arange(8.0)).astype(np.float32).view(np.uint32)
         row["negated_smallest"] = np.negative(np.full(8, 2.0**-12, np.float32).view(np.uint32))
         # All gradients of zero would be looked at more closely.
-        self._largest = [bytes(np.float32(2.0**-i)) for i in range(8)]
-        self._rows = [bytes(row[i : i + 1]) for i in range(8)]
+        self._at_hand = {"statistics": row, "unscale_add": (2.0 ** -np.arange(8.0)).astype(np.float32)}
+        self._memories: List[IdleMemory] = []
 
     def allocate(self, size: int) -> IdleMemory:
         """Memory, all zero."""
-        return IdleMemory(size)
+        self._memories.append(IdleMemory(size))
+        return self._memories[-1]
 
     def clear(self, memory: IdleMemory, size: int) -> None:
         """Do nothing: all there is stays as it is at hand."""
@@ -87,14 +96,15 @@ class IdleDevice:
     def launch(self, kernel: str, blocks: int, arguments: Tuple[Any, ...]) -> None:
         """Do nothing but write rows."""
         self.launches += 1
-        if kernel == "statistics":
-            tasks, rows = arguments[0][0], int(arguments[1])
-            for row in tasks["task"]["row"][: tasks["count"]].tolist():
-                ctypes.memmove(rows + 64 * row, self._rows[row % 8], 64)
-        elif kernel == "unscale_add":
-            tasks, largest = arguments[0][0], int(arguments[1])
-            for row in tasks["task"]["row"][: tasks["count"]].tolist():
-                ctypes.memmove(largest + 4 * row, self._largest[row % 8], 4)
+        found = self._at_hand.get(kernel)
+        if found is None:
+            return
+        tasks, address = arguments[0][0], int(arguments[1])
+        rows = tasks["task"]["row"][: tasks["count"]]
+        for memory in self._memories:
+            written = memory.part(address, found.dtype)
+            if written is not None:
+                written[rows] = found[rows % 8]
 
     def fetch(self, memory: IdleMemory, size: int) -> Bytes:
         """What was written."""
