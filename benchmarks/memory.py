@@ -6,9 +6,10 @@
 Eight layers of 2048 x 2048 are trained for some iterations, each way in a process of its own: by nnabla, by
 its DynamicLossScalingUpdater, and by AdaptiveLossScalingUpdater. What is told is the largest resident size
 of the process, and how much more that is than with the dynamic updater, in MB and in percent. Added are the
-package, and scaled copies of weights: one at a time where hooks run, all at once in a pass without, up to
-`planned_bytes`. With delay=1 scales come from the iteration before. Then attention is trained on sentences of
-400 lengths, with a graph for each.
+package, the gradients that an iteration measures, and scaled copies of weights, if layers have scales of
+their own: here that is done to all of them with a constant, one at a time where hooks run, all at once in a
+pass without, up to `planned_bytes`. Then attention is trained on sentences of 400 lengths, with a graph for
+each.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ class Way(NamedTuple):
         method: how layers are scaled; None: they are not.
         storage: an emulated storage, or None.
         planned_bytes: of `AdaLossConfig`.
-        delay: of `AdaLossConfig`.
         lengths: whether attention is trained, on sentences of many lengths.
     """
 
@@ -40,7 +40,6 @@ class Way(NamedTuple):
     method: Optional[str] = None
     storage: Optional[str] = None
     planned_bytes: Optional[int] = None
-    delay: Optional[int] = None
     lengths: bool = False
 
 
@@ -49,9 +48,8 @@ WAYS: Dict[str, Way] = {
     "dynamic": Way("dynamic"),
     "approx_range": Way("adaptive", "approx_range"),
     "amax_history": Way("adaptive", "amax_history"),
-    "amax_history, all weights at once": Way("adaptive", "amax_history", planned_bytes=2**30),
-    "approx_range, delay=1": Way("adaptive", "approx_range", delay=1),
-    "amax_history, delay=1": Way("adaptive", "amax_history", delay=1),
+    "every weight scaled": Way("adaptive", "fixed"),
+    "every weight scaled, all at once": Way("adaptive", "fixed", planned_bytes=2**30),
     "dynamic, emulated float16": Way("dynamic", storage="float16"),
     "approx_range, emulated float16": Way("adaptive", "approx_range", "float16"),
     "amax_history, emulated float16": Way("adaptive", "amax_history", "float16"),
@@ -120,7 +118,10 @@ def _updater(way: Way, solver: Any, loss: Any, build: Optional[Callable[[], Any]
         # nnabla's default feeder takes an argument that its update() does not pass.
         updater = DynamicLossScalingUpdater(solver, stored, feed)
     else:
-        config = AdaLossConfig(way.method, planned_bytes=way.planned_bytes, delay=way.delay)
+        # A scale of 1 would not scale any weight.
+        config = AdaLossConfig(
+            way.method, fixed_loss_scale=2.0, use_bound=False, planned_bytes=way.planned_bytes
+        )
         updater = AdaptiveLossScalingUpdater(solver, loss, feed, config=config, storage=way.storage)
     return updater.update
 

@@ -21,4 +21,3 @@ def test_the_updater_is_given_what_the_way_says(way: str) -> None:
         config = memory._updater(wanted, solver, loss, None).__self__.scaling.config
     assert config.loss_scale_method == wanted.method
     assert config.planned_bytes == wanted.planned_bytes
-    assert config.delay == wanted.delay == (1 if "delay=1" in way else None)
