@@ -24,7 +24,7 @@ from nnabla_adaloss import (
     Method,
     Needs,
 )
-from nnabla_adaloss.engine.passes import run
+from nnabla_adaloss.engine.passes import backward_pass
 from nnabla_adaloss.updaters.exchange import GradientExchange
 from tests.counted_device.device import Build, CountedDevice, Counts, network
 
@@ -139,13 +139,13 @@ def test_a_communicator_gets_gradients_function_by_function_without_a_wait(
 ) -> None:
     _, loss = network(on_device, lenet, SHAPE, "half")
     scaling = AdaptiveLossScaling(loss)
-    run_backward = run.run_backward
+    run_backward = backward_pass.run_backward
 
     def without_callbacks(loss: Any, seed: float, grad: Any, clear: bool, _: Any, *hooks: Any) -> None:
         # nnabla takes callbacks of its own communicators only.
         run_backward(loss, seed, grad, clear, None, *hooks)
 
-    monkeypatch.setattr(run, "run_backward", without_callbacks)
+    monkeypatch.setattr(backward_pass, "run_backward", without_callbacks)
     for _ in range(2):
         for v in nn.get_parameters().values():
             v.grad.zero()
