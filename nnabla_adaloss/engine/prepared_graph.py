@@ -146,7 +146,7 @@ class PreparedGraph:
         gradients, data = self.statistics.measured_before()
         if not self._shares or self._shared != (len(gradients), len(data)):
             structure, self._shared = self.plan.structure, (len(gradients), len(data))
-            shares = shares_of(structure, self.components, gradients, data, self.cache.iterations)
+            shares = shares_of(structure, gradients, data, self.cache.iterations)
             self._shares = [share if share.last or not share.empty else None for share in shares]
         return self._shares[number]
 

@@ -9,7 +9,7 @@ before the next choice: there a call costs more than what it measures.
 from __future__ import annotations
 
 import math
-from typing import AbstractSet, Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
+from typing import AbstractSet, List, NamedTuple, Sequence
 
 from ..graph.components import Components
 from ..graph.structure import GraphStructure
@@ -25,15 +25,14 @@ class Share(NamedTuple):
         gradients: variables whose gradients are measured.
         weights: weights of layers.
         activations: activations that layers multiply by: nnabla frees them in backward.
-        leaves: leaves whose gradients, which every pass looks at, count for the components: by position the
-            component of each.
+        leaves: leaves whose gradients, which every pass looks at, count for the components.
         last: whether everything has been measured when the pass ends.
     """
 
     gradients: Sequence[int]
     weights: Sequence[int]
     activations: Sequence[int]
-    leaves: Dict[int, int]
+    leaves: AbstractSet[int]
     last: bool
 
     @property
@@ -44,7 +43,6 @@ class Share(NamedTuple):
 
 def shares_of(
     structure: GraphStructure,
-    components: Components,
     gradients: AbstractSet[int],
     data: AbstractSet[int],
     count: int,
@@ -55,7 +53,6 @@ def shares_of(
 
     Args:
         structure: how the graph is built.
-        components: its components.
         gradients: variables whose gradients choices ask for.
         data: variables whose data they ask for.
         count: how many shares.
@@ -66,10 +63,10 @@ def shares_of(
     kept = _divided(wanted, sizes, count)
     weights = _divided(sorted(data & known_again), sizes, count)
     activations = _divided(sorted(data - known_again), sizes, count)
-    components_of = dict(_components_of_leaves(structure, components))
-    leaves = _divided(list(components_of), sizes, count)
+    written = dict.fromkeys(leaf for node in structure.nodes for leaf in node.leaves)
+    leaves = _divided(list(written), sizes, count)
     return [
-        Share(*parts[:3], {leaf: components_of[leaf] for leaf in parts[3]}, number == count - 1)
+        Share(*parts[:3], frozenset(parts[3]), number == count - 1)
         for number, parts in enumerate(zip(kept, weights, activations, leaves))
     ]
 
@@ -79,15 +76,6 @@ def component_of_leaf(structure: GraphStructure, components: Components, leaf: i
     if leaf in components.of and any(slot.target == leaf for slot in structure.by_number[number].slots):
         return components.of[leaf]
     return components.producers[number]
-
-
-def _components_of_leaves(structure: GraphStructure, components: Components) -> Iterable[Tuple[int, int]]:
-    seen: Set[int] = set()
-    for node in structure.nodes:
-        for leaf in node.leaves:
-            if leaf not in seen:
-                seen.add(leaf)
-                yield leaf, component_of_leaf(structure, components, leaf, node.number)
 
 
 def _divided(positions: Sequence[int], sizes: Sequence[int], count: int) -> List[List[int]]:

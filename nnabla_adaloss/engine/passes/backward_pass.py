@@ -22,8 +22,9 @@ from ...kernels.interface import Kernels
 from ...kernels.scratch import ScratchPool
 from ..component_scales import ComponentPass
 from ..layer_watch import LayerWatch
+from ..leaf_gradients import Written
 from ..schedule import Rescale, ScaleSchedule
-from ..shares import Share
+from ..shares import Share, component_of_leaf
 from ..statistics import Findings, StatisticsSource
 
 _persistent, _gradient, _zeroing = attrgetter("persistent"), attrgetter("grad"), attrgetter("zeroing")
@@ -95,6 +96,23 @@ def leaf_arrays(leaves: Iterable[nn.Variable]) -> LeafArrays:
     return LeafArrays(arrays, all(map(_zeroing, arrays)))
 
 
+class LeafSeen(NamedTuple):
+    """What a function has written to the gradient of a leaf. A weight that several functions read gets a
+    gradient from each, and each belongs to the component of its own function.
+
+    Attributes:
+        leaf: position of the leaf.
+        function: number of the function; of several that were not told apart, of the first.
+        largest: the largest magnitude, divided by the scale; infinity where it was not finite.
+        scale: the scale that it carried.
+    """
+
+    leaf: int
+    function: int
+    largest: float
+    scale: float
+
+
 class PassContext(NamedTuple):
     """What all passes of one engine share.
 
@@ -113,6 +131,13 @@ class PassContext(NamedTuple):
     statistics: StatisticsSource
     storage: Optional[RoundedStorage]
     components: Components
+
+
+def seen_alone(written: Sequence[Written], largest: Sequence[float]) -> Iterable[LeafSeen]:
+    """What was written to gradients that held nothing else."""
+    for entry, amax in zip(written, largest):
+        if entry.alone:
+            yield LeafSeen(entry.leaf, entry.function, amax, entry.scale)
 
 
 class BackwardPass(ABC):
@@ -291,13 +316,12 @@ class BackwardPass(ABC):
             # Where the gradient of a layer is not finite, that of its weight is not.
             measured.overflowed = measured.producers[nodes[0].number] if nodes else None
 
-    def _learn(self, findings: Findings, leaves: Mapping[int, float], scales: Mapping[int, float]) -> None:
+    def _learn(self, findings: Findings, unscaled: Iterable[LeafSeen]) -> None:
         """Take over what the share has shown of components.
 
         Args:
             findings: what was measured.
-            leaves: the largest magnitude of each leaf's gradient that holds nothing but this batch's.
-            scales: what these gradients carried.
+            unscaled: gradients of leaves that hold nothing but this batch's.
         """
         share = self._share
         if share is None or self.schedule.components is None:
@@ -306,8 +330,12 @@ class BackwardPass(ABC):
         measured.measure_gradients(
             [(p, amax[p] * carried[p], carried[p]) for p in share.gradients if p in amax]
         )
-        known = [leaf for leaf in share.leaves if leaves.get(leaf, math.inf) < math.inf]
-        measured.measure([(share.leaves[leaf], leaves[leaf] * scales[leaf], scales[leaf]) for leaf in known])
+        structure, leaves = self.plan.structure, share.leaves
+        measured.measure(
+            (component_of_leaf(structure, self._components, leaf, function), largest * scale, scale)
+            for leaf, function, largest, scale in unscaled
+            if leaf in leaves and largest < math.inf
+        )
 
     def _components_of_schedule(self) -> ComponentPass:
         if self.components is None:

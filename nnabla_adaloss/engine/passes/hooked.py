@@ -8,7 +8,7 @@ allow no other pass, and users, monitors or communicators that look at single fu
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Set, Tuple
+from typing import Any, Callable, List, Mapping, Optional, Protocol, Sequence, Set, Tuple
 
 from ...core.ada_loss import AdaLoss
 from ...emulation.rounded_storage import RoundedStorage
@@ -24,7 +24,7 @@ from ..scaled_weights import ScaledWeights
 from ..schedule import Rescale, ScaleSchedule, Step
 from ..shares import Share, component_of_leaf
 from ..statistics import Findings
-from .backward_pass import BackwardPass, Hooks, PassContext, PassRequest
+from .backward_pass import BackwardPass, Hooks, PassContext, PassRequest, seen_alone
 
 Apply = Callable[[Rescale], None]
 """Multiplies a gradient, before the function of a step runs."""
@@ -168,13 +168,7 @@ class HookedPass(BackwardPass):
         self._schedule = self._source.schedule()
         entries, largest = self._leaves.results(findings.largest)
         if self._share is not None:
-            totals: Dict[int, float] = {}
-            scales: Dict[int, float] = {}
-            for entry, amax in zip(entries, largest):
-                # The last function that adds to a gradient leaves the sum of all.
-                if entry.alone or entry.leaf in totals:
-                    totals[entry.leaf], scales[entry.leaf] = amax, entry.scale
-            self._learn(findings, totals, scales)
+            self._learn(findings, seen_alone(entries, largest))
         self._conclude([entry.leaf for entry in entries], largest)
 
     def _end_of_choice(self, source: ChosenSteps, findings: Findings) -> None:

@@ -8,7 +8,7 @@ kept by nnabla until the pass ends, instead of being freed on the way.
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import nnabla as nn
 
@@ -19,7 +19,15 @@ from ..leaf_gradients import LeafGradients, TakenLeaf
 from ..scaled_weights import ScaledWeights, SwappedFactors
 from ..schedule import Rescale, ScaleSchedule
 from ..shares import Share
-from .backward_pass import BackwardPass, Hooks, LeafArrays, PassContext, PassRequest
+from .backward_pass import (
+    BackwardPass,
+    Hooks,
+    LeafArrays,
+    LeafSeen,
+    PassContext,
+    PassRequest,
+    seen_alone,
+)
 
 _zeroing, _size = attrgetter("zeroing"), attrgetter("size")
 
@@ -32,12 +40,11 @@ class HooklessLeaves:
 
     Attributes:
         leaves: the leaves.
-        scales: what the gradient of each carries, by position.
     """
 
     def __init__(self, leaves: Sequence[TakenLeaf]) -> None:
         self.leaves = leaves
-        self.scales: Dict[int, float] = {leaf.leaf: leaf.scale for leaf in leaves}
+        self._by_position = {leaf.leaf: leaf for leaf in leaves}
         self._positions = [leaf.leaf for leaf in leaves]
         self._direct = not any(leaf.half for leaf in leaves)
         self._gradients: Optional[GradientsInPlace] = None
@@ -59,6 +66,12 @@ class HooklessLeaves:
             self._sizes, self._gradients = sizes, _in_place(list(zip(self.leaves, masters)))
         self._gradients.arrays = masters
         return self._positions, self._gradients
+
+    def seen(self, written: Sequence[int], largest: Sequence[float]) -> Iterable[LeafSeen]:
+        """What was written to the gradients of leaves, by position, and the largest magnitude of each."""
+        for position, amax in zip(written, largest):
+            leaf = self._by_position[position]
+            yield LeafSeen(position, leaf.function, amax, leaf.scale)
 
 
 def _in_place(pairs: Sequence[Tuple[TakenLeaf, nn.NdArray]]) -> GradientsInPlace:
@@ -214,17 +227,16 @@ class HooklessPass(BackwardPass):
             self._leaves.finish()
         found = self.statistics.finish()
         self.state_finite = found.watched_finite
-        alone: Dict[int, float] = {}
         if self._leaves is not None:
             entries, largest = self._leaves.results(found.largest)
             written = [entry.leaf for entry in entries]
-            alone = {entry.leaf: amax for entry, amax in zip(entries, largest) if entry.alone}
-        elif self._deferred is not None:
-            largest = found.largest
-        if self._share is not None:
-            if self._leaves is None:
-                alone = dict(zip(written, largest))
-            self._learn(found, alone, self._steps.leaves.scales)
+            if self._share is not None:
+                self._learn(found, seen_alone(entries, largest))
+        else:
+            if self._deferred is not None:
+                largest = found.largest
+            if self._share is not None:
+                self._learn(found, self._steps.leaves.seen(written, largest))
         self._conclude(written, largest)
 
     def _release(self) -> None:
