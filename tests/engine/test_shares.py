@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from nnabla_adaloss.engine import shares
-from nnabla_adaloss.engine.shares import Share, component_of_leaf, shares_of
+from nnabla_adaloss.engine.shares import Share, shares_of
 from nnabla_adaloss.graph.plan import GraphPlan
 from nnabla_adaloss.graph.structure import GraphStructure
 from tests.engine.random_graphs import Network, networks
@@ -27,11 +27,11 @@ def sizes_of(structure: GraphStructure) -> List[int]:
     return [math.prod(shape) for shape in structure.described.shapes]
 
 
-def divided(structure: GraphStructure, count: int, *, by_layer: bool = True) -> List[Share]:
+def divided(structure: GraphStructure, count: int) -> List[Share]:
     """The shares where choices ask for everything."""
     gradients = set(structure.gradients)
     data = {slot.factor for node in structure.nodes for slot in node.slots}
-    return shares_of(structure, structure.components(by_layer=by_layer), gradients, data, count)
+    return shares_of(structure, gradients, data, count)
 
 
 def each_once(parts: Sequence[Sequence[int]]) -> bool:
@@ -40,15 +40,13 @@ def each_once(parts: Sequence[Sequence[int]]) -> bool:
 
 @pytest.mark.parametrize("least", [1, LITTLE])
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(network=networks, count=st.integers(1, 9), by_layer=st.booleans())
-def test_all_that_is_wanted_is_in_exactly_one_share(
-    least: int, network: Network, count: int, by_layer: bool
-) -> None:
+@given(network=networks, count=st.integers(1, 9))
+def test_all_that_is_wanted_is_in_exactly_one_share(least: int, network: Network, count: int) -> None:
     structure = GraphPlan(network.loss, names={}).structure
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(shares, "_LEAST", least)
-        found = divided(structure, count, by_layer=by_layer)
-        again = divided(structure, count, by_layer=by_layer)
+        found = divided(structure, count)
+        again = divided(structure, count)
     assert found == again
     assert len(found) == count
     assert [share.last for share in found] == [*(count - 1) * [False], True]
@@ -62,12 +60,7 @@ def test_all_that_is_wanted_is_in_exactly_one_share(
     ):
         assert each_once(parts)
         assert {p for part in parts for p in part} == wanted
-    components = structure.components(by_layer=by_layer)
-    for share in found:
-        assert share.empty == (not any(share[:4]))
-        for leaf, component in share.leaves.items():
-            writers = [node.number for node in structure.nodes if leaf in node.leaves]
-            assert component == component_of_leaf(structure, components, leaf, writers[0])
+    assert all(share.empty == (not any(share[:4])) for share in found)
 
 
 def of_widths(*widths: int, rows: int = 4) -> GraphStructure:
@@ -109,15 +102,14 @@ def test_small_shares_are_put_together_before_the_next_choice() -> None:
 
 def test_only_what_choices_have_asked_for_is_measured() -> None:
     structure = of_widths(3, 4, 5)
-    components = structure.components(by_layer=True)
     asked = set(structure.gradients[2:4])
-    (share,) = shares_of(structure, components, asked, set(), 1)
+    (share,) = shares_of(structure, asked, set(), 1)
     assert set(share.gradients) == asked
     assert not share.weights
     assert not share.activations
     # Leaves are looked at anyway, where they are unscaled.
     assert set(share.leaves) == set(structure.leaves)
-    (nothing,) = shares_of(structure, components, set(structure.roots), set(), 1)
+    (nothing,) = shares_of(structure, set(structure.roots), set(), 1)
     assert not nothing.gradients
 
 

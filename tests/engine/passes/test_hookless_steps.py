@@ -13,7 +13,7 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, GraphPlan
 from nnabla_adaloss.engine.leaf_gradients import TakenLeaf
-from nnabla_adaloss.engine.passes.backward_pass import leaf_arrays
+from nnabla_adaloss.engine.passes.backward_pass import LeafSeen, leaf_arrays
 from nnabla_adaloss.engine.passes.hookless_steps import (
     FallbackReason,
     HooklessLeaves,
@@ -295,8 +295,13 @@ def taken(*, half: bool = False) -> Tuple[HooklessLeaves, List[nn.Variable]]:
     return HooklessLeaves(leaves), variables
 
 
-def test_what_each_leaf_carries_goes_by_position() -> None:
-    assert taken()[0].scales == dict(zip(POSITIONS, SCALES))
+def test_what_was_seen_of_leaves_goes_by_position() -> None:
+    leaves, _ = taken()
+    last, first = POSITIONS[-1], POSITIONS[0]
+    assert list(leaves.seen([last, first], [3.0, 5.0])) == [
+        LeafSeen(last, 0, 3.0, SCALES[-1]),
+        LeafSeen(first, 0, 5.0, SCALES[0]),
+    ]
 
 
 @pytest.mark.parametrize(
