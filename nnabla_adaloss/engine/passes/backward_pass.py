@@ -97,8 +97,10 @@ def leaf_arrays(leaves: Iterable[nn.Variable]) -> LeafArrays:
 
 
 class LeafSeen(NamedTuple):
-    """What a function has written to the gradient of a leaf. A weight that several functions read gets a
-    gradient from each, and each belongs to the component of its own function.
+    """What a function has written to the gradient of a leaf.
+
+    A weight that several functions read gets a gradient from each, and each counts for the component of its
+    own function: stored in less than fp32, each is rounded by itself.
 
     Attributes:
         leaf: position of the leaf.
@@ -133,11 +135,22 @@ class PassContext(NamedTuple):
     components: Components
 
 
-def seen_alone(written: Sequence[Written], largest: Sequence[float]) -> Iterable[LeafSeen]:
-    """What was written to gradients that held nothing else."""
+def seen_of_leaves(written: Sequence[Written], largest: Sequence[float]) -> List[LeafSeen]:
+    """What functions have written to gradients that hold nothing but this batch's.
+
+    In fp32 nnabla adds to the gradient itself, so that what functions after the first one have added is told
+    as one sum with what the first one has written.
+    """
+    found: List[LeafSeen] = []
+    places: Dict[int, int] = {}
     for entry, amax in zip(written, largest):
+        place = places.get(entry.leaf)
         if entry.alone:
-            yield LeafSeen(entry.leaf, entry.function, amax, entry.scale)
+            places[entry.leaf] = len(found)
+            found.append(LeafSeen(entry.leaf, entry.function, amax, entry.scale))
+        elif place is not None:
+            found[place] = found[place]._replace(largest=amax, scale=entry.scale)
+    return found
 
 
 class BackwardPass(ABC):

@@ -24,7 +24,7 @@ from ..scaled_weights import ScaledWeights
 from ..schedule import Rescale, ScaleSchedule, Step
 from ..shares import Share, component_of_leaf
 from ..statistics import Findings
-from .backward_pass import BackwardPass, Hooks, PassContext, PassRequest, seen_alone
+from .backward_pass import BackwardPass, Hooks, PassContext, PassRequest, seen_of_leaves
 
 Apply = Callable[[Rescale], None]
 """Multiplies a gradient, before the function of a step runs."""
@@ -168,7 +168,7 @@ class HookedPass(BackwardPass):
         self._schedule = self._source.schedule()
         entries, largest = self._leaves.results(findings.largest)
         if self._share is not None:
-            self._learn(findings, seen_alone(entries, largest))
+            self._learn(findings, seen_of_leaves(entries, largest))
         self._conclude([entry.leaf for entry in entries], largest)
 
     def _end_of_choice(self, source: ChosenSteps, findings: Findings) -> None:

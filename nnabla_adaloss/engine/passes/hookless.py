@@ -26,7 +26,7 @@ from .backward_pass import (
     LeafSeen,
     PassContext,
     PassRequest,
-    seen_alone,
+    seen_of_leaves,
 )
 
 _zeroing, _size = attrgetter("zeroing"), attrgetter("size")
@@ -231,7 +231,7 @@ class HooklessPass(BackwardPass):
             entries, largest = self._leaves.results(found.largest)
             written = [entry.leaf for entry in entries]
             if self._share is not None:
-                self._learn(found, seen_alone(entries, largest))
+                self._learn(found, seen_of_leaves(entries, largest))
         else:
             if self._deferred is not None:
                 largest = found.largest
