@@ -300,11 +300,11 @@ def test_a_state_whose_layers_are_damaged_changes_nothing() -> None:
         assert scaling.state_dict() == before
 
 
-def critic_on_two_batches() -> nn.Variable:
+def critic_on_two_batches(*sizes: Any) -> nn.Variable:
     """One network on two batches, of which one has gradients 2^10 times as large as the other."""
     random = np.random.default_rng(0)
     losses = []
-    for size in (1.0, 2.0**-10):
+    for size in sizes or (1.0, 2.0**-10):
         h = nn.Variable.from_numpy_array(random.standard_normal((16, 8), np.float32))
         for name in ("first", "second"):
             h = F.tanh(PF.affine(h, 8, name=name))
@@ -329,3 +329,22 @@ def test_a_weight_that_two_branches_read_counts_for_the_components_of_both(nativ
     assert measured.keys() == first.keys()
     for name, amax in measured.items():
         assert first[name] / 1.1 <= amax <= first[name] * 1.1
+
+
+@pytest.mark.parametrize("grows", [0, 1])
+def test_of_two_branches_with_the_same_weights_the_one_that_overflows_is_lowered(grows: int) -> None:
+    sizes = [nn.Variable.from_numpy_array(np.array(size, np.float32)) for size in (1.0, 2.0**-10)]
+    loss = FormatEmulation(critic_on_two_batches(*sizes) * 1e-3, "float16")
+    scaling = AdaptiveLossScaling(loss, AdaLossConfig(measure_every=3))
+    for _ in range(4):
+        batch(scaling)
+    names = list(scaling.components.amaxes())
+    before = {name: scaling.components.scale(name) for name in names}
+    sizes[grows].d = sizes[grows].d * 2.0**6
+    step(scaling, iteration=scaling.iteration)
+    assert scaling.found_inf
+    assert scaling.last_pass != "choosing"
+    assert scaling.after_overflow()
+    lowered = [name for name in names if scaling.components.scale(name) != before[name]]
+    # Behind the mean of the branch that has grown.
+    assert lowered == ["out/affine/PowScalar#2" if grows else "out/affine/PowScalar"]

@@ -316,8 +316,16 @@ class BackwardPass(ABC):
             if self.storage is not None:
                 self.storage.store_gradient(plan.keys[position], array)
 
-    def _conclude(self, leaves: Sequence[int], largest: Sequence[float]) -> None:
-        """Take over the largest magnitude of each leaf's gradient; infinity where it is not finite."""
+    def _conclude(
+        self, leaves: Sequence[int], largest: Sequence[float], seen: Sequence[LeafSeen] = ()
+    ) -> None:
+        """Take over the largest magnitude of each leaf's gradient; infinity where it is not finite.
+
+        Args:
+            leaves: positions of the leaves.
+            largest: the magnitudes.
+            seen: which function has written what, where that is known.
+        """
         self._seen = leaves, largest
         if math.inf not in largest:
             return
@@ -326,8 +334,11 @@ class BackwardPass(ABC):
         self.found_inf = [node.label for node in nodes]
         if self.schedule.components is not None:
             measured = self._components_of_schedule()
+            functions = {one.function for one in seen if one.largest == math.inf}
+            unknown = bad.difference(one.leaf for one in seen)
+            first = (n.number for n in nodes if n.number in functions or not unknown.isdisjoint(n.leaves))
             # Where the gradient of a layer is not finite, that of its weight is not.
-            measured.overflowed = measured.producers[nodes[0].number] if nodes else None
+            measured.overflowed = next((measured.producers[number] for number in first), None)
 
     def _learn(self, findings: Findings, unscaled: Iterable[LeafSeen]) -> None:
         """Take over what the share has shown of components.

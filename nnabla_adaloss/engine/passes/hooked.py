@@ -167,9 +167,10 @@ class HookedPass(BackwardPass):
             return
         self._schedule = self._source.schedule()
         entries, largest = self._leaves.results(findings.largest)
+        seen = seen_of_leaves(entries, largest)
         if self._share is not None:
-            self._learn(findings, seen_of_leaves(entries, largest))
-        self._conclude([entry.leaf for entry in entries], largest)
+            self._learn(findings, seen)
+        self._conclude([entry.leaf for entry in entries], largest, seen)
 
     def _end_of_choice(self, source: ChosenSteps, findings: Findings) -> None:
         written = list(zip(*self._leaves.results(findings.largest)))
