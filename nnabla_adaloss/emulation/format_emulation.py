@@ -184,7 +184,8 @@ class FormatEmulation:
             ValueError: `scale` is not finite or less than 2**-126, or a loss of several elements came without
                 `grad`, or `grad` has another shape.
         """
-        if scale != self._checked_scale:
+        # An engine gives the same float each time; of anything else, the type may be wrong.
+        if type(scale) is not float or scale != self._checked_scale:
             self._checked_scale = check_scale(scale)
         check_seed(self._loss, grad)
         self._look_at_the_graph()

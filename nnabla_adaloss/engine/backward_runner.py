@@ -161,7 +161,7 @@ class BackwardRunner:
             ValueError: it is not finite or less than 2**-126.
         """
         given = self.components.policy.start_scale if scale is None else scale
-        if given != self._checked[0]:
+        if type(given) is not float or given != self._checked[0]:
             check_scale(given)
             self._checked = given, check_scale(given * self._config.init_scale, "scale * init_scale")
         return self._checked[1]

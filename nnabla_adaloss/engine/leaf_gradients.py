@@ -43,6 +43,43 @@ class Written(NamedTuple):
     held_apart: bool = False
 
 
+class LeafSeen(NamedTuple):
+    """What a function has written to the gradient of a leaf.
+
+    A weight that several functions read gets a gradient from each, and each counts for the component of its
+    own function: stored in less than fp32, each is rounded by itself.
+
+    Attributes:
+        leaf: position of the leaf.
+        function: number of the function; of several that were not told apart, of the first.
+        largest: the largest magnitude, divided by the scale; infinity where it was not finite.
+        scale: the scale that it carried.
+    """
+
+    leaf: int
+    function: int
+    largest: float
+    scale: float
+
+
+def seen_of_leaves(written: Sequence[Written], largest: Sequence[float]) -> List[LeafSeen]:
+    """What functions have written to gradients that hold nothing but this batch's.
+
+    In fp32 nnabla adds to the gradient itself, so that what functions after the first one have added is told
+    as one sum with what the first one has written.
+    """
+    found: List[LeafSeen] = []
+    places: Dict[int, int] = {}
+    for entry, amax in zip(written, largest):
+        place = places.get(entry.leaf)
+        if entry.alone:
+            places[entry.leaf] = len(found)
+            found.append(LeafSeen(entry.leaf, entry.function, amax, entry.scale))
+        elif place is not None:
+            found[place] = found[place]._replace(largest=amax, scale=entry.scale)
+    return found
+
+
 class TakenLeaf(NamedTuple):
     """A leaf whose gradient one function writes, or several with one scale.
 

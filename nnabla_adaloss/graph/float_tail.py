@@ -149,7 +149,7 @@ class TailReader:
         self._reported = before._reported
 
     def before_backward(self) -> None:
-        """Report what was `moved`, once.
+        """Report what was `moved`, once; where nothing was, do nothing.
 
         Raises:
             RuntimeError: forward ran before that, and what the moved functions read was cleared.
@@ -159,10 +159,10 @@ class TailReader:
                 "forward has to run again before backward: functions at the loss compute in float now, and "
                 "what they read was cleared. Call forward of this object, in the place of loss.forward()"
             )
-        self.moved, self._missing = False, []
-        if not self._reported:
+        if self.moved and not self._reported:
             self._reported = True
             self.tail.report()
+        self.moved, self._missing = False, []
 
 
 def constants(described: GraphDescription, index: int) -> List[float]:

@@ -339,3 +339,16 @@ def test_float64_inputs_are_used_and_kept() -> None:
     loss = FormatEmulation(variable)
     loss.forward()
     np.testing.assert_array_equal(x.d, before)
+
+
+@pytest.mark.parametrize("wrap", [lambda loss: loss, AdaptiveLossScaling])
+def test_a_scale_is_checked_however_much_it_is_like_the_one_before(wrap: Any) -> None:
+    x = nn.Variable.from_numpy_array(np.ones((2, 3), np.float32))
+    loss = wrap(FormatEmulation(F.mean(PF.affine(x, 2))))
+    loss.forward()
+    loss.backward(1.0)
+    with pytest.raises(TypeError, match="scale=True"):
+        loss.backward(True)
+    with pytest.raises(TypeError, match="scale"):
+        loss.backward(np.array([1.0, 2.0]))
+    loss.backward(np.array(1.0))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Dict, List, Optional, Tuple
 
 import nnabla as nn
@@ -11,7 +12,7 @@ import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
-from nnabla_adaloss.engine.leaf_gradients import LeafGradients, Written
+from nnabla_adaloss.engine.leaf_gradients import LeafGradients, LeafSeen, Written, seen_of_leaves
 from nnabla_adaloss.graph.node import Node
 from nnabla_adaloss.graph.plan import GraphPlan
 from nnabla_adaloss.kernels import CpuKernels
@@ -178,3 +179,18 @@ def test_all_functions_whose_gradients_are_not_finite_are_found(rounded: bool, d
     stage.backward(16.0)
     found = {stage.label(written) for written, largest in stage.results() if largest == np.inf}
     assert {"head/affine", "w/affine"} <= found
+
+
+def test_what_functions_write_is_told_apart_where_each_is_by_itself_else_as_a_sum_for_the_first() -> None:
+    v = nn.Variable((2,), need_grad=True)
+
+    def entry(leaf: int, function: int, scale: float, *, alone: bool) -> Written:
+        return Written(leaf, function, v, v.grad, v.grad, scale, alone)
+
+    rounded = [entry(0, 7, 2.0, alone=True), entry(1, 6, 2.0, alone=True), entry(0, 5, 8.0, alone=True)]
+    told = [LeafSeen(0, 7, 3.0, 2.0), LeafSeen(1, 6, 1.0, 2.0), LeafSeen(0, 5, math.inf, 8.0)]
+    assert seen_of_leaves(rounded, [3.0, 1.0, math.inf]) == told
+    added = [entry(0, 7, 2.0, alone=True), entry(1, 6, 2.0, alone=True), entry(0, 5, 8.0, alone=False)]
+    assert seen_of_leaves(added, [3.0, 1.0, 4.0]) == [LeafSeen(0, 7, 4.0, 8.0), LeafSeen(1, 6, 1.0, 2.0)]
+    # What an earlier batch has left in a gradient is not told apart either, and is no matter of this one.
+    assert seen_of_leaves([entry(0, 7, 2.0, alone=False)] * 2, [3.0, 5.0]) == []

@@ -219,3 +219,18 @@ def test_mixed_half_is_half() -> None:
     mixed = reading.described._replace(backends=[["cudnn:mixed_half", "cudnn:float"]] * 3)
     assert mixed.in_half == [0, 1, 2]
     assert sorted(float_tail(reading, mixed.in_half).functions) == [1, 2]
+
+
+def test_a_graph_with_nothing_to_move_does_not_use_up_the_report(caplog: pytest.LogCaptureFixture) -> None:
+    plain = TailReader(F.mean(leaf(4, 3)), float_tail=True)
+    plain.read()
+    plain.before_backward()
+    loss = graph(lambda h: F.mean(h) * 1e-8)
+    with caplog.at_level(logging.INFO, "nnabla_adaloss"):
+        for _ in range(2):
+            reader = TailReader(loss, float_tail=True)
+            reader.go_on_from(plain)
+            reader.read()
+            reader.before_backward()
+            plain, loss = reader, graph(lambda h: F.mean(h) * 1e-8)
+    assert len(caplog.records) == 1

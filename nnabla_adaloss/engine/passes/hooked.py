@@ -19,12 +19,12 @@ from ...kernels.measurements import Measurements
 from ..blame import Unscaled, first_overflow
 from ..choosing import ScaleChooser
 from ..component_scales import ComponentPass
-from ..leaf_gradients import LeafGradients
+from ..leaf_gradients import LeafGradients, seen_of_leaves
 from ..scaled_weights import ScaledWeights
 from ..schedule import Rescale, ScaleSchedule, Step
 from ..shares import Share, component_of_leaf
 from ..statistics import Findings
-from .backward_pass import BackwardPass, Hooks, PassContext, PassRequest, seen_of_leaves
+from .backward_pass import BackwardPass, Hooks, PassContext, PassRequest
 
 Apply = Callable[[Rescale], None]
 """Multiplies a gradient, before the function of a step runs."""

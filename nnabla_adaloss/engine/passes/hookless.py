@@ -15,19 +15,11 @@ import nnabla as nn
 from ...graph.structure import GraphStructure
 from ...kernels.interface import GradientsInPlace
 from ...kernels.measurements import Measurements
-from ..leaf_gradients import LeafGradients, TakenLeaf
+from ..leaf_gradients import LeafGradients, LeafSeen, TakenLeaf, seen_of_leaves
 from ..scaled_weights import ScaledWeights, SwappedFactors
 from ..schedule import Rescale, ScaleSchedule
 from ..shares import Share
-from .backward_pass import (
-    BackwardPass,
-    Hooks,
-    LeafArrays,
-    LeafSeen,
-    PassContext,
-    PassRequest,
-    seen_of_leaves,
-)
+from .backward_pass import BackwardPass, Hooks, LeafArrays, PassContext, PassRequest
 
 _zeroing, _size = attrgetter("zeroing"), attrgetter("size")
 

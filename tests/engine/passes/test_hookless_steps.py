@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, GraphPlan
-from nnabla_adaloss.engine.leaf_gradients import TakenLeaf
-from nnabla_adaloss.engine.passes.backward_pass import LeafSeen, leaf_arrays
+from nnabla_adaloss.engine.leaf_gradients import LeafSeen, TakenLeaf
+from nnabla_adaloss.engine.passes.backward_pass import leaf_arrays
 from nnabla_adaloss.engine.passes.hookless_steps import (
     FallbackReason,
     HooklessLeaves,
