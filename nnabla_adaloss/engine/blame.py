@@ -10,7 +10,6 @@ from ..graph.node import Node
 from ..graph.plan import GraphPlan
 from .component_scales import ComponentPass
 from .leaf_gradients import Written
-from .shares import component_of_leaf
 
 Unscaled = Tuple[Written, float]
 """The gradient of a leaf, and its largest magnitude, divided by its scale; infinity: it was not finite."""
@@ -68,7 +67,7 @@ def first_overflow(
     bad_leaves: Dict[int, int] = {}
     for entry, largest in unscaled:
         if largest == math.inf:
-            component = component_of_leaf(structure, components.graph, entry.leaf, entry.function)
+            component = components.of_leaf(structure, entry.leaf, entry.function)
             bad_leaves.setdefault(entry.function, component)
     if not bad and not bad_leaves:
         return None

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from copy import copy
 from dataclasses import replace
 from types import MappingProxyType
@@ -11,6 +12,8 @@ from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Opti
 from ..core.scale_history import AmaxWindow, HistoryPolicy, levelled
 from ..core.validation import number
 from ..graph.components import Components
+from ..graph.structure import GraphStructure
+from .leaf_gradients import LeafSeen
 
 SEARCH_STEP = 2.0**24
 """How much larger a scale gets where all was zero with the last one: what was flushed then, cannot overflow
@@ -96,6 +99,20 @@ class ComponentPass:
                 own = self.scales[component] or scale
                 stored, scale = stored * (own / scale), own
             yield component, stored, scale
+
+    def of_leaf(self, structure: GraphStructure, leaf: int, number: int) -> int:
+        """The component that the gradient of a leaf belongs to, which the function `number` writes."""
+        if leaf in self.of and any(slot.target == leaf for slot in structure.by_number[number].slots):
+            return self.of[leaf]
+        return self.producers[number]
+
+    def measure_leaves(self, structure: GraphStructure, seen: Iterable[LeafSeen]) -> None:
+        """Take note of gradients of leaves, but for those that were not finite."""
+        self.measure(
+            (self.of_leaf(structure, leaf, function), largest * scale, scale)
+            for leaf, function, largest, scale in seen
+            if largest < math.inf
+        )
 
     def measure(self, found: Iterable[Tuple[int, float, float]]) -> None:
         """Take note of what was seen: component, magnitude as stored, and the scale that it carries."""

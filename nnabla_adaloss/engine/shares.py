@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from typing import AbstractSet, List, NamedTuple, Sequence
 
-from ..graph.components import Components
 from ..graph.structure import GraphStructure
 
 # Elements that a share holds at least, if there are as many.
@@ -69,13 +68,6 @@ def shares_of(
         Share(*parts[:3], frozenset(parts[3]), number == count - 1)
         for number, parts in enumerate(zip(kept, weights, activations, leaves))
     ]
-
-
-def component_of_leaf(structure: GraphStructure, components: Components, leaf: int, number: int) -> int:
-    """The component that the gradient of a leaf belongs to, which the function `number` writes."""
-    if leaf in components.of and any(slot.target == leaf for slot in structure.by_number[number].slots):
-        return components.of[leaf]
-    return components.producers[number]
 
 
 def _divided(positions: Sequence[int], sizes: Sequence[int], count: int) -> List[List[int]]:

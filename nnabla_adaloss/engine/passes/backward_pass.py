@@ -24,7 +24,7 @@ from ..component_scales import ComponentPass
 from ..layer_watch import LayerWatch
 from ..leaf_gradients import LeafSeen
 from ..schedule import Rescale, ScaleSchedule
-from ..shares import Share, component_of_leaf
+from ..shares import Share
 from ..statistics import Findings, StatisticsSource
 
 _persistent, _gradient, _zeroing = attrgetter("persistent"), attrgetter("grad"), attrgetter("zeroing")
@@ -317,12 +317,8 @@ class BackwardPass(ABC):
         measured.measure_gradients(
             [(p, amax[p] * carried[p], carried[p]) for p in share.gradients if p in amax]
         )
-        structure, leaves = self.plan.structure, share.leaves
-        measured.measure(
-            (component_of_leaf(structure, self._components, leaf, function), largest * scale, scale)
-            for leaf, function, largest, scale in unscaled
-            if leaf in leaves and largest < math.inf
-        )
+        seen = [one for one in unscaled if one.leaf in share.leaves]
+        measured.measure_leaves(self.plan.structure, seen)
 
     def _components_of_schedule(self) -> ComponentPass:
         if self.components is None:

@@ -19,10 +19,10 @@ from ...kernels.measurements import Measurements
 from ..blame import Unscaled, first_overflow
 from ..choosing import ScaleChooser
 from ..component_scales import ComponentPass
-from ..leaf_gradients import LeafGradients, seen_of_leaves
+from ..leaf_gradients import LeafGradients, LeafSeen, seen_of_leaves
 from ..scaled_weights import ScaledWeights
 from ..schedule import Rescale, ScaleSchedule, Step
-from ..shares import Share, component_of_leaf
+from ..shares import Share
 from ..statistics import Findings
 from .backward_pass import BackwardPass, Hooks, PassContext, PassRequest
 
@@ -269,13 +269,9 @@ def measure_components(
         elif position in findings.amax:
             gradients.append((position, findings.amax[position] * scale, scale))
     components.measure_gradients(gradients)
-    components.measure(
-        (
-            component_of_leaf(structure, components.graph, entry.leaf, entry.function),
-            largest * entry.scale,
-            entry.scale,
-        )
-        for entry, largest in unscaled
-        if entry.alone and largest < math.inf
+    alone = [(entry, largest) for entry, largest in unscaled if entry.alone]
+    components.measure_leaves(
+        structure,
+        (LeafSeen(entry.leaf, entry.function, largest, entry.scale) for entry, largest in alone),
     )
     return bad
