@@ -182,10 +182,10 @@ def _time(action: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def measure(case: Case) -> Dict[str, Any]:
-    """Times the four ways on one chain."""
+def measure(case: Case, turn: int = 1) -> Dict[str, Any]:
+    """Times the four ways on one chain, so many iterations of each in turn."""
     made = {way: trainer(case, way) for way in WAYS}
-    taken = take_turns({way: one.action for way, one in made.items()}, case.blocks)
+    taken = take_turns({way: one.action for way, one in made.items()}, case.blocks, turn)
     spent = {way: median(means(times, "wall")) for way, times in taken.items()}
     floor, asking = floor_of(spent["bare loop"], made["dynamic"], rebuilt=case.graph != "static")
     ratios = {way: ratio(taken, way, "dynamic", "wall") for way in WAYS}
@@ -269,13 +269,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument(
+        "--turn",
+        type=int,
+        choices=(1, 2, 4, 8),
+        default=1,
+        help="how many iterations of one updater follow each other; its caches are warm then (default: 1)",
+    )
     parser.add_argument("--results", type=Path, help="write FILE.txt, FILE.json and FILE.png, too")
     options = parser.parse_args()
     warnings.simplefilter("ignore", LossScaleWarning)
     print(HEADER)
     found, lines = [], [HEADER]
     for case in CASES:
-        found.append(measure(case))
+        found.append(measure(case, options.turn))
         lines.append(row(found[-1]))
         print(lines[-1], flush=True)
     if options.results is not None:

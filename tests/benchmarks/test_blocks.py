@@ -52,6 +52,13 @@ def test_actions_take_turns_and_each_begins() -> None:
     assert len(order) == 3 * (2 * BLOCK + BLOCK // 2)
 
 
+def test_a_turn_may_be_several_iterations() -> None:
+    order: List[str] = []
+    taken = take_turns({name: lambda name=name: order.append(name) for name in "ab"}, 1, 4)  # type: ignore[misc]
+    assert {name: len(spent) for name, spent in taken.items()} == dict.fromkeys("ab", BLOCK)
+    assert "".join(order[:16]) == "aaaabbbbbbbbaaaa"
+
+
 def test_the_hosts_time_is_a_mean_and_the_kinds_of_iterations_are_beside_it() -> None:
     nnabla, ours = times(*[0.5] * 2 * BLOCK), with_dear(2)
     found = host_time.times_of({"nnabla": nnabla, "adaptive": ours})
