@@ -4,7 +4,8 @@
     entry = largest magnitude of an iteration, as stored, divided by its scale
     amax  = largest entry of the last `window` iterations that measured one
     scale = largest power of two with scale * amax <= u_max / margin
-    after an overflow at scale s:  entry >= u_max / s;  tried again with s / (4 * margin)
+    after an overflow at scale s:  entry >= u_max / s;  tried again with s / (4 * margin), and so is what is
+                                   behind, with an entry that the next pass over the batch replaces
 
 The policy and what it remembers are apart, as those of the growing scale are
 (`nnabla_adaloss.core.scale_policy`).
@@ -184,6 +185,16 @@ class HistoryPolicy:
     def after_overflow(self, scale: float) -> float:
         """The scale to try next where `scale` was too large."""
         return self._within(scale / (_STEPS * floor_power_of_two(self.margin)))
+
+    def assumed(self, scale: float, *, u_max: float) -> float:
+        """The magnitude that gradients would have for which `scale` is the one to take.
+
+        Example:
+            >>> policy = HistoryPolicy()
+            >>> policy.scale(policy.assumed(64.0, u_max=65504.0), u_max=65504.0)
+            64.0
+        """
+        return u_max / self.margin / scale
 
     def at_floor(self, scale: float) -> bool:
         """True when a further overflow will not lower the scale: the cause is not the scale."""

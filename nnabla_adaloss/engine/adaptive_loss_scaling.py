@@ -33,6 +33,9 @@ from .prepared_graph import GraphPreparation
 from .saved_state import read_state, state_of
 from .schedule import ScheduleCache
 
+# The largest gradient of a layer is too small where the format has fewer than eight bits below it.
+_FAINT = 2.0**8
+
 
 class AdaptiveLossScaling:
     """Runs backward with one loss scale per layer (Zhao et al. 2019, arXiv 1910.12385, algorithm 1).
@@ -126,6 +129,7 @@ class AdaptiveLossScaling:
             delay=self._delay,
         )
         self.iteration = 0
+        self._faint = _FAINT * self.config.range.u_min
         self._graph = GraphPreparation(
             self._reader.read,
             reading,
@@ -320,6 +324,7 @@ class AdaptiveLossScaling:
         """Count a good update: the limits of layers recover, and what was measured is remembered."""
         if self._ada_loss.limits:
             self._ada_loss.after_update()
+        self.components.keep_batch()
         self.components.end_iteration()
         present = self._graph.present
         # Forward of a half context converts weights.
@@ -440,6 +445,9 @@ class AdaptiveLossScaling:
             self._graph.drop()
             raise
         self.iteration = iteration + 1
+        faint = () if scale is not None else self._last.faint(self._faint)
+        if faint and self.guard.can_undo_batch and not self.guard.loss_is_zero():
+            self.components.search(faint)
 
     def probe(self, scale: float) -> None:
         """Run backward once more with S0 = `scale` and no layer scales, and learn nothing from it."""

@@ -258,6 +258,8 @@ class BackwardRunner:
         running.run(self._loss, self._seed)
         if components is not None:
             self.components.learn(planned.components, components, chosen=True, last=True)
+            if not running.found_inf:
+                self.components.keep_batch()
         planned.cache.drop()
         complete = components is None or (components.complete and self.components.settled)
         if planned.cache.wanted(start.fixed_scale) and complete and not running.found_inf:

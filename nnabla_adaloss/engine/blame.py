@@ -3,16 +3,12 @@
 
 from __future__ import annotations
 
-import math
-from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
+from ..graph.components import Components
 from ..graph.node import Node
 from ..graph.plan import GraphPlan
 from .component_scales import ComponentPass
-from .leaf_gradients import Written
-
-Unscaled = Tuple[Written, float]
-"""The gradient of a leaf, and its largest magnitude, divided by its scale; infinity: it was not finite."""
 
 
 def layer_to_blame(plan: GraphPlan, label: str, scales: Mapping[str, float]) -> Optional[str]:
@@ -48,10 +44,10 @@ def layer_to_blame(plan: GraphPlan, label: str, scales: Mapping[str, float]) -> 
 def first_overflow(
     plan: GraphPlan,
     components: ComponentPass,
-    bad: Set[int],
-    unscaled: Sequence[Unscaled],
+    bad: AbstractSet[int],
+    bad_leaves: Iterable[Tuple[int, int]],
     *,
-    raised: Set[int],
+    raised: AbstractSet[int] = frozenset(),
 ) -> Optional[int]:
     """The first component, in backward order, that was not finite; None: all were.
 
@@ -59,23 +55,41 @@ def first_overflow(
         plan: the graph.
         components: its components.
         bad: positions of the variables whose gradients were not finite, except leaves.
-        unscaled: the gradients of leaves.
+        bad_leaves: positions of the leaves whose gradients were not, each with a function that wrote it.
         raised: those of `bad` that were finite as they arrived: they were brought too far to the scale of the
             component behind them.
     """
     structure = plan.structure
-    bad_leaves: Dict[int, int] = {}
-    for entry, largest in unscaled:
-        if largest == math.inf:
-            component = components.of_leaf(structure, entry.leaf, entry.function)
-            bad_leaves.setdefault(entry.function, component)
-    if not bad and not bad_leaves:
+    functions: Dict[int, int] = {}
+    for leaf, function in bad_leaves:
+        functions.setdefault(function, components.of_leaf(structure, leaf, function))
+    if not bad and not functions:
         return None
     for node in structure.nodes:
         if not bad.isdisjoint(node.outputs):
             if node.single in raised and node.separates and node.inputs:
                 return components.of[node.inputs[0]]
             return components.producers[node.number]
-        if node.number in bad_leaves:
-            return bad_leaves[node.number]
+        if node.number in functions:
+            return functions[node.number]
     return None
+
+
+def unseen_before(components: Components, overflowed: int, seen: AbstractSet[int]) -> Set[int]:
+    """The components that may have handed an overflow on: those before it of which nothing was seen.
+
+    Args:
+        components: the components.
+        overflowed: the first of which something was not finite.
+        seen: those of which something was, and was finite. Scalars do not overflow before what follows them.
+    """
+    names, single = components.names, components.single
+    found: Set[int] = set()
+    waiting = [overflowed]
+    while waiting:
+        behind = waiting.pop()
+        before = {index for index, following in enumerate(components.next) if behind in following}
+        new = {index for index in before - seen - found - {overflowed} if names[index] not in single}
+        found |= new
+        waiting += new
+    return found

@@ -7,10 +7,25 @@ import math
 from copy import copy
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import (
+    AbstractSet,
+    Any,
+    Dict,
+    FrozenSet,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
+from ..core.power_of_two import clamp_scale
 from ..core.scale_history import AmaxWindow, HistoryPolicy, levelled
-from ..core.validation import number
+from ..core.validation import integer, number
 from ..graph.components import Components
 from ..graph.structure import GraphStructure
 from .leaf_gradients import LeafSeen
@@ -22,7 +37,31 @@ now in float16.
 
 _SEARCHES = 5
 
+# How far the gradients of a batch that was searched must lie below those before to have been worth it.
+_FAR = 2.0**8
+
+# So many batches in a row that had to be searched: it is what came before that is out of line.
+_IN_A_ROW = 4
+
 _EMPTY = AmaxWindow()
+
+
+class Searches(NamedTuple):
+    """What came of running batches with scales of their own.
+
+    Attributes:
+        in_vain: how many in a row have found no smaller gradients; after each, twice as many are left out.
+        left_out: how many are left out now.
+        in_a_row: how many iterations in a row were searched, and not in vain.
+    """
+
+    in_vain: int = 0
+    left_out: int = 0
+    in_a_row: int = 0
+
+    def after(self, *, worth: bool) -> Searches:
+        """After one more search."""
+        return Searches(0, 0, self.in_a_row + 1) if worth else Searches(self.in_vain + 1, 2 << self.in_vain)
 
 
 class ComponentPass:
@@ -32,6 +71,7 @@ class ComponentPass:
         components: the components.
         scales: the scale of each; None where nothing is known yet.
         silent: in how many passes each has shown nothing but zeros, by name.
+        tried: with which scale, in the last pass over the same batch, by name.
         limited: whether one was lowered after an overflow.
 
     Attributes:
@@ -39,11 +79,13 @@ class ComponentPass:
         of: component of each variable, by position.
         producers: component of a function's output, by number of the function.
         scales: the scale that each component has in this pass; None until something has reached it.
+        room: the largest scale that what was measured leaves room for; None where nothing was.
         magnitudes: the largest magnitude seen in each, as stored, divided by its scale; None where none was.
         unknown: whether nothing was known of a component when the pass began.
         silent: in how many passes all that was measured of it was zeros: a larger scale may show more.
         searched: components that got a larger scale for that.
         overflowed: the first component, in backward order, that was not finite; None: all were.
+        suspected: components before it of which nothing was seen: one of them may have overflowed first.
     """
 
     def __init__(
@@ -51,18 +93,42 @@ class ComponentPass:
         components: Components,
         scales: Sequence[Optional[float]],
         silent: Mapping[str, int] = MappingProxyType({}),
+        tried: Mapping[str, float] = MappingProxyType({}),
         *,
         limited: bool = False,
     ) -> None:
         self.graph = components
         self.of, self.producers = components.of, components.producers
-        self.scales = list(scales)
+        self.scales, self.room = list(scales), scales
         self.magnitudes: List[Optional[float]] = [None] * len(self.scales)
         self.unknown = [scale is None for scale in scales]
         self.silent = [silent.get(name, 0) for name in components.names] if silent else [0] * len(self.scales)
+        self._tried = tried
         self.searched: Set[int] = set()
         self.overflowed: Optional[int] = None
+        self.suspected: AbstractSet[int] = frozenset()
         self._limited = limited
+
+    def sought(self, index: int) -> Optional[float]:
+        """The scale for a component that a pass over the same batch has shown to be zero: what arrives there,
+        if that is more than it had then; else far more. None: there was no such pass.
+        """
+        before = self._tried.get(self.graph.names[index])
+        if before is None:
+            return None
+        arriving = [
+            self.scales[i] or 0.0 for i, following in enumerate(self.graph.next) if index in following
+        ]
+        largest = max(arriving, default=0.0)
+        return largest if largest > before else clamp_scale(before * SEARCH_STEP)
+
+    def fed(self, index: int) -> bool:
+        """Whether gradients of several elements, not all zero, were turned into those of a component."""
+        names, single, before = self.graph.names, self.graph.single, zip(self.magnitudes, self.graph.next)
+        return any(
+            amax and index in following and names[i] not in single
+            for i, (amax, following) in enumerate(before)
+        )
 
     def level(self) -> None:
         """Give components that follow each other one scale, where that is hardly less than their own.
@@ -156,11 +222,16 @@ class ComponentScales:
         self._partial: Dict[str, float] = {}
         # Whether all was measured that makes an entry.
         self._measured_all = False
-        # Of the present iteration: what was seen, and what an overflow has ruled out for the next tries.
+        # Of the present iteration: what was seen, and what is assumed since an overflow, until a finite pass
+        # over the same batch shows what is so.
         self._seen: Dict[str, float] = {}
-        self._ceilings: Dict[str, float] = {}
+        self._assumed: Dict[str, float] = {}
         # In how many passes of it a component was nothing but zeros.
         self._zeros: Dict[str, int] = {}
+        self._tried: Dict[str, float] = {}
+        # Whether it has scales of its own, as a first batch has; what came of such searches before.
+        self._searching = False
+        self._searches = Searches()
 
     def u_max(self, name: str) -> float:
         """The largest magnitude that a gradient of a component can have."""
@@ -168,16 +239,13 @@ class ComponentScales:
 
     def scale(self, name: str) -> Optional[float]:
         """The scale of a component; None while nothing is known of it."""
-        window = self._windows.get(name)
+        window = None if self._searching else self._windows.get(name)
         amax = 0.0 if window is None else window.amax
-        for since in (self._partial, self._seen):
+        partial = {} if self._searching else self._partial
+        for since in (partial, self._seen, self._assumed):
             if name in since and since[name] > amax:
                 amax = since[name]
-        ceiling = self._ceilings.get(name)
-        if amax == 0.0:
-            return ceiling
-        scale = self.policy.scale(amax, u_max=self.u_max(name))
-        return scale if ceiling is None or scale < ceiling else ceiling
+        return self.policy.scale(amax, u_max=self.u_max(name)) if amax else None
 
     def begin_pass(self, iteration: int) -> int:
         """Count a pass of an iteration, and end the one before if this is another; return its number."""
@@ -200,15 +268,16 @@ class ComponentScales:
         scales = [self.scale(name) for name in components.names]
         silent: Dict[str, int] = {}
         if None in scales:
-            zeros = {**dict.fromkeys(self._windows, 1), **self._zeros}
+            before = () if self._searching else self._windows
+            zeros = {**dict.fromkeys(before, 1), **self._zeros}
             unknown = [name for name, scale in zip(components.names, scales) if scale is None]
             silent = {name: zeros[name] for name in unknown if name in zeros}
-        return ComponentPass(components, scales, silent, limited=self.limited)
+        return ComponentPass(components, scales, silent, self._tried, limited=self.limited)
 
     @property
     def limited(self) -> bool:
-        """Whether an overflow of this iteration holds a scale down, which is no matter of the next one."""
-        return bool(self._ceilings)
+        """Whether an overflow holds scales down that a finite pass over the same batch may raise again."""
+        return bool(self._assumed)
 
     def has_measured(self, components: Components) -> bool:
         """Whether anything is known of the graph that these components are of."""
@@ -236,37 +305,79 @@ class ComponentScales:
             if chosen and not magnitude:
                 tries = measured.silent[index]
                 self._zeros[name] = tries + 1
-                # What a program has no gradient for is looked for once; a loss section can raise it further.
-                if not tries or (index in measured.searched and self._zeros[name] <= _SEARCHES):
+                # What a program has no gradient for is looked for once.
+                if not tries:
                     self.settled = False
+                elif tries < _SEARCHES and (index in measured.searched or measured.fed(index)):
+                    self.settled = False
+                    self._tried[name] = measured.scales[index] or 0.0
             if magnitude:
                 used, wanted = measured.scales[index], self.scale(name)
                 if used is not None and wanted is not None and wanted > used * self.policy.margin:
                     self.settled = False
 
     def after_overflow(self, measured: ComponentPass) -> bool:
-        """Lower the component that overflowed in a pass; False when none did, or it cannot go lower.
+        """Lower the component that overflowed in a pass, and all behind it; False when none did, or it cannot
+        go lower.
 
-        The first time in an iteration that one alone. When that was not enough, gradients have grown on the
-        whole way behind it, and all components there are lowered with it: else each would overflow in turn.
+        A pass that overflows says nothing about what is behind: gradients have mostly grown there, too, and
+        each component would overflow in turn. What is assumed of them holds until a finite pass over the same
+        batch, or, where the batch is lost, as an entry of the windows.
         """
         names, used, first = measured.graph.names, measured.scales, measured.overflowed
         scale = None if first is None else used[first]
         if first is None or scale is None:
             return False
-        again, name = bool(self._ceilings), names[first]
+        name = names[first]
         self._seen[name] = max(self._seen.get(name, 0.0), self.u_max(name) / scale)
-        self._ceilings[name] = self.policy.after_overflow(scale)
-        for other, own in zip(names[first + 1 :], used[first + 1 :]) if again else ():
-            present = self.scale(other)
+        for index in set().union(*map(measured.graph.behind, (first, *measured.suspected))):
+            other, own = names[index], used[index]
+            present = scale if index == first else self.scale(other)
+            # What nothing is known of follows from what is before it.
             if present is not None:
-                self._ceilings[other] = self.policy.after_overflow(min(present, own or present))
+                lower = self.policy.after_overflow(min(present, own or present))
+                self._assumed[other] = self.policy.assumed(lower, u_max=self.u_max(other))
         return not self.policy.at_floor(scale)
+
+    def lose_batch(self) -> None:
+        """Remember what was assumed since an overflow: no pass over this batch will show what is so."""
+        seen = self._seen
+        self._seen = {**seen, **{n: max(amax, seen.get(n, 0.0)) for n, amax in self._assumed.items()}}
+        self._assumed = {}
+
+    def keep_batch(self) -> None:
+        """Forget what was assumed since an overflow: a finite pass over the same batch has measured it."""
+        self._assumed = {}
+
+    def search(self, names: Sequence[str]) -> None:
+        """Have the batch run again with scales of its own, if these components have had gradients before:
+        those of the batch are far smaller, or underflow to zero.
+        """
+        if self._searching or not any(self._windows.get(name, _EMPTY).amax for name in names):
+            return
+        if self._searches.left_out:
+            self._searches = self._searches._replace(left_out=self._searches.left_out - 1)
+            return
+        self._searching, self.settled = True, False
+        self._seen = {}
+
+    def _end_search(self) -> None:
+        found = (
+            (self._windows.get(name, _EMPTY).amax, magnitude)
+            for name, magnitude in self._seen.items()
+            if magnitude and name not in self._single
+        )
+        worth = any(before == 0.0 or before > magnitude * _FAR for before, magnitude in found)
+        self._searches = self._searches.after(worth=worth)
+        if self._searches.in_a_row == _IN_A_ROW:
+            # What is in the windows was a single outlier.
+            self._windows, self._partial = {}, {}
 
     def shared(self, names: Sequence[str]) -> List[float]:
         """For other ranks: whether this iteration ends an entry of the windows, and the largest magnitude of
-        each component in it; -1 where none.
+        each component in it; -1 where none. What is assumed of a lost batch counts.
         """
+        self.lose_batch()
         return [float(self._measured_all), *(self._seen.get(name, -1.0) for name in names)]
 
     def adopt(self, names: Sequence[str], largest: Sequence[float]) -> None:
@@ -276,6 +387,11 @@ class ComponentScales:
 
     def end_iteration(self) -> None:
         """What this iteration has seen becomes an entry of the windows, or a part of one."""
+        self.lose_batch()
+        if self._searching:
+            self._end_search()
+        elif self._seen:
+            self._searches = self._searches._replace(in_a_row=0)
         partial = self._partial
         for name, magnitude in self._seen.items():
             if name not in partial or magnitude > partial[name]:
@@ -289,7 +405,13 @@ class ComponentScales:
 
     def drop_iteration(self) -> None:
         """Forget what this iteration has seen, as if it had not been."""
-        self._seen, self._ceilings, self._zeros, self._measured_all = {}, {}, {}, False
+        self._seen, self._assumed, self._measured_all, self._searching = {}, {}, False, False
+        self._zeros, self._tried = {}, {}
+
+    @property
+    def searching(self) -> bool:
+        """Whether this iteration has scales of its own: see `search`."""
+        return self._searching
 
     def amaxes(self) -> Dict[str, float]:
         """The largest magnitude in the window of each component, by name."""
@@ -304,6 +426,7 @@ class ComponentScales:
         """Forget everything."""
         self._windows.clear()
         self._partial.clear()
+        self._searches = Searches()
         self.drop_iteration()
 
     def state_dict(self) -> Dict[str, Any]:
@@ -312,20 +435,33 @@ class ComponentScales:
         ended._windows, ended._partial = dict(self._windows), dict(self._partial)
         ended.end_iteration()
         windows = {name: window.as_list() for name, window in ended._windows.items()}
-        return {"windows": windows, "partial": ended._partial}
+        return {"windows": windows, "partial": ended._partial, "searches": list(ended._searches)}
 
     def load(self, measured: Measured) -> None:
         """Take over what `measured_of` found in a state."""
         self.drop_iteration()
-        self._windows, self._partial = dict(measured[0]), dict(measured[1])
+        self._windows, self._partial = dict(measured.windows), dict(measured.partial)
+        self._searches = measured.searches
         self.began = -1, 0
 
 
-Measured = Tuple[Mapping[str, AmaxWindow], Mapping[str, float]]
-"""Windows by name of the component, and what was measured since their last entry."""
+class Measured(NamedTuple):
+    """What `ComponentScales.state_dict` wrote.
+
+    Attributes:
+        windows: by name of the component.
+        partial: what was measured since their last entry.
+        searches: what came of searches.
+    """
+
+    windows: Mapping[str, AmaxWindow]
+    partial: Mapping[str, float]
+    searches: Searches = Searches()
 
 
 def measured_of(state: Mapping[str, Any]) -> Measured:
     """What `ComponentScales.state_dict` wrote; KeyError, TypeError or ValueError when that cannot be."""
     windows = {str(name): AmaxWindow.from_list(values) for name, values in state["windows"].items()}
-    return windows, {str(name): number("partial", value) for name, value in state["partial"].items()}
+    partial = {str(name): number("partial", value) for name, value in state["partial"].items()}
+    searches = Searches(*(integer("searches", value) for value in state.get("searches", ())))
+    return Measured(windows, partial, searches)

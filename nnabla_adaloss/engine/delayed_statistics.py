@@ -75,7 +75,8 @@ class DelayedStatistics:
 
     def gradient(self, position: int, scale: float) -> ArrayStatistics:
         """What the gradient of an earlier iteration would be with `scale`; this one's is measured."""
-        self.measure([(position, scale)], [])
+        if position not in self._running or self._running[position][1] != scale:
+            self.measure([(position, scale)], [])
         known = self._answers[0].get(position)
         if known is None:
             self.complete = self.complete and position not in self._running

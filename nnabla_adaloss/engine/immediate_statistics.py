@@ -94,7 +94,9 @@ class ImmediateStatistics:
         return None
 
     def measure(self, gradients: Sequence[Tuple[int, float]], data: Sequence[int]) -> None:
-        """Do nothing: nothing is remembered."""
+        """Read gradients as they are now, for what the pass has found."""
+        for position, scale in gradients:
+            self.gradient(position, scale)
 
     def measure_weights(self, positions: Sequence[int]) -> None:
         """Do nothing: weights are measured when they are asked for."""

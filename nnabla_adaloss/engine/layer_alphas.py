@@ -92,6 +92,8 @@ class AlphasByComponent:
         """The ratio of two components' scales."""
         component, statistics, start = self._components.of[slot.target], chooser.statistics, chooser.start
         wanted = self._components.scales[component]
+        if wanted is None:
+            wanted = self._components.sought(component)
         known = wanted is not None
         g = NOTHING_KNOWN if known and not self._looks else statistics.gradient(node.outputs[0], scale)
         weight = statistics.stored_data(slot.factor)

@@ -65,18 +65,19 @@ class LeafSeen(NamedTuple):
 def seen_of_leaves(written: Sequence[Written], largest: Sequence[float]) -> List[LeafSeen]:
     """What functions have written to gradients that hold nothing but this batch's.
 
-    In fp32 nnabla adds to the gradient itself, so that what functions after the first one have added is told
-    as one sum with what the first one has written.
+    In fp32 nnabla adds to the gradient itself. What is added with the scale of the function before is told as
+    one sum with that, as where no function is looked at by itself; with another scale the sum counts for the
+    component of the function that has added.
     """
     found: List[LeafSeen] = []
     places: Dict[int, int] = {}
     for entry, amax in zip(written, largest):
         place = places.get(entry.leaf)
-        if entry.alone:
+        if place is not None and not entry.alone and found[place].scale == entry.scale:
+            found[place] = found[place]._replace(largest=amax)
+        elif entry.alone or place is not None:
             places[entry.leaf] = len(found)
             found.append(LeafSeen(entry.leaf, entry.function, amax, entry.scale))
-        elif place is not None:
-            found[place] = found[place]._replace(largest=amax, scale=entry.scale)
     return found
 
 

@@ -88,6 +88,9 @@ class MeasuredScale:
         u_max = self._u_max if ranges is None else ranges.u_max_single(output)
         g = chooser.statistics.gradient(output, scale)
         highest = largest_scale(components, g, output, scale, u_max)
+        if wanted is not None and highest == math.inf:
+            # Of a scalar that was only seen absent, nobody knows how large it is.
+            highest = scale
         if wanted is None:
             lifted = scale * _lift(chooser, node, scale, several=False)
             wanted = lifted
@@ -116,12 +119,11 @@ def largest_scale(
         scale: what it carries.
         u_max: the largest magnitude that it may have.
     """
-    if g.abs_max:
-        return scale * floor_power_of_two(clamp_scale(u_max / g.abs_max))
-    own = components.of[output]
-    known = None if components.unknown[own] else components.scales[own]
-    # Where the statistics of the iteration before do not know it, its component does.
-    return math.inf if g.count or known is None else known
+    room = components.room[components.of[output]]
+    if room is not None:
+        # One batch says little: a loss that is absent from it may be large in the next.
+        return room
+    return scale * floor_power_of_two(clamp_scale(u_max / g.abs_max)) if g.abs_max else math.inf
 
 
 def _lift(chooser: ScaleChooser, node: NodeStructure, scale: float, *, several: bool) -> float:

@@ -97,6 +97,7 @@ class PreparedGraph:
         known: what is kept of graphs of the same topology.
         plan: the plan.
         by_layer: whether layers separate components.
+        emulated: whether a storage is emulated, which sees every gradient.
         pool: where scratch arrays come from.
         measurements: measures arrays, where statistics are those of earlier iterations; else None.
         statistics: what is known of the arrays.
@@ -108,6 +109,7 @@ class PreparedGraph:
     known: KnownGraph
     plan: GraphPlan
     by_layer: bool
+    emulated: bool
     pool: ScratchPool
     measurements: Optional[Measurements]
     statistics: StatisticsSource
@@ -146,7 +148,15 @@ class PreparedGraph:
         gradients, data = self.statistics.measured_before()
         if not self._shares or self._shared != (len(gradients), len(data)):
             structure, self._shared = self.plan.structure, (len(gradients), len(data))
+            schedule = self.cache.schedule
+            if schedule is not None and schedule.components is not None:
+                # Any of them can be the largest of its component.
+                gradients = {*structure.gradients}
             shares = shares_of(structure, gradients, data, self.cache.iterations)
+            if self.emulated:
+                # The storage sees every gradient of every pass, but for those of functions in float.
+                leaves = frozenset(structure.leaves)
+                shares = [share._replace(leaves=leaves) for share in shares]
             self._shares = [share if share.last or not share.empty else None for share in shares]
         return self._shares[number]
 
@@ -285,7 +295,10 @@ class GraphPreparation:
         cache = self.new_cache() if known.cache is None else known.cache
         if known.statistics is not None:
             statistics.load_state(plan.structure.measured, known.statistics)
-        return PreparedGraph(known, plan, self._by_layer, self.pool, measurements, statistics, cache)
+        emulated = self._storage is not None
+        return PreparedGraph(
+            known, plan, self._by_layer, emulated, self.pool, measurements, statistics, cache
+        )
 
     def _names_for(self, reading: GraphReading, before: Optional[PreparedGraph]) -> ParameterNames:
         """Names of the parameters of a graph: those of this loss, and what they were called before."""

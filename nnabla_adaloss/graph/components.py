@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Sequence
+from typing import AbstractSet, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Sequence, Set
 
 from .node import NodeStructure
 
@@ -19,6 +19,8 @@ class Components(NamedTuple):
         producers: the component of each function's output gradient.
         handed_over: gradients that a function brings to the scale of the component behind it.
         single: names of the components in which every gradient has one element.
+        next: of each component, those that its gradients are turned into.
+        leaves: the component of the first function that writes the gradient of each leaf.
     """
 
     of: Dict[int, int]
@@ -26,6 +28,17 @@ class Components(NamedTuple):
     producers: Dict[int, int]
     handed_over: FrozenSet[int]
     single: FrozenSet[str]
+    next: Sequence[AbstractSet[int]]
+    leaves: Mapping[int, int]
+
+    def behind(self, first: int) -> Set[int]:
+        """A component, and all that backward computes from its gradients."""
+        found, waiting = {first}, [first]
+        while waiting:
+            new = self.next[waiting.pop()] - found
+            found |= new
+            waiting += new
+        return found
 
 
 def components_of(nodes: Sequence[NodeStructure], sizes: Sequence[int], *, by_layer: bool) -> Components:
@@ -81,7 +94,14 @@ def _numbered(nodes: Sequence[NodeStructure], sizes: Sequence[int], sets: _Disjo
     handed_over = frozenset(position for node in nodes if node.separates for position in node.outputs)
     several = {component for position, component in of.items() if sizes[position] != 1}
     single = frozenset(name for index, name in enumerate(names) if index not in several)
-    return Components(of, names, producers, handed_over, single)
+    following: List[Set[int]] = [set() for _ in names]
+    for node in nodes:
+        own = producers[node.number]
+        following[own].update(of[p] for p in node.inputs)
+        following[own].update(of[slot.target] for slot in node.slots if slot.target in of)
+        following[own].discard(own)
+    leaves = {leaf: producers[node.number] for node in reversed(nodes) for leaf in node.leaves}
+    return Components(of, names, producers, handed_over, single, following, leaves)
 
 
 class _DisjointSets:

@@ -165,6 +165,8 @@ class GradScaler:
             self._find_scales(scaling, grad)
         else:
             scaling.backward(None, clear_buffer=clear_buffer, grad=grad, iteration=self._iteration)
+            if scaling.components.searching:
+                self._find_scales(scaling, grad, again=True)
         self._used[key] = scaling
 
     def unscale_(self, solver: Any) -> None:
@@ -213,13 +215,14 @@ class GradScaler:
             self._losses.forward_state.restore()
         if self._stepped and self._enabled:
             self._note_gradients()
-        for scaling in self._used.values() if self._enabled else ():
+        for key, scaling in self._used.items() if self._enabled else ():
             if self._bad_batch:
                 scaling.components.drop_iteration()
-            elif not self._skipped:
+            elif key in self._blamed:
+                scaling.components.end_iteration()
+            else:
                 scaling.after_update()
-        # A scale that was lowered stays so for the next batch, which is one more try of the same iteration.
-        self._iteration += not self._skipped or self._bad_batch
+        self._iteration += 1
         for scaling in self._used.values():
             scaling.guard.begin()
         self._begin()
@@ -303,19 +306,22 @@ class GradScaler:
             float_tail=self._float_tail,
         )
 
-    def _find_scales(self, scaling: AdaptiveLossScaling, grad: Optional[Seed]) -> None:
-        """Run the first batch of a loss again, forward and backward, until its scales fit."""
+    def _find_scales(
+        self, scaling: AdaptiveLossScaling, grad: Optional[Seed], *, again: bool = False
+    ) -> None:
+        """Run a batch until its scales fit: the first one of a loss, or, again, one that has underflowed."""
         guard, key = scaling.guard, hash(scaling.variable)
         self._begin_where_forward_ended(scaling)
         # Keep what the forward of other losses has written since then.
         is_last = key in self._forwarded and key == next(reversed(self._forwarded))
         now = None if is_last else guard.state.now()
-        for attempt in range(_ATTEMPTS):
-            if attempt:
+        for _ in range(_ATTEMPTS):
+            if again:
                 guard.undo_batch()
                 scaling.forward()
                 guard.after_forward()
-            scaling.backward(None, grad=grad, iteration=self._iteration, again=attempt > 0)
+            scaling.backward(None, grad=grad, iteration=self._iteration, again=again)
+            again = True
             if scaling.settled and not scaling.found_inf:
                 break
             if scaling.found_inf and not scaling.after_overflow():

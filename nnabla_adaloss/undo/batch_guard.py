@@ -32,6 +32,7 @@ class BatchGuard:
 
     Attributes:
         state: the state that forward writes.
+        can_undo_batch: whether `undo_batch` would restore the gradients: nothing has to be saved of zeros.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class BatchGuard:
         # Whether the batch is the first of the window, and if not, the state when it began.
         self._first = True
         self._start: Moment = {}
-        self._saves_gradients = False
+        self._saves_gradients = self.can_undo_batch = False
         self._gradients = ArraySnapshot(kernels)
 
     def go_on_from(self, before: BatchGuard) -> None:
@@ -86,13 +87,14 @@ class BatchGuard:
             self._start = self.state.now(self._start)
 
     def before_backward(self, gradients: Sequence[nn.NdArray], *, all_zero: bool) -> None:
-        """Save the gradients of the graph's leaves, if `begin_batch` has asked for that.
+        """Save the gradients of the graph's leaves, if `begin_batch` has asked for that or all are zero.
 
         Args:
             gradients: the gradients.
             all_zero: whether all of them are lazily zero.
         """
-        if self._saves_gradients:
+        self.can_undo_batch = self._saves_gradients or all_zero
+        if self.can_undo_batch:
             self._gradients.save(gradients, all_zero=all_zero)
 
     def rewind(self) -> None:

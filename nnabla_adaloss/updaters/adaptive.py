@@ -244,6 +244,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
                 self._restore_scales()
                 self._notifier.notify_hopeless_batch(self.iteration, retries.layers)
             retries.discarded += 1
+            self.scaling.components.lose_batch()
             if cause.exhausted or retries.discarded > self.max_retries:
                 return self._give_up()
         reason = self._reason()

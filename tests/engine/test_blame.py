@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss.core.statistics import ArrayStatistics, statistics_of
-from nnabla_adaloss.engine.blame import Unscaled, first_overflow, layer_to_blame
+from nnabla_adaloss.engine.blame import first_overflow, layer_to_blame, unseen_before
 from nnabla_adaloss.engine.component_scales import ComponentPass
 from nnabla_adaloss.engine.leaf_gradients import Written
 from nnabla_adaloss.engine.passes.hooked import measure_components
@@ -84,6 +84,7 @@ def test_both_operands_of_a_product() -> None:
 
 
 SCALES = [2.0, 4.0, 8.0]
+Unscaled = Tuple[Written, float]
 
 
 class Chain:
@@ -125,7 +126,8 @@ class Chain:
         self, *bad: nn.Variable, unscaled: List[Unscaled], raised: Tuple[nn.Variable, ...] = ()
     ) -> object:
         positions, lifted = {self.position(v) for v in bad}, {self.position(v) for v in raised}
-        return first_overflow(self.plan, self.components, positions, unscaled, raised=lifted)
+        leaves = [(entry.leaf, entry.function) for entry, largest in unscaled if largest == math.inf]
+        return first_overflow(self.plan, self.components, positions, leaves, raised=lifted)
 
 
 class Seen:
@@ -145,16 +147,16 @@ def test_the_largest_gradient_of_each_component_counts() -> None:
     assert chain.measured(amax, unscaled) == (set(), [1.0, 0.5, 3.0])
 
 
-def test_what_a_storage_has_seen_counts_as_it_was_stored() -> None:
+def test_what_a_storage_has_seen_counts_beside_what_was_measured() -> None:
     chain = Chain()
     # Both carry the scale of their component: 4 and 8.
     stored = {
         hash(chain.out): statistics_of(np.array([1.0, 6.0])),
         hash(chain.h): statistics_of(np.array([np.inf, 2.0])),
     }
-    bad, magnitudes = chain.measured({chain.out: 100.0}, [], storage=Seen(stored))
+    bad, magnitudes = chain.measured({chain.loss: 1.0, chain.out: 0.5}, [], storage=Seen(stored))
     assert bad == {chain.position(chain.h)}
-    assert magnitudes == [None, 1.5, 0.25]
+    assert magnitudes == [1.0, 1.5, 0.25]
 
 
 @pytest.mark.parametrize("largest", [math.inf, 7.0])
@@ -182,3 +184,22 @@ def test_what_was_raised_too_far_is_laid_to_the_component_behind() -> None:
     assert chain.overflowed(chain.loss, unscaled=[], raised=(chain.loss,)) == 1
     # A layer raises nothing: what it reads belongs to its own component.
     assert chain.overflowed(chain.out, unscaled=[], raised=(chain.out,)) == 1
+
+
+def test_what_may_have_handed_an_overflow_on_is_what_is_before_it_and_was_not_seen() -> None:
+    """Attention has no weights of its own: an overflow of its scores shows in the layers that make them."""
+    x = nn.Variable((2, 3, 4))
+    q, k, v = (PF.affine(x, 4, base_axis=2, name=name) for name in "qkv")
+    scores = F.softmax(F.batch_matmul(q, k, transpose_b=True))
+    mixed = F.batch_matmul(scores, v)
+    out = PF.affine(mixed, 4, base_axis=2, name="out")
+    plan = GraphPlan(F.mean(out))
+    components = plan.structure.components(by_layer=True)
+
+    def of(variable: nn.Variable) -> int:
+        return components.of[plan.positions[hash(variable)]]
+
+    assert unseen_before(components, of(q), {of(out)}) == {of(scores), of(mixed)}
+    assert unseen_before(components, of(q), {of(out), of(mixed)}) == {of(scores)}
+    # The scalar before the top layer is no suspect.
+    assert unseen_before(components, of(out), set()) == set()

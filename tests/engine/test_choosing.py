@@ -238,7 +238,7 @@ def test_components_that_follow_each_other_get_one_scale_where_it_serves_all() -
         MeasuredScale(of, graph.position(loss), S0, U_MAX), AlphasByComponent(of, Constraints())
     )
     chooser = choose(graph.structure, choice, KnownStatistics(graph.gradients, graph.data), START, U_MAX)
-    assert graph.scales(chooser, loss, y, u, t) == [32.0, 32.0, 32.0, 512.0]
+    assert graph.scales(chooser, loss, y, u, t) == [8.0, 32.0, 32.0, 512.0]
     assert chooser.schedule().layer_scales == {"c/affine": 1.0, "b/affine": 16.0}
 
 

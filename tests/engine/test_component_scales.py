@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional
 
 import pytest
 
@@ -13,7 +13,9 @@ from nnabla_adaloss.graph.components import Components
 pytestmark = pytest.mark.any_context
 
 NAMES = ["loss", "a", "b", "c"]
-COMPONENTS = Components({}, NAMES, {}, frozenset(), frozenset({"loss"}))
+# Each before the next.
+NEXT = [{1}, {2}, {3}, set()]
+COMPONENTS = Components({}, NAMES, {}, frozenset(), frozenset({"loss"}), NEXT, {})
 
 
 def scales_with(*magnitudes: Optional[float], window: int = 64) -> ComponentScales:
@@ -54,16 +56,67 @@ def overflow(scales: ComponentScales, name: str, *used: float) -> bool:
     return scales.after_overflow(measured)
 
 
-def test_one_overflow_lowers_one_component_and_the_next_all_behind() -> None:
+def test_an_overflow_lowers_its_component_and_all_behind() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     assert overflow(scales, "a", 2.0**14, 2.0**8, 2.0**8, 2.0**8)
-    assert of_all(scales) == [2.0**14, 2.0**4, 2.0**8, 2.0**8]
+    assert of_all(scales) == [2.0**14, 2.0**4, 2.0**4, 2.0**4]
     # From the scale that the pass has used, which may be smaller than what there is room for.
-    assert overflow(scales, "b", 2.0**14, 2.0**4, 2.0**8, 2.0**6)
-    assert of_all(scales) == [2.0**14, 2.0**4, 2.0**4, 2.0**2]
-    # What was lowered only because it is behind has shown nothing.
+    assert overflow(scales, "b", 2.0**14, 2.0**4, 2.0**4, 2.0**2)
+    assert of_all(scales) == [2.0**14, 2.0**4, 1.0, 2.0**-2]
+    assert scales.limited
+
+
+def test_a_finite_pass_over_the_same_batch_replaces_what_was_assumed() -> None:
+    scales = scales_with(1.0, 1.0, 1.0, 1.0)
+    overflow(scales, "a", 2.0**14, 2.0**8, 2.0**8, 2.0**8)
+    see(scales, 1.0, 2.0**4, 2.0, 1.0)
+    scales.keep_batch()
+    assert not scales.limited
+    assert of_all(scales) == [2.0**14, 2.0**4, 2.0**7, 2.0**8]
     scales.end_iteration()
-    assert of_all(scales) == [2.0**14, 2.0**6, 2.0**6, 2.0**8]
+    assert of_all(scales) == [2.0**14, 2.0**4, 2.0**7, 2.0**8]
+
+
+@pytest.mark.parametrize("end", [ComponentScales.lose_batch, ComponentScales.end_iteration])
+def test_of_a_lost_batch_what_was_assumed_stays(end: Callable[[ComponentScales], None]) -> None:
+    scales = scales_with(1.0, 1.0, 1.0, 1.0)
+    overflow(scales, "a", 2.0**14, 2.0**8, 2.0**8, 2.0**8)
+    end(scales)
+    assert not scales.limited
+    assert of_all(scales) == [2.0**14, 2.0**4, 2.0**4, 2.0**4]
+    # The next batch is measured on top of it.
+    see(scales, 1.0, 2.0**2, 2.0**2, 2.0**2)
+    scales.end_iteration()
+    assert of_all(scales) == [2.0**14, 2.0**4, 2.0**4, 2.0**4]
+    scales.forget()
+    assert of_all(scales) == [None] * 4
+
+
+def test_a_bad_batch_leaves_nothing_of_what_was_assumed() -> None:
+    scales = scales_with(1.0, 1.0, 1.0, 1.0)
+    overflow(scales, "a", 2.0**14, 2.0**8, 2.0**8, 2.0**8)
+    scales.drop_iteration()
+    assert of_all(scales) == [2.0**14, 2.0**8, 2.0**8, 2.0**8]
+
+
+def test_what_nothing_was_seen_of_before_an_overflow_is_lowered_with_it() -> None:
+    scales = scales_with(1.0, 1.0, 1.0, 1.0)
+    measured = ComponentPass(COMPONENTS, [2.0**14, 2.0**8, 2.0**8, 2.0**8])
+    measured.overflowed, measured.suspected = NAMES.index("c"), {NAMES.index("b")}
+    assert scales.after_overflow(measured)
+    assert of_all(scales) == [2.0**14, 2.0**8, 2.0**4, 2.0**4]
+    # Only what was seen to overflow has shown how large it is.
+    assert scales.shared(NAMES)[1:] == [-1.0, -1.0, 2.0**4, 2.0**4]
+
+
+def test_what_is_saved_after_a_lost_batch_goes_on_with_the_same_scales() -> None:
+    scales = scales_with(1.0, 1.0, 1.0, 1.0)
+    overflow(scales, "a", 2.0**14, 2.0**8, 2.0**8, 2.0**8)
+    scales.end_iteration()
+    other = ComponentScales(HistoryPolicy(), 2.0**10, 2.0**16)
+    other.load(measured_of(scales.state_dict()))
+    other.begin(COMPONENTS)
+    assert of_all(other) == of_all(scales)
 
 
 def test_an_overflow_at_the_floor_is_no_matter_of_the_scale() -> None:
@@ -86,9 +139,9 @@ def test_it_is_settled_when_a_first_look_shows_that_the_scale_would_do() -> None
     assert scales.settled
     see(scales, 2.0**8, 2.0**6, 2.0**5)
     assert not scales.settled
-    see(scales, 2.0**8, 2.0**6, 2.0**5, 0.0)
+    see(scales, 2.0**8, 2.0**6, 0.0, 0.0)
     assert not scales.settled
-    see(scales, 2.0**8, 2.0**6, 2.0**5, 0.0)
+    see(scales, 2.0**8, 2.0**6, 0.0, 0.0)
     assert scales.settled
 
 
@@ -104,7 +157,7 @@ def test_passes_of_an_iteration_are_counted_and_the_next_one_ends_it() -> None:
     scales = ComponentScales(HistoryPolicy(), 2.0**10)
     assert [scales.begin_pass(7), scales.begin_pass(7)] == [0, 1]
     see(scales, 1.0)
-    assert scales.state_dict() == {"windows": {"loss": [1, [[1, 1.0]]]}, "partial": {}}
+    assert scales.state_dict()["windows"] == {"loss": [1, [[1, 1.0]]]}
     assert scales.begin_pass(8) == 0
     assert scales.amaxes() == {"loss": 1.0}
 
@@ -125,7 +178,7 @@ def test_it_goes_on_from_what_was_saved() -> None:
     scales.end_iteration()
     assert other.amaxes() == scales.amaxes() == {"loss": 3.0, "a": 2.0}
     other.forget()
-    assert other.state_dict() == {"windows": {}, "partial": {}}
+    assert other.state_dict() == {"windows": {}, "partial": {}, "searches": [0, 0, 0]}
 
 
 def one_share(scales: ComponentScales, *magnitudes: Optional[float], last: bool = False) -> None:
@@ -214,6 +267,7 @@ def test_it_goes_on_in_the_middle_of_a_cycle() -> None:
         {"partial": {}},
         {"windows": {}, "partial": {"a": "x"}},
         {"windows": [], "partial": {}},
+        {"windows": {}, "partial": {}, "searches": ["x"]},
     ],
 )
 def test_what_is_no_state_is_refused(damaged: Any) -> None:
@@ -228,3 +282,82 @@ def test_a_share_that_shows_nothing_but_zeros_repeats_no_batch() -> None:
     assert scales.settled
     see(scales, None, None, 0.0, chosen=True)
     assert not scales.settled
+
+
+# Batches whose gradients are far smaller than those of the window.
+
+
+def searched(scales: ComponentScales, *magnitudes: Optional[float]) -> bool:
+    """An iteration whose gradients have underflowed; what it shows if it is run with scales of its own."""
+    scales.begin_pass(scales.began[0] + 1)
+    scales.search(["a"])
+    found = scales.searching
+    assert scales.settled == (not found)
+    if found:
+        assert of_all(scales) == [None] * len(NAMES)
+        see(scales, *magnitudes)
+    scales.end_iteration()
+    return found
+
+
+def test_a_batch_of_tiny_gradients_gets_scales_of_its_own_and_the_window_stays() -> None:
+    scales = scales_with(1.0, 1.0, 1.0)
+    for _ in range(3):
+        assert searched(scales, 1.0, 2.0**-40, 2.0**-40)
+        see(scales, 1.0, 1.0, 1.0)
+        scales.end_iteration()
+    assert of_all(scales)[:3] == [2.0**14, 2.0**8, 2.0**8]
+
+
+def test_what_has_never_had_a_gradient_is_not_searched_for_it() -> None:
+    scales = scales_with(1.0, 0.0)
+    assert not searched(scales)
+
+
+def test_after_searches_in_vain_twice_as_many_batches_are_left_out() -> None:
+    scales = scales_with(1.0, 1.0)
+    found = [searched(scales, 1.0, 0.0) for _ in range(18)]
+    assert [i for i, one in enumerate(found) if one] == [0, 3, 8, 17]
+    # Saved and resumed in between, too.
+    other = ComponentScales(HistoryPolicy(), 2.0**10, 2.0**16)
+    other.load(measured_of(json.loads(json.dumps(scales.state_dict()))))
+    assert [searched(other, 1.0, 0.0) for _ in range(17)] == [*16 * [False], True]
+
+
+def test_gradients_that_are_as_large_as_before_are_no_success() -> None:
+    scales = scales_with(1.0, 1.0)
+    found = [searched(scales, 1.0, 0.5) for _ in range(4)]
+    assert found == [True, False, False, True]
+
+
+def test_where_batch_after_batch_is_searched_it_is_the_window_that_is_out_of_line() -> None:
+    scales = scales_with(1.0, 2.0**20)
+    for _ in range(3):
+        assert searched(scales, 1.0, 1.0)
+        assert scales.scale("a") == 2.0**-12
+    assert searched(scales, 1.0, 1.0)
+    assert scales.scale("a") == 2.0**8
+
+
+def chain_pass(*scales: Optional[float], tried: Mapping[str, float]) -> ComponentPass:
+    return ComponentPass(COMPONENTS, scales, tried=tried)
+
+
+def test_what_was_zero_gets_what_arrives_or_far_more() -> None:
+    assert chain_pass(8.0, 8.0, None, tried={}).sought(2) is None
+    assert chain_pass(8.0, 2.0**30, None, tried={"b": 2.0**10}).sought(2) == 2.0**30
+    assert chain_pass(8.0, 2.0**10, None, tried={"b": 2.0**10}).sought(2) == 2.0**34
+
+
+def test_what_follows_from_gradients_that_are_not_zero_is_searched_for_a_few_times() -> None:
+    """The gradient that arrives at a layer is not zero, and what it hands on is."""
+    scales = ComponentScales(HistoryPolicy(), 2.0**10, 2.0**16)
+    scales.begin_pass(0)
+    settled = []
+    for _ in range(8):
+        measured = scales.begin(COMPONENTS)
+        scales.settled = True
+        measured.measure([(0, 1.0, 1.0), (1, 1.0, 1.0), (2, 0.0, 1.0)])
+        scales.learn(COMPONENTS, measured, chosen=True, last=True)
+        settled.append(scales.settled)
+    assert settled == [*5 * [False], *3 * [True]]

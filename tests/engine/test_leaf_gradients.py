@@ -191,6 +191,13 @@ def test_what_functions_write_is_told_apart_where_each_is_by_itself_else_as_a_su
     told = [LeafSeen(0, 7, 3.0, 2.0), LeafSeen(1, 6, 1.0, 2.0), LeafSeen(0, 5, math.inf, 8.0)]
     assert seen_of_leaves(rounded, [3.0, 1.0, math.inf]) == told
     added = [entry(0, 7, 2.0, alone=True), entry(1, 6, 2.0, alone=True), entry(0, 5, 8.0, alone=False)]
-    assert seen_of_leaves(added, [3.0, 1.0, 4.0]) == [LeafSeen(0, 7, 4.0, 8.0), LeafSeen(1, 6, 1.0, 2.0)]
+    # With another scale a sum counts for who has added: the first component's scale says nothing about it.
+    assert seen_of_leaves(added, [3.0, 1.0, 4.0]) == [
+        LeafSeen(0, 7, 3.0, 2.0),
+        LeafSeen(1, 6, 1.0, 2.0),
+        LeafSeen(0, 5, 4.0, 8.0),
+    ]
+    alike = [*added[:2], entry(0, 5, 2.0, alone=False)]
+    assert seen_of_leaves(alike, [3.0, 1.0, 4.0]) == [LeafSeen(0, 7, 4.0, 2.0), LeafSeen(1, 6, 1.0, 2.0)]
     # What an earlier batch has left in a gradient is not told apart either, and is no matter of this one.
     assert seen_of_leaves([entry(0, 7, 2.0, alone=False)] * 2, [3.0, 5.0]) == []

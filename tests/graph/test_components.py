@@ -127,6 +127,26 @@ def test_scalars_at_the_loss_separate_and_losses_meet_behind_them() -> None:
     assert len(found.components.handed_over) == 4
 
 
+def test_what_is_behind_a_component_is_all_that_backward_computes_from_it() -> None:
+    stem = PF.affine(data(4, 8), 8, name="stem", rng=rng())
+    left, right = (PF.affine(F.tanh(stem), 8, name=name, rng=rng()) for name in ("left", "right"))
+    found = components(F.mean(left**2) + F.mean(right**2), by_layer=True)
+    assert found.components.behind(found.of(left)[0]) == {*found.of(left, stem)}
+    assert found.components.behind(found.of(right)[0]) == {*found.of(right, stem)}
+    assert found.components.behind(found.of(stem)[0]) == {*found.of(stem)}
+    assert {*found.of(left, right, stem)} < found.components.behind(0)
+
+
+def test_a_leaf_belongs_to_the_component_of_the_first_function_that_writes_it() -> None:
+    h = [data(4, 8)]
+    for _ in range(2):
+        h.append(F.tanh(PF.affine(h[-1], 8, name="shared", rng=rng())))
+    plan = AdaptiveLossScaling(F.mean(h[-1] ** 2)).plan
+    found = plan.structure.components(by_layer=True)
+    first = next(node for node in plan.structure.nodes if node.leaves)
+    assert found.leaves == dict.fromkeys(plan.structure.leaves, found.producers[first.number])
+
+
 def test_what_clips_gradients_separates() -> None:
     h = PF.affine(data(4, 8), 8, name="a", rng=rng())
     clipped = F.clip_grad_by_value(h, F.constant(-1.0, h.shape), F.constant(1.0, h.shape))

@@ -130,7 +130,7 @@ def test_gradients_are_clipped_unscaled() -> None:
         scaler.update()
 
 
-@pytest.mark.parametrize(("method", "skipped"), [("approx_range", 1), (None, 2)])
+@pytest.mark.parametrize(("method", "skipped"), [("approx_range", 1), (None, 1)])
 def test_an_overflow_skips_the_step_and_lowers_what_was_at_fault(method: Optional[str], skipped: int) -> None:
     n = net()
     scaler = GradScaler(n.solver, storage="float16", config=AdaLossConfig(loss_scale_method=method))

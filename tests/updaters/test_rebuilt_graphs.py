@@ -160,9 +160,9 @@ def test_an_overflow_drops_what_is_held_for_all_of_them() -> None:
     training.run(6)
     assert training.passes[-2:] == ["hookless", "hookless"]
     training.updater.scaling.restart(8.0)
-    training.run(2)
-    # What the first of them measures serves both: components go by name.
-    assert training.passes[-2:] == ["choosing", "hookless"]
+    training.run(4)
+    # Each is measured once; what they have in common goes by name.
+    assert training.passes[-4:] == ["choosing", "choosing", "hookless", "hookless"]
 
 
 def test_a_state_that_is_loaded_leaves_nothing_of_graphs_that_took_turns() -> None:

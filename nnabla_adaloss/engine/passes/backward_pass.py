@@ -7,8 +7,8 @@ import math
 from abc import ABC, abstractmethod
 from functools import cached_property
 from itertools import compress
-from operator import attrgetter
-from typing import AbstractSet, Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from operator import attrgetter, mul
+from typing import AbstractSet, Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 
@@ -20,6 +20,7 @@ from ...graph.plan import GraphPlan
 from ...kernels.arrays import stored_dtype
 from ...kernels.interface import Kernels
 from ...kernels.scratch import ScratchPool
+from ..blame import first_overflow, unseen_before
 from ..component_scales import ComponentPass
 from ..layer_watch import LayerWatch
 from ..leaf_gradients import LeafSeen
@@ -116,6 +117,39 @@ class PassContext(NamedTuple):
     components: Components
 
 
+def gradients_seen(
+    plan: GraphPlan,
+    scales: Mapping[int, float],
+    amax: Mapping[int, float],
+    storage: Optional[RoundedStorage],
+) -> List[Tuple[int, float, float]]:
+    """The gradients of which something was seen: position, largest magnitude as stored, scale.
+
+    Args:
+        plan: the graph.
+        scales: what each gradient carries in the end, by position.
+        amax: the largest magnitude, divided by the scale, of those that were measured.
+        storage: an emulated storage, which has seen every gradient as it was stored last, except the one that
+            backward began with; or None.
+    """
+    found = [(p, largest * scales[p], scales[p]) for p, largest in amax.items() if p in scales]
+    if storage is not None:
+        keys, seen = plan.keys, storage.gradient_statistics
+        rounded = ((p, seen(keys[p]), scale) for p, scale in scales.items())
+        found += [(p, one.abs_max, scale) for p, one, scale in rounded if one is not None]
+    return found
+
+
+def nonfinite_in(storage: Optional[RoundedStorage], plan: GraphPlan, positions: Iterable[int]) -> Set[int]:
+    """Those of some gradients that an emulated storage has seen not finite. Leaves are left out: they are
+    checked where they are unscaled.
+    """
+    if storage is None:
+        return set()
+    seen = ((p, storage.gradient_statistics(plan.keys[p])) for p in positions)
+    return {p for p, one in seen if one is not None and one.nonfinite}.difference(plan.structure.leaves)
+
+
 class BackwardPass(ABC):
     """A backward pass and its results.
 
@@ -147,7 +181,7 @@ class BackwardPass(ABC):
         self.plan, self.kernels, _, self.statistics, self.storage, self._components = context
         self._request, self._schedule, self._share = request, schedule, share
         self.found_inf: List[str] = []
-        self._seen: Tuple[Sequence[int], Sequence[float]] = (), ()
+        self._seen: Tuple[Sequence[int], Sequence[float], Sequence[float]] = (), (), ()
         self.state_finite: Optional[bool] = None
         self.components: Optional[ComponentPass] = None
 
@@ -181,12 +215,30 @@ class BackwardPass(ABC):
     @property
     def nonzero(self) -> AbstractSet[int]:
         """Keys of the leaves whose gradients are not all zeros."""
-        leaves, largest = self._seen
+        leaves, largest, _ = self._seen
         # Mostly those of all leaves.
         if all(largest) and len({*leaves}) == len(self.plan.leaves):
             return self.plan.leaves.keys()
         keys = self.plan.keys
         return {keys[position] for position in compress(leaves, largest)}
+
+    def faint(self, floor: float) -> Sequence[str]:
+        """The components whose gradients have underflowed: all, where no leaf's gradient as it was stored has
+        come to `floor`; else those in which all are zero, though they follow from others that are not.
+
+        A branch that is absent from a batch is zero from its beginning.
+        """
+        leaves, largest, scales = self._seen
+        components, stored = self._components, list(map(mul, largest, scales))
+        if max(stored, default=0.0) < floor:
+            return components.names
+        # As nearly always.
+        if min(stored):
+            return ()
+        of, next_ = components.leaves, components.next
+        present = {of[leaf] for leaf, one in zip(leaves, stored) if one}
+        absent = {of[leaf] for leaf in leaves} - present
+        return [components.names[i] for i in absent if any(i in next_[index] for index in present)]
 
     @property
     def learns(self) -> bool:
@@ -280,28 +332,46 @@ class BackwardPass(ABC):
                 self.storage.store_gradient(plan.keys[position], array)
 
     def _conclude(
-        self, leaves: Sequence[int], largest: Sequence[float], seen: Sequence[LeafSeen] = ()
+        self,
+        leaves: Sequence[int],
+        largest: Sequence[float],
+        scales: Sequence[float],
+        seen: Sequence[LeafSeen] = (),
     ) -> None:
         """Take over the largest magnitude of each leaf's gradient; infinity where it is not finite.
 
         Args:
             leaves: positions of the leaves.
             largest: the magnitudes.
+            scales: what each has carried.
             seen: which function has written what, where that is known.
         """
-        self._seen = leaves, largest
+        self._seen = leaves, largest, scales
         if math.inf not in largest:
             return
         bad = {leaf for leaf, amax in zip(leaves, largest) if amax == math.inf}
         nodes = [node for node in self.plan.structure.nodes if not bad.isdisjoint(node.leaves)]
         self.found_inf = [node.label for node in nodes]
         if self.schedule.components is not None:
-            measured = self._components_of_schedule()
-            functions = {one.function for one in seen if one.largest == math.inf}
-            unknown = bad.difference(one.leaf for one in seen)
-            first = (n.number for n in nodes if n.number in functions or not unknown.isdisjoint(n.leaves))
-            # Where the gradient of a layer is not finite, that of its weight is not.
-            measured.overflowed = next((measured.producers[number] for number in first), None)
+            self._note_overflow(bad, seen)
+
+    def _note_overflow(self, bad: Set[int], seen: Sequence[LeafSeen]) -> None:
+        measured, structure = self._components_of_schedule(), self.plan.structure
+        told = {one.leaf for one in seen}
+        written = [(one.leaf, one.function, one.largest == math.inf) for one in seen]
+        for node in structure.nodes:
+            written += [(leaf, node.number, leaf in bad) for leaf in node.leaves if leaf not in told]
+        bad_leaves = [(leaf, function) for leaf, function, is_bad in written if is_bad]
+        nonfinite = nonfinite_in(self.storage, self.plan, self.scales)
+        first = measured.overflowed = first_overflow(self.plan, measured, nonfinite, bad_leaves)
+        # Where the gradient of a layer is not finite, that of its weight is not; not all functions have one.
+        if first is not None and self.storage is None:
+            finite = {
+                measured.of_leaf(structure, leaf, function)
+                for leaf, function, is_bad in written
+                if not is_bad
+            }
+            measured.suspected = unseen_before(self._components, first, finite - {first})
 
     def _learn(self, findings: Findings, unscaled: Iterable[LeafSeen]) -> None:
         """Take over what the share has shown of components.
@@ -313,10 +383,8 @@ class BackwardPass(ABC):
         share = self._share
         if share is None or self.schedule.components is None:
             return
-        measured, carried, amax = self._components_of_schedule(), self.scales, findings.amax
-        measured.measure_gradients(
-            [(p, amax[p] * carried[p], carried[p]) for p in share.gradients if p in amax]
-        )
+        measured = self._components_of_schedule()
+        measured.measure_gradients(gradients_seen(self.plan, self.scales, findings.amax, self.storage))
         seen = [one for one in unscaled if one.leaf in share.leaves]
         measured.measure_leaves(self.plan.structure, seen)
 

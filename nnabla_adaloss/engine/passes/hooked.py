@@ -8,7 +8,7 @@ allow no other pass, and users, monitors or communicators that look at single fu
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, List, Mapping, Optional, Protocol, Sequence, Set, Tuple
+from typing import AbstractSet, Any, Callable, List, Mapping, Optional, Protocol, Sequence, Set, Tuple
 
 from ...core.ada_loss import AdaLoss
 from ...emulation.rounded_storage import RoundedStorage
@@ -16,15 +16,15 @@ from ...errors import GraphChangedError
 from ...graph.node import Node, NodeStructure
 from ...graph.plan import GraphPlan
 from ...kernels.measurements import Measurements
-from ..blame import Unscaled, first_overflow
+from ..blame import first_overflow
 from ..choosing import ScaleChooser
 from ..component_scales import ComponentPass
-from ..leaf_gradients import LeafGradients, LeafSeen, seen_of_leaves
+from ..leaf_gradients import LeafGradients, Written, seen_of_leaves
 from ..scaled_weights import ScaledWeights
 from ..schedule import Rescale, ScaleSchedule, Step
 from ..shares import Share
 from ..statistics import Findings
-from .backward_pass import BackwardPass, Hooks, PassContext, PassRequest
+from .backward_pass import BackwardPass, Hooks, PassContext, PassRequest, gradients_seen, nonfinite_in
 
 Apply = Callable[[Rescale], None]
 """Multiplies a gradient, before the function of a step runs."""
@@ -117,7 +117,10 @@ class HookedPass(BackwardPass):
         self._source, self._hooks, self._watch = source, request.hooks, request.watch
         self.chose = isinstance(source, ChosenSteps)
         self._nodes = self.plan.nodes
-        self._measured = frozenset(() if share is None else share.gradients)
+        # A pass that chooses its scales measures every gradient as it arrives.
+        self._measured: AbstractSet[int] = frozenset(() if share is None else share.gradients)
+        if isinstance(source, ChosenSteps) and source.chooser.components is not None:
+            self._measured = {*self.plan.structure.gradients}
         # The function that runs or ran last, if there is still something to do after it.
         self._unfinished: List[Tuple[Node, Tuple[Rescale, ...]]] = []
         self._weights = ScaledWeights(context.kernels, context.pool, context.storage)
@@ -170,11 +173,13 @@ class HookedPass(BackwardPass):
         seen = seen_of_leaves(entries, largest)
         if self._share is not None:
             self._learn(findings, seen)
-        self._conclude([entry.leaf for entry in entries], largest, seen)
+        scales = [entry.scale for entry in entries]
+        self._conclude([entry.leaf for entry in entries], largest, scales, seen)
 
     def _end_of_choice(self, source: ChosenSteps, findings: Findings) -> None:
         written = list(zip(*self._leaves.results(findings.largest)))
-        self._seen = [entry.leaf for entry, _ in written], [largest for _, largest in written]
+        entries, amax = [entry for entry, _ in written], [largest for _, largest in written]
+        self._seen = [entry.leaf for entry in entries], amax, [entry.scale for entry in entries]
         structure, components = self.plan.structure, source.chooser.components
         bad = set(findings.nonfinite)
         labels = {
@@ -185,7 +190,8 @@ class HookedPass(BackwardPass):
             bad |= measure_components(self.plan, components, scales, findings, written, self.storage)
             measured = source.chooser.measures_loss
             raised = bad - findings.nonfinite if measured else set()
-            components.overflowed = first_overflow(self.plan, components, bad, written, raised=raised)
+            leaves = [(entry.leaf, entry.function) for entry, largest in written if largest == math.inf]
+            components.overflowed = first_overflow(self.plan, components, bad, leaves, raised=raised)
         self.components, self._schedule = components, source.schedule()
         if bad or labels:
             self.found_inf = [
@@ -202,12 +208,14 @@ class HookedPass(BackwardPass):
         node = self._nodes.get(hash(f))
         if node is None:
             raise GraphChangedError.at(f.info.type_name)
+        outputs = [p for p in node.structure.outputs if p in self._measured] if self._measured else ()
+        chooser = self._source.chooser if isinstance(self._source, ChosenSteps) else None
+        if outputs and chooser is not None:
+            # As it arrives: what it is multiplied by for this function may be too much.
+            self._measure(outputs, chooser.scales)
         step = self._source.step(node.structure, self._rescale_one)
-        if self._measured:
-            outputs = [p for p in node.structure.outputs if p in self._measured]
-            if outputs:
-                carried = self._source.schedule().scales
-                self.statistics.measure([(p, carried[p]) for p in outputs if p in carried], ())
+        if outputs and chooser is None:
+            self._measure(outputs, self._source.schedule().scales)
         if step is None:
             return
         self._unfinished[:] = [(node, step.after)]
@@ -218,6 +226,9 @@ class HookedPass(BackwardPass):
                 self._weights.swap(scaling, alpha, index)
         if node.leaves:
             self._leaves.take(node, step.scale, step.targets(node.structure))
+
+    def _measure(self, positions: Sequence[int], scales: Mapping[int, float]) -> None:
+        self.statistics.measure([(p, scales[p]) for p in positions if p in scales], ())
 
     def _finish_last(self, _: Any = None) -> None:
         if not self._unfinished:
@@ -239,7 +250,7 @@ def measure_components(
     components: ComponentPass,
     scales: Mapping[int, float],
     findings: Findings,
-    unscaled: Sequence[Unscaled],
+    unscaled: Sequence[Tuple[Written, float]],
     storage: Optional[RoundedStorage],
 ) -> Set[int]:
     """Have components take note of what a pass has measured.
@@ -249,29 +260,14 @@ def measure_components(
         components: its components.
         scales: what each gradient carries in the end, by position.
         findings: the gradients that were measured.
-        unscaled: those of leaves.
+        unscaled: those of leaves, and the largest magnitude of each, divided by its scale.
         storage: an emulated storage, which has seen every gradient as it was stored last, except the one that
             backward began with; or None.
 
     Returns:
         Positions of the variables whose gradients were not finite, except leaves.
     """
-    structure, bad = plan.structure, set(findings.nonfinite)
-    leaves = set(structure.leaves)
-    gradients = []
-    for position, scale in scales.items():
-        seen = None if storage is None else storage.gradient_statistics(plan.keys[position])
-        if seen is not None:
-            gradients.append((position, seen.abs_max, scale))
-            # Gradients of leaves are checked where they are unscaled.
-            if seen.nonfinite and position not in leaves:
-                bad.add(position)
-        elif position in findings.amax:
-            gradients.append((position, findings.amax[position] * scale, scale))
-    components.measure_gradients(gradients)
-    alone = [(entry, largest) for entry, largest in unscaled if entry.alone]
-    components.measure_leaves(
-        structure,
-        (LeafSeen(entry.leaf, entry.function, largest, entry.scale) for entry, largest in alone),
-    )
-    return bad
+    components.measure_gradients(gradients_seen(plan, scales, findings.amax, storage))
+    entries, largest = [entry for entry, _ in unscaled], [amax for _, amax in unscaled]
+    components.measure_leaves(plan.structure, seen_of_leaves(entries, largest))
+    return findings.nonfinite | nonfinite_in(storage, plan, scales)

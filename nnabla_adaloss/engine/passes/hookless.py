@@ -37,7 +37,7 @@ class HooklessLeaves:
     def __init__(self, leaves: Sequence[TakenLeaf]) -> None:
         self.leaves = leaves
         self._by_position = {leaf.leaf: leaf for leaf in leaves}
-        self._positions = [leaf.leaf for leaf in leaves]
+        self._positions, self._scales = [leaf.leaf for leaf in leaves], [leaf.scale for leaf in leaves]
         self._direct = not any(leaf.half for leaf in leaves)
         self._gradients: Optional[GradientsInPlace] = None
         self._sizes: List[int] = []
@@ -58,6 +58,12 @@ class HooklessLeaves:
             self._sizes, self._gradients = sizes, _in_place(list(zip(self.leaves, masters)))
         self._gradients.arrays = masters
         return self._positions, self._gradients
+
+    def scales(self, written: Sequence[int]) -> Sequence[float]:
+        """What the gradients of leaves carry, by position."""
+        if written is self._positions:
+            return self._scales
+        return [self._by_position[position].scale for position in written]
 
     def seen(self, written: Sequence[int], largest: Sequence[float]) -> Iterable[LeafSeen]:
         """What was written to the gradients of leaves, by position, and the largest magnitude of each."""
@@ -215,21 +221,23 @@ class HooklessPass(BackwardPass):
     def finish(self) -> None:
         """End the pass, and collect the layers that were not finite."""
         written, largest = self._written, self._largest
+        scales: Sequence[float]
         if self._leaves is not None:
             self._leaves.finish()
         found = self.statistics.finish()
         self.state_finite = found.watched_finite
         if self._leaves is not None:
             entries, largest = self._leaves.results(found.largest)
-            written = [entry.leaf for entry in entries]
+            written, scales = [entry.leaf for entry in entries], [entry.scale for entry in entries]
             if self._share is not None:
                 self._learn(found, seen_of_leaves(entries, largest))
         else:
+            scales = self._steps.leaves.scales(written)
             if self._deferred is not None:
                 largest = found.largest
             if self._share is not None:
                 self._learn(found, self._steps.leaves.seen(written, largest))
-        self._conclude(written, largest)
+        self._conclude(written, largest, scales)
 
     def _release(self) -> None:
         while self._kept:
