@@ -32,6 +32,7 @@ from .passes.hookless_steps import FallbackReason
 from .prepared_graph import GraphPreparation
 from .saved_state import read_state, state_of
 from .schedule import ScheduleCache
+from .second_division import refuse_a_second_division
 
 
 class AdaptiveLossScaling:
@@ -412,10 +413,14 @@ class AdaptiveLossScaling:
 
         Raises:
             RuntimeError: forward did not run since functions were moved to float (see `float_tail`).
+            TypeError: nnabla's `DynamicLossScalingUpdater` called it, which divides by the scale itself.
             ValueError: `scale` is not finite or less than 2**-126, or a loss of several elements came without
                 `grad`, or `grad` has another shape.
             GraphChangedError: the graph was rewired while backward ran.
         """
+        # Loops of this package number their iterations.
+        if scale is not None and iteration is None:
+            refuse_a_second_division(self)
         self._runner.start_scale(scale)
         check_seed(self._variable, grad)
         # Also after the guard has looked before forward: that is when nnabla finds out who needs a gradient.
