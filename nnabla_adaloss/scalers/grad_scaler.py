@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Sequence, Set
 
 from ..core.config import AdaLossConfig
 from ..core.precision import StorageLike
+from ..core.saved_settings import check_version
 from ..core.scale_history import HistoryPolicy
 from ..core.validation import boolean, explains_keywords, integer
 from ..emulation import FormatEmulation, with_storage
@@ -277,8 +278,7 @@ class GradScaler:
             ValueError: the state is damaged, or of another version.
         """
         try:
-            if integer("version", state["version"]) != _VERSION:
-                raise ValueError(f"state has version {state['version']}, this package knows {_VERSION}")
+            check_version(state["version"], _VERSION)
             counts = [integer(name, state[name]) for name in ("iteration", "steps", "skipped_steps")]
             losses = [{**loss, "network": list(loss["network"])} for loss in state["losses"]]
         except (KeyError, TypeError) as error:

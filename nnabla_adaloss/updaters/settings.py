@@ -8,6 +8,8 @@ from functools import partial
 from typing import Any, Callable, Dict, Optional
 
 from ..core.layer_limits import LayerLimitPolicy
+from ..core.saved_settings import Given
+from ..core.scale_history import HistoryPolicy
 from ..core.scale_policy import ScalePolicy, ScaleState
 from ..core.validation import boolean
 from ..emulation import with_storage
@@ -201,15 +203,15 @@ class Settings:
             self.scaling.restart(self._s0.scale)
 
     @property
-    def _deciding_settings(self) -> Dict[str, Any]:
-        """The settings that decide the next step, as they are saved."""
+    def _deciding_settings(self) -> Dict[str, Given]:
+        """The settings that decide the next step."""
         return deciding_settings(
             self.scaling.config,
             self.policy,
-            global_scale="dynamic" if self.history is None else self.history,
-            on_overflow=self.on_overflow,
-            accum_grad=self.accum_grad,
-            average=bool(self.average),
+            global_scale=Given("dynamic" if self.history is None else self.history, HistoryPolicy()),
+            on_overflow=Given(self.on_overflow, "repeat"),
+            accum_grad=Given(self.accum_grad, 1),
+            average=Given(self.average, False),
         )
 
     @property
