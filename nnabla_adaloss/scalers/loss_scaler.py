@@ -122,7 +122,7 @@ class LossScaler:
         self.backoff_factor = backoff_factor
         self.min_scale = min_scale
         self.max_scale = max_scale
-        self.reset(initial_scale)
+        self.reset(positive_number("initial_scale", initial_scale))
 
     def __setattr__(self, name: str, value: object) -> None:
         check = _CHECKS.get(name)

@@ -11,7 +11,7 @@ from ..core.layer_limits import LayerLimitPolicy
 from ..core.saved_settings import Given
 from ..core.scale_history import HistoryPolicy
 from ..core.scale_policy import ScalePolicy, ScaleState
-from ..core.validation import boolean
+from ..core.validation import boolean, instance
 from ..emulation import with_storage
 from ..engine import AdaptiveLossScaling
 from ..graph.loss import LossLike
@@ -56,8 +56,8 @@ class Setting:
     def refuse(self) -> None:
         """Raise AttributeError: this attribute cannot be assigned."""
         raise AttributeError(
-            f"{self._name} cannot be changed after the updater was made: make another updater, and load the "
-            "state of this one into it if its other settings are the same"
+            f"{self._name} cannot be changed after the updater was made: make another updater; a saved state "
+            "can be loaded into it if its other settings are the same"
         )
 
 
@@ -121,7 +121,7 @@ class Settings:
     data_feeder: Any = Setting(check_data_feeder)
     scaling_factor: Any = PolicySetting()
     N: Any = PolicySetting()
-    clear_buffer: Any = Setting()
+    clear_buffer: Any = Setting(boolean)
     accum_grad: Any = Setting(check_count)
     weight_decay: Any = Setting(check_decay)
     comm: Any = SetOnce()
@@ -139,7 +139,7 @@ class Settings:
     max_scale: Any = PolicySetting()
     hysteresis: Any = PolicySetting()
     on_gradients: Any = Setting(check_gradient_hook)
-    average: Any = Setting()
+    average: Any = Setting(boolean)
     check_every: Any = Setting(partial(check_count, least=0))
     monitors: Any = SetOnce()
     function_pre_hook: Any = SetOnce()
@@ -184,7 +184,7 @@ class Settings:
 
     @policy.setter
     def policy(self, policy: ScalePolicy) -> None:
-        if policy != self._s0.policy:
+        if instance("policy", policy, ScalePolicy) != self._s0.policy:
             self._s0.change_policy(policy)
             self.scaling.limit_policy = LayerLimitPolicy(policy.N)
 
