@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nnabla contexts by which memory of arrays is reached: from the host, or where it is."""
+"""How the memory of arrays is reached: contexts, from the host or where it is, and views of it."""
 
 from __future__ import annotations
 
+import ctypes
 from functools import lru_cache
+from typing import Any, Optional
 
 import nnabla as nn
+import numpy as np
+from numpy.typing import NDArray
 
 # `NdArray.data_ptr(dtype, HOST)` converts as `cast()` does, which looks for nnabla_ext at every call (50 µs).
 # It insists on a context that names an array class; the default one names none. Backends do not matter to
@@ -34,6 +38,38 @@ def is_on_host(context: nn.Context) -> bool:
     """
     # So are all of them called, and a class that is not given is the host's.
     return not context.array_class or context.array_class.startswith("Cpu")
+
+
+def dtype_of(array: nn.NdArray) -> np.dtype[Any]:
+    """The dtype of an NdArray; float32 for one without memory, which has none yet."""
+    try:
+        return np.dtype(array.dtype)
+    except RuntimeError:
+        return np.dtype(np.float32)
+
+
+def host_view(
+    array: nn.NdArray, dtype: Optional[np.dtype[Any]] = None, *, write_only: bool = False
+) -> NDArray[Any]:
+    """A flat, writable NumPy view of an NdArray's memory.
+
+    Clears the lazy-zero flag, as every access to the memory does. The view is valid until nnabla next uses
+    the NdArray. (`NdArray.data` gives the same at 15 times the cost: it builds a context each time.)
+
+    Args:
+        array: the array.
+        dtype: what it is made to hold; None: it keeps its own dtype.
+        write_only: whether what it holds is not read.
+    """
+    dtype = dtype_of(array) if dtype is None else dtype
+    address = array.data_ptr(dtype, HOST, write_only)
+    return np.frombuffer(_bytes_type(array.size * dtype.itemsize).from_address(address), dtype)
+
+
+@lru_cache(maxsize=4096)
+def _bytes_type(count: int) -> Any:
+    # ctypes keeps no types, and making one takes ten times as long as all the rest.
+    return ctypes.c_char * count
 
 
 @lru_cache(maxsize=16)

@@ -43,7 +43,8 @@ fp32 nothing changes but for rounding. What changes in the other rows is fp16's 
 
 Two losses. One network tells whether a digit is odd, and which it is; the second loss is multiplied by 1 to
 1e-12, and what is shown is how well it is learned. Adam with a tiny eps takes the same steps whatever the
-weight. Here no choice of one scale can help: what lifts the small gradients makes the large ones overflow.
+weight. At 1e-10 one scale can hold both if it is chosen well, at 1e-12 none can: what lifts the small
+gradients makes the large ones overflow.
 
 Fairness. All start from the same weights and get the same number of batches in the same order. A batch that
 a method throws away because its gradients overflowed is gone for it. The dynamic ones double their scale

@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import ctypes
-from functools import lru_cache
 from typing import Any, List, Sequence, Tuple, Union
 
 import numpy as np
 import numpy.typing as npt
 from nnabla import NdArray
 
-from ..host_context import HOST
+from ..host_context import dtype_of, host_view
 
 
 def array_list(data: Union[NdArray, Sequence[NdArray]]) -> List[NdArray]:
@@ -24,14 +22,6 @@ def array_list(data: Union[NdArray, Sequence[NdArray]]) -> List[NdArray]:
                 "pass a Variable's `.data` or `.grad`"
             )
     return arrays
-
-
-def dtype_of(array: NdArray) -> np.dtype[Any]:
-    """The dtype of an NdArray; float32 for one without memory, which has none yet."""
-    try:
-        return np.dtype(array.dtype)
-    except RuntimeError:
-        return np.dtype(np.float32)
 
 
 def floating_list(data: Union[NdArray, Sequence[NdArray]]) -> List[NdArray]:
@@ -53,23 +43,6 @@ def floating_list(data: Union[NdArray, Sequence[NdArray]]) -> List[NdArray]:
 def shapes_of(arrays: Sequence[NdArray]) -> Tuple[Tuple[int, ...], ...]:
     """The shape of every array."""
     return tuple(tuple(array.shape) for array in arrays)
-
-
-def host_view(array: NdArray) -> npt.NDArray[Any]:
-    """A flat, writable NumPy view of an NdArray's memory, in its own dtype.
-
-    Clears the lazy-zero flag, as every access to the memory does. The view is valid until nnabla next uses
-    the NdArray. (`NdArray.data` gives the same at 15 times the cost: it builds a context each time.)
-    """
-    dtype = dtype_of(array)
-    address = array.data_ptr(dtype, HOST)
-    return np.frombuffer(_bytes_type(array.size * dtype.itemsize).from_address(address), dtype)
-
-
-@lru_cache(maxsize=4096)
-def _bytes_type(count: int) -> Any:
-    # ctypes keeps no types, and making one takes ten times as long as all the rest.
-    return ctypes.c_char * count
 
 
 def host_values(value: Union[NdArray, npt.ArrayLike]) -> npt.NDArray[Any]:

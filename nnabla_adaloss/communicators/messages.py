@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from nnabla import NdArray
 
-from .host_arrays import host_view
+from ..host_context import host_view
 
 SMALL_ARRAY = 1 << 16
 """Elements (256 kB in fp32) up to which an array is packed with others: below, the latency of a message

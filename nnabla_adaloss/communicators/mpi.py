@@ -23,10 +23,10 @@ import numpy as np
 import numpy.typing as npt
 from nnabla import NdArray
 
-from ..host_context import HOST
+from ..host_context import HOST, dtype_of, host_view
 from . import failure
 from .agreement import check_equal, from_ordered_int, to_ordered_int
-from .host_arrays import array_list, dtype_of, floating_list, host_values, host_view, shapes_of
+from .host_arrays import array_list, floating_list, host_values, shapes_of
 from .job import Job
 from .messages import Packer
 from .process_group import ProcessGroup

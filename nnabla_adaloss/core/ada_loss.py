@@ -30,6 +30,7 @@ from .layer_scale import (
 )
 from .methods import Needs
 from .statistics import ArrayStatistics
+from .validation import instance_or_none
 
 
 class AdaLoss(ABC):
@@ -65,9 +66,11 @@ class AdaLoss(ABC):
     def __init__(
         self, config: Optional[AdaLossConfig] = None, limit_policy: Optional[LayerLimitPolicy] = None
     ) -> None:
-        self.config = AdaLossConfig() if config is None else config
+        self.config = instance_or_none("config", config, AdaLossConfig) or AdaLossConfig()
         self.limits: Dict[str, LayerLimit] = {}
-        self.limit_policy = LayerLimitPolicy() if limit_policy is None else limit_policy
+        self.limit_policy = (
+            instance_or_none("limit_policy", limit_policy, LayerLimitPolicy) or LayerLimitPolicy()
+        )
         # The configuration never changes, and these are asked for per layer and iteration.
         self.adaptive = self.config.method.needs is not Needs.NOTHING
         self.takes_statistics = self.config.method.needs is not Needs.ARRAYS

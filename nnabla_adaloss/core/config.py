@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, List, Optional, Sequence, Union
 
 from .formats import FORMATS, Format, get_format
 from .layer_record import LayerRecord
 from .layer_selection import LayerSelection
 from .methods import METHODS, ApproxRange, Method, MethodLike, Range, resolve_method
 from .precision import Precision
-from .validation import boolean, integer, number, positive_number
+from .validation import boolean, integer, number, positive_number, strings
 
 # What "amax_history" does not look at.
 _OF_PUBLISHED_METHODS = "n_uf_threshold", "scale_upper_bound", "accum_upper_bound", "use_bound", "u_min"
@@ -114,7 +114,7 @@ class AdaLossConfig:
             self._set("dtype", get_format(self.dtype, argument="dtype").name)
         self._check_range()
         for name in ("use_bound", "power_of_two"):
-            boolean(name, getattr(self, name))
+            self._set(name, boolean(name, getattr(self, name)))
         if self.recorder is not None and not callable(self.recorder):
             raise TypeError(f"recorder={self.recorder!r} must be None or a callable that takes a LayerRecord")
         if integer("update_per_n_iteration", self.update_per_n_iteration) < 1:
@@ -128,7 +128,7 @@ class AdaLossConfig:
         if self.planned_bytes is not None and integer("planned_bytes", self.planned_bytes) < 0:
             raise ValueError(f"planned_bytes={self.planned_bytes!r} must be 0 or more, or None")
         for name in ("include", "exclude"):
-            self._set(name, _patterns(name, getattr(self, name)))
+            self._set(name, strings(name, getattr(self, name), "patterns of layer names"))
         # Each method checks its own parameters, also those of methods that were not chosen.
         for method in (*METHODS, self._method):
             resolve_method(method, self)
@@ -224,16 +224,3 @@ class AdaLossConfig:
 
 def _name(dtype: Union[str, Format]) -> str:
     return dtype.name if isinstance(dtype, Format) else dtype
-
-
-def _patterns(name: str, value: Sequence[str]) -> Tuple[str, ...]:
-    if isinstance(value, str):
-        raise TypeError(f"{name}={value!r} must be a sequence of patterns; write ({value!r},)")
-    try:
-        patterns = tuple(value)
-    except TypeError:
-        raise TypeError(f"{name}={value!r} must be a sequence of patterns of layer names") from None
-    for pattern in patterns:
-        if not isinstance(pattern, str):
-            raise TypeError(f"{name} holds {pattern!r}; patterns of layer names are strings")
-    return patterns

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Dict, Union
 
-from .validation import boolean, integer, positive_number
+from .validation import boolean, integer, number, positive_number
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Format:
         for name in ("max", "smallest_normal", "smallest_subnormal"):
             positive_number(name, getattr(self, name))
         for name in ("has_infinity", "saturates"):
-            boolean(name, getattr(self, name))
+            object.__setattr__(self, name, boolean(name, getattr(self, name)))
         if self.max > _FLOAT32_MAX or self.smallest_normal < 2.0**-126:
             raise ValueError(
                 f"max and smallest_normal of {self.name} must lie in the normal range of float32"
@@ -70,13 +70,14 @@ class Format:
                 f"smallest_subnormal={self.smallest_subnormal!r} of {self.name} must be smallest_normal * "
                 "2**-mantissa_bits"
             )
-        if self.u_min == 0.0:
+        if number("u_min", self.u_min) == 0.0:
             object.__setattr__(self, "u_min", self.smallest_subnormal)
         positive_number("u_min", self.u_min)
 
     @classmethod
     def ieee(cls, name: str, exponent_bits: int, mantissa_bits: int, *, u_min: float = 0.0) -> Format:
         """A format laid out as IEEE 754 does: the highest exponent is kept for infinity and NaN."""
+        integer("mantissa_bits", mantissa_bits)
         bias = 2 ** (integer("exponent_bits", exponent_bits) - 1) - 1
         return cls(
             name=name,

@@ -58,7 +58,11 @@ class LayerLimitPolicy:
     recovery_interval: float = 2000
 
     def __post_init__(self) -> None:
-        number("recovery_interval", self.recovery_interval)
+        if not number("recovery_interval", self.recovery_interval) >= 0:
+            raise ValueError(
+                f"recovery_interval={self.recovery_interval!r} must be 0 or more; "
+                "math.inf never raises a limit"
+            )
 
     def after_overflow(self, limit: Optional[LayerLimit], alpha: float) -> Optional[LayerLimit]:
         """The limit after `alpha` overflowed: half of it; None when it is 1 or less and not to blame."""

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one decision: which scale a layer's input gradient gets, and why.
+"""Which scale a layer's input gradient gets by itself, and why: by every method but the default of a network,
+where it follows from those of components (`component_scale`).
 
     unbounded = method(g, W, range, K)              when it is due, else what it gave last
     scale     = min(unbounded, scale_upper_bound, accum_upper_bound / S)      never from above 1 to below

@@ -14,7 +14,7 @@ from typing import Any, Union
 import numpy as np
 from numpy.typing import NDArray
 
-from .validation import positive_number
+from .validation import positive_number, scalar
 
 _SMALLEST, _LARGEST = sys.float_info.min, sys.float_info.max
 
@@ -59,4 +59,4 @@ def get_power_of_two_scale(scale: Union[float, NDArray[Any]]) -> NDArray[np.floa
         >>> float(get_power_of_two_scale(100.0))
         64.0
     """
-    return np.array(floor_power_of_two(positive_number("scale", float(scale))))
+    return np.array(floor_power_of_two(positive_number("scale", scalar(scale))))

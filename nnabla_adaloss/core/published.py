@@ -18,7 +18,7 @@ from .methods import AbsRange, ApproxRange, ElementWiseRange, LognormalRange, Me
 from .overflow import overflow_limit
 from .power_of_two import clamp_scale
 from .statistics import ArrayStatistics, statistics_of
-from .validation import positive_number
+from .validation import array_of_numbers, boolean, instance, positive_number, scalar
 
 
 def get_loss_scale_by_approx_range(
@@ -61,8 +61,8 @@ def get_loss_scale_by_approx_range(
         >>> round(float(get_loss_scale_by_approx_range(g, W, config=AdaLossConfig(), fan_in=2)))
         4787
     """
-    method: Method = ApproxRange(config.n_uf_threshold)
-    if lognormal:
+    method: Method = ApproxRange(instance("config", config, AdaLossConfig).n_uf_threshold)
+    if boolean("lognormal", lognormal):
         if W is not None:
             raise ValueError(
                 "lognormal=True is defined without a weight only; pass W=None or lognormal=False"
@@ -72,6 +72,7 @@ def get_loss_scale_by_approx_range(
     if W is None or fan_in is not None:
         return scale
     # K from the shape of W counts for sigma only, as published.
+    W = np.asarray(W)
     products = W.shape[0] * math.prod(W.shape[2:]) if W.ndim else 1
     known, weight = statistics_of(g), statistics_of(W)
     if known.nonfinite or weight.nonfinite:
@@ -152,7 +153,8 @@ def get_loss_scale_by_element_wise_range(
         >>> round(float(get_loss_scale_by_element_wise_range(g, W, config=AdaLossConfig(), fan_in=2)), 3)
         6.0
     """
-    return _by(ElementWiseRange(config.max_rescue_ratio), g, W, config, fan_in)
+    method = ElementWiseRange(instance("config", config, AdaLossConfig).max_rescue_ratio)
+    return _by(method, g, W, config, fan_in)
 
 
 def _by(
@@ -163,11 +165,17 @@ def _by(
     fan_in: Optional[float],
 ) -> NDArray[np.float64]:
     terms = 1.0 if fan_in is None else positive_number("fan_in", fan_in)
+    instance("config", config, AdaLossConfig)
+    g, W = _arrays(g, W)
     known, weight = _statistics(g, W)
     if known.nonfinite or (weight is not None and weight.nonfinite):
         return np.array(1.0)
     inputs = (g, W) if method.needs is Needs.ARRAYS else (known, weight)
     return np.array(method.scale(*inputs, range=config.range, fan_in=terms))
+
+
+def _arrays(g: Any, W: Any) -> tuple[NDArray[Any], Optional[NDArray[Any]]]:
+    return array_of_numbers("g", g), None if W is None else array_of_numbers("W", W)
 
 
 def _statistics(
@@ -202,7 +210,8 @@ def bound_loss_scale_by_heuristics(
         >>> float(bound_loss_scale_by_heuristics(100.0, config=AdaLossConfig(), prev_scale=128.0))
         8.0
     """
-    checked = positive_number("scale", float(scale))
+    instance("config", config, AdaLossConfig)
+    checked = positive_number("scale", scalar(scale))
     previous_scale = positive_number("prev_scale", prev_scale)
     return np.array(bounded(checked, previous_scale, config)[0])
 
@@ -243,6 +252,8 @@ def get_loss_scale(
         8.0
     """
     terms = positive_number("fan_in", fan_in)
+    instance("config", config, AdaLossConfig)
+    g, W = _arrays(g, W)
     known, weight = _statistics(g, W)
     observed = Observed(
         0,

@@ -5,11 +5,16 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 from difflib import get_close_matches
 from functools import wraps
 from numbers import Integral, Real
-from typing import Any, Callable, Mapping, TypeVar, cast
+from typing import Any, Callable, Iterable, Mapping, Tuple, Type, TypeVar, Union, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
+_Any = TypeVar("_Any")
 _Init = TypeVar("_Init", bound=Callable[..., None])
 
 
@@ -34,6 +39,14 @@ def positive_number(name: str, value: object) -> float:
     return result
 
 
+def nonnegative_number(name: str, value: object) -> float:
+    """`value` as a Python float; ValueError unless it is finite, and 0 or more."""
+    result = number(name, value)
+    if not (math.isfinite(result) and result >= 0.0):
+        raise ValueError(f"{name}={value!r} must be a finite number, 0 or more")
+    return result
+
+
 def open_share(name: str, value: object, *, usual: float) -> float:
     """`value` as a Python float; ValueError, naming the usual value, unless it lies strictly between 0 and
     1.
@@ -55,10 +68,58 @@ def integer(name: str, value: object) -> int:
 
 
 def boolean(name: str, value: object) -> bool:
-    """`value` itself; TypeError unless it is True or False."""
-    if not isinstance(value, bool):
+    """`value` as a Python bool; TypeError unless it is True or False, or one of NumPy's."""
+    if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name}={value!r} must be True or False, not {type(value).__name__}")
+    return bool(value)
+
+
+def instance(name: str, value: _Any, kind: Type[Any], otherwise: str = "") -> _Any:
+    """`value` itself; TypeError unless it is a `kind`."""
+    if not isinstance(value, kind):
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        raise TypeError(f"{name} must be {article} {kind.__name__}{otherwise}, got {type(value).__name__}")
     return value
+
+
+def instance_or_none(name: str, value: _Any, kind: Type[Any]) -> _Any:
+    """`value` itself; TypeError unless it is a `kind`, or None."""
+    return value if value is None else instance(name, value, kind, " or None")
+
+
+def array_of_numbers(name: str, value: Any) -> NDArray[Any]:
+    """`value` as an array; TypeError unless it is an array of real numbers, or what NumPy makes one of."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiu":
+        raise TypeError(f"{name} must be an array of numbers, got {type(value).__name__} of {array.dtype}")
+    return array
+
+
+def scalar(value: Any) -> Any:
+    """The element of an array without dimensions; anything else as it is."""
+    return value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
+
+
+def strings(name: str, value: Iterable[str], what: str) -> Tuple[str, ...]:
+    """`value` as a tuple; TypeError unless it is a sequence of strings, which are `what`."""
+    if isinstance(value, str):
+        raise TypeError(f"{name}={value!r} must be a sequence of {what}; write ({value!r},)")
+    try:
+        found = tuple(value)
+    except TypeError:
+        raise TypeError(f"{name}={value!r} must be a sequence of {what}") from None
+    for item in found:
+        if not isinstance(item, str):
+            raise TypeError(f"{name} holds {item!r}; {what} are strings")
+    return found
+
+
+def path_name(name: str, value: Union[str, os.PathLike[str]]) -> str:
+    """`value` as a string; TypeError unless it is a path."""
+    try:
+        return os.fsdecode(value)
+    except TypeError:
+        raise TypeError(f"{name}={value!r} must be a path, not {type(value).__name__}") from None
 
 
 def explains_keywords(instead: Mapping[str, str]) -> Callable[[_Init], _Init]:

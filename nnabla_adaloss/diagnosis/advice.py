@@ -136,8 +136,13 @@ def candidates_of(storage: Sequence[PrecisionLike]) -> List[Candidate]:
     """The precisions that are tried, from the fewest bits to the most, float32 at last.
 
     Raises:
+        TypeError: `storage` is no list.
         ValueError: one is unknown, or there is none.
     """
+    if not isinstance(storage, Sequence):
+        raise TypeError(
+            f"storage={storage!r} must be a format, a mapping from patterns of layers, or a list of formats"
+        )
     if not storage:
         raise ValueError("storage is an empty list: name the formats to be tried")
     found = [Candidate(given, get_precision(given)) for given in storage]

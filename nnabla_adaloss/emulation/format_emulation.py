@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 from itertools import chain, repeat, starmap
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Union
+from typing import Any, Callable, Dict, NamedTuple, Optional
 
 import nnabla as nn
 
@@ -15,15 +15,12 @@ from ..core.precision import StorageLike
 from ..core.validation import boolean
 from ..graph.hooks import Hook, HookGuard
 from ..graph.loss import LossLike, LossSeed, Seed, check_scale, check_seed, run_backward, variable_of
-from ..graph.names import named, registered_names
+from ..graph.names import Parameters, check_parameters, names_of, registered_names
 from ..kernels import select_kernels
 from ..kernels.scratch import ScratchPool
 from .operands import OperandSwap
 from .rounded_storage import RoundedStorage
 from .rounding_plan import Rounding, RoundingPlan
-
-Parameters = Union[Mapping[str, nn.Variable], Callable[[], Mapping[str, nn.Variable]], None]
-"""Parameters by name, or what returns them."""
 
 
 class GradientRounding(NamedTuple):
@@ -95,7 +92,10 @@ class FormatEmulation:
         self._seed, self._checked_scale = LossSeed(self._loss), 1.0
         self._pool = ScratchPool()
         precisions, kernels = LayerPrecisions(storage), select_kernels(self._loss.parent.context)
-        self._float_tail, self._parameters = boolean("float_tail", float_tail), parameters
+        self._float_tail, self._parameters = (
+            boolean("float_tail", float_tail),
+            check_parameters("parameters", parameters),
+        )
         # Names are those that the scope shows in which the loss is wrapped.
         self._registered = registered_names() if precisions.only is None else {}
         self.emulated_storage = RoundedStorage(precisions, kernels)
@@ -214,8 +214,7 @@ class FormatEmulation:
         return plan
 
     def _names(self) -> Dict[int, str]:
-        parameters = self._parameters
-        return {**named((parameters() if callable(parameters) else parameters) or {}), **self._registered}
+        return {**names_of(self._parameters), **self._registered}
 
     def _round_weights(self) -> None:
         self.emulated_storage.weights = {

@@ -12,7 +12,7 @@ from ..core.layer_precisions import LayerPrecisions
 from ..core.precision import Precision
 from ..core.random_streams import Draws, stream_key
 from ..core.statistics import ArrayStatistics
-from ..kernels.arrays import FLOAT32, stored_dtype
+from ..kernels.arrays import FLOAT32, float32_copy, stored_dtype
 from ..kernels.interface import Kernels, RoundingStatistics
 
 
@@ -157,7 +157,4 @@ def _as_float32(source: nn.NdArray, copy: nn.NdArray) -> Optional[nn.NdArray]:
     stored = stored_dtype(source)
     if stored is None:
         return None
-    if stored == FLOAT32:
-        return source
-    copy.data = source.data.astype(FLOAT32)
-    return copy
+    return source if stored == FLOAT32 else float32_copy(source, copy)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import AbstractSet, Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
+from typing import AbstractSet, Any, Dict, List, Mapping, Optional, Sequence, Union
 
 import nnabla as nn
 import numpy as np
@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from ..core.config import AdaLossConfig
 from ..core.layer_limits import LayerLimit, LayerLimitPolicy
 from ..core.scale_history import HistoryPolicy
+from ..core.validation import instance, instance_or_none, integer, strings
 from ..emulation.rounded_storage import RoundedStorage
 from ..errors import GraphChangedError
 from ..graph.float_tail import TailReader
 from ..graph.hooks import Hook
 from ..graph.loss import LossLike, Seed, check_seed, refuse_a_loss_that_scales_itself, variable_of
-from ..graph.names import named, registered_names
+from ..graph.names import Parameters, check_parameters, names_of, registered_names
 from ..graph.plan import GraphPlan
 from ..graph.structure import PlanOptions
 from ..kernels import Kernels, NNablaAdaLoss, select_kernels
@@ -32,6 +33,7 @@ from .passes.hookless_steps import FallbackReason
 from .prepared_graph import GraphPreparation
 from .saved_state import read_state, state_of
 from .schedule import ScheduleCache
+from .second_division import refuse_a_second_division
 
 # The largest gradient of a layer is too small where the format has fewer than eight bits below it.
 _FAINT = 2.0**8
@@ -87,7 +89,7 @@ class AdaptiveLossScaling:
         config: Optional[AdaLossConfig] = None,
         *,
         non_homogeneous: Sequence[str] = (),
-        parameters: Union[Mapping[str, nn.Variable], Callable[[], Mapping[str, nn.Variable]], None] = None,
+        parameters: Parameters = None,
         limit_policy: Optional[LayerLimitPolicy] = None,
         history: Optional[HistoryPolicy] = None,
         forward_state: Optional[ForwardState] = None,
@@ -99,6 +101,14 @@ class AdaptiveLossScaling:
                 "loss is scaled already: it is an AdaptiveLossScaling; give the loss that was wrapped in it, "
                 "or its FormatEmulation"
             )
+        # Before the graph is read, which may move functions of it to float.
+        instance_or_none("config", config, AdaLossConfig)
+        instance_or_none("limit_policy", limit_policy, LayerLimitPolicy)
+        instance_or_none("history", history, HistoryPolicy)
+        instance_or_none("forward_state", forward_state, ForwardState)
+        check_parameters("parameters", parameters)
+        self.audience: Optional[Audience] = audience_of(monitors)
+        further = strings("non_homogeneous", non_homogeneous, "type names of functions")
         self._storage: Optional[RoundedStorage] = getattr(loss, "emulated_storage", None)
         self._variable = variable_of(loss)
         self._reader = TailReader(self._variable, float_tail=float_tail)
@@ -107,7 +117,6 @@ class AdaptiveLossScaling:
         context, self.in_half = self._variable.parent.context, bool(reading.described.in_half)
         self.config = config_for(config, self._storage, in_half=self.in_half)
         self._loss = loss
-        self.audience: Optional[Audience] = audience_of(monitors)
         self._kernels = select_kernels(context)
         self._ada_loss = NNablaAdaLoss(self.config, self._kernels, limit_policy)
         # Statistics of earlier iterations need no hook, and no wait for a device.
@@ -133,12 +142,10 @@ class AdaptiveLossScaling:
         self._graph = GraphPreparation(
             self._reader.read,
             reading,
-            PlanOptions.of(
-                self.config.selection, adaptive=self._ada_loss.adaptive, non_homogeneous=non_homogeneous
-            ),
+            PlanOptions.of(self.config.selection, adaptive=self._ada_loss.adaptive, non_homogeneous=further),
             # Names are those that the scope shows in which the loss is wrapped.
             registered_names(),
-            lambda: named((parameters() if callable(parameters) else parameters) or {}),
+            lambda: names_of(parameters),
             kernels=self._kernels,
             storage=self._storage,
             delayed=bool(self._delay),
@@ -302,6 +309,8 @@ class AdaptiveLossScaling:
 
     @limits.setter
     def limits(self, limits: Mapping[str, LayerLimit]) -> None:
+        for layer, limit in instance("limits", limits, Mapping).items():
+            instance(f"limits[{layer!r}]", limit, LayerLimit).checked()
         if dict(limits) != self._ada_loss.limits:
             self._ada_loss.limits = dict(limits)
             self._graph.drop_schedules()
@@ -313,7 +322,7 @@ class AdaptiveLossScaling:
 
     @limit_policy.setter
     def limit_policy(self, policy: LayerLimitPolicy) -> None:
-        self._ada_loss.limit_policy = policy
+        self._ada_loss.limit_policy = instance("limit_policy", policy, LayerLimitPolicy)
 
     def back_off(self, layer: str, alpha: float) -> bool:
         """Halve the scale that `layer` may have after `alpha` overflowed; False: not to blame."""
@@ -417,10 +426,15 @@ class AdaptiveLossScaling:
 
         Raises:
             RuntimeError: forward did not run since functions were moved to float (see `float_tail`).
+            TypeError: nnabla's `DynamicLossScalingUpdater` called it, which divides by the scale itself.
             ValueError: `scale` is not finite or less than 2**-126, or a loss of several elements came without
                 `grad`, or `grad` has another shape.
             GraphChangedError: the graph was rewired while backward ran.
         """
+        # Loops of this package number their iterations.
+        if scale is not None and iteration is None:
+            refuse_a_second_division(self)
+        iteration = self.iteration if iteration is None else integer("iteration", iteration)
         self._runner.start_scale(scale)
         check_seed(self._variable, grad)
         # Also after the guard has looked before forward: that is when nnabla finds out who needs a gradient.
@@ -429,7 +443,6 @@ class AdaptiveLossScaling:
             self._reader.before_backward()
         found = leaf_arrays(planned.plan.leaves.values())
         self.guard.before_backward(found.arrays, all_zero=found.all_zero)
-        iteration = self.iteration if iteration is None else iteration
         self.components.begin_pass(iteration)
         planned.statistics.watch(self.guard.state.arrays)
         hooks = UserHooks(communicator_callbacks, function_pre_hook, function_post_hook)

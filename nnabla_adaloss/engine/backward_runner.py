@@ -45,11 +45,8 @@ def config_for(
         in_half: whether the network computes in half precision.
 
     Raises:
-        TypeError: `config` is of another type.
         ValueError: `config.dtype` is not what gradients are stored in.
     """
-    if config is not None and not isinstance(config, AdaLossConfig):
-        raise TypeError(f"config must be an AdaLossConfig or None, got {type(config).__name__}")
     if config is not None and config.unused:
         ignored = " and ".join(config.unused)
         warn(f'{ignored} change nothing with the default method; give loss_scale_method="approx_range", too')

@@ -9,6 +9,7 @@ import nnabla as nn
 from nnabla.function import PythonFunction
 
 from ..core.statistics import ArrayStatistics
+from ..core.validation import instance_or_none
 from ..kernels import Kernels, select_kernels
 from ..kernels.arrays import as_float32, prepare_master, stored_dtype
 
@@ -32,7 +33,7 @@ class IdentityFunction(PythonFunction):  # type: ignore[misc]  # nnabla has no t
     """
 
     def __init__(self, context: Optional[nn.Context] = None) -> None:
-        super().__init__(context)
+        super().__init__(instance_or_none("ctx", context, nn.Context))
         self.kernels: Kernels = select_kernels(self.ctx)
 
     @property

@@ -11,7 +11,7 @@ import nnabla as nn
 
 from ..core.config import AdaLossConfig
 from ..core.methods import LognormalRange
-from ..core.validation import positive_number
+from ..core.validation import instance_or_none, positive_number
 from ..kernels import NNablaAdaLoss, select_kernels
 from .identity import IdentityFunction
 from .scale_point import PassCounter, ScalePoint, UnitScale
@@ -57,9 +57,7 @@ class ScaleTracker:
     """
 
     def __init__(self, config: Optional[AdaLossConfig] = None, scale: float = 8.0) -> None:
-        if config is not None and not isinstance(config, AdaLossConfig):
-            raise TypeError(f"config must be an AdaLossConfig or None, not {type(config).__name__}")
-        self.config = (AdaLossConfig() if config is None else config).stored_in(None)
+        self.config = (instance_or_none("config", config, AdaLossConfig) or AdaLossConfig()).stored_in(None)
         if self.config.delay == 1:
             raise ValueError("config.delay is 1, but functions compute a scale where they apply it: use 0")
         self.scale = scale

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.scale_policy import global_scale
+from ..core.validation import array_of_numbers, scalar
 from ..host_context import array_context
 from .hooks import Hook
 from .order import visited
@@ -102,13 +103,14 @@ def check_scale(scale: Any, name: str = "scale") -> float:
         TypeError: it is not a number.
         ValueError: it is not finite, or less than 2**-126: gradients could not be unscaled in float32.
     """
-    return global_scale(name, scale.item() if isinstance(scale, np.ndarray) and scale.ndim == 0 else scale)
+    return global_scale(name, scalar(scale))
 
 
 def check_seed(loss: nn.Variable, grad: Optional[Seed]) -> None:
     """Raise unless backward of `loss` can start from `grad`.
 
     Raises:
+        TypeError: `grad` holds no numbers.
         ValueError: `loss` has several elements and `grad` is None, or their shapes differ.
     """
     if grad is None:
@@ -118,7 +120,7 @@ def check_seed(loss: nn.Variable, grad: Optional[Seed]) -> None:
                 "or reduce it with nnabla.functions.mean"
             )
         return
-    shape = tuple(grad.shape) if isinstance(grad, nn.NdArray) else np.shape(grad)
+    shape = tuple((grad if isinstance(grad, nn.NdArray) else array_of_numbers("grad", grad)).shape)
     if math.prod(shape) != loss.size or (shape and shape != loss.shape):
         raise ValueError(f"grad has shape {shape}, but loss has shape {loss.shape}")
 

@@ -9,13 +9,29 @@ producer and its nearest consumer share, or else that of the nearer of both, and
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Union,
+)
 
 import nnabla as nn
 from nnabla.parameter import get_current_parameter_scope
 
 from .matrix_products import is_matrix_product
 from .reading import GraphDescription
+
+Parameters = Union[Mapping[str, nn.Variable], Callable[[], Mapping[str, nn.Variable]], None]
+"""Parameters by name, or what returns them."""
 
 ParameterNames = Mapping[int, str]
 """Full names of parameters, by variable key (`hash(variable)`)."""
@@ -38,6 +54,21 @@ def _names_in(scope: Mapping[str, Any], path: str) -> Iterator[Tuple[int, str]]:
 def named(parameters: Mapping[str, nn.Variable]) -> Dict[int, str]:
     """Names by variable key, from Variables by name: what solvers and modules call their parameters."""
     return {hash(v): name for name, v in parameters.items()}
+
+
+def names_of(parameters: Parameters) -> Dict[int, str]:
+    """Names by variable key of what `check_parameters` takes."""
+    return named((parameters() if callable(parameters) else parameters) or {})
+
+
+def check_parameters(name: str, value: Parameters) -> Parameters:
+    """`value` itself; TypeError unless it is a mapping of Variables by name, what returns one, or None."""
+    if not (value is None or callable(value) or isinstance(value, Mapping)):
+        raise TypeError(
+            f"{name} must be a mapping of Variables by name, or a function that returns one, such as "
+            f"solver.get_parameters; got {type(value).__name__}"
+        )
+    return value
 
 
 def function_names(graph: GraphDescription) -> List[str]:

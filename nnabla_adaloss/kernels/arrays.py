@@ -11,7 +11,7 @@ import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from ..host_context import HOST
+from ..host_context import HOST, host_view
 
 FLOAT32 = np.dtype(np.float32)
 FLOAT16 = np.dtype(np.float16)
@@ -82,7 +82,12 @@ def as_float32(array: nn.NdArray, copy: nn.NdArray) -> nn.NdArray:
     """
     if stored_dtype(array) in (FLOAT32, FLOAT16):
         return array
-    copy.data = array.data.astype(FLOAT32)
+    return float32_copy(array, copy)
+
+
+def float32_copy(array: nn.NdArray, copy: nn.NdArray) -> nn.NdArray:
+    """`copy`, filled with the values of `array` in float32."""
+    host_view(copy, FLOAT32, write_only=True)[:] = host_view(array)
     return copy
 
 

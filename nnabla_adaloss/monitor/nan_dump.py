@@ -9,7 +9,7 @@ from typing import List, Tuple
 
 import numpy as np
 
-from ..core.validation import integer
+from ..core.validation import integer, path_name
 from .audience import Monitor
 from .events import LayerScaled
 from .row_file import PathLike
@@ -39,7 +39,7 @@ class NanDump(Monitor):
     def __init__(self, path: PathLike, limit: int = 10) -> None:
         if integer("limit", limit) < 1:
             raise ValueError(f"limit={limit!r} must be 1 or more")
-        self._folder = os.fsdecode(path)
+        self._folder = path_name("path", path)
         self._limit = limit
         self._last: Tuple[int, int] = (-1, -1)
         self.files: List[str] = []

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Dict, List, Optional, Sequence, Tuple, Union
 
 from ..core.layer_selection import LayerSelection, unmatched
-from ..core.validation import boolean, integer
+from ..core.validation import boolean, integer, path_name, strings
 from ..errors import warn
 from .audience import Monitor
 from .events import BatchRepeated, BatchThrownAway, LayerScaled, Overflowed, ScaleChanged, UpdateEnded
@@ -82,21 +82,19 @@ class Recorder(Monitor):
         self.every = integer("every", every)
         if self.every < 1:
             raise ValueError(f"every={every!r} must be 1 or more")
-        if isinstance(layers, str):
-            raise TypeError(f"layers={layers!r} must be a sequence of patterns; write ({layers!r},)")
         if integer("limit", limit) < 1:
             raise ValueError(f"limit={limit!r} must be 1 or more")
         self._histograms, self._data = boolean("histograms", histograms), boolean("data", data)
-        self._selection = LayerSelection(tuple(layers))
+        self._selection = LayerSelection(strings("layers", layers, "patterns of layer names"))
         self._selected: Dict[str, bool] = {}
         self._first_iteration: Optional[int] = None
         self._patterns: Tuple[str, ...] = self._selection.include  # that are to be looked at
         self.recording = Recording(limit=limit)
         self._files: List[Union[RowFile, TensorBoardFile]] = []
         if tensorboard is not None:
-            self._files.append(TensorBoardFile(tensorboard))
+            self._files.append(TensorBoardFile(path_name("tensorboard", tensorboard)))
         if path is not None:
-            self._files.append(RowFile(path))
+            self._files.append(RowFile(path_name("path", path)))
 
     def close(self) -> None:
         """Close the files; nothing can be recorded to them any more. That of `path` is whole at any time."""

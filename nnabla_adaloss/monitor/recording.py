@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Deque, Dict, Iterable, List, NamedTuple, Optional, Type, TypeVar
 
+from ..core.validation import integer
 from . import exports
 from .events import BatchThrownAway
 from .row_file import PathLike, read_rows, write_rows
@@ -57,6 +58,8 @@ class Recording:
     """
 
     def __init__(self, rows: Iterable[Row] = (), limit: Optional[int] = None) -> None:
+        if limit is not None and integer("limit", limit) < 0:
+            raise ValueError(f"limit={limit!r} must be 0 or more, or None")
         self.rows: Deque[Row] = deque(rows, limit)
 
     @classmethod

@@ -12,9 +12,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Sequence, Set
 
 from ..core.config import AdaLossConfig
+from ..core.layer_precisions import LayerPrecisions
 from ..core.precision import StorageLike
+from ..core.saved_settings import check_version
 from ..core.scale_history import HistoryPolicy
-from ..core.validation import boolean, explains_keywords, integer
+from ..core.validation import boolean, explains_keywords, instance_or_none, integer, strings
 from ..emulation import FormatEmulation, with_storage
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
 from ..graph.loss import LossLike, Seed, check_seed
@@ -59,8 +61,8 @@ class GradScaler:
         cause: why the last of these was skipped; empty before.
 
     Raises:
-        TypeError: something that is given as a solver is none.
-        ValueError: no solver is given, one twice, or one without parameters.
+        TypeError: something that is given as a solver is none, or another argument is of the wrong type.
+        ValueError: no solver is given, one twice, or one without parameters; or `storage` is unknown.
 
     Example:
         >>> import numpy as np, nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
@@ -96,8 +98,13 @@ class GradScaler:
         self._enabled = boolean("enabled", enabled)
         self._float_tail = boolean("float_tail", float_tail)
         self._solvers = SolverSteps(solvers)
-        self._config, self._storage, self._history = config, storage, history
-        self._non_homogeneous = tuple(non_homogeneous)
+        self._config = instance_or_none("config", config, AdaLossConfig)
+        self._history = instance_or_none("history", history, HistoryPolicy)
+        self._storage = storage
+        if storage is not None:
+            # Each loss has its own layers, but a format is known or not.
+            LayerPrecisions(storage)
+        self._non_homogeneous = strings("non_homogeneous", non_homogeneous, "type names of functions")
         self._losses = ScaledLosses(self._make)
         self.steps = self.skipped_steps = 0
         self.cause = ""
@@ -125,6 +132,8 @@ class GradScaler:
         Raises:
             RuntimeError: an input shares its data with an output, which `clear_buffer` has freed.
         """
+        boolean("clear_buffer", clear_buffer)
+        boolean("clear_no_need_grad", clear_no_need_grad)
         scaling = self._losses.of(loss)
         guard, key = scaling.guard, hash(scaling.variable)
         if not self._enabled:
@@ -152,6 +161,7 @@ class GradScaler:
             RuntimeError: a storage is emulated, and forward did not run in it.
             ValueError: the loss has several elements and `grad` is None, or their shapes differ.
         """
+        boolean("clear_buffer", clear_buffer)
         scaling = self._losses.of(loss)
         key = hash(scaling.variable)
         if self._storage is not None and key not in self._forwarded:
@@ -280,8 +290,7 @@ class GradScaler:
             ValueError: the state is damaged, or of another version.
         """
         try:
-            if integer("version", state["version"]) != _VERSION:
-                raise ValueError(f"state has version {state['version']}, this package knows {_VERSION}")
+            check_version(state["version"], _VERSION)
             counts = [integer(name, state[name]) for name in ("iteration", "steps", "skipped_steps")]
             losses = [{**loss, "network": list(loss["network"])} for loss in state["losses"]]
         except (KeyError, TypeError) as error:

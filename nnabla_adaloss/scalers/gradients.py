@@ -9,6 +9,8 @@ import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
+from ..host_context import host_view
+
 # The gradient of a Variable is its `.grad`.
 Gradient = Union[NDArray[Any], "nn.NdArray", "nn.Variable"]
 _KINDS = (np.ndarray, np.generic, nn.NdArray, nn.Variable)
@@ -41,7 +43,7 @@ def has_nonfinite(gradient: Gradient) -> bool:
     stored = _stored(gradient)
     if stored is None:
         return not np.isfinite(gradient).all()
-    return not (stored.zeroing or np.isfinite(stored.data).all())
+    return not (stored.zeroing or np.isfinite(host_view(stored)).all())
 
 
 def largest(gradient: Gradient) -> float:
@@ -49,7 +51,7 @@ def largest(gradient: Gradient) -> float:
     stored = _stored(gradient)
     if stored is not None and stored.zeroing:
         return 0.0
-    values = np.asarray(gradient) if stored is None else stored.data
+    values = np.asarray(gradient) if stored is None else host_view(stored)
     return float(np.max(np.abs(values), initial=0.0))
 
 
@@ -65,7 +67,7 @@ def unscaled(gradient: Gradient, scale: float) -> Gradient:
         return np.asarray(np.divide(values, scale, dtype=_wide(values.dtype)))
     # A lazily zero gradient must stay so: solvers skip its parameter.
     if not stored.zeroing:
-        values = stored.cast(_wide(stored.dtype))
+        values = host_view(stored, np.dtype(_wide(stored.dtype)))
         np.divide(values, scale, out=values)
     return gradient
 

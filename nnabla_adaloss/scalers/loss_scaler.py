@@ -10,12 +10,14 @@ The scale follows `GrowthPolicy`, or with `global_scale="history"` the measured 
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Union
 
 import nnabla as nn
 import numpy as np
 
 from ..core.formats import FLOAT16
+from ..core.saved_settings import Given, not_default, of_another_version, plain, with_known_names
 from ..core.scale_history import AmaxWindow, HistoryPolicy
 from ..core.validation import boolean, number, positive_number
 from ..errors import warn
@@ -120,7 +122,7 @@ class LossScaler:
         self.backoff_factor = backoff_factor
         self.min_scale = min_scale
         self.max_scale = max_scale
-        self.reset(initial_scale)
+        self.reset(positive_number("initial_scale", initial_scale))
 
     def __setattr__(self, name: str, value: object) -> None:
         check = _CHECKS.get(name)
@@ -238,29 +240,43 @@ class LossScaler:
     def state_dict(self) -> Dict[str, Any]:
         """Settings, scale and counts as plain numbers, to resume from."""
         return {
-            **{name: getattr(self, name) for name in _CHECKS},
-            **{name: getattr(self, name) for name in _COUNTS},
+            **{name: plain(getattr(self, name)) for name in (*_CHECKS, *_COUNTS)},
             "good_updates": self._good_updates,
             "window": self._window.as_list(),
+            "chosen": not_default(self._settings),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state that `state_dict` returned; nothing changes when it raises.
+        """Go on from a state that `state_dict` returned, with its settings; nothing changes when it raises.
 
         Raises:
-            ValueError: an entry is missing, or out of range.
+            ValueError: an entry is missing, unknown, or out of range. A setting that only this version, or
+                only that of the state, has may be at its default, of which a LossScaleWarning tells.
             TypeError: one is of the wrong type.
         """
         try:
-            settings = {name: check(name, state[name]) for name, check in _CHECKS.items()}
-            counts = {name: check_count(name, state[name], least=0) for name in (*_COUNTS, "good_updates")}
-            # Versions before this one did not have it.
-            window = AmaxWindow.from_list(state.get("window", AmaxWindow().as_list()))
+            own = {name: state[name] for name in ("scale", *_COUNTS, "good_updates")}
         except KeyError as error:
             raise ValueError(f"state has no {error}: it is not a LossScaler's") from None
+        # Versions before this one did not have these.
+        window = AmaxWindow.from_list(state.get("window", AmaxWindow().as_list()))
+        saved = {name: value for name, value in state.items() if name not in {*own, "window", "chosen"}}
+        known, foreign = with_known_names(saved, self._settings, state.get("chosen"))
+        settings = {name: check(name, {**known, **own}[name]) for name, check in _CHECKS.items()}
+        counts = {name: check_count(name, own[name], least=0) for name in (*_COUNTS, "good_updates")}
+        if foreign:
+            warn(of_another_version(foreign))
         self._good_updates, self._window = counts.pop("good_updates"), window
         for name, value in {**settings, **counts}.items():
             setattr(self, name, value)
+
+    @property
+    def _settings(self) -> Dict[str, Given]:
+        """The settings that are saved."""
+        arguments = inspect.signature(LossScaler).parameters
+        return {
+            name: Given(getattr(self, name), arguments[name].default) for name in _CHECKS if name in arguments
+        }
 
     def _check(self, gradients: List[Gradient]) -> bool:
         usable = not any(map(has_nonfinite, gradients))

@@ -19,6 +19,9 @@ from contextlib import suppress
 from typing import Optional, Union
 
 _SUFFIX = ".adaloss.tmp"
+# Characters of the file's name that a temporary one begins with. Each takes up to four bytes, and names may
+# have 255.
+_KEPT = 50
 # One is enough, unless another writer looks at the temporary file in the moment before it is locked.
 _ATTEMPTS = 20
 
@@ -67,7 +70,8 @@ def _write_and_rename(target: str, content: bytes) -> bool:
     old = _status(target)
     # In the same folder, for os.replace. Until it has the permissions of the old one, it has fewer.
     mode = 0o666 if old is None else 0o600
-    temporary = f"{target}.{secrets.token_hex(8)}{_SUFFIX}"
+    folder, name = os.path.split(target)
+    temporary = os.path.join(folder, f"{name[:_KEPT]}.{secrets.token_hex(8)}{_SUFFIX}")
     with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         try:
             # OSError: a file system without locks, or another writer that holds the lock for a moment.
@@ -114,7 +118,7 @@ def _sync_folder(folder: str) -> None:
 
 def _remove_left_overs(target: str, signature: bytes) -> None:
     folder, name = os.path.split(target)
-    temporary = re.compile(re.escape(name) + r"\.[0-9a-f]{16}" + re.escape(_SUFFIX))
+    temporary = re.compile(re.escape(name[:_KEPT]) + r"\.[0-9a-f]{16}" + re.escape(_SUFFIX))
     with suppress(OSError):
         for found in os.listdir(folder):
             if temporary.fullmatch(found):

@@ -7,9 +7,9 @@ from operator import attrgetter
 from typing import Any, Dict, List, Optional, Sequence
 
 import nnabla as nn
-import numpy as np
 from numpy.typing import NDArray
 
+from ..host_context import host_view
 from ..kernels import Kernels, PackedArrays
 from ..kernels.arrays import FLOAT16, FLOAT32, are_readable, stored_dtype
 
@@ -135,7 +135,7 @@ class DataSnapshot:
 
 def contents_of(array: nn.NdArray) -> Contents:
     """A copy of the contents of `array`; None when it is lazily zero."""
-    return None if array.zeroing else np.array(array.data)
+    return None if array.zeroing else host_view(array).reshape(array.shape).copy()
 
 
 def _contents_of_others(arrays: Sequence[nn.NdArray]) -> Dict[int, Contents]:

@@ -151,6 +151,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         self.max_retries, self.check_every, self.on_gradients = max_retries, check_every, on_gradients
         self.on_nonfinite_loss, self.on_nonfinite_forward = on_nonfinite_loss, on_nonfinite_forward
         self.on_scale_floor, self.on_overflow, self.average = on_scale_floor, on_overflow, average
+        self.clear_buffer = clear_buffer
         self._hooks = function_hooks(function_pre_hook, function_post_hook)
         self.history = history_of(global_scale, start_scale=scale, min_scale=min_scale)
         self._s0 = GlobalScale(scale, policy, self.history)

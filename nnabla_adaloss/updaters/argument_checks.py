@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence
+from typing import Any, Collection, Optional, Sequence
 
-from ..core.validation import integer, number
+import nnabla as nn
+
+from ..core.validation import integer, nonnegative_number
 
 _SEARCHED = 'with global_scale="dynamic"'
 TORCH_ARGUMENTS = {
@@ -30,7 +32,7 @@ def check_arguments(
 
     Raises:
         TypeError: an argument is of the wrong type; the message names it.
-        ValueError: `accum_grad` is less than 1.
+        ValueError: one is out of range.
     """
     check_solver("solver", solver)
     check_data_feeder("data_feeder", data_feeder)
@@ -41,10 +43,22 @@ def check_arguments(
             f"comm must be a communicator with all_reduce(arrays, division, inplace); "
             f"{type(comm).__name__} has no all_reduce"
         )
+    if grads is not None:
+        _check_gradients(grads)
     if grads and comm is None:
         raise ValueError(
             "grads are exchanged through comm, but comm is None; pass a communicator, or no grads"
         )
+
+
+def _check_gradients(grads: Any) -> None:
+    if not isinstance(grads, Collection):
+        raise TypeError(f"grads must be a list of NdArrays, got {type(grads).__name__}")
+    for index, grad in enumerate(grads):
+        if not isinstance(grad, nn.NdArray):
+            raise TypeError(
+                f"grads[{index}] must be an NdArray, such as a Variable's .grad, got {type(grad).__name__}"
+            )
 
 
 def check_solver(name: str, value: Any) -> Any:
@@ -70,9 +84,9 @@ def check_count(name: str, value: Any, least: int = 1) -> int:
 
 
 def check_decay(name: str, value: Any) -> Any:
-    """`value` when it is a number, or None; else TypeError."""
+    """`value` when it is a finite number, 0 or more, or None; else TypeError or ValueError."""
     if value is not None:
-        number(name, value)
+        nonnegative_number(name, value)
     return value
 
 
@@ -89,6 +103,6 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
     Raises:
         ValueError: it is not; the message names the argument and the choices.
     """
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")
-    return str(value)
+    return value

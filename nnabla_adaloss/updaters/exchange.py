@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..communicators.agreement import RankDisagreementError
+from ..host_context import host_view
 from ..kernels import Kernels
 from ..kernels.arrays import as_float32
 
@@ -86,7 +87,7 @@ class GradientExchange:
         table[self.comm.rank] = pieces * np.float32(self.comm.size if average else 1)
         array = nn.NdArray.from_numpy_array(table)
         self.comm.all_reduce([*self.grads, array], division=average, inplace=False)
-        gathered = np.rint(array.data).astype(np.uint16)
+        gathered = np.rint(host_view(array)).astype(np.uint16)
         tables: NDArray[_Float] = gathered.view(own.dtype).reshape(self.comm.size, *own.shape)
         return tables
 
@@ -107,7 +108,7 @@ class GradientExchange:
             return list(flags)
         array = nn.NdArray.from_numpy_array(np.array(flags, np.float32))
         self.comm.all_reduce([array], division=False, inplace=True)
-        return [bool(total > 0.0) for total in array.data]
+        return [bool(total > 0.0) for total in host_view(array)]
 
     def check_ranks_agree(self, scales: Sequence[float], iteration: int) -> None:
         """Compare parameters and scales with those of rank 0.

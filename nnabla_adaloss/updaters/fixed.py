@@ -15,11 +15,12 @@ from ..engine import AdaptiveLossScaling
 from ..graph.float_tail import TailReader
 from ..graph.loss import LossLike, check_scale, variable_of
 from ..monitor import Audience, BatchThrownAway, Overflowed, audience_of
-from .argument_checks import check_arguments
+from .argument_checks import check_arguments, check_count, check_data_feeder, check_decay, check_solver
 from .batch_run import keep_data
 from .exchange import GradientExchange
 from .notifications import Notifier, notify_update
 from .result import UpdateResult
+from .settings import SetOnce, Setting, SolverSetting
 
 
 class FixedLossScalingUpdater:
@@ -42,6 +43,9 @@ class FixedLossScalingUpdater:
         float_tail: as for `AdaptiveLossScalingUpdater`: in half precision, functions at the loss compute in
             float. True.
 
+    All of these are attributes as well, but for `grads`, `storage`, `monitors` and `float_tail`. A value
+    assigned between updates is checked as here and used from then on; `comm` raises AttributeError instead.
+
     Attributes:
         iteration: how many updates were tried.
 
@@ -58,6 +62,15 @@ class FixedLossScalingUpdater:
         >>> FixedLossScalingUpdater(solver, loss, scale=64.0).update().updated
         True
     """
+
+    comm: Any = SetOnce()
+    solver: Any = SolverSetting(check_solver)
+    data_feeder: Any = Setting(check_data_feeder)
+    scale: Any = Setting(lambda name, value: check_scale(value, name))
+    drop_overflow_update: Any = Setting(boolean)
+    clear_buffer: Any = Setting(boolean)
+    accum_grad: Any = Setting(check_count)
+    weight_decay: Any = Setting(check_decay)
 
     def __init__(
         self,
@@ -79,19 +92,20 @@ class FixedLossScalingUpdater:
         check_arguments(solver, data_feeder, accum_grad, weight_decay, comm, grads)
         self._storage, self._float_tail = storage, boolean("float_tail", float_tail)
         self._reader: Optional[TailReader] = None
+        self.comm = comm
         self.solver = solver
-        self._loss = self._checked(loss)
-        self.scale = check_scale(scale)
-        self._audience = audience_of(monitors)
-        self.data_feeder = data_feeder
+        self.scale = scale
         self.drop_overflow_update = drop_overflow_update
         self.clear_buffer = clear_buffer
+        self.data_feeder = data_feeder
         self.accum_grad = accum_grad
         self.weight_decay = weight_decay
-        self.comm = comm
         self.iteration = 0
+        self._audience = audience_of(monitors)
         self._notifier, self._has_gradients = Notifier(), False
         self._exchange = GradientExchange(comm, grads, solver)
+        # May replace functions of the graph: after all that may be refused.
+        self._loss = self._checked(loss)
 
     def update(self) -> UpdateResult:
         """Train on one batch, or on `accum_grad` of them; drop the update when gradients overflow.

@@ -112,8 +112,9 @@ def history_of(global_scale: Union[str, HistoryPolicy], **fields: float) -> Opti
     """
     if isinstance(global_scale, HistoryPolicy):
         return global_scale
-    if global_scale == "history":
+    # An array compares with a string element by element.
+    if isinstance(global_scale, str) and global_scale == "history":
         return HistoryPolicy(**fields)  # type: ignore[arg-type]  # `window` is the only integer
-    if global_scale == "dynamic":
+    if isinstance(global_scale, str) and global_scale == "dynamic":
         return None
     raise ValueError(f"global_scale={global_scale!r} must be 'history', 'dynamic' or a HistoryPolicy")

@@ -8,8 +8,10 @@ from functools import partial
 from typing import Any, Callable, Dict, Optional
 
 from ..core.layer_limits import LayerLimitPolicy
+from ..core.saved_settings import Given
+from ..core.scale_history import HistoryPolicy
 from ..core.scale_policy import ScalePolicy, ScaleState
-from ..core.validation import boolean
+from ..core.validation import boolean, instance
 from ..emulation import with_storage
 from ..engine import AdaptiveLossScaling
 from ..graph.loss import LossLike
@@ -54,8 +56,8 @@ class Setting:
     def refuse(self) -> None:
         """Raise AttributeError: this attribute cannot be assigned."""
         raise AttributeError(
-            f"{self._name} cannot be changed after the updater was made: make another updater, and load the "
-            "state of this one into it if its other settings are the same"
+            f"{self._name} cannot be changed after the updater was made: make another updater; a saved state "
+            "can be loaded into it if its other settings are the same"
         )
 
 
@@ -119,7 +121,7 @@ class Settings:
     data_feeder: Any = Setting(check_data_feeder)
     scaling_factor: Any = PolicySetting()
     N: Any = PolicySetting()
-    clear_buffer: Any = Setting()
+    clear_buffer: Any = Setting(boolean)
     accum_grad: Any = Setting(check_count)
     weight_decay: Any = Setting(check_decay)
     comm: Any = SetOnce()
@@ -137,7 +139,7 @@ class Settings:
     max_scale: Any = PolicySetting()
     hysteresis: Any = PolicySetting()
     on_gradients: Any = Setting(check_gradient_hook)
-    average: Any = Setting()
+    average: Any = Setting(boolean)
     check_every: Any = Setting(partial(check_count, least=0))
     monitors: Any = SetOnce()
     function_pre_hook: Any = SetOnce()
@@ -182,7 +184,7 @@ class Settings:
 
     @policy.setter
     def policy(self, policy: ScalePolicy) -> None:
-        if policy != self._s0.policy:
+        if instance("policy", policy, ScalePolicy) != self._s0.policy:
             self._s0.change_policy(policy)
             self.scaling.limit_policy = LayerLimitPolicy(policy.N)
 
@@ -201,15 +203,15 @@ class Settings:
             self.scaling.restart(self._s0.scale)
 
     @property
-    def _deciding_settings(self) -> Dict[str, Any]:
-        """The settings that decide the next step, as they are saved."""
+    def _deciding_settings(self) -> Dict[str, Given]:
+        """The settings that decide the next step."""
         return deciding_settings(
             self.scaling.config,
             self.policy,
-            global_scale="dynamic" if self.history is None else self.history,
-            on_overflow=self.on_overflow,
-            accum_grad=self.accum_grad,
-            average=bool(self.average),
+            global_scale=Given("dynamic" if self.history is None else self.history, HistoryPolicy()),
+            on_overflow=Given(self.on_overflow, "repeat"),
+            accum_grad=Given(self.accum_grad, 1),
+            average=Given(self.average, False),
         )
 
     @property

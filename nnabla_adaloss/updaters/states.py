@@ -3,15 +3,24 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, Dict, Mapping, NamedTuple
+from typing import Any, Dict, List, Mapping, NamedTuple
 
 import numpy as np
 
 from ..core.config import AdaLossConfig
-from ..core.methods import Method
+from ..core.saved_settings import (
+    Given,
+    as_plain,
+    check_version,
+    fields_of,
+    not_default,
+    of_another_version,
+    plain,
+    with_known_names,
+)
 from ..core.scale_policy import ScalePolicy, ScaleState
 from ..core.validation import integer, number
+from ..errors import warn
 from .exchange import crc32
 from .retries import Counters
 
@@ -33,7 +42,7 @@ class UpdaterState(NamedTuple):
         scaling: the state of the engine.
     """
 
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Given]
     scale_state: ScaleState
     last_good_scale: float
     iteration: int
@@ -46,13 +55,15 @@ class UpdaterState(NamedTuple):
         return {
             "version": _VERSION,
             **self._asdict(),
-            "scale_state": {name: _plain(value) for name, value in self.scale_state._asdict().items()},
+            "settings": as_plain(self.settings),
+            "chosen": not_default(self.settings),
+            "scale_state": {name: plain(value) for name, value in self.scale_state._asdict().items()},
             "counters": self.counters.as_dict(),
         }
 
     @classmethod
     def from_dict(
-        cls, state: Mapping[str, Any], settings: Mapping[str, Any], policy: ScalePolicy
+        cls, state: Mapping[str, Any], settings: Mapping[str, Given], policy: ScalePolicy
     ) -> UpdaterState:
         """The state that `as_dict` returned, checked.
 
@@ -62,15 +73,13 @@ class UpdaterState(NamedTuple):
             policy: checks the global loss scale.
 
         Raises:
-            ValueError: `state` is damaged, of another version, or of an updater with other settings.
+            ValueError: `state` is damaged, of another version, or of an updater with other settings. Of those
+                that only one of both has, at their defaults, a LossScaleWarning tells.
         """
         try:
-            version = integer("version", state["version"])
-            if version != _VERSION:
-                remedy = "update nnabla_adaloss" if version > _VERSION else "begin with a new state"
-                raise ValueError(f"state has version {version}, this package knows {_VERSION}: {remedy}")
-            _compare_settings(state["settings"], settings)
-            return cls(
+            check_version(state["version"], _VERSION)
+            foreign = _check_settings(state, settings)
+            found = cls(
                 settings,
                 policy.checked(ScaleState(**state["scale_state"])),
                 number("last_good_scale", state["last_good_scale"]),
@@ -81,23 +90,21 @@ class UpdaterState(NamedTuple):
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"state is damaged, or not an updater's: {error!r}") from error
+        if foreign:
+            warn(of_another_version(foreign))
+        return found
 
 
-def deciding_settings(config: AdaLossConfig, policy: ScalePolicy, **others: Any) -> Dict[str, Any]:
-    """The settings that decide the next step, as plain values.
+def deciding_settings(config: AdaLossConfig, policy: ScalePolicy, **others: Given) -> Dict[str, Given]:
+    """The settings that decide the next step.
 
     Args:
         config: how layers are scaled.
         policy: how the global loss scale is searched for.
         others: the updater's other arguments.
     """
-    fields = (field.name for field in dataclasses.fields(config) if field.name not in _NOT_DECIDING)
-    chosen = {
-        **{name: getattr(config, name) for name in fields},
-        **dataclasses.asdict(policy),
-        **others,
-    }
-    return {name: _plain(value) for name, value in chosen.items()}
+    of_config = {name: given for name, given in fields_of(config).items() if name not in _NOT_DECIDING}
+    return {**of_config, **fields_of(policy), **others}
 
 
 def parameter_checksum(solver: Any) -> int:
@@ -106,24 +113,13 @@ def parameter_checksum(solver: Any) -> int:
     return crc32(np.array([crc32(v.data.get_data("r")) for _, v in parameters], np.uint32))
 
 
-def _plain(value: Any) -> Any:
-    """`value` as JSON gives it back; NumPy's numbers cannot be saved, and tuples become lists."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parameters = {name: _plain(parameter) for name, parameter in dataclasses.asdict(value).items()}
-        return {"type": f"{type(value).__module__}:{type(value).__qualname__}", **parameters}
-    if callable(value) or isinstance(value, Method):
-        # A callable object, such as a functools.partial, goes by the name of its class.
-        named = value if hasattr(value, "__qualname__") else type(value)
-        return f"{named.__module__}:{named.__qualname__}"
-    if isinstance(value, np.generic):
-        return value.item()
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _compare_settings(saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:
-    for name in sorted({*saved, *present}):
-        if saved.get(name) != present.get(name):
+def _check_settings(state: Mapping[str, Any], settings: Mapping[str, Given]) -> List[str]:
+    """Raise unless the settings of `state` are these; the names of those that only one of both has."""
+    saved, foreign = with_known_names(state["settings"], settings, state.get("chosen"))
+    for name, value in as_plain(settings).items():
+        if saved[name] != value:
             raise ValueError(
-                f"state was saved with {name}={saved.get(name)!r}, this updater has {present.get(name)!r}: "
+                f"state was saved with {name}={saved[name]!r}, this updater has {value!r}: "
                 "make the updater with the same settings"
             )
+    return foreign

@@ -13,6 +13,7 @@ from nnabla_adaloss.core.layer_precisions import LayerPrecisions
 from nnabla_adaloss.core.precision import Precision
 from nnabla_adaloss.emulation.rounded_storage import RoundedStorage
 from nnabla_adaloss.kernels import CpuKernels
+from tests.imports import modules_looked_for
 
 # One that no format holds, one that float16 flushes to zero, one that is too large for float8_e5m2, one that
 # is too large for both.
@@ -87,3 +88,14 @@ def test_what_was_never_written_is_left_alone(storage: RoundedStorage) -> None:
     storage.round_gradient(4, nothing)
     assert nothing.zeroing
     assert storage.data_statistics(3) is storage.gradient_statistics(4) is None
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int32, np.bool_])
+def test_arrays_of_other_dtypes_are_read_where_they_are(storage: RoundedStorage, dtype: Any) -> None:
+    source, target = nn.NdArray.from_numpy_array(np.array([0, 1, 1], dtype)), array([5.0, 5.0, 5.0])
+    with modules_looked_for() as looked_for:
+        assert storage.round_data(1, source, target) is target
+        assert storage.round_data_operand(source, target, storage.precision_of(1)) is not None
+    assert not looked_for
+    assert source.dtype == nn.NdArray.from_numpy_array(np.array([0], dtype)).dtype
+    np.testing.assert_array_equal(target.data, np.array([0.0, 1.0, 1.0], np.float32))

@@ -12,7 +12,13 @@ import nnabla.solvers as S
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaptiveLossScalingUpdater, FormatEmulation, Precision
+from nnabla_adaloss import (
+    AdaptiveLossScalingUpdater,
+    FixedLossScalingUpdater,
+    FormatEmulation,
+    Precision,
+)
+from tests.imports import modules_looked_for
 
 
 def digits(seed: int = 0) -> Any:
@@ -40,6 +46,26 @@ def trained(storage: Any, steps: int = 40) -> List[float]:
         assert updater.update().updated
         losses.append(float(loss.d))
     return losses
+
+
+@pytest.mark.parametrize("made", [AdaptiveLossScalingUpdater, FixedLossScalingUpdater])
+@pytest.mark.parametrize("storage", ["float16", "fp8_hybrid"])
+def test_an_update_looks_for_no_module(made: Any, storage: str) -> None:
+    nn.clear_parameters()
+    mask = nn.Variable.from_numpy_array(np.array([[True, False, True]]))
+    t = nn.Variable.from_numpy_array(np.array([[1], [0]]))
+    x = nn.Variable.from_numpy_array(np.random.default_rng(0).standard_normal((2, 4)))
+    h = F.broadcast(mask, (2, 3)) * PF.batch_normalization(PF.affine(x, 3, name="a"), name="bn")
+    loss = F.mean(F.softmax_cross_entropy(PF.affine(h, 2, name="b"), t))
+    solver = S.Sgd(1e-3)
+    solver.set_parameters(nn.get_parameters())
+    updater = made(solver, loss, storage=storage)
+    for _ in range(3):
+        updater.update()
+    with modules_looked_for() as looked_for:
+        for _ in range(8):
+            assert updater.update().updated
+    assert not looked_for
 
 
 @pytest.mark.slow

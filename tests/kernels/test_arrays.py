@@ -16,6 +16,7 @@ from nnabla_adaloss.kernels.arrays import (
     prepare_master,
     stored_dtype,
 )
+from tests.imports import modules_looked_for
 
 
 def array_of(dtype: type, *shape: int) -> nn.NdArray:
@@ -52,10 +53,18 @@ def test_what_kernels_read_is_not_copied(dtype: type, shape: tuple[int, ...]) ->
 @pytest.mark.parametrize("dtype", [np.float64, np.int32, np.uint8])
 def test_what_kernels_cannot_read_is_copied_and_left_as_it_is(dtype: type) -> None:
     array, copy = array_of(dtype, 2, 3), nn.NdArray((2, 3))
-    assert as_float32(array, copy) is copy
+    with modules_looked_for() as looked_for:
+        assert as_float32(array, copy) is copy
+    assert not looked_for
     assert stored_dtype(copy) == FLOAT32
     assert stored_dtype(array) == np.dtype(dtype)
     np.testing.assert_array_equal(copy.data, array.data)
+
+
+def test_an_empty_array_is_copied_too() -> None:
+    copy = nn.NdArray((0, 3))
+    assert as_float32(array_of(np.float64, 0, 3), copy) is copy
+    assert copy.data.shape == (0, 3)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])

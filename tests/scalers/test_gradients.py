@@ -5,7 +5,14 @@ import nnabla as nn
 import numpy as np
 import pytest
 
-from nnabla_adaloss.scalers.gradients import divisible_in_place, gradient_list, has_nonfinite, unscaled
+from nnabla_adaloss.scalers.gradients import (
+    divisible_in_place,
+    gradient_list,
+    has_nonfinite,
+    largest,
+    unscaled,
+)
+from tests.imports import modules_looked_for
 
 
 def nd(values, dtype=np.float32):
@@ -112,3 +119,15 @@ def test_one_or_many():
 def test_refused(gradients, error, message):
     with pytest.raises(error, match=message):
         gradient_list(gradients)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
+def test_nnabla_arrays_are_read_where_they_are(dtype):
+    gradient = nn.NdArray.from_numpy_array(np.array([[2.0, -4.0]], dtype))
+    with modules_looked_for() as looked_for:
+        assert largest(gradient) == 4.0
+        assert not has_nonfinite(gradient)
+        assert unscaled(gradient, 2.0) is gradient
+    assert not looked_for
+    assert gradient.dtype == (np.float64 if dtype == np.float64 else np.float32)
+    np.testing.assert_array_equal(gradient.data, [[1.0, -2.0]])

@@ -340,6 +340,20 @@ def test_what_killed_writers_left_is_removed(tmp_path: Path, linked: bool) -> No
     assert read_state(path) == {"scale": 2.0}
 
 
+@pytest.mark.parametrize("name", ["s" * 230, "s" * 255, "\u5b66" * 85, "\U0001f600" * 63], ids=len)
+def test_a_file_may_have_the_longest_name_there_is(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    write_state(path, STATE)
+    killed_while_saving(path, {"scale": 4.0})
+    assert len(os.listdir(tmp_path)) == 2
+    write_state(path, {"scale": 2.0})
+    assert os.listdir(tmp_path) == [name]
+    assert read_state(path) == {"scale": 2.0}
+    with pytest.raises(OSError, match="name too long"):
+        write_state(tmp_path / (2 * name), STATE)
+    assert os.listdir(tmp_path) == [name]
+
+
 def test_only_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "state"
     killed_while_saving(path, STATE)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Dict
 
 import nnabla as nn
@@ -42,6 +43,14 @@ def test_sound_arguments(changes: Dict[str, Any]) -> None:
         ({"accum_grad": 0}, ValueError, "accum_grad=0 must be 1 or more"),
         ({"accum_grad": 0.5}, TypeError, "accum_grad=0.5 must be an integer, not float"),
         ({"weight_decay": "much"}, TypeError, "weight_decay='much' must be a number, not str"),
+        ({"weight_decay": -1}, ValueError, "weight_decay=-1 must be a finite number, 0 or more"),
+        ({"weight_decay": math.nan}, ValueError, "weight_decay=nan must be a finite number, 0 or more"),
+        ({"grads": 3}, TypeError, "grads must be a list of NdArrays, got int"),
+        (
+            {"grads": [nn.NdArray(()), nn.Variable(())]},
+            TypeError,
+            r"grads\[1\] must be an NdArray, such as a Variable's \.grad, got Variable",
+        ),
         ({"comm": 3}, TypeError, "comm must be a communicator with all_reduce.*; int has no all_reduce"),
         (
             {"grads": [nn.NdArray((1,))]},

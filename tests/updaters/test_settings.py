@@ -52,8 +52,7 @@ def test_all_attributes_of_nnablas_updater_are_among_them() -> None:
     assert public <= set(ARGUMENTS)
 
 
-# Anything is true or false.
-@pytest.mark.parametrize("name", sorted({*ARGUMENTS} - {"clear_buffer", "average"}))
+@pytest.mark.parametrize("name", ARGUMENTS)
 def test_an_object_of_no_use_is_refused_with_the_name_of_the_argument(name: str) -> None:
     updater = updater_with(**SEARCHING)
     before = getattr(updater, name)
@@ -77,6 +76,14 @@ def test_an_object_of_no_use_is_refused_with_the_name_of_the_argument(name: str)
         ("check_every", -1),
         ("scale", math.inf),
         ("on_scale_floor", "ignore"),
+        ("on_scale_floor", np.array(["skip", "skip"])),
+        ("clear_buffer", "no"),
+        ("average", "yes"),
+        ("average", 1),
+        ("weight_decay", -1),
+        ("weight_decay", math.nan),
+        ("weight_decay", math.inf),
+        ("weight_decay", True),
     ],
 )
 def test_values_are_checked_as_the_constructor_checks_them(name: str, value: Any) -> None:

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import struct
+import warnings
 import zlib
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
@@ -21,8 +22,14 @@ import nnabla.solvers as S
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, LossScaleWarning
-from nnabla_adaloss.core import Method, Needs
+from nnabla_adaloss import (
+    AdaLossConfig,
+    AdaptiveLossScaling,
+    AdaptiveLossScalingUpdater,
+    HistoryPolicy,
+    LossScaleWarning,
+)
+from nnabla_adaloss.core import AmaxHistory, Method, Needs
 from nnabla_adaloss.core.layer_limits import LayerLimit
 from nnabla_adaloss.state import read_state, write_state
 from tests.updaters.networks import AS_THE_BASELINE, Training, snapshot, training
@@ -232,6 +239,108 @@ def test_both_settings_are_named_with_the_cure() -> None:
     message = "^state was saved with N=6, this updater has 5: make the updater with the same settings$"
     with pytest.raises(ValueError, match=message):
         updater_on(training()).load_state_dict(updater.state_dict())
+
+
+def changed(state: Dict[str, Any], path: str, value: Any = None) -> Dict[str, Any]:
+    """The state with one setting more; with None, with one less."""
+    state = copy.deepcopy(state)
+    settings = state["settings"]
+    *outer, name = path.split(".")
+    for each in outer:
+        settings = settings[each]
+    if value is None:
+        del settings[name]
+    else:
+        settings[name] = value
+    return state
+
+
+MEASURED = {"config": AdaLossConfig(delay=1, loss_scale_method=AmaxHistory())}
+LESS = ("hysteresis", "accum_grad", "init_scale", "global_scale.window", "loss_scale_method.margin")
+MORE = ("patience", "global_scale.slack", "loss_scale_method.slack")
+
+
+@pytest.mark.parametrize("path", [*LESS, *MORE])
+def test_a_setting_that_only_one_of_two_versions_has_is_at_its_default(tmp_path: Path, path: str) -> None:
+    train, updater = trained(**MEASURED)
+    expected = updater.state_dict()
+    write_state(tmp_path / "state", changed(expected, path, 3 if path in MORE else None))
+    updater = updater_on(train, **MEASURED)
+    with pytest.warns(
+        LossScaleWarning, match=f"^state was saved by another .* settings {path}: they"
+    ) as told:
+        updater.load_states(tmp_path / "state")
+    assert len(told) == 1
+    assert updater.state_dict() == expected
+    assert updater.update().updated
+    updater.save_states(tmp_path / "state")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        updater.load_states(tmp_path / "state")
+
+
+@pytest.mark.parametrize(
+    ("options", "path"),
+    [
+        ({"hysteresis": 2}, "hysteresis"),
+        ({"global_scale": HistoryPolicy(window=32)}, "global_scale.window"),
+        ({"config": AdaLossConfig(loss_scale_method=AmaxHistory(margin=8.0))}, "loss_scale_method.margin"),
+    ],
+)
+def test_a_setting_that_the_state_lacks_and_that_is_used_is_refused(
+    options: Dict[str, Any], path: str
+) -> None:
+    def attempt(updater: AdaptiveLossScalingUpdater) -> None:
+        with pytest.raises(ValueError, match=f"by a version without {path}, which is .* leave {path} out"):
+            updater.load_state_dict(changed(updater.state_dict(), path))
+
+    unchanged_by(attempt, **options)
+
+
+@pytest.mark.parametrize("path", MORE)
+def test_a_setting_that_is_unknown_and_was_used_is_refused(path: str) -> None:
+    def attempt(updater: AdaptiveLossScalingUpdater) -> None:
+        state = changed(updater.state_dict(), path, 3)
+        with pytest.raises(
+            ValueError, match=f"saved with {path}=3, which this version does not know: load it"
+        ):
+            updater.load_state_dict({**state, "chosen": [*state["chosen"], path]})
+        # Whether it was used, states did not say once.
+        del state["chosen"]
+        with pytest.raises(
+            ValueError, match=f"saved with {path}=3, which this version does not know: load it"
+        ):
+            updater.load_state_dict(state)
+
+    unchanged_by(attempt, **MEASURED)
+
+
+def test_a_state_that_does_not_say_which_settings_were_used_is_loaded(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    train, updater = trained(N=7)
+    state = updater.state_dict()
+    assert "N" in state["chosen"]
+    assert "accum_grad" not in state["chosen"]
+    recwarn.clear()
+    other = updater_on(train, N=7)
+    other.load_state_dict({name: value for name, value in state.items() if name != "chosen"})
+    assert not recwarn
+    assert other.state_dict() == state
+
+
+def test_a_warning_that_is_an_error_changes_nothing() -> None:
+    def attempt(updater: AdaptiveLossScalingUpdater) -> None:
+        state = changed(updater.state_dict(), "patience", 3)
+        updater.update()
+        before = updater.state_dict()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(LossScaleWarning, match="patience"):
+                updater.load_state_dict(state)
+        assert updater.state_dict() == before
+
+    attempt(trained()[1])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings in a saved state: how they are written, and how those of another version are read.
+
+A state holds every setting, and names those that are not at their defaults. A version that lacks a setting
+can tell by these names whether it was used: if not, that version does the same without it. A setting that is
+newer than the state was not used either.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from .methods import Method
+from .validation import integer
+
+
+class Given(NamedTuple):
+    """A setting.
+
+    Attributes:
+        value: what it is set to.
+        default: what it is unless it is given.
+    """
+
+    value: Any
+    default: Any = dataclasses.MISSING
+
+
+def fields_of(value: Any) -> Dict[str, Given]:
+    """The fields of a dataclass as settings; none of anything else."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return {}
+    return {
+        field.name: Given(getattr(value, field.name), _default(field)) for field in dataclasses.fields(value)
+    }
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON gives it back; NumPy's numbers cannot be saved, and tuples become lists."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parameters = {name: plain(parameter) for name, parameter in dataclasses.asdict(value).items()}
+        return {"type": _type_name(value), **parameters}
+    if callable(value) or isinstance(value, Method):
+        # A callable object, such as a functools.partial, goes by the name of its class.
+        return _name(value) if hasattr(value, "__qualname__") else _type_name(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    return list(value) if isinstance(value, tuple) else value
+
+
+def as_plain(settings: Mapping[str, Given]) -> Dict[str, Any]:
+    """Values of settings as JSON gives them back."""
+    return {name: plain(given.value) for name, given in settings.items()}
+
+
+def not_default(settings: Mapping[str, Given]) -> List[str]:
+    """Names of the settings that are not at their defaults; a dot leads to the field of a setting.
+
+    Example:
+        >>> from nnabla_adaloss.core.scale_history import HistoryPolicy
+        >>> history = HistoryPolicy(margin=16.0)
+        >>> not_default({"N": Given(5, 2000), "average": Given(False, False), "history": Given(history)})
+        ['N', 'history', 'history.margin']
+    """
+    found: List[str] = []
+    for name, given in settings.items():
+        if not _is_default(given):
+            found.append(name)
+        found += [f"{name}.{inner}" for inner in not_default(fields_of(given.value))]
+    return found
+
+
+def with_known_names(
+    saved: Mapping[str, Any],
+    settings: Mapping[str, Given],
+    chosen: Optional[Collection[str]],
+    path: str = "",
+) -> Tuple[Dict[str, Any], List[str]]:
+    """`saved` with the names of `settings`, at each level; and the names that only one of both has.
+
+    Args:
+        saved: what `as_plain` returned in the version that has saved the state.
+        settings: those of the object that goes on with it.
+        chosen: what `not_default` returned in that version; None in states that do not say.
+        path: what comes before the names.
+
+    Raises:
+        ValueError: a setting that only one of both has is not at its default.
+    """
+    read: Dict[str, Any] = {}
+    foreign: List[str] = []
+    for name in sorted(saved.keys() - settings.keys()):
+        if chosen is None or path + name in chosen:
+            raise ValueError(
+                f"state was saved with {path}{name}={saved[name]!r}, which this version does not know: "
+                "load it with the version of nnabla_adaloss that saved it"
+            )
+        foreign.append(path + name)
+    for name, given in settings.items():
+        inner, kind = fields_of(given.value), _type_name(given.value)
+        if name not in saved:
+            if not _is_default(given):
+                raise ValueError(
+                    f"state was saved by a version without {path}{name}, which is {plain(given.value)!r} "
+                    f"here: leave {path}{name} out, or begin with a new state"
+                )
+            read[name] = plain(given.value)
+            foreign.append(path + name)
+        elif inner and isinstance(saved[name], Mapping) and saved[name].get("type") == kind:
+            fields = {field: value for field, value in saved[name].items() if field != "type"}
+            known, more = with_known_names(fields, inner, chosen, f"{path}{name}.")
+            read[name] = {"type": kind, **known}
+            foreign += more
+        else:
+            read[name] = saved[name]
+    return read, foreign
+
+
+def of_another_version(foreign: Collection[str]) -> str:
+    """What to say where only one of two versions has these settings, all at their defaults."""
+    return (
+        f"state was saved by another version, and only one of both has the settings {', '.join(foreign)}: "
+        "they are taken to be at their defaults"
+    )
+
+
+def check_version(version: Any, known: int) -> None:
+    """Raise unless `version`, that of a saved state, is the known one.
+
+    Raises:
+        TypeError: it is no integer.
+        ValueError: it is another one.
+    """
+    if integer("version", version) != known:
+        remedy = "update nnabla_adaloss" if version > known else "begin with a new state"
+        raise ValueError(f"state has version {version}, this package knows {known}: {remedy}")
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    made = field.default_factory
+    return field.default if made is dataclasses.MISSING else made()
+
+
+def _is_default(given: Given) -> bool:
+    return given.default is not dataclasses.MISSING and plain(given.value) == plain(given.default)
+
+
+def _type_name(value: Any) -> str:
+    return _name(type(value))
+
+
+def _name(named: Any) -> str:
+    return f"{named.__module__}:{named.__qualname__}"

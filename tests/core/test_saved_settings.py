@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings as they are saved, and those of another version."""
+
+from __future__ import annotations
+
+from dataclasses import field, make_dataclass
+from typing import Any, Dict, List, Tuple
+
+import numpy as np
+import pytest
+
+from nnabla_adaloss.core.saved_settings import (
+    Given,
+    as_plain,
+    check_version,
+    fields_of,
+    not_default,
+    of_another_version,
+    with_known_names,
+)
+
+OLD = make_dataclass("Policy", [("margin", float, 4.0), ("window", int, 64)], namespace={"__module__": "a"})
+# A version that has one setting more, and one less.
+NEW = make_dataclass(
+    "Policy",
+    [("margin", float, 4.0), ("slack", float, 1.5), ("steps", List[int], field(default_factory=list))],
+    namespace={"__module__": "a"},
+)
+
+
+def settings(policy: Any, **others: Given) -> Dict[str, Given]:
+    return {"N": Given(5, 2000), "policy": Given(policy, type(policy)()), **others}
+
+
+def saved(settings: Dict[str, Given]) -> Tuple[Dict[str, Any], List[str]]:
+    return as_plain(settings), not_default(settings)
+
+
+def test_settings_are_read_as_they_were_saved() -> None:
+    own = settings(OLD(margin=2.0), include=Given(("*",), ("*",)), factor=Given(np.float32(2.0), 2.0))
+    values, chosen = saved(own)
+    assert chosen == ["N", "policy", "policy.margin"]
+    assert values["policy"] == {"type": "a:Policy", "margin": 2.0, "window": 64}
+    assert type(values["factor"]) is float
+    assert with_known_names(values, own, chosen) == (values, [])
+
+
+def test_what_only_one_of_two_versions_has_is_at_its_default_at_every_level() -> None:
+    old, new = settings(OLD(margin=2.0), average=Given(False, False)), settings(NEW(margin=2.0))
+    read, foreign = with_known_names(*(saved(old)[0], new, saved(old)[1]))
+    assert read == as_plain(new)
+    assert foreign == ["average", "policy.window", "policy.slack", "policy.steps"]
+    read, foreign = with_known_names(*(saved(new)[0], old, saved(new)[1]))
+    assert read == as_plain(old)
+    assert foreign == ["policy.slack", "policy.steps", "policy.window", "average"]
+
+
+@pytest.mark.parametrize("changed", [{"slack": 2.0}, {"steps": [1]}])
+def test_what_only_one_of_two_versions_has_is_refused_where_it_is_used(changed: Dict[str, Any]) -> None:
+    old, new, (name,) = settings(OLD()), settings(NEW(**changed)), changed
+    values, chosen = saved(new)
+    with pytest.raises(
+        ValueError, match=rf"saved with policy\.{name}=.* does not know: load it with the version"
+    ):
+        with_known_names(values, old, chosen)
+    values, chosen = saved(old)
+    with pytest.raises(
+        ValueError, match=rf"without policy\.{name}, which is .* here: leave policy\.{name} out"
+    ):
+        with_known_names({**values, "policy": {"type": "a:Policy", "margin": 4.0}}, new, chosen)
+
+
+def test_a_state_that_does_not_say_what_was_used_may_have_used_what_is_unknown() -> None:
+    new = saved(settings(NEW()))[0]
+    with pytest.raises(ValueError, match=r"saved with policy\.slack=1\.5, which this version does not know"):
+        with_known_names(new, settings(OLD()), None)
+
+
+def test_a_setting_without_a_default_is_never_at_it() -> None:
+    own = {"N": Given(5), **fields_of(OLD())}
+    assert not_default(own) == ["N"]
+    with pytest.raises(ValueError, match="version without N, which is 5 here"):
+        with_known_names(as_plain(fields_of(OLD())), own, [])
+
+
+def test_another_type_is_read_as_it_is() -> None:
+    own = settings(OLD())
+    for other in ("dynamic", {"type": "b:Policy", "slope": 2.0}, None):
+        assert with_known_names({"N": 5, "policy": other}, own, None) == ({"N": 5, "policy": other}, [])
+
+
+def test_the_warning_names_all_of_them() -> None:
+    assert "has the settings a, b.c: they are taken" in of_another_version(["a", "b.c"])
+
+
+def test_versions_are_told_with_the_cure() -> None:
+    check_version(5, 5)
+    for version, cure in ((6, "update nnabla_adaloss"), (4, "begin with a new state")):
+        with pytest.raises(ValueError, match=f"^state has version {version}, this package knows 5: {cure}$"):
+            check_version(version, 5)
+    with pytest.raises(TypeError, match="version='much' must be an integer"):
+        check_version("much", 5)

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every argument of what the package offers: one of another type is refused by its name, when it is given."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Callable, Dict, Iterator, Tuple
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import numpy as np
+import pytest
+
+import nnabla_adaloss as na
+from nnabla_adaloss.core.layer_limits import LayerLimitPolicy
+from nnabla_adaloss.core.methods import (
+    AbsRange,
+    AmaxHistory,
+    ApproxRange,
+    ElementWiseRange,
+    Fixed,
+    LognormalRange,
+)
+from nnabla_adaloss.kernels import CpuKernels
+
+Make = Callable[..., Any]
+Base = Callable[[], Dict[str, Any]]
+
+G, W = np.array([[1e-7, -1e-7]]), np.ones((2, 2))
+
+
+def loss() -> nn.Variable:
+    x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
+    return F.mean(PF.affine(F.tanh(PF.affine(x, 5, name="a")), 2, name="b") ** 2)
+
+
+def trained() -> Dict[str, Any]:
+    made = loss()
+    solver = S.Sgd(0.1)
+    solver.set_parameters(nn.get_parameters())
+    return {"solver": solver, "loss": made, "data_feeder": lambda: None}
+
+
+def updater() -> na.AdaptiveLossScalingUpdater:
+    return na.AdaptiveLossScalingUpdater(**trained(), storage="float16")
+
+
+def scaler(*args: Any, **options: Any) -> na.GradScaler:
+    return na.GradScaler(trained()["solver"], *args, **options)
+
+
+def backward(make: Callable[[nn.Variable], Any], arguments: Dict[str, Any]) -> None:
+    wrapped = make(loss())
+    wrapped.forward()
+    wrapped.backward(**arguments)
+
+
+def x() -> nn.Variable:
+    return nn.Variable((2, 3), need_grad=True)
+
+
+def layer() -> Dict[str, Any]:
+    tracker = na.ScaleTracker()
+    w = na.unscale(nn.Variable((3, 4), need_grad=True), tracker)
+    return {"x": F.affine(x(), w), "w": w, "config": tracker}
+
+
+def config() -> Dict[str, Any]:
+    return {"g": G, "W": W, "config": na.AdaLossConfig(), "fan_in": 2}
+
+
+# What is called, and arguments that are right.
+CALLS: Dict[str, Tuple[Make, Base]] = {
+    "AdaptiveLossScalingUpdater": (na.AdaptiveLossScalingUpdater, trained),
+    "FixedLossScalingUpdater": (na.FixedLossScalingUpdater, trained),
+    "AdaptiveLossScaling": (na.AdaptiveLossScaling, lambda: {"loss": loss()}),
+    "FormatEmulation": (na.FormatEmulation, lambda: {"loss": loss()}),
+    "GradScaler": (scaler, dict),
+    "LossScaler": (na.LossScaler, dict),
+    "AdaLossConfig": (na.AdaLossConfig, dict),
+    "HistoryPolicy": (na.HistoryPolicy, dict),
+    "LayerLimitPolicy": (LayerLimitPolicy, dict),
+    "AmaxHistory": (AmaxHistory, dict),
+    "ApproxRange": (ApproxRange, dict),
+    "ElementWiseRange": (ElementWiseRange, dict),
+    "Fixed": (Fixed, dict),
+    "LognormalRange": (LognormalRange, dict),
+    "AbsRange": (AbsRange, dict),
+    "Precision": (na.Precision, dict),
+    "Format": (
+        na.Format,
+        lambda: {
+            "name": "e4m3",
+            "exponent_bits": 4,
+            "mantissa_bits": 3,
+            "max": 448.0,
+            "smallest_normal": 2.0**-6,
+            "smallest_subnormal": 2.0**-9,
+            "has_infinity": False,
+        },
+    ),
+    "Format.ieee": (na.Format.ieee, lambda: {"name": "e5m6", "exponent_bits": 5, "mantissa_bits": 6}),
+    "NNablaAdaLoss": (na.NNablaAdaLoss, lambda: {"config": na.AdaLossConfig(), "kernels": CpuKernels()}),
+    "diagnose": (na.diagnose, lambda: {"loss_or_updater": loss()}),
+    "profile": (na.profile, lambda: {"updater": updater()}),
+    "SanityChecker": (na.SanityChecker, lambda: {"updater": updater()}),
+    "Recorder": (na.Recorder, dict),
+    "LogMonitor": (na.LogMonitor, dict),
+    "NanDump": (na.NanDump, lambda: {"path": "arrays"}),
+    "Recording": (na.Recording, dict),
+    "ScaleTracker": (na.ScaleTracker, dict),
+    "loss_scaling": (na.loss_scaling, lambda: {"x": x(), "scale": 2.0}),
+    "cast_loss_scaling": (na.cast_loss_scaling, lambda: {"x": x(), "tracker": na.ScaleTracker()}),
+    "branch": (na.branch, lambda: {"x": x(), "n": 2, "tracker": na.ScaleTracker()}),
+    "unscale": (na.unscale, lambda: {"w": x(), "scale": na.ScaleTracker()}),
+    "round_to_format": (na.round_to_format, lambda: {"x": x(), "storage": "float16"}),
+    "adaptive_loss_scaling": (
+        na.adaptive_loss_scaling,
+        layer,
+    ),
+    "get_loss_scale": (na.get_loss_scale, config),
+    "get_loss_scale_by_abs_range": (na.get_loss_scale_by_abs_range, config),
+    "get_loss_scale_by_approx_range": (na.get_loss_scale_by_approx_range, config),
+    "get_loss_scale_by_element_wise_range": (na.get_loss_scale_by_element_wise_range, config),
+    "get_power_of_two_scale": (na.get_power_of_two_scale, lambda: {"scale": 2.0}),
+    "bound_loss_scale_by_heuristics": (
+        na.bound_loss_scale_by_heuristics,
+        lambda: {"scale": 2.0, "config": na.AdaLossConfig()},
+    ),
+}
+# What makes the passes over memory, and the rows of a recording, which are made by a `Recorder`.
+NOT_CHECKED = {("NNablaAdaLoss", "kernels"), ("Recording", "rows")}
+
+
+def arguments() -> Iterator[Tuple[str, str]]:
+    for call, (make, _) in CALLS.items():
+        named = inspect.signature(na.GradScaler if make is scaler else make).parameters.values()
+        for parameter in named:
+            if parameter.kind is not parameter.VAR_POSITIONAL and (call, parameter.name) not in NOT_CHECKED:
+                yield call, parameter.name
+
+
+@pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
+@pytest.mark.parametrize(("call", "name"), arguments())
+def test_an_object_of_no_use_is_refused_by_the_name_of_the_argument(call: str, name: str) -> None:
+    make, base = CALLS[call]
+    with pytest.raises((TypeError, ValueError), match=name):
+        make(**{**base(), name: object()})
+
+
+@pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
+@pytest.mark.parametrize("call", sorted(CALLS.keys() - {"profile", "diagnose"}))
+def test_the_others_are_right(call: str) -> None:
+    make, base = CALLS[call]
+    make(**base())
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "value"),
+    [
+        ("FixedLossScalingUpdater", "drop_overflow_update", "no"),
+        ("FixedLossScalingUpdater", "clear_buffer", "no"),
+        ("FixedLossScalingUpdater", "weight_decay", -1),
+        ("AdaptiveLossScalingUpdater", "global_scale", np.ones(2)),
+        ("AdaptiveLossScalingUpdater", "grads", np.ones(2)),
+        ("GradScaler", "storage", "float17"),
+        ("GradScaler", "non_homogeneous", "ReLU"),
+        ("AdaptiveLossScaling", "non_homogeneous", "ReLU"),
+        ("LossScaler", "initial_scale", None),
+        ("LayerLimitPolicy", "recovery_interval", -1),
+        ("LayerLimitPolicy", "recovery_interval", float("nan")),
+        ("Recording", "limit", -1),
+        ("Recorder", "layers", ["conv", 3]),
+        ("Recorder", "tensorboard", 3),
+        ("Format.ieee", "mantissa_bits", "many"),
+        ("get_loss_scale", "g", None),
+        ("get_loss_scale", "g", "many"),
+        ("get_power_of_two_scale", "scale", True),
+    ],
+)
+def test_a_value_of_no_use_is_refused_by_the_name_of_the_argument(call: str, name: str, value: Any) -> None:
+    make, base = CALLS[call]
+    with pytest.raises((TypeError, ValueError), match=name):
+        make(**{**base(), name: value})
+
+
+@pytest.mark.parametrize("make", [na.AdaptiveLossScaling, na.FormatEmulation])
+@pytest.mark.parametrize("value", ["much", {}, object()])
+def test_a_seed_gradient_that_holds_no_numbers_is_refused(make: Any, value: Any) -> None:
+    with pytest.raises(TypeError, match="^grad must be an array of numbers"):
+        backward(make, {"grad": value})
+
+
+def test_an_iteration_that_is_no_number_is_refused() -> None:
+    with pytest.raises(TypeError, match="^iteration=2.5 must be an integer"):
+        backward(na.AdaptiveLossScaling, {"iteration": 2.5})
+
+
+@pytest.mark.parametrize("name", ["clear_buffer", "clear_no_need_grad"])
+def test_what_a_grad_scaler_frees_is_said_by_a_boolean(name: str) -> None:
+    work = trained()
+    scaler = na.GradScaler(work["solver"])
+    with pytest.raises(TypeError, match=f"^{name}='no' must be True or False"):
+        scaler.forward(work["loss"], **{name: "no"})
+    scaler.forward(work["loss"])
+    with pytest.raises(TypeError, match="^clear_buffer='no' must be True or False"):
+        scaler.backward(work["loss"], clear_buffer="no")  # type: ignore[arg-type]
+
+
+FIXED = {
+    "solver": 3,
+    "data_feeder": 3,
+    "scale": -1.0,
+    "drop_overflow_update": "no",
+    "clear_buffer": "no",
+    "accum_grad": 0,
+    "weight_decay": -1,
+}
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_a_value_assigned_to_a_fixed_updater_is_checked(name: str) -> None:
+    updater = na.FixedLossScalingUpdater(**trained())
+    before = getattr(updater, name)
+    with pytest.raises((TypeError, ValueError), match=name):
+        setattr(updater, name, FIXED[name])
+    assert getattr(updater, name) is before
+    with pytest.raises(AttributeError, match="comm cannot be changed"):
+        updater.comm = None
+    assert updater.update().updated
+
+
+def test_what_is_assigned_to_an_engine_is_checked() -> None:
+    scaling = na.AdaptiveLossScaling(loss())
+    for name, value, message in (
+        ("limits", 3, "limits must be a Mapping, got int"),
+        ("limits", {"b/affine": 2.0}, r"limits\['b/affine'\] must be a LayerLimit, got float"),
+        ("limits", {"b/affine": na.LayerLimit(0.5, 8.0, 0)}, "limit=0.5 must be 1 or more"),
+        ("limit_policy", 3, "limit_policy must be a LayerLimitPolicy, got int"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=f"^{message}$"):
+            setattr(scaling, name, value)
+    assert scaling.limits == {}
+
+
+@pytest.mark.parametrize("call", ["AdaptiveLossScalingUpdater", "FixedLossScalingUpdater"])
+def test_a_graph_stays_as_it_is_where_an_argument_is_refused(call: str) -> None:
+    """In a half context, where functions at the loss are moved to float otherwise."""
+    make = CALLS[call][0]
+    with nn.context_scope(nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")):
+        work = trained()
+        work["loss"] = F.mul_scalar(work["loss"], 1e-8)
+    for name in inspect.signature(make).parameters.keys() - {"solver", "loss"}:
+        with pytest.raises((TypeError, ValueError), match=name):
+            make(**{**work, name: object()})
+        assert work["loss"].parent.context.backend[0] == "cpu:half", name
+    make(**work)
+    assert work["loss"].parent.context.backend[0] == "cpu:float"
