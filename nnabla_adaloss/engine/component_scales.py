@@ -341,9 +341,10 @@ class ComponentScales:
 
     def lose_batch(self) -> None:
         """Remember what was assumed since an overflow: no pass over this batch will show what is so."""
-        seen = self._seen
-        self._seen = {**seen, **{n: max(amax, seen.get(n, 0.0)) for n, amax in self._assumed.items()}}
-        self._assumed = {}
+        if self._assumed:
+            seen = self._seen
+            self._seen = {**seen, **{n: max(amax, seen.get(n, 0.0)) for n, amax in self._assumed.items()}}
+            self._assumed = {}
 
     def keep_batch(self) -> None:
         """Forget what was assumed since an overflow: a finite pass over the same batch has measured it."""
@@ -390,7 +391,7 @@ class ComponentScales:
         self.lose_batch()
         if self._searching:
             self._end_search()
-        elif self._seen:
+        elif self._seen and self._searches.in_a_row:
             self._searches = self._searches._replace(in_a_row=0)
         partial = self._partial
         for name, magnitude in self._seen.items():

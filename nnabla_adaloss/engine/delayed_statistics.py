@@ -48,6 +48,8 @@ class DelayedStatistics:
         self._plan, self._measurements, self._pool, self._storage = plan, measurements, pool, storage
         self._gradients: Dict[int, ArrayStatistics] = {}
         self._data: Dict[int, ArrayStatistics] = {}
+        # The gradients that choices ask for; None: all that are measured, until one has asked.
+        self._wanted: Optional[Set[int]] = None
         # What choices see: the same for all batches and retries of an iteration, and on all ranks.
         self._iteration = -1
         self._answers: Tuple[Dict[int, ArrayStatistics], Dict[int, ArrayStatistics]] = {}, {}
@@ -75,6 +77,8 @@ class DelayedStatistics:
 
     def gradient(self, position: int, scale: float) -> ArrayStatistics:
         """What the gradient of an earlier iteration would be with `scale`; this one's is measured."""
+        if self._wanted is not None:
+            self._wanted.add(position)
         if position not in self._running or self._running[position][1] != scale:
             self.measure([(position, scale)], [])
         known = self._answers[0].get(position)
@@ -148,13 +152,15 @@ class DelayedStatistics:
 
     def measured_before(self) -> Tuple[AbstractSet[int], AbstractSet[int]]:
         """Positions of gradients and of data that choices have asked for."""
-        return self._gradients.keys(), self._data.keys()
+        return self._gradients.keys() if self._wanted is None else self._wanted, self._data.keys()
 
-    def forget_data(self, asked: AbstractSet[int]) -> None:
-        """Forget all data but what the last choice has asked for."""
-        self._new[1].intersection_update(asked)
-        for position in self._data.keys() - asked:
-            del self._data[position]
+    def keep(self, gradients: AbstractSet[int], data: AbstractSet[int]) -> None:
+        """Forget all but what the last choice has asked for."""
+        self._wanted = set(gradients)
+        for known, new, asked in zip((self._gradients, self._data), self._new, (gradients, data)):
+            new.intersection_update(asked)
+            for position in known.keys() - asked:
+                del known[position]
 
     def watch(self, arrays: Sequence[nn.NdArray]) -> None:
         """Start to check arrays, all in one call."""
@@ -174,7 +180,7 @@ class DelayedStatistics:
             amax[position] = found.abs_max / scale
             if found.nonfinite:
                 nonfinite.add(position)
-            else:
+            elif self._wanted is None or position in self._wanted:
                 self._gradients[position] = found.scaled(1.0 / scale)
                 self._new[0].add(position)
         for position, one in data.items():
@@ -197,7 +203,7 @@ class DelayedStatistics:
         """Know what `state` returned, here or in another process."""
         gradients = {positions[index]: _loaded(gradient) for index, gradient, _ in state if gradient}
         data = {positions[index]: _loaded(data) for index, _, data in state if data}
-        self._gradients, self._data = gradients, data
+        self._gradients, self._data, self._wanted = gradients, data, None
 
     def table(self, positions: Sequence[int]) -> Optional[NDArray[np.float64]]:
         """What was measured since the last `adopt`: shape (2, len(positions), fields); else zeros."""

@@ -105,7 +105,7 @@ class ImmediateStatistics:
         """Nothing is remembered."""
         return set(), set()
 
-    def forget_data(self, asked: AbstractSet[int]) -> None:
+    def keep(self, gradients: AbstractSet[int], data: AbstractSet[int]) -> None:
         """Do nothing: nothing is remembered."""
 
     def watch(self, arrays: Sequence[nn.NdArray]) -> None:

@@ -150,8 +150,7 @@ class PreparedGraph:
             structure, self._shared = self.plan.structure, (len(gradients), len(data))
             schedule = self.cache.schedule
             if schedule is not None and schedule.components is not None:
-                # Any of them can be the largest of its component.
-                gradients = {*structure.gradients}
+                gradients = gradients | {*structure.largest_gradients}
             shares = shares_of(structure, gradients, data, self.cache.iterations)
             if self.emulated:
                 # The storage sees every gradient of every pass, but for those of functions in float.

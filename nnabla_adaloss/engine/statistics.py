@@ -64,7 +64,7 @@ class KnownStatistics:
 
     Attributes:
         complete: whether everything that was asked for was known.
-        asked: positions of the data that was asked for.
+        asked: positions of the gradients, and of the data, that were asked for.
 
     Example:
         >>> import numpy as np
@@ -85,10 +85,11 @@ class KnownStatistics:
     ) -> None:
         self._gradients, self._data, self._stored = gradients, data, stored
         self.complete = True
-        self.asked: Set[int] = set()
+        self.asked: Tuple[Set[int], Set[int]] = set(), set()
 
     def gradient(self, position: int, scale: float) -> ArrayStatistics:
         """The statistics of a gradient, as they would be with `scale`."""
+        self.asked[0].add(position)
         known = self._gradients.get(position)
         if known is None:
             self.complete = False
@@ -97,7 +98,7 @@ class KnownStatistics:
 
     def data(self, position: int) -> ArrayStatistics:
         """The statistics of a weight or activation."""
-        self.asked.add(position)
+        self.asked[1].add(position)
         known = self._data.get(position)
         if known is None:
             self.complete = False
@@ -148,8 +149,8 @@ class StatisticsSource(Statistics, Protocol):
     def measured_before(self) -> Tuple[AbstractSet[int], AbstractSet[int]]:
         """Positions of gradients and of data that choices have asked for."""
 
-    def forget_data(self, asked: AbstractSet[int]) -> None:
-        """Forget all data but what the last choice has asked for: nobody needs to measure it again."""
+    def keep(self, gradients: AbstractSet[int], data: AbstractSet[int]) -> None:
+        """Forget all but what the last choice has asked for: nobody needs to measure it again."""
 
     def watch(self, arrays: Sequence[nn.NdArray]) -> None:
         """Check arrays together with what the pass measures, where that saves a wait: see `Findings`."""

@@ -13,7 +13,7 @@ import nnabla as nn
 
 from ..core.layer_selection import LayerSelection
 from .components import Components, components_of
-from .function_kinds import NON_HOMOGENEOUS, OWN_REFERENCES, is_half, written_inputs
+from .function_kinds import NEVER_ENLARGE, NON_HOMOGENEOUS, OWN_REFERENCES, is_half, written_inputs
 from .matrix_products import gemm_slots, is_matrix_product
 from .names import function_names
 from .node import LayerSlot, NodeStructure
@@ -120,7 +120,8 @@ class GraphStructure:
         found.described = described
         found.nodes = [found._reshaped(node) for node in self.nodes]
         # What is computed from them when it is asked for.
-        vars(found).pop("by_number", None)
+        for name in ("by_number", "largest_gradients"):
+            vars(found).pop(name, None)
         found.fixed = list(found._fixed())
         return found
 
@@ -166,6 +167,23 @@ class GraphStructure:
             for position in self._inputs[index]:
                 found.setdefault(position, set()).add(index)
         return found
+
+    @cached_property
+    def largest_gradients(self) -> List[int]:
+        """Those of `gradients` that can be the largest of their component: all but what a single function makes
+        of another one, and cannot enlarge.
+        """
+        shapes, smaller = self.described.shapes, set()
+        for node in self.nodes:
+            size = math.prod(shapes[node.outputs[0]])
+            if node.type_name in NEVER_ENLARGE and not node.separates:
+                read = self._inputs[node.number]
+                smaller |= {
+                    p
+                    for p in node.inputs
+                    if len(self.readers[p]) == read.count(p) == 1 and math.prod(shapes[p]) == size
+                }
+        return [position for position in self.gradients if position not in smaller]
 
     def _ranks(self) -> List[int]:
         """The ranks that nnabla's forward gives the functions: the longest way from a leaf.

@@ -210,6 +210,7 @@ class GradScaler:
         solver.update()
         self.steps += 1
         self._stepped = True
+        self._notifier.count_update()
         return True
 
     def update(self) -> None:
@@ -370,6 +371,7 @@ class GradScaler:
                 self._warn("bad", f"{self.cause}: this is not a gradient overflow, so no scale is lowered")
             else:
                 self.cause = f"overflow, first in {scaling.found_inf[0]}"
+                self._notifier.count_lost(self._iteration, scaling.found_inf)
                 if not scaling.after_overflow():
                     self._warn("floor", f"gradients are not finite at the smallest scale: {self.cause}")
         if not self.cause:

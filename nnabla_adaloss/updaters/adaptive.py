@@ -245,6 +245,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
                 self._restore_scales()
                 self._notifier.notify_hopeless_batch(self.iteration, retries.layers)
             retries.discarded += 1
+            self._notifier.count_lost(self.iteration, retries.layers)
             self.scaling.components.lose_batch()
             if cause.exhausted or retries.discarded > self.max_retries:
                 return self._give_up()
@@ -255,6 +256,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         self._s0.after_update()
         self.scaling.after_update()
         self.counters.count_update(self.accum_grad)
+        self._notifier.count_update()
         layers = retries.layers or outcome.overflow_layers
         return UpdateResult(True, self._s0.scale, retries.retries, reason, layers, outcome.nonfinite_layers)
 

@@ -16,6 +16,8 @@ from .result import UpdateResult
 
 # After this many updates in a row without a gradient, a loss of zero is more than a batch without labels.
 _SILENT = 10
+# A jump by 2**20 costs six batches.
+_LOST = 10
 
 
 class Notifier:
@@ -23,6 +25,7 @@ class Notifier:
 
     def __init__(self) -> None:
         self._warned: Set[str] = set()
+        self._lost = 0
 
     def notify(self, policy: str, kind: str, message: str) -> None:
         """`"raise"` a LossScaleError, `"warn"` once for each kind, or `"skip"`."""
@@ -64,6 +67,21 @@ class Notifier:
             f"every gradient is exactly zero {since}, at loss scale {scale:g}: the network is at rest, or "
             "everything underflows. Look at the loss weight, and at what `diagnose` says",
         )
+
+    def count_lost(self, iteration: int, layers: Sequence[str]) -> None:
+        """Count a batch that was lost to overflow; warn of many in a row."""
+        self._lost += 1
+        if self._lost == _LOST:
+            self.warn(
+                "lost",
+                f"{_LOST} batches in a row were lost to overflow up to iteration {iteration}, though each "
+                f"has lowered the scales; first bad layer: {_first(layers)}. Look at the data, the learning "
+                'rate, and at what `diagnose` says; on_overflow="repeat" of the updater loses none',
+            )
+
+    def count_update(self) -> None:
+        """Count an update: the batches that are lost in a row begin anew."""
+        self._lost = 0
 
     def notify_hopeless_batch(self, iteration: int, layers: Sequence[str]) -> None:
         """Warn of a batch that is thrown away because it overflows at any scale."""

@@ -230,9 +230,11 @@ class BackwardPass(ABC):
         """
         leaves, largest, scales = self._seen
         components, stored = self._components, list(map(mul, largest, scales))
+        # As nearly always.
+        if stored and min(stored) >= floor:
+            return ()
         if max(stored, default=0.0) < floor:
             return components.names
-        # As nearly always.
         if min(stored):
             return ()
         of, next_ = components.leaves, components.next
