@@ -333,7 +333,8 @@ class AdaptiveLossScaling:
         """Count a good update: the limits of layers recover, and what was measured is remembered."""
         if self._ada_loss.limits:
             self._ada_loss.after_update()
-        self.components.keep_batch()
+        if self.components.limited:
+            self.components.keep_batch()
         self.components.end_iteration()
         present = self._graph.present
         # Forward of a half context converts weights.

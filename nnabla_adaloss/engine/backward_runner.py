@@ -206,7 +206,8 @@ class BackwardRunner:
         """
         if last is not None and last.schedule.components is not None:
             names = planned.components.names
-            seen, tables = tables[:, : len(names) + 1], tables[:, len(names) + 1 :]
+            sent = len(self.components.shared(names))
+            seen, tables = tables[:, :sent], tables[:, sent:]
             self.components.adopt(names, seen.max(axis=0).tolist())
         positions = planned.plan.structure.gradients
         own = planned.statistics.table(positions)

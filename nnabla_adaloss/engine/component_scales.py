@@ -375,16 +375,18 @@ class ComponentScales:
             self._windows, self._partial = {}, {}
 
     def shared(self, names: Sequence[str]) -> List[float]:
-        """For other ranks: whether this iteration ends an entry of the windows, and the largest magnitude of
-        each component in it; -1 where none. What is assumed of a lost batch counts.
+        """For other ranks: whether this iteration ends an entry of the windows, whether it had scales of its
+        own, and the largest magnitude of each component in it; -1 where none. What is assumed of a lost batch
+        counts.
         """
         self.lose_batch()
-        return [float(self._measured_all), *(self._seen.get(name, -1.0) for name in names)]
+        own = float(self._measured_all), float(self._searching)
+        return [*own, *(self._seen.get(name, -1.0) for name in names)]
 
     def adopt(self, names: Sequence[str], largest: Sequence[float]) -> None:
         """Take the largest that all ranks have `shared` for what this one has."""
-        self._measured_all = bool(largest[0])
-        self._seen = {name: magnitude for name, magnitude in zip(names, largest[1:]) if magnitude >= 0.0}
+        self._measured_all, self._searching = bool(largest[0]), bool(largest[1])
+        self._seen = {name: magnitude for name, magnitude in zip(names, largest[2:]) if magnitude >= 0.0}
 
     def end_iteration(self) -> None:
         """What this iteration has seen becomes an entry of the windows, or a part of one."""

@@ -170,8 +170,8 @@ class GraphStructure:
 
     @cached_property
     def largest_gradients(self) -> List[int]:
-        """Those of `gradients` that can be the largest of their component: all but what a single function makes
-        of another one, and cannot enlarge.
+        """Those of `gradients` that can be the largest of their component: all but what a single function
+        makes of another one, and cannot enlarge.
         """
         shapes, smaller = self.described.shapes, set()
         for node in self.nodes:

@@ -210,7 +210,7 @@ class GradScaler:
         solver.update()
         self.steps += 1
         self._stepped = True
-        self._notifier.count_update()
+        self._notifier.lost_in_a_row = 0
         return True
 
     def update(self) -> None:

@@ -256,7 +256,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         self._s0.after_update()
         self.scaling.after_update()
         self.counters.count_update(self.accum_grad)
-        self._notifier.count_update()
+        self._notifier.lost_in_a_row = 0
         layers = retries.layers or outcome.overflow_layers
         return UpdateResult(True, self._s0.scale, retries.retries, reason, layers, outcome.nonfinite_layers)
 

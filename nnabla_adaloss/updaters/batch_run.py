@@ -145,14 +145,9 @@ class BatchRun:
     def _is_good(self) -> bool:
         """True when nothing is wrong with the batch, as nearly always."""
         scaling = self.scaling
-        return (
-            not scaling.found_inf and not self._is_searching and (not self.options.repeat or scaling.settled)
+        return not scaling.found_inf and (
+            scaling.settled or not (self.options.repeat or scaling.components.searching)
         )
-
-    @property
-    def _is_searching(self) -> bool:
-        """True when gradients were far too small, and the batch is run with scales of its own."""
-        return self.scaling.components.searching and not self.scaling.settled
 
     def _is_lost(self, repeats: int) -> bool:
         """True when a batch overflowed with scales measured before it, and is not going to be repeated."""
@@ -185,7 +180,7 @@ class BatchRun:
         if found.overflowed:
             # No scale helps a bad batch, and a single layer must not be lowered on one rank alone.
             return found.bad_batch or (not self.options.repeat and found.layer_to_blame is not None)
-        return not self._is_searching and (not self.options.repeat or self.scaling.settled)
+        return self.scaling.settled or not (self.options.repeat or self.scaling.components.searching)
 
     def _is_hopeless(self, repeats: int) -> bool:
         """True when gradients overflow at any scale; that is not tried each time."""

@@ -21,11 +21,15 @@ _LOST = 10
 
 
 class Notifier:
-    """Raises, warns once, or does nothing, according to a policy."""
+    """Raises, warns once, or does nothing, according to a policy.
+
+    Attributes:
+        lost_in_a_row: how many batches were lost to overflow since the last update.
+    """
 
     def __init__(self) -> None:
         self._warned: Set[str] = set()
-        self._lost = 0
+        self.lost_in_a_row = 0
 
     def notify(self, policy: str, kind: str, message: str) -> None:
         """`"raise"` a LossScaleError, `"warn"` once for each kind, or `"skip"`."""
@@ -70,18 +74,14 @@ class Notifier:
 
     def count_lost(self, iteration: int, layers: Sequence[str]) -> None:
         """Count a batch that was lost to overflow; warn of many in a row."""
-        self._lost += 1
-        if self._lost == _LOST:
+        self.lost_in_a_row += 1
+        if self.lost_in_a_row == _LOST:
             self.warn(
                 "lost",
                 f"{_LOST} batches in a row were lost to overflow up to iteration {iteration}, though each "
                 f"has lowered the scales; first bad layer: {_first(layers)}. Look at the data, the learning "
                 'rate, and at what `diagnose` says; on_overflow="repeat" of the updater loses none',
             )
-
-    def count_update(self) -> None:
-        """Count an update: the batches that are lost in a row begin anew."""
-        self._lost = 0
 
     def notify_hopeless_batch(self, iteration: int, layers: Sequence[str]) -> None:
         """Warn of a batch that is thrown away because it overflows at any scale."""

@@ -106,7 +106,7 @@ def test_what_nothing_was_seen_of_before_an_overflow_is_lowered_with_it() -> Non
     assert scales.after_overflow(measured)
     assert of_all(scales) == [2.0**14, 2.0**8, 2.0**4, 2.0**4]
     # Only what was seen to overflow has shown how large it is.
-    assert scales.shared(NAMES)[1:] == [-1.0, -1.0, 2.0**4, 2.0**4]
+    assert scales.shared(NAMES)[2:] == [-1.0, -1.0, 2.0**4, 2.0**4]
 
 
 def test_what_is_saved_after_a_lost_batch_goes_on_with_the_same_scales() -> None:
@@ -165,8 +165,8 @@ def test_passes_of_an_iteration_are_counted_and_the_next_one_ends_it() -> None:
 def test_what_all_ranks_have_seen_is_taken_for_ones_own() -> None:
     scales = scales_with(1.0, 1.0, 1.0)
     see(scales, 1.0, 2.0)
-    assert scales.shared(NAMES) == [1.0, 1.0, 2.0, -1.0, -1.0]
-    scales.adopt(NAMES, [1.0, 1.0, 8.0, 4.0, -1.0])
+    assert scales.shared(NAMES) == [1.0, 0.0, 1.0, 2.0, -1.0, -1.0]
+    scales.adopt(NAMES, [1.0, 0.0, 1.0, 8.0, 4.0, -1.0])
     assert of_all(scales) == [2.0**14, 2.0**5, 2.0**6, None]
 
 
@@ -246,7 +246,7 @@ def test_it_goes_on_in_the_middle_of_a_cycle() -> None:
     state = json.loads(json.dumps(scales.state_dict()))
     # The iteration ends with the state, but not for those who go on.
     assert state["partial"] == {"a": 2.0, "b": 4.0}
-    assert scales.shared(NAMES) == [0.0, -1.0, -1.0, 4.0, -1.0]
+    assert scales.shared(NAMES) == [0.0, 0.0, -1.0, -1.0, 4.0, -1.0]
     other = ComponentScales(HistoryPolicy(), 2.0**10, 2.0**16)
     other.load(measured_of(state))
     other.begin(COMPONENTS)
@@ -361,3 +361,15 @@ def test_what_follows_from_gradients_that_are_not_zero_is_searched_for_a_few_tim
         scales.learn(COMPONENTS, measured, chosen=True, last=True)
         settled.append(scales.settled)
     assert settled == [*5 * [False], *3 * [True]]
+
+
+def test_a_batch_that_one_rank_has_searched_counts_as_searched_on_all() -> None:
+    ranks = [scales_with(1.0, 1.0) for _ in range(2)]
+    ranks[0].begin_pass(1)
+    ranks[0].search(["a"])
+    sent = [rank.shared(NAMES) for rank in ranks]
+    for rank in ranks:
+        rank.adopt(NAMES, [max(values) for values in zip(*sent)])
+        rank.end_iteration()
+    assert ranks[0].state_dict() == ranks[1].state_dict()
+    assert not any(searched(rank) for rank in ranks)
