@@ -62,6 +62,8 @@ def open_share(name: str, value: object, *, usual: float) -> float:
 
 def integer(name: str, value: object) -> int:
     """`value` as a Python int; TypeError unless it is an integer other than a boolean."""
+    if type(value) is int:
+        return value
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name}={value!r} must be an integer, not {type(value).__name__}")
     return int(value)

@@ -341,10 +341,9 @@ class ComponentScales:
 
     def lose_batch(self) -> None:
         """Remember what was assumed since an overflow: no pass over this batch will show what is so."""
-        if self._assumed:
-            seen = self._seen
-            self._seen = {**seen, **{n: max(amax, seen.get(n, 0.0)) for n, amax in self._assumed.items()}}
-            self._assumed = {}
+        seen = self._seen
+        self._seen = {**seen, **{n: max(amax, seen.get(n, 0.0)) for n, amax in self._assumed.items()}}
+        self._assumed = {}
 
     def keep_batch(self) -> None:
         """Forget what was assumed since an overflow: a finite pass over the same batch has measured it."""
@@ -390,7 +389,8 @@ class ComponentScales:
 
     def end_iteration(self) -> None:
         """What this iteration has seen becomes an entry of the windows, or a part of one."""
-        self.lose_batch()
+        if self._assumed:
+            self.lose_batch()
         if self._searching:
             self._end_search()
         elif self._seen and self._searches.in_a_row:
