@@ -46,8 +46,7 @@ Each training is a line of FOLDER/steady_PART.jsonl as soon as it is done, the t
 The same command goes on where it was stopped; --fresh begins again. The package is the one that Python finds
 first: to watch another checkout, name it in PYTHONPATH, and a folder of its own.
 
-Time. All of it takes about half an hour on two cores. Milliseconds in the tables are those of trainings that
-run beside each other: they tell how long this takes, and nothing about speed.
+Time. All of it takes about half an hour on two cores that have other work, too.
 
 Examples:
   python benchmarks/steady.py --quick                           two minutes: does it work?

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import OrderedDict
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -13,7 +14,7 @@ from scaling_study.table import paragraph, rows
 
 from .nets import IN_HALF, NETS
 from .true_gradients import WINDOW, TrueGradients
-from .ways import REFERENCE, Tally, Trainee, spans, train
+from .ways import REFERENCE, Tally, Trainee, longest_row, spans, train
 
 FIRST = 20
 """Batches in which scales may still be looked for."""
@@ -62,16 +63,17 @@ def work(job: QuietJob) -> Dict[str, Any]:
     growths: List[Optional[float]] = []
     if late and late[0].layer:
         again, growths = _train(job, look=True)
-        if again["score"] != found["score"]:
+        if [t.overflows for t in again["tallies"]] != [t.overflows for t in found["tallies"]]:
             raise RuntimeError(f"{job}: to look at gradients has changed the training")
     tallies = found["tallies"]
-    lost = [batch for tally in tallies for batch in tally.lost]
+    lost = [[batch for batch in tally.lost if batch > FIRST] for tally in tallies]
     return {
         **job._asdict(),
-        "score": found["score"],
+        "score": found["score"] if math.isfinite(found["score"]) else None,
         "early": sum(o.batch <= FIRST for tally in tallies for o in tally.overflows),
         "late": len(late),
-        "late_lost": sum(batch > FIRST for batch in lost),
+        "late_lost": sum(map(len, lost)),
+        "lost_in_a_row": max(map(longest_row, lost)),
         "batches_of_late": [overflow.batch for overflow in late],
         "layers_of_late": [overflow.layer for overflow in late],
         "growth_of_late": growths,
@@ -97,13 +99,17 @@ def _train(job: QuietJob, *, look: bool) -> Tuple[Dict[str, Any], List[Optional[
         warned = train(job.way, trainees, storage, job.batches)
         score = twin.score()
     growths = [
-        seen.growth(overflow.batch, overflow.layer)
+        _rounded(seen.growth(overflow.batch, overflow.layer))
         for trainee, seen in zip(trainees, looks)
         if seen is not None
         for overflow in trainee.tally.overflows
         if overflow.batch > FIRST
     ]
     return {"tallies": [t.tally for t in trainees], "warnings": warned, "score": score}, growths
+
+
+def _rounded(number: Optional[float]) -> Optional[float]:
+    return None if number is None else float(f"{number:.4g}")
 
 
 def _trainee(player: Any, solver: Any, look: Optional[TrueGradients]) -> Trainee:
@@ -122,10 +128,11 @@ def markdown(_picture: str, records: List[Dict[str, Any]]) -> str:
     text = (
         f"Made by `python benchmarks/steady.py`. Overflows are repeated or lost batches; the first {FIRST} "
         "batches may have some, as scales are looked for there (those of a GradScaler's first batch are not "
-        "seen). *Batches* are those with later ones, the first six. *Growth* says how many times larger the "
-        f"true gradients of the component that overflowed were than in any of the {WINDOW} batches before: "
-        f"least, median and largest of all late overflows. Up to {MARGIN:g} the scale should have had room. "
-        "*Unexplained* are those within that."
+        "seen). *Batches* are those with later ones, the first six. *Growth* says how many times larger true "
+        "gradients were than in any of the "
+        f"{WINDOW} batches before, in the components that the first function writes whose gradients were not "
+        "finite: least, median and largest of all late overflows. Up to "
+        f"{MARGIN:g} the scale should have had room: those are *unexplained*."
     )
     scores = {r["net"]: r["score"] for r in records if r["way"] == REFERENCE}
     head = [
@@ -135,12 +142,12 @@ def markdown(_picture: str, records: List[Dict[str, Any]]) -> str:
         f"overflows up to {FIRST}",
         "later",
         "lost later",
+        "in a row",
         "batches",
         "growth",
         "unexplained",
         "score",
         "fp32",
-        "ms",
     ]
     body = [_row(record, scores.get(record["net"])) for record in records]
     return "\n".join(["# Trainings that should be quiet\n", paragraph(text), rows(head, body)])
@@ -152,7 +159,7 @@ def _row(record: Dict[str, Any], fp32: Optional[float]) -> Sequence[str]:
     if growths:
         three = growths[0], growths[len(growths) // 2], growths[-1]
         growth = " ".join(f"{number:.2g}" for number in three)
-        unexplained = str(sum(growth <= MARGIN for growth in growths))
+        unexplained = str(sum(number <= MARGIN for number in growths))
     return [
         record["net"],
         "" if record["way"] == REFERENCE else record["half"],
@@ -160,10 +167,14 @@ def _row(record: Dict[str, Any], fp32: Optional[float]) -> Sequence[str]:
         str(record["early"]),
         str(record["late"]),
         str(record["late_lost"]),
+        str(record["lost_in_a_row"]),
         spans(record["batches_of_late"]),
         growth,
         unexplained,
-        f"{record['score']:.3f}",
-        "" if fp32 is None else f"{fp32:.3f}",
-        f"{1e3 * record['seconds'] / record['batches']:.1f}",
+        _shown(record["score"]),
+        _shown(fp32),
     ]
+
+
+def _shown(score: Optional[float]) -> str:
+    return "none" if score is None else f"{score:.3f}"

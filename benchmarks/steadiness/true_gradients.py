@@ -14,6 +14,9 @@ from nnabla_adaloss.graph.plan import GraphPlan
 WINDOW = 128
 """How many batches back a scale remembers, at most."""
 
+# What was zero has grown beyond measure, which is a number in a file of results, too.
+_TINY = 1e-200
+
 
 class TrueGradients:
     """The largest gradient of each component in each batch, in a twin of the graph that computes in fp32.
@@ -71,8 +74,7 @@ class TrueGradients:
         if layer not in self._of_layer or not before:
             return None
         largest = np.max(before, axis=0)
-        ratios = [now[c] / largest[c] for c in self._of_layer[layer] if largest[c]]
-        return float(max(ratios, default=np.inf))
+        return max(float(now[c] / max(largest[c], _TINY)) for c in self._of_layer[layer])
 
     def _zero(self) -> None:
         for variable in self._leaves:
