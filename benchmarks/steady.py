@@ -26,8 +26,9 @@ that grow, so that an overflow should have a reason: a gradient larger than any 
           images, a focal loss, a graph network, a VAE, a GAN, a language model; three of them in nnabla's own
           half precision, too. After the first batches nothing should overflow. Where something does, the same
           training runs once more beside a twin in fp32, which tells how large the gradients really were.
-  jumps   MLPs of 4 to 64 layers whose loss is multiplied by 2^10 or 2^20 after 100 batches, or by 1e6 and
-          1e-6 in turn. What that costs should depend on the jump, and not on the depth.
+  jumps   MLPs of 4 to 64 layers, the graph network and the language model, whose loss is multiplied by 2^10
+          or 2^20 after 100 batches, or by 1e6 and 1e-6 in turn. What that costs should depend on the jump,
+          and not on the depth.
   turns   two tasks on one trunk, of which each batch trains one, with losses of 1 : 1e-6 to 1 : 1e-12. Both
           should be learned as in fp32.
 

@@ -16,7 +16,9 @@ import nnabla.solvers as S
 from scaling_study.classifiers import classifier
 from scaling_study.experiment import Experiment
 from scaling_study.table import paragraph, rows
+from scaling_study.task import Task
 
+from . import nets as quiet_nets
 from .ways import REFERENCE, Tally, Trainee, longest_row, train
 
 QUIET = 100
@@ -25,7 +27,6 @@ QUIET = 100
 AFTER = 300
 """Batches from the jump on."""
 
-_LAYERS = (4, 16, 32, 64)
 _WIDTH = 32
 _LEARNING_RATE = 0.05
 
@@ -66,6 +67,13 @@ def mlp(layers: int, x: nn.Variable, *, training: bool) -> nn.Variable:
     return PF.affine(h, 10, name="out")
 
 
+NETS: Dict[str, Callable[[int], Task]] = {
+    **{f"mlp{n}": partial(classifier, partial(mlp, n), 32) for n in (4, 16, 32, 64)},
+    # In these the largest gradients are not those that layers read.
+    **{name: quiet_nets.NETS[name].build for name in ("gcn", "transformer")},
+}
+
+
 def experiment(batches: Optional[int] = None) -> Experiment:
     """All ways of a jump after the other, the reference first.
 
@@ -73,9 +81,9 @@ def experiment(batches: Optional[int] = None) -> Experiment:
         batches: how many follow the jump; None: `AFTER`.
     """
     jobs = [
-        JumpJob(f"mlp{layers}", weights, way, 0, AFTER if batches is None else batches)
+        JumpJob(net, weights, way, 0, AFTER if batches is None else batches)
         for weights in WEIGHTS
-        for layers in _LAYERS
+        for net in NETS
         for way in (REFERENCE, *_WAYS)
     ]
     return Experiment("steady_jumps", jobs, work, markdown)
@@ -85,9 +93,9 @@ def work(job: JumpJob) -> Dict[str, Any]:
     """Train, and count what the jump has cost."""
     nn.seed(job.seed)
     start = time.perf_counter()
-    layers, weight_of = int(job.net[len("mlp") :]), WEIGHTS[job.weights]
+    weight_of = WEIGHTS[job.weights]
     with nn.parameter_scope("", OrderedDict()):
-        task = classifier(partial(mlp, layers), 32, job.seed)
+        task = NETS[job.net](job.seed)
         (player,) = task.players
         weight, solver = nn.Variable(()), S.Sgd(_LEARNING_RATE)
         solver.set_parameters(player.parameters)
@@ -119,13 +127,14 @@ def work(job: JumpJob) -> Dict[str, Any]:
 def markdown(_picture: str, records: List[Dict[str, Any]]) -> str:
     """A row for each network and jump, the ways beside each other."""
     text = (
-        f"Made by `python benchmarks/steady.py`. Tanh MLPs of width {_WIDTH} in emulated float16: {QUIET} "
-        "quiet batches, then the loss is multiplied, and the learning rate divided likewise. Lost batches "
-        "from the jump on, of how many; in brackets the longest row of them; *rep.*: batches run again. "
-        "*halving*: nnabla's updater, whose scale is the largest that did not overflow before. A mark (!) "
-        "says that something was warned of. Accuracies on 360 images: fp32, and the ways in their order."
+        f"Made by `python benchmarks/steady.py`. Tanh MLPs of width {_WIDTH} and two networks of the quiet "
+        f"trainings in emulated float16: {QUIET} quiet batches, then the loss is multiplied, and the "
+        "learning rate divided likewise. Lost batches from the jump on, of how many; in brackets the longest "
+        "row of them; *rep.*: batches run again. *halving*: nnabla's updater, whose scale is the largest "
+        "that did not overflow before. A mark (!) says that something was warned of. Scores: fp32, and the "
+        "ways in their order; of MLPs and the graph network the accuracy on 360 images."
     )
-    head = ["", "layers", *_WAYS, "accuracy: fp32", "the ways"]
+    head = ["", "network", *_WAYS, "score: fp32", "the ways"]
     known = {(r["weights"], r["net"], r["way"]): r for r in records}
     body = []
     for weights, net in dict.fromkeys((r["weights"], r["net"]) for r in records):
@@ -133,7 +142,7 @@ def markdown(_picture: str, records: List[Dict[str, Any]]) -> str:
         fp32 = known.get((weights, net, REFERENCE))
         scores = [f"{one['score']:.3f}" for one in mine if one is not None]
         body.append(
-            [weights, net[3:], *map(_shown, mine), f"{fp32['score']:.3f}" if fp32 else "", " ".join(scores)]
+            [weights, net, *map(_shown, mine), f"{fp32['score']:.3f}" if fp32 else "", " ".join(scores)]
         )
     return "\n".join(["# A loss that jumps\n", paragraph(text), rows(head, body)])
 
