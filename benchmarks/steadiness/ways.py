@@ -208,6 +208,6 @@ def longest_row(batches: Sequence[int]) -> int:
 
 def spans(batches: Sequence[int], shown: int = 6) -> str:
     """The first of these numbers, in words."""
-    several = list(dict.fromkeys(batches))
+    several = sorted(set(batches))
     text = ", ".join(map(str, several[:shown]))
     return f"{text}, ..." if len(several) > shown else text
