@@ -67,4 +67,5 @@ def do_all(
 
 
 def _be_quiet() -> None:
-    logging.getLogger("nnabla").setLevel(logging.WARNING)
+    for name in ("nnabla", "nnabla_adaloss"):
+        logging.getLogger(name).setLevel(logging.WARNING)
