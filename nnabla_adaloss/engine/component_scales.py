@@ -353,7 +353,8 @@ class ComponentScales:
         """Have the batch run again with scales of its own, if these components have had gradients before:
         those of the batch are far smaller, or underflow to zero.
         """
-        if self._searching or not any(self._windows.get(name, _EMPTY).amax for name in names):
+        known = ((self._windows.get(name, _EMPTY).amax, self._partial.get(name)) for name in names)
+        if self._searching or not any(map(any, known)):
             return
         if self._searches.left_out:
             self._searches = self._searches._replace(left_out=self._searches.left_out - 1)
@@ -363,10 +364,12 @@ class ComponentScales:
 
     def _end_search(self) -> None:
         found = (
-            (self._windows.get(name, _EMPTY).amax, magnitude)
+            (max(self._windows.get(name, _EMPTY).amax, self._partial.get(name, 0.0)), magnitude)
             for name, magnitude in self._seen.items()
             if magnitude and name not in self._single
         )
+        # An entry of a window is what ordinary batches have shown.
+        self._measured_all = False
         worth = any(before == 0.0 or before > magnitude * _FAR for before, magnitude in found)
         self._searches = self._searches.after(worth=worth)
         if self._searches.in_a_row == _IN_A_ROW:

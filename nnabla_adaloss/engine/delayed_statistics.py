@@ -50,6 +50,8 @@ class DelayedStatistics:
         self._data: Dict[int, ArrayStatistics] = {}
         # The gradients that choices ask for; None: all that are measured, until one has asked.
         self._wanted: Optional[Set[int]] = None
+        # And those that somebody only looks at.
+        self._looked_at: AbstractSet[int] = frozenset()
         # What choices see: the same for all batches and retries of an iteration, and on all ranks.
         self._iteration = -1
         self._answers: Tuple[Dict[int, ArrayStatistics], Dict[int, ArrayStatistics]] = {}, {}
@@ -86,6 +88,10 @@ class DelayedStatistics:
             self.complete = self.complete and position not in self._running
             return NOTHING_KNOWN
         return known.scaled(scale)
+
+    def look_at(self, position: int, scale: float) -> ArrayStatistics:
+        """As `gradient`."""
+        return self.gradient(position, scale)
 
     def data(self, position: int) -> ArrayStatistics:
         """The statistics of the data of an earlier iteration; this one's are measured."""
@@ -152,12 +158,13 @@ class DelayedStatistics:
 
     def measured_before(self) -> Tuple[AbstractSet[int], AbstractSet[int]]:
         """Positions of gradients and of data that choices have asked for."""
-        return self._gradients.keys() if self._wanted is None else self._wanted, self._data.keys()
+        wanted = self._gradients.keys() if self._wanted is None else self._wanted | self._looked_at
+        return wanted, self._data.keys()
 
-    def keep(self, gradients: AbstractSet[int], data: AbstractSet[int]) -> None:
-        """Forget all but what the last choice has asked for."""
-        self._wanted = set(gradients)
-        for known, new, asked in zip((self._gradients, self._data), self._new, (gradients, data)):
+    def keep(self, gradients: AbstractSet[int], data: AbstractSet[int], looked_at: AbstractSet[int]) -> None:
+        """Forget all but what the last choice has asked for or looked at."""
+        self._wanted, self._looked_at = set(gradients), looked_at
+        for known, new, asked in zip((self._gradients, self._data), self._new, (gradients | looked_at, data)):
             new.intersection_update(asked)
             for position in known.keys() - asked:
                 del known[position]
@@ -180,7 +187,7 @@ class DelayedStatistics:
             amax[position] = found.abs_max / scale
             if found.nonfinite:
                 nonfinite.add(position)
-            elif self._wanted is None or position in self._wanted:
+            elif self._wanted is None or position in self._wanted or position in self._looked_at:
                 self._gradients[position] = found.scaled(1.0 / scale)
                 self._new[0].add(position)
         for position, one in data.items():
@@ -195,6 +202,8 @@ class DelayedStatistics:
         found = []
         for index, position in enumerate(positions):
             gradient, data = self._gradients.get(position), self._data.get(position)
+            if self._wanted is not None and position not in self._wanted:
+                gradient = None
             if gradient is not None or data is not None:
                 found.append([index, gradient and list(gradient), data and list(data)])
         return found
@@ -203,7 +212,8 @@ class DelayedStatistics:
         """Know what `state` returned, here or in another process."""
         gradients = {positions[index]: _loaded(gradient) for index, gradient, _ in state if gradient}
         data = {positions[index]: _loaded(data) for index, _, data in state if data}
-        self._gradients, self._data, self._wanted = gradients, data, None
+        self._gradients, self._data = gradients, data
+        self._wanted = {*gradients} if state else None
 
     def table(self, positions: Sequence[int]) -> Optional[NDArray[np.float64]]:
         """What was measured since the last `adopt`: shape (2, len(positions), fields); else zeros."""

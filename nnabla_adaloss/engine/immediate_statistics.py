@@ -105,7 +105,11 @@ class ImmediateStatistics:
         """Nothing is remembered."""
         return set(), set()
 
-    def keep(self, gradients: AbstractSet[int], data: AbstractSet[int]) -> None:
+    def look_at(self, position: int, scale: float) -> ArrayStatistics:
+        """As `gradient`."""
+        return self.gradient(position, scale)
+
+    def keep(self, gradients: AbstractSet[int], data: AbstractSet[int], looked_at: AbstractSet[int]) -> None:
         """Do nothing: nothing is remembered."""
 
     def watch(self, arrays: Sequence[nn.NdArray]) -> None:

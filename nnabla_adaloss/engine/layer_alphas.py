@@ -95,7 +95,10 @@ class AlphasByComponent:
         if wanted is None:
             wanted = self._components.sought(component)
         known = wanted is not None
-        g = NOTHING_KNOWN if known and not self._looks else statistics.gradient(node.outputs[0], scale)
+        g = NOTHING_KNOWN
+        if not known or self._looks:
+            ask = statistics.look_at if known else statistics.gradient
+            g = ask(node.outputs[0], scale)
         weight = statistics.stored_data(slot.factor)
         if not known or (weight is None and node.half):
             # Its scaled copy is stored as it is, and must not leave the range.

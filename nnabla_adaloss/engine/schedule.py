@@ -191,7 +191,8 @@ class ScheduleCache:
         schedule = self.schedule
         if not self._delayed or schedule is None or self._lifetime(schedule.fixed_scale) == math.inf:
             return None
-        return (iteration - self._since) % self.iterations
+        # Each cycle begins with another share, so that of batches that take turns all are measured in time.
+        return (iteration - self._since - self._since // self.iterations) % self.iterations
 
     def keep(self, schedule: ScaleSchedule, iteration: int) -> None:
         """Use the schedule that was chosen in this iteration."""

@@ -76,7 +76,7 @@ class Scheduler:
         chooser = choose(structure, choice, known, start, self._u_max, ranges)
         if not known.complete:
             return None
-        planned.statistics.keep(*known.asked)
+        planned.statistics.keep(*known.asked, known.looked_at)
         self._ada_loss.take_over_all(chooser.decided)
         return chooser.schedule()
 

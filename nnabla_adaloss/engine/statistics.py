@@ -44,6 +44,9 @@ class Statistics(Protocol):
     def gradient(self, position: int, scale: float) -> ArrayStatistics:
         """The statistics of a gradient that carries `scale`."""
 
+    def look_at(self, position: int, scale: float) -> ArrayStatistics:
+        """The same, for whoever watches: nothing is chosen by it."""
+
     def data(self, position: int) -> ArrayStatistics:
         """The statistics of a weight or activation."""
 
@@ -65,6 +68,7 @@ class KnownStatistics:
     Attributes:
         complete: whether everything that was asked for was known.
         asked: positions of the gradients, and of the data, that were asked for.
+        looked_at: positions of gradients that were only looked at, for whoever watches.
 
     Example:
         >>> import numpy as np
@@ -86,6 +90,7 @@ class KnownStatistics:
         self._gradients, self._data, self._stored = gradients, data, stored
         self.complete = True
         self.asked: Tuple[Set[int], Set[int]] = set(), set()
+        self.looked_at: Set[int] = set()
 
     def gradient(self, position: int, scale: float) -> ArrayStatistics:
         """The statistics of a gradient, as they would be with `scale`."""
@@ -95,6 +100,11 @@ class KnownStatistics:
             self.complete = False
             return NOTHING_KNOWN
         return known.scaled(scale)
+
+    def look_at(self, position: int, scale: float) -> ArrayStatistics:
+        """The statistics of a gradient, as they would be with `scale`, if they are known."""
+        self.looked_at.add(position)
+        return self._gradients.get(position, NOTHING_KNOWN).scaled(scale)
 
     def data(self, position: int) -> ArrayStatistics:
         """The statistics of a weight or activation."""
@@ -149,8 +159,8 @@ class StatisticsSource(Statistics, Protocol):
     def measured_before(self) -> Tuple[AbstractSet[int], AbstractSet[int]]:
         """Positions of gradients and of data that choices have asked for."""
 
-    def keep(self, gradients: AbstractSet[int], data: AbstractSet[int]) -> None:
-        """Forget all but what the last choice has asked for: nobody needs to measure it again."""
+    def keep(self, gradients: AbstractSet[int], data: AbstractSet[int], looked_at: AbstractSet[int]) -> None:
+        """Forget all but what the last choice has asked for or looked at: nobody needs the rest again."""
 
     def watch(self, arrays: Sequence[nn.NdArray]) -> None:
         """Check arrays together with what the pass measures, where that saves a wait: see `Findings`."""

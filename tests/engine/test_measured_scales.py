@@ -9,11 +9,18 @@ import hypothesis.strategies as st
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
+import nnabla.solvers as S
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AmaxHistory, FormatEmulation
+from nnabla_adaloss import (
+    AdaLossConfig,
+    AdaptiveLossScaling,
+    AdaptiveLossScalingUpdater,
+    AmaxHistory,
+    FormatEmulation,
+)
 from nnabla_adaloss.engine.passes.backward_pass import BackwardPass
 from nnabla_adaloss.engine.schedule import Rescale
 from tests.engine.random_graphs import Network, assert_same_above_subnormals, build, networks
@@ -352,3 +359,55 @@ def test_of_two_branches_with_the_same_weights_the_one_that_overflows_is_lowered
     # From the mean of the branch that has grown, and nothing of the other.
     branch = ["Mean", "PowScalar", "Tanh", "Tanh"]
     assert [name.split("/")[2] for name in lowered] == [f"{name}#2" if grows else name for name in branch]
+
+
+def with_attention() -> nn.Variable:
+    """Softmax and means, between which gradients are larger than those of any layer."""
+    rng = np.random.RandomState(0)
+    x = nn.Variable.from_numpy_array(rng.randn(4, 8, 8).astype(np.float32))
+    q, k, v = (PF.affine(x, 8, base_axis=2, name=name, rng=rng) for name in "qkv")
+    h = F.batch_matmul(F.softmax(3.0 * F.batch_matmul(q, k, transpose_b=True)), v)
+    h = F.mean(PF.affine(F.relu(h), 8, base_axis=2, name="out", rng=rng), axis=1)
+    return F.mean(PF.affine(h, 3, name="top", rng=rng) ** 2)
+
+
+@pytest.mark.parametrize("way", ["float", "emulated", "native"])
+def test_every_gradient_counts_for_its_component_whether_a_layer_reads_it_or_not(way: str) -> None:
+    # Nothing is trained, so gradients stay the same; a window of one entry forgets what the first pass saw.
+    config = AdaLossConfig(AmaxHistory(window=1), dtype="float16", measure_every=3)
+    backends = ["cpu:half", "cpu:float"] if way == "native" else ["cpu:float"]
+    with nn.context_scope(nn.Context(backends, "CpuCachedArray", "0")):
+        loss = with_attention()
+    scaling = AdaptiveLossScaling(FormatEmulation(loss, "float16") if way == "emulated" else loss, config)
+    batch(scaling)
+    for _ in range(9):
+        assert batch(scaling) == 0
+    assert scaling.last_pass != "choosing"
+    measured, plan = scaling.components.amaxes(), scaling.plan
+    components = plan.structure.components(by_layer=True)
+    for v in nn.get_parameters().values():
+        v.grad.zero()
+    with nn.context_scope(nn.Context(["cpu:float"])):
+        exact = with_attention()
+    exact.forward()
+    exact.backward(1.0)
+    true = dict.fromkeys(components.names, 0.0)
+    for position, v in zip(plan.structure.gradients, AdaptiveLossScaling(exact).plan.variables):
+        name = components.names[components.of[position]]
+        true[name] = max(true[name], float(np.abs(v.g).max()))
+    for name, amax in true.items():
+        assert measured[name] >= 0.9 * amax, name
+
+
+def test_maxima_of_branches_that_share_weights_stay_near_their_gradients_in_float() -> None:
+    nn.clear_parameters()
+    loss = critic_on_two_batches()
+    solver = S.Sgd(1e-3)
+    solver.set_parameters(nn.get_parameters())
+    updater = AdaptiveLossScalingUpdater(solver, loss, config=AdaLossConfig(measure_every=1))
+    updater.update()
+    first = updater.scaling.components.amaxes()
+    for _ in range(150):
+        updater.update()
+    for name, amax in updater.scaling.components.amaxes().items():
+        assert first[name] / 16.0 <= amax <= 16.0 * first[name], name

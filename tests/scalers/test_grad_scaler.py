@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Callable, Dict, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 import nnabla as nn
 import nnabla.functions as F
@@ -752,3 +752,109 @@ def test_methods_of_torch_that_are_not_here(name: str, message: str) -> None:
     assert not hasattr(scaler, name)
     with pytest.raises(AttributeError, match=message):
         getattr(scaler, name)
+
+
+class Deep:
+    """Layers of tanh, whose loss is multiplied by what `iterate` is given."""
+
+    def __init__(self, layers: int, *, attention: bool = False, backend: str = "cpu:float") -> None:
+        nn.clear_parameters()
+        random = np.random.RandomState(0)
+        self.factor = nn.Variable.from_numpy_array(np.ones(1, np.float32))
+        with nn.context_scope(nn.Context([backend, "cpu:float"], "CpuCachedArray", "0")):
+            h = nn.Variable.from_numpy_array(random.randn(2, 4, 8).astype(np.float32))
+            for index in range(layers):
+                name = f"layer{index}"
+                if attention:
+                    q, k = (PF.affine(h, 8, base_axis=2, name=name + part, rng=random) for part in "qk")
+                    h = F.batch_matmul(F.softmax(F.batch_matmul(q, k, transpose_b=True)), h) + h
+                h = F.tanh(PF.affine(h, 8, base_axis=2, name=name, rng=random))
+            self.loss = F.mean(F.reshape(F.mean(h**2), (1,)) * self.factor)
+        solver = S.Sgd(1e-30)
+        solver.set_parameters(nn.get_parameters())
+        self.solver = solver
+        self.scaler = GradScaler(solver, storage=None if backend == "cpu:half" else "float16")
+
+    def iterate(self, factor: float = 1.0) -> bool:
+        self.factor.d = factor
+        self.solver.zero_grad()
+        self.scaler.forward(self.loss)
+        self.scaler.backward(self.loss)
+        updated = self.scaler.step(self.solver)
+        self.scaler.update()
+        return updated
+
+
+@pytest.mark.parametrize(("jump", "lost"), [(2.0**10, 4), (2.0**20, 7)])
+@pytest.mark.parametrize("layers", [2, 12, pytest.param(32, marks=pytest.mark.slow)])
+def test_lost_steps_grow_with_a_jump_and_not_with_the_depth(layers: int, jump: float, lost: int) -> None:
+    deep = Deep(layers)
+    assert all(deep.iterate() for _ in range(3))
+    assert 1 <= [deep.iterate(jump) for _ in range(12)].count(False) <= lost
+    # It stays so: nothing overflows once the jump is the rule.
+    assert all(deep.iterate(jump) for _ in range(10))
+
+
+@pytest.mark.parametrize("backend", ["cpu:float", "cpu:half"])
+def test_what_overflows_where_no_layer_has_a_weight_is_lowered_too(backend: str) -> None:
+    deep = Deep(2, attention=True, backend=backend)
+    assert all(deep.iterate() for _ in range(3))
+    assert [deep.iterate(2.0**10) for _ in range(8)].count(False) <= 4
+    assert all(deep.iterate(2.0**10) for _ in range(3))
+
+
+def test_losses_of_very_different_size_in_turn_lose_only_the_first_steps() -> None:
+    deep = Deep(4)
+    done = [deep.iterate(1e6 if i % 2 else 1e-6) for i in range(150)]
+    assert done.count(False) <= 14
+    assert all(done[30:])
+
+
+def test_many_lost_steps_in_a_row_are_warned_of_once() -> None:
+    deep = Deep(2)
+    assert deep.iterate()
+
+    def iterate() -> None:
+        for i in range(30):
+            deep.iterate(2.0 ** (8 * min(i, 12)))
+
+    with pytest.warns(LossScaleWarning, match="10 batches in a row .*; first bad layer: layer") as told:
+        iterate()
+    assert sum("in a row" in str(one.message) for one in told) == 1
+
+
+def test_a_state_saved_after_a_lost_step_goes_on_bit_for_bit() -> None:
+    deep = Deep(3)
+    assert all(deep.iterate() for _ in range(3))
+    assert not deep.iterate(2.0**10)
+    state = json.loads(json.dumps(deep.scaler.state_dict()))
+
+    def go_on(scaler: GradScaler) -> List[Any]:
+        deep.scaler = scaler
+        found = []
+        for _ in range(6):
+            updated = deep.iterate(2.0**10)
+            gradients = [v.g.tobytes() for v in nn.get_parameters().values()] if updated else []
+            found.append((updated, scaler.get_scale(), scaler.scaling(deep.loss).layer_scales, gradients))
+        return found
+
+    expected = go_on(deep.scaler)
+    assert [updated for updated, *_ in expected].count(False) >= 1
+    copy = GradScaler(deep.solver, storage="float16")
+    copy.load_state_dict(state)
+    assert go_on(copy) == expected
+
+
+def test_a_batch_that_has_underflowed_runs_again_with_scales_of_its_own() -> None:
+    deep = Deep(3)
+    assert all(deep.iterate() for _ in range(3))
+    for _ in range(3):
+        assert deep.iterate(1e-12)
+        gradients = {name: v.g.copy() for name, v in nn.get_parameters().items()}
+        for v in nn.get_parameters().values():
+            v.grad.zero()
+        deep.loss.forward()
+        deep.loss.backward(1.0)
+        for name, v in nn.get_parameters().items():
+            np.testing.assert_allclose(gradients[name], v.g, rtol=0.1, atol=0.02 * np.abs(v.g).max())
+        assert deep.iterate()
