@@ -15,6 +15,7 @@ from ..core.layer_selection import LayerSelection
 from .components import Components, components_of
 from .function_kinds import NON_HOMOGENEOUS, OWN_REFERENCES, is_half, written_inputs
 from .matrix_products import gemm_slots, is_matrix_product
+from .memory_uses import MemoryUses, memory_uses
 from .names import function_names
 from .node import LayerSlot, NodeStructure
 from .reading import GraphDescription
@@ -119,8 +120,9 @@ class GraphStructure:
         found = copy(self)
         found.described = described
         found.nodes = [found._reshaped(node) for node in self.nodes]
-        # What is computed from them when it is asked for.
-        vars(found).pop("by_number", None)
+        # What is computed from nodes and arguments when it is asked for.
+        for name in ("by_number", "memory_uses"):
+            vars(found).pop(name, None)
         found.fixed = list(found._fixed())
         return found
 
@@ -166,6 +168,11 @@ class GraphStructure:
             for position in self._inputs[index]:
                 found.setdefault(position, set()).add(index)
         return found
+
+    @cached_property
+    def memory_uses(self) -> MemoryUses:
+        """When leaves are read and outputs written."""
+        return memory_uses(self.described)
 
     def _ranks(self) -> List[int]:
         """The ranks that nnabla's forward gives the functions: the longest way from a leaf.

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds leaves that share memory with what functions of the same graph write."""
+
+from __future__ import annotations
+
+from operator import attrgetter, itemgetter
+from typing import List, NamedTuple, Set, Tuple
+
+import nnabla as nn
+
+_references = attrgetter("get_number_of_references")
+
+Use = Tuple[nn.Variable, int]
+"""A variable, and the index of the function that reads or writes it."""
+
+
+class Shared(NamedTuple):
+    """What shares memory.
+
+    Attributes:
+        outputs: outputs that share memory with a leaf.
+        carried: leaves whose memory is read before it is written, so that what is in it goes from one forward
+            to the next.
+    """
+
+    outputs: List[nn.Variable]
+    carried: List[nn.Variable]
+
+
+class SharedMemory:
+    """Finds leaves that share memory with an output of the same graph, as after `h0.data = h.data`.
+
+    Views and narrowed arrays share memory as well. Data can be assigned at any time, so `find` is called
+    before each batch: as a rule it takes 0.1 µs per leaf and output.
+
+    nnabla does not tell addresses without allocating memory, but it counts the Python Variables that refer to
+    a memory. All that share it have the same count, and a mark, which is one Variable more, raises it.
+
+    Args:
+        reads: leaves, each with the index of the first function that reads it.
+        writes: outputs, each with the index of the function that writes it, in forward order.
+
+    Example:
+        >>> import nnabla.functions as F
+        >>> h0 = nn.Variable((2, 3))
+        >>> h = F.tanh(h0)
+        >>> shared = SharedMemory([(h0, 0)], [(h, 0)])
+        >>> shared.find()
+        Shared(outputs=[], carried=[])
+        >>> h0.data = h.data
+        >>> shared.find() == ([h], [h0])
+        True
+    """
+
+    def __init__(self, reads: List[Use], writes: List[Use]) -> None:
+        self._reads, self._writes = reads, writes
+        self._leaves, self._outputs = [v for v, _ in reads], [v for v, _ in writes]
+        self._marks: List[nn.Variable] = []
+
+    def find(self) -> Shared:
+        """What shares memory now."""
+        counts = set(map(_references, self._leaves))
+        if counts.isdisjoint(map(_references, self._outputs)):
+            return Shared([], [])
+        counts.intersection_update(map(_references, self._outputs))
+        return self._among(_counted(self._reads, counts), _counted(self._writes, counts))
+
+    def _among(self, reads: List[Use], writes: List[Use]) -> Shared:
+        """What shares memory among those with equal counts."""
+        before = _counts(writes)
+        marks = _marks(reads)
+        writes = _raised(writes, before)
+        shared = _sharing(reads, writes)
+        # The others keep their marks, so that the next time their counts tell them from these outputs.
+        found = set(shared)
+        self._marks += [mark for mark, read in zip(marks, reads) if read not in found]
+        del marks
+        carried = _sharing(shared, _overwriting(shared, writes))
+        return Shared([v for v, _ in writes], [v for v, _ in carried])
+
+
+def _overwriting(reads: List[Use], writes: List[Use]) -> List[Use]:
+    """Those of `writes` whose memory some of `reads` reads before, or the same function does."""
+    before, found, marks = _counts(writes), [], []
+    waiting = sorted(reads, key=itemgetter(1), reverse=True)
+    for write, count in zip(writes, before):
+        while waiting and waiting[-1][1] <= write[1]:
+            marks += _marks([waiting.pop()])
+        if _counts([write]) != [count]:
+            found.append(write)
+    return found
+
+
+def _sharing(some: List[Use], others: List[Use]) -> List[Use]:
+    """Those of `some` that share memory with one of `others`."""
+    before = _counts(some)
+    marks = _marks(others)
+    found = _raised(some, before)
+    del marks
+    return found
+
+
+def _counted(uses: List[Use], counts: Set[int]) -> List[Use]:
+    """Those to whose memory as many Variables refer as one of `counts`."""
+    return [use for use, count in zip(uses, _counts(uses)) if count in counts]
+
+
+def _raised(uses: List[Use], before: List[int]) -> List[Use]:
+    """Those whose counts are not what they were."""
+    return [use for use, count, then in zip(uses, before, _counts(uses)) if count != then]
+
+
+def _counts(uses: List[Use]) -> List[int]:
+    """How many Variables refer to the memory of each."""
+    return [v.get_number_of_references for v, _ in uses]
+
+
+def _marks(uses: List[Use]) -> List[nn.Variable]:
+    """One Variable more that refers to the memory of each."""
+    return [v.get_unlinked_variable() for v, _ in uses]
