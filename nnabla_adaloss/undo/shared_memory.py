@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from operator import attrgetter, itemgetter
-from typing import List, NamedTuple, Set, Tuple
+from typing import List, NamedTuple, Tuple
 
 import nnabla as nn
 
@@ -59,11 +59,16 @@ class SharedMemory:
 
     def find(self) -> Shared:
         """What shares memory now."""
-        counts = set(map(_references, self._leaves))
-        if counts.isdisjoint(map(_references, self._outputs)):
+        # Of a large graph no count is in a cache: each is asked for once.
+        of_leaves, of_outputs = (list(map(_references, some)) for some in (self._leaves, self._outputs))
+        common = set(of_leaves)
+        if common.isdisjoint(of_outputs):
             return Shared([], [])
-        counts.intersection_update(map(_references, self._outputs))
-        return self._among(_counted(self._reads, counts), _counted(self._writes, counts))
+        common.intersection_update(of_outputs)
+        return self._among(
+            [read for read, count in zip(self._reads, of_leaves) if count in common],
+            [write for write, count in zip(self._writes, of_outputs) if count in common],
+        )
 
     def _among(self, reads: List[Use], writes: List[Use]) -> Shared:
         """What shares memory among those with equal counts."""
@@ -98,11 +103,6 @@ def _sharing(some: List[Use], others: List[Use]) -> List[Use]:
     found = _raised(some, before)
     del marks
     return found
-
-
-def _counted(uses: List[Use], counts: Set[int]) -> List[Use]:
-    """Those to whose memory as many Variables refer as one of `counts`."""
-    return [use for use, count in zip(uses, _counts(uses)) if count in counts]
 
 
 def _raised(uses: List[Use], before: List[int]) -> List[Use]:
