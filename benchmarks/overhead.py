@@ -91,9 +91,12 @@ CASES = [
 ]
 
 INTERWOVEN = [
-    Case(functions, 8, 8, graph, blocks, interwoven)
-    for graph in ("static", "rebuilt")
-    for functions, blocks in ((1000, 6), (3000, 4), (9000, 3))
+    Case(1000, 8, 8, "static", 4, interwoven),
+    Case(3000, 8, 8, "static", 3, interwoven),
+    Case(9000, 8, 8, "static", 2, interwoven),
+    Case(1000, 8, 8, "rebuilt", 3, interwoven),
+    Case(3000, 8, 8, "rebuilt", 2, interwoven),
+    Case(9000, 8, 8, "rebuilt", 1, interwoven),
 ]
 
 

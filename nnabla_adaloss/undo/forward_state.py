@@ -39,7 +39,7 @@ class ForwardState:
         self._present: List[DataSnapshot] = []
         self._saved: List[DataSnapshot] = []
         # Of this plan: what may share memory with outputs, and the snapshot of what was carried last.
-        self._shared = SharedMemory([], [])
+        self._shared = SharedMemory([], [], [], [])
         self._carried = DataSnapshot(kernels, [])
         self._examined: Set[int] = set()
         self._written: List[nn.Variable] = []
@@ -151,8 +151,10 @@ class ForwardState:
         self._plan = plan
         variables, uses = plan.all_variables, plan.structure.memory_uses
         self._shared = SharedMemory(
-            [(variables[p], index) for p, index in uses.leaves.items()],
-            [(variables[p], index) for p, index in uses.outputs.items()],
+            [variables[p] for p in uses.leaves],
+            list(uses.leaves.values()),
+            [variables[p] for p in uses.outputs],
+            list(uses.outputs.values()),
         )
         # nnabla may free these before the functions that read them cut off have run.
         for position in uses.cut_off:

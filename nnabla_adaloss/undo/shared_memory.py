@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from operator import attrgetter, itemgetter
-from typing import List, NamedTuple, Tuple
+from itertools import compress
+from operator import attrgetter, itemgetter, ne
+from typing import List, NamedTuple, Sequence, Tuple
 
 import nnabla as nn
 
@@ -37,14 +38,16 @@ class SharedMemory:
     a memory. All that share it have the same count, and a mark, which is one Variable more, raises it.
 
     Args:
-        reads: leaves, each with the index of the first function that reads it.
-        writes: outputs, each with the index of the function that writes it, in forward order.
+        leaves: leaves.
+        reads: of each, the index of the first function that reads it.
+        outputs: outputs, in forward order.
+        writes: of each, the index of the function that writes it.
 
     Example:
         >>> import nnabla.functions as F
         >>> h0 = nn.Variable((2, 3))
         >>> h = F.tanh(h0)
-        >>> shared = SharedMemory([(h0, 0)], [(h, 0)])
+        >>> shared = SharedMemory([h0], [0], [h], [0])
         >>> shared.find()
         Shared(outputs=[], carried=[])
         >>> h0.data = h.data
@@ -52,9 +55,14 @@ class SharedMemory:
         True
     """
 
-    def __init__(self, reads: List[Use], writes: List[Use]) -> None:
-        self._reads, self._writes = reads, writes
-        self._leaves, self._outputs = [v for v, _ in reads], [v for v, _ in writes]
+    def __init__(
+        self,
+        leaves: Sequence[nn.Variable],
+        reads: Sequence[int],
+        outputs: Sequence[nn.Variable],
+        writes: Sequence[int],
+    ) -> None:
+        self._leaves, self._reads, self._outputs, self._writes = leaves, reads, outputs, writes
         self._marks: List[nn.Variable] = []
 
     def find(self) -> Shared:
@@ -65,21 +73,23 @@ class SharedMemory:
         if common.isdisjoint(of_outputs):
             return Shared([], [])
         common.intersection_update(of_outputs)
-        return self._among(
-            [read for read, count in zip(self._reads, of_leaves) if count in common],
-            [write for write, count in zip(self._writes, of_outputs) if count in common],
-        )
-
-    def _among(self, reads: List[Use], writes: List[Use]) -> Shared:
-        """What shares memory among those with equal counts."""
-        before = _counts(writes)
-        marks = _marks(reads)
-        writes = _raised(writes, before)
-        shared = _sharing(reads, writes)
-        # The others keep their marks, so that the next time their counts tell them from these outputs.
-        found = set(shared)
-        self._marks += [mark for mark, read in zip(marks, reads) if read not in found]
+        suspected = [count in common for count in of_leaves]
+        marks = [v.get_unlinked_variable() for v in compress(self._leaves, suspected)]
+        raised = list(map(ne, map(_references, self._outputs), of_outputs))
+        if not any(raised):
+            # The next time, their counts tell these leaves from the outputs.
+            self._marks += marks
+            return Shared([], [])
         del marks
+        return self._among(suspected, raised)
+
+    def _among(self, suspected: List[bool], raised: List[bool]) -> Shared:
+        """What shares memory, of leaves some of which do with these outputs."""
+        reads = list(compress(zip(self._leaves, self._reads), suspected))
+        writes = list(compress(zip(self._outputs, self._writes), raised))
+        shared = _sharing(reads, writes)
+        found = set(shared)
+        self._marks += _marks([read for read in reads if read not in found])
         carried = _sharing(shared, _overwriting(shared, writes))
         return Shared([v for v, _ in writes], [v for v, _ in carried])
 
