@@ -2,6 +2,7 @@
 """What adaptive loss scaling takes per iteration besides nnabla: many small layers, few large ones.
 
     OMP_NUM_THREADS=1 python benchmarks/overhead.py
+    OMP_NUM_THREADS=1 python benchmarks/overhead.py --functions
 
 Chains of affine layers and tanh are trained by a bare loop (zero_grad, forward, backward, update), by
 nnabla's DynamicLossScalingUpdater, and by AdaptiveLossScalingUpdater with both methods, which take turns
@@ -14,6 +15,10 @@ iterations of a cycle apart for approx_range: *planned* is the median one, *meas
 The floor is what an adaptive iteration cannot do without: the bare loop, one pass over the scaled weights
 and one over the parameters' gradients at the speed of memory, and asking nnabla for the address of each
 of these arrays; and where the graph is built anew, once for what tells how (as `planning.py` does).
+
+`--functions` trains other networks in place of chains, of as many functions as *layers* says: with constants,
+an output that many Variables refer to and a state that is carried on. Wanted are at most 1.3, however many
+functions.
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ import nnabla as nn
 import nnabla.solvers as S
 import numpy as np
 from blocks import BLOCK, Action, means, positions, ratio, take_turns
-from cpu_networks import chain
+from cpu_networks import chain, interwoven
 from planning import ask
 from training_speed import without_repeats
 
@@ -59,6 +64,7 @@ class Case(NamedTuple):
         batch: rows of the data.
         graph: `"static"`, or `"rebuilt"` for each iteration, or `"reshaped"` for a batch of another size.
         blocks: how many blocks of iterations are timed.
+        network: what is made of the data, so many layers or functions, and their width.
     """
 
     layers: int
@@ -66,6 +72,7 @@ class Case(NamedTuple):
     batch: int
     graph: str
     blocks: int
+    network: Callable[[nn.Variable, int, int], nn.Variable] = chain
 
 
 CASES = [
@@ -81,6 +88,15 @@ CASES = [
     Case(40, 32, 16, "rebuilt", 6),
     Case(10, 128, 32, "reshaped", 10),
     Case(40, 32, 16, "reshaped", 6),
+]
+
+INTERWOVEN = [
+    Case(1000, 8, 8, "static", 4, interwoven),
+    Case(3000, 8, 8, "static", 3, interwoven),
+    Case(9000, 8, 8, "static", 2, interwoven),
+    Case(1000, 8, 8, "rebuilt", 3, interwoven),
+    Case(3000, 8, 8, "rebuilt", 2, interwoven),
+    Case(9000, 8, 8, "rebuilt", 1, interwoven),
 ]
 
 
@@ -114,7 +130,7 @@ def trainer(case: Case, way: str) -> Trainer:
 
     def build() -> nn.Variable:
         with nn.parameter_scope("", scope):
-            return chain(next(data), case.layers, case.width)
+            return case.network(next(data), case.layers, case.width)
 
     loss = build()
     solver = S.Sgd(1e-3)
@@ -193,6 +209,7 @@ def measure(case: Case, turn: int = 1) -> Dict[str, Any]:
     common = median(at["dynamic"])
     return {
         **case._asdict(),
+        "network": case.network.__name__,
         "measuring_over_dynamic": {way: max(at[way]) / common for way in ADAPTIVE},
         "planned_over_dynamic": {way: median(at[way]) / common for way in ADAPTIVE},
         "ms": {way: 1e3 * s for way, s in spent.items()},
@@ -276,12 +293,15 @@ def main() -> None:
         default=1,
         help="how many iterations of one updater follow each other; its caches are warm then (default: 1)",
     )
+    parser.add_argument(
+        "--functions", action="store_true", help="networks of 1000 to 9000 functions that share memory"
+    )
     parser.add_argument("--results", type=Path, help="write FILE.txt, FILE.json and FILE.png, too")
     options = parser.parse_args()
     warnings.simplefilter("ignore", LossScaleWarning)
     print(HEADER)
     found, lines = [], [HEADER]
-    for case in CASES:
+    for case in INTERWOVEN if options.functions else CASES:
         found.append(measure(case, options.turn))
         lines.append(row(found[-1]))
         print(lines[-1], flush=True)

@@ -65,3 +65,13 @@ def written_inputs(type_name: str, args: Mapping[str, Any]) -> FrozenSet[int]:
         [3, 4]
     """
     return _WRITES.get(type_name, _NOTHING) if all(args.get(name, True) for name in _SWITCHES) else _NOTHING
+
+
+def hands_memory_on(type_name: str, args: Mapping[str, Any]) -> bool:
+    """Whether the output of a function is its input's memory, which it neither reads nor writes in forward.
+
+    Example:
+        >>> hands_memory_on("Reshape", {"shape": [6], "inplace": True})
+        True
+    """
+    return type_name == "Unlink" or (type_name == "Reshape" and args["inplace"])

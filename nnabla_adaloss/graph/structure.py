@@ -15,6 +15,7 @@ from ..core.layer_selection import LayerSelection
 from .components import Components, components_of
 from .function_kinds import NEVER_ENLARGE, NON_HOMOGENEOUS, OWN_REFERENCES, is_half, written_inputs
 from .matrix_products import gemm_slots, is_matrix_product
+from .memory_uses import MemoryUses, memory_uses
 from .names import function_names
 from .node import LayerSlot, NodeStructure
 from .reading import GraphDescription
@@ -119,8 +120,8 @@ class GraphStructure:
         found = copy(self)
         found.described = described
         found.nodes = [found._reshaped(node) for node in self.nodes]
-        # What is computed from them when it is asked for.
-        for name in ("by_number", "largest_gradients"):
+        # What is computed from nodes, shapes and arguments when it is asked for.
+        for name in ("by_number", "largest_gradients", "memory_uses"):
             vars(found).pop(name, None)
         found.fixed = list(found._fixed())
         return found
@@ -184,6 +185,11 @@ class GraphStructure:
                     if len(self.readers[p]) == read.count(p) == 1 and math.prod(shapes[p]) == size
                 }
         return [position for position in self.gradients if position not in smaller]
+
+    @cached_property
+    def memory_uses(self) -> MemoryUses:
+        """When leaves are read and outputs written."""
+        return memory_uses(self.described)
 
     def _ranks(self) -> List[int]:
         """The ranks that nnabla's forward gives the functions: the longest way from a leaf.

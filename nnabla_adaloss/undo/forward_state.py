@@ -3,25 +3,21 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
 from types import MappingProxyType
-from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 import nnabla as nn
 
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels
 from ..kernels.arrays import FLOAT16, FLOAT32, are_readable, stored_dtype
+from .shared_memory import SharedMemory
 from .snapshot import Contents, DataSnapshot, contents_of
 
 Moment = Dict[DataSnapshot, DataSnapshot]
 """The state at a later moment: for each snapshot of the start of the window, one taken then."""
 
 _START: Mapping[DataSnapshot, DataSnapshot] = MappingProxyType({})
-
-_references = attrgetter("get_number_of_references")
-# More Python Variables than normally refer to an output; an updater that emulates a storage makes four.
-_MARKS = 8
 
 
 class ForwardState:
@@ -42,8 +38,8 @@ class ForwardState:
         self._snapshots: Dict[int, DataSnapshot] = {}
         self._present: List[DataSnapshot] = []
         self._saved: List[DataSnapshot] = []
-        # Of this plan: what may share memory with outputs, and the snapshot of what did so the last time.
-        self._shared = SharedArrays([], [])
+        # Of this plan: what may share memory with outputs, and the snapshot of what was carried last.
+        self._shared = SharedMemory([], [], [], [])
         self._carried = DataSnapshot(kernels, [])
         self._examined: Set[int] = set()
         self._written: List[nn.Variable] = []
@@ -59,10 +55,11 @@ class ForwardState:
     def save(self, plan: GraphPlan) -> None:
         """Save what forward through `plan` is going to write, unless this window has saved it already.
 
-        An output that shares its memory with a leaf becomes persistent: `clear_buffer` must not free it.
+        An output that shares its memory with a leaf, or is read cut off from the graph, becomes persistent:
+        `clear_buffer` must not free it.
 
         Raises:
-            RuntimeError: it has freed it already.
+            RuntimeError: it has freed it already, and forward reads it before it is written again.
         """
         if plan is not self._plan:
             self._find(plan)
@@ -137,22 +134,31 @@ class ForwardState:
                 yield leaf, before
 
     def _carried_leaves(self) -> List[nn.Variable]:
-        """The leaves that share memory with outputs now."""
+        """The leaves that forward reads, and then writes, because they share memory with outputs now."""
         found = self._shared.find()
-        for leaf, outputs in found:
+        for leaf in found.carried:
             if leaf.data.clear_called:
                 raise RuntimeError(
                     f"an input of shape {leaf.shape} shares its data with an output that clear_buffer has "
                     "freed, so its values are lost: share the data before the first update, or set "
                     "persistent = True of the output, and assign the input its initial value"
                 )
-            for output in outputs:
-                output.persistent = True
-        return [leaf for leaf, _ in found]
+        for output in found.outputs:
+            output.persistent = True
+        return found.carried
 
     def _find(self, plan: GraphPlan) -> None:
         self._plan = plan
-        self._shared = _shared_arrays(plan)
+        variables, uses = plan.all_variables, plan.structure.memory_uses
+        self._shared = SharedMemory(
+            [variables[p] for p in uses.leaves],
+            list(uses.leaves.values()),
+            [variables[p] for p in uses.outputs],
+            list(uses.outputs.values()),
+        )
+        # nnabla may free these before the functions that read them cut off have run.
+        for position in uses.cut_off:
+            variables[position].persistent = True
         known: Dict[DataSnapshot, None] = {}
         new: Dict[int, nn.Variable] = {}
         candidates: Dict[int, nn.Variable] = {}
@@ -183,64 +189,3 @@ class ForwardState:
         self._snapshots.update((hash(leaf), snapshot) for leaf in leaves)
         self._present.append(snapshot)
         return snapshot
-
-
-class SharedArrays:
-    """Finds leaves that share memory with an output of the same graph, as after `h0.data = h.data`.
-
-    Forward then overwrites its own input. Views, narrowed arrays and in-place outputs share memory as well.
-    Data can be assigned at any time, so `find` is called before each batch: it takes 0.1 µs per output.
-
-    Args:
-        leaves: the leaves.
-        outputs: the outputs of the graph's functions.
-
-    Example:
-        >>> import nnabla.functions as F
-        >>> h0 = nn.Variable((2, 3))
-        >>> h = F.tanh(h0)
-        >>> shared = SharedArrays([h0], [h])
-        >>> shared.find()
-        []
-        >>> h0.data = h.data
-        >>> [(leaf == h0, outputs == [h]) for leaf, outputs in shared.find()]
-        [(True, True)]
-    """
-
-    def __init__(self, leaves: Sequence[nn.Variable], outputs: Sequence[nn.Variable]) -> None:
-        self._leaves, self._outputs = leaves, outputs
-        self._marks: List[nn.Variable] = []
-
-    def find(self) -> List[Tuple[nn.Variable, List[nn.Variable]]]:
-        """The leaves that share memory with outputs now, each with these outputs."""
-        # nnabla counts the Python Variables that refer to a memory. Marks are further Variables of each
-        # leaf: they raise the count of an output that shares its memory.
-        if not self._leaves or not self._outputs:
-            return []
-        if not self._marks:
-            before = self._counts()
-            self._marks = [leaf.get_unlinked_variable() for leaf in self._leaves for _ in range(_MARKS)]
-            if self._counts() == before:
-                return []
-        elif max(map(_references, self._outputs)) <= _MARKS:
-            return []
-        found = [(leaf, self._outputs_with_memory_of(leaf)) for leaf in self._leaves]
-        return [(leaf, outputs) for leaf, outputs in found if outputs]
-
-    def _outputs_with_memory_of(self, leaf: nn.Variable) -> List[nn.Variable]:
-        before = self._counts()
-        one_more = leaf.get_unlinked_variable()
-        after = self._counts()
-        del one_more
-        return [v for v, count, then in zip(self._outputs, before, after) if count != then]
-
-    def _counts(self) -> List[int]:
-        return list(map(_references, self._outputs))
-
-
-def _shared_arrays(plan: GraphPlan) -> SharedArrays:
-    leaves = dict(plan.leaves)
-    leaves.update((hash(leaf), leaf) for leaf, _ in plan.fixed_leaves)
-    outputs = [plan.all_variables[p] for p in plan.structure.described.outputs.positions]
-    # Parameters are many, and belong to the solver or to what the first forward is seen to change.
-    return SharedArrays([leaf for key, leaf in leaves.items() if key not in plan.names], outputs)

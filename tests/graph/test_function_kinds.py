@@ -19,7 +19,7 @@ import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
-from nnabla_adaloss.graph.function_kinds import written_inputs
+from nnabla_adaloss.graph.function_kinds import hands_memory_on, written_inputs
 
 IMAGES, CHANNELS = (2, 3, 4, 4), (1, 3, 1, 1)
 
@@ -113,6 +113,25 @@ def test_weights_that_are_fixed_while_training_are_written() -> None:
     y.forward()
     y.parent.inputs[1].d = 1.0
     assert changed(y) == {1, 2} == known(y)
+
+
+@pytest.mark.parametrize(
+    ("make", "handed"),
+    [
+        (lambda x: F.reshape(x, (6,)), True),
+        (lambda x: F.reshape(x, (6,), inplace=False), False),
+        (F.unlink, True),
+        (F.identity, False),
+        (partial(F.relu, inplace=True), False),
+        (lambda x: F.add2(x, variable(2, 3), inplace=True), False),
+        (lambda x: F.bool_scatter(variable(3), variable(2, 3), x), False),
+    ],
+)
+def test_what_hands_the_memory_of_its_input_on_is_known(make: Any, handed: bool) -> None:
+    x = variable(2, 3)
+    f = make(x).parent
+    assert hands_memory_on(f.info.type_name, f.info.args) == handed
+    assert handed == (f.inplace_data(0) == 1)
 
 
 # Every function of nnabla, with inputs of shapes that it takes.

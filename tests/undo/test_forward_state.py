@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Dict, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -14,7 +14,7 @@ import pytest
 from nnabla_adaloss.graph.names import registered_names
 from nnabla_adaloss.graph.plan import GraphPlan
 from nnabla_adaloss.kernels import CpuKernels
-from nnabla_adaloss.undo.forward_state import ForwardState, SharedArrays
+from nnabla_adaloss.undo.forward_state import ForwardState
 
 pytestmark = pytest.mark.any_context
 
@@ -268,77 +268,41 @@ def test_what_needs_a_gradient_and_is_written_is_put_back() -> None:
     assert average.d.tolist() == [[1.0] * 3] * 2
 
 
-Share = Callable[[nn.Variable, nn.Variable], Any]
-
-WAYS: List[Share] = [
-    lambda leaf, output: setattr(leaf, "data", output.data),
-    lambda leaf, output: setattr(output, "data", leaf.data),
-    lambda leaf, output: setattr(leaf, "data", output.data.view(leaf.shape)),
-    lambda leaf, output: setattr(leaf, "data", output.data.narrow(0, 0, leaf.shape[0])),
-]
-
-
-def chain(length: int) -> List[nn.Variable]:
-    """A leaf, and what is computed of it."""
-    found = [nn.Variable.from_numpy_array(np.ones((2, 3), np.float32))]
-    for _ in range(length):
-        found.append(F.tanh(found[-1]))
-    return found
+def test_what_is_read_cut_off_after_it_was_computed_is_not_put_back() -> None:
+    x = nn.Variable.from_numpy_array(np.ones((2, 3), np.float32))
+    y = F.tanh(x * parameter("gain", [[1.0, 2.0, 3.0]]))
+    loss = F.mean((y - y.get_unlinked_variable(need_grad=False)) ** 2)
+    state = ForwardState(CpuKernels())
+    loss.forward(clear_buffer=True)
+    y.data.clear()
+    state.save(plan_of(loss))
+    loss.forward()
+    written = y.d.copy()
+    state.restore()
+    np.testing.assert_array_equal(y.d, written)
 
 
-@pytest.mark.parametrize("share", WAYS)
-@pytest.mark.parametrize("looked", [0, 1, 3])
-def test_a_leaf_is_found_as_soon_as_it_shares_memory(share: Share, looked: int) -> None:
-    x, *outputs = chain(4)
-    other = nn.Variable((2, 3))
-    shared = SharedArrays([x, other], outputs)
-    for _ in range(looked):
-        assert shared.find() == []
-    share(other, outputs[2])
-    for _ in range(2):
-        assert shared.find() == [(other, [outputs[2]])]
-    fresh = nn.NdArray((2, 3))
-    outputs[2].data = fresh
-    assert shared.find() == []
+def test_what_is_read_cut_off_is_not_freed_before() -> None:
+    """Nothing that reads it with the graph needs it in backward."""
+    x = nn.Variable.from_numpy_array(np.ones((2, 3), np.float32))
+    y = x * parameter("gain", [[1.0, 2.0, 3.0]])
+    loss = F.mean(y + 1.0) + F.mean(F.exp(y.get_unlinked_variable(need_grad=False)))
+    ForwardState(CpuKernels()).save(plan_of(loss))
+    loss.forward(clear_no_need_grad=True)
+    np.testing.assert_allclose(loss.d, 3.0 + np.mean(np.exp([1.0, 2.0, 3.0])), rtol=1e-6)
 
 
-def test_all_outputs_that_share_the_memory_are_named() -> None:
-    x, h, last = chain(2)
-    flat = F.reshape(h, (6,), inplace=True)
-    leaf = nn.Variable((6,))
-    leaf.data = flat.data
-    assert SharedArrays([x, leaf], [h, last, flat]).find() == [(leaf, [h, flat])]
-
-
-def test_leaves_that_share_memory_with_each_other_alone_are_not_found() -> None:
-    x, *outputs = chain(3)
-    other = nn.Variable((2, 3))
-    other.data = x.data
-    shared = SharedArrays([x, other], outputs)
-    assert shared.find() == shared.find() == []
-
-
-def test_many_references_to_an_output_are_no_sharing() -> None:
-    x, *outputs = chain(3)
-    shared = SharedArrays([x], outputs)
-    assert shared.find() == []
-    kept = [outputs[0].get_unlinked_variable() for _ in range(20)]
-    assert shared.find() == []
-    assert len(kept) == 20
-
-
-def test_nothing_is_read_or_allocated_to_find_out() -> None:
-    x, *outputs = chain(3)
-    outputs[-1].forward(clear_buffer=True)
-    shared = SharedArrays([x], outputs)
-    shared.find()
-    x.data = outputs[1].data
-    assert len(shared.find()) == 1
-    assert x.data.clear_called
-    assert outputs[0].data.clear_called
-
-
-@pytest.mark.parametrize(("leaves", "outputs"), [(0, 2), (2, 0), (0, 0)])
-def test_nothing_is_found_in_nothing(leaves: int, outputs: int) -> None:
-    made = chain(4)
-    assert SharedArrays(made[:leaves], made[-outputs:] if outputs else []).find() == []
+def test_what_is_read_cut_off_before_it_is_computed_is_put_back() -> None:
+    x = nn.Variable.from_numpy_array(np.ones((2, 3), np.float32))
+    y = F.tanh(x)
+    y.data.zero()
+    loss = F.mean(F.exp(y.get_unlinked_variable(need_grad=False))) + F.mean(y)
+    state, plan = ForwardState(CpuKernels()), plan_of(loss)
+    state.save(plan)
+    loss.forward()
+    assert y.d.all()
+    state.restore()
+    assert not y.d.any()
+    y.data.clear()
+    with pytest.raises(RuntimeError, match=r"an input of shape \(2, 3\) shares its data with an output"):
+        state.save(plan)

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When forward reads the memory of leaves, and when it writes that of outputs."""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple
+
+from .function_kinds import hands_memory_on
+from .reading import GraphDescription
+
+
+class MemoryUses(NamedTuple):
+    """Leaves and outputs by position, each with the index of a function.
+
+    Attributes:
+        leaves: leaves without a name, with the first function that reads their contents; none of `cut_off`.
+        outputs: what functions write into memory that is not handed on to them, with the function.
+        cut_off: outputs that are also read as leaves, but by later functions only.
+    """
+
+    leaves: Dict[int, int]
+    outputs: Dict[int, int]
+    cut_off: List[int]
+
+
+def memory_uses(described: GraphDescription) -> MemoryUses:
+    """When the memory of a graph is used, in a pass there and one back.
+
+    Example:
+        >>> import nnabla as nn, nnabla.functions as F
+        >>> from nnabla_adaloss.graph.reading import read_graph
+        >>> y = F.tanh(nn.Variable((2, 3)))
+        >>> loss = F.mean(y - y.get_unlinked_variable(need_grad=False))
+        >>> memory_uses(read_graph(loss).described)
+        MemoryUses(leaves={0: 0}, outputs={1: 0, 2: 1, 3: 2}, cut_off=[1])
+    """
+    kinds = map(hands_memory_on, described.type_names, described.args)
+    functions = list(zip(kinds, described.inputs.by_function(), described.outputs.by_function()))
+    read, written = described.inputs.positions, described.outputs.positions
+    outputs: Dict[int, int] = {}
+    # With memory that is handed on, which is written when it is first met.
+    filled: Dict[int, int] = {}
+    for index, (hands_on, inputs, results) in enumerate(functions):
+        if not hands_on:
+            outputs.update(dict.fromkeys(written[results], index))
+            filled.update(dict.fromkeys(written[results], index))
+        elif read[inputs.start] in filled:
+            filled[written[results.start]] = filled[read[inputs.start]]
+    never = len(functions)
+    of_leaves: Dict[int, int] = {}
+    of_others: Dict[int, int] = {}
+    for index in reversed(range(never)):
+        hands_on, inputs, results = functions[index]
+        at = of_others.get(written[results.start], never) if hands_on else index
+        for position, producer in zip(read[inputs], described.producers[inputs]):
+            reads = of_leaves if producer is None else of_others
+            reads[position] = min(reads.get(position, never), at)
+    cut_off = [p for p, index in of_leaves.items() if filled.get(p, never) < index]
+    left_out = {*cut_off, *(p for p, (_, name) in described.kept.items() if name is not None)}
+    leaves = {p: index for p, index in of_leaves.items() if p not in left_out}
+    return MemoryUses(leaves, outputs, cut_off)

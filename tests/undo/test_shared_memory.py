@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leaves that share memory with outputs, and what of that is carried from one forward to the next."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List
+
+import nnabla as nn
+import nnabla.functions as F
+import numpy as np
+import pytest
+
+from nnabla_adaloss.undo.shared_memory import SharedMemory
+
+pytestmark = pytest.mark.any_context
+
+Share = Callable[[nn.Variable, nn.Variable], Any]
+
+WAYS: List[Share] = [
+    lambda leaf, output: setattr(leaf, "data", output.data),
+    lambda leaf, output: setattr(output, "data", leaf.data),
+    lambda leaf, output: setattr(leaf, "data", output.data.view(leaf.shape)),
+    lambda leaf, output: setattr(leaf, "data", output.data.narrow(0, 0, leaf.shape[0])),
+]
+
+
+def chain(length: int) -> List[nn.Variable]:
+    """A leaf, and what is computed of it."""
+    found = [nn.Variable.from_numpy_array(np.ones((2, 3), np.float32))]
+    for _ in range(length):
+        found.append(F.tanh(found[-1]))
+    return found
+
+
+def shared_memory(leaves: List[nn.Variable], outputs: List[nn.Variable]) -> SharedMemory:
+    """Of leaves that the first function reads, and functions with one output each."""
+    return SharedMemory(leaves, [0] * len(leaves), outputs, range(len(outputs)))
+
+
+@pytest.mark.parametrize("share", WAYS)
+@pytest.mark.parametrize("looked", [0, 1, 3])
+@pytest.mark.parametrize("references", [0, 1, 20])
+def test_a_leaf_is_found_as_soon_as_it_shares_memory(share: Share, looked: int, references: int) -> None:
+    x, *outputs = chain(4)
+    other = nn.Variable((2, 3))
+    kept = [outputs[0].get_unlinked_variable() for _ in range(references)]
+    shared = shared_memory([x, other], outputs)
+    for _ in range(looked):
+        assert shared.find() == ([], [])
+    share(other, outputs[2])
+    for _ in range(2):
+        assert shared.find() == ([outputs[2]], [other])
+    fresh = nn.NdArray((2, 3))
+    outputs[2].data = fresh
+    assert shared.find() == ([], [])
+    share(x, outputs[0])
+    assert shared.find() == ([outputs[0]], [x])
+    assert len(kept) == references
+
+
+def test_all_leaves_and_outputs_that_share_the_memory_are_named() -> None:
+    x, *outputs = chain(4)
+    one, other = nn.Variable((2, 3)), nn.Variable((6,))
+    one.data = outputs[3].data = outputs[1].data
+    other.data = one.data.view((6,))
+    assert shared_memory([x, one, other], outputs).find() == ([outputs[1], outputs[3]], [one, other])
+
+
+@pytest.mark.parametrize(("read", "carried"), [(0, True), (2, True), (3, False), (4, False)])
+@pytest.mark.parametrize("share", WAYS)
+def test_what_is_read_after_it_was_written_is_not_carried(share: Share, read: int, carried: bool) -> None:
+    x, *outputs = chain(4)
+    leaf = nn.Variable((2, 3))
+    share(leaf, outputs[2])
+    shared = SharedMemory([x, leaf], [0, read], outputs, range(4))
+    assert shared.find() == ([outputs[2]], [leaf] if carried else [])
+
+
+def test_memory_that_is_written_once_more_is_carried() -> None:
+    """Perhaps the first function writes another part of it."""
+    _, *outputs = chain(4)
+    leaf = nn.Variable((2, 3))
+    leaf.data = outputs[1].data = outputs[3].data
+    shared = SharedMemory([leaf], [2], outputs, range(4))
+    assert shared.find() == ([outputs[1], outputs[3]], [leaf])
+
+
+def test_of_two_leaves_that_share_memory_one_may_be_read_before() -> None:
+    _, *outputs = chain(4)
+    early, late, other = (nn.Variable((2, 3)) for _ in range(3))
+    early.data = late.data = outputs[1].data
+    other.data = outputs[2].data
+    shared = SharedMemory([late, early, other], [3, 0, 3], outputs, range(4))
+    assert shared.find() == (outputs[1:3], [late, early])
+
+
+def test_leaves_that_share_memory_with_each_other_alone_are_not_found() -> None:
+    x, *outputs = chain(3)
+    other = nn.Variable((2, 3))
+    other.data = x.data
+    shared = shared_memory([x, other], outputs)
+    assert shared.find() == shared.find() == ([], [])
+
+
+def test_many_references_to_an_output_are_no_sharing() -> None:
+    x, *outputs = chain(3)
+    shared = shared_memory([x], outputs)
+    assert shared.find() == ([], [])
+    kept = [outputs[0].get_unlinked_variable() for _ in range(20)]
+    assert shared.find() == ([], [])
+    assert len(kept) == 20
+
+
+class Counted:
+    """A Variable that counts what it is asked for."""
+
+    asked = 0
+
+    def __init__(self, variable: nn.Variable) -> None:
+        self.variable = variable
+
+    @property
+    def get_number_of_references(self) -> int:
+        Counted.asked += 1
+        return self.variable.get_number_of_references
+
+    def get_unlinked_variable(self) -> nn.Variable:
+        Counted.asked += 1
+        return self.variable.get_unlinked_variable()
+
+
+def asked(functions: int, arrange: Callable[[List[Any], List[Any]], Any], looks: int) -> int:
+    """How often leaves and outputs, one per function, are asked in the last of several looks."""
+    leaves, outputs = ([nn.Variable((2,)) for _ in range(functions)] for _ in range(2))
+    kept = arrange(leaves, outputs)
+    indices = range(functions)
+    shared = SharedMemory(list(map(Counted, leaves)), indices, list(map(Counted, outputs)), indices)
+    for _ in range(looks):
+        Counted.asked = 0
+        shared.find()
+    del kept
+    return Counted.asked
+
+
+def many_refer_to_one(leaves: List[Any], outputs: List[Any]) -> Any:
+    return [outputs[0].get_unlinked_variable() for _ in range(20)]
+
+
+def one_is_shared(leaves: List[Any], outputs: List[Any]) -> Any:
+    leaves[0].data = outputs[-1].data
+
+
+def all_share_one(leaves: List[Any], outputs: List[Any]) -> Any:
+    for leaf in leaves:
+        leaf.data = outputs[0].data
+
+
+def each_has_its_own(leaves: List[Any], outputs: List[Any]) -> Any:
+    for leaf, output in zip(leaves, outputs):
+        leaf.data = output.data
+
+
+@pytest.mark.parametrize("looks", [1, 2, 5])
+@pytest.mark.parametrize("arrange", [many_refer_to_one, one_is_shared, all_share_one, each_has_its_own])
+def test_what_a_look_asks_for_grows_with_the_graph(arrange: Any, looks: int) -> None:
+    few, many = (asked(functions, arrange, looks) for functions in (20, 200))
+    assert many <= 11 * few
+
+
+def test_as_a_rule_a_look_asks_each_once() -> None:
+    assert asked(50, many_refer_to_one, 3) == 100
+
+
+def test_nothing_is_read_or_allocated_to_find_out() -> None:
+    x, *outputs = chain(3)
+    outputs[-1].forward(clear_buffer=True)
+    shared = shared_memory([x], outputs)
+    shared.find()
+    x.data = outputs[1].data
+    x.data.zero()
+    outputs[0].data.clear()
+    assert shared.find() == ([outputs[1]], [x])
+    assert x.data.zeroing
+    assert outputs[0].data.clear_called
+
+
+@pytest.mark.parametrize(("leaves", "outputs"), [(0, 2), (2, 0), (0, 0)])
+def test_nothing_is_found_in_nothing(leaves: int, outputs: int) -> None:
+    made = chain(4)
+    assert shared_memory(made[:leaves], made[-outputs:] if outputs else []).find() == ([], [])
