@@ -23,7 +23,7 @@ from ..graph.plan import GraphPlan
 from ..graph.structure import PlanOptions
 from ..kernels import Kernels, NNablaAdaLoss, select_kernels
 from ..monitor import Audience, audience_of
-from ..undo import BatchGuard, ForwardState
+from ..undo import BatchGuard, ForwardState, Undoable
 from .backward_runner import BackwardRunner, config_for
 from .component_scales import ComponentScales
 from .layer_watch import watch_for
@@ -77,6 +77,8 @@ class AdaptiveLossScaling:
         >>> sorted(scaling.layer_scales)
         ['b/affine']
     """
+
+    undone = ("iteration",)
 
     def __init__(
         self,
@@ -150,6 +152,14 @@ class AdaptiveLossScaling:
         )
         self._last: Optional[BackwardPass] = None
 
+    @property
+    def undoable(self) -> List[Undoable]:
+        """What a `Savepoint` keeps of the engine: what is known between two iterations. See `go_back_to`."""
+        found: List[Undoable] = [self, self.components, self._ada_loss, *self._graph.undoable]
+        if self._storage is not None:
+            found.append(self._storage.drawn)
+        return found
+
     def go_on_from(self, before: AdaptiveLossScaling) -> None:
         """Take over what was learned with another graph of the network, for one rebuilt in each iteration. A
         graph of a known topology goes on with its schedule, too, and is not planned again.
@@ -172,6 +182,17 @@ class AdaptiveLossScaling:
         self._graph.go_on_from(before._graph)
         self._reader.go_on_from(before._reader)
         self.share_draws(before)
+
+    def go_back_to(self, before: AdaptiveLossScaling) -> None:
+        """Forget the present iteration, after a `Savepoint` has been restored.
+
+        Args:
+            before: the engine when that was made: this one, or that of the network's graph before.
+        """
+        self.iteration = before.iteration
+        self._ada_loss.go_on_from(before._ada_loss)
+        self._graph.go_on_from(before._graph)
+        self.components.drop_iteration()
 
     def share_draws(self, other: AdaptiveLossScaling) -> None:
         """Draw the random numbers of an emulated storage from the stream of another loss of the training."""
@@ -318,9 +339,17 @@ class AdaptiveLossScaling:
 
     def after_update(self) -> None:
         """Count a good update: the limits of layers recover, and what was measured is remembered."""
+        self.end_iteration()
+        self.measure_weights()
+
+    def end_iteration(self) -> None:
+        """The part of `after_update` that does not look at parameters."""
         if self._ada_loss.limits:
             self._ada_loss.after_update()
         self.components.end_iteration()
+
+    def measure_weights(self) -> None:
+        """The part of `after_update` that looks at the new parameters."""
         present = self._graph.present
         # Forward of a half context converts weights.
         if present is not None and self.in_half:

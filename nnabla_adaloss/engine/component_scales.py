@@ -143,6 +143,8 @@ class ComponentScales:
             pass in it.
     """
 
+    undone = "_windows", "_partial", "began"
+
     def __init__(self, policy: HistoryPolicy, u_max: float, u_max_single: Optional[float] = None) -> None:
         self.policy = policy
         self._u_max = u_max
@@ -276,15 +278,15 @@ class ComponentScales:
 
     def end_iteration(self) -> None:
         """What this iteration has seen becomes an entry of the windows, or a part of one."""
-        partial = self._partial
-        for name, magnitude in self._seen.items():
-            if name not in partial or magnitude > partial[name]:
-                partial[name] = magnitude
-        if self._measured_all:
-            windows, length = self._windows, self.policy.window
-            for name, magnitude in partial.items():
-                windows[name] = windows.get(name, _EMPTY).push(magnitude, length)
-            self._partial = {}
+        if self._seen or self._measured_all:
+            windows, partial, length = self._windows, {**self._partial}, self.policy.window
+            for name, magnitude in self._seen.items():
+                if name not in partial or magnitude > partial[name]:
+                    partial[name] = magnitude
+            if self._measured_all:
+                pushed = {n: windows.get(n, _EMPTY).push(amax, length) for n, amax in partial.items()}
+                windows, partial = {**windows, **pushed}, {}
+            self._windows, self._partial = windows, partial
         self.drop_iteration()
 
     def drop_iteration(self) -> None:
@@ -302,14 +304,12 @@ class ComponentScales:
 
     def forget(self) -> None:
         """Forget everything."""
-        self._windows.clear()
-        self._partial.clear()
+        self._windows, self._partial = {}, {}
         self.drop_iteration()
 
     def state_dict(self) -> Dict[str, Any]:
         """What was measured, by name of the component, as plain lists; this iteration ends with it."""
         ended = copy(self)
-        ended._windows, ended._partial = dict(self._windows), dict(self._partial)
         ended.end_iteration()
         windows = {name: window.as_list() for name, window in ended._windows.items()}
         return {"windows": windows, "partial": ended._partial}

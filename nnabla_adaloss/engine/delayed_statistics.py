@@ -38,6 +38,8 @@ class DelayedStatistics:
         complete: whether everything that this pass has asked for was known.
     """
 
+    undone = "_gradients", "_data", "_answers", "_iteration"
+
     def __init__(
         self,
         plan: GraphPlan,
@@ -124,7 +126,7 @@ class DelayedStatistics:
     ) -> Tuple[List[nn.NdArray], List[Tuple[int, float]]]:
         """The gradients but for those that a storage has seen, and those that backward has left at zero."""
         keys, storage = self._plan.keys, self._storage
-        left, found = [], []
+        left, found, nothing = [], [], {}
         for (position, scale), array in zip(gradients, arrays):
             seen = None if storage is None else storage.gradient_statistics(keys[position])
             if seen is not None:
@@ -134,7 +136,9 @@ class DelayedStatistics:
                 found.append((position, scale))
             else:
                 # Backward has left nothing there, and a choice need not wait for it.
-                self._gradients.setdefault(position, NOTHING_KNOWN)
+                nothing[position] = NOTHING_KNOWN
+        if not nothing.keys() <= self._gradients.keys():
+            self._gradients = {**nothing, **self._gradients}
         return left, found
 
     def measure_weights(self, positions: Sequence[int]) -> None:
@@ -152,8 +156,8 @@ class DelayedStatistics:
     def forget_data(self, asked: AbstractSet[int]) -> None:
         """Forget all data but what the last choice has asked for."""
         self._new[1].intersection_update(asked)
-        for position in self._data.keys() - asked:
-            del self._data[position]
+        if not self._data.keys() <= asked:
+            self._data = {position: known for position, known in self._data.items() if position in asked}
 
     def watch(self, arrays: Sequence[nn.NdArray]) -> None:
         """Start to check arrays, all in one call."""
@@ -168,19 +172,25 @@ class DelayedStatistics:
         measured, largest, watched_finite = self._measurements.fetch()
         nonfinite: Set[int] = set()
         amax: Dict[int, float] = {}
+        new_gradients: Dict[int, ArrayStatistics] = {}
+        new_data: Dict[int, ArrayStatistics] = {}
         for position, (one, scale) in gradients.items():
             found = measured[one] if isinstance(one, int) else one
             amax[position] = found.abs_max / scale
             if found.nonfinite:
                 nonfinite.add(position)
             else:
-                self._gradients[position] = found.scaled(1.0 / scale)
-                self._new[0].add(position)
+                new_gradients[position] = found.scaled(1.0 / scale)
         for position, one in data.items():
             found = measured[one] if isinstance(one, int) else one
             if not found.nonfinite:
-                self._data[position] = found
-                self._new[1].add(position)
+                new_data[position] = found
+        if new_gradients:
+            self._gradients = {**self._gradients, **new_gradients}
+            self._new[0].update(new_gradients)
+        if new_data:
+            self._data = {**self._data, **new_data}
+            self._new[1].update(new_data)
         return Findings(nonfinite, amax, largest, watched_finite)
 
     def state(self, positions: Sequence[int]) -> List[Any]:

@@ -60,6 +60,7 @@ class BatchGuard:
     def begin(self) -> None:
         """Begin a window: forget what was saved of the one before."""
         self.state.drop()
+        self._gradients.drop()
         self._first, self._saves_gradients = True, False
 
     def before_forward(self) -> None:
@@ -73,6 +74,11 @@ class BatchGuard:
     def undo(self) -> None:
         """Restore what forward has written in this window: it leaves nothing behind."""
         self.state.restore()
+
+    def undo_window(self) -> None:
+        """Restore what forward has written in this window, and the gradients that were saved in it."""
+        self.undo()
+        self._gradients.restore()
 
     def begin_batch(self, *, first: bool, repeat: bool = True) -> None:
         """Save what one batch is going to change: what forward writes, and leaf gradients for `undo_batch`.

@@ -151,7 +151,6 @@ class ForwardState:
         return [leaf for leaf, _ in found]
 
     def _find(self, plan: GraphPlan) -> None:
-        self._plan = plan
         self._shared = _shared_arrays(plan)
         known: Dict[DataSnapshot, None] = {}
         new: Dict[int, nn.Variable] = {}
@@ -176,11 +175,13 @@ class ForwardState:
         if passing:
             # No parameters: they may be gone with this graph.
             self._present.append(DataSnapshot(self._kernels, passing))
+        # At last: a signal may interrupt us between any two lines.
+        self._plan = plan
 
     def _add(self, leaves: List[nn.Variable]) -> DataSnapshot:
         """A snapshot of these parameters, used from now on."""
         snapshot = DataSnapshot(self._kernels, leaves)
-        self._snapshots.update((hash(leaf), snapshot) for leaf in leaves)
+        self._snapshots.update(dict.fromkeys(map(hash, leaves), snapshot))
         self._present.append(snapshot)
         return snapshot
 

@@ -134,7 +134,7 @@ class BatchRun:
         The result is its outcome if it is finite now; None if it still has to be examined.
         """
         nonfinite = tuple(self.scaling.found_inf)
-        self.scaling.guard.rewind()
+        self.scaling.guard.undo_batch()
         self._forward_backward(again=True)
         if self._overflows:
             return None

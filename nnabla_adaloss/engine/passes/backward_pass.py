@@ -220,16 +220,18 @@ class BackwardPass(ABC):
             run_backward(loss, self.seed, grad, clear_buffer, callbacks, pre, post, seed)
             if guard is None or guard.error is None:
                 self.end()
+                self.restore()
+                self.finish()
+                return
         except BaseException as raised:
             error = root_cause(raised)
-        finally:
-            self.restore()
+        self.restore()
+        # What is being measured is no matter of the next pass.
+        self.statistics.finish()
         # What a hook raised comes first: nnabla hides it behind an error of its own.
         error = error if guard is None else guard.error or error
-        if error is not None:
-            self.statistics.finish()
-            raise error
-        self.finish()
+        assert error is not None
+        raise error
 
     @abstractmethod
     def begin(self) -> Tuple[Hooks, Hooks]:
