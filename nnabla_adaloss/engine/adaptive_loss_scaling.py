@@ -32,6 +32,7 @@ from .passes.hookless_steps import FallbackReason
 from .prepared_graph import GraphPreparation
 from .saved_state import read_state, state_of
 from .schedule import ScheduleCache
+from .spoilt_gradients import SpoiltGradients
 
 
 class AdaptiveLossScaling:
@@ -151,6 +152,7 @@ class AdaptiveLossScaling:
             forward_state,
         )
         self._last: Optional[BackwardPass] = None
+        self._spoilt = SpoiltGradients(self._kernels)
 
     @property
     def undoable(self) -> List[Undoable]:
@@ -180,6 +182,7 @@ class AdaptiveLossScaling:
         self.iteration = self.components.began[0] + 1
         self._ada_loss.go_on_from(before._ada_loss)
         self._graph.go_on_from(before._graph)
+        self._spoilt = before._spoilt
         self._reader.go_on_from(before._reader)
         self.share_draws(before)
 
@@ -451,8 +454,11 @@ class AdaptiveLossScaling:
         planned = self._graph.current(wired=wired)
         if self._reader.moved:
             self._reader.before_backward()
-        found = leaf_arrays(planned.plan.leaves.values())
+        leaves = planned.plan.leaves
+        found = leaf_arrays(leaves.values())
         self.guard.before_backward(found.arrays, all_zero=found.all_zero)
+        if self._spoilt.set_apart(leaves):
+            found = leaf_arrays(leaves.values())
         iteration = self.iteration if iteration is None else iteration
         self.components.begin_pass(iteration)
         planned.statistics.watch(self.guard.state.arrays)
@@ -468,6 +474,8 @@ class AdaptiveLossScaling:
         except GraphChangedError:
             self._graph.drop()
             raise
+        finally:
+            self._spoilt.put_back(self._last.nonfinite if self._last else frozenset())
         self.iteration = iteration + 1
 
     def probe(self, scale: float) -> None:

@@ -189,6 +189,14 @@ class BackwardPass(ABC):
         return {keys[position] for position in compress(leaves, largest)}
 
     @property
+    def nonfinite(self) -> AbstractSet[int]:
+        """Keys of the leaves whose gradients are not finite."""
+        if not self.found_inf:
+            return frozenset()
+        keys = self.plan.keys
+        return {keys[leaf] for leaf, amax in zip(*self._seen) if amax == math.inf}
+
+    @property
     def learns(self) -> bool:
         """Whether the pass measures for later choices."""
         return self._share is not None
