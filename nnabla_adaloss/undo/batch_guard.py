@@ -113,6 +113,12 @@ class BatchGuard:
         self.rewind()
         self._gradients.restore()
 
+    @property
+    def stored_nonfinite(self) -> bool:
+        """Whether an emulated storage has seen data that was not finite in the last forward."""
+        storage = self._storage
+        return storage is not None and any(seen.statistics.nonfinite for seen in storage.data.values())
+
     def find_fault(self) -> Optional[ForwardFault]:
         """The first function that is not finite on the present inputs; forward runs once more for that."""
         self.rewind()

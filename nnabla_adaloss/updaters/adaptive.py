@@ -433,7 +433,11 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
             self.solver.weight_decay(self.weight_decay)
 
     def _skip_bad_batch(self, outcome: BatchOutcome, cause: Cause) -> UpdateResult:
-        self.scaling.components.drop_iteration()
+        if self._repeat:
+            # Lower scales were tried, and were not the cause.
+            self._restore_scales()
+        else:
+            self.scaling.components.drop_iteration()
         here = outcome.nonfinite_loss if cause.nonfinite_loss else outcome.fault is not None
         whose = "" if self.comm is None else f" of {'this' if here else 'another'} rank"
         policy = self.on_nonfinite_loss if cause.nonfinite_loss else self.on_nonfinite_forward

@@ -309,7 +309,7 @@ def test_a_batch_without_labels_is_no_alarm(storage: Optional[str], accum_grad: 
 
 @pytest.mark.parametrize("options", [{}, AS_THE_BASELINE])
 def test_parameters_that_the_solver_does_not_have_decide_nothing(options: Dict[str, Any]) -> None:
-    """Fine-tuning a head: the backbone's gradients are cleared by nobody: an infinity in them stays, and is old."""
+    """Fine-tuning a head: nobody clears the backbone's gradients, so an infinity in them stays."""
     kept: Dict[str, List[UpdateResult]] = {}
     for which in ("ours", "nnabla's"):
         work = Work(trained=lambda name: name.startswith("head"), on_nonfinite_loss="skip", **options)
