@@ -457,7 +457,7 @@ class AdaptiveLossScaling:
         leaves = planned.plan.leaves
         found = leaf_arrays(leaves.values())
         self.guard.before_backward(found.arrays, all_zero=found.all_zero)
-        if self._spoilt.set_apart(leaves):
+        if self._spoilt.keys and self._spoilt.set_apart(leaves):
             found = leaf_arrays(leaves.values())
         iteration = self.iteration if iteration is None else iteration
         self.components.begin_pass(iteration)
@@ -475,7 +475,9 @@ class AdaptiveLossScaling:
             self._graph.drop()
             raise
         finally:
-            self._spoilt.put_back(self._last.nonfinite if self._last else frozenset())
+            last = self._last
+            if last is not None and (last.found_inf or self._spoilt.keys):
+                self._spoilt.put_back(last.nonfinite)
         self.iteration = iteration + 1
 
     def probe(self, scale: float) -> None:

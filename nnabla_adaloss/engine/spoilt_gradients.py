@@ -15,12 +15,14 @@ class SpoiltGradients:
 
     Args:
         kernels: the kernels that copy and add.
+
+    Attributes:
+        keys: keys of the leaves whose gradients were not finite after the last pass.
     """
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        # Keys of the leaves that were not finite after the last pass; and what is set apart.
-        self._keys: AbstractSet[int] = frozenset()
+        self.keys: AbstractSet[int] = frozenset()
         self._apart: List[Tuple[int, nn.NdArray, nn.NdArray]] = []
 
     def set_apart(self, leaves: Mapping[int, nn.Variable]) -> bool:
@@ -29,7 +31,7 @@ class SpoiltGradients:
         Args:
             leaves: the leaves of the graph, by key.
         """
-        for key in self._keys & leaves.keys():
+        for key in self.keys & leaves.keys():
             gradient = leaves[key].grad
             if gradient.zeroing or self._kernels.all_finite([gradient]):
                 continue
@@ -47,5 +49,5 @@ class SpoiltGradients:
         """
         for _, gradient, held in self._apart:
             self._kernels.unscale_add(held, gradient, 1.0, accumulate=not gradient.zeroing)
-        self._keys = nonfinite | {key for key, _, _ in self._apart}
+        self.keys = nonfinite | {key for key, _, _ in self._apart}
         self._apart = []

@@ -51,7 +51,8 @@ class BatchGuard:
         self._first = True
         self._start: Moment = {}
         self._saves_gradients = False
-        self._gradients = ArraySnapshot(kernels)
+        # Gradients when the first batch of the window began, and when a later one did.
+        self._gradients_at_first, self._gradients = ArraySnapshot(kernels), ArraySnapshot(kernels)
 
     def go_on_from(self, before: BatchGuard) -> None:
         """Share the state that forward writes with the guard of another graph of the network."""
@@ -60,7 +61,7 @@ class BatchGuard:
     def begin(self) -> None:
         """Begin a window: forget what was saved of the one before."""
         self.state.drop()
-        self._gradients.drop()
+        self._gradients_at_first.drop()
         self._first, self._saves_gradients = True, False
 
     def before_forward(self) -> None:
@@ -78,7 +79,7 @@ class BatchGuard:
     def undo_window(self) -> None:
         """Restore what forward has written in this window, and the gradients that were saved in it."""
         self.undo()
-        self._gradients.restore()
+        self._gradients_at_first.restore()
 
     def begin_batch(self, *, first: bool, repeat: bool = True) -> None:
         """Save what one batch is going to change: what forward writes, and leaf gradients for `undo_batch`.
@@ -99,7 +100,8 @@ class BatchGuard:
             all_zero: whether all of them are lazily zero.
         """
         if self._saves_gradients:
-            self._gradients.save(gradients, all_zero=all_zero)
+            saved = self._gradients_at_first if self._first else self._gradients
+            saved.save(gradients, all_zero=all_zero)
 
     def rewind(self) -> None:
         """Restore what forward has written since the batch began, so that it can run on it once more."""
@@ -111,7 +113,8 @@ class BatchGuard:
     def undo_batch(self) -> None:
         """Restore everything as it was when the batch began, for it to be repeated."""
         self.rewind()
-        self._gradients.restore()
+        if self._saves_gradients:
+            (self._gradients_at_first if self._first else self._gradients).restore()
 
     @property
     def stored_nonfinite(self) -> bool:

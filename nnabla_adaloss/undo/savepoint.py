@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Protocol, Sequence, Tuple
+from typing import Any, Dict, List, Protocol, Sequence
 
 
 class Undoable(Protocol):
@@ -36,13 +36,12 @@ class Savepoint:
         1
     """
 
-    def __init__(self, objects: Iterable[Undoable]) -> None:
-        self._saved: List[Tuple[Dict[str, Any], Dict[str, Any]]] = []
-        for one in objects:
-            attributes = vars(one)
-            self._saved.append((attributes, {name: attributes[name] for name in one.undone}))
+    def __init__(self, objects: Sequence[Undoable]) -> None:
+        self._objects = objects
+        # To copy all attributes takes less time than to pick some.
+        self._saved: List[Dict[str, Any]] = list(map(dict, map(vars, objects)))
 
     def restore(self) -> None:
         """Bring the attributes back; it may be called again after it was interrupted."""
-        for attributes, saved in self._saved:
-            attributes.update(saved)
+        for one, saved in zip(self._objects, self._saved):
+            vars(one).update({name: saved[name] for name in one.undone})

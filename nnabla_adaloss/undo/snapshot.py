@@ -56,13 +56,16 @@ class ArraySnapshot:
             arrays: the arrays.
             all_zero: whether all of them are known to be lazily zero; then nothing is copied.
         """
+        if all_zero:
+            self._arrays, self._all_zero = arrays, True
+            return
         # What is saved counts when all of it is: a signal may interrupt us between any two lines.
         self.drop()
-        others = {} if all_zero or are_readable(arrays) else _contents_of_others(arrays)
-        readable = [] if all_zero else _without(arrays, others)
+        others = {} if are_readable(arrays) else _contents_of_others(arrays)
+        readable = _without(arrays, others)
         if readable:
             self._pack(readable)
-        self._arrays, self._all_zero, self._holds, self._others = arrays, all_zero, bool(readable), others
+        self._arrays, self._holds, self._others = arrays, bool(readable), others
 
     def _pack(self, readable: Sequence[nn.NdArray]) -> None:
         if self._packed is None:

@@ -265,6 +265,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
                 self._restore_scales()
                 self._notifier.notify_hopeless_batch(self.iteration, retries.layers)
             retries.discarded += 1
+            self.scaling.guard.begin()
             if cause.exhausted or retries.discarded > self.max_retries:
                 return self._give_up()
         reason = self._reason()
@@ -356,7 +357,6 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         """Zero the gradients, then feed, run forward and backward `accum_grad` times."""
         outcome = GOOD
         options = RunOptions(self._repeat, self.max_retries, self.clear_buffer, self._hooks)
-        self.scaling.guard.begin()
         self.solver.zero_grad()
         for index in range(self.accum_grad):
             # May assign another loss, and rewire this one.

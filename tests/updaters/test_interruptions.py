@@ -63,12 +63,12 @@ def test_an_interrupt_changes_nothing(after: int) -> None:
 @pytest.mark.parametrize(
     ("after", "every", "options"),
     [
-        (ORDINARY, 1, {"storage": None}),
-        (CHOOSING, 3, {}),
-        (ORDINARY, 3, {"accum_grad": 2}),
+        (ORDINARY, 2, {"storage": None}),
+        (CHOOSING, 7, {}),
+        (ORDINARY, 11, {"accum_grad": 2}),
         (FIRST, 37, {}),
-        (ORDINARY, 41, {"sizes": BURST}),
-        (ORDINARY, 41, {"sizes": BURST, **AS_THE_BASELINE, "trains_all": True}),
+        (ORDINARY, 67, {"sizes": BURST}),
+        (ORDINARY, 83, {"sizes": BURST, **AS_THE_BASELINE, "trains_all": True}),
         (ORDINARY, 29, {"sizes": {ORDINARY + 1: np.nan}, "on_nonfinite_loss": "skip"}),
         (ORDINARY, 29, {"config": AdaLossConfig(delay=0, loss_scale_method="approx_range")}),
         (ORDINARY, 29, {"storage": Precision("float8_e4m3", "float8_e5m2", stochastic_seed=0)}),
