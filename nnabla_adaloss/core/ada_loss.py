@@ -63,6 +63,8 @@ class AdaLoss(ABC):
         8.0
     """
 
+    undone = "_layers", "limits", "_iteration"
+
     def __init__(
         self, config: Optional[AdaLossConfig] = None, limit_policy: Optional[LayerLimitPolicy] = None
     ) -> None:
@@ -74,7 +76,9 @@ class AdaLoss(ABC):
         # The configuration never changes, and these are asked for per layer and iteration.
         self.adaptive = self.config.method.needs is not Needs.NOTHING
         self.takes_statistics = self.config.method.needs is not Needs.ARRAYS
+        # Those of an iteration before stay as they are, for whoever goes back to it.
         self._layers: Dict[str, LayerState] = {}
+        self._iteration = -1
         self._observer = LayerObserver(self.config)
         self.observed = self._observer.needed
         self.watcher: Optional[Callable[[LayerRecord], None]] = None
@@ -186,6 +190,8 @@ class AdaLoss(ABC):
 
     def take_over(self, layer: str, observed: Observed, decision: Decision) -> None:
         """Remember and report what was decided about a layer, here or elsewhere."""
+        if observed.iteration != self._iteration:
+            self._layers, self._iteration = {**self._layers}, observed.iteration
         self._layers[layer] = decision.state
         if self.reports:
             record = _record(layer, observed, decision)
@@ -207,7 +213,7 @@ class AdaLoss(ABC):
         limit = self.limit_policy.after_overflow(self.limits.get(layer), alpha)
         if limit is None:
             return False
-        self.limits[layer] = limit
+        self.limits = {**self.limits, layer: limit}
         return True
 
     def after_update(self) -> None:
@@ -238,7 +244,7 @@ class AdaLoss(ABC):
 
     def forget(self) -> None:
         """Drop what was computed from gradients and weights, as after loading other weights."""
-        self._layers.clear()
+        self._layers = {}
 
 
 def _record(layer: str, observed: Observed, decision: Decision) -> LayerRecord:

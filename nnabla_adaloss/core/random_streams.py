@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 _MASK = 2**64 - 1
 
@@ -16,6 +17,7 @@ class Draws:
         count: how many.
     """
 
+    undone: ClassVar = ("count",)
     count: int = 0
 
 

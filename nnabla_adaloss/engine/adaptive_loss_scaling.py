@@ -24,7 +24,7 @@ from ..graph.plan import GraphPlan
 from ..graph.structure import PlanOptions
 from ..kernels import Kernels, NNablaAdaLoss, select_kernels
 from ..monitor import Audience, audience_of
-from ..undo import BatchGuard, ForwardState
+from ..undo import BatchGuard, ForwardState, Undoable
 from .backward_runner import BackwardRunner, config_for
 from .component_scales import ComponentScales
 from .layer_watch import watch_for
@@ -34,6 +34,7 @@ from .prepared_graph import GraphPreparation
 from .saved_state import read_state, state_of
 from .schedule import ScheduleCache
 from .second_division import refuse_a_second_division
+from .spoilt_gradients import SpoiltGradients
 
 # The largest gradient of a layer is too small where the format has fewer than eight bits below it.
 _FAINT = 2.0**8
@@ -82,6 +83,8 @@ class AdaptiveLossScaling:
         >>> sorted(scaling.layer_scales)
         ['b/affine']
     """
+
+    undone = ("iteration",)
 
     def __init__(
         self,
@@ -160,6 +163,15 @@ class AdaptiveLossScaling:
             forward_state,
         )
         self._last: Optional[BackwardPass] = None
+        self._spoilt = SpoiltGradients(self._kernels)
+
+    @property
+    def undoable(self) -> List[Undoable]:
+        """What a `Savepoint` keeps of the engine: what is known between two iterations. See `go_back_to`."""
+        found: List[Undoable] = [self, self.components, self._ada_loss, *self._graph.undoable]
+        if self._storage is not None:
+            found.append(self._storage.drawn)
+        return found
 
     def go_on_from(self, before: AdaptiveLossScaling) -> None:
         """Take over what was learned with another graph of the network, for one rebuilt in each iteration. A
@@ -181,8 +193,20 @@ class AdaptiveLossScaling:
         self.iteration = self.components.began[0] + 1
         self._ada_loss.go_on_from(before._ada_loss)
         self._graph.go_on_from(before._graph)
+        self._spoilt = before._spoilt
         self._reader.go_on_from(before._reader)
         self.share_draws(before)
+
+    def go_back_to(self, before: AdaptiveLossScaling) -> None:
+        """Forget the present iteration, after a `Savepoint` has been restored.
+
+        Args:
+            before: the engine when that was made: this one, or that of the network's graph before.
+        """
+        self.iteration = before.iteration
+        self._ada_loss.go_on_from(before._ada_loss)
+        self._graph.go_on_from(before._graph)
+        self.components.drop_iteration()
 
     def share_draws(self, other: AdaptiveLossScaling) -> None:
         """Draw the random numbers of an emulated storage from the stream of another loss of the training."""
@@ -331,11 +355,19 @@ class AdaptiveLossScaling:
 
     def after_update(self) -> None:
         """Count a good update: the limits of layers recover, and what was measured is remembered."""
+        self.end_iteration()
+        self.measure_weights()
+
+    def end_iteration(self) -> None:
+        """The part of `after_update` that does not look at parameters."""
         if self._ada_loss.limits:
             self._ada_loss.after_update()
         if self.components.limited:
             self.components.keep_batch()
         self.components.end_iteration()
+
+    def measure_weights(self) -> None:
+        """The part of `after_update` that looks at the new parameters."""
         present = self._graph.present
         # Forward of a half context converts weights.
         if present is not None and self.in_half:
@@ -442,8 +474,11 @@ class AdaptiveLossScaling:
         planned = self._graph.current(wired=wired)
         if self._reader.moved:
             self._reader.before_backward()
-        found = leaf_arrays(planned.plan.leaves.values())
+        leaves = planned.plan.leaves
+        found = leaf_arrays(leaves.values())
         self.guard.before_backward(found.arrays, all_zero=found.all_zero)
+        if self._spoilt.keys and self._spoilt.set_apart(leaves):
+            found = leaf_arrays(leaves.values())
         self.components.begin_pass(iteration)
         planned.statistics.watch(self.guard.state.arrays)
         hooks = UserHooks(communicator_callbacks, function_pre_hook, function_post_hook)
@@ -458,6 +493,10 @@ class AdaptiveLossScaling:
         except GraphChangedError:
             self._graph.drop()
             raise
+        finally:
+            last = self._last
+            if last is not None and (last.found_inf or self._spoilt.keys):
+                self._spoilt.put_back(last.nonfinite)
         self.iteration = iteration + 1
         faint = () if scale is not None else self._last.faint(self._faint)
         if faint and self.guard.can_undo_batch and not self.guard.loss_is_zero():

@@ -209,6 +209,8 @@ class ComponentScales:
             pass in it.
     """
 
+    undone = "_windows", "_partial", "_searches", "began"
+
     def __init__(self, policy: HistoryPolicy, u_max: float, u_max_single: Optional[float] = None) -> None:
         self.policy = policy
         self._u_max = u_max
@@ -398,15 +400,15 @@ class ComponentScales:
             self._end_search()
         elif self._seen and self._searches.in_a_row:
             self._searches = self._searches._replace(in_a_row=0)
-        partial = self._partial
-        for name, magnitude in self._seen.items():
-            if name not in partial or magnitude > partial[name]:
-                partial[name] = magnitude
-        if self._measured_all:
-            windows, length = self._windows, self.policy.window
-            for name, magnitude in partial.items():
-                windows[name] = windows.get(name, _EMPTY).push(magnitude, length)
-            self._partial = {}
+        if self._seen or self._measured_all:
+            windows, partial, length = self._windows, {**self._partial}, self.policy.window
+            for name, magnitude in self._seen.items():
+                if name not in partial or magnitude > partial[name]:
+                    partial[name] = magnitude
+            if self._measured_all:
+                pushed = {n: windows.get(n, _EMPTY).push(amax, length) for n, amax in partial.items()}
+                windows, partial = {**windows, **pushed}, {}
+            self._windows, self._partial = windows, partial
         self.drop_iteration()
 
     def drop_iteration(self) -> None:
@@ -430,15 +432,12 @@ class ComponentScales:
 
     def forget(self) -> None:
         """Forget everything."""
-        self._windows.clear()
-        self._partial.clear()
-        self._searches = Searches()
+        self._windows, self._partial, self._searches = {}, {}, Searches()
         self.drop_iteration()
 
     def state_dict(self) -> Dict[str, Any]:
         """What was measured, by name of the component, as plain lists; this iteration ends with it."""
         ended = copy(self)
-        ended._windows, ended._partial = dict(self._windows), dict(self._partial)
         ended.end_iteration()
         windows = {name: window.as_list() for name, window in ended._windows.items()}
         return {"windows": windows, "partial": ended._partial, "searches": list(ended._searches)}

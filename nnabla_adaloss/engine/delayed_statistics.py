@@ -38,6 +38,8 @@ class DelayedStatistics:
         complete: whether everything that this pass has asked for was known.
     """
 
+    undone = "_gradients", "_data", "_wanted", "_looked_at", "_answers", "_iteration"
+
     def __init__(
         self,
         plan: GraphPlan,
@@ -49,7 +51,7 @@ class DelayedStatistics:
         self._gradients: Dict[int, ArrayStatistics] = {}
         self._data: Dict[int, ArrayStatistics] = {}
         # The gradients that choices ask for; None: all that are measured, until one has asked.
-        self._wanted: Optional[Set[int]] = None
+        self._wanted: Optional[AbstractSet[int]] = None
         # And those that somebody only looks at.
         self._looked_at: AbstractSet[int] = frozenset()
         # What choices see: the same for all batches and retries of an iteration, and on all ranks.
@@ -79,8 +81,8 @@ class DelayedStatistics:
 
     def gradient(self, position: int, scale: float) -> ArrayStatistics:
         """What the gradient of an earlier iteration would be with `scale`; this one's is measured."""
-        if self._wanted is not None:
-            self._wanted.add(position)
+        if self._wanted is not None and position not in self._wanted:
+            self._wanted = self._wanted | {position}
         if position not in self._running or self._running[position][1] != scale:
             self.measure([(position, scale)], [])
         known = self._answers[0].get(position)
@@ -135,7 +137,7 @@ class DelayedStatistics:
     ) -> Tuple[List[nn.NdArray], List[Tuple[int, float]]]:
         """The gradients but for those that a storage has seen, and those that backward has left at zero."""
         keys, storage = self._plan.keys, self._storage
-        left, found = [], []
+        left, found, nothing = [], [], {}
         for (position, scale), array in zip(gradients, arrays):
             seen = None if storage is None else storage.gradient_statistics(keys[position])
             if seen is not None:
@@ -145,7 +147,9 @@ class DelayedStatistics:
                 found.append((position, scale))
             else:
                 # Backward has left nothing there, and a choice need not wait for it.
-                self._gradients.setdefault(position, NOTHING_KNOWN)
+                nothing[position] = NOTHING_KNOWN
+        if not nothing.keys() <= self._gradients.keys():
+            self._gradients = {**nothing, **self._gradients}
         return left, found
 
     def measure_weights(self, positions: Sequence[int]) -> None:
@@ -163,11 +167,15 @@ class DelayedStatistics:
 
     def keep(self, gradients: AbstractSet[int], data: AbstractSet[int], looked_at: AbstractSet[int]) -> None:
         """Forget all but what the last choice has asked for or looked at."""
-        self._wanted, self._looked_at = set(gradients), looked_at
-        for known, new, asked in zip((self._gradients, self._data), self._new, (gradients | looked_at, data)):
-            new.intersection_update(asked)
-            for position in known.keys() - asked:
-                del known[position]
+        self._wanted, self._looked_at = frozenset(gradients), frozenset(looked_at)
+        self._gradients = self._only(0, self._gradients, gradients | looked_at)
+        self._data = self._only(1, self._data, data)
+
+    def _only(
+        self, index: int, known: Dict[int, ArrayStatistics], asked: AbstractSet[int]
+    ) -> Dict[int, ArrayStatistics]:
+        self._new[index].intersection_update(asked)
+        return known if known.keys() <= asked else {p: known[p] for p in known if p in asked}
 
     def watch(self, arrays: Sequence[nn.NdArray]) -> None:
         """Start to check arrays, all in one call."""
@@ -182,19 +190,25 @@ class DelayedStatistics:
         measured, largest, watched_finite = self._measurements.fetch()
         nonfinite: Set[int] = set()
         amax: Dict[int, float] = {}
+        new_gradients: Dict[int, ArrayStatistics] = {}
+        new_data: Dict[int, ArrayStatistics] = {}
         for position, (one, scale) in gradients.items():
             found = measured[one] if isinstance(one, int) else one
             amax[position] = found.abs_max / scale
             if found.nonfinite:
                 nonfinite.add(position)
             elif self._wanted is None or position in self._wanted or position in self._looked_at:
-                self._gradients[position] = found.scaled(1.0 / scale)
-                self._new[0].add(position)
+                new_gradients[position] = found.scaled(1.0 / scale)
         for position, one in data.items():
             found = measured[one] if isinstance(one, int) else one
             if not found.nonfinite:
-                self._data[position] = found
-                self._new[1].add(position)
+                new_data[position] = found
+        if new_gradients:
+            self._gradients = {**self._gradients, **new_gradients}
+            self._new[0].update(new_gradients)
+        if new_data:
+            self._data = {**self._data, **new_data}
+            self._new[1].update(new_data)
         return Findings(nonfinite, amax, largest, watched_finite)
 
     def state(self, positions: Sequence[int]) -> List[Any]:
@@ -213,7 +227,7 @@ class DelayedStatistics:
         gradients = {positions[index]: _loaded(gradient) for index, gradient, _ in state if gradient}
         data = {positions[index]: _loaded(data) for index, _, data in state if data}
         self._gradients, self._data = gradients, data
-        self._wanted = {*gradients} if state else None
+        self._wanted = frozenset(gradients) if state else None
 
     def table(self, positions: Sequence[int]) -> Optional[NDArray[np.float64]]:
         """What was measured since the last `adopt`: shape (2, len(positions), fields); else zeros."""

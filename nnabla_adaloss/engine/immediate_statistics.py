@@ -28,6 +28,8 @@ class ImmediateStatistics:
         storage: a storage that has seen the arrays already, or None.
     """
 
+    undone: Sequence[str] = ()
+
     def __init__(
         self, plan: GraphPlan, kernels: Kernels, pool: ScratchPool, storage: Optional[RoundedStorage]
     ) -> None:

@@ -17,6 +17,7 @@ from ..graph.reading import GraphDescription, GraphReading
 from ..graph.structure import GraphStructure, PlanOptions
 from ..kernels import Kernels, Measurements, measurements_by
 from ..kernels.scratch import ScratchPool
+from ..undo import Undoable
 from .delayed_statistics import DelayedStatistics
 from .immediate_statistics import ImmediateStatistics
 from .passes.hookless import HooklessSteps
@@ -186,6 +187,8 @@ class GraphPreparation:
         new_cache: makes an empty cache of schedules.
     """
 
+    undone = "_prepared", "_before"
+
     def __init__(
         self,
         read: Callable[[], GraphReading],
@@ -215,6 +218,12 @@ class GraphPreparation:
     def present(self) -> Optional[PreparedGraph]:
         """The graph as it was when it was last looked at; None: nobody has."""
         return self._prepared
+
+    @property
+    def undoable(self) -> List[Undoable]:
+        """What an iteration changes."""
+        last = self._prepared or self._before
+        return [self] if last is None else [self, last.statistics, last.cache]
 
     def prepared(self) -> PreparedGraph:
         """The graph as it was when it was last looked at."""

@@ -150,6 +150,8 @@ class ScheduleCache:
         schedule: the schedule; None: it is to be chosen.
     """
 
+    undone = "schedule", "_since"
+
     def __init__(self, iterations: int, *, constant: bool, delayed: bool) -> None:
         self.iterations = iterations
         self._constant = constant

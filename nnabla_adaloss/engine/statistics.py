@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ..core.statistics import ArrayStatistics
 from ..emulation.rounded_storage import RoundedStorage
 from ..graph.plan import GraphPlan
+from ..undo import Undoable
 
 NOTHING_KNOWN = ArrayStatistics.of_zeros(0)
 """Statistics of an array before it was measured: they ask for no scale and limit none."""
@@ -128,7 +129,7 @@ class KnownStatistics:
         raise TypeError("statistics of earlier iterations hold no elements")
 
 
-class StatisticsSource(Statistics, Protocol):
+class StatisticsSource(Statistics, Undoable, Protocol):
     """Measures the arrays of one graph."""
 
     def bind(self, plan: GraphPlan, storage: Optional[RoundedStorage]) -> None:

@@ -157,8 +157,9 @@ class LossSeed:
             return array.reshape(self._loss.shape) * np.float32(scale)
         if self._array is None:
             check_seed(self._loss, None)
-            self._array = nn.NdArray(self._loss.shape)
+            # The array last: a signal may interrupt us between any two lines.
             self._context = array_context(self._loss.parent.context)
+            self._array = nn.NdArray(self._loss.shape)
         self._array.fill(scale)
         self._array.data_ptr(_FLOAT32, self._context)
         return self._array

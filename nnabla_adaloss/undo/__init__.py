@@ -6,6 +6,15 @@ from __future__ import annotations
 from .batch_guard import BatchGuard
 from .forward_fault import ForwardFault
 from .forward_state import ForwardState
+from .savepoint import Savepoint, Undoable
 from .snapshot import ArraySnapshot, DataSnapshot
 
-__all__ = ["ArraySnapshot", "BatchGuard", "DataSnapshot", "ForwardFault", "ForwardState"]
+__all__ = [
+    "ArraySnapshot",
+    "BatchGuard",
+    "DataSnapshot",
+    "ForwardFault",
+    "ForwardState",
+    "Savepoint",
+    "Undoable",
+]

@@ -52,7 +52,8 @@ class BatchGuard:
         self._first = True
         self._start: Moment = {}
         self._saves_gradients = self.can_undo_batch = False
-        self._gradients = ArraySnapshot(kernels)
+        # Gradients when the first batch of the window began, and when a later one did.
+        self._gradients_at_first, self._gradients = ArraySnapshot(kernels), ArraySnapshot(kernels)
 
     def go_on_from(self, before: BatchGuard) -> None:
         """Share the state that forward writes with the guard of another graph of the network."""
@@ -61,6 +62,7 @@ class BatchGuard:
     def begin(self) -> None:
         """Begin a window: forget what was saved of the one before."""
         self.state.drop()
+        self._gradients_at_first.drop()
         self._first, self._saves_gradients = True, False
 
     def before_forward(self) -> None:
@@ -74,6 +76,11 @@ class BatchGuard:
     def undo(self) -> None:
         """Restore what forward has written in this window: it leaves nothing behind."""
         self.state.restore()
+
+    def undo_window(self) -> None:
+        """Restore what forward has written in this window, and the gradients that were saved in it."""
+        self.undo()
+        self._gradients_at_first.restore()
 
     def begin_batch(self, *, first: bool, repeat: bool = True) -> None:
         """Save what one batch is going to change: what forward writes, and leaf gradients for `undo_batch`.
@@ -95,7 +102,8 @@ class BatchGuard:
         """
         self.can_undo_batch = self._saves_gradients or all_zero
         if self.can_undo_batch:
-            self._gradients.save(gradients, all_zero=all_zero)
+            saved = self._gradients_at_first if self._first else self._gradients
+            saved.save(gradients, all_zero=all_zero)
 
     def rewind(self) -> None:
         """Restore what forward has written since the batch began, so that it can run on it once more."""
@@ -107,7 +115,14 @@ class BatchGuard:
     def undo_batch(self) -> None:
         """Restore everything as it was when the batch began, for it to be repeated."""
         self.rewind()
-        self._gradients.restore()
+        if self.can_undo_batch:
+            (self._gradients_at_first if self._first else self._gradients).restore()
+
+    @property
+    def stored_nonfinite(self) -> bool:
+        """Whether an emulated storage has seen data that was not finite in the last forward."""
+        storage = self._storage
+        return storage is not None and any(seen.statistics.nonfinite for seen in storage.data.values())
 
     def find_fault(self) -> Optional[ForwardFault]:
         """The first function that is not finite on the present inputs; forward runs once more for that."""

@@ -148,7 +148,6 @@ class ForwardState:
         return found.carried
 
     def _find(self, plan: GraphPlan) -> None:
-        self._plan = plan
         variables, uses = plan.all_variables, plan.structure.memory_uses
         self._shared = SharedMemory(
             [variables[p] for p in uses.leaves],
@@ -182,10 +181,12 @@ class ForwardState:
         if passing:
             # No parameters: they may be gone with this graph.
             self._present.append(DataSnapshot(self._kernels, passing))
+        # At last: a signal may interrupt us between any two lines.
+        self._plan = plan
 
     def _add(self, leaves: List[nn.Variable]) -> DataSnapshot:
         """A snapshot of these parameters, used from now on."""
         snapshot = DataSnapshot(self._kernels, leaves)
-        self._snapshots.update((hash(leaf), snapshot) for leaf in leaves)
+        self._snapshots.update(dict.fromkeys(map(hash, leaves), snapshot))
         self._present.append(snapshot)
         return snapshot

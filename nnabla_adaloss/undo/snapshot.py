@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import nnabla as nn
 from numpy.typing import NDArray
@@ -56,14 +56,18 @@ class ArraySnapshot:
             arrays: the arrays.
             all_zero: whether all of them are known to be lazily zero; then nothing is copied.
         """
-        self._arrays, self._all_zero = arrays, all_zero
         if all_zero:
+            self._arrays, self._all_zero = arrays, True
             return
-        self._others = {} if are_readable(arrays) else _contents_of_others(arrays)
-        readable = self._readable(arrays)
-        self._holds = bool(readable)
-        if not readable:
-            return
+        # What is saved counts when all of it is: a signal may interrupt us between any two lines.
+        self.drop()
+        others = {} if are_readable(arrays) else _contents_of_others(arrays)
+        readable = _without(arrays, others)
+        if readable:
+            self._pack(readable)
+        self._arrays, self._holds, self._others = arrays, bool(readable), others
+
+    def _pack(self, readable: Sequence[nn.NdArray]) -> None:
         if self._packed is None:
             self._packed = PackedArrays([x.size for x in readable])
         try:
@@ -77,6 +81,10 @@ class ArraySnapshot:
         """Replace the saved contents of each array."""
         self._all_zero, self._holds, self._others = False, False, dict(enumerate(contents))
 
+    def drop(self) -> None:
+        """Forget what was saved."""
+        self._arrays, self._all_zero, self._holds, self._others = (), False, False, {}
+
     def restore(self, arrays: Optional[Sequence[nn.NdArray]] = None) -> None:
         """Write the saved contents back; before anything was saved, do nothing.
 
@@ -89,16 +97,12 @@ class ArraySnapshot:
                 array.zero()
             return
         if self._holds and self._packed is not None:
-            self._kernels.unpack(self._packed, self._readable(arrays))
+            self._kernels.unpack(self._packed, _without(arrays, self._others))
         for index, contents in self._others.items():
             if contents is None:
                 arrays[index].zero()
             else:
                 arrays[index].data = contents
-
-    def _readable(self, arrays: Sequence[nn.NdArray]) -> Sequence[nn.NdArray]:
-        others = self._others
-        return [x for index, x in enumerate(arrays) if index not in others] if others else arrays
 
 
 class DataSnapshot:
@@ -131,6 +135,10 @@ class DataSnapshot:
     @property
     def _arrays(self) -> List[nn.NdArray]:
         return list(map(_data, self.variables))
+
+
+def _without(arrays: Sequence[nn.NdArray], others: Mapping[int, Contents]) -> Sequence[nn.NdArray]:
+    return [x for index, x in enumerate(arrays) if index not in others] if others else arrays
 
 
 def contents_of(array: nn.NdArray) -> Contents:

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import os
-from typing import AbstractSet, Any, Callable, Dict, Mapping, Optional, Sequence, Set, Tuple, Union
+from collections import deque
+from operator import methodcaller
+from typing import AbstractSet, Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import nnabla as nn
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
@@ -14,10 +16,12 @@ from ..core.precision import StorageLike
 from ..core.scale_history import HistoryPolicy
 from ..core.scale_policy import ScalePolicy
 from ..core.validation import explains_keywords
+from ..engine import AdaptiveLossScaling
 from ..errors import LossScaleError, warn
 from ..graph.loss import LossLike, check_scale
 from ..monitor import BatchThrownAway, ScaleChanged, audience_of
 from ..state import read_state, write_state
+from ..undo import Savepoint, Undoable
 from .argument_checks import TORCH_ARGUMENTS, check_arguments
 from .batch_run import BatchRun, RunOptions, keep_data
 from .exchange import GradientExchange
@@ -31,6 +35,8 @@ from .retries import Counters, RetryState
 from .settings import Settings
 from .shared_state import agreed_scales, exchange_scales
 from .states import UpdaterState, parameter_checksum
+
+_CALL = methodcaller("__call__")
 
 
 class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: ignore[misc]
@@ -112,6 +118,8 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         True
     """
 
+    undone = "iteration", "_last_gradient"
+
     @explains_keywords(TORCH_ARGUMENTS)
     def __init__(
         self,
@@ -174,6 +182,8 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         self._retries: RetryState
         self._interrupted: Optional[RetryState] = None
         self._before_exchange = False
+        # What an iteration that does not end is undone with; empty between two iterations.
+        self._undone: List[Tuple[Savepoint, AdaptiveLossScaling]] = []
         # Keys of the parameters that the solver had when that was last asked, and of those to which the last
         # batches added more than zeros.
         self._trained: Set[int] = set()
@@ -195,36 +205,47 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
             LossScaleError: the loss is not finite, or gradients overflow at the smallest scale, and the
                 policy for that is `"raise"`. The parameters are as before.
         """
-        with self._idle:
-            resumed, self._interrupted = self._interrupted, None
-            before, limits = self._s0.state, dict(self.scaling.limits)
-            self._retries = resumed or RetryState(self.iteration + 1, before, limits)
-            try:
-                result = self._update(resumed=resumed is not None)
-            except LossScaleError:
+        try:
+            with self._idle.update():
+                return self._update()
+        finally:
+            self._idle.drain()
+
+    def _update(self) -> UpdateResult:
+        # What a second interruption has left of the iteration before.
+        self._undo_iteration()
+        resumed, self._interrupted = self._interrupted, None
+        before, limits = self._s0.state, dict(self.scaling.limits)
+        self._retries = resumed or RetryState(self.iteration + 1, before, limits)
+        self.scaling.guard.begin()
+        if self.comm is None:
+            own: List[Undoable] = [self, self._s0, self.counters]
+            self._undone.append((Savepoint(own + self.scaling.undoable), self.scaling))
+        try:
+            result = self._run_iteration(resumed=resumed is not None)
+        except BaseException as error:
+            if self._before_exchange:
+                # Other ranks wait for this one in the same try of the same iteration.
+                self.iteration -= 1
+                self._undo_batches()
+                self._interrupted = self._retries
+            self._undo_iteration()
+            if isinstance(error, LossScaleError):
                 # Raised on all ranks alike: no scale was at fault.
                 self._restore_scales()
-                raise
-            except BaseException:
-                if self._before_exchange:
-                    self.iteration -= 1
-                    self._undo_batches()
-                    if self.comm is not None:
-                        # Other ranks wait for this one in the same try of the same iteration.
-                        self._interrupted = self._retries
-                raise
-            if self._audience is not None:
-                if self._s0.scale != before.scale:
-                    self._audience.tell(ScaleChanged(self.iteration, before.scale, self._s0.scale))
-                notify_update(self._audience, self.iteration, result, self.scaling.variable)
-            return result
+            raise
+        if self._audience is not None:
+            if self._s0.scale != before.scale:
+                self._audience.tell(ScaleChanged(self.iteration, before.scale, self._s0.scale))
+            notify_update(self._audience, self.iteration, result, self.scaling.variable)
+        return result
 
-    def _update(self, *, resumed: bool) -> UpdateResult:
+    def _run_iteration(self, *, resumed: bool) -> UpdateResult:
         self._before_exchange = False
         self._start_iteration(resumed=resumed)
         retries = self._retries
         while True:
-            self._before_exchange = True
+            self._before_exchange = self.comm is not None
             outcome = self._run_batches()
             self._exchange_gradients()
             self._before_exchange = False
@@ -247,16 +268,22 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
             retries.discarded += 1
             self._notifier.count_lost(self.iteration, retries.layers)
             self.scaling.components.lose_batch()
+            self.scaling.guard.begin()
             if cause.exhausted or retries.discarded > self.max_retries:
                 return self._give_up()
         reason = self._reason()
         if not self.scaling.state_is_finite():
             self._undo_batches()
-        self._apply_gradients()
+        self._complete_gradients()
         self._s0.after_update()
-        self.scaling.after_update()
+        self.scaling.end_iteration()
         self.counters.count_update(self.accum_grad)
         self._notifier.lost_in_a_row = 0
+        with self._idle.lock:
+            # One call into C that runs no line of Python: no signal can come between the step and the end of
+            # the iteration, with which it counts.
+            deque(map(_CALL, (self.solver.update, self._undone.clear)), 0)
+        self.scaling.measure_weights()
         layers = retries.layers or outcome.overflow_layers
         return UpdateResult(True, self._s0.scale, retries.retries, reason, layers, outcome.nonfinite_layers)
 
@@ -334,7 +361,6 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         """Zero the gradients, then feed, run forward and backward `accum_grad` times."""
         outcome = GOOD
         options = RunOptions(self._repeat, self.max_retries, self.clear_buffer, self._hooks)
-        self.scaling.guard.begin()
         self.solver.zero_grad()
         for index in range(self.accum_grad):
             # May assign another loss, and rewire this one.
@@ -353,6 +379,15 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         """Restore what forward has written since the update began, in whichever graph of the network."""
         with self._idle.lock:
             self.scaling.guard.undo()
+
+    def _undo_iteration(self) -> None:
+        """Go back to before an iteration that did not end; do nothing after one that did."""
+        for savepoint, scaling in self._undone:
+            with self._idle.lock:
+                self.scaling.guard.undo_window()
+            savepoint.restore()
+            self.scaling.go_back_to(scaling)
+        self._undone.clear()
 
     def _start_iteration(self, *, resumed: bool) -> None:
         if not self.iteration:
@@ -393,23 +428,26 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         self._last_gradient = self.iteration
         return "updated"
 
-    def _apply_gradients(self) -> None:
+    def _complete_gradients(self) -> None:
         if self.average and self.accum_grad > 1:
             self.solver.scale_grad(1.0 / self.accum_grad)
         if self.on_gradients is not None:
             self.on_gradients(self.solver)
-        with self._idle.lock:
-            if self.weight_decay is not None:
-                self.solver.weight_decay(self.weight_decay)
-            self.solver.update()
+        if self.weight_decay is not None:
+            self.solver.weight_decay(self.weight_decay)
 
     def _skip_bad_batch(self, outcome: BatchOutcome, cause: Cause) -> UpdateResult:
-        self.scaling.components.drop_iteration()
+        if self._repeat:
+            # Lower scales were tried, and were not the cause.
+            self._restore_scales()
+        else:
+            self.scaling.components.drop_iteration()
         here = outcome.nonfinite_loss if cause.nonfinite_loss else outcome.fault is not None
         whose = "" if self.comm is None else f" of {'this' if here else 'another'} rank"
         policy = self.on_nonfinite_loss if cause.nonfinite_loss else self.on_nonfinite_forward
         fault, layers = str(outcome.fault or ""), outcome.nonfinite_layers
         self._discard(cause.name, layers, fault)
+        self._undone.clear()
         self._notifier.notify_bad_batch(policy, cause.name, whose, fault, self.iteration, self.scale)
         return UpdateResult(False, self.scale, self._retries.retries, cause.name, layers, layers, fault)
 
@@ -430,6 +468,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         # A batch that was repeated was tried with the smallest scale at the end.
         floor = self.scale if self._searches else self.policy.min_scale
         self._restore_scales()
+        self._undone.clear()
         self._notifier.notify_scale_floor(
             self.on_scale_floor,
             self.iteration,
@@ -444,6 +483,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
     def _give_up(self) -> UpdateResult:
         retries = self._retries
         self.scaling.components.end_iteration()
+        self._undone.clear()
         if self._repeat and self.max_retries:
             self._notifier.notify_exhausted(
                 self.on_scale_floor, self.iteration, retries.retries, retries.layers

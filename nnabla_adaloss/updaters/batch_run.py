@@ -12,11 +12,11 @@ from ..engine import AdaptiveLossScaling
 from ..monitor import BatchRepeated, Overflowed
 from .function_hooks import FunctionHooks
 from .global_scale import GlobalScale
-from .outcome import BatchOutcome, examine, poison_gradients, smallest_scale_helps
+from .outcome import BatchOutcome, examine, find_fault, poison_gradients, smallest_scale_helps
 from .retries import Counters, RetryState
 
-# After this many repeats of one batch the smallest scale is tried; once a batch was hopeless, at the first
-# overflow of those after it.
+# After this many repeats of one batch a fault in forward is looked for, and the smallest scale tried; once a
+# batch was hopeless, at the first overflow of those after it.
 _REPEATS_BEFORE_SMALLEST = 3
 
 
@@ -79,16 +79,22 @@ class BatchRun:
                     return before
                 attempt = self.scaling.components.began[1]
                 lost = self._run_again(before) if self._is_lost(repeats) else None
-                found = lost or examine(before, self.scaling, self.solver, self._min_scale)
+                # A batch that runs again with lower scales shows by that whether they were the cause.
+                found = lost or self._examined(before, search=not repeat)
+                lowered = False
+                if repeat and found.overflowed and not (before.overflowed or found.bad_batch):
+                    lowered = self.scaling.after_overflow() or self.global_scale.lower()
+                    last = not lowered or repeats == self.options.max_repeats
+                    if lost is None and (last or self._is_due(repeats)):
+                        found = find_fault(found, self.scaling, self.solver, self._min_scale)
                 if found.overflowed and not before.overflowed:
                     self._notify_overflow(found, attempt)
                 if before.overflowed or self._is_final(found):
                     return found
                 if found.overflowed:
-                    lowered = self.scaling.after_overflow() or (repeat and self.global_scale.lower())
                     if not repeat:
-                        return found._replace(lowered=lowered)
-                    if not lowered or self._is_hopeless(repeats):
+                        return found._replace(lowered=self.scaling.after_overflow())
+                    if not lowered or (self._is_due(repeats) and not self._smallest_scale_helps()):
                         return found._replace(at_floor=True)
                 if repeats == self.options.max_repeats:
                     return found._replace(exhausted=found.overflowed)
@@ -134,7 +140,7 @@ class BatchRun:
         The result is its outcome if it is finite now; None if it still has to be examined.
         """
         nonfinite = tuple(self.scaling.found_inf)
-        self.scaling.guard.rewind()
+        self.scaling.guard.undo_batch()
         self._forward_backward(again=True)
         if self._overflows:
             return None
@@ -182,7 +188,12 @@ class BatchRun:
             return found.bad_batch or (not self.options.repeat and found.layer_to_blame is not None)
         return self.scaling.settled or not (self.options.repeat or self.scaling.components.searching)
 
-    def _is_hopeless(self, repeats: int) -> bool:
-        """True when gradients overflow at any scale; that is not tried each time."""
-        is_due = repeats == (0 if self.retries.hopeless else _REPEATS_BEFORE_SMALLEST)
-        return is_due and not smallest_scale_helps(self.scaling, self.solver, self._min_scale)
+    def _examined(self, before: BatchOutcome, *, search: bool) -> BatchOutcome:
+        return examine(before, self.scaling, self.solver, self._min_scale, search=search)
+
+    def _is_due(self, repeats: int) -> bool:
+        """True when lower scales have not helped so far, and what could be wrong is looked into."""
+        return repeats == (0 if self.retries.hopeless else _REPEATS_BEFORE_SMALLEST)
+
+    def _smallest_scale_helps(self) -> bool:
+        return smallest_scale_helps(self.scaling, self.solver, self._min_scale)

@@ -34,6 +34,8 @@ class GlobalScale:
         (True, 4.0)
     """
 
+    undone = "state", "last_good", "_used"
+
     def __init__(self, scale: float, policy: ScalePolicy, history: Optional[HistoryPolicy]) -> None:
         self.policy = policy
         self.state = policy.initial(scale if history is None else history.start_scale)

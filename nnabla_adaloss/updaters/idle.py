@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import Any, Callable, Deque
+from contextlib import nullcontext
+from typing import Any, Callable, ContextManager, Deque
 
 
 class Idle:
     """Runs callbacks when no update is running, so that parameters are neither swapped for copies nor half
-    updated. An update is a `with` block.
+    updated. An update runs `with idle.update():`, and calls `drain` when that is over.
+
+    Whether one runs is told by locks alone: a signal may interrupt Python between any two lines, but neither
+    a lock nor the beginning and the end of its `with` block.
 
     Attributes:
         lock: held while parameters are swapped or changed. It is for other threads: it does not keep out a
@@ -19,8 +23,8 @@ class Idle:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self._running = 0
-        self._calling = False
+        self._running = threading.Lock()
+        self._calling = threading.Lock()
         self._waiting: Deque[Callable[[], Any]] = deque()
 
     def when_idle(self, callback: Callable[[], Any]) -> None:
@@ -33,27 +37,17 @@ class Idle:
             raise TypeError(f"callback must be callable without arguments, got {type(callback).__name__}")
         self._waiting.append(callback)
         # An update that ends between these two lines calls it, or leaves that to us.
-        if not self._running:
-            self._drain()
+        self.drain()
 
-    def __enter__(self) -> None:
-        """Begin an update, perhaps within another one."""
-        self._running += 1
+    def update(self) -> ContextManager[Any]:
+        """What an update holds while it runs, perhaps within another one."""
+        return nullcontext() if self._running.locked() else self._running
 
-    def __exit__(self, *_: Any) -> None:
-        """End an update, perhaps with an exception; after the outermost one, call what is waiting."""
-        self._running -= 1
-        if self._waiting and not self._running:
-            self._drain()
-
-    def _drain(self) -> None:
+    def drain(self) -> None:
+        """Call what is waiting, unless an update is running."""
         # One at a time: a signal that arrives while a callback runs leaves its callback to this loop.
-        while self._waiting and not self._calling:
-            self._calling = True
-            try:
-                # An update that another thread begins now waits before its first forward.
-                with self.lock:
-                    if self._waiting:
-                        self._waiting.popleft()()
-            finally:
-                self._calling = False
+        while self._waiting and not self._running.locked() and not self._calling.locked():
+            # An update that another thread begins now waits before its first forward.
+            with self.lock, self._calling:
+                if self._waiting:
+                    self._waiting.popleft()()

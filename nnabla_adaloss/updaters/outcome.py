@@ -58,18 +58,21 @@ GOOD = BatchOutcome()
 
 
 def examine(
-    before: BatchOutcome, scaling: AdaptiveLossScaling, solver: Any, smallest_scale: float
+    before: BatchOutcome,
+    scaling: AdaptiveLossScaling,
+    solver: Any,
+    smallest_scale: float,
+    *,
+    search: bool = True,
 ) -> BatchOutcome:
     """The outcome after one more pass: infinities and NaNs count in gradients of the solver's parameters.
-
-    Where forward itself is not finite, backward runs once more with the smallest scale. If gradients are
-    finite then (an attention mask of minus infinity is no fault), the scale was too large all the same.
 
     Args:
         before: the outcome of the batches before.
         scaling: has just run forward and backward.
         solver: the solver.
         smallest_scale: the smallest global loss scale there is.
+        search: whether to look for a fault in forward also where nothing that is known of it suggests one.
     """
     if not scaling.found_inf:
         return before
@@ -78,11 +81,24 @@ def examine(
         return before._replace(nonfinite_layers=layers)
     nonfinite_loss = not np.isfinite(scaling.variable.d).all()
     blame, scales = scaling.layer_to_blame(), scaling.layer_scales
+    found = BatchOutcome(True, layers, nonfinite_loss, None, blame, scales, before.overflow_layers)
+    suspect = nonfinite_loss or not scaling.state_is_finite() or scaling.guard.stored_nonfinite
+    return find_fault(found, scaling, solver, smallest_scale) if search or suspect else found
+
+
+def find_fault(
+    found: BatchOutcome, scaling: AdaptiveLossScaling, solver: Any, smallest_scale: float
+) -> BatchOutcome:
+    """The outcome of a batch that overflowed, with what is wrong in forward, which runs once more for that.
+
+    Where forward is not finite, backward runs once more with the smallest scale. If gradients are finite then
+    (an attention mask of minus infinity is no fault), the scale was too large all the same.
+    """
     fault = scaling.guard.find_fault()
-    if fault is not None and not nonfinite_loss and _finite_at(smallest_scale, scaling, solver):
+    if fault is not None and not found.nonfinite_loss and _finite_at(smallest_scale, scaling, solver):
         fault = None
         poison_gradients(solver)
-    return BatchOutcome(True, layers, nonfinite_loss, fault, blame, scales, before.overflow_layers)
+    return found._replace(fault=fault)
 
 
 def smallest_scale_helps(scaling: AdaptiveLossScaling, solver: Any, smallest_scale: float) -> bool:

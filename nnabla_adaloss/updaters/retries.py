@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Dict, Mapping, Tuple
+from typing import Any, ClassVar, Dict, Mapping, Tuple
 
 from ..core.layer_limits import LayerLimit
 from ..core.scale_policy import ScaleState
@@ -35,6 +35,7 @@ class Counters:
         (1, {'nonfinite_loss': 1})
     """
 
+    undone: ClassVar = ("updates", "batches", "repeats", "lost")
     updates: int = 0
     batches: int = 0
     repeats: int = 0
@@ -52,7 +53,7 @@ class Counters:
     def count_lost(self, cause: str, batches: int) -> None:
         """Count batches that were thrown away for `cause`."""
         self.batches += int(batches)
-        self.lost[cause] = self.lost.get(cause, 0) + int(batches)
+        self.lost = {**self.lost, cause: self.lost.get(cause, 0) + int(batches)}
 
     def as_dict(self) -> Dict[str, Any]:
         """The counts, for saving."""

@@ -124,17 +124,21 @@ def test_what_waits_is_called_once_in_order_and_after_exceptions_too() -> None:
     idle.when_idle(lambda: seen.append("now"))
 
     def update() -> None:
-        with idle:
-            for i in range(2):
-                idle.when_idle(lambda i=i: seen.append(i))
-            seen.append("update")
-            raise KeyError
+        try:
+            with idle.update(), idle.update():
+                for i in range(2):
+                    idle.when_idle(lambda i=i: seen.append(i))
+                seen.append("update")
+                raise KeyError
+        finally:
+            idle.drain()
 
     with pytest.raises(KeyError):
         update()
     assert seen == ["now", "update", 0, 1]
-    with idle:
+    with idle.update():
         pass
+    idle.drain()
     assert len(seen) == 4
     with pytest.raises(TypeError, match="^callback must be callable without arguments, got str$"):
         idle.when_idle("now")  # type: ignore[arg-type]

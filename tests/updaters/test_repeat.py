@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
+from nnabla_adaloss.core.scale_policy import ScaleState
+from tests.tampering import Tampering
 
 METHODS = ("approx_range", "amax_history")
 
@@ -41,6 +43,62 @@ def test_what_a_users_function_counts_is_counted_once(accum_grad: int) -> None:
     assert float(counter.d[0]) == accum_grad
     updater.update()
     assert float(counter.d[0]) == 2 * accum_grad
+
+
+class Passes(Tampering):
+    """Counts how often forward and backward run; multiplies gradients by `factor`."""
+
+    def __init__(self, ctx: Any = None) -> None:
+        super().__init__(ctx)
+        self.forwards = self.backwards = 0
+        self.factor = 1.0
+
+    def forward_impl(self, inputs: Any, outputs: Any) -> None:
+        self.forwards += 1
+        super().forward_impl(inputs, outputs)
+
+    def changed(self, g: np.ndarray) -> np.ndarray:
+        self.backwards += 1
+        return g * np.float32(self.factor)
+
+
+@pytest.mark.parametrize("options", [{}, {"global_scale": "dynamic", "scale": 2.0**13}])
+def test_an_overflow_that_lower_scales_end_runs_forward_once_a_pass(options: Dict[str, Any]) -> None:
+    passes = Passes()
+    rng = np.random.RandomState(0)
+    x = nn.Variable.from_numpy_array(rng.randn(8, 8).astype(np.float32))
+    h = passes(F.tanh(PF.affine(x, 8, name="a", rng=rng)))
+    updater = updater_of(F.mean(PF.affine(h, 8, name="b", rng=rng) ** 2), **options)
+    for _ in range(3):
+        updater.update()
+    before, results = passes.forwards, []
+    passes.factor = 2.0**10
+    for _ in range(2):
+        results.append(updater.update())
+    assert 1 < results[0].retries < 4
+    assert all(result.updated for result in results)
+    assert passes.forwards - before == len(results) + sum(result.retries for result in results)
+
+
+def test_a_fault_in_forward_that_nothing_shows_is_named_after_a_few_passes() -> None:
+    """NaN behind a ReLU, in fp32: the loss is finite, and nobody has looked at other values."""
+    passes = Passes()
+    rng = np.random.RandomState(0)
+    x = nn.Variable.from_numpy_array(rng.randn(8, 8).astype(np.float32))
+    h = passes(F.relu(PF.affine(x, 8, name="a", rng=rng)))
+    options = {"storage": None, "on_nonfinite_forward": "skip", "global_scale": "dynamic"}
+    updater = updater_of(F.mean(PF.affine(h, 8, name="b", rng=rng) ** 2), **options)
+    updater.update()
+    state, before = updater.state_dict(), passes.forwards
+    x.d[0] = np.nan
+    result = updater.update()
+    assert (result.updated, result.reason) == (False, "nonfinite_forward")
+    assert "a/affine (Affine) reads an input of shape (8, 8) that holds 8" in result.cause
+    assert passes.forwards - before < 7
+    assert updater.scale_state == ScaleState(**state["scale_state"])
+    assert updater.counters.lost == {"nonfinite_forward": 1}
+    x.d[0] = 0.0
+    assert updater.update().updated
 
 
 class Deep:

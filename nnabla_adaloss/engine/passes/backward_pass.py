@@ -243,6 +243,14 @@ class BackwardPass(ABC):
         return [components.names[i] for i in absent if any(i in next_[index] for index in present)]
 
     @property
+    def nonfinite(self) -> AbstractSet[int]:
+        """Keys of the leaves whose gradients are not finite."""
+        if not self.found_inf:
+            return frozenset()
+        keys, (leaves, largest, _) = self.plan.keys, self._seen
+        return {keys[leaf] for leaf, amax in zip(leaves, largest) if amax == math.inf}
+
+    @property
     def learns(self) -> bool:
         """Whether the pass measures for later choices."""
         return self._share is not None
@@ -274,16 +282,18 @@ class BackwardPass(ABC):
             run_backward(loss, self.seed, grad, clear_buffer, callbacks, pre, post, seed)
             if guard is None or guard.error is None:
                 self.end()
+                self.restore()
+                self.finish()
+                return
         except BaseException as raised:
             error = root_cause(raised)
-        finally:
-            self.restore()
+        self.restore()
+        # What is being measured is no matter of the next pass.
+        self.statistics.finish()
         # What a hook raised comes first: nnabla hides it behind an error of its own.
         error = error if guard is None else guard.error or error
-        if error is not None:
-            self.statistics.finish()
-            raise error
-        self.finish()
+        assert error is not None
+        raise error
 
     @abstractmethod
     def begin(self) -> Tuple[Hooks, Hooks]:
