@@ -93,7 +93,8 @@ class BatchRun:
                     return found
                 if found.overflowed:
                     if not repeat:
-                        return found._replace(lowered=self.scaling.after_overflow())
+                        # What a second pass has measured is known: there is nothing to lower.
+                        return lost or found._replace(lowered=self.scaling.after_overflow())
                     if not lowered or (self._is_due(repeats) and not self._smallest_scale_helps()):
                         return found._replace(at_floor=True)
                 if repeats == self.options.max_repeats:
