@@ -4,8 +4,8 @@
     entry = largest magnitude of an iteration, as stored, divided by its scale
     amax  = largest entry of the last `window` iterations that measured one
     scale = largest power of two with scale * amax <= u_max / margin
-    after an overflow at scale s:  entry >= u_max / s;  tried again with s / (4 * margin), and so is what is
-                                   behind, with an entry that the next pass over the batch replaces
+    after an overflow at scale s:  entry >= u_max / s, tried again with s / (4 * margin);
+                                   so is what is behind it, until a finite pass over the batch has measured it
 
 The policy and what it remembers are apart, as those of the growing scale are
 (`nnabla_adaloss.core.scale_policy`).
