@@ -161,6 +161,19 @@ def test_repeats_grow_with_a_jump_and_not_with_the_depth(
     assert [deep.updater.update().retries for _ in range(3)] == [0, 0, 0]
 
 
+@pytest.mark.parametrize(("jump", "lost"), [(2.0**10, 4), (2.0**20, 6)])
+@pytest.mark.parametrize("depth", [3, 24])
+def test_lost_batches_grow_with_a_jump_and_not_with_the_depth(depth: int, jump: float, lost: int) -> None:
+    deep = Deep(depth=depth, on_overflow="next", max_retries=0)
+    deep.updater.solver.set_learning_rate(0.0)
+    for _ in range(3):
+        assert deep.updater.update().updated
+    deep.factors[-1] = jump
+    updated = [deep.updater.update().updated for _ in range(20)]
+    assert 1 <= updated.count(False) <= lost
+    assert all(updated[lost:])
+
+
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("on_overflow", ["repeat", "next"])

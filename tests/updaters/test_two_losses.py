@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Dict, Optional
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, UpdateResult
 
 HALF = nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")
 FLOAT = nn.Context(["cpu:float"], "CpuCachedArray", "0")
@@ -77,3 +77,91 @@ def test_one_measured_scale_keeps_those_of_the_large_one_alone(ratio: float, sto
     assert min(small.values()) > 0.02, found
     if ratio < 1e-15:
         assert set(small.values()) == {1.0}
+
+
+class InTurn:
+    """Two heads on a trunk, of which each batch trains one: the other's weight is 0."""
+
+    def __init__(self, storage: Optional[str], **options: Any) -> None:
+        nn.clear_parameters()
+        rng = np.random.RandomState(0)
+        self.weights = [nn.Variable.from_numpy_array(np.zeros(1, np.float32)) for _ in range(2)]
+        with nn.context_scope(HALF if storage is None else FLOAT):
+            x, *targets = (
+                nn.Variable.from_numpy_array(rng.randn(8, n).astype(np.float32)) for n in (5, 2, 2)
+            )
+            h = F.tanh(PF.affine(x, 8, name="trunk", rng=rng))
+            losses = []
+            for name, target, weight in zip(("first", "second"), targets, self.weights):
+                hidden = F.tanh(PF.affine(h, 8, name=f"{name}/hidden", rng=rng))
+                loss = F.mean(F.squared_error(PF.affine(hidden, 2, name=f"{name}/out", rng=rng), target))
+                losses.append(F.reshape(loss, (1,)) * weight)
+            self.loss = F.sum(losses[0] + losses[1])
+        solver = S.Sgd(0.0)
+        solver.set_parameters(nn.get_parameters())
+        self.updater = AdaptiveLossScalingUpdater(solver, self.loss, storage=storage, **options)
+
+    def gradients(self, *weights: float) -> Tuple[UpdateResult, Dict[str, NDArray[np.float32]]]:
+        for variable, weight in zip(self.weights, weights):
+            variable.d = weight
+        result = self.updater.update()
+        return result, {name: p.g.copy() for name, p in nn.get_parameters().items() if name.endswith("W")}
+
+
+def in_turn(
+    storage: Optional[str], sizes: Sequence[float], **options: Any
+) -> Tuple[List[UpdateResult], Dict[str, NDArray[np.float32]]]:
+    """The results of 24 batches, and the last gradients of the head that is trained last."""
+    net = InTurn(storage, **options)
+    results = []
+    for index in range(24):
+        weights = [0.0, 0.0]
+        weights[index % 2] = sizes[index % 2]
+        result, gradients = net.gradients(*weights)
+        results.append(result)
+    return results, {name: g for name, g in gradients.items() if name.startswith("second")}
+
+
+@pytest.mark.parametrize("ratio", [1e-6, 1e-12])
+@EMULATED_AND_NATIVE
+@pytest.mark.parametrize("on_overflow", ["repeat", "next"])
+def test_of_two_tasks_in_turn_the_small_one_is_trained_too(
+    storage: Optional[str], on_overflow: str, ratio: float
+) -> None:
+    _, exact = in_turn("float32", (1.0, ratio))
+    results, found = in_turn(storage, (1.0, ratio), on_overflow=on_overflow)
+    assert {result.reason for result in results[4:]} == {"updated"}
+    # Each head has components of its own, which are known after the first batches. The trunk is searched for
+    # what the small one gives it, which comes to nothing at 1e-12, so that it is searched less and less.
+    assert sum(result.retries for result in results[4:]) <= (2 if ratio == 1e-6 else 25)
+    for name, g in exact.items():
+        np.testing.assert_allclose(found[name], g, rtol=0.05, atol=0.01 * np.abs(g).max(), err_msg=name)
+
+
+def test_a_batch_that_is_zero_for_a_reason_costs_nothing_and_raises_no_alarm() -> None:
+    net = InTurn("float16")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for index in range(24):
+            masked = index % 4 == 3
+            result, _ = net.gradients(*(0.0, 0.0) if masked else (1.0, 1.0))
+            assert result.reason == ("zero_gradients" if masked else "updated")
+            assert not (index and result.retries)
+
+
+@pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
+def test_gradients_that_no_scale_brings_back_are_searched_for_less_and_less() -> None:
+    """The loss is not zero, and nothing depends on the parameters."""
+    nn.clear_parameters()
+    gate = nn.Variable.from_numpy_array(np.ones(1, np.float32))
+    y = PF.affine(nn.Variable.from_numpy_array(np.ones((4, 3), np.float32)), 2, name="a")
+    loss = F.sum(F.reshape(F.mean(y**2), (1,)) * gate + 1.0)
+    solver = S.Sgd(0.0)
+    solver.set_parameters(nn.get_parameters())
+    updater = AdaptiveLossScalingUpdater(solver, loss, storage="float16")
+    retries = []
+    for index in range(60):
+        gate.d = float(index % 2 == 0)
+        retries.append(updater.update().retries)
+    assert sum(retries[1:]) <= 20
+    assert sum(retries[30:]) <= 5
