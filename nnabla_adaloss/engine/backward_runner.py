@@ -20,7 +20,8 @@ from ..graph.plan import GraphPlan
 from ..kernels import Kernels
 from .blame import layer_to_blame
 from .choosing import PassStart, ScaleChooser
-from .component_scales import ComponentPass, ComponentScales
+from .component_pass import ComponentPass
+from .component_scales import ComponentScales
 from .passes.backward_pass import NO_HOOKS, BackwardPass, LeafArrays, PassContext, PassRequest
 from .passes.hooked import ChosenSteps, HookedPass, ScheduledSteps
 from .passes.hookless import HooklessPass, HooklessSteps

@@ -8,7 +8,7 @@ from typing import AbstractSet, Dict, Iterable, List, Mapping, Optional, Set, Tu
 from ..graph.components import Components
 from ..graph.node import Node
 from ..graph.plan import GraphPlan
-from .component_scales import ComponentPass
+from .component_pass import ComponentPass
 
 
 def layer_to_blame(plan: GraphPlan, label: str, scales: Mapping[str, float]) -> Optional[str]:

@@ -18,7 +18,7 @@ from ..emulation.gradient_ranges import GradientRanges
 from ..errors import GraphChangedError
 from ..graph.node import LayerSlot, NodeStructure
 from ..graph.structure import GraphStructure
-from .component_scales import ComponentPass
+from .component_pass import ComponentPass
 from .schedule import Rescale, ScaleSchedule, Step
 from .statistics import Statistics
 

@@ -12,7 +12,7 @@ from ..core.methods import Fixed
 from ..core.statistics import ArrayStatistics
 from ..graph.node import LayerSlot, NodeStructure
 from .choosing import ScaleChooser
-from .component_scales import ComponentPass
+from .component_pass import ComponentPass
 from .statistics import NOTHING_KNOWN
 
 

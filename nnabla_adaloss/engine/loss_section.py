@@ -11,7 +11,7 @@ from ..core.power_of_two import clamp_scale, floor_power_of_two
 from ..core.statistics import ArrayStatistics
 from ..graph.node import NodeStructure
 from .choosing import ScaleChooser
-from .component_scales import SEARCH_STEP, ComponentPass
+from .component_pass import SEARCH_STEP, ComponentPass
 
 
 class OneScale:

@@ -15,7 +15,7 @@ from ..emulation.rounded_storage import RoundedStorage
 from ..graph.components import Components
 from ..graph.plan import GraphPlan
 from .choosing import LayerAlphas, LossSection, PassStart, ScaleChoice, ScaleChooser, choose
-from .component_scales import ComponentPass
+from .component_pass import ComponentPass
 from .layer_alphas import AlphasByComponent, AlphasByMethod, AlphasOfOne
 from .loss_section import FixedScale, MeasuredScale, OneScale, largest_scale
 from .prepared_graph import PreparedGraph

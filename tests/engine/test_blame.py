@@ -14,7 +14,7 @@ import pytest
 
 from nnabla_adaloss.core.statistics import ArrayStatistics, statistics_of
 from nnabla_adaloss.engine.blame import first_overflow, layer_to_blame, unseen_before
-from nnabla_adaloss.engine.component_scales import ComponentPass
+from nnabla_adaloss.engine.component_pass import ComponentPass
 from nnabla_adaloss.engine.leaf_gradients import Written
 from nnabla_adaloss.engine.passes.hooked import measure_components
 from nnabla_adaloss.engine.statistics import Findings

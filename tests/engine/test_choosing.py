@@ -20,7 +20,7 @@ from nnabla_adaloss.core.layer_scale import Constraints
 from nnabla_adaloss.core.power_of_two import floor_power_of_two
 from nnabla_adaloss.core.statistics import ArrayStatistics, statistics_of
 from nnabla_adaloss.engine.choosing import LossSection, PassStart, ScaleChoice, ScaleChooser, choose
-from nnabla_adaloss.engine.component_scales import ComponentPass
+from nnabla_adaloss.engine.component_pass import ComponentPass
 from nnabla_adaloss.engine.immediate_statistics import ImmediateStatistics
 from nnabla_adaloss.engine.layer_alphas import AlphasByComponent, AlphasByMethod, AlphasOfOne
 from nnabla_adaloss.engine.loss_section import FixedScale, MeasuredScale, OneScale

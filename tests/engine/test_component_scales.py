@@ -7,7 +7,8 @@ from typing import Any, Callable, Dict, List, Mapping, Optional
 import pytest
 
 from nnabla_adaloss.core.scale_history import HistoryPolicy
-from nnabla_adaloss.engine.component_scales import ComponentPass, ComponentScales, measured_of
+from nnabla_adaloss.engine.component_pass import ComponentPass
+from nnabla_adaloss.engine.component_scales import ComponentScales, measured_of
 from nnabla_adaloss.graph.components import Components
 
 pytestmark = pytest.mark.any_context

@@ -17,7 +17,7 @@ from hypothesis import given
 from nnabla_adaloss.core.layer_scale import Constraints
 from nnabla_adaloss.core.statistics import ArrayStatistics, statistics_of
 from nnabla_adaloss.engine.choosing import PassStart, ScaleChoice, choose
-from nnabla_adaloss.engine.component_scales import ComponentPass
+from nnabla_adaloss.engine.component_pass import ComponentPass
 from nnabla_adaloss.engine.layer_alphas import AlphasByComponent
 from nnabla_adaloss.engine.loss_section import MeasuredScale
 from nnabla_adaloss.engine.schedule import ScaleSchedule

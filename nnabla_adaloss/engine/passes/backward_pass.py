@@ -21,7 +21,7 @@ from ...kernels.arrays import stored_dtype
 from ...kernels.interface import Kernels
 from ...kernels.scratch import ScratchPool
 from ..blame import first_overflow, unseen_before
-from ..component_scales import ComponentPass
+from ..component_pass import ComponentPass
 from ..layer_watch import LayerWatch
 from ..leaf_gradients import LeafSeen
 from ..schedule import Rescale, ScaleSchedule

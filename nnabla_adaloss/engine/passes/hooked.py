@@ -18,7 +18,7 @@ from ...graph.plan import GraphPlan
 from ...kernels.measurements import Measurements
 from ..blame import first_overflow
 from ..choosing import ScaleChooser
-from ..component_scales import ComponentPass
+from ..component_pass import ComponentPass
 from ..leaf_gradients import LeafGradients, Written, seen_of_leaves
 from ..scaled_weights import ScaledWeights
 from ..schedule import Rescale, ScaleSchedule, Step
