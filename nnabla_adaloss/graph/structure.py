@@ -121,7 +121,7 @@ class GraphStructure:
         found.described = described
         found.nodes = [found._reshaped(node) for node in self.nodes]
         # What is computed from nodes, shapes and arguments when it is asked for.
-        for name in ("by_number", "largest_gradients", "memory_uses"):
+        for name in ("by_number", "limiting_gradients", "largest_gradients", "memory_uses"):
             vars(found).pop(name, None)
         found.fixed = list(found._fixed())
         return found
@@ -170,9 +170,24 @@ class GraphStructure:
         return found
 
     @cached_property
+    def single(self) -> FrozenSet[int]:
+        """Positions of the variables of one element."""
+        return frozenset(position for position, size in enumerate(self._sizes) if size == 1)
+
+    @cached_property
+    def limiting_gradients(self) -> Set[int]:
+        """Those of `gradients` that must fit the storage format: not what backward is given, nor arrays that
+        functions in float read in a network in half precision.
+        """
+        in_half = any(node.half for node in self.nodes)
+        in_float = {p for node in self.nodes if in_half and not node.half for p in node.outputs}
+        kept = (p for p in self.gradients if p in self.single or p not in in_float)
+        return {*kept}.difference(self.roots)
+
+    @cached_property
     def largest_gradients(self) -> List[int]:
-        """Those of `gradients` that can be the largest of their component: all but what a single function
-        makes of another one, and cannot enlarge.
+        """Those of `limiting_gradients` that can be the largest of their component: all but what a single
+        function makes of another one, and cannot enlarge.
         """
         shapes, smaller = self.described.shapes, set()
         for node in self.nodes:
@@ -184,7 +199,7 @@ class GraphStructure:
                     for p in node.inputs
                     if len(self.readers[p]) == read.count(p) == 1 and math.prod(shapes[p]) == size
                 }
-        return [position for position in self.gradients if position not in smaller]
+        return [p for p in self.gradients if p in self.limiting_gradients and p not in smaller]
 
     @cached_property
     def memory_uses(self) -> MemoryUses:

@@ -77,6 +77,8 @@ class BatchRun:
                 self._forward_backward(again=repeats > 0)
                 if self._is_good:
                     return before
+                # A batch that is searched for its gradients runs again in any case.
+                repeat = self.options.repeat or self.scaling.components.searching
                 attempt = self.scaling.components.began[1]
                 lost = self._run_again(before) if self._is_lost(repeats) else None
                 # A batch that runs again with lower scales shows by that whether they were the cause.

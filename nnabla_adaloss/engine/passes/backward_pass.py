@@ -129,13 +129,17 @@ def gradients_seen(
         plan: the graph.
         scales: what each gradient carries in the end, by position.
         amax: the largest magnitude, divided by the scale, of those that were measured.
-        storage: an emulated storage, which has seen every gradient as it was stored last, except the one that
-            backward began with; or None.
+        storage: an emulated storage, which has seen every gradient as it was stored last; or None. Of single
+            elements only what was measured counts: some of them are multiplied, and rounded, only where hooks
+            look at each function.
     """
+    single, keys = plan.structure.single, plan.keys
     found = [(p, largest * scales[p], scales[p]) for p, largest in amax.items() if p in scales]
     if storage is not None:
-        keys, seen = plan.keys, storage.gradient_statistics
-        rounded = ((p, seen(keys[p]), scale) for p, scale in scales.items())
+        seen = storage.gradient_statistics
+        # What functions in float hand on among themselves is not stored in the format.
+        found = [one for one in found if one[0] in single or seen(keys[one[0]]) is not None]
+        rounded = ((p, seen(keys[p]), scale) for p, scale in scales.items() if p not in single)
         found += [(p, one.abs_max, scale) for p, one, scale in rounded if one is not None]
     return found
 

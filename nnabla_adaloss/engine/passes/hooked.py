@@ -120,7 +120,7 @@ class HookedPass(BackwardPass):
         # A pass that chooses its scales measures every gradient as it arrives.
         self._measured: AbstractSet[int] = frozenset(() if share is None else share.gradients)
         if isinstance(source, ChosenSteps) and source.chooser.components is not None:
-            self._measured = {*self.plan.structure.gradients}
+            self._measured = self.plan.structure.limiting_gradients
         # The function that runs or ran last, if there is still something to do after it.
         self._unfinished: List[Tuple[Node, Tuple[Rescale, ...]]] = []
         self._weights = ScaledWeights(context.kernels, context.pool, context.storage)
