@@ -41,15 +41,19 @@ class Searches(NamedTuple):
         in_vain: how many in a row have found no smaller gradients; after each, twice as many are left out.
         left_out: how many are left out now.
         in_a_row: how many iterations in a row were searched, and not in vain.
+        last: the last of them.
     """
 
     in_vain: int = 0
     left_out: int = 0
     in_a_row: int = 0
+    last: int = -1
 
-    def after(self, *, worth: bool) -> Searches:
+    def after(self, iteration: int, *, worth: bool) -> Searches:
         """After one more search."""
-        return Searches(0, 0, self.in_a_row + 1) if worth else Searches(self.in_vain + 1, 2 << self.in_vain)
+        if not worth:
+            return Searches(self.in_vain + 1, 2 << self.in_vain)
+        return Searches(0, 0, self.in_a_row + 1 if iteration == self.last + 1 else 1, iteration)
 
 
 class ComponentScales:
@@ -232,7 +236,7 @@ class ComponentScales:
         # An entry of a window is what ordinary batches have shown.
         self._measured_all = False
         worth = any(before == 0.0 or before > magnitude * _FAR for before, magnitude in found)
-        self._searches = self._searches.after(worth=worth)
+        self._searches = self._searches.after(self.began[0], worth=worth)
         if self._searches.in_a_row == _IN_A_ROW:
             # What is in the windows was a single outlier.
             self._windows, self._partial = {}, {}
@@ -257,8 +261,6 @@ class ComponentScales:
             self.lose_batch()
         if self._searching:
             self._end_search()
-        elif self._seen and self._searches.in_a_row:
-            self._searches = self._searches._replace(in_a_row=0)
         if self._seen or self._measured_all:
             windows, partial, length = self._windows, {**self._partial}, self.policy.window
             for name, magnitude in self._seen.items():

@@ -179,7 +179,7 @@ def test_it_goes_on_from_what_was_saved() -> None:
     scales.end_iteration()
     assert other.amaxes() == scales.amaxes() == {"loss": 3.0, "a": 2.0}
     other.forget()
-    assert other.state_dict() == {"windows": {}, "partial": {}, "searches": [0, 0, 0]}
+    assert other.state_dict() == {"windows": {}, "partial": {}, "searches": [0, 0, 0, -1]}
 
 
 def one_share(scales: ComponentScales, *magnitudes: Optional[float], last: bool = False) -> None:
@@ -338,6 +338,16 @@ def test_where_batch_after_batch_is_searched_it_is_the_window_that_is_out_of_lin
         assert scales.scale("a") == 2.0**-12
     assert searched(scales, 1.0, 1.0)
     assert scales.scale("a") == 2.0**8
+
+
+def test_batches_in_turn_are_no_batches_in_a_row() -> None:
+    scales = scales_with(1.0, 2.0**20)
+    for _ in range(8):
+        assert searched(scales, 1.0, 1.0)
+        # Nothing is measured in most iterations in between.
+        scales.begin_pass(scales.began[0] + 1)
+        scales.end_iteration()
+        assert scales.scale("a") == 2.0**-12
 
 
 def chain_pass(*scales: Optional[float], tried: Mapping[str, float]) -> ComponentPass:

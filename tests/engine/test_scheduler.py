@@ -106,6 +106,16 @@ def test_a_single_element_is_raised_as_far_as_its_window_leaves_room(gradient: f
     assert net.again(schedule, AT_THE_END_OF_THE_RANGE)
 
 
+def test_a_single_element_that_was_only_seen_absent_is_not_raised() -> None:
+    net = Net(2.0**-4)
+    mean = net.structure.nodes[0].inputs[0]
+    net.gradients[mean] = one(0.0)
+    schedule = net.chosen([2.0**12, None, 2.0**20, 2.0**22])
+    # Nobody knows how large it is when it comes back; what it spreads over gets the rest.
+    assert schedule.scales[mean] == 2.0**12
+    assert schedule.scales[net.position(net.y)] == 2.0**20
+
+
 @pytest.mark.parametrize(("weight", "same"), [(2.0**-20, True), (2.0**9, True), (2.0**10, False)])
 def test_not_where_a_scaled_copy_of_a_weight_leaves_its_range(weight: float, same: bool) -> None:
     net = Net()

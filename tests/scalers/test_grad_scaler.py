@@ -20,6 +20,7 @@ from nnabla_adaloss import (
     GradScaler,
     LossScaleWarning,
 )
+from tests.updaters.test_overflow import Gate
 
 
 class Net(NamedTuple):
@@ -801,6 +802,34 @@ def test_what_overflows_where_no_layer_has_a_weight_is_lowered_too(backend: str)
     assert all(deep.iterate() for _ in range(3))
     assert [deep.iterate(2.0**10) for _ in range(8)].count(False) <= 4
     assert all(deep.iterate(2.0**10) for _ in range(3))
+
+
+@pytest.mark.parametrize("backend", ["cpu:float", "cpu:half"])
+def test_an_overflow_of_attention_scores_ends_where_only_their_layers_show_it(backend: str) -> None:
+    """What follows the scores overflows with them; what is before does not, and has parameters."""
+    nn.clear_parameters()
+    random, gate = np.random.RandomState(0), Gate()
+    with nn.context_scope(nn.Context([backend, "cpu:float"], "CpuCachedArray", "0")):
+        x = nn.Variable.from_numpy_array(random.randn(2, 4, 8).astype(np.float32))
+        q, k, v = (PF.affine(x, 8, base_axis=2, name=name, rng=random) for name in "qkv")
+        scores = gate(F.batch_matmul(q, k, transpose_b=True))
+        h = F.batch_matmul(F.softmax(scores), v)
+        loss = F.mean(PF.affine(h, 8, base_axis=2, name="out", rng=random) ** 2)
+    solver = S.Sgd(1e-30)
+    solver.set_parameters(nn.get_parameters())
+    scaler = GradScaler(solver, storage=None if backend == "cpu:half" else "float16")
+
+    def step() -> bool:
+        solver.zero_grad()
+        scaler.forward(loss)
+        scaler.backward(loss)
+        updated = scaler.step(solver)
+        scaler.update()
+        return updated
+
+    assert all(step() for _ in range(3))
+    gate.factor = 2.0**12
+    assert [step() for _ in range(12)].count(False) <= 5
 
 
 def test_losses_of_very_different_size_in_turn_lose_only_the_first_steps() -> None:
