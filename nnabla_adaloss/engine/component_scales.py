@@ -91,7 +91,7 @@ class ComponentScales:
         # over the same batch shows what is so.
         self._seen: Dict[str, float] = {}
         self._assumed: Dict[str, float] = {}
-        # In how many passes of it a component was nothing but zeros.
+        # In how many passes of it a component was nothing but zeros, and with which scale in the last one.
         self._zeros: Dict[str, int] = {}
         self._tried: Dict[str, float] = {}
         # Whether it has scales of its own, as a first batch has; what came of such searches before.
@@ -238,8 +238,8 @@ class ComponentScales:
         worth = any(before == 0.0 or before > magnitude * _FAR for before, magnitude in found)
         self._searches = self._searches.after(self.began[0], worth=worth)
         if self._searches.in_a_row == _IN_A_ROW:
-            # What is in the windows was a single outlier.
-            self._windows, self._partial = {}, {}
+            # What is in the windows was a single outlier: they begin with this iteration.
+            self._windows, self._partial, self._measured_all = {}, {}, True
 
     def shared(self, names: Sequence[str]) -> List[float]:
         """For other ranks: whether this iteration ends an entry of the windows, whether it had scales of its
