@@ -76,8 +76,8 @@ def training(network: Callable[[nn.Variable], nn.Variable]) -> Training:
     feed()
     solver.zero_grad()
     loss.forward(clear_no_need_grad=True)
+    # Nothing is updated: nnabla may have freed what is read cut off, and computes with what is there.
     loss.backward(clear_buffer=True)
-    solver.update()
     return Training(loss, solver, feed, lambda: network(x))
 
 
