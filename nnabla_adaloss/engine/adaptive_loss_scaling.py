@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import abc
 from functools import partial
 from typing import AbstractSet, Any, Dict, List, Mapping, Optional, Sequence, Union
 
@@ -333,7 +334,7 @@ class AdaptiveLossScaling:
 
     @limits.setter
     def limits(self, limits: Mapping[str, LayerLimit]) -> None:
-        for layer, limit in instance("limits", limits, Mapping).items():
+        for layer, limit in instance("limits", limits, abc.Mapping).items():
             instance(f"limits[{layer!r}]", limit, LayerLimit).checked()
         if dict(limits) != self._ada_loss.limits:
             self._ada_loss.limits = dict(limits)
