@@ -207,7 +207,7 @@ class BackwardRunner:
         """
         if last is not None and last.schedule.components is not None:
             names = planned.components.names
-            sent = len(self.components.shared(names))
+            sent = self.components.numbers_shared(names)
             seen, tables = tables[:, :sent], tables[:, sent:]
             self.components.adopt(names, seen.max(axis=0).tolist())
         positions = planned.plan.structure.gradients

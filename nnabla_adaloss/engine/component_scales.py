@@ -246,14 +246,20 @@ class ComponentScales:
         own, and the largest magnitude of each component in it; -1 where none. What is assumed of a lost batch
         counts.
         """
-        self.lose_batch()
+        seen, assumed = self._seen, self._assumed
         own = float(self._measured_all), float(self._searching)
-        return [*own, *(self._seen.get(name, -1.0) for name in names)]
+        return [*own, *(max(seen.get(name, -1.0), assumed.get(name, -1.0)) for name in names)]
+
+    @staticmethod
+    def numbers_shared(names: Sequence[str]) -> int:
+        """How many numbers `shared` returns."""
+        return 2 + len(names)
 
     def adopt(self, names: Sequence[str], largest: Sequence[float]) -> None:
         """Take the largest that all ranks have `shared` for what this one has."""
         self._measured_all, self._searching = bool(largest[0]), bool(largest[1])
         self._seen = {name: magnitude for name, magnitude in zip(names, largest[2:]) if magnitude >= 0.0}
+        self._assumed = {}
 
     def end_iteration(self) -> None:
         """What this iteration has seen becomes an entry of the windows, or a part of one."""

@@ -38,7 +38,7 @@ class DelayedStatistics:
         complete: whether everything that this pass has asked for was known.
     """
 
-    undone = "_gradients", "_data", "_wanted", "_looked_at", "_answers", "_iteration"
+    undone = "_gradients", "_data", "_wanted", "_measured", "_answers", "_iteration"
 
     def __init__(
         self,
@@ -52,8 +52,8 @@ class DelayedStatistics:
         self._data: Dict[int, ArrayStatistics] = {}
         # The gradients that choices ask for; None: all that are measured, until one has asked.
         self._wanted: Optional[AbstractSet[int]] = None
-        # And those that somebody only looks at.
-        self._looked_at: AbstractSet[int] = frozenset()
+        # These, and those that somebody only looks at.
+        self._measured: AbstractSet[int] = frozenset()
         # What choices see: the same for all batches and retries of an iteration, and on all ranks.
         self._iteration = -1
         self._answers: Tuple[Dict[int, ArrayStatistics], Dict[int, ArrayStatistics]] = {}, {}
@@ -82,7 +82,7 @@ class DelayedStatistics:
     def gradient(self, position: int, scale: float) -> ArrayStatistics:
         """What the gradient of an earlier iteration would be with `scale`; this one's is measured."""
         if self._wanted is not None and position not in self._wanted:
-            self._wanted = self._wanted | {position}
+            self._wanted, self._measured = self._wanted | {position}, self._measured | {position}
         if position not in self._running or self._running[position][1] != scale:
             self.measure([(position, scale)], [])
         known = self._answers[0].get(position)
@@ -162,13 +162,12 @@ class DelayedStatistics:
 
     def measured_before(self) -> Tuple[AbstractSet[int], AbstractSet[int]]:
         """Positions of gradients and of data that choices have asked for."""
-        wanted = self._gradients.keys() if self._wanted is None else self._wanted | self._looked_at
-        return wanted, self._data.keys()
+        return frozenset(self._gradients) if self._wanted is None else self._measured, self._data.keys()
 
     def keep(self, gradients: AbstractSet[int], data: AbstractSet[int], looked_at: AbstractSet[int]) -> None:
         """Forget all but what the last choice has asked for or looked at."""
-        self._wanted, self._looked_at = frozenset(gradients), frozenset(looked_at)
-        self._gradients = self._only(0, self._gradients, gradients | looked_at)
+        self._wanted, self._measured = frozenset(gradients), frozenset(gradients | looked_at)
+        self._gradients = self._only(0, self._gradients, self._measured)
         self._data = self._only(1, self._data, data)
 
     def _only(
@@ -197,7 +196,7 @@ class DelayedStatistics:
             amax[position] = found.abs_max / scale
             if found.nonfinite:
                 nonfinite.add(position)
-            elif self._wanted is None or position in self._wanted or position in self._looked_at:
+            elif self._wanted is None or position in self._measured:
                 new_gradients[position] = found.scaled(1.0 / scale)
         for position, one in data.items():
             found = measured[one] if isinstance(one, int) else one
@@ -227,7 +226,7 @@ class DelayedStatistics:
         gradients = {positions[index]: _loaded(gradient) for index, gradient, _ in state if gradient}
         data = {positions[index]: _loaded(data) for index, _, data in state if data}
         self._gradients, self._data = gradients, data
-        self._wanted = frozenset(gradients) if state else None
+        self._wanted, self._measured = frozenset(gradients) if state else None, frozenset(gradients)
 
     def table(self, positions: Sequence[int]) -> Optional[NDArray[np.float64]]:
         """What was measured since the last `adopt`: shape (2, len(positions), fields); else zeros."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import AbstractSet, Any, Callable, List, Mapping, Optional, Sequence, Tuple, Union
 
 import nnabla as nn
 
@@ -118,7 +118,7 @@ class PreparedGraph:
     planned_for: Optional[ScaleSchedule] = None
     steps: Union[HooklessSteps, FallbackReason, None] = None
     _shares: Sequence[Optional[Share]] = ()
-    _shared: Tuple[int, int] = (0, 0)
+    _shared: Tuple[AbstractSet[int], int] = (frozenset(), 0)
 
     @cached_property
     def components(self) -> Components:
@@ -147,8 +147,8 @@ class PreparedGraph:
         if number is None:
             return None
         gradients, data = self.statistics.measured_before()
-        if not self._shares or self._shared != (len(gradients), len(data)):
-            structure, self._shared = self.plan.structure, (len(gradients), len(data))
+        if not self._shares or self._shared != (gradients, len(data)):
+            structure, self._shared = self.plan.structure, (gradients, len(data))
             schedule = self.cache.schedule
             if schedule is not None and schedule.components is not None:
                 gradients = gradients | {*structure.largest_gradients}

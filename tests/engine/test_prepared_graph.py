@@ -217,3 +217,22 @@ def test_a_function_whose_need_for_a_gradient_only_forward_finds_out() -> None:
         x.grad.zero()
         scaling.backward()
         assert (x.g != 0.0).all()
+
+
+def test_shares_follow_when_choices_ask_for_other_gradients_though_for_as_many() -> None:
+    h = F.tanh(PF.affine(nn.Variable((2, 3)), 3, name="a"))
+    scaling = AdaptiveLossScaling(F.mean(F.tanh(PF.affine(h, 3, name="b"))), AdaLossConfig(measure_every=1))
+    for _ in range(2):
+        scaling.forward()
+        scaling.backward()
+    prepared = scaling._graph.prepared()
+    structure = scaling.plan.structure
+    # Those that are measured only because somebody asks for them.
+    others = sorted(structure.limiting_gradients.difference(structure.largest_gradients))
+    assert len(others) == 2
+    for position, other in (others, others[::-1]):
+        prepared.statistics.keep({position}, set(), set())
+        share = prepared.share(scaling.iteration)
+        assert share is not None
+        assert position in share.gradients
+        assert other not in share.gradients
