@@ -33,37 +33,23 @@ _PYTHON = "Callback"
 
 
 class RoundedConstant(NamedTuple):
-    """A function that stays in half precision, with a constant that half cannot hold.
-
-    Attributes:
-        function: its name.
-        type_name: nnabla's type name of it.
-        constant: the constant.
-        stored: what it is in half precision.
-        context: the float context that would hold it, as one writes it.
-    """
+    """A function that stays in half precision, with a constant that half cannot hold."""
 
     function: str
     type_name: str
     constant: float
-    stored: float
-    context: str
+    stored: float  # what the constant is in half precision
+    context: str  # the float context that would hold it, as one writes it
 
     def __str__(self) -> str:
         return f"{self.function} ({self.type_name}): {self.constant:g} is {self.stored:g} in half precision"
 
 
 class FloatTail(NamedTuple):
-    """The functions of a graph that have to compute in float.
-
-    Attributes:
-        functions: those that can, by index.
-        rounded: those that cannot, because functions written in Python read what they compute, with the
-            constants that half precision rounds for that.
-    """
+    """The functions of a graph that have to compute in float."""
 
     functions: FrozenSet[int] = frozenset()
-    rounded: Tuple[RoundedConstant, ...] = ()
+    rounded: Tuple[RoundedConstant, ...] = ()  # they cannot, as functions in Python read what they compute
 
     def report(self) -> None:
         """Log that functions compute in float, and warn of constants that stay rounded."""
@@ -82,23 +68,8 @@ class FloatTail(NamedTuple):
 
 
 def float_tail(reading: GraphReading, candidates: Sequence[int], storage: Format = FLOAT16) -> FloatTail:
-    """Which functions have to compute in float.
-
-    These are the functions of one element at the loss, and those with a constant that `storage` changes by
-    more than its precision, because it is too small or too large.
-
-    Args:
-        reading: the graph.
-        candidates: the functions that compute in half precision, by index.
-        storage: the format that constants are cast to.
-
-    Example:
-        >>> import nnabla.functions as F
-        >>> from nnabla_adaloss.graph.reading import read_graph
-        >>> x = nn.Variable((2, 3), need_grad=True)
-        >>> loss = F.mean(F.tanh(x)) * 1e-8
-        >>> sorted(float_tail(read_graph(loss), range(3)).functions)  # the mean, and the product
-        [1, 2]
+    """Which of the half-precision functions `candidates` have to compute in float. These are the functions of
+    one element at the loss, and those with a constant that `storage` changes by more than its precision.
     """
     described = reading.described
     half = set(candidates)
@@ -113,20 +84,12 @@ def float_tail(reading: GraphReading, candidates: Sequence[int], storage: Format
 
 
 class TailReader:
-    """Reads the graph of a loss after its float tail was moved to float.
-
-    Args:
-        loss: the loss.
-        float_tail: whether to move it; False: the graph stays as it is.
-
-    Attributes:
-        tail: what was moved last.
-        moved: whether something was moved since `before_backward` has reported it.
-    """
+    """Reads the graph of a loss after its float tail was moved to float, unless `float_tail` is False."""
 
     def __init__(self, loss: nn.Variable, *, float_tail: bool) -> None:
         self._loss, self._moves = loss, boolean("float_tail", float_tail)
         self.tail = FloatTail()
+        # Whether something was moved since `before_backward`, and whether that was ever reported.
         self.moved = self._reported = False
         # What of it forward has to compute again.
         self._missing: List[nn.Variable] = []
@@ -149,11 +112,7 @@ class TailReader:
         self._reported = before._reported
 
     def before_backward(self) -> None:
-        """Report what was `moved`, once; where nothing was, do nothing.
-
-        Raises:
-            RuntimeError: forward ran before that, and what the moved functions read was cleared.
-        """
+        """Report what was `moved`, once; RuntimeError when forward has to run again before that."""
         if not all(map(_is_written, self._missing)):
             raise RuntimeError(
                 "forward has to run again before backward: functions at the loss compute in float now, and "
@@ -176,16 +135,8 @@ def constants(described: GraphDescription, index: int) -> List[float]:
 
 
 def compute_in_float(reading: GraphReading, tail: FloatTail) -> List[nn.Variable]:
-    """Replace the functions of a tail by the same in a float context; their outputs stay the same Variables.
-
-    Where the graph has been computed already, and what a function reads is still there, it is computed again.
-
-    Args:
-        reading: the graph; it has to be read again afterwards.
-        tail: what `float_tail` found there.
-
-    Returns:
-        What had been computed and could not be computed again.
+    """Replace the functions of a tail by the same in a float context, and compute again what was computed
+    before. Returns what could not be, because its inputs were cleared; the graph has to be read again.
     """
     described = reading.described
     missing: List[nn.Variable] = []

@@ -25,13 +25,7 @@ def is_half(backends: Sequence[str]) -> bool:
 
 
 def float_context(context: nn.Context) -> nn.Context:
-    """The context that computes in float where `context` computes in half precision.
-
-    Example:
-        >>> half = nn.Context(["cudnn:half", "cuda:half", "cpu:half", "cpu:float"], "CudaCachedArray", "0")
-        >>> float_context(half).backend
-        ['cudnn:float', 'cuda:float', 'cpu:float']
-    """
+    """The context that computes in float where `context` computes in half precision."""
     backends = [f"{name.partition(':')[0]}:float" if is_half([name]) else name for name in context.backend]
     return nn.Context(list(dict.fromkeys(backends)), context.array_class, context.device_id)
 
@@ -58,20 +52,10 @@ _SWITCHES = ("batch_stat", "update_running_mean")
 
 
 def written_inputs(type_name: str, args: Mapping[str, Any]) -> FrozenSet[int]:
-    """Indices of the inputs that forward of a function writes, as far as it is known.
-
-    Example:
-        >>> sorted(written_inputs("BatchNormalization", {"batch_stat": True}))
-        [3, 4]
-    """
+    """Indices of the inputs that forward of a function writes, as far as it is known."""
     return _WRITES.get(type_name, _NOTHING) if all(args.get(name, True) for name in _SWITCHES) else _NOTHING
 
 
 def hands_memory_on(type_name: str, args: Mapping[str, Any]) -> bool:
-    """Whether the output of a function is its input's memory, which it neither reads nor writes in forward.
-
-    Example:
-        >>> hands_memory_on("Reshape", {"shape": [6], "inplace": True})
-        True
-    """
+    """Whether a function's output is its input's memory, which it neither reads nor writes in forward."""
     return type_name == "Unlink" or (type_name == "Reshape" and args["inplace"])

@@ -14,14 +14,7 @@ Hook = Callable[[Any], None]
 
 
 class HookGuard:
-    """Runs hooks until one raises, and remembers what it raised.
-
-    Args:
-        on_error: called once when a hook has raised, before nnabla runs the functions that are left.
-
-    Attributes:
-        error: what a hook raised; None: nothing.
-    """
+    """Runs hooks until one raises, keeps its exception as `error`, and calls `on_error` at once."""
 
     def __init__(self, on_error: Optional[Callable[[], None]] = None) -> None:
         self.error: Optional[BaseException] = None

@@ -19,29 +19,18 @@ _BYTES_OF_HALF, _BYTES_OF_FLOAT = 2, 4
 
 
 class HostFunction(NamedTuple):
-    """A function that runs on the host, in a network on a GPU.
-
-    Attributes:
-        name: its name in the network.
-        type_name: nnabla's name of it.
-        moved: bytes that an iteration moves between host and GPU for it: inputs and outputs in forward, their
-            gradients in backward.
-    """
+    """A function that runs on the host, in a network on a GPU."""
 
     name: str
     type_name: str
-    moved: int
+    moved: int  # bytes per iteration between host and GPU: inputs, outputs, and their gradients
 
     def __str__(self) -> str:
         return f"{self.name} ({self.moved / 1e6:.3g} MB per iteration)"
 
 
 def runs_on_host(context: nn.Context) -> bool:
-    """Whether a function that was made for a GPU runs on the host.
-
-    Args:
-        context: of the function, as it is once nnabla has set it up.
-    """
+    """Whether a function that was made for a GPU runs on the host, by its context after nnabla's setup."""
     wanted = {name.partition(":")[0] for name in context.backend}
     return bool(wanted & {"cuda", "cudnn"}) and is_on_host(context)
 
@@ -49,20 +38,11 @@ def runs_on_host(context: nn.Context) -> bool:
 def host_functions(
     described: GraphDescription, contexts: Sequence[nn.Context], names: Sequence[str]
 ) -> List[HostFunction]:
-    """The functions that run on the host though their context is a GPU's, and what that moves.
-
-    nnabla takes the first backend of a context that has an implementation, and is silent about it. Arrays are
-    moved in the type of that implementation. What goes from one such function to the next is not moved. Not
-    counted are gradients that go to the host because another branch has written them before.
-
-    Args:
-        described: the graph.
-        contexts: those of its functions.
-        names: theirs, too.
-
-    Returns:
-        One entry per function that moves something, in forward order.
+    """The functions that move arrays because nnabla has no implementation for their context's GPU, and says
+    nothing.
     """
+    # Arrays are moved in the type of the implementation. What goes from one such function to the next is not
+    # moved. Not counted are gradients that go to the host because another branch has written them before.
     on_host = [runs_on_host(context) for context in contexts]
     read = [described.inputs.positions[part] for part in described.inputs.by_function()]
     producers = [described.producers[part] for part in described.inputs.by_function()]

@@ -14,8 +14,7 @@ from ..core.scale_policy import global_scale
 from ..core.validation import array_of_numbers, scalar
 from ..host_context import array_context
 from .hooks import Hook
-from .order import visited
-from .reading import GraphDescription
+from .reading import GraphDescription, visited
 
 Seed = Union[NDArray[Any], nn.NdArray]
 """The seed gradient of a loss that a user gives."""
@@ -58,12 +57,7 @@ LossLike = Union[nn.Variable, LossWrapper]
 
 
 def variable_of(loss: LossLike) -> nn.Variable:
-    """The Variable behind `loss`.
-
-    Raises:
-        TypeError: `loss` is neither a Variable nor a wrapper of one.
-        ValueError: no parameter or input behind `loss` needs a gradient.
-    """
+    """The Variable behind `loss`; TypeError when there is none, ValueError when it needs no gradient."""
     if isinstance(loss, nn.Variable):
         variable = loss
     elif isinstance(loss, LossWrapper):
@@ -80,15 +74,12 @@ def variable_of(loss: LossLike) -> nn.Variable:
 
 def _has_a_leaf_that_needs_a_gradient(loss: nn.Variable) -> bool:
     # nnabla finds out in the next forward what this means for a graph that was rewired.
-    return any(v.need_grad and v.parent is None for inputs in visited(loss).inputs for v in inputs)
+    _, inputs, _ = visited(loss)
+    return any(v.need_grad and v.parent is None for read in inputs for v in read)
 
 
 def refuse_a_loss_that_scales_itself(described: GraphDescription) -> None:
-    """Raise unless the gradients of a loss, whose graph is described, are not scaled yet.
-
-    Raises:
-        ValueError: they are, by functions in its graph.
-    """
+    """Raise ValueError when functions in the graph of a loss scale its gradients already."""
     if "ScaledLoss" in described.type_names:
         raise ValueError(
             "loss scales itself already, by nnabla_adaloss.loss_scaling with a tracker: "
@@ -97,22 +88,12 @@ def refuse_a_loss_that_scales_itself(described: GraphDescription) -> None:
 
 
 def check_scale(scale: Any, name: str = "scale") -> float:
-    """`scale` as a Python float.
-
-    Raises:
-        TypeError: it is not a number.
-        ValueError: it is not finite, or less than 2**-126: gradients could not be unscaled in float32.
-    """
+    """`scale` as a Python float; TypeError or ValueError unless gradients can be unscaled in float32."""
     return global_scale(name, scalar(scale))
 
 
 def check_seed(loss: nn.Variable, grad: Optional[Seed]) -> None:
-    """Raise unless backward of `loss` can start from `grad`.
-
-    Raises:
-        TypeError: `grad` holds no numbers.
-        ValueError: `loss` has several elements and `grad` is None, or their shapes differ.
-    """
+    """Raise TypeError or ValueError unless backward of `loss` can start from `grad`."""
     if grad is None:
         if loss.size != 1:
             raise ValueError(
@@ -126,17 +107,8 @@ def check_seed(loss: nn.Variable, grad: Optional[Seed]) -> None:
 
 
 class LossSeed:
-    """Makes the gradient that backward of one loss starts from, where the loss is: on a GPU, one that is made
+    """Makes the gradient that backward of one loss starts from, where the loss is. On a GPU, one that is made
     on the host is waited for.
-
-    Args:
-        loss: the loss.
-
-    Example:
-        >>> import nnabla.functions as F
-        >>> loss = F.mean(nn.Variable((3,), need_grad=True))
-        >>> float(LossSeed(loss).gradient(8.0).data)
-        8.0
     """
 
     def __init__(self, loss: nn.Variable) -> None:
@@ -146,11 +118,7 @@ class LossSeed:
         self._context: Optional[nn.Context] = None
 
     def gradient(self, scale: float, grad: Optional[Seed] = None) -> Union[nn.NdArray, NDArray[np.float32]]:
-        """`scale * grad`, ones when `grad` is None; an array that is handed out is used again next time.
-
-        Raises:
-            ValueError: the loss has several elements and `grad` is None, or their shapes differ.
-        """
+        """`scale * grad`, ones when `grad` is None; an array that is handed out is used again next time."""
         if grad is not None:
             check_seed(self._loss, grad)
             array = np.asarray(grad.data if isinstance(grad, nn.NdArray) else grad, dtype=np.float32)
@@ -175,21 +143,7 @@ def run_backward(
     post: Optional[Hook],
     seed: Optional[LossSeed] = None,
 ) -> None:
-    """Call `loss.backward` with the seed gradient `scale * grad` (ones when `grad` is None).
-
-    Args:
-        loss: the loss.
-        scale: what `grad` is multiplied by.
-        grad: of the loss's shape; None for ones.
-        clear_buffer: free what backward no longer needs.
-        communicator_callbacks: nnabla's.
-        pre: called before each function.
-        post: called after each function.
-        seed: makes the seed gradient of a loss that is a Variable, pass for pass; None: made for this one.
-
-    Raises:
-        ValueError: `loss` has several elements and `grad` is None, or their shapes differ.
-    """
+    """Call `loss.backward` with the seed gradient `scale * grad` (ones when `grad` is None)."""
     if not isinstance(loss, nn.Variable):
         loss.backward(scale, clear_buffer, communicator_callbacks, pre, post, grad=grad)
         return

@@ -21,19 +21,12 @@ Args = Mapping[str, Any]
 
 
 class GemmSlot(NamedTuple):
-    """One input of a function whose gradient can be scaled, and the input that scales it.
+    """One input of a function whose gradient can be scaled, and the input that scales it."""
 
-    Attributes:
-        input: index of the input whose gradient is scaled.
-        factor: index of the input that multiplies the output gradient (the weight).
-        fan_in: mean number of products in one element of the input gradient.
-        fan_in_bound: the largest number of products in any element, for overflow bounds.
-    """
-
-    input: int
-    factor: int
-    fan_in: float
-    fan_in_bound: float
+    input: int  # index of the input whose gradient is scaled
+    factor: int  # index of the input that multiplies the output gradient (the weight)
+    fan_in: float  # mean number of products in one element of the input gradient
+    fan_in_bound: float  # the largest number in any element, for overflow bounds
 
 
 def _prod(values: Sequence[int]) -> int:
@@ -182,22 +175,7 @@ _UNSCALED: FrozenSet[str] = frozenset(
 
 
 def gemm_slots(type_name: str, args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
-    """The inputs of a function whose gradients can carry a scale of their own.
-
-    Args:
-        type_name: nnabla's type name of the function, such as `"Convolution"`.
-        args: the function's arguments as nnabla keeps them (`f.info.args`).
-        inputs: the shapes of the inputs.
-        output: the shape of the first output.
-
-    Returns:
-        One slot per scalable input; empty for a function that is not a matrix product, or one without a
-        scale.
-
-    Example:
-        >>> gemm_slots("Affine", {"base_axis": 1}, [(32, 100), (100, 10), (10,)], (32, 10))
-        [GemmSlot(input=0, factor=1, fan_in=10.0, fan_in_bound=10.0)]
-    """
+    """The inputs of a function whose gradients can carry a scale of their own; none where there is none."""
     product = SCALABLE.get(type_name)
     return product.slots(args, inputs, output) if product else []
 
@@ -205,11 +183,7 @@ def gemm_slots(type_name: str, args: Args, inputs: Sequence[Shape], output: Shap
 def product_matrices(
     type_name: str, args: Args, slot: GemmSlot, g: NDArray[Any], w: NDArray[Any]
 ) -> Tuple[NDArray[Any], NDArray[Any]]:
-    """A layer's output gradient as (N, C) and its weight as (C, M), with C the channels that are summed over.
-
-    The input gradient is made of sums of products of an element of column c of the first with an element of
-    row c of the second.
-    """
+    """A layer's output gradient as (N, C) and its weight as (C, M), C the channels that are summed over."""
     product = SCALABLE[type_name]
     return product.gradient(g, args, slot), product.factor(w, args, slot)
 

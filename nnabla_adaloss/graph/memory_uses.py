@@ -10,30 +10,15 @@ from .reading import GraphDescription
 
 
 class MemoryUses(NamedTuple):
-    """Leaves and outputs by position, each with the index of a function.
+    """When the memory of leaves and outputs is used, by position with the index of a function."""
 
-    Attributes:
-        leaves: leaves without a name, with the first function that reads their contents; none of `cut_off`.
-        outputs: what functions write into memory that is not handed on to them, with the function.
-        cut_off: outputs that are also read as leaves, but by later functions only.
-    """
-
-    leaves: Dict[int, int]
-    outputs: Dict[int, int]
-    cut_off: List[int]
+    leaves: Dict[int, int]  # nameless ones but for `cut_off`, by the first function that reads their contents
+    outputs: Dict[int, int]  # but for memory that was handed on, by the function that writes it
+    cut_off: List[int]  # outputs that are also read as leaves, but by later functions only
 
 
 def memory_uses(described: GraphDescription) -> MemoryUses:
-    """When the memory of a graph is used, in a pass there and one back.
-
-    Example:
-        >>> import nnabla as nn, nnabla.functions as F
-        >>> from nnabla_adaloss.graph.reading import read_graph
-        >>> y = F.tanh(nn.Variable((2, 3)))
-        >>> loss = F.mean(y - y.get_unlinked_variable(need_grad=False))
-        >>> memory_uses(read_graph(loss).described)
-        MemoryUses(leaves={0: 0}, outputs={1: 0, 2: 1, 3: 2}, cut_off=[1])
-    """
+    """When the memory of a graph is used, in a pass there and one back."""
     kinds = map(hands_memory_on, described.type_names, described.args)
     functions = list(zip(kinds, described.inputs.by_function(), described.outputs.by_function()))
     read, written = described.inputs.positions, described.outputs.positions

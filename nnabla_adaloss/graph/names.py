@@ -38,7 +38,7 @@ ParameterNames = Mapping[int, str]
 
 
 def registered_names() -> Dict[int, str]:
-    """The names of all parameters that nnabla has in the current scope."""
+    """The names of all parameters that nnabla has in the current scope, by variable key."""
     return dict(_names_in(get_current_parameter_scope(), ""))
 
 
@@ -72,17 +72,7 @@ def check_parameters(name: str, value: Parameters) -> Parameters:
 
 
 def function_names(graph: GraphDescription) -> List[str]:
-    """A unique name for each function of a graph, in forward order.
-
-    Example:
-        >>> import nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
-        >>> from nnabla_adaloss.graph.reading import read_graph
-        >>> h = nn.Variable((2, 3))
-        >>> for _ in range(2):
-        ...     h = F.relu(PF.affine(h, 3, name="rnn"))
-        >>> function_names(read_graph(h).description(registered_names()))
-        ['rnn/affine', 'rnn/affine/ReLU', 'rnn/affine#2', 'rnn/affine/ReLU#2']
-    """
+    """A unique name for each function of a graph, in forward order."""
     parents = [graph.producers[part] for part in graph.inputs.by_function()]
     scopes = _own_scopes(graph, parents)
     products = list(map(is_matrix_product, graph.type_names))

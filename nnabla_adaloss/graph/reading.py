@@ -10,25 +10,19 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Opt
 import nnabla as nn
 
 from .function_kinds import is_half
-from .order import visited
 
 _info, _need_grad = attrgetter("info"), attrgetter("need_grad")
 _type_name, _args = attrgetter("type_name"), attrgetter("args")
 _context, _backend = attrgetter("context"), attrgetter("backend")
 _inputs, _outputs = attrgetter("inputs"), attrgetter("outputs")
-_shape, _recompute = attrgetter("shape"), attrgetter("recompute")
+_shape, _recompute, _parent = attrgetter("shape"), attrgetter("recompute"), attrgetter("parent")
 
 
 class Uses(NamedTuple):
-    """What the functions of a graph read or write, one entry after the other for all of them.
+    """What the functions of a graph read or write, one entry after the other for all of them."""
 
-    Attributes:
-        ends: where those of each function end.
-        positions: which variables they are.
-    """
-
-    ends: List[int]
-    positions: List[int]
+    ends: List[int]  # where those of each function end
+    positions: List[int]  # which variables they are
 
     def by_function(self) -> Iterator[slice]:
         """The part of each function."""
@@ -37,34 +31,21 @@ class Uses(NamedTuple):
 
 class GraphDescription(NamedTuple):
     """All that plans ask of a graph, without any object of it: where two are equal, so are their plans.
-
-    Functions are in forward order. Variables go by position, in the order in which forward meets them.
-
-    Attributes:
-        type_names: of the functions, as nnabla calls them.
-        args: their arguments.
-        backends: what they are computed with.
-        need_grads: whether backward visits them.
-        inputs: what they read.
-        needs: whether each of the inputs needs a gradient.
-        producers: index of the function that each of the inputs comes from; None for leaves.
-        outputs: what they write.
-        shapes: of the variables.
-        recomputed: whether what is in a variable is computed again in backward.
-        kept: by position the key and the name of leaves that are the same in the next graph: those that need
-            a gradient, and those that have a name.
+    Functions are in forward order; variables go by position, in the order in which forward meets them.
     """
 
     type_names: List[str]
     args: List[Mapping[str, Any]]
     backends: List[List[str]]
-    need_grads: List[bool]
+    need_grads: List[bool]  # whether backward visits them
     inputs: Uses
-    needs: List[bool]
-    producers: List[Optional[int]]
+    needs: List[bool]  # whether each of the inputs needs a gradient
+    producers: List[Optional[int]]  # the function that each of the inputs comes from; None for leaves
     outputs: Uses
     shapes: List[Tuple[int, ...]]
-    recomputed: List[bool]
+    recomputed: List[bool]  # whether what is in a variable is computed again in backward
+    # By position the key and the name of leaves that are the same in the next graph: those that need a
+    # gradient, and those that have a name.
     kept: Dict[int, Tuple[int, Optional[str]]]
 
     @property
@@ -78,24 +59,8 @@ class GraphDescription(NamedTuple):
 
 
 class GraphWatch:
-    """Remembers which C++ variables some Variables stand for, and which need a gradient.
-
-    `Variable.rewire_on` changes the former, a script that sets `need_grad` the latter, and with the next
-    forward the functions and variables that follow. Also which of them are computed again in backward. To
-    look whether a graph is rewired costs 0.04 µs per variable, for all changes 0.15.
-
-    Args:
-        variables: what is watched: the inputs of all functions, and the loss.
-        outputs: those of them that functions compute.
-        functions: functions, of which backward visits those that need a gradient.
-
-    Example:
-        >>> import nnabla as nn, nnabla.functions as F
-        >>> x = nn.Variable((2,), need_grad=True)
-        >>> watch = GraphWatch([x])
-        >>> x.need_grad = False
-        >>> watch.rewired, watch.changed
-        (False, True)
+    """Remembers which C++ variables some Variables stand for, which need a gradient and which are recomputed.
+    `Variable.rewire_on` and `need_grad = ...` change that, and with the next forward what follows.
     """
 
     def __init__(
@@ -139,42 +104,25 @@ class GraphWatch:
 
 
 class GraphReading(NamedTuple):
-    """The functions and variables of a graph.
-
-    Attributes:
-        functions: in forward order.
-        variables: by position.
-        keys: the key of each.
-        leaves: those that nothing computes, by position.
-        needed: positions of the leaves that need a gradient.
-        described: all that plans ask of it, but of which leaves are kept.
-        watch: notices when the graph is not what it was.
-    """
+    """The functions and variables of a graph."""
 
     functions: List[Any]
     variables: List[nn.Variable]
     keys: List[int]
-    leaves: Dict[int, nn.Variable]
-    needed: Set[int]
-    described: GraphDescription
+    leaves: Dict[int, nn.Variable]  # those that nothing computes, by position
+    needed: Set[int]  # positions of the leaves that need a gradient
+    described: GraphDescription  # but for which leaves are kept
     watch: GraphWatch
 
     @property
     def is_current(self) -> bool:
-        """True while the graph is what it was when it was read.
-
-        One that was rewired, or in which `need_grad` was set, is another after its next forward: only there
-        nnabla finds out which of its functions and variables need a gradient. Shapes are not looked at:
-        before forward those of a graph whose input has another one are neither the old nor the new.
+        """True while the graph is as it was read; shapes are not looked at, which before forward may be the
+        old ones.
         """
         return not self.watch.changed
 
     def description(self, names: Mapping[int, str]) -> GraphDescription:
-        """All that plans ask of the graph.
-
-        Args:
-            names: names of parameters, by variable key.
-        """
+        """All that plans ask of the graph, with the names of parameters by variable key."""
         kept = {}
         for position in self.leaves:
             key = self.keys[position]
@@ -184,17 +132,35 @@ class GraphReading(NamedTuple):
         return self.described._replace(kept=kept)
 
 
-def read_graph(loss: nn.Variable) -> GraphReading:
-    """The graph behind `loss`, which some function computes.
-
-    nnabla makes a new object for each attribute of a graph that is asked for: none is asked for twice.
-
-    Example:
-        >>> import nnabla.functions as F
-        >>> x = nn.Variable((2, 3), need_grad=True)
-        >>> read_graph(F.mean(F.tanh(x))).described.type_names
-        ['Tanh', 'Mean']
+def visited(loss: nn.Variable) -> Tuple[List[Any], List[List[nn.Variable]], List[List[Any]]]:
+    """The functions behind `loss` in forward order, their inputs, and the functions that compute these or
+    None. `Variable.visit` would keep what it is called with, and so the graph, in a reference cycle.
     """
+    functions: List[Any] = []
+    inputs: List[List[nn.Variable]] = []
+    parents: List[List[Any]] = []
+    seen: Set[Any] = set()
+    waiting: List[Any] = [loss.parent]
+    # What a function reads comes before it, first inputs first.
+    while waiting:
+        f = waiting.pop()
+        if type(f) is tuple:
+            functions.append(f[0])
+            inputs.append(f[1])
+            parents.append(f[2])
+        elif f not in seen:
+            seen.add(f)
+            own = f.inputs
+            behind = list(map(_parent, own))
+            waiting.append((f, own, behind))
+            for parent in reversed(behind):
+                if parent is not None:
+                    waiting.append(parent)
+    return functions, inputs, parents
+
+
+def read_graph(loss: nn.Variable) -> GraphReading:
+    """The graph behind `loss`, asked for no attribute twice: nnabla makes a new object for each answer."""
     functions, inputs, parents = visited(loss)
     outputs = list(map(_outputs, functions))
     read, written = list(chain.from_iterable(inputs)), list(chain.from_iterable(outputs))

@@ -19,7 +19,7 @@ from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, Format, FormatEmu
 from nnabla_adaloss.core.precision import FP8_HYBRID
 from nnabla_adaloss.emulation.operands import OperandSwap, operands_of
 from nnabla_adaloss.graph.matrix_products import SCALABLE, is_matrix_product
-from nnabla_adaloss.graph.order import visited
+from nnabla_adaloss.graph.reading import visited
 from tests.engine.random_graphs import STEPS, build
 
 # A format of 16 bits' mantissa in which nothing here under- or overflows.
@@ -119,7 +119,7 @@ GRAPHS: Dict[str, Callable[[], nn.Variable]] = {
 
 
 def variables_of(loss: nn.Variable) -> Dict[int, nn.Variable]:
-    return {hash(v): v for f in visited(loss).functions for v in (*f.inputs, *f.outputs)}
+    return {hash(v): v for f in visited(loss)[0] for v in (*f.inputs, *f.outputs)}
 
 
 def leaves_of(loss: nn.Variable) -> List[nn.Variable]:
@@ -146,7 +146,7 @@ def test_every_product_reads_rounded_operands(name: str, seen: Seen) -> None:
     emulation = FormatEmulation(loss, "fp8_hybrid")
     emulation.forward()
     forward = len(seen)
-    products = [f for f in visited(loss).functions if is_matrix_product(f.info.type_name)]
+    products = [f for f in visited(loss)[0] if is_matrix_product(f.info.type_name)]
     assert forward == sum(len({hash(v) for v in f.inputs[:2]}) for f in products)
     emulation.backward(1.0)
     assert sum(attribute == "grad" for attribute, *_ in seen[forward:]) == len(products)
@@ -339,7 +339,7 @@ PRODUCTS: Dict[str, Tuple[Callable[[], nn.Variable], List[int]]] = {
 def test_other_products(type_name: str, seen: Seen) -> None:
     build_product, expected = PRODUCTS[type_name]
     y = build_product()
-    f = next(f for f in visited(y).functions if f.info.type_name == type_name)
+    f = next(f for f in visited(y)[0] if f.info.type_name == type_name)
     assert is_matrix_product(type_name)
     operands = operands_of(f, FP8_HYBRID)
     assert [o.variable for o in operands.forward] == [f.inputs[i] for i in expected]
@@ -375,7 +375,7 @@ def test_layers_with_references_of_their_own_are_left_alone() -> None:
     nn.clear_parameters()
     x = nn.Variable.from_numpy_array(np.ones((3, 2, 4), np.float32))
     y, *_ = PF.lstm(x, nn.Variable((1, 1, 2, 5)), nn.Variable((1, 1, 2, 5)))
-    f = next(f for f in visited(F.sum(y)).functions if f.info.type_name == "LSTM")
+    f = next(f for f in visited(F.sum(y))[0] if f.info.type_name == "LSTM")
     assert operands_of(f, FP8_HYBRID) == ([], [])
 
 
@@ -384,9 +384,9 @@ def test_gradients_of_gradients() -> None:
     y = F.tanh(F.affine(x, w))
     (g,) = nn.grad([y], [x])
     loss = F.mean(g**2)
-    types = {f.info.type_name for f in visited(loss).functions}
+    types = {f.info.type_name for f in visited(loss)[0]}
     assert "AffineDataGrad" in types
-    data_grad = next(f for f in visited(loss).functions if f.info.type_name == "AffineDataGrad")
+    data_grad = next(f for f in visited(loss)[0] if f.info.type_name == "AffineDataGrad")
     assert [o.holds_gradient for o in operands_of(data_grad, FP8_HYBRID).forward] == [True, False]
     assert all(np.isfinite(g).all() for g in gradients(FormatEmulation(loss, "fp8_hybrid")))
 

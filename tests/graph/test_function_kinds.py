@@ -19,7 +19,7 @@ import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
-from nnabla_adaloss.graph.function_kinds import hands_memory_on, written_inputs
+from nnabla_adaloss.graph.function_kinds import float_context, hands_memory_on, written_inputs
 
 IMAGES, CHANNELS = (2, 3, 4, 4), (1, 3, 1, 1)
 
@@ -206,3 +206,8 @@ def test_no_other_function_writes_an_input() -> None:
     found = run_all(function_names())
     assert {name: unknown for name, unknown in found.items() if unknown} == {}
     assert sum(unknown is not None for unknown in found.values()) > 160
+
+
+def test_a_float_context_has_each_backend_once() -> None:
+    half = nn.Context(["cudnn:half", "cuda:half", "cpu:half", "cpu:float"], "CudaCachedArray", "0")
+    assert float_context(half).backend == ["cudnn:float", "cuda:float", "cpu:float"]

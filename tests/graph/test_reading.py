@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any, Dict, List
 
 import hypothesis.strategies as st
@@ -15,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 
 from nnabla_adaloss.graph.names import registered_names
 from nnabla_adaloss.graph.plan import GraphPlan
-from nnabla_adaloss.graph.reading import GraphDescription, GraphWatch, read_graph
+from nnabla_adaloss.graph.reading import GraphDescription, GraphWatch, read_graph, visited
 from tests.engine.random_graphs import Network, build, chosen_steps, networks, seeds
 
 
@@ -39,9 +40,9 @@ def in_places(plan: GraphPlan) -> List[Any]:
         (
             *(f[key], node.type_name, node.args, node.label, [v[k] for k in node.output_keys]),
             *([v[k] for k in node.input_keys], [v[k] for k in node.leaf_keys], node.loss_section),
-            *(node.loss_exit, node.non_homogeneous, node.in_place, node.half, node.expands),
+            *(node.non_homogeneous, node.in_place, node.half),
             None if node.single is None else v[node.single],
-            [(s.layer, s.slot, v[s.target_key], v[s.factor_key], s.to_leaf, s.half) for s in node.scalings],
+            [(s.layer, s.slot, v[s.target_key], v[s.factor_key], s.half) for s in node.scalings],
         )
         for key, node in plan.nodes.items()
     ]
@@ -241,3 +242,39 @@ def test_another_shape_is_noticed_where_shapes_are_watched() -> None:
     x.reset_shape((4, 3), force=True)
     assert watch.reshaped
     assert not watch.changed
+
+
+# Functions are visited as nnabla visits them, and nothing of them is kept.
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(networks)
+def test_functions_come_in_the_order_of_forward(network: Network) -> None:
+    expected: List[Any] = []
+    network.loss.visit(expected.append)
+    found = visited(network.loss)
+    assert list(map(hash, found[0])) == list(map(hash, expected))
+    for f, inputs, parents in zip(*found):
+        assert list(map(hash, inputs)) == list(map(hash, f.inputs))
+        assert parents == [v.parent for v in f.inputs]
+
+
+def test_nothing_is_left_to_the_garbage_collector() -> None:
+    loss = F.mean(F.tanh(nn.Variable((2, 3), need_grad=True)))
+    # What other tests left behind may take several rounds: nnabla lets go of Python's objects in between.
+    for _ in range(10):
+        if not gc.collect():
+            break
+    gc.disable()
+    try:
+        visited(loss)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+
+
+def test_deep_graphs_are_visited_without_recursion() -> None:
+    h = nn.Variable((1,), need_grad=True)
+    for _ in range(5000):
+        h = F.identity(h)
+    assert len(visited(h)[0]) == 5000
