@@ -6,8 +6,7 @@ from __future__ import annotations
 from .batch_guard import BatchGuard
 from .forward_fault import ForwardFault
 from .forward_state import ForwardState
-from .savepoint import Savepoint, Undoable
-from .snapshot import ArraySnapshot, DataSnapshot
+from .snapshot import ArraySnapshot, DataSnapshot, Savepoint, Undoable
 
 __all__ = [
     "ArraySnapshot",

@@ -18,21 +18,8 @@ from .snapshot import ArraySnapshot
 
 
 class BatchGuard:
-    """Answers a training loop's questions about the present batch, and undoes it.
-
-    A window is the batches of one update: `begin`, then for each batch `before_forward`, `begin_batch`,
-    forward, `after_forward` and backward.
-
-    Args:
-        loss: what forward is called on.
-        plan: returns the plan of the graph as it is now.
-        kernels: the kernels that read and copy arrays.
-        storage: an emulated storage, which knows what left its range; or None.
-        state: the state that forward writes, from the network's graph before; or None.
-
-    Attributes:
-        state: the state that forward writes.
-        can_undo_batch: whether `undo_batch` would restore the gradients: nothing has to be saved of zeros.
+    """Undoes single batches, and answers a training loop's questions about the present one. Per window
+    `begin`, then per batch `before_forward`, `begin_batch`, forward, `after_forward` and backward.
     """
 
     def __init__(
@@ -83,23 +70,15 @@ class BatchGuard:
         self._gradients_at_first.restore()
 
     def begin_batch(self, *, first: bool, repeat: bool = True) -> None:
-        """Save what one batch is going to change: what forward writes, and leaf gradients for `undo_batch`.
-
-        Args:
-            first: whether it is the first of the window: then what forward writes is saved already.
-            repeat: whether its gradients are saved.
-        """
+        """Save what one batch is going to change, with its leaf gradients where it may be repeated."""
         self._first, self._saves_gradients = first, repeat
+        # What forward writes is saved already for the first batch of a window.
         if not first:
             self._start = self.state.now(self._start)
 
     def before_backward(self, gradients: Sequence[nn.NdArray], *, all_zero: bool) -> None:
-        """Save the gradients of the graph's leaves, if `begin_batch` has asked for that or all are zero.
-
-        Args:
-            gradients: the gradients.
-            all_zero: whether all of them are lazily zero.
-        """
+        """Save leaf gradients if `begin_batch` has asked for that, or all are lazily zero."""
+        # Nothing has to be saved of zeros.
         self.can_undo_batch = self._saves_gradients or all_zero
         if self.can_undo_batch:
             saved = self._gradients_at_first if self._first else self._gradients
@@ -130,11 +109,7 @@ class BatchGuard:
         return find_forward_fault(self._loss, self._plan(), self._kernels, self._storage)
 
     def gradients_are_zero(self, parameters: Iterable[nn.Variable]) -> bool:
-        """True when no gradient of `parameters` holds anything but zeros.
-
-        The smallest ones are read first. On a GPU each read waits for the device: call it when
-        `AdaptiveLossScaling.nonzero_leaves`, which is free, has shown none.
-        """
+        """True when no gradient holds anything but zeros; on a GPU each read waits for the device."""
         return all(map(self._is_zero, sorted(parameters, key=lambda v: v.size)))
 
     def loss_is_zero(self) -> bool:

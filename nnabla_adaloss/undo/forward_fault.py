@@ -16,19 +16,12 @@ from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
 
 
 class ForwardFault(NamedTuple):
-    """The first function of a forward pass that read or computed an infinity or a NaN.
-
-    Attributes:
-        function: name of the function.
-        type_name: nnabla's type name of it.
-        what: what is wrong, in words.
-        inputs_finite: whether all inputs of the function are finite: then the fault begins here.
-    """
+    """The first function of a forward pass that read or computed an infinity or a NaN."""
 
     function: str
     type_name: str
-    what: str
-    inputs_finite: bool
+    what: str  # what is wrong, in words
+    inputs_finite: bool  # then the fault begins here
 
     def __str__(self) -> str:
         return f"{self.function} ({self.type_name}) {self.what}"
@@ -37,14 +30,7 @@ class ForwardFault(NamedTuple):
 def find_forward_fault(
     loss: LossLike, plan: GraphPlan, kernels: Kernels, storage: Optional[RoundedStorage]
 ) -> Optional[ForwardFault]:
-    """Run forward once more and return its first fault; None when everything is finite.
-
-    Args:
-        loss: what forward is called on.
-        plan: has the names of functions and parameters.
-        kernels: the kernels that read arrays.
-        storage: an emulated storage, which knows what left its range; or None.
-    """
+    """Run forward once more and return its first fault; None when everything is finite."""
     found: List[ForwardFault] = []
 
     def look(f: Any) -> None:

@@ -21,14 +21,8 @@ _START: Mapping[DataSnapshot, DataSnapshot] = MappingProxyType({})
 
 
 class ForwardState:
-    """Leaves that forward writes: found by function and argument, by comparing parameters before and after
-    the first forward, and, before each forward, by the memory that they share with outputs.
-
-    Inputs that a data feeder fills do not belong to it. It outlives graphs: what is known of a parameter is
-    kept when a network is built again.
-
-    Args:
-        kernels: the kernels that copy.
+    """Leaves that forward writes, but for inputs that a data feeder fills. It outlives graphs: what is known
+    of a parameter is kept when a network is built again.
     """
 
     def __init__(self, kernels: Kernels) -> None:
@@ -54,12 +48,7 @@ class ForwardState:
 
     def save(self, plan: GraphPlan) -> None:
         """Save what forward through `plan` is going to write, unless this window has saved it already.
-
-        An output that shares its memory with a leaf, or is read cut off from the graph, becomes persistent:
-        `clear_buffer` must not free it.
-
-        Raises:
-            RuntimeError: it has freed it already, and forward reads it before it is written again.
+        RuntimeError when `clear_buffer` has freed what forward reads before it is written again.
         """
         if plan is not self._plan:
             self._find(plan)
@@ -86,9 +75,8 @@ class ForwardState:
         self._candidates, self._before = [], []
 
     def restore(self, moment: Mapping[DataSnapshot, DataSnapshot] = _START) -> None:
-        """Restore the state of a moment; by default, that before the first forward of the window.
-
-        What was first met after that moment gets the value with which it was met.
+        """Restore the state of a moment; by default, that before the first forward of the window. What was
+        first met after that moment gets the value with which it was met.
         """
         # After a forward that was interrupted, it is not known what all of it writes.
         for leaf, before in list(self._changed()):
@@ -101,11 +89,7 @@ class ForwardState:
             moment.get(snapshot, snapshot).restore()
 
     def now(self, reused: Mapping[DataSnapshot, DataSnapshot] = _START) -> Moment:
-        """Save the present state as well, for one batch of several that may be repeated.
-
-        Args:
-            reused: an earlier moment, whose memory is used again.
-        """
+        """Save the present state, too, for one batch of several; the memory of `reused` is used again."""
         moment: Moment = {}
         for saved in self._saved:
             moment[saved] = reused.get(saved) or DataSnapshot(self._kernels, saved.variables)
@@ -135,17 +119,18 @@ class ForwardState:
 
     def _carried_leaves(self) -> List[nn.Variable]:
         """The leaves that forward reads, and then writes, because they share memory with outputs now."""
-        found = self._shared.find()
-        for leaf in found.carried:
+        outputs, carried = self._shared.find()
+        for leaf in carried:
             if leaf.data.clear_called:
                 raise RuntimeError(
                     f"an input of shape {leaf.shape} shares its data with an output that clear_buffer has "
                     "freed, so its values are lost: share the data before the first update, or set "
                     "persistent = True of the output, and assign the input its initial value"
                 )
-        for output in found.outputs:
+        # `clear_buffer` must not free these.
+        for output in outputs:
             output.persistent = True
-        return found.carried
+        return carried
 
     def _find(self, plan: GraphPlan) -> None:
         variables, uses = plan.all_variables, plan.structure.memory_uses

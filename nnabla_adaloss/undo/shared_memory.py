@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from itertools import compress
 from operator import attrgetter, itemgetter, ne
-from typing import List, NamedTuple, Sequence, Tuple
+from typing import List, Sequence, Tuple
 
 import nnabla as nn
 
@@ -15,44 +15,15 @@ Use = Tuple[nn.Variable, int]
 """A variable, and the index of the function that reads or writes it."""
 
 
-class Shared(NamedTuple):
-    """What shares memory.
-
-    Attributes:
-        outputs: outputs that share memory with a leaf.
-        carried: leaves whose memory is read before it is written, so that what is in it goes from one forward
-            to the next.
-    """
-
-    outputs: List[nn.Variable]
-    carried: List[nn.Variable]
+Shared = Tuple[List[nn.Variable], List[nn.Variable]]
+"""Outputs that share memory with a leaf; and leaves whose memory is read before it is written, so that what
+is in it goes from one forward to the next.
+"""
 
 
 class SharedMemory:
-    """Finds leaves that share memory with an output of the same graph, as after `h0.data = h.data`.
-
-    Views and narrowed arrays share memory as well. Data can be assigned at any time, so `find` is called
-    before each batch: as a rule it takes 0.1 µs per leaf and output.
-
-    nnabla does not tell addresses without allocating memory, but it counts the Python Variables that refer to
-    a memory. All that share it have the same count, and a mark, which is one Variable more, raises it.
-
-    Args:
-        leaves: leaves.
-        reads: of each, the index of the first function that reads it.
-        outputs: outputs, in forward order.
-        writes: of each, the index of the function that writes it.
-
-    Example:
-        >>> import nnabla.functions as F
-        >>> h0 = nn.Variable((2, 3))
-        >>> h = F.tanh(h0)
-        >>> shared = SharedMemory([h0], [0], [h], [0])
-        >>> shared.find()
-        Shared(outputs=[], carried=[])
-        >>> h0.data = h.data
-        >>> shared.find() == ([h], [h0])
-        True
+    """Finds leaves that share memory with an output of the same graph, as after `h0.data = h.data`. `reads`
+    and `writes` are the functions that first read each leaf, and that write each output.
     """
 
     def __init__(
@@ -66,12 +37,15 @@ class SharedMemory:
         self._marks: List[nn.Variable] = []
 
     def find(self) -> Shared:
-        """What shares memory now."""
+        """What shares memory now; asked before each batch, as data can be assigned at any time."""
+        # nnabla does not tell addresses without allocating memory, but it counts the Python Variables that
+        # refer to a memory. All that share it have the same count, and a mark, which is one Variable more,
+        # raises it.
         # Of a large graph no count is in a cache: each is asked for once.
         of_leaves, of_outputs = (list(map(_references, some)) for some in (self._leaves, self._outputs))
         common = set(of_leaves)
         if common.isdisjoint(of_outputs):
-            return Shared([], [])
+            return [], []
         common.intersection_update(of_outputs)
         suspected = [count in common for count in of_leaves]
         marks = [v.get_unlinked_variable() for v in compress(self._leaves, suspected)]
@@ -79,7 +53,7 @@ class SharedMemory:
         if not any(raised):
             # The next time, their counts tell these leaves from the outputs.
             self._marks += marks
-            return Shared([], [])
+            return [], []
         del marks
         return self._among(suspected, raised)
 
@@ -91,7 +65,7 @@ class SharedMemory:
         found = set(shared)
         self._marks += _marks([read for read in reads if read not in found])
         carried = _sharing(shared, _overwriting(shared, writes))
-        return Shared([v for v, _ in writes], [v for v, _ in carried])
+        return [v for v, _ in writes], [v for v, _ in carried]
 
 
 def _overwriting(reads: List[Use], writes: List[Use]) -> List[Use]:

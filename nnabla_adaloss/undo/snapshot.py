@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of arrays, from which their contents are restored."""
+"""Snapshots of arrays and of attributes, from which they are restored."""
 
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence
 
 import nnabla as nn
 from numpy.typing import NDArray
@@ -20,24 +20,8 @@ Contents = Optional[NDArray[Any]]
 
 
 class ArraySnapshot:
-    """The contents of arrays, each in its own dtype; an array that was lazily zero becomes so again.
-
-    Arrays of float32 and float16, as nearly all are, are copied by a kernel where they are, without a wait
-    for the device. Others, such as labels, are copied by the host.
-
-    Args:
-        kernels: the kernels that copy.
-
-    Example:
-        >>> import numpy as np, nnabla as nn
-        >>> from nnabla_adaloss.kernels import CpuKernels
-        >>> x = nn.NdArray.from_numpy_array(np.array([1.0, 2.0], np.float32))
-        >>> snapshot = ArraySnapshot(CpuKernels())
-        >>> snapshot.save([x])
-        >>> x.fill(5.0)
-        >>> snapshot.restore()
-        >>> x.data.tolist()
-        [1.0, 2.0]
+    """The contents of arrays, each in its own dtype; an array that was lazily zero becomes so again. Float32
+    and float16 are copied by a kernel, without a wait for the device, others by the host.
     """
 
     def __init__(self, kernels: Kernels) -> None:
@@ -50,12 +34,7 @@ class ArraySnapshot:
         self._others: Dict[int, Contents] = {}
 
     def save(self, arrays: Sequence[nn.NdArray], *, all_zero: bool = False) -> None:
-        """Copy the contents of `arrays`, in place of those saved before.
-
-        Args:
-            arrays: the arrays.
-            all_zero: whether all of them are known to be lazily zero; then nothing is copied.
-        """
+        """Copy the contents of `arrays`, in place of those saved before; of lazy zeros nothing."""
         if all_zero:
             self._arrays, self._all_zero = arrays, True
             return
@@ -86,11 +65,7 @@ class ArraySnapshot:
         self._arrays, self._all_zero, self._holds, self._others = (), False, False, {}
 
     def restore(self, arrays: Optional[Sequence[nn.NdArray]] = None) -> None:
-        """Write the saved contents back; before anything was saved, do nothing.
-
-        Args:
-            arrays: as many other arrays to write to. None: those that were saved.
-        """
+        """Write what was saved back, or to as many other `arrays`; do nothing before that."""
         arrays = self._arrays if arrays is None else arrays
         if self._all_zero:
             for array in arrays:
@@ -106,15 +81,7 @@ class ArraySnapshot:
 
 
 class DataSnapshot:
-    """The data of variables, which may be held by other arrays by the time that it is restored.
-
-    Args:
-        kernels: the kernels that copy.
-        variables: the variables, each once.
-
-    Attributes:
-        variables: the variables.
-    """
+    """The data of variables, which may be held by other arrays by the time that it is restored."""
 
     def __init__(self, kernels: Kernels, variables: Sequence[nn.Variable]) -> None:
         self.variables = list(variables)
@@ -149,3 +116,25 @@ def contents_of(array: nn.NdArray) -> Contents:
 def _contents_of_others(arrays: Sequence[nn.NdArray]) -> Dict[int, Contents]:
     """The contents of the arrays that no kernel reads, by index."""
     return {i: contents_of(x) for i, x in enumerate(arrays) if stored_dtype(x) not in (FLOAT32, FLOAT16)}
+
+
+class Undoable(Protocol):
+    """An object that an iteration changes."""
+
+    @property
+    def undone(self) -> Sequence[str]:
+        """The attributes that are brought back; their values are replaced, never changed."""
+
+
+class Savepoint:
+    """The present attributes of objects, to go back to when an iteration is broken off."""
+
+    def __init__(self, objects: Sequence[Undoable]) -> None:
+        self._objects = objects
+        # To copy all attributes takes less time than to pick some.
+        self._saved: List[Dict[str, Any]] = list(map(dict, map(vars, objects)))
+
+    def restore(self) -> None:
+        """Bring the attributes back; it may be called again after it was interrupted."""
+        for one, saved in zip(self._objects, self._saved):
+            vars(one).update({name: saved[name] for name in one.undone})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contents of arrays, of variables and of gradients, saved and restored."""
+"""The contents of arrays, of variables and of gradients, and attributes, saved and restored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss.kernels import CpuKernels
-from nnabla_adaloss.undo import ArraySnapshot, DataSnapshot
+from nnabla_adaloss.undo import ArraySnapshot, DataSnapshot, Savepoint
 
 pytestmark = pytest.mark.any_context
 
@@ -154,3 +154,20 @@ def test_data_is_restored_in_the_array_that_the_variable_has_then() -> None:
     snapshot.put([np.full(v.shape, 7.0, np.float32)])
     snapshot.restore()
     assert v.d.tolist() == [7.0] * 3
+
+
+class Count:
+    undone = "value", "parts"
+
+    def __init__(self) -> None:
+        self.value, self.parts, self.kept = 1, {"a": 1}, 1
+
+
+def test_what_is_undone_is_brought_back_each_time_and_nothing_else() -> None:
+    one, other = Count(), Count()
+    other.value = 5
+    before = Savepoint([one, other])
+    for _ in range(2):
+        one.value, one.parts, one.kept, other.value = 2, {"b": 2}, 2, 6
+        before.restore()
+        assert (one.value, one.parts, one.kept, other.value) == (1, {"a": 1}, 2, 5)
