@@ -28,12 +28,7 @@ def check_arguments(
     comm: Any,
     grads: Optional[Sequence[Any]],
 ) -> None:
-    """Check what updaters have in common.
-
-    Raises:
-        TypeError: an argument is of the wrong type; the message names it.
-        ValueError: one is out of range.
-    """
+    """Check what updaters have in common; TypeError or ValueError names the argument."""
     check_solver("solver", solver)
     check_data_feeder("data_feeder", data_feeder)
     check_count("accum_grad", accum_grad)
@@ -98,11 +93,7 @@ def check_gradient_hook(name: str, value: Any) -> Any:
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
-    """`value` when it is one of `choices`.
-
-    Raises:
-        ValueError: it is not; the message names the argument and the choices.
-    """
+    """`value` when it is one of `choices`; else ValueError."""
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")
     return value

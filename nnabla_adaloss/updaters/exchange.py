@@ -20,14 +20,8 @@ _Float = TypeVar("_Float", bound=np.floating[Any])
 
 
 class GradientExchange:
-    """Sums gradients over the ranks of a communicator, and agrees on flags. Without one it does nothing.
-
-    It needs `all_reduce` and `bcast` alone, so any communicator of nnabla's duck type works.
-
-    Args:
-        comm: nnabla's communicator or one of its duck type; None for a single process.
-        grads: the gradients to exchange; None or empty means those of all the solver's parameters.
-        solver: the solver whose parameters are trained.
+    """Sums gradients over the ranks of a communicator, and agrees on flags; without one it does nothing. It
+    needs `all_reduce` and `bcast` alone, so any communicator of nnabla's duck type works.
     """
 
     def __init__(self, comm: Optional[Any], grads: Optional[Sequence[nn.NdArray]], solver: Any) -> None:
@@ -47,12 +41,7 @@ class GradientExchange:
         return self._grads or [v.grad for v in self.parameters.values()]
 
     def begin_iteration(self, iteration: int, check_every: int) -> bool:
-        """Tell the number to a communicator that wants it; the first time, broadcast the parameters.
-
-        Returns:
-            True when `check_ranks_agree` is due: every `check_every` iterations (0: never), not at the first
-            call.
-        """
+        """Tell a communicator the number, broadcast parameters once, and return whether to compare ranks."""
         comm: Any = self.comm
         if hasattr(comm, "iteration"):
             comm.iteration = iteration
@@ -73,11 +62,7 @@ class GradientExchange:
             self.comm.all_reduce(self.grads, division=average, inplace=False)
 
     def sum_with(self, own: NDArray[_Float], *, average: bool) -> NDArray[_Float]:
-        """Sum the gradients, and gather `own` from every rank with the same message.
-
-        Returns:
-            The arrays of all ranks, bit for bit, in the order of ranks; shape (ranks, \\*own.shape).
-        """
+        """Sum the gradients, and gather `own` of all ranks with the same message: (ranks, \\*own.shape)."""
         if self.comm is None:
             return own[np.newaxis]
         # Pieces of 16 bits: a sum in float32 in which all other ranks have zeros keeps them as they are.
@@ -111,11 +96,7 @@ class GradientExchange:
         return [bool(total > 0.0) for total in host_view(array)]
 
     def check_ranks_agree(self, scales: Sequence[float], iteration: int) -> None:
-        """Compare parameters and scales with those of rank 0.
-
-        Raises:
-            RankDisagreementError: they differ on some rank; raised on every rank, naming the parameters.
-        """
+        """Compare parameters and scales with those of rank 0; every rank raises where one differs."""
         if self.comm is None:
             return
         names = [*self.parameters, "the loss scales"]

@@ -12,14 +12,7 @@ HookLike = Union[Hook, Tuple[Optional[Hook], Optional[Hook]], None]
 
 
 class FunctionHooks(NamedTuple):
-    """The user's hooks.
-
-    Attributes:
-        forward_pre: before a function's forward.
-        forward_post: after it.
-        backward_pre: before a function's backward.
-        backward_post: after it.
-    """
+    """The user's hooks before and after a function's forward and backward."""
 
     forward_pre: Optional[Hook] = None
     forward_post: Optional[Hook] = None
@@ -28,11 +21,7 @@ class FunctionHooks(NamedTuple):
 
 
 def function_hooks(pre: Any, post: Any) -> FunctionHooks:
-    """The hooks of an updater's arguments.
-
-    Raises:
-        TypeError: one is neither a callable, nor a pair of these or None, nor None.
-    """
+    """The hooks of an updater's arguments; TypeError when one is neither a callable, nor a pair, nor None."""
     forward_pre, backward_pre = _pair("function_pre_hook", pre)
     forward_post, backward_post = _pair("function_post_hook", post)
     return FunctionHooks(forward_pre, forward_post, backward_pre, backward_post)

@@ -12,34 +12,14 @@ from ..graph.loss import check_scale
 
 
 class GlobalScale:
-    """S0 and its counters.
-
-    Args:
-        scale: S0 to start with; a policy of measured scales has its own.
-        policy: how S0 grows and backs off where it is searched for; its `min_scale` holds for both.
-        history: the policy of measured scales; None: S0 is searched for.
-
-    Attributes:
-        policy: as above.
-        measured: whether S0 is measured.
-        state: S0, with the counters of `policy`.
-        last_good: S0 of the last update; NaN before the first.
-
-    Raises:
-        ValueError: `scale` is not finite or less than 2**-126.
-
-    Example:
-        >>> s0 = GlobalScale(8.0, ScalePolicy(), None)
-        >>> s0.lower(), s0.scale
-        (True, 4.0)
-    """
+    """S0 and its counters; without a policy of measured scales, S0 is searched for."""
 
     undone = "state", "last_good", "_used"
 
     def __init__(self, scale: float, policy: ScalePolicy, history: Optional[HistoryPolicy]) -> None:
-        self.policy = policy
+        self.policy = policy  # its `min_scale` holds for measured scales, too
         self.state = policy.initial(scale if history is None else history.start_scale)
-        self.last_good = math.nan
+        self.last_good = math.nan  # S0 of the last update
         self.measured = history is not None
         self._used = self.state.scale
 
@@ -54,11 +34,7 @@ class GlobalScale:
         return None if self.measured else self.state.scale
 
     def set(self, scale: float) -> None:
-        """Set S0; the counters stay.
-
-        Raises:
-            TypeError, ValueError: `scale` is no number, is not finite, or less than 2**-126.
-        """
+        """Set S0; the counters stay."""
         self.state = self.state._replace(scale=check_scale(scale))
 
     def change_policy(self, policy: ScalePolicy) -> None:
@@ -74,11 +50,7 @@ class GlobalScale:
         return True
 
     def in_use(self, measured: float) -> ScaleState:
-        """The state with the scale of the last batch.
-
-        Args:
-            measured: the scale that the engine has used, where it chooses.
-        """
+        """The state with the scale of the last batch, which the engine has used where it is measured."""
         return self.state._replace(scale=measured) if self.measured else self.state
 
     def agree_on(self, state: ScaleState) -> None:
@@ -103,15 +75,7 @@ class GlobalScale:
 
 
 def history_of(global_scale: Union[str, HistoryPolicy], **fields: float) -> Optional[HistoryPolicy]:
-    """The policy of measured scales for an argument `global_scale`; None for `"dynamic"`.
-
-    Args:
-        global_scale: `"history"`, `"dynamic"`, or a `HistoryPolicy`, which is taken as it is.
-        fields: the fields of the policy of `"history"` that differ from the defaults.
-
-    Raises:
-        ValueError: it is none of these.
-    """
+    """The policy of measured scales for an argument `global_scale`; None for `"dynamic"`."""
     if isinstance(global_scale, HistoryPolicy):
         return global_scale
     # An array compares with a string element by element.

@@ -12,27 +12,20 @@ from typing import Any, Callable, ContextManager, Deque
 class Idle:
     """Runs callbacks when no update is running, so that parameters are neither swapped for copies nor half
     updated. An update runs `with idle.update():`, and calls `drain` when that is over.
-
-    Whether one runs is told by locks alone: a signal may interrupt Python between any two lines, but neither
-    a lock nor the beginning and the end of its `with` block.
-
-    Attributes:
-        lock: held while parameters are swapped or changed. It is for other threads: it does not keep out a
-            signal handler, which runs in the thread that holds it.
     """
 
     def __init__(self) -> None:
+        # Held while parameters are swapped or changed. It is for other threads: it does not keep out a signal
+        # handler, which runs in the thread that holds it.
         self.lock = threading.RLock()
+        # Whether an update runs is told by locks alone: a signal may interrupt Python between any two lines,
+        # but neither a lock nor the beginning and the end of its `with` block.
         self._running = threading.Lock()
         self._calling = threading.Lock()
         self._waiting: Deque[Callable[[], Any]] = deque()
 
     def when_idle(self, callback: Callable[[], Any]) -> None:
-        """Call `callback` now if no update is running, else in the thread of the update when it has ended.
-
-        Raises:
-            TypeError: `callback` cannot be called.
-        """
+        """Call `callback` now if no update is running, else in the thread of the update when it has ended."""
         if not callable(callback):
             raise TypeError(f"callback must be callable without arguments, got {type(callback).__name__}")
         self._waiting.append(callback)

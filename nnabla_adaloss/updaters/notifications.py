@@ -21,11 +21,7 @@ _LOST = 10
 
 
 class Notifier:
-    """Raises, warns once, or does nothing, according to a policy.
-
-    Attributes:
-        lost_in_a_row: how many batches were lost to overflow since the last update.
-    """
+    """Raises, warns once, or does nothing, according to a policy; also counts batches lost in a row."""
 
     def __init__(self) -> None:
         self._warned: Set[str] = set()
@@ -47,18 +43,9 @@ class Notifier:
     def notify_zero_gradients(
         self, last: int, iteration: int, scale: float, loss_is_zero: Callable[[], bool]
     ) -> None:
-        """Warn of an update without any gradient.
-
-        Where the loss is zero too, the batch may have had nothing to learn from: then warn only after many
-        such updates in a row.
-
-        Args:
-            last: the last iteration with a gradient that was not zero; 0: none.
-            iteration: the present one.
-            scale: the loss scale.
-            loss_is_zero: called to find out.
-        """
+        """Warn of an update without any gradient, which was last not zero in iteration `last`; 0: never."""
         in_a_row = iteration - last
+        # The batch may have had nothing to learn from.
         if in_a_row < _SILENT and loss_is_zero():
             return
         since = (
@@ -164,16 +151,8 @@ def notify_float_storage(scaling: AdaptiveLossScaling, storage: Optional[Any], c
 
 
 def notify_update(audience: Audience, iteration: int, result: UpdateResult, loss: nn.Variable) -> None:
-    """Tell monitors that an update is over.
-
-    The loss is read, which on a GPU waits for it, only when a monitor wants the event.
-
-    Args:
-        audience: the monitors.
-        iteration: number of the iteration.
-        result: the result of the update.
-        loss: shape of one element; the loss of the last batch.
-    """
+    """Tell monitors that an update is over."""
+    # The loss is read, which on a GPU waits for it.
     if audience.wants(UpdateEnded, iteration):
         told = (result.updated, result.reason, result.scale, result.retries, float(loss.d.flat[0]))
         audience.tell(UpdateEnded(iteration, *told))
