@@ -32,24 +32,14 @@ _CONSTANTS = frozenset({"val", "alpha", "beta", "delta", "epsilon"})
 _PYTHON = "Callback"
 
 
-class RoundedConstant(NamedTuple):
-    """A function that stays in half precision, with a constant that half cannot hold."""
-
-    function: str
-    type_name: str
-    constant: float
-    stored: float  # what the constant is in half precision
-    context: str  # the float context that would hold it, as one writes it
-
-    def __str__(self) -> str:
-        return f"{self.function} ({self.type_name}): {self.constant:g} is {self.stored:g} in half precision"
-
-
 class FloatTail(NamedTuple):
     """The functions of a graph that have to compute in float."""
 
     functions: FrozenSet[int] = frozenset()
-    rounded: Tuple[RoundedConstant, ...] = ()  # they cannot, as functions in Python read what they compute
+    # Constants that half precision rounds, because functions in Python read what is computed with them; and
+    # the float context that would hold the first, as one writes it.
+    rounded: Tuple[str, ...] = ()
+    context: str = ""
 
     def report(self) -> None:
         """Log that functions compute in float, and warn of constants that stay rounded."""
@@ -61,9 +51,9 @@ class FloatTail(NamedTuple):
             )
         if self.rounded:
             warn(
-                f"half precision rounds constants: {', '.join(map(str, self.rounded))}. A function in Python "
+                f"half precision rounds constants: {', '.join(self.rounded)}. A function in Python "
                 "reads the result, so it cannot be moved to float here: build it in a float context, as in "
-                f"`with nn.context_scope({self.rounded[0].context}): ...`"
+                f"`with nn.context_scope({self.context}): ...`"
             )
 
 
@@ -80,7 +70,12 @@ def float_tail(reading: GraphReading, candidates: Sequence[int], storage: Format
     # nnabla crashes when a variable is rewired that a function in Python reads.
     fixed = _written_in_python(reading)
     found = {i for i in wanted if i not in fixed and _can_be_replaced(described, i)}
-    return FloatTail(frozenset(found), _rounded_constants(reading, rounded - found, storage))
+    kept = sorted(rounded - found)
+    if not kept:
+        return FloatTail(frozenset(found))
+    context = float_context(reading.functions[kept[0]].context)
+    written = f"nn.Context({context.backend}, {context.array_class!r}, {context.device_id!r})"
+    return FloatTail(frozenset(found), _rounded_constants(reading, kept, storage), written)
 
 
 class TailReader:
@@ -179,24 +174,16 @@ def _at_the_loss(described: GraphDescription) -> Set[int]:
     return found
 
 
-def _rounded_constants(
-    reading: GraphReading, functions: Set[int], storage: Format
-) -> Tuple[RoundedConstant, ...]:
-    if not functions:
-        return ()
+def _rounded_constants(reading: GraphReading, functions: List[int], storage: Format) -> Tuple[str, ...]:
+    """The constants of these functions that half precision changes, in words."""
     described = reading.description(registered_names())
     labels = function_names(described)
-    contexts = {index: _written(float_context(reading.functions[index].context)) for index in functions}
-    found = [(index, c) for index in sorted(functions) for c in constants(described, index)]
     return tuple(
-        RoundedConstant(labels[index], described.type_names[index], c, storage.nearest(c), contexts[index])
-        for index, c in found
+        f"{labels[index]} ({described.type_names[index]}): {c:g} is {storage.nearest(c):g} in half precision"
+        for index in functions
+        for c in constants(described, index)
         if _is_lost(c, storage)
     )
-
-
-def _written(context: nn.Context) -> str:
-    return f"nn.Context({context.backend}, {context.array_class!r}, {context.device_id!r})"
 
 
 def is_computed(variable: nn.Variable) -> bool:

@@ -5,13 +5,13 @@ Only a matrix product can be given a scale of its own: its input gradient is `g`
 it `alpha * weight` scales the input gradient and nothing else. The fan-in K is the number of products that
 are added up in one element of that input gradient (Zhao et al. 2019, section 3.2).
 
-A new one is a subclass of `Product` and a line in `SCALABLE`.
+A new one is a `Product` in `SCALABLE`.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,99 +33,35 @@ def _prod(values: Sequence[int]) -> int:
     return int(math.prod(values))
 
 
-class Product:
-    """A product with a weight, laid out as most are; subclasses say where they differ."""
-
-    def slots(self, args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
-        """One slot for x; each of its elements meets all weights of its channel."""
-        k = float(_prod(inputs[1][1:]))
-        return [GemmSlot(0, 1, k, k)]
-
-    def gradient(self, g: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
-        """The output gradient as (N, C), C the output channels."""
-        moved = np.moveaxis(g, -1 if args.get("channel_last") else args["base_axis"], -1)
-        return moved.reshape(-1, moved.shape[-1])
-
-    def factor(self, w: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
-        """The weight as (C, M)."""
-        return w.reshape(w.shape[0], -1)
+# The inputs that can get a scale, of (args, shapes of inputs, shape of the output).
 
 
-class _Affine(Product):
-    """A fully connected layer: weight (in, out...)."""
-
-    def gradient(self, g: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
-        """The output gradient as (N, C), C all output features."""
-        return g.reshape(_prod(g.shape[: args["base_axis"]]), -1)
-
-    def factor(self, w: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
-        """The weight as (C, M)."""
-        return w.reshape(w.shape[0], -1).T
+def _slot_of_all_weights(args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
+    """One slot for x; each of its elements meets all weights of its channel."""
+    k = float(_prod(inputs[1][1:]))
+    return [GemmSlot(0, 1, k, k)]
 
 
-class _Convolution(Product):
-    """A convolution: weight (out, in/group, k...), or (out, k..., in/group) with channel_last."""
-
-    def slots(self, args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
-        """One slot for x; strides decide which taps an element meets."""
-        weight = inputs[1]
-        kernel = weight[1:-1] if args["channel_last"] else weight[2:]
-        return [GemmSlot(0, 1, *_strided(kernel, args["stride"], weight[0] // args["group"]))]
+def _slot_of_convolution(args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
+    """One slot for x; strides decide which taps of (out, in/group, k...) an element meets."""
+    weight = inputs[1]
+    kernel = weight[1:-1] if args["channel_last"] else weight[2:]
+    return [GemmSlot(0, 1, *_strided(kernel, args["stride"], weight[0] // args["group"]))]
 
 
-class _DepthwiseConvolution(Product):
-    """A convolution of each channel by itself: weight (in * multiplier, k...)."""
-
-    def slots(self, args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
-        """One slot for x; strides decide which taps an element meets."""
-        return [GemmSlot(0, 1, *_strided(inputs[1][1:], args["stride"], args["multiplier"]))]
+def _slot_of_depthwise_convolution(args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
+    """One slot for x; strides decide which taps of (in * multiplier, k...) an element meets."""
+    return [GemmSlot(0, 1, *_strided(inputs[1][1:], args["stride"], args["multiplier"]))]
 
 
-class _Deconvolution(Product):
-    """A transposed convolution: weight (in, out/group, k...)."""
-
-    def factor(self, w: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
-        """The weight as (C, M), from (in, out/group, ...) by way of (out, in/group, ...)."""
-        group = args["group"]
-        split = w.reshape(group, w.shape[0] // group, w.shape[1], -1)
-        return split.transpose(0, 2, 1, 3).reshape(group * w.shape[1], -1)
-
-
-class _DepthwiseDeconvolution(Product):
-    """A transposed convolution of each channel by itself: weight (in, k...)."""
-
-    def factor(self, w: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
-        """The weight as (C, M), one row for each output channel."""
-        return w.reshape(w.shape[0] // args["divisor"], -1)
-
-
-class _BatchMatmul(Product):
-    """A product of two activations; each is the factor of the other's gradient.
-
-    It is taken for one large product: its matrices pair every batch element with every other.
-    """
-
-    def slots(self, args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
-        """A slot for each operand, with the other one."""
-        slots = []
-        for index, summed in ((0, output[-1]), (1, output[-2])):
-            repeats = _prod([o // i for o, i in zip(output[:-2], inputs[index][:-2])])
-            k = float(summed * repeats)
-            slots.append(GemmSlot(index, 1 - index, k, k))
-        return slots
-
-    def gradient(self, g: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
-        """The output gradient as (N, C), C the axis that is summed over."""
-        moved = np.moveaxis(g, -1 if slot.input == 0 else -2, -1)
-        return moved.reshape(-1, moved.shape[-1])
-
-    def factor(self, w: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
-        """The other operand as (C, M)."""
-        # Of the two last axes the one that the gradient shares: the columns of b, the rows of a.
-        transposed = args["transpose_b" if slot.input == 0 else "transpose_a"]
-        shared = (slot.input == 0) != bool(transposed)
-        moved = np.moveaxis(w, -1 if shared else -2, 0)
-        return moved.reshape(moved.shape[0], -1)
+def _slots_of_activations(args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
+    """A slot for each operand, with the other one."""
+    slots = []
+    for index, summed in ((0, output[-1]), (1, output[-2])):
+        repeats = _prod([o // i for o, i in zip(output[:-2], inputs[index][:-2])])
+        k = float(summed * repeats)
+        slots.append(GemmSlot(index, 1 - index, k, k))
+    return slots
 
 
 def _strided(kernel: Sequence[int], stride: Sequence[int], maps: int) -> Tuple[float, float]:
@@ -135,14 +71,73 @@ def _strided(kernel: Sequence[int], stride: Sequence[int], maps: int) -> Tuple[f
     return float(mean), float(bound)
 
 
+# The output gradient as (N, C).
+
+
+def _channels(g: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
+    moved = np.moveaxis(g, -1 if args.get("channel_last") else args["base_axis"], -1)
+    return moved.reshape(-1, moved.shape[-1])
+
+
+def _features(g: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
+    return g.reshape(_prod(g.shape[: args["base_axis"]]), -1)
+
+
+def _summed_axis(g: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
+    moved = np.moveaxis(g, -1 if slot.input == 0 else -2, -1)
+    return moved.reshape(-1, moved.shape[-1])
+
+
+# The weight, or other operand, as (C, M).
+
+
+def _rows(w: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
+    """From (out, ...)."""
+    return w.reshape(w.shape[0], -1)
+
+
+def _columns(w: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
+    """From (in, out...)."""
+    return w.reshape(w.shape[0], -1).T
+
+
+def _rows_of_groups(w: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
+    """From (in, out/group, k...) by way of (out, in/group, k...)."""
+    group = args["group"]
+    split = w.reshape(group, w.shape[0] // group, w.shape[1], -1)
+    return split.transpose(0, 2, 1, 3).reshape(group * w.shape[1], -1)
+
+
+def _rows_of_output_channels(w: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
+    """From (in, k...)."""
+    return w.reshape(w.shape[0] // args["divisor"], -1)
+
+
+def _shared_axis(w: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
+    # Of the two last axes the one that the gradient shares: the columns of b, the rows of a.
+    transposed = args["transpose_b" if slot.input == 0 else "transpose_a"]
+    shared = (slot.input == 0) != bool(transposed)
+    moved = np.moveaxis(w, -1 if shared else -2, 0)
+    return moved.reshape(moved.shape[0], -1)
+
+
+class Product(NamedTuple):
+    """How a product with a weight is laid out; most are as the defaults say, C being the output channels."""
+
+    slots: Callable[[Args, Sequence[Shape], Shape], List[GemmSlot]] = _slot_of_all_weights
+    gradient: Callable[[NDArray[Any], Args, GemmSlot], NDArray[Any]] = _channels
+    factor: Callable[[NDArray[Any], Args, GemmSlot], NDArray[Any]] = _rows
+
+
 SCALABLE: Dict[str, Product] = {
-    "Affine": _Affine(),
-    "Convolution": _Convolution(),
-    "FusedConvolution": _Convolution(),
-    "Deconvolution": _Deconvolution(),
-    "DepthwiseConvolution": _DepthwiseConvolution(),
-    "DepthwiseDeconvolution": _DepthwiseDeconvolution(),
-    "BatchMatmul": _BatchMatmul(),
+    "Affine": Product(gradient=_features, factor=_columns),
+    "Convolution": Product(_slot_of_convolution),
+    "FusedConvolution": Product(_slot_of_convolution),
+    "Deconvolution": Product(factor=_rows_of_groups),
+    "DepthwiseConvolution": Product(_slot_of_depthwise_convolution),
+    "DepthwiseDeconvolution": Product(factor=_rows_of_output_channels),
+    # Taken for one large product: its matrices pair every batch element with every other.
+    "BatchMatmul": Product(_slots_of_activations, _summed_axis, _shared_axis),
 }
 
 # Products that get no scale of their own: the weight that they multiply by is not an input that can be

@@ -191,7 +191,7 @@ def test_what_python_reads_stays_in_half_and_is_named() -> None:
     _, tail = moved(loss)
     assert in_float(loss) == {"Sum", "Same"}
     (rounded,) = tail.rounded
-    assert str(rounded) == "MulScalar (MulScalar): 1e-08 is 0 in half precision"
+    assert rounded == "MulScalar (MulScalar): 1e-08 is 0 in half precision"
     with pytest.warns(LossScaleWarning, match=WARNING):
         tail.report()
     loss.forward()

@@ -106,16 +106,6 @@ class Linear(PythonFunction):  # type: ignore[misc]  # nnabla has no type hints
                 inputs[i].g = gradient + (inputs[i].g if accum[i] else 0.0)
 
 
-class LinearProduct(matrix_products.Product):
-    """Weight (in, out)."""
-
-    def factor(self, w: Any, args: Any, slot: Any) -> Any:
-        return w.T
-
-    def gradient(self, g: Any, args: Any, slot: Any) -> Any:
-        return g
-
-
 @pytest.mark.parametrize("method", ["approx_range", "element_wise_range"])
 def test_add_a_matrix_product(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     rng = np.random.RandomState(0)
@@ -134,7 +124,8 @@ def test_add_a_matrix_product(monkeypatch: pytest.MonkeyPatch, method: str) -> N
 
     native = [g / 8.0 for g in gradients(loss)]
     assert AdaptiveLossScaling(loss).layers == []
-    monkeypatch.setitem(matrix_products.SCALABLE, "MyLinear", LinearProduct())
+    linear = matrix_products.Product(gradient=lambda g, *_: g, factor=lambda w, *_: w.T)  # weight (in, out)
+    monkeypatch.setitem(matrix_products.SCALABLE, "MyLinear", linear)
     scaling = AdaptiveLossScaling(loss, AdaLossConfig(u_min=0.1, loss_scale_method=method, delay=0))
     for found, expected in zip(gradients(scaling), native):
         np.testing.assert_array_equal(found, expected)
