@@ -187,12 +187,7 @@ _ALIASES = {
 
 
 def canonical_name(name: str) -> str:
-    """The name that this package uses for what nnabla, torch, papers and people call otherwise.
-
-    Example:
-        >>> [canonical_name(name) for name in ("fp16", "e4m3", "float16", "fp8_hybrid")]
-        ['float16', 'float8_e4m3', 'float16', 'fp8_hybrid']
-    """
+    """The name that this package uses for what nnabla, torch, papers and people call otherwise."""
     return _ALIASES.get(name, name)
 
 

@@ -14,10 +14,7 @@ logger = logging.getLogger("nnabla_adaloss")
 
 
 class LayerObserver:
-    """Hands records to `config.recorder` and logs them as `config.debug_level` says.
-
-    `needed` is False when nobody looks at records.
-    """
+    """Hands records to `config.recorder` and logs them as `config.debug_level` says."""
 
     def __init__(self, config: AdaLossConfig) -> None:
         self._recorder = config.recorder
@@ -44,17 +41,16 @@ class LayerObserver:
 
 
 class LayerLog:
-    """Writes to `logging.getLogger("nnabla_adaloss")`, at level INFO.
-
-    The line about an iteration is written when the first record of another one arrives.
-
-    Args:
-        level: 1 for one line per iteration, 2 for one per layer as well.
+    """Logs one line per iteration, when the first record of the next arrives; from `level` 2 on also one per
+    layer.
     """
 
     def __init__(self, level: int) -> None:
         self._level = level
         self._iteration: Optional[int] = None
+        self._begin()
+
+    def _begin(self) -> None:
         self._layers = 0
         self._alpha_min = math.inf
         self._alpha_max = self._accumulated_max = 0.0
@@ -90,6 +86,4 @@ class LayerLog:
                 self._alpha_max,
                 self._accumulated_max,
             )
-        self._layers = 0
-        self._alpha_min = math.inf
-        self._alpha_max = self._accumulated_max = 0.0
+        self._begin()

@@ -43,12 +43,7 @@ class LayerSelection(NamedTuple):
 
 
 def unmatched(patterns: Sequence[str], layers: Sequence[str]) -> List[str]:
-    """The patterns that match none of the names `layers`, but for those made to match everything.
-
-    Example:
-        >>> unmatched(["block*", "head", "*"], ["block1/conv", "fc"])
-        ['head']
-    """
+    """The patterns that match none of the names `layers`, but for those made to match everything."""
     return [pattern for pattern in patterns if pattern.strip("*") and not _any_matches((pattern,), layers)]
 
 

@@ -11,23 +11,14 @@ _MASK = 2**64 - 1
 
 @dataclass
 class Draws:
-    """How many streams were drawn from so far; those who share one object never draw from the same.
-
-    Attributes:
-        count: how many.
-    """
+    """How many streams were drawn from so far; those who share one object never draw from the same."""
 
     undone: ClassVar = ("count",)
     count: int = 0
 
 
 def stream_key(seed: int, count: int) -> int:
-    """64 bits that tell the stream number `count` of `seed` from all others (SplitMix64).
-
-    Example:
-        >>> stream_key(0, 1) != stream_key(1, 0) != stream_key(1, 1)
-        True
-    """
+    """64 bits that tell the stream number `count` of `seed` from all others (SplitMix64)."""
     key = _mixed(seed & _MASK)
     return _mixed((key + count * 0x9E3779B97F4A7C15) & _MASK)
 

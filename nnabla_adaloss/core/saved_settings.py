@@ -18,12 +18,7 @@ from .validation import integer
 
 
 class Given(NamedTuple):
-    """A setting.
-
-    Attributes:
-        value: what it is set to.
-        default: what it is unless it is given.
-    """
+    """A setting, and what it is unless it is given."""
 
     value: Any
     default: Any = dataclasses.MISSING
@@ -57,14 +52,7 @@ def as_plain(settings: Mapping[str, Given]) -> Dict[str, Any]:
 
 
 def not_default(settings: Mapping[str, Given]) -> List[str]:
-    """Names of the settings that are not at their defaults; a dot leads to the field of a setting.
-
-    Example:
-        >>> from nnabla_adaloss.core.scale_history import HistoryPolicy
-        >>> history = HistoryPolicy(margin=16.0)
-        >>> not_default({"N": Given(5, 2000), "average": Given(False, False), "history": Given(history)})
-        ['N', 'history', 'history.margin']
-    """
+    """Names of the settings that are not at their defaults; a dot leads to the field of a setting."""
     found: List[str] = []
     for name, given in settings.items():
         if not _is_default(given):
@@ -80,15 +68,8 @@ def with_known_names(
     path: str = "",
 ) -> Tuple[Dict[str, Any], List[str]]:
     """`saved` with the names of `settings`, at each level; and the names that only one of both has.
-
-    Args:
-        saved: what `as_plain` returned in the version that has saved the state.
-        settings: those of the object that goes on with it.
-        chosen: what `not_default` returned in that version; None in states that do not say.
-        path: what comes before the names.
-
-    Raises:
-        ValueError: a setting that only one of both has is not at its default.
+    ValueError where such a setting is not at its default, or may not be: `chosen` is None in states that do
+    not say.
     """
     read: Dict[str, Any] = {}
     foreign: List[str] = []
@@ -128,12 +109,7 @@ def of_another_version(foreign: Collection[str]) -> str:
 
 
 def check_version(version: Any, known: int) -> None:
-    """Raise unless `version`, that of a saved state, is the known one.
-
-    Raises:
-        TypeError: it is no integer.
-        ValueError: it is another one.
-    """
+    """Raise unless `version`, that of a saved state, is the known one."""
     if integer("version", version) != known:
         remedy = "update nnabla_adaloss" if version > known else "begin with a new state"
         raise ValueError(f"state has version {version}, this package knows {known}: {remedy}")

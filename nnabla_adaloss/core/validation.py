@@ -19,10 +19,7 @@ _Init = TypeVar("_Init", bound=Callable[..., None])
 
 
 def number(name: str, value: object) -> float:
-    """`value` as a Python float; TypeError unless it is a real number other than a boolean.
-
-    ValueError for an integer that no float can hold.
-    """
+    """`value` as a Python float; TypeError unless it is a real number other than a boolean."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name}={value!r} must be a number, not {type(value).__name__}")
     try:
@@ -48,9 +45,7 @@ def nonnegative_number(name: str, value: object) -> float:
 
 
 def open_share(name: str, value: object, *, usual: float) -> float:
-    """`value` as a Python float; ValueError, naming the usual value, unless it lies strictly between 0 and
-    1.
-    """
+    """`value` as a Python float; ValueError unless it lies strictly between 0 and 1."""
     result = number(name, value)
     if not 0.0 < result < 1.0:
         raise ValueError(
@@ -126,17 +121,7 @@ def path_name(name: str, value: Union[str, os.PathLike[str]]) -> str:
 
 def explains_keywords(instead: Mapping[str, str]) -> Callable[[_Init], _Init]:
     """A decorator of `__init__`: a keyword argument that it does not take is a TypeError with advice.
-
-    Args:
-        instead: what other libraries call an argument, and what to use instead.
-
-    Example:
-        >>> class Scaler:
-        ...     @explains_keywords({"init_scale": "use scale="})
-        ...     def __init__(self, scale: float = 8.0) -> None: ...
-        >>> Scaler(init_scale=2.0)
-        Traceback (most recent call last):
-        TypeError: Scaler has no argument init_scale; use scale=
+    `instead` says what to use for the arguments of other libraries.
     """
 
     def decorated(init: _Init) -> _Init:

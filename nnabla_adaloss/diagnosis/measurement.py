@@ -75,7 +75,7 @@ class _Measurement:
             batches.loss, precisions.storage, float_tail=True, parameters=target.parameters
         )
         self._u_max = precisions.narrowest.stored_gradients.max
-        self._tiny = max(_TINY, *(p.data_format(2).smallest_normal for _, p in precisions.patterns))
+        self._tiny = max(_TINY, *(p.data_format(2).smallest_normal for p in precisions.storage.values()))
         self._storage = str(precisions)
         self._adaptive = AdaptiveLossScaling(self._emulation)
         self._tallies = {layer.name: _Tallies() for layer in self._layers}
