@@ -112,15 +112,18 @@ class AdaLossConfig:
                 self._set(name, number(name, getattr(self, name)))
         if isinstance(self.dtype, str):
             self._set("dtype", get_format(self.dtype, argument="dtype").name)
-        self._check_range()
+        u_min, u_max = self.range
+        if u_min >= u_max:
+            raise ValueError(
+                f"u_min={u_min!r} must be smaller than u_max={u_max!r} (None takes either from dtype)"
+            )
         for name in ("use_bound", "power_of_two"):
             self._set(name, boolean(name, getattr(self, name)))
         if self.recorder is not None and not callable(self.recorder):
             raise TypeError(f"recorder={self.recorder!r} must be None or a callable that takes a LayerRecord")
-        if integer("update_per_n_iteration", self.update_per_n_iteration) < 1:
-            raise ValueError(f"update_per_n_iteration={self.update_per_n_iteration!r} must be 1 or more")
-        if integer("measure_every", self.measure_every) < 1:
-            raise ValueError(f"measure_every={self.measure_every!r} must be 1 or more")
+        for name in ("update_per_n_iteration", "measure_every"):
+            if integer(name, getattr(self, name)) < 1:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be 1 or more")
         if integer("debug_level", self.debug_level) not in (0, 1, 2):
             raise ValueError(f"debug_level={self.debug_level!r} must be 0, 1 or 2")
         if self.delay is not None and integer("delay", self.delay) not in (0, 1):
@@ -132,13 +135,6 @@ class AdaLossConfig:
         # Each method checks its own parameters, also those of methods that were not chosen.
         for method in (*METHODS, self._method):
             resolve_method(method, self)
-
-    def _check_range(self) -> None:
-        u_min, u_max = self.range
-        if u_min >= u_max:
-            raise ValueError(
-                f"u_min={u_min!r} must be smaller than u_max={u_max!r} (None takes either from dtype)"
-            )
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

@@ -25,19 +25,17 @@ class LayerObserver:
     def __call__(self, record: LayerRecord) -> None:
         """Take one record."""
         if self._recorder is not None:
-            self._record(record)
+            try:
+                self._recorder(record)
+            except Exception:
+                # Told once: who only watches must not end a training of days.
+                if not self._recorder_failed:
+                    self._recorder_failed = True
+                    logger.exception(
+                        "recorder raised an exception for layer %s; training goes on", record.layer
+                    )
         if self._log is not None:
             self._log(record)
-
-    def _record(self, record: LayerRecord) -> None:
-        assert self._recorder is not None
-        try:
-            self._recorder(record)
-        except Exception:
-            # Told once: who only watches must not end a training of days.
-            if not self._recorder_failed:
-                self._recorder_failed = True
-                logger.exception("recorder raised an exception for layer %s; training goes on", record.layer)
 
 
 class LayerLog:

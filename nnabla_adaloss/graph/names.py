@@ -130,31 +130,25 @@ class _Neighbour(NamedTuple):
 
 
 def _scopes_around(parents: Parents, scopes: Sequence[str]) -> List[str]:
-    """For each function without a scope the one that it stands in, judged by the functions before and behind
-    it.
-    """
-    producers: Dict[int, _Neighbour] = {}
-    consumers: Dict[int, _Neighbour] = {}
-    for index, own in enumerate(parents):
-        for parent in own:
-            if parent is not None:
-                _note_nearest(producers, index, parent, scopes)
-    for index in reversed(range(len(parents))):
-        for parent in parents[index]:
-            if parent is not None:
-                _note_nearest(consumers, parent, index, scopes)
+    """For each function without a scope the one that it stands in, by the functions before and behind it."""
+    edges = [(index, parent) for index, own in enumerate(parents) for parent in own if parent is not None]
+    producers = _nearest(edges, scopes)
+    consumers = _nearest([(parent, index) for index, parent in reversed(edges)], scopes)
     return [own or _between(producers.get(index), consumers.get(index)) for index, own in enumerate(scopes)]
 
 
-def _note_nearest(found: Dict[int, _Neighbour], index: int, neighbour: int, scopes: Sequence[str]) -> None:
-    if scopes[neighbour]:
-        here = _Neighbour(1, scopes[neighbour])
-    elif neighbour in found:
-        here = _Neighbour(found[neighbour].distance + 1, found[neighbour].scope)
-    else:
-        return
-    if index not in found or here.distance < found[index].distance:
-        found[index] = here
+def _nearest(edges: Sequence[Tuple[int, int]], scopes: Sequence[str]) -> Dict[int, _Neighbour]:
+    found: Dict[int, _Neighbour] = {}
+    for index, neighbour in edges:
+        if scopes[neighbour]:
+            here = _Neighbour(1, scopes[neighbour])
+        elif neighbour in found:
+            here = _Neighbour(found[neighbour].distance + 1, found[neighbour].scope)
+        else:
+            continue
+        if index not in found or here.distance < found[index].distance:
+            found[index] = here
+    return found
 
 
 def _between(producer: Optional[_Neighbour], consumer: Optional[_Neighbour]) -> str:

@@ -68,12 +68,7 @@ class GraphPlan:
 
     @classmethod
     def bound(cls, reading: GraphReading, structure: GraphStructure) -> GraphPlan:
-        """The plan of a graph whose structure is known: all but what asks for single functions is ready.
-
-        Args:
-            reading: the graph.
-            structure: what follows from the description of such a graph.
-        """
+        """The plan of a graph whose structure is known: all but what asks for single functions is ready."""
         plan = cls.__new__(cls)
         plan._bind(reading, structure)
         return plan

@@ -84,14 +84,9 @@ def _sharing(some: List[Use], others: List[Use]) -> List[Use]:
     """Those of `some` that share memory with one of `others`."""
     before = _counts(some)
     marks = _marks(others)
-    found = _raised(some, before)
+    found = [use for use, count, then in zip(some, before, _counts(some)) if count != then]
     del marks
     return found
-
-
-def _raised(uses: List[Use], before: List[int]) -> List[Use]:
-    """Those whose counts are not what they were."""
-    return [use for use, count, then in zip(uses, before, _counts(uses)) if count != then]
 
 
 def _counts(uses: List[Use]) -> List[int]:
