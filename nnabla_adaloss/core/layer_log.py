@@ -39,9 +39,7 @@ class LayerObserver:
 
 
 class LayerLog:
-    """Logs one line per iteration, when the first record of the next arrives; from `level` 2 on also one per
-    layer.
-    """
+    """Logs an iteration when the first record of the next arrives; from `level` 2 on also each layer."""
 
     def __init__(self, level: int) -> None:
         self._level = level

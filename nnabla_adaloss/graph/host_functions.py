@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import FrozenSet, List, NamedTuple, Sequence, Set
+from typing import FrozenSet, List, NamedTuple, Sequence
 
 import nnabla as nn
 
@@ -38,9 +38,7 @@ def runs_on_host(context: nn.Context) -> bool:
 def host_functions(
     described: GraphDescription, contexts: Sequence[nn.Context], names: Sequence[str]
 ) -> List[HostFunction]:
-    """The functions that move arrays because nnabla has no implementation for their context's GPU, and says
-    nothing.
-    """
+    """The functions that run on the host though their context is a GPU's, which nnabla does silently."""
     # Arrays are moved in the type of the implementation. What goes from one such function to the next is not
     # moved. Not counted are gradients that go to the host because another branch has written them before.
     on_host = [runs_on_host(context) for context in contexts]
@@ -48,9 +46,8 @@ def host_functions(
     producers = [described.producers[part] for part in described.inputs.by_function()]
     needs = [described.needs[part] for part in described.inputs.by_function()]
     written = [described.outputs.positions[part] for part in described.outputs.by_function()]
-    stays = {  # on the host: read there, and nowhere else
-        position: all(on_host[index] for index in readers) for position, readers in _readers(read).items()
-    }
+    read_on_gpu = {p for positions, here in zip(read, on_host) if not here for p in positions}
+    stays = {p for positions in read for p in positions} - read_on_gpu
     found = []
     for index, here in enumerate(on_host):
         if not here or described.type_names[index] in _MOVES_NOTHING:
@@ -63,18 +60,10 @@ def host_functions(
                 counted.add(position)
                 elements += math.prod(described.shapes[position]) * (2 if need else 1)
         for position in written[index]:
-            if not stays.get(position, False):
+            if position not in stays:
                 elements += math.prod(described.shapes[position]) * (2 if described.need_grads[index] else 1)
         moved = elements * _element_bytes(contexts[index].backend)
         found.append(HostFunction(names[index], described.type_names[index], moved))
-    return found
-
-
-def _readers(read: Sequence[Sequence[int]]) -> dict[int, Set[int]]:
-    found: dict[int, Set[int]] = {}
-    for index, positions in enumerate(read):
-        for position in positions:
-            found.setdefault(position, set()).add(index)
     return found
 
 

@@ -116,9 +116,7 @@ class GraphReading(NamedTuple):
 
     @property
     def is_current(self) -> bool:
-        """True while the graph is as it was read; shapes are not looked at, which before forward may be the
-        old ones.
-        """
+        """True while the graph is as it was read; shapes, which change with forward, are not looked at."""
         return not self.watch.changed
 
     def description(self, names: Mapping[int, str]) -> GraphDescription:
