@@ -22,8 +22,6 @@ if TYPE_CHECKING:  # for type checkers; what runs is `_HOMES`
     from .core import ArrayStatistics as ArrayStatistics
     from .core import Format as Format
     from .core import HistoryPolicy as HistoryPolicy
-    from .core import LayerLimit as LayerLimit
-    from .core import LayerLimitPolicy as LayerLimitPolicy
     from .core import LayerRecord as LayerRecord
     from .core import Method as Method
     from .core import Needs as Needs
@@ -103,8 +101,6 @@ _HOMES: Dict[str, str] = {
     "GraphChangedError": "errors",
     "GraphPlan": "graph",
     "HistoryPolicy": "core",
-    "LayerLimit": "core",
-    "LayerLimitPolicy": "core",
     "LayerRecord": "core",
     "LayerRow": "monitor",
     "LayerScaled": "monitor",

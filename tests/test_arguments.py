@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import nnabla_adaloss as na
-from nnabla_adaloss.core.layer_limits import LayerLimitPolicy
 from nnabla_adaloss.core.methods import (
     AbsRange,
     AmaxHistory,
@@ -81,7 +80,6 @@ CALLS: Dict[str, Tuple[Make, Base]] = {
     "LossScaler": (na.LossScaler, dict),
     "AdaLossConfig": (na.AdaLossConfig, dict),
     "HistoryPolicy": (na.HistoryPolicy, dict),
-    "LayerLimitPolicy": (LayerLimitPolicy, dict),
     "AmaxHistory": (AmaxHistory, dict),
     "ApproxRange": (ApproxRange, dict),
     "ElementWiseRange": (ElementWiseRange, dict),
@@ -169,8 +167,6 @@ def test_the_others_are_right(call: str) -> None:
         ("GradScaler", "non_homogeneous", "ReLU"),
         ("AdaptiveLossScaling", "non_homogeneous", "ReLU"),
         ("LossScaler", "initial_scale", None),
-        ("LayerLimitPolicy", "recovery_interval", -1),
-        ("LayerLimitPolicy", "recovery_interval", float("nan")),
         ("Recording", "limit", -1),
         ("Recorder", "layers", ["conv", 3]),
         ("Recorder", "tensorboard", 3),
@@ -230,19 +226,6 @@ def test_a_value_assigned_to_a_fixed_updater_is_checked(name: str) -> None:
     with pytest.raises(AttributeError, match="comm cannot be changed"):
         updater.comm = None
     assert updater.update().updated
-
-
-def test_what_is_assigned_to_an_engine_is_checked() -> None:
-    scaling = na.AdaptiveLossScaling(loss())
-    for name, value, message in (
-        ("limits", 3, "limits must be a Mapping, got int"),
-        ("limits", {"b/affine": 2.0}, r"limits\['b/affine'\] must be a LayerLimit, got float"),
-        ("limits", {"b/affine": na.LayerLimit(0.5, 8.0, 0)}, "limit=0.5 must be 1 or more"),
-        ("limit_policy", 3, "limit_policy must be a LayerLimitPolicy, got int"),
-    ):
-        with pytest.raises((TypeError, ValueError), match=f"^{message}$"):
-            setattr(scaling, name, value)
-    assert scaling.limits == {}
 
 
 @pytest.mark.parametrize("call", ["AdaptiveLossScalingUpdater", "FixedLossScalingUpdater"])

@@ -15,9 +15,8 @@ from .formats import (
     Format,
     get_format,
 )
-from .layer_limits import LayerLimit, LayerLimitPolicy
 from .layer_record import LayerRecord, Reason
-from .layer_scale import Constraints, Decision, LayerState, Observed, decide
+from .layer_scale import Decision, LayerState, Observed, decide
 from .layer_selection import LayerSelection
 from .loss_section import loss_section_factor
 from .methods import METHODS, AmaxHistory, Method, Needs, Range, resolve_method
@@ -48,12 +47,9 @@ __all__ = [
     "AdaLossConfig",
     "AmaxHistory",
     "ArrayStatistics",
-    "Constraints",
     "Decision",
     "Format",
     "HistoryPolicy",
-    "LayerLimit",
-    "LayerLimitPolicy",
     "LayerRecord",
     "LayerSelection",
     "LayerState",

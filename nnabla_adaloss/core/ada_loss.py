@@ -9,25 +9,16 @@ for each layer, from the loss backwards:
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional
 
 from numpy.typing import NDArray
 
 from .config import AdaLossConfig
-from .layer_limits import LayerLimit, LayerLimitPolicy
 from .layer_log import LayerObserver
 from .layer_record import LayerRecord, Reason
-from .layer_scale import (
-    NEW_LAYER,
-    NO_CONSTRAINTS,
-    Constraints,
-    Decision,
-    LayerState,
-    Observed,
-    decide,
-    is_due,
-)
+from .layer_scale import NEW_LAYER, Decision, LayerState, Observed, decide, is_due
 from .methods import Needs
 from .statistics import ArrayStatistics
 from .validation import instance_or_none
@@ -41,13 +32,10 @@ class AdaLoss(ABC):
 
     Args:
         config: method, range, bounds, recorder. None: the defaults.
-        limit_policy: how a layer that overflowed backs off and recovers.
 
     Attributes:
-        limits: limits of single layers' scales, lowered by overflows, by layer name.
         adaptive: False for a method such as `"fixed"`, which asks for no statistics.
         takes_statistics: True when the method needs no look at single elements.
-        watcher: called with each record while somebody watches; None: nobody does.
 
     Example:
         >>> import numpy as np
@@ -63,25 +51,13 @@ class AdaLoss(ABC):
         8.0
     """
 
-    undone = "_layers", "limits", "_iteration"
-
-    def __init__(
-        self, config: Optional[AdaLossConfig] = None, limit_policy: Optional[LayerLimitPolicy] = None
-    ) -> None:
+    def __init__(self, config: Optional[AdaLossConfig] = None) -> None:
         self.config = instance_or_none("config", config, AdaLossConfig) or AdaLossConfig()
-        self.limits: Dict[str, LayerLimit] = {}
-        self.limit_policy = (
-            instance_or_none("limit_policy", limit_policy, LayerLimitPolicy) or LayerLimitPolicy()
-        )
         # The configuration never changes, and these are asked for per layer and iteration.
         self.adaptive = self.config.method.needs is not Needs.NOTHING
         self.takes_statistics = self.config.method.needs is not Needs.ARRAYS
-        # Those of an iteration before stay as they are, for whoever goes back to it.
         self._layers: Dict[str, LayerState] = {}
-        self._iteration = -1
         self._observer = LayerObserver(self.config)
-        self.observed = self._observer.needed
-        self.watcher: Optional[Callable[[LayerRecord], None]] = None
 
     @abstractmethod
     def statistics(self, array: Any) -> ArrayStatistics:
@@ -154,14 +130,14 @@ class AdaLoss(ABC):
         )
         return self.decide(layer, observed).alpha
 
-    def decide(self, layer: str, observed: Observed, constraints: Constraints = NO_CONSTRAINTS) -> Decision:
+    def decide(self, layer: str, observed: Observed, *, weight_max: float = math.inf) -> Decision:
         """The scale that the layer gets, by `nnabla_adaloss.core.layer_scale.decide`; remembered and
         reported.
 
         Args:
             layer: name of the layer.
             observed: what is known of it in this iteration.
-            constraints: what its scale must respect, besides the limit that its overflows left.
+            weight_max: the largest magnitude that the scaled copy of its weight may hold.
 
         Returns:
             What is to be applied.
@@ -169,64 +145,16 @@ class AdaLoss(ABC):
         Raises:
             ValueError: a method of the user's own returned a scale that is not positive and finite.
         """
-        decision = self.decision(layer, observed, constraints)
-        self.take_over(layer, observed, decision)
-        return decision
-
-    def decision(self, layer: str, observed: Observed, constraints: Constraints) -> Decision:
-        """As `decide`, but nothing is remembered or reported; for that, call `take_over`."""
-        if layer in self.limits:
-            constraints = constraints._replace(layer_limit=self.limits[layer].limit)
-        return decide(self._layers.get(layer, NEW_LAYER), observed, constraints, self.config)
-
-    @property
-    def reports(self) -> bool:
-        """Whether anybody is told what is decided."""
-        return self.observed or self.watcher is not None
-
-    def report(self, record: LayerRecord) -> None:
-        """Report a scale that was applied without a decision."""
-        self._observer(record)
-
-    def take_over(self, layer: str, observed: Observed, decision: Decision) -> None:
-        """Remember and report what was decided about a layer, here or elsewhere."""
-        if observed.iteration != self._iteration:
-            self._layers, self._iteration = {**self._layers}, observed.iteration
+        state = self._layers.get(layer, NEW_LAYER)
+        decision = decide(state, observed, self.config, weight_max=weight_max)
         self._layers[layer] = decision.state
-        if self.reports:
-            record = _record(layer, observed, decision)
-            if self.observed:
-                self._observer(record)
-            if self.watcher is not None:
-                self.watcher(record)
-
-    def take_over_all(self, decided: List[Tuple[str, Observed, Decision]]) -> None:
-        """Remember and report decisions in their order, and clear the list."""
-        for layer, observed, decision in decided:
-            self.take_over(layer, observed, decision)
-        decided.clear()
-
-    def back_off(self, layer: str, alpha: float) -> bool:
-        """Halve the scale that `layer` may have after `alpha` overflowed; False when `alpha` is not to
-        blame.
-        """
-        limit = self.limit_policy.after_overflow(self.limits.get(layer), alpha)
-        if limit is None:
-            return False
-        self.limits = {**self.limits, layer: limit}
-        return True
-
-    def after_update(self) -> None:
-        """Count a good update: limits of layers recover."""
-        recovered = {layer: self.limit_policy.after_update(limit) for layer, limit in self.limits.items()}
-        self.limits = {layer: limit for layer, limit in recovered.items() if limit is not None}
+        if self._observer.needed:
+            self._observer(_record(layer, observed, decision))
+        return decision
 
     def state_dict(self) -> Dict[str, Dict[str, Any]]:
         """Everything that decides the next scales, as plain lists by layer name."""
-        return {
-            "layers": {name: state.as_list() for name, state in self._layers.items()},
-            "limits": {name: list(limit) for name, limit in self.limits.items()},
-        }
+        return {"layers": {name: state.as_list() for name, state in self._layers.items()}}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Take over what `state_dict` returned; nothing changes when it raises.
@@ -234,13 +162,7 @@ class AdaLoss(ABC):
         Raises:
             KeyError, TypeError, ValueError: `state` is none that `state_dict` returned.
         """
-        layers = {str(name): LayerState.from_list(values) for name, values in state["layers"].items()}
-        limits = {str(name): LayerLimit(*values).checked() for name, values in state["limits"].items()}
-        self._layers, self.limits = layers, limits
-
-    def go_on_from(self, before: AdaLoss) -> None:
-        """Remember what `before` does of layers."""
-        self._layers, self.limits = before._layers, dict(before.limits)
+        self._layers = {str(name): LayerState.from_list(values) for name, values in state["layers"].items()}
 
     def forget(self) -> None:
         """Drop what was computed from gradients and weights, as after loading other weights."""
@@ -259,5 +181,4 @@ def _record(layer: str, observed: Observed, decision: Decision) -> LayerRecord:
         g=observed.g,
         weight=observed.weight,
         reason=decision.reason,
-        attempt=observed.attempt,
     )

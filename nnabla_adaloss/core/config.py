@@ -53,7 +53,7 @@ class AdaLossConfig:
         accum_upper_bound: largest accumulated scale, i.e. product of the scales from the loss to a layer;
             likewise. Both are as published: without them `"approx_range"` keeps less of a small loss
             (benchmarks/results/reach.md).
-        use_bound: whether the two upper bounds apply. The overflow guard applies in any case.
+        use_bound: whether the two upper bounds apply. What was measured limits scales in any case.
         power_of_two: round scales down to powers of two, so that scaling never rounds a gradient.
         max_rescue_ratio: for `"element_wise_range"`: share of the products, largest first, that is to be kept
             from underflow; in (0, 1]. None: all of them, which lets one tiny product decide.

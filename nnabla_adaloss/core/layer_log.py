@@ -14,13 +14,16 @@ logger = logging.getLogger("nnabla_adaloss")
 
 
 class LayerObserver:
-    """Hands records to `config.recorder` and logs them as `config.debug_level` says."""
+    """Hands records to `config.recorder`, and logs them as `config.debug_level` says: each iteration when the
+    first record of the next arrives, and from 2 on also each layer.
+    """
 
     def __init__(self, config: AdaLossConfig) -> None:
-        self._recorder = config.recorder
+        self._recorder, self._level = config.recorder, config.debug_level
         self._recorder_failed = False
-        self._log = LayerLog(config.debug_level) if config.debug_level else None
-        self.needed = config.recorder is not None or self._log is not None
+        self.needed = self._recorder is not None or self._level > 0
+        self._iteration: Optional[int] = None
+        self._begin()
 
     def __call__(self, record: LayerRecord) -> None:
         """Take one record."""
@@ -34,25 +37,15 @@ class LayerObserver:
                     logger.exception(
                         "recorder raised an exception for layer %s; training goes on", record.layer
                     )
-        if self._log is not None:
+        if self._level:
             self._log(record)
-
-
-class LayerLog:
-    """Logs an iteration when the first record of the next arrives; from `level` 2 on also each layer."""
-
-    def __init__(self, level: int) -> None:
-        self._level = level
-        self._iteration: Optional[int] = None
-        self._begin()
 
     def _begin(self) -> None:
         self._layers = 0
         self._alpha_min = math.inf
         self._alpha_max = self._accumulated_max = 0.0
 
-    def __call__(self, record: LayerRecord) -> None:
-        """Take one record."""
+    def _log(self, record: LayerRecord) -> None:
         if record.iteration != self._iteration:
             self._finish()
             self._iteration = record.iteration

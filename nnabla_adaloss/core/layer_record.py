@@ -24,8 +24,11 @@ class Reason(str, Enum):
     OVERFLOW_GUARD = "overflow guard"
     """A larger one could have made the input gradient overflow."""
 
-    LAYER_LIMIT = "layer limit"
-    """The layer's scale had overflowed before, and was lowered."""
+    ROOM = "room"
+    """A larger one would leave the gradients behind the layer less than the margin."""
+
+    LEVEL = "level"
+    """The gradients around the layer have nearly the same room, and share a scale."""
 
     WEIGHT_RANGE = "weight range"
     """A larger one would have made the scaled copy of the weight overflow."""
@@ -35,6 +38,9 @@ class Reason(str, Enum):
 
     NONFINITE = "non-finite"
     """The gradient or the weight holds an infinity or a NaN: no scale would help."""
+
+    UNKNOWN = "unknown"
+    """Nothing was measured yet that the method could look at."""
 
     HELD = "held"
     """It was chosen some iterations ago, and would be chosen again, or is not measured anew yet."""

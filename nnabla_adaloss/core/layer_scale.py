@@ -1,43 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which scale a layer's input gradient gets by itself, and why: by every method but the default of a network,
-where it follows from those of components (`component_scale`).
+"""Which scale a layer's input gradient gets by itself, for functions that scale by hand. In a network, where
+what was measured of all layers is known, scales follow from `nnabla_adaloss.engine.choose`.
 
     unbounded = method(g, W, range, K)              when it is due, else what it gave last
     scale     = min(unbounded, scale_upper_bound, accum_upper_bound / S)      never from above 1 to below
-    scale     = min(scale, what could overflow, the layer's limit)
+    scale     = min(scale, what could overflow)
     alpha     = largest power of two <= scale
     alpha     = min(alpha, what keeps alpha * W in range, but no less than 1)
-    alpha     = what brings it to the scale of an earlier contribution, where they meet
 
-Everything here is pure: engines and functions observe, ask `decide`, apply what it says, and report it.
+Everything here is pure.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, NamedTuple, Optional, Protocol, Tuple
+from typing import Any, Callable, NamedTuple, Optional, Tuple
 
 from .config import AdaLossConfig
 from .layer_record import Reason
 from .methods import Needs, Range
-from .overflow import common_scale, overflow_limit
+from .overflow import overflow_limit
 from .power_of_two import clamp_scale, floor_power_of_two
 from .statistics import ArrayStatistics
 from .validation import integer, number, positive_number
-
-# Looking a member of an Enum up takes half a microsecond, and all this runs per layer and iteration.
-(
-    _METHOD,
-    _SCALE_BOUND,
-    _ACCUMULATED_BOUND,
-    _OVERFLOW_GUARD,
-    _LAYER_LIMIT,
-    _WEIGHT_RANGE,
-    _BRANCHES,
-    _NONFINITE,
-    *_,
-) = Reason
-_NOTHING, _HISTORY, _ARRAYS = Needs.NOTHING, Needs.HISTORY, Needs.ARRAYS
 
 
 class LayerState(NamedTuple):
@@ -98,7 +83,6 @@ class Observed(NamedTuple):
         has_weight: False for a function without a weight, such as a cast.
         lift: the part of S that makes up for a small loss; `accum_upper_bound` does not count it.
         arrays: for methods with `Needs.ARRAYS`: hands out gradient and weight as NumPy arrays.
-        attempt: number of the pass within its iteration; it decides nothing.
     """
 
     iteration: int
@@ -110,47 +94,6 @@ class Observed(NamedTuple):
     has_weight: bool = True
     lift: float = 1.0
     arrays: Optional[Callable[[], Tuple[Any, Any]]] = None
-    attempt: int = 0
-
-
-class Contribution(Protocol):
-    """An earlier contribution to the gradient that the layer is about to add to. Read only when it
-    matters.
-    """
-
-    @property
-    def scale(self) -> float:
-        """The scale it carries."""
-
-    @property
-    def abs_max(self) -> float:
-        """Its largest magnitude, as stored."""
-
-    @property
-    def own_abs_max(self) -> float:
-        """The largest magnitude that the layer's own contribution can have with an alpha of 1."""
-
-
-class Constraints(NamedTuple):
-    """What else a layer's scale must respect.
-
-    Attributes:
-        layer_limit: the largest scale that the layer may have after it overflowed.
-        weight_max: the largest magnitude that the scaled copy of the weight may hold.
-        earlier: what is stored already where the layer's input gradient is added; None where nothing is.
-        guard_from: neither the method nor the overflow guard, which takes all products for the largest, turns
-            a scale below this. 1 where S was measured to leave room for the gradients of all layers.
-        range: that of the format in which the layer's input gradient is stored; None: the configuration's.
-    """
-
-    layer_limit: float = math.inf
-    weight_max: float = math.inf
-    earlier: Optional[Contribution] = None
-    guard_from: float = 0.0
-    range: Optional[Range] = None
-
-
-NO_CONSTRAINTS = Constraints()
 
 
 class Decision(NamedTuple):
@@ -173,22 +116,22 @@ def is_due(state: LayerState, iteration: int, config: AdaLossConfig) -> bool:
 
 
 def decide(
-    state: LayerState, observed: Observed, constraints: Constraints, config: AdaLossConfig
+    state: LayerState, observed: Observed, config: AdaLossConfig, *, weight_max: float = math.inf
 ) -> Decision:
     """The scale of a layer's input gradient.
 
-    The method is asked when the layer's scale is `update_per_n_iteration` iterations old. Bounds, guard and
-    constraints apply each time; the guard takes the statistics that are given, and without any the last ones.
+    The method is asked when the layer's scale is `update_per_n_iteration` iterations old. Bounds and guard
+    apply each time; the guard takes the statistics that are given, and without any the last ones.
 
     Args:
         state: what was remembered of the layer; `NEW_LAYER` before the first time.
         observed: what is known of its gradient and weight now.
-        constraints: what else to respect.
         config: method, range and bounds.
+        weight_max: the largest magnitude that the scaled copy of the weight may hold.
 
     Returns:
-        The decision; its alpha is a power of two if `config.power_of_two`, and before branches meet 1 when
-        the gradient or the weight holds an infinity or a NaN.
+        The decision; its alpha is a power of two if `config.power_of_two`, and 1 when the gradient or the
+        weight holds an infinity or a NaN.
 
     Raises:
         ValueError: a method of the user's own returned a scale that is not positive and finite.
@@ -198,62 +141,54 @@ def decide(
         >>> from nnabla_adaloss.core import AdaLossConfig, statistics_of
         >>> g, weight = statistics_of(np.array([1e-7, -1e-7])), statistics_of(np.array([0.1, -0.1]))
         >>> observed = Observed(0, previous_scale=128.0, fan_in=2.0, fan_in_bound=2.0, g=g, weight=weight)
-        >>> alpha, reason, _ = decide(NEW_LAYER, observed, NO_CONSTRAINTS, AdaLossConfig())
+        >>> alpha, reason, _ = decide(NEW_LAYER, observed, AdaLossConfig())
         >>> alpha, reason.value
         (8.0, 'accumulated bound')
     """
-    iteration, S, _, fan_in_bound, g, weight, has_weight, lift, _, _ = observed
+    iteration, S, _, fan_in_bound, g, weight, has_weight, lift, _ = observed
     computed_at, unbounded, accumulated_limit, _, history = state
-    range = constraints.range or config.range
     if (g is not None and g.nonfinite) or (weight is not None and weight.nonfinite):
         # Not kept: the layer's scale is computed from the next gradient that is finite.
-        alpha, reason = 1.0, _NONFINITE
+        alpha, reason = 1.0, Reason.NONFINITE
     else:
         needs = config.method.needs
         # Statistics of no element: nothing is known yet, and nothing is kept.
-        unknown = needs is not _NOTHING and g is not None and not g.count
+        unknown = needs is not Needs.NOTHING and g is not None and not g.count
         if not unknown and is_due(state, iteration, config):
-            if needs is _HISTORY and g is not None:
+            if needs is Needs.HISTORY and g is not None:
                 history = (*history, g.scaled(1.0 / S))[-(config.method.window or 1) :]
-            computed_at, unbounded = iteration, _asked(observed, history, range, config)
+            computed_at, unbounded = iteration, _ask(observed, history, config)
         if g is not None and has_weight == (weight is not None):
-            accumulated_limit = S * overflow_limit(g, weight, fan_in_bound, range.u_max)
-        asked, guard, lowest = unbounded, accumulated_limit / S, constraints.guard_from
-        if asked < lowest:
-            # The published methods have a guard of their own.
-            asked = lowest
-        if guard < lowest:
-            guard = lowest
-        alpha, reason = _limited(asked, guard, S / lift, constraints.layer_limit, config)
-        if weight is not None and alpha > 1.0 and alpha * weight.abs_max > constraints.weight_max:
+            accumulated_limit = S * overflow_limit(g, weight, fan_in_bound, config.range.u_max)
+        alpha, reason = _limited(unbounded, accumulated_limit / S, S / lift, config)
+        if weight is not None and alpha > 1.0 and alpha * weight.abs_max > weight_max:
             # The scaled weight is stored in the same format.
-            alpha = max(floor_power_of_two(constraints.weight_max / weight.abs_max), 1.0)
-            reason = _WEIGHT_RANGE
-    earlier = constraints.earlier
-    if earlier is not None:
-        own = S * alpha
-        if earlier.scale != own:
-            branches = [(own, earlier.own_abs_max * alpha), (earlier.scale, earlier.abs_max)]
-            common = common_scale(branches, u_max=range.u_max)
-            # A layer that overflowed goes with the other branch up to its limit only; else that comes down.
-            if common != own and common <= S * constraints.layer_limit:
-                alpha, reason = common / S, _BRANCHES
+            alpha = max(floor_power_of_two(weight_max / weight.abs_max), 1.0)
+            reason = Reason.WEIGHT_RANGE
     return Decision(alpha, reason, LayerState(computed_at, unbounded, accumulated_limit, alpha, history))
 
 
-def _asked(
-    observed: Observed, history: Tuple[ArrayStatistics, ...], range: Range, config: AdaLossConfig
-) -> float:
+def _ask(observed: Observed, history: Tuple[ArrayStatistics, ...], config: AdaLossConfig) -> float:
     """What the method says, from what it needs to see."""
-    method = config.method
-    inputs: Tuple[Any, Any] = (observed.g, observed.weight)
-    if method.needs is _ARRAYS:
+    needs, inputs = config.method.needs, (observed.g, observed.weight)
+    if needs is Needs.ARRAYS:
         if observed.arrays is None:
             raise TypeError(f"loss_scale_method={config.loss_scale_method!r} needs arrays; none were given")
-        inputs = observed.arrays()
-    elif method.needs is _HISTORY:
-        inputs = tuple(statistics.scaled(observed.previous_scale) for statistics in history), observed.weight
-    found = method.scale(*inputs, range=range, fan_in=observed.fan_in)
+        return asked(config, *observed.arrays(), config.range, observed.fan_in)
+    if needs is Needs.HISTORY:
+        looked_back = tuple(statistics.scaled(observed.previous_scale) for statistics in history)
+        return asked(config, looked_back, observed.weight, config.range, observed.fan_in)
+    return asked(config, *inputs, config.range, observed.fan_in)
+
+
+def asked(config: AdaLossConfig, g: Any, W: Any, range: Range, fan_in: float) -> float:
+    """What the method of a configuration says of a gradient and a weight.
+
+    Raises:
+        ValueError: it is not positive and finite.
+        TypeError: it is no number.
+    """
+    found = config.method.scale(g, W, range=range, fan_in=fan_in)
     scale = float(found)
     if not 0.0 < scale < math.inf:
         raise ValueError(
@@ -264,26 +199,23 @@ def _asked(
 
 
 def _limited(
-    scale: float, overflow: float, previous_scale: float, layer_limit: float, config: AdaLossConfig
+    scale: float, overflow: float, previous_scale: float, config: AdaLossConfig
 ) -> Tuple[float, Reason]:
-    """The scale under bounds, overflow guard and the layer's limit, rounded down to a power of two."""
-    reason = _METHOD
+    """The scale under bounds and overflow guard, rounded down to a power of two."""
+    reason = Reason.METHOD
     if config.use_bound and scale > 1.0:
         scale, reason = bounded(scale, previous_scale, config)
-    if layer_limit < overflow:
-        if scale > layer_limit:
-            scale, reason = clamp_scale(layer_limit), _LAYER_LIMIT
-    elif scale > overflow:
-        scale, reason = clamp_scale(overflow), _OVERFLOW_GUARD
+    if scale > overflow:
+        scale, reason = clamp_scale(overflow), Reason.OVERFLOW_GUARD
     return floor_power_of_two(scale) if config.power_of_two else scale, reason
 
 
 def bounded(scale: float, previous_scale: float, config: AdaLossConfig) -> Tuple[float, Reason]:
     """A scale above 1 under `scale_upper_bound` and `accum_upper_bound`, which never turn it below 1."""
     # Comparisons instead of min and max, which are several times slower: this runs per layer and iteration.
-    upper, reason = config.accum_upper_bound / previous_scale, _ACCUMULATED_BOUND
+    upper, reason = config.accum_upper_bound / previous_scale, Reason.ACCUMULATED_BOUND
     if upper > config.scale_upper_bound:
-        upper, reason = config.scale_upper_bound, _SCALE_BOUND
+        upper, reason = config.scale_upper_bound, Reason.SCALE_BOUND
     if upper < 1.0:
         upper = 1.0
-    return (scale, _METHOD) if scale < upper else (upper, reason)
+    return (scale, Reason.METHOD) if scale < upper else (upper, reason)

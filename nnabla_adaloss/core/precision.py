@@ -107,15 +107,15 @@ class Precision:
 
     def data_format(self, size: int) -> Format:
         """The format that an activation of `size` elements is stored in."""
-        return self._wide_enough(self.stored_data, size)
+        return self.stored_data if size != 1 else self._single(self.stored_data)
 
     def gradient_format(self, size: int) -> Format:
         """The format that a gradient of `size` elements is stored in."""
-        return self._wide_enough(self.stored_gradients, size)
+        return self.stored_gradients if size != 1 else self._single(self.stored_gradients)
 
-    def _wide_enough(self, stored: Format, size: int) -> Format:
+    def _single(self, stored: Format) -> Format:
         # A loss weight of 1e-10 would be lost in 8 bits, and there is nothing to win.
-        return self.otherwise if size == 1 and stored.bits < NARROWEST_SCALAR else stored
+        return self.otherwise if stored.bits < NARROWEST_SCALAR else stored
 
     def __str__(self) -> str:
         both = self.forward.name

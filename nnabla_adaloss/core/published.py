@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .config import AdaLossConfig
-from .layer_scale import NEW_LAYER, NO_CONSTRAINTS, Observed, bounded, decide
+from .layer_scale import NEW_LAYER, Observed, bounded, decide
 from .methods import AbsRange, ApproxRange, ElementWiseRange, LognormalRange, Method, Needs
 from .overflow import overflow_limit
 from .power_of_two import clamp_scale
@@ -166,22 +166,19 @@ def _by(
 ) -> NDArray[np.float64]:
     terms = 1.0 if fan_in is None else positive_number("fan_in", fan_in)
     instance("config", config, AdaLossConfig)
-    g, W = _arrays(g, W)
-    known, weight = _statistics(g, W)
+    g, W, known, weight = _looked_at(g, W)
     if known.nonfinite or (weight is not None and weight.nonfinite):
         return np.array(1.0)
     inputs = (g, W) if method.needs is Needs.ARRAYS else (known, weight)
     return np.array(method.scale(*inputs, range=config.range, fan_in=terms))
 
 
-def _arrays(g: Any, W: Any) -> tuple[NDArray[Any], Optional[NDArray[Any]]]:
-    return array_of_numbers("g", g), None if W is None else array_of_numbers("W", W)
-
-
-def _statistics(
-    g: NDArray[Any], W: Optional[NDArray[Any]]
-) -> tuple[ArrayStatistics, Optional[ArrayStatistics]]:
-    return statistics_of(g), None if W is None else statistics_of(W)
+def _looked_at(
+    g: Any, W: Any
+) -> tuple[NDArray[Any], Optional[NDArray[Any]], ArrayStatistics, Optional[ArrayStatistics]]:
+    """Gradient and weight as arrays, and their statistics."""
+    g, W = array_of_numbers("g", g), None if W is None else array_of_numbers("W", W)
+    return g, W, statistics_of(g), None if W is None else statistics_of(W)
 
 
 def bound_loss_scale_by_heuristics(
@@ -253,8 +250,7 @@ def get_loss_scale(
     """
     terms = positive_number("fan_in", fan_in)
     instance("config", config, AdaLossConfig)
-    g, W = _arrays(g, W)
-    known, weight = _statistics(g, W)
+    g, W, known, weight = _looked_at(g, W)
     observed = Observed(
         0,
         positive_number("prev_scale", prev_scale),
@@ -265,4 +261,4 @@ def get_loss_scale(
         has_weight=W is not None,
         arrays=lambda: (g, W),
     )
-    return np.array(decide(NEW_LAYER, observed, NO_CONSTRAINTS, config).alpha)
+    return np.array(decide(NEW_LAYER, observed, config).alpha)

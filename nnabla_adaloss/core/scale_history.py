@@ -57,21 +57,10 @@ def levelled(scales: Sequence[float]) -> List[float]:
 class AmaxWindow(NamedTuple):
     """The largest magnitude of the last iterations; what is smaller and older than another entry is
     forgotten.
-
-    Attributes:
-        pushed: how many entries there were in all.
-        entries: (number, magnitude) of those that count or will count, magnitudes falling.
-
-    Example:
-        >>> window = AmaxWindow()
-        >>> for magnitude in (3.0, 1.0, 2.0, 0.5):
-        ...     window = window.push(magnitude, 3)
-        >>> window.amax, window.entries
-        (2.0, ((3, 2.0), (4, 0.5)))
     """
 
-    pushed: int = 0
-    entries: Tuple[Tuple[int, float], ...] = ()
+    pushed: int = 0  # how many entries there were in all
+    entries: Tuple[Tuple[int, float], ...] = ()  # those that count or will, by number, magnitudes falling
 
     @property
     def amax(self) -> float:
@@ -100,10 +89,8 @@ class AmaxWindow(NamedTuple):
         window = cls(
             integer("pushed", pushed), tuple((integer("entry", i), number("amax", x)) for i, x in entries)
         )
-        numbers, magnitudes = (
-            [0, *(i for i, _ in window.entries), window.pushed + 1],
-            [x for _, x in window.entries],
-        )
+        numbers = [0, *(i for i, _ in window.entries), window.pushed + 1]
+        magnitudes = [x for _, x in window.entries]
         # The last entry is that of the last iteration, and none is negative, infinite or NaN.
         in_order = all(a < b for a, b in zip(numbers, numbers[1:])) and numbers[-2] == window.pushed
         falling = all(a > b for a, b in zip([math.inf, *magnitudes], magnitudes))

@@ -247,13 +247,15 @@ class FormatEmulation:
             self._operands.swap(operands, remember=False)
 
     def _round_outputs(self, f: Any) -> None:
-        self._operands.put_back()
+        if self._operands.swapped:
+            self._operands.put_back()
         for key, variable in self._rounding(f).outputs:
             array = variable.data
             self.emulated_storage.round_data(key, array, array)
 
     def _round_gradients(self, f: Any) -> None:
-        self._operands.put_back()
+        if self._operands.swapped:
+            self._operands.put_back()
         for key, variable in self._rounding(f).gradients:
             self.emulated_storage.round_gradient(key, variable.grad)
 

@@ -39,10 +39,11 @@ def function_precisions(reading: GraphReading, precisions: LayerPrecisions, name
     followed: List[Optional[Precision]] = []
     found: List[Precision] = []
     matched: List[str] = []
-    for index, part in enumerate(described.inputs.by_function()):
-        behind = [followed[producer] for producer in described.producers[part] if producer is not None]
+    producers = described.inputs.by_function(described.producers)
+    for index, positions in enumerate(described.inputs.by_function()):
+        behind = [followed[producer] for producer in producers[index] if producer is not None]
         known = [precision for precision in behind if precision is not None]
-        reads_parameter = not described.kept.keys().isdisjoint(described.inputs.positions[part])
+        reads_parameter = not described.kept.keys().isdisjoint(positions)
         is_layer = reads_parameter or is_matrix_product(described.type_names[index])
         if known and not is_layer:
             own = widest(known)
@@ -61,11 +62,11 @@ def variable_precisions(reading: GraphReading, of_functions: Sequence[Precision]
     """
     described, keys = reading.described, reading.keys
     found: Dict[int, Precision] = {}
-    for part, precision in zip(described.outputs.by_function(), of_functions):
-        found.update((keys[position], precision) for position in described.outputs.positions[part])
+    for positions, precision in zip(described.outputs.by_function(), of_functions):
+        found.update((keys[position], precision) for position in positions)
     readers: Dict[int, List[Precision]] = {}
-    for part, precision in zip(described.inputs.by_function(), of_functions):
-        for position in described.inputs.positions[part]:
+    for positions, precision in zip(described.inputs.by_function(), of_functions):
+        for position in positions:
             if position in reading.leaves:
                 readers.setdefault(keys[position], []).append(precision)
     found.update((key, widest(precisions)) for key, precisions in readers.items())

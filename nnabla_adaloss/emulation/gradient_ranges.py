@@ -7,7 +7,6 @@ import math
 from typing import Dict
 
 from ..core.config import AdaLossConfig
-from ..core.layer_scale import Constraints
 from ..core.methods import Range
 from ..graph.components import Components
 from ..graph.node import LayerSlot
@@ -47,9 +46,8 @@ class GradientRanges:
             found[name] = min(u_max, found.get(name, u_max))
         return found
 
-    def of_layer(self, constraints: Constraints, slot: LayerSlot) -> Constraints:
-        """What a layer's scale must respect: the ranges of its input gradient and of its scaled weight."""
-        own = self.of(slot.target)
+    def of_weight(self, slot: LayerSlot) -> float:
+        """The largest magnitude that the scaled copy of a layer's weight may hold."""
         size = math.prod(self._shapes[slot.factor])
         weight_max = self._storage.data_format(self._keys[slot.factor], size).max
-        return constraints._replace(range=own, weight_max=min(own.u_max, weight_max))
+        return min(self.of(slot.target).u_max, weight_max)

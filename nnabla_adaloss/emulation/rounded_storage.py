@@ -66,11 +66,11 @@ class RoundedStorage:
     def round_gradient(self, key: int, array: nn.NdArray) -> None:
         """Round the gradient of the variable `key`; unwritten and non-float32 arrays stay as they are."""
         if stored_dtype(array) == FLOAT32:
-            precision = self.precision_of(key)
-            storage = precision.gradient_format(array.size)
+            precision = self.of_variables.get(key, self._default)
+            storage, random_key = precision.gradient_format(array.size), None
             # With `operands_only`, `backward` is what operands have, not what is stored.
-            at_random = storage is precision.backward and not precision.operands_only
-            random_key = self._random_key(precision) if at_random else None
+            if precision.stochastic_seed is not None and not precision.operands_only:
+                random_key = self._random_key(precision) if storage is precision.backward else None
             self.gradients[key] = self.kernels.round_to_format(array, array, storage, random_key=random_key)
 
     def round_data(self, key: int, source: nn.NdArray, target: nn.NdArray) -> nn.NdArray:
@@ -79,10 +79,11 @@ class RoundedStorage:
         Returns:
             Where the stored data is: `target`, or `source` when there is nothing to round.
         """
-        readable = _as_float32(source, target)
-        if readable is None:
+        stored, precision = stored_dtype(source), self.of_variables.get(key, self._default)
+        if stored is None:
             return source
-        self.data[key] = self.kernels.round_to_format(readable, target, self.data_format(key, source.size))
+        readable = source if stored == FLOAT32 else float32_copy(source, target)
+        self.data[key] = self.kernels.round_to_format(readable, target, precision.data_format(source.size))
         return target
 
     def round_data_operand(

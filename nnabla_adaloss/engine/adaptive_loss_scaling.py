@@ -3,42 +3,65 @@
 
 from __future__ import annotations
 
-from collections import abc
 from functools import partial
-from typing import AbstractSet, Any, Dict, List, Mapping, Optional, Sequence, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
 from ..core.config import AdaLossConfig
-from ..core.layer_limits import LayerLimit, LayerLimitPolicy
+from ..core.formats import get_format
+from ..core.layer_log import LayerObserver
+from ..core.methods import Fixed, Needs
+from ..core.precision import Precision
 from ..core.scale_history import HistoryPolicy
-from ..core.validation import instance, instance_or_none, integer, strings
+from ..core.validation import instance_or_none, integer, strings
 from ..emulation.rounded_storage import RoundedStorage
-from ..errors import GraphChangedError
+from ..errors import GraphChangedError, warn
 from ..graph.float_tail import TailReader
 from ..graph.hooks import Hook
-from ..graph.loss import LossLike, Seed, check_seed, refuse_a_loss_that_scales_itself, variable_of
+from ..graph.loss import (
+    LossLike,
+    LossSeed,
+    Seed,
+    check_scale,
+    check_seed,
+    refuse_a_loss_that_scales_itself,
+    variable_of,
+)
 from ..graph.names import Parameters, check_parameters, names_of, registered_names
 from ..graph.plan import GraphPlan
 from ..graph.structure import PlanOptions
-from ..kernels import Kernels, NNablaAdaLoss, select_kernels
-from ..monitor import Audience, audience_of
+from ..kernels import select_kernels
+from ..monitor import Audience, LayerScaled, audience_of
 from ..undo import BatchGuard, ForwardState, Undoable
-from .backward_runner import BackwardRunner, config_for
 from .component_scales import ComponentScales
-from .layer_watch import watch_for
-from .passes.backward_pass import NO_HOOKS, BackwardPass, PassRequest, UserHooks, leaf_arrays
-from .passes.hookless_steps import FallbackReason
-from .prepared_graph import GraphPreparation
+from .layer_watch import LayerWatch, records_of
+from .passes.backward_pass import (
+    NO_HOOKS,
+    LeafArrays,
+    PassRequest,
+    UserHooks,
+    leaf_arrays,
+)
+from .passes.hooked import HookedPass
+from .passes.hookless import HooklessPass, HooklessSteps
+from .passes.hookless_steps import plan_steps
+from .prepared_graph import GraphPreparation, PreparedGraph
+from .report import PassReport
 from .saved_state import read_state, state_of
-from .schedule import ScheduleCache
+from .schedule import ScaleSchedule, ScheduleCache
+from .scheduling import next_schedule
 from .second_division import refuse_a_second_division
 from .spoilt_gradients import SpoiltGradients
+from .wishes import Wishes
 
 # The largest gradient of a layer is too small where the format has fewer than eight bits below it.
 _FAINT = 2.0**8
+# Where host and network share the memory: a network whose scaled weights are larger has layers that take long
+# beside what is done around them.
+_MAX_BYTES = 2**23
 
 
 class AdaptiveLossScaling:
@@ -55,7 +78,6 @@ class AdaptiveLossScaling:
             output gradient. They see unscaled gradients.
         parameters: parameters by name, for layers whose parameters nnabla does not know by name; or a
             function that returns them, such as `solver.get_parameters`.
-        limit_policy: how a layer whose scale overflowed backs off and recovers.
         history: how scales follow from what was measured; None for `HistoryPolicy()`.
         forward_state: what is known of parameters that forward writes, from other graphs.
         monitors: objects with some of the methods of `Monitor`.
@@ -66,9 +88,13 @@ class AdaptiveLossScaling:
     Attributes:
         audience: these monitors; None for none.
         config: the configuration, with `loss_scale_method` and `dtype` filled in.
+        components: what was measured of the network.
         guard: what a training loop asks about single batches.
         in_half: whether any function of the graph computes in half precision.
         iteration: number of the next iteration.
+        kernels: what reads and scales arrays.
+        loss: what forward and backward are called on: the Variable, or its emulation.
+        variable: the wrapped loss Variable.
 
     Raises:
         TypeError: `loss` or `config` is of another type.
@@ -94,7 +120,6 @@ class AdaptiveLossScaling:
         *,
         non_homogeneous: Sequence[str] = (),
         parameters: Parameters = None,
-        limit_policy: Optional[LayerLimitPolicy] = None,
         history: Optional[HistoryPolicy] = None,
         forward_state: Optional[ForwardState] = None,
         monitors: Union[Sequence[Any], Audience] = (),
@@ -107,69 +132,80 @@ class AdaptiveLossScaling:
             )
         # Before the graph is read, which may move functions of it to float.
         instance_or_none("config", config, AdaLossConfig)
-        instance_or_none("limit_policy", limit_policy, LayerLimitPolicy)
         instance_or_none("history", history, HistoryPolicy)
         instance_or_none("forward_state", forward_state, ForwardState)
         check_parameters("parameters", parameters)
         self.audience: Optional[Audience] = audience_of(monitors)
         further = strings("non_homogeneous", non_homogeneous, "type names of functions")
         self._storage: Optional[RoundedStorage] = getattr(loss, "emulated_storage", None)
-        self._variable = variable_of(loss)
-        self._reader = TailReader(self._variable, float_tail=float_tail)
+        self.loss, self.variable = loss, variable_of(loss)
+        self._reader = TailReader(self.variable, float_tail=float_tail)
         reading = self._reader.read()
         refuse_a_loss_that_scales_itself(reading.described)
-        context, self.in_half = self._variable.parent.context, bool(reading.described.in_half)
-        self.config = config_for(config, self._storage, in_half=self.in_half)
-        self._loss = loss
-        self._kernels = select_kernels(context)
-        self._ada_loss = NNablaAdaLoss(self.config, self._kernels, limit_policy)
-        # Statistics of earlier iterations need no hook, and no wait for a device.
+        context, self.in_half = self.variable.parent.context, bool(reading.described.in_half)
+        self.config = _config_for(config, self._storage, in_half=self.in_half)
+        self.kernels = select_kernels(context)
+        method = self.config.method
+        self._wishes = Wishes(self.config)
+        # Statistics of earlier iterations need no second pass.
         asked = self.config.delay
-        self._delay = int(self._ada_loss.takes_statistics) if asked is None else asked
-        if self._delay and not self._ada_loss.takes_statistics:
+        self._delay = int(not self._wishes.look_at_arrays) if asked is None else asked
+        if self._delay and self._wishes.look_at_arrays:
             raise ValueError(
                 "delay=1 keeps statistics, not arrays, and "
                 f"loss_scale_method={self.config.loss_scale_method!r} looks at arrays; "
                 "choose delay=0 or another method"
             )
-        self._runner = BackwardRunner(
-            loss,
-            self.config,
-            self._ada_loss,
-            self._kernels,
-            self._storage,
-            HistoryPolicy() if history is None else history,
-            delay=self._delay,
-        )
-        self.iteration = 0
-        self._faint = _FAINT * self.config.range.u_min
+        self._observer = LayerObserver(self.config)
+        self._max_bytes = self.config.planned_bytes
+        if self._max_bytes is None and not self.kernels.asynchronous:
+            self._max_bytes = _MAX_BYTES
+        constant = isinstance(method, Fixed) and method.fixed_loss_scale == 1.0
         self._graph = GraphPreparation(
             self._reader.read,
             reading,
-            PlanOptions.of(self.config.selection, adaptive=self._ada_loss.adaptive, non_homogeneous=further),
+            PlanOptions.of(
+                self.config.selection, adaptive=method.needs is not Needs.NOTHING, non_homogeneous=further
+            ),
             # Names are those that the scope shows in which the loss is wrapped.
             registered_names(),
             lambda: names_of(parameters),
-            kernels=self._kernels,
+            kernels=self.kernels,
             storage=self._storage,
-            delayed=bool(self._delay),
-            by_layer=self._runner.by_layer,
-            new_cache=partial(ScheduleCache.configured, self.config, delayed=bool(self._delay)),
+            by_layer=not constant,
+            looked_at=(
+                self._wishes.look_at_statistics,
+                self._observer.needed or self.audience is not None,
+            ),
+            new_cache=partial(
+                ScheduleCache,
+                self.config.iterations_per_measurement,
+                constant=constant,
+                delayed=bool(self._delay),
+            ),
         )
-        self.guard = BatchGuard(
-            loss,
-            self._graph.plan,
-            self._kernels,
-            self._storage,
-            forward_state,
-        )
-        self._last: Optional[BackwardPass] = None
-        self._spoilt = SpoiltGradients(self._kernels)
+        self.guard = BatchGuard(loss, self._graph.plan, self.kernels, self._storage, forward_state)
+        self.components = self._new_components(HistoryPolicy() if history is None else history)
+        self.iteration = 0
+        self._result: Optional[PassReport] = None
+        self._seed = LossSeed(self.variable)
+        self._faint = _FAINT * self.config.range.u_min
+        self._spoilt = SpoiltGradients(self.kernels)
+        # A start scale that was checked, and what comes of it.
+        self._checked: Tuple[Optional[float], float] = None, 0.0
+
+    def _new_components(self, history: HistoryPolicy) -> ComponentScales:
+        policy = self.config.method.policy(history).measured_every(self.config.iterations_per_measurement)
+        u_max = single = self.config.range.u_max
+        if self._storage is not None:
+            # Gradients of one element are never stored in 8 bits.
+            single = max(u_max, self._storage.precisions.narrowest.gradient_format(1).max)
+        return ComponentScales(policy, u_max, single)
 
     @property
     def undoable(self) -> List[Undoable]:
         """What a `Savepoint` keeps of the engine: what is known between two iterations. See `go_back_to`."""
-        found: List[Undoable] = [self, self.components, self._ada_loss, *self._graph.undoable]
+        found: List[Undoable] = [self, self.components, self._wishes, *self._graph.undoable]
         if self._storage is not None:
             found.append(self._storage.drawn)
         return found
@@ -189,10 +225,9 @@ class AdaptiveLossScaling:
                 f"before scales layers in another way: {before.config}, and here {self.config}; "
                 "make both with the same config"
             )
-        self._runner.components = before.components
+        self.components, self._wishes = before.components, before._wishes
         self.guard.go_on_from(before.guard)
         self.iteration = self.components.began[0] + 1
-        self._ada_loss.go_on_from(before._ada_loss)
         self._graph.go_on_from(before._graph)
         self._spoilt = before._spoilt
         self._reader.go_on_from(before._reader)
@@ -205,7 +240,6 @@ class AdaptiveLossScaling:
             before: the engine when that was made: this one, or that of the network's graph before.
         """
         self.iteration = before.iteration
-        self._ada_loss.go_on_from(before._ada_loss)
         self._graph.go_on_from(before._graph)
         self.components.drop_iteration()
 
@@ -213,26 +247,6 @@ class AdaptiveLossScaling:
         """Draw the random numbers of an emulated storage from the stream of another loss of the training."""
         if self._storage is not None and other._storage is not None:
             self._storage.drawn = other._storage.drawn
-
-    @property
-    def components(self) -> ComponentScales:
-        """What was measured of the network, and the scales that follow from it."""
-        return self._runner.components
-
-    @property
-    def variable(self) -> nn.Variable:
-        """The wrapped loss Variable."""
-        return self._variable
-
-    @property
-    def loss(self) -> LossLike:
-        """What forward and backward are called on: the Variable, or its emulation."""
-        return self._loss
-
-    @property
-    def kernels(self) -> Kernels:
-        """What reads and scales arrays."""
-        return self._kernels
 
     @property
     def delay(self) -> int:
@@ -245,71 +259,61 @@ class AdaptiveLossScaling:
         return self._graph.prepared().plan
 
     @property
-    def layer_scales(self) -> Dict[str, float]:
-        """Alpha of each layer in the last backward, by layer name."""
-        return dict(self._last.schedule.layer_scales) if self._last else {}
-
-    @property
-    def accumulated_scales(self) -> Dict[str, float]:
-        """The scale S on each layer's input gradient in the last backward, by layer name."""
-        return dict(self._last.schedule.accumulated_scales) if self._last else {}
-
-    @property
-    def found_inf(self) -> List[str]:
-        """Layers where the last backward met infinities or NaNs, first in backward order first."""
-        return self._last.found_inf if self._last else []
-
-    @property
-    def nonzero_leaves(self) -> AbstractSet[int]:
-        """Keys of the leaves to which the last backward has added more than zeros."""
-        return self._last.nonzero if self._last else set()
-
-    @property
-    def matched(self) -> int:
-        """How many gradients the last backward brought to the scale of another branch that they meet."""
-        return self._last.schedule.matched if self._last else 0
-
-    @property
     def layers(self) -> List[str]:
         """Names of the layers that are scaled, in backward order."""
         return list(self.plan.layers)
 
     @property
-    def held(self) -> bool:
-        """Whether the scales of the last backward were chosen before it began, from what was measured."""
-        last, cache = self._last, self._graph.prepared().cache
-        return last is not None and not last.chose and not cache.for_good(measured=last.measures_loss)
+    def result(self) -> PassReport:
+        """What the last backward has found.
+
+        Raises:
+            RuntimeError: there was none.
+        """
+        if self._result is None:
+            raise RuntimeError("result before backward(): nothing was found yet")
+        return self._result
 
     @property
-    def last_pass(self) -> str:
-        """`"hookless"`: the last backward ran without hooks; `"choosing"`: with hooks, as it chose its scales
-        while it ran; else why it had hooks all the same. It changes no result.
-        """
-        if self._last is None or self._last.chose:
-            return "choosing"
-        if self._last.hookless:
-            return "hookless"
-        steps = None if self._graph.present is None else self._graph.present.steps
-        return str(steps) if isinstance(steps, FallbackReason) else "single functions are watched"
+    def layer_scales(self) -> Dict[str, float]:
+        """Alpha of each layer in the last backward, by layer name."""
+        layers = {} if self._result is None else self._result.schedule.layers
+        return {layer: alpha for layer, (_, alpha) in layers.items()}
+
+    @property
+    def accumulated_scales(self) -> Dict[str, float]:
+        """The scale S on each layer's input gradient in the last backward, by layer name."""
+        layers = {} if self._result is None else self._result.schedule.layers
+        return {layer: scale * alpha for layer, (scale, alpha) in layers.items()}
+
+    @property
+    def found_inf(self) -> List[str]:
+        """Layers where the last backward met infinities or NaNs, first in backward order first."""
+        return [] if self._result is None else list(self._result.found_inf)
 
     @property
     def loss_scale(self) -> float:
         """Loss scale after the scalar functions at the loss in the last backward: S0, or as measured."""
-        return self._last.schedule.loss_scale if self._last else self.components.policy.start_scale
-
-    def state_is_finite(self) -> bool:
-        """Whether running statistics, and whatever else the last forward has written, are finite."""
-        known = self._last.state_finite if self._last else None
-        return not self.guard.state.has_nonfinite() if known is None else known
+        return (
+            self.components.policy.start_scale if self._result is None else self._result.schedule.loss_scale
+        )
 
     @property
     def settled(self) -> bool:
         """False when the last backward has found its scales far too low: run the batch again."""
         return self.components.settled
 
-    def layer_to_blame(self) -> Optional[str]:
-        """The layer whose own scale made the last backward overflow; None: another scale did."""
-        return None if self._last is None else self._runner.layer_to_blame(self._last)
+    def scale_of(self, variable: nn.Variable) -> float:
+        """The scale S that the gradient of `variable` carried in the last backward.
+
+        Raises:
+            KeyError: the last backward did not reach `variable`, or there was none.
+        """
+        scales = {} if self._result is None else self._result.scales
+        position = self.plan.positions.get(hash(variable), -1)
+        if position not in scales:
+            raise KeyError(f"no gradient of {variable} was computed by the last backward")
+        return scales[position]
 
     def after_overflow(self) -> bool:
         """Lower what made the last backward overflow; False: only a lower S0 can help, or nothing can.
@@ -317,55 +321,40 @@ class AdaptiveLossScaling:
         Call it when gradients that matter are not finite: behind a mask they do no harm.
         """
         self._graph.drop_schedules()
-        return self._last is not None and self._runner.lower(self._last)
+        report, planned = self._result, self._graph.prepared()
+        if report is None or report.overflowed is None or report.only_s0_helps:
+            return False
+        return self.components.after_overflow(planned.components, report)
 
     def shared_statistics(self) -> Optional[NDArray[np.float64]]:
         """What the next scales will be computed from, for other ranks; None when that is nothing."""
-        return self._runner.shared_statistics(self._graph.prepared(), self._last)
+        planned, report = self._graph.prepared(), self._result
+        if report is None or planned.cache.for_good(report.schedule.fixed_scale):
+            return None
+        dropped = float(planned.cache.schedule is None)
+        own = np.array([dropped, *self.components.shared(planned.components.names)], np.float64)
+        tables: NDArray[np.float64] = np.concatenate([own, planned.statistics.table()])
+        return tables
 
     def adopt_statistics(self, tables: NDArray[np.float64]) -> None:
         """Compute the next scales from `shared_statistics` of all ranks, stacked in the order of ranks."""
-        self._runner.adopt_statistics(self._graph.prepared(), self._last, tables)
-
-    @property
-    def limits(self) -> Mapping[str, LayerLimit]:
-        """Limits of single layers' scales, lowered by overflows, by layer name; may be assigned."""
-        return self._ada_loss.limits
-
-    @limits.setter
-    def limits(self, limits: Mapping[str, LayerLimit]) -> None:
-        for layer, limit in instance("limits", limits, abc.Mapping).items():
-            instance(f"limits[{layer!r}]", limit, LayerLimit).checked()
-        if dict(limits) != self._ada_loss.limits:
-            self._ada_loss.limits = dict(limits)
-            self._graph.drop_schedules()
-
-    @property
-    def limit_policy(self) -> LayerLimitPolicy:
-        """How a layer whose scale overflowed backs off and recovers; may be assigned."""
-        return self._ada_loss.limit_policy
-
-    @limit_policy.setter
-    def limit_policy(self, policy: LayerLimitPolicy) -> None:
-        self._ada_loss.limit_policy = instance("limit_policy", policy, LayerLimitPolicy)
-
-    def back_off(self, layer: str, alpha: float) -> bool:
-        """Halve the scale that `layer` may have after `alpha` overflowed; False: not to blame."""
-        self._graph.drop_schedules()
-        return self._ada_loss.back_off(layer, alpha)
+        planned = self._graph.prepared()
+        sent = 1 + len(self.components.shared(planned.components.names))
+        dropped, *shared = tables[:, :sent].max(axis=0).tolist()
+        if dropped:
+            # A rank chooses anew, such as after an overflow: all do, and come to the same.
+            planned.cache.drop()
+        self.components.adopt(planned.components.names, shared)
+        planned.statistics.adopt(tables[:, sent:])
 
     def after_update(self) -> None:
-        """Count a good update: the limits of layers recover, and what was measured is remembered."""
+        """Count a good update: what was measured is remembered."""
         self.end_iteration()
         self.measure_weights()
 
     def end_iteration(self) -> None:
         """The part of `after_update` that does not look at parameters."""
-        if self._ada_loss.limits:
-            self._ada_loss.after_update()
-        if self.components.limited:
-            self.components.keep_batch()
-        self.components.end_iteration()
+        self.components.end_iteration(good=True)
 
     def measure_weights(self) -> None:
         """The part of `after_update` that looks at the new parameters."""
@@ -376,7 +365,7 @@ class AdaptiveLossScaling:
 
     def forget(self) -> None:
         """Drop what was learned of gradients and weights: call it after loading other weights."""
-        self._ada_loss.forget()
+        self._wishes.forget()
         self.components.forget()
         self._graph.forget()
 
@@ -388,33 +377,18 @@ class AdaptiveLossScaling:
     def state_dict(self) -> Dict[str, Any]:
         """Everything that decides the next scales, as plain numbers, strings, lists and dicts."""
         draws = 0 if self._storage is None else self._storage.drawn.count
-        own = state_of(self._graph.prepared(), self.components, self.iteration, draws)
-        return {**own, **self._ada_loss.state_dict()}
+        return state_of(self._graph.prepared(), self.components, self._wishes, self.iteration, draws)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned; ValueError, and no change, if that cannot be."""
         planned = self._graph.prepared()
-        try:
-            read = read_state(state, self._graph)
-            self._ada_loss.load_state_dict(state)
-        except (KeyError, TypeError, AttributeError, IndexError) as error:
-            raise ValueError(f"state is damaged, or none of an AdaptiveLossScaling: {error!r}") from error
-        self.components.load(read.measured)
+        iteration, draws, statistics, cache, measured, wishes = read_state(state, self._graph, self.config)
+        self.components.load(measured)
         self._graph.forget()
         if self._storage is not None:
-            self._storage.drawn.count = read.draws
-        self.iteration, planned.statistics, planned.cache = read.iteration, read.statistics, read.cache
-
-    def scale_of(self, variable: nn.Variable) -> float:
-        """The scale S that the gradient of `variable` carried in the last backward.
-
-        Raises:
-            KeyError: the last backward did not reach `variable`, or there was none.
-        """
-        scales = self._last.scales_by_key if self._last else {}
-        if hash(variable) not in scales:
-            raise KeyError(f"no gradient of {variable} was computed by the last backward")
-        return scales[hash(variable)]
+            self._storage.drawn.count = draws
+        self._wishes, self.iteration = wishes, iteration
+        planned.statistics, planned.cache = statistics, cache
 
     def forward(
         self,
@@ -424,7 +398,7 @@ class AdaptiveLossScaling:
         function_post_hook: Optional[Hook] = None,
     ) -> None:
         """Run forward as `Variable.forward` does."""
-        self._loss.forward(
+        self.loss.forward(
             clear_buffer=clear_buffer,
             clear_no_need_grad=clear_no_need_grad,
             function_pre_hook=function_pre_hook,
@@ -444,7 +418,10 @@ class AdaptiveLossScaling:
         again: bool = False,
         wired: bool = False,
     ) -> None:
-        """Run backward; every parameter gradient comes out unscaled, in fp32.
+        """Run backward; every parameter gradient comes out unscaled, in fp32; what it finds is `result`.
+
+        With `delay=0` the first pass over a batch measures it, and leaves `settled` False: run forward and
+        backward once more, with `again=True`. An updater and `GradScaler` do that by themselves.
 
         Args:
             scale: S0, what the loss gradient is multiplied by. None: chosen from what was measured before, so
@@ -456,7 +433,7 @@ class AdaptiveLossScaling:
             grad: seed gradient of the loss's shape; None for one.
             iteration: number of the iteration, which its batches and retries share. None counts calls.
             again: this is the batch of the last backward once more: use what that has found.
-            wired: no graph can have been rewired since `guard.before_forward`; False checks that.
+            wired: no graph can have been rewired since `guard.begin_batch`; False checks that.
 
         Raises:
             RuntimeError: forward did not run since functions were moved to float (see `float_tail`).
@@ -468,41 +445,179 @@ class AdaptiveLossScaling:
         # Loops of this package number their iterations.
         if scale is not None and iteration is None:
             refuse_a_second_division(self)
-        iteration = self.iteration if iteration is None else integer("iteration", iteration)
-        self._runner.start_scale(scale)
-        check_seed(self._variable, grad)
+        if iteration is None:
+            iteration = self.iteration
+        elif type(iteration) is not int:
+            iteration = integer("iteration", iteration)
+        if scale is not None:
+            self._base(scale)
+        check_seed(self.variable, grad)
         # Also after the guard has looked before forward: that is when nnabla finds out who needs a gradient.
         planned = self._graph.current(wired=wired)
         if self._reader.moved:
             self._reader.before_backward()
         leaves = planned.plan.leaves
         found = leaf_arrays(leaves.values())
-        self.guard.before_backward(found.arrays, all_zero=found.all_zero)
+        self.guard.before_backward(found[0], all_zero=found[1])
         if self._spoilt.keys and self._spoilt.set_apart(leaves):
             found = leaf_arrays(leaves.values())
         self.components.begin_pass(iteration)
-        planned.statistics.watch(self.guard.state.arrays)
         hooks = UserHooks(communicator_callbacks, function_pre_hook, function_post_hook)
-        stored = self._kernels, self._storage, self.config.dtype
-        watch = None
-        if self.audience is not None:
-            watch = watch_for(self.audience, stored, iteration, self.components.began[1])
-        self._ada_loss.watcher = None if watch is None else watch.decided
-        request = PassRequest(clear_buffer, NO_HOOKS if hooks == NO_HOOKS else hooks, watch, grad)
+        report: Optional[PassReport] = None
         try:
-            self._last = self._runner.run(planned, iteration, scale, request, found, again=again)
+            if self.guard.state.written:
+                planned.statistics.watch(self.guard.state.arrays)
+            report = self._result = self._run(
+                planned, iteration, scale, found, hooks, grad, clear_buffer=clear_buffer, again=again
+            )
         except GraphChangedError:
             self._graph.drop()
             raise
         finally:
-            last = self._last
-            if last is not None and (last.found_inf or self._spoilt.keys):
-                self._spoilt.put_back(last.nonfinite)
+            if self._spoilt.keys or (report is not None and report.found_inf):
+                self._spoilt.put_back(frozenset() if report is None else report.nonfinite)
         self.iteration = iteration + 1
-        faint = () if scale is not None else self._last.faint(self._faint)
+        faint = () if scale is not None else report.faint(self._faint)
         if faint and self.guard.can_undo_batch and not self.guard.loss_is_zero():
             self.components.search(faint)
 
     def probe(self, scale: float) -> None:
         """Run backward once more with S0 = `scale` and no layer scales, and learn nothing from it."""
-        self._runner.probe(self._graph.prepared(), self.iteration - 1, scale)
+        planned, scale = self._graph.prepared(), check_scale(scale)
+        scales = [scale] * len(planned.components.names)
+        schedule = ScaleSchedule(planned.plan.structure, planned.components, scales, scale)
+        request = PassRequest(clear_buffer=True)
+        HookedPass(planned, request, schedule, "it is only tried").run(self.loss, self._seed)
+
+    def _base(self, scale: Optional[float]) -> float:
+        """The scale that the loss gradient starts with when nothing is known; S0, where that is given."""
+        given = self.components.policy.start_scale if scale is None else scale
+        if type(given) is not float or given != self._checked[0]:
+            check_scale(given)
+            self._checked = given, check_scale(given * self.config.init_scale, "scale * init_scale")
+        return self._checked[1]
+
+    def _run(
+        self,
+        planned: PreparedGraph,
+        iteration: int,
+        scale: Optional[float],
+        found: LeafArrays,
+        hooks: UserHooks,
+        grad: Optional[Seed],
+        *,
+        clear_buffer: bool,
+        again: bool,
+    ) -> PassReport:
+        """Run one pass, with the schedule in use or the next one, and learn from it."""
+        cache, components, graph = planned.cache, self.components, planned.components
+        schedule, chosen = None if again else cache.current(iteration, scale), False
+        learns, measure = not cache.for_good(scale), False
+        if schedule is None:
+            planned.statistics.begin(iteration, again=again)
+            unknown = learns and (
+                any(map(components.unknown(graph).__getitem__, graph.measured))
+                or planned.statistics.lacks_weights
+            )
+            # Nothing is known of a seed gradient of the caller's own.
+            measure = learns and (again or unknown or not self._delay or grad is not None)
+            before = cache.schedule
+            settings = self.config, components, self._wishes
+            schedule = next_schedule(
+                planned,
+                settings,
+                self._base(scale),
+                iteration,
+                scale,
+                seeded=grad is not None,
+                again=again,
+            )
+            chosen = schedule is not before
+            # Chosen again in the next iteration is what an overflow of this one holds down, and with delay=1
+            # what a batch of this one has shown: it is that of this rank alone.
+            kept = not (measure or components.alone) if self._delay else again or not measure
+            if kept and not components.limited:
+                cache.keep(schedule, iteration)
+            else:
+                cache.drop()
+        share = None if measure or not learns else planned.share(iteration)
+        told = self.audience is not None or self._observer.needed
+        request = PassRequest(
+            clear_buffer,
+            NO_HOOKS if hooks == NO_HOOKS else hooks,
+            self._told(planned, schedule, iteration, chosen=chosen) if told else None,
+            grad,
+            measure,
+            share,
+            self._wishes.look_at if measure and self._wishes.look_at_arrays else None,
+        )
+        report = self._pass(planned, schedule, request, found)
+        if measure or share is not None:
+            components.learn(graph, report, last=share is None or share.last)
+            if measure and not report.found_inf:
+                components.keep_batch()
+        if measure and not (self._delay or again):
+            # These statistics are what the batch is to be scaled by.
+            components.settled = False
+        return report
+
+    def _pass(
+        self, planned: PreparedGraph, schedule: ScaleSchedule, request: PassRequest, found: LeafArrays
+    ) -> PassReport:
+        """Run a pass: without hooks, if that can be."""
+        if planned.planned_for is not schedule and not request.measure_all:
+            before, planned.planned_for = planned.planned_for, schedule
+            # New scales are mostly what they were.
+            if before is None or not schedule.is_applied_as(before):
+                storage = self._storage
+                planned.steps = plan_steps(
+                    planned.plan,
+                    schedule,
+                    rounded=storage is not None,
+                    at_random=storage is not None and storage.precisions.at_random,
+                    max_bytes=self._max_bytes,
+                )
+        steps = planned.steps
+        running: Union[HookedPass, HooklessPass]
+        if request.measure_all:
+            running = HookedPass(planned, request, schedule, "measuring")
+        elif request.watch is not None or request.hooks is not NO_HOOKS:
+            running = HookedPass(planned, request, schedule, "single functions are watched")
+        elif isinstance(steps, HooklessSteps):
+            running = HooklessPass(planned, request, schedule, steps, found)
+        else:
+            running = HookedPass(planned, request, schedule, str(steps))
+        return running.run(self.loss, self._seed)
+
+    def _told(
+        self, planned: PreparedGraph, schedule: ScaleSchedule, iteration: int, *, chosen: bool
+    ) -> Optional[LayerWatch]:
+        """Report the scales of a pass to whoever records them; who is told of its layers as they run."""
+        audience = self.audience
+        watched = audience is not None and audience.wants(LayerScaled, iteration)
+        if not (watched or self._observer.needed):
+            return None
+        structure, which = planned.plan.structure, (iteration, self.components.began[1])
+        records = records_of(structure, planned.statistics, schedule, which, chosen=chosen)
+        if self._observer.needed:
+            for record in records:
+                self._observer(record)
+        if audience is None or not watched:
+            return None
+        stored = get_format(self.config.dtype or "float16")
+        return LayerWatch(audience, self.kernels, self._storage, stored, records)
+
+
+def _config_for(
+    config: Optional[AdaLossConfig], storage: Optional[RoundedStorage], *, in_half: bool
+) -> AdaLossConfig:
+    """The configuration for a network, with method and dtype filled in.
+
+    Raises:
+        ValueError: `config.dtype` is not what gradients are stored in.
+    """
+    if config is not None and config.unused:
+        ignored = " and ".join(config.unused)
+        warn(f'{ignored} change nothing with the default method; give loss_scale_method="approx_range", too')
+    stored = storage.precisions.narrowest if storage else Precision() if in_half else None
+    return (config or AdaLossConfig()).for_network().stored_in(stored)

@@ -1,28 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was measured of a network's components, and the scales that follow from it."""
+"""What was measured of a network's components: the state from which scales are chosen."""
 
 from __future__ import annotations
 
+import math
 from copy import copy
 from dataclasses import replace
 from types import MappingProxyType
-from typing import (
-    Any,
-    Dict,
-    FrozenSet,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..core.scale_history import AmaxWindow, HistoryPolicy
 from ..core.validation import integer, number
 from ..graph.components import Components
-from .component_pass import ComponentPass
+from .choose import Room
+from .report import PassReport
 
+# So many passes over a batch look for the gradients of a component that was zero.
 _SEARCHES = 5
 
 # How far the gradients of a batch that was searched must lie below those before to have been worth it.
@@ -35,19 +28,12 @@ _EMPTY = AmaxWindow()
 
 
 class Searches(NamedTuple):
-    """What came of running batches with scales of their own.
+    """What came of running batches with scales of their own."""
 
-    Attributes:
-        in_vain: how many in a row have found no smaller gradients; after each, twice as many are left out.
-        left_out: how many are left out now.
-        in_a_row: how many iterations in a row were searched, and not in vain.
-        last: the last of them.
-    """
-
-    in_vain: int = 0
-    left_out: int = 0
-    in_a_row: int = 0
-    last: int = -1
+    in_vain: int = 0  # how many in a row have found no smaller gradients; each doubles how many are left out
+    left_out: int = 0  # how many are left out now
+    in_a_row: int = 0  # how many iterations in a row were searched, and not in vain
+    last: int = -1  # the last of them
 
     def after(self, iteration: int, *, worth: bool) -> Searches:
         """After one more search."""
@@ -56,21 +42,12 @@ class Searches(NamedTuple):
         return Searches(0, 0, self.in_a_row + 1 if iteration == self.last + 1 else 1, iteration)
 
 
+Measured = Tuple[Dict[str, AmaxWindow], Dict[str, float], Searches]
+"""What `ComponentScales.state_dict` wrote: windows, what was measured since, and what came of searches."""
+
+
 class ComponentScales:
-    """Windows of magnitudes by the name of a component, so that they outlive a graph that is built again.
-
-    Args:
-        policy: how a scale follows from what was measured.
-        u_max: the largest magnitude of the storage format.
-        u_max_single: that of the format in which gradients of one element are stored. None: the same.
-
-    Attributes:
-        settled: False when the last pass was the first to measure a component, and used a scale for it that
-            is more than a margin too low, or saw nothing but zeros: the same batch, once more, gives better
-            gradients.
-        began: the iteration of the pass that began last, on this graph or one before, and the number of the
-            pass in it.
-    """
+    """Windows of magnitudes by the name of a component, so that they outlive a graph that is built again."""
 
     undone = "_windows", "_partial", "_searches", "began"
 
@@ -80,108 +57,128 @@ class ComponentScales:
         self._u_max_single = u_max if u_max_single is None else u_max_single
         self._single: FrozenSet[str] = frozenset()
         self._limits: Mapping[str, float] = MappingProxyType({})
+        # False when the last pass was the first to measure a component, and used a scale for it that is more
+        # than a margin too low, or saw nothing but zeros: the same batch, once more, gives better gradients.
         self.settled = True
+        # The iteration of the pass that began last, and the number of the pass in it.
         self.began: Tuple[int, int] = -1, 0
         self._windows: Dict[str, AmaxWindow] = {}
         # What was measured since the last entry of the windows, where that takes several iterations.
         self._partial: Dict[str, float] = {}
         # Whether all was measured that makes an entry.
         self._measured_all = False
+        # Whether single batches of this iteration were measured, of which other ranks do not know yet.
+        self.alone = False
         # Of the present iteration: what was seen, and what is assumed since an overflow, until a finite pass
         # over the same batch shows what is so.
         self._seen: Dict[str, float] = {}
         self._assumed: Dict[str, float] = {}
+        # What batches have shown that were lost in this iteration.
+        self._lost: Dict[str, float] = {}
         # In how many passes of it a component was nothing but zeros, and with which scale in the last one.
         self._zeros: Dict[str, int] = {}
         self._tried: Dict[str, float] = {}
         # Whether it has scales of its own, as a first batch has; what came of such searches before.
-        self._searching = False
+        self.searching = False
         self._searches = Searches()
+        # Where gradients are not zero in the last pass over a batch that was searched.
+        self._shown: Set[str] = set()
 
     def u_max(self, name: str) -> float:
         """The largest magnitude that a gradient of a component can have."""
         return self._limits.get(name, self._u_max_single if name in self._single else self._u_max)
 
+    def _amax(self, name: str) -> Optional[float]:
+        """The largest magnitude that was measured; None where nothing was."""
+        window = None if self.searching else self._windows.get(name)
+        known = None if window is None else window.amax
+        for since in (self._seen,) if self.searching else (self._partial, self._lost, self._seen):
+            if name in since and (known is None or since[name] > known):
+                known = since[name]
+        return known
+
     def scale(self, name: str) -> Optional[float]:
-        """The scale of a component; None while nothing is known of it."""
-        window = None if self._searching else self._windows.get(name)
-        amax = 0.0 if window is None else window.amax
-        partial = {} if self._searching else self._partial
-        for since in (partial, self._seen, self._assumed):
-            if name in since and since[name] > amax:
-                amax = since[name]
-        return self.policy.scale(amax, u_max=self.u_max(name)) if amax else None
-
-    def begin_pass(self, iteration: int) -> int:
-        """Count a pass of an iteration, and end the one before if this is another; return its number."""
-        attempt = self.began[1] + 1 if self.began[0] == iteration else 0
-        self.began, self.settled = (iteration, attempt), True
-        if not attempt:
-            self.end_iteration()
-        return attempt
-
-    def begin(
-        self, components: Components, limits: Mapping[str, float] = MappingProxyType({})
-    ) -> ComponentPass:
-        """A pass with the scales that follow from what is known now.
-
-        Args:
-            components: the components.
-            limits: the largest magnitude of each, by name, where they are not stored alike.
+        """The scale that what was measured of a component leaves room for; None where it was nothing, or
+        nothing but zeros.
         """
+        amax = self._amax(name)
+        if not amax:
+            return None
+        return self.policy.scale(max(amax, self._assumed.get(name, 0.0)), u_max=self.u_max(name))
+
+    def room(self, components: Components, limits: Mapping[str, float] = MappingProxyType({})) -> Room:
+        """What the next scales of a graph are chosen from."""
         self._limits, self._single = limits, components.single
-        scales = [self.scale(name) for name in components.names]
-        silent: Dict[str, int] = {}
-        if None in scales:
-            before = () if self._searching else self._windows
-            zeros = {**dict.fromkeys(before, 1), **self._zeros}
-            unknown = [name for name, scale in zip(components.names, scales) if scale is None]
-            silent = {name: zeros[name] for name in unknown if name in zeros}
-        return ComponentPass(components, scales, silent, self._tried, limited=self.limited)
+        names, policy = components.names, self.policy
+        ceilings = [
+            policy.scale(self._assumed[name], u_max=self.u_max(name)) if name in self._assumed else math.inf
+            for name in names
+        ]
+        scales = list(map(self.scale, names))
+        # After an overflow nobody knows how large gradients have become: each goes as low as it has to.
+        return Room(scales, ceilings, [self._tried.get(n) for n in names], level=not self._assumed)
 
     @property
     def limited(self) -> bool:
         """Whether an overflow holds scales down that a finite pass over the same batch may raise again."""
         return bool(self._assumed)
 
-    def has_measured(self, components: Components) -> bool:
-        """Whether anything is known of the graph that these components are of."""
-        measured = self._windows.keys() | self._partial.keys() | self._seen.keys()
-        return not measured.isdisjoint(components.names)
+    def unknown(self, components: Components) -> List[bool]:
+        """Of each component, whether nothing was ever measured of it, not even zeros."""
+        return [amax is None for amax in self.amaxes_of(components)]
 
-    def learn(self, components: Components, measured: ComponentPass, *, chosen: bool, last: bool) -> None:
-        """Take over what a pass has measured.
+    def amaxes_of(self, components: Components) -> List[Optional[float]]:
+        """The largest magnitude of each component; None where nothing was measured."""
+        return list(map(self._amax, components.names))
 
-        Args:
-            components: the components of the graph.
-            measured: what the pass has measured of them.
-            chosen: whether the pass chose its scales as it ran, and measured everything.
-            last: whether everything was measured now that makes an entry of the windows.
-        """
+    def begin_pass(self, iteration: int) -> int:
+        """Count a pass of an iteration, and end the one before if this is another; return its number."""
+        attempt = self.began[1] + 1 if self.began[0] == iteration else 0
+        self.began, self.settled = (iteration, attempt), True
+        if not attempt and (
+            self._measured_all or self._seen or self._lost or self._assumed or self.searching
+        ):
+            self.end_iteration()
+        return attempt
+
+    def learn(self, components: Components, report: PassReport, *, last: bool) -> None:
+        """Take over what a pass has measured."""
         self._measured_all |= last
-        seen, unknown = self._seen, measured.unknown
-        for index, (name, magnitude) in enumerate(zip(components.names, measured.magnitudes)):
-            if magnitude is None:
-                continue
+        amax, seen, used = report.amax, self._seen, report.schedule.components
+        without = [i for i, name in enumerate(components.names) if not self._amax(name)]
+        self.alone |= report.measured_all
+        if report.measured_all and not report.found_inf:
+            # Where backward leaves no array, it is zero.
+            amax = {**dict.fromkeys(components.measured, 0.0), **amax}
+        for index, magnitude in amax.items():
+            name = components.names[index]
             if name not in seen or magnitude > seen[name]:
                 seen[name] = magnitude
-            if not unknown[index]:
+        for index in without:
+            if index not in amax:
                 continue
-            if chosen and not magnitude:
-                tries = measured.silent[index]
-                self._zeros[name] = tries + 1
-                # What a program has no gradient for is looked for once.
-                if not tries:
-                    self.settled = False
-                elif tries < _SEARCHES and (index in measured.searched or measured.fed(index)):
-                    self.settled = False
-                    self._tried[name] = measured.scales[index] or 0.0
-            if magnitude:
-                used, wanted = measured.scales[index], self.scale(name)
-                if used is not None and wanted is not None and wanted > used * self.policy.margin:
-                    self.settled = False
+            name, wanted = components.names[index], self.scale(components.names[index])
+            if wanted is not None:
+                self.settled = self.settled and wanted <= used[index] * self.policy.margin
+            elif report.measured_all:
+                self._look_further(components, report, index)
+        if self.searching:
+            self._shown = {components.names[index] for index, magnitude in amax.items() if magnitude}
 
-    def after_overflow(self, measured: ComponentPass) -> bool:
+    def _look_further(self, components: Components, report: PassReport, index: int) -> None:
+        """Have a larger scale tried where a component was zero, as long as that may show more."""
+        name = components.names[index]
+        tries = self._zeros.get(name, int(name in self._windows and not self.searching))
+        self._zeros[name] = tries + 1
+        # What a program has no gradient for is looked for once; the loss gradient itself is not zero.
+        is_root = index == components.root
+        fed = is_root or name in self._tried or _is_fed(components, report.amax, index)
+        if not tries or (tries < _SEARCHES and fed):
+            self.settled = False
+            if tries or is_root:
+                self._tried[name] = report.schedule.components[index]
+
+    def after_overflow(self, components: Components, report: PassReport) -> bool:
         """Lower the component that overflowed in a pass, and all behind it; False when none did, or it cannot
         go lower.
 
@@ -189,26 +186,30 @@ class ComponentScales:
         each component would overflow in turn. What is assumed of them holds until a finite pass over the same
         batch, or, where the batch is lost, as an entry of the windows.
         """
-        names, used, first = measured.graph.names, measured.scales, measured.overflowed
-        scale = None if first is None else used[first]
-        if first is None or scale is None:
+        if report.overflowed is None:
             return False
-        name = names[first]
-        self._seen[name] = max(self._seen.get(name, 0.0), self.u_max(name) / scale)
-        for index in set().union(*map(measured.graph.behind, (first, *measured.suspected))):
-            other, own = names[index], used[index]
-            present = scale if index == first else self.scale(other)
+        names, used, first = components.names, report.schedule.components, report.overflowed
+        scale, name = used[first], names[first]
+        if self._tried.pop(name, None) is not None:
+            # It was only tried whether a larger scale shows more.
+            self._zeros[name] = _SEARCHES
+            return True
+        for index in set().union(*map(components.behind, (first, *report.suspected))):
             # What nothing is known of follows from what is before it.
-            if present is not None:
-                lower = self.policy.after_overflow(min(present, own or present))
-                self._assumed[other] = self.policy.assumed(lower, u_max=self.u_max(other))
+            if index == first or self._amax(names[index]) or names[index] in self._assumed:
+                present = used[index] if index == first else self._present(names[index], used[index])
+                lower = self.policy.after_overflow(min(present, used[index]))
+                self._assumed[names[index]] = self.policy.assumed(lower, u_max=self.u_max(names[index]))
         return not self.policy.at_floor(scale)
+
+    def _present(self, name: str, used: float) -> float:
+        own = self.scale(name)
+        return used if own is None else own
 
     def lose_batch(self) -> None:
         """Remember what was assumed since an overflow: no pass over this batch will show what is so."""
-        seen = self._seen
-        self._seen = {**seen, **{n: max(amax, seen.get(n, 0.0)) for n, amax in self._assumed.items()}}
-        self._assumed = {}
+        self._lost = _larger(_larger(self._lost, self._seen), self._assumed)
+        self._seen, self._assumed = {}, {}
 
     def keep_batch(self) -> None:
         """Forget what was assumed since an overflow: a finite pass over the same batch has measured it."""
@@ -219,15 +220,24 @@ class ComponentScales:
         those of the batch are far smaller, or underflow to zero.
         """
         known = ((self._windows.get(name, _EMPTY).amax, self._partial.get(name)) for name in names)
-        if self._searching or not any(map(any, known)):
+        if self.searching or not any(map(any, known)):
             return
         if self._searches.left_out:
             self._searches = self._searches._replace(left_out=self._searches.left_out - 1)
             return
-        self._searching, self.settled = True, False
+        self.searching, self.settled = True, False
         self._seen = {}
 
+    @property
+    def _kept(self) -> Mapping[str, float]:
+        """What counts of this iteration. Of a search that is what its gradients have in the end: what one of
+        its passes has seen may be gone with the scales that follow from it.
+        """
+        seen = self._seen
+        return {n: m if n in self._shown else 0.0 for n, m in seen.items()} if self.searching else seen
+
     def _end_search(self) -> None:
+        self._seen = {**self._kept}
         found = (
             (max(self._windows.get(name, _EMPTY).amax, self._partial.get(name, 0.0)), magnitude)
             for name, magnitude in self._seen.items()
@@ -246,32 +256,31 @@ class ComponentScales:
         own, and the largest magnitude of each component in it; -1 where none. What is assumed of a lost batch
         counts.
         """
-        seen, assumed = self._seen, self._assumed
-        own = float(self._measured_all), float(self._searching)
-        return [*own, *(max(seen.get(name, -1.0), assumed.get(name, -1.0)) for name in names)]
-
-    @staticmethod
-    def numbers_shared(names: Sequence[str]) -> int:
-        """How many numbers `shared` returns."""
-        return 2 + len(names)
+        seen = _larger(_larger(self._lost, self._kept), self._assumed)
+        return [
+            float(self._measured_all),
+            float(self.searching),
+            *(seen.get(name, -1.0) for name in names),
+        ]
 
     def adopt(self, names: Sequence[str], largest: Sequence[float]) -> None:
         """Take the largest that all ranks have `shared` for what this one has."""
-        self._measured_all, self._searching = bool(largest[0]), bool(largest[1])
+        self._measured_all, self.searching = bool(largest[0]), bool(largest[1])
         self._seen = {name: magnitude for name, magnitude in zip(names, largest[2:]) if magnitude >= 0.0}
-        self._assumed = {}
+        self._assumed, self._lost = {}, {}
+        self._shown = {*self._seen}
 
-    def end_iteration(self) -> None:
-        """What this iteration has seen becomes an entry of the windows, or a part of one."""
-        if self._assumed:
+    def end_iteration(self, *, good: bool = False) -> None:
+        """What this iteration has seen becomes an entry of the windows, or a part of one; so does what was
+        assumed since an overflow, unless its last pass was `good`.
+        """
+        if self._assumed and not good:
             self.lose_batch()
-        if self._searching:
+        if self.searching:
             self._end_search()
-        if self._seen or self._measured_all:
-            windows, partial, length = self._windows, {**self._partial}, self.policy.window
-            for name, magnitude in self._seen.items():
-                if name not in partial or magnitude > partial[name]:
-                    partial[name] = magnitude
+        if self._seen or self._lost or self._measured_all:
+            windows, length = self._windows, self.policy.window
+            partial = _larger(_larger(self._partial, self._lost), self._seen)
             if self._measured_all:
                 pushed = {n: windows.get(n, _EMPTY).push(amax, length) for n, amax in partial.items()}
                 windows, partial = {**windows, **pushed}, {}
@@ -280,13 +289,10 @@ class ComponentScales:
 
     def drop_iteration(self) -> None:
         """Forget what this iteration has seen, as if it had not been."""
-        self._seen, self._assumed, self._measured_all, self._searching = {}, {}, False, False
-        self._zeros, self._tried = {}, {}
-
-    @property
-    def searching(self) -> bool:
-        """Whether this iteration has scales of its own: see `search`."""
-        return self._searching
+        self._seen, self._assumed, self._lost = {}, {}, {}
+        self._measured_all = self.searching = False
+        self._zeros, self._tried, self._shown = {}, {}, set()
+        self.alone = False
 
     def amaxes(self) -> Dict[str, float]:
         """The largest magnitude in the window of each component, by name."""
@@ -312,28 +318,27 @@ class ComponentScales:
     def load(self, measured: Measured) -> None:
         """Take over what `measured_of` found in a state."""
         self.drop_iteration()
-        self._windows, self._partial = dict(measured.windows), dict(measured.partial)
-        self._searches = measured.searches
+        self._windows, self._partial, self._searches = measured
         self.began = -1, 0
-
-
-class Measured(NamedTuple):
-    """What `ComponentScales.state_dict` wrote.
-
-    Attributes:
-        windows: by name of the component.
-        partial: what was measured since their last entry.
-        searches: what came of searches.
-    """
-
-    windows: Mapping[str, AmaxWindow]
-    partial: Mapping[str, float]
-    searches: Searches = Searches()
 
 
 def measured_of(state: Mapping[str, Any]) -> Measured:
     """What `ComponentScales.state_dict` wrote; KeyError, TypeError or ValueError when that cannot be."""
     windows = {str(name): AmaxWindow.from_list(values) for name, values in state["windows"].items()}
     partial = {str(name): number("partial", value) for name, value in state["partial"].items()}
-    searches = Searches(*(integer("searches", value) for value in state.get("searches", ())))
-    return Measured(windows, partial, searches)
+    searches = Searches(*(integer("searches", value) for value in state["searches"]))
+    return windows, partial, searches
+
+
+def _larger(one: Dict[str, float], other: Mapping[str, float]) -> Dict[str, float]:
+    """The larger of both, by name."""
+    return {**one, **{n: value for n, value in other.items() if value > one.get(n, -1.0)}} if other else one
+
+
+def _is_fed(components: Components, amax: Mapping[int, float], index: int) -> bool:
+    """Whether gradients of several elements, not all zero, were turned into those of a component."""
+    names, single = components.names, components.single
+    return any(
+        amax.get(before) and index in following and names[before] not in single
+        for before, following in enumerate(components.next)
+    )

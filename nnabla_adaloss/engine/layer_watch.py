@@ -4,113 +4,83 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
+from typing import Any, Iterable, List, Optional, Tuple
 
 import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.formats import Format, get_format
+from ..core.formats import Format
 from ..core.layer_record import LayerRecord, Reason
 from ..emulation.rounded_storage import RoundedStorage
 from ..graph.node import Node, Scaling
+from ..graph.structure import GraphStructure
 from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
 from ..kernels.interface import Kernels
 from ..monitor import Audience, GradientSeen, LayerArrays, LayerScaled
-
-
-class Stored(NamedTuple):
-    """How gradients are stored, and read.
-
-    Attributes:
-        kernels: the kernels that read arrays.
-        storage: an emulated storage, or None.
-        format: the format of gradients where there is none.
-    """
-
-    kernels: Kernels
-    storage: Optional[RoundedStorage]
-    format: Format
+from .schedule import ScaleSchedule
+from .statistics import Statistics
 
 
 class LayerWatch:
-    """Made for a pass that somebody watches.
+    """Tells monitors of the layers of a pass that they watch."""
 
-    Args:
-        audience: the monitors.
-        stored: how gradients are stored.
-        iteration: number of the iteration.
-        attempt: number of the pass within it.
-    """
-
-    def __init__(self, audience: Audience, stored: Stored, iteration: int, attempt: int) -> None:
+    def __init__(
+        self,
+        audience: Audience,
+        kernels: Kernels,
+        storage: Optional[RoundedStorage],
+        format: Format,
+        records: Iterable[LayerRecord],
+    ) -> None:
         self._audience = audience
-        self._pass = iteration, attempt
-        self._stored = stored
-        self._decided: Dict[str, LayerRecord] = {}
-
-    def decided(self, record: LayerRecord) -> None:
-        """Take note of what was decided about a layer that is going to run."""
-        self._decided[record.layer] = record
-
-    def scheduled(self, scaling: Scaling, scale: float, alpha: float) -> None:
-        """Take note of a layer that is going to run with a scale from the schedule, unless that was decided
-        for this pass.
-
-        Args:
-            scaling: the layer.
-            scale: what its output gradient carries.
-            alpha: its own scale.
-        """
-        if scaling.layer in self._decided:
-            return
-        iteration, attempt = self._pass
-        self._decided[scaling.layer] = LayerRecord(
-            iteration=iteration,
-            layer=scaling.layer,
-            alpha=alpha,
-            unbounded=alpha,
-            previous_scale=scale,
-            accumulated_scale=scale * alpha,
-            fan_in=scaling.slot.fan_in,
-            g=None,
-            weight=None,
-            reason=Reason.HELD,
-            attempt=attempt,
-        )
+        # How gradients are read, and stored: in an emulated storage, or in a format.
+        self.kernels, self.storage, self.format = kernels, storage, format
+        self._records = {record.layer: record for record in records}
 
     def ran(self, node: Node) -> None:
         """Tell of the layers of a function whose backward just ran."""
         for scaling in node.scalings:
-            record = self._decided.pop(scaling.layer, None)
+            record = self._records.pop(scaling.layer, None)
             if record is not None:
-                self._audience.tell(LayerScaled(record, _Look(self._stored, node, scaling)))
+                self._audience.tell(LayerScaled(record, _Look(self, node, scaling)))
 
 
-def watch_for(
-    audience: Audience,
-    stored: Tuple[Kernels, Optional[RoundedStorage], Union[str, Format, None]],
-    iteration: int,
-    attempt: int,
-) -> Optional[LayerWatch]:
-    """Who is told of the layers of a pass; None, as nearly always: nobody.
-
-    Args:
-        audience: the monitors.
-        stored: what reads gradients, an emulated storage or None, and the format of gradients.
-        iteration: number of the iteration.
-        attempt: number of the pass within it.
-    """
-    if not audience.wants(LayerScaled, iteration):
-        return None
-    kernels, storage, dtype = stored
-    return LayerWatch(audience, Stored(kernels, storage, get_format(dtype or "float16")), iteration, attempt)
+def records_of(
+    structure: GraphStructure,
+    statistics: Statistics,
+    schedule: ScaleSchedule,
+    which: Tuple[int, int],
+    *,
+    chosen: bool,
+) -> List[LayerRecord]:
+    """A record of each layer in a pass, by iteration and attempt; `chosen`: scales were chosen for it."""
+    found = []
+    for layer, (scale, alpha) in schedule.layers.items():
+        node, slot = structure.layer_slots[layer]
+        g = statistics.gradient(node.outputs[0]) if chosen else None
+        found.append(
+            LayerRecord(
+                iteration=which[0],
+                layer=layer,
+                alpha=alpha,
+                unbounded=schedule.wishes.get(layer, alpha),
+                previous_scale=scale,
+                accumulated_scale=scale * alpha,
+                fan_in=slot.slot.fan_in,
+                g=None if g is None else g.scaled(scale),
+                weight=statistics.data(slot.factor) if chosen else None,
+                reason=schedule.reasons.get(layer, Reason.HELD) if chosen else Reason.HELD,
+                attempt=which[1],
+            )
+        )
+    return found
 
 
 class _Look:
     """A look at one layer."""
 
-    def __init__(self, stored: Stored, node: Node, scaling: Scaling) -> None:
+    def __init__(self, stored: LayerWatch, node: Node, scaling: Scaling) -> None:
         self._stored = stored
         self._node = node
         self._scaling = scaling

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Sequence
 
 import nnabla as nn
 
@@ -21,26 +21,16 @@ class Written(NamedTuple):
     Functions of half precision that keep references of their own write to the leaf's gradient whatever is
     swapped, and would add in half precision. What it held waits in a scratch array, which is the master
     until the contribution is added to it.
-
-    Attributes:
-        leaf: position of the parameter, or other leaf.
-        function: number of the function; the first one, where all functions of a pass write it.
-        variable: the leaf.
-        target: what nnabla writes to.
-        master: what the contribution is added to: the leaf's own gradient, or what that held.
-        scale: what the function's contribution carries.
-        alone: whether `target` holds nothing but this contribution.
-        held_apart: whether `target` is the leaf's own gradient, and `master` holds what was in it.
     """
 
-    leaf: int
-    function: int
-    variable: nn.Variable
-    target: nn.NdArray
-    master: nn.NdArray
-    scale: float
-    alone: bool
-    held_apart: bool = False
+    leaf: int  # position of the parameter, or other leaf
+    function: int  # its number; of the first one, where all functions of a pass write it
+    variable: nn.Variable  # the leaf
+    target: nn.NdArray  # what nnabla writes to
+    master: nn.NdArray  # what it is added to: the leaf's own gradient, or what that held
+    scale: float  # what the function's contribution carries
+    alone: bool  # whether `target` holds nothing but this contribution
+    held_apart: bool = False  # whether `target` is the leaf's own gradient, and `master` holds what was in it
 
 
 class LeafSeen(NamedTuple):
@@ -48,18 +38,12 @@ class LeafSeen(NamedTuple):
 
     A weight that several functions read gets a gradient from each, and each counts for the component of its
     own function: stored in less than fp32, each is rounded by itself.
-
-    Attributes:
-        leaf: position of the leaf.
-        function: number of the function; of several that were not told apart, of the first.
-        largest: the largest magnitude, divided by the scale; infinity where it was not finite.
-        scale: the scale that it carried.
     """
 
-    leaf: int
-    function: int
-    largest: float
-    scale: float
+    leaf: int  # position
+    function: int  # number; of several that were not told apart, of the first
+    largest: float  # divided by the scale; infinity where it was not finite
+    scale: float  # what it carried
 
 
 def seen_of_leaves(written: Sequence[Written], largest: Sequence[float]) -> List[LeafSeen]:
@@ -82,69 +66,46 @@ def seen_of_leaves(written: Sequence[Written], largest: Sequence[float]) -> List
 
 
 class TakenLeaf(NamedTuple):
-    """A leaf whose gradient one function writes, or several with one scale.
+    """A leaf whose gradient one function writes, or several with one scale."""
 
-    Attributes:
-        leaf: its position.
-        function: number of the function, or of the first one.
-        variable: the leaf.
-        scale: the scale.
-        half: whether a function of half precision writes it.
-        in_place: whether a function does that keeps references of its own to its gradient.
-    """
-
-    leaf: int
-    function: int
-    variable: nn.Variable
-    scale: float
-    half: bool
-    in_place: bool
+    leaf: int  # position
+    function: int  # number, or of the first one
+    variable: nn.Variable  # the leaf
+    scale: float  # what it carries
+    half: bool  # whether a function of half precision writes it
+    in_place: bool  # whether a function does that keeps references of its own to its gradient
 
 
 class LeafGradients:
     """Takes the gradients of one function's leaves, and adds them to the masters, divided by their scale.
 
-    nnabla writes into the master itself where that is exact, else into a scratch array.
-
-    Args:
-        kernels: the kernels that unscale.
-        pool: where scratch arrays come from.
-        rounded: whether gradients are rounded to a storage format after each function: then each
-            contribution is rounded by itself, in a scratch array.
-        deferred: where gradients are unscaled, if what comes of it is asked for at the end of the pass.
-        unscale_each: unscale each gradient right after its function: somebody takes it there.
+    nnabla writes into the master itself where that is exact, else into a scratch array. What comes of it is
+    asked for at the end of the pass.
     """
 
     def __init__(
         self,
         kernels: Kernels,
         pool: ScratchPool,
+        measurements: Measurements,
         *,
         rounded: bool,
-        deferred: Optional[Measurements],
         unscale_each: bool = False,
     ) -> None:
         self._kernels = kernels
         self._pool = pool
+        self._measurements = measurements
+        # Rounded to a format after each function, each contribution needs a scratch array of its own.
         self._rounded = rounded
-        self._deferred = deferred
-        # One call for all of a pass; on the host, where scratch arrays are used again, for those without.
+        # One call for all of a pass, unless somebody takes each gradient right after its function.
         self._waits = not unscale_each
-        self._keeps_scratch = self._waits and deferred is not None
-        self._unscaled: List[Written] = []
-        self._largest: List[float] = []
+        self.written: List[Written] = []
         self._running: List[Written] = []
         self._waiting: Dict[int, List[Written]] = {}
         self._scratches = 0
 
     def take(self, node: Node, scale: float, scales: Mapping[int, float]) -> None:
-        """Direct the gradients of the leaves of `node` to where they can be unscaled.
-
-        Args:
-            node: the function that runs next.
-            scale: the scale that its contributions carry.
-            scales: other scales of single inputs, by position.
-        """
+        """Direct the gradients of the leaves of `node` to where they can be unscaled."""
         half, function, waiting = node.half, node.number, self._waiting
         for variable, leaf in zip(node.leaves, node.structure.leaves):
             own, master = scales.get(leaf, scale), variable.grad
@@ -199,12 +160,12 @@ class LeafGradients:
             # An array that is still zeroing was not written: its master keeps what it has.
             if entry.target.zeroing:
                 continue
-            if self._keeps_scratch or (self._waits and in_place):
+            if self._waits:
                 self._waiting.setdefault(entry.leaf, []).append(entry)
             else:
                 written.append(entry)
         self._running.clear()
-        if not self._keeps_scratch:
+        if not self._waits:
             self._scratches = 0
         self._unscale(written)
 
@@ -216,15 +177,6 @@ class LeafGradients:
         self._waiting.clear()
         self._scratches = 0
         self._unscale(waiting)
-
-    def results(self, deferred: Sequence[float]) -> Tuple[Sequence[Written], Sequence[float]]:
-        """What was written in this pass, and the largest magnitude of each, divided by the scale; infinity
-        where it was not finite.
-
-        Args:
-            deferred: the magnitudes that the deferred measurements have found.
-        """
-        return self._unscaled, self._largest if self._deferred is None else deferred
 
     def restore(self) -> None:
         """Put the masters back when a pass is given up; harmless when none is away."""
@@ -241,25 +193,16 @@ class LeafGradients:
     def _unscale(self, written: List[Written]) -> None:
         if not written:
             return
-        self._unscaled += written
+        self.written += written
         if all(entry.target is entry.master for entry in written):
             masters = [entry.master for entry in written]
-            self._unscale_in_place(GradientsInPlace(masters, [entry.scale for entry in written]))
+            scales = [entry.scale for entry in written]
+            self._measurements.unscale_in_place(GradientsInPlace(masters, scales))
             return
-        tasks = [self._task(entry) for entry in written]
-        if self._deferred is not None:
-            self._deferred.unscale(tasks)
-        else:
-            self._largest += self._kernels.unscale_add_all(tasks)
+        self._measurements.unscale([self._task(entry) for entry in written])
         for entry in written:
             if entry.held_apart:
                 self._kernels.scaled_copy(entry.master, entry.target, 1.0)
-
-    def _unscale_in_place(self, gradients: GradientsInPlace) -> None:
-        if self._deferred is not None:
-            self._deferred.unscale_in_place(gradients)
-        else:
-            self._largest += self._kernels.unscale_in_place(gradients)
 
     def _task(self, entry: Written) -> GradientToUnscale:
         in_place = entry.target is entry.master

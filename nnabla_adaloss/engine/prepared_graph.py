@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import AbstractSet, Any, Callable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Union
 
 import nnabla as nn
 
@@ -18,13 +17,11 @@ from ..graph.structure import GraphStructure, PlanOptions
 from ..kernels import Kernels, Measurements, measurements_by
 from ..kernels.scratch import ScratchPool
 from ..undo import Undoable
-from .delayed_statistics import DelayedStatistics
-from .immediate_statistics import ImmediateStatistics
+from .passes.backward_pass import PassContext
 from .passes.hookless import HooklessSteps
-from .passes.hookless_steps import FallbackReason
 from .schedule import ScaleSchedule, ScheduleCache
 from .shares import Share, shares_of
-from .statistics import StatisticsSource
+from .statistics import Statistics, Wanted
 
 # Both losses of an adversarial network, or recurrent networks of so many lengths.
 _REMEMBERED = 16
@@ -32,17 +29,11 @@ _REMEMBERED = 16
 
 @dataclass
 class KnownGraph:
-    """A way in which graphs are wired; no graph itself, nor any array of it, is kept.
+    """A way in which graphs are wired; no graph itself, nor any array of it, is kept."""
 
-    Attributes:
-        structure: what follows from it, and from the shapes of the last one.
-        cache: the schedule in use when the network's graph was last built otherwise; or None.
-        statistics: what `StatisticsSource.state` returned then; or None.
-    """
-
-    structure: GraphStructure
-    cache: Optional[ScheduleCache] = None
-    statistics: Optional[Sequence[Any]] = None
+    structure: GraphStructure  # with the shapes of the last one
+    cache: Optional[ScheduleCache] = None  # in use when the network's graph was last built otherwise
+    statistics: Optional[Sequence[Any]] = None  # what `Statistics.state` returned then
 
 
 class KnownGraphs:
@@ -58,16 +49,7 @@ class KnownGraphs:
     def of(
         self, described: GraphDescription, options: PlanOptions, leaves: Mapping[int, nn.Variable]
     ) -> KnownGraph:
-        """What is known of a graph; all is found out, if none that was wired alike is remembered.
-
-        Args:
-            described: the graph.
-            options: what else its structure depends on.
-            leaves: its leaves, by position.
-
-        Raises:
-            ValueError: a pattern of the selection matches no layer.
-        """
+        """What is known of a graph; all is found out, if none that was wired alike is remembered."""
         for index in reversed(range(len(self._known))):
             known = self._known[index]
             found = known.structure.of_alike(described) if known.structure.options == options else None
@@ -91,53 +73,27 @@ class KnownGraphs:
 
 
 @dataclass
-class PreparedGraph:
-    """A plan of the graph, what is measured of its arrays, and the schedule in use.
-
-    Attributes:
-        known: what is kept of graphs of the same topology.
-        plan: the plan.
-        by_layer: whether layers separate components.
-        emulated: whether a storage is emulated, which sees every gradient.
-        pool: where scratch arrays come from.
-        measurements: measures arrays, where statistics are those of earlier iterations; else None.
-        statistics: what is known of the arrays.
-        cache: the schedule in use.
-        planned_for: the schedule that `steps` were planned for.
-        steps: how it can be applied at once, or why not.
-    """
+class PreparedGraph(PassContext):
+    """A graph with its components, and the schedule in use."""
 
     known: KnownGraph
-    plan: GraphPlan
-    by_layer: bool
-    emulated: bool
-    pool: ScratchPool
-    measurements: Optional[Measurements]
-    statistics: StatisticsSource
+    components: Components
     cache: ScheduleCache
+    # The schedule that `steps` were planned for: how it can be applied at once, or why not.
     planned_for: Optional[ScaleSchedule] = None
-    steps: Union[HooklessSteps, FallbackReason, None] = None
+    steps: Union[HooklessSteps, str, None] = None
     _shares: Sequence[Optional[Share]] = ()
-    _shared: Tuple[AbstractSet[int], int] = (frozenset(), 0)
 
-    @cached_property
-    def components(self) -> Components:
-        """The components of the graph."""
-        return self.plan.structure.components(by_layer=self.by_layer)
-
-    def built_again(self, plan: GraphPlan, storage: Optional[RoundedStorage]) -> PreparedGraph:
-        """The same for another graph of the same topology.
-
-        Args:
-            plan: the plan of that graph.
-            storage: its emulated storage, or None.
-        """
-        again = replace(self, plan=plan, planned_for=None, steps=None)
+    def built_again(
+        self, plan: GraphPlan, components: Components, storage: Optional[RoundedStorage]
+    ) -> PreparedGraph:
+        """The same for another graph of the same topology."""
+        again = replace(self, plan=plan, components=components, storage=storage, planned_for=None, steps=None)
         again.statistics.bind(plan, storage)
         if plan.structure is not self.plan.structure:
             again._shares = ()
         # Of steps that do not hold for another graph, new ones are made.
-        if self.steps is not None and self.steps.hold_for(plan.structure):
+        if isinstance(self.steps, str) or (self.steps and self.steps.hold_for(plan.structure)):
             again.steps, again.planned_for = self.steps, self.planned_for
         return again
 
@@ -146,15 +102,12 @@ class PreparedGraph:
         number = self.cache.share(iteration)
         if number is None:
             return None
-        gradients, data = self.statistics.measured_before()
-        if not self._shares or self._shared != (gradients, len(data)):
-            structure, self._shared = self.plan.structure, (gradients, len(data))
-            schedule = self.cache.schedule
-            if schedule is not None and schedule.components is not None:
-                gradients = gradients | {*structure.largest_gradients}
-            shares = shares_of(structure, gradients, data, self.cache.iterations)
-            if self.emulated:
-                # The storage sees every gradient of every pass, but for those of functions in float.
+        if not self._shares:
+            structure, wanted = self.plan.structure, self.statistics.wanted
+            gradients = {*structure.largest_gradients} | wanted.gradients | wanted.watched
+            shares = shares_of(structure, gradients, wanted.data, self.cache.iterations)
+            if self.storage is not None:
+                # It sees every gradient of every pass, but for those of functions in float.
                 leaves = frozenset(structure.leaves)
                 shares = [share._replace(leaves=leaves) for share in shares]
             self._shares = [share if share.last or not share.empty else None for share in shares]
@@ -168,26 +121,9 @@ class PreparedGraph:
 
 
 class GraphPreparation:
-    """Prepares the graph of one loss, and does so anew when the graph is not what it was.
+    """Prepares the graph of one loss, and does so anew when the graph is not what it was."""
 
-    Args:
-        read: reads the graph of the loss as it is now.
-        reading: the graph.
-        options: what its plan depends on, besides the graph.
-        names: names of parameters, by variable key.
-        more_names: asked where a parameter has none among these.
-        kernels: passes over memory.
-        storage: an emulated storage, or None.
-        delayed: whether statistics are those of the iteration before.
-        by_layer: whether layers separate components.
-        new_cache: makes an empty cache of schedules.
-
-    Attributes:
-        pool: where scratch arrays come from.
-        new_cache: makes an empty cache of schedules.
-    """
-
-    undone = "_prepared", "_before"
+    undone = "present", "_before"
 
     def __init__(
         self,
@@ -199,72 +135,66 @@ class GraphPreparation:
         *,
         kernels: Kernels,
         storage: Optional[RoundedStorage],
-        delayed: bool,
         by_layer: bool,
+        looked_at: Tuple[bool, bool],
         new_cache: Callable[[], ScheduleCache],
     ) -> None:
         self._read, self._options = read, options
         self._names, self._more_names = names, more_names
-        self._kernels, self._storage, self._delayed, self._by_layer = kernels, storage, delayed, by_layer
+        self._kernels, self._storage, self._by_layer = kernels, storage, by_layer
+        # Whether the method looks at statistics of layers, and whether somebody else does.
+        self._looked_at = looked_at
         self.new_cache = new_cache
         self.pool = ScratchPool()
         self._reading: Optional[GraphReading] = reading
         self._known = KnownGraphs()
-        self._prepared: Optional[PreparedGraph] = None
+        # As the graph was when it was last looked at.
+        self.present: Optional[PreparedGraph] = None
         # What was prepared last, of this loss or one before.
         self._before: Optional[PreparedGraph] = None
 
     @property
-    def present(self) -> Optional[PreparedGraph]:
-        """The graph as it was when it was last looked at; None: nobody has."""
-        return self._prepared
-
-    @property
     def undoable(self) -> List[Undoable]:
         """What an iteration changes."""
-        last = self._prepared or self._before
+        last = self.present or self._before
         return [self] if last is None else [self, last.statistics, last.cache]
 
     def prepared(self) -> PreparedGraph:
         """The graph as it was when it was last looked at."""
-        if self._prepared is None:
-            self._prepared = self._prepare()
-        return self._prepared
+        if self.present is None:
+            self.present = self._prepare()
+        return self.present
 
     def current(self, *, wired: bool) -> PreparedGraph:
-        """The graph as it is now.
-
-        Args:
-            wired: whether `plan` has just seen how it is wired.
-        """
-        if self._prepared is not None:
-            watch = self._prepared.plan.watch
+        """The graph as it is now."""
+        if self.present is not None:
+            watch = self.present.plan.watch
             if not (watch.reshaped or watch.marked_otherwise) and (wired or not watch.rewired):
-                return self._prepared
-        self._prepared = self._prepare()
-        return self._prepared
+                return self.present
+        self.present = self._prepare()
+        return self.present
 
     def plan(self) -> GraphPlan:
         """The plan of the graph as it is wired now; before forward nnabla itself does not know which of its
         variables need a gradient.
         """
-        if self._prepared is None or self._prepared.plan.watch.rewired:
-            self._prepared = self._prepare()
-        return self._prepared.plan
+        if self.present is None or self.present.plan.watch.rewired:
+            self.present = self._prepare()
+        return self.present.plan
 
     def go_on_from(self, before: GraphPreparation) -> None:
         """Go on with what is known of the network's graph before, or of one that was built alike."""
         self.pool, self._known = before.pool, before._known
-        self._prepared, self._before = None, before._prepared or before._before
+        self.present, self._before = None, before.present or before._before
 
     def drop(self) -> None:
         """Have it prepared anew."""
-        self._prepared = None
+        self.present = None
 
     def drop_schedules(self) -> None:
         """Have scales chosen anew, for graphs of any structure."""
         self._known.drop_schedules()
-        for one in (self._prepared, self._before):
+        for one in (self.present, self._before):
             if one is not None:
                 one.cache.drop()
 
@@ -275,38 +205,44 @@ class GraphPreparation:
         prepared = self.prepared()
         prepared.statistics = self.new_statistics(prepared.plan, prepared.measurements)
 
-    def new_statistics(self, plan: GraphPlan, measurements: Optional[Measurements]) -> StatisticsSource:
+    def new_statistics(self, plan: GraphPlan, measurements: Measurements) -> Statistics:
         """Statistics of which nothing is known yet."""
-        if measurements is None:
-            return ImmediateStatistics(plan, self._kernels, self.pool, self._storage)
-        return DelayedStatistics(plan, measurements, self.pool, self._storage)
+        by_method, watched = self._looked_at
+        slots = plan.structure.layer_slots.values()
+        outputs = frozenset(node.outputs[0] for node, _ in slots)
+        # Scaled copies of weights are stored as they are, and must not leave the range.
+        stored = by_method or self._storage is not None
+        wanted = Wanted(
+            outputs if by_method else frozenset(),
+            frozenset(slot.factor for node, slot in slots if stored or node.half),
+            outputs if watched else frozenset(),
+        )
+        return Statistics(plan, measurements, self.pool, self._storage, wanted)
 
     def _prepare(self) -> PreparedGraph:
         reading, self._reading = self._reading, None
         if reading is None or not reading.is_current:
             reading = self._read()
-        before, self._before = self._prepared or self._before, None
+        before, self._before = self.present or self._before, None
         described = reading.description(self._names_for(reading, before))
         known = self._known.of(described, self._options, reading.leaves)
         plan = GraphPlan.bound(reading, known.structure)
+        components = plan.structure.components(by_layer=self._by_layer)
         if before is not None and before.plan.structure is not plan.structure:
             self.pool.end_graph()
         if before is not None and before.known is known:
-            return before.built_again(plan, self._storage)
+            return before.built_again(plan, components, self._storage)
         if before is not None:
             before.known.cache = before.cache
             before.known.statistics = before.statistics.state(before.plan.structure.measured)
         # Per variable its gradient, as it arrives and as one branch, and its data.
-        rows = 3 * len(plan.variables) + 64
-        measurements = measurements_by(self._kernels, rows) if self._delayed else None
+        measurements = measurements_by(self._kernels, 3 * len(plan.variables) + 64)
         statistics = self.new_statistics(plan, measurements)
         cache = self.new_cache() if known.cache is None else known.cache
         if known.statistics is not None:
             statistics.load_state(plan.structure.measured, known.statistics)
-        emulated = self._storage is not None
-        return PreparedGraph(
-            known, plan, self._by_layer, emulated, self.pool, measurements, statistics, cache
-        )
+        passes = plan, self._kernels, self.pool, measurements, statistics, self._storage
+        return PreparedGraph(*passes, known, components, cache)
 
     def _names_for(self, reading: GraphReading, before: Optional[PreparedGraph]) -> ParameterNames:
         """Names of the parameters of a graph: those of this loss, and what they were called before."""

@@ -4,73 +4,64 @@
 from __future__ import annotations
 
 from itertools import zip_longest
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
+from ..core.config import AdaLossConfig
+from ..core.saved_settings import check_version
 from ..core.validation import integer
 from ..graph.plan import GraphPlan
 from .component_scales import ComponentScales, Measured, measured_of
 from .prepared_graph import GraphPreparation, PreparedGraph
 from .schedule import ScheduleCache
-from .statistics import StatisticsSource
+from .statistics import Statistics
+from .wishes import Wishes
+
+SCHEMA = 1
 
 
-class EngineState(NamedTuple):
-    """What a saved state holds, checked.
-
-    Attributes:
-        iteration: number of the next iteration.
-        draws: how many arrays an emulated storage has rounded at random.
-        statistics: those of earlier iterations.
-        cache: the schedule in use.
-        measured: of components.
-    """
-
-    iteration: int
-    draws: int
-    statistics: StatisticsSource
-    cache: ScheduleCache
-    measured: Measured
+EngineState = Tuple[int, int, Statistics, ScheduleCache, Measured, Wishes]
+"""The next iteration, how many arrays were rounded at random, and what was known."""
 
 
 def state_of(
-    planned: PreparedGraph, components: ComponentScales, iteration: int, draws: int
+    planned: PreparedGraph, components: ComponentScales, wishes: Wishes, iteration: int, draws: int
 ) -> Dict[str, Any]:
     """What decides the next scales of a graph, as plain numbers, strings, lists and dicts."""
     return {
+        "schema": SCHEMA,
         "iteration": iteration,
         "network": fingerprint(planned.plan),
-        "delayed": planned.statistics.state(planned.plan.structure.measured),
+        "statistics": planned.statistics.state(planned.plan.structure.measured),
         "components": components.state_dict(),
         "schedule": planned.cache.state_dict(),
+        "layers": wishes.state_dict(),
         "draws": draws,
     }
 
 
-def read_state(state: Mapping[str, Any], graph: GraphPreparation) -> EngineState:
-    """What `state_of` returned, for a graph of the same network.
-
-    Args:
-        state: what `state_of` returned.
-        graph: the graph.
-
-    Raises:
-        ValueError: `state` is of another network.
-        KeyError, TypeError, AttributeError, IndexError: it is damaged.
-    """
-    planned = graph.prepared()
-    structure = planned.plan.structure
-    check_network(planned.plan, list(state["network"]))
-    statistics = graph.new_statistics(planned.plan, planned.measurements)
-    statistics.load_state(structure.measured, state["delayed"])
-    cache = graph.new_cache()
-    cache.load_state_dict(structure, state["schedule"], components=len(planned.components.names))
-    return EngineState(
-        integer("iteration", state["iteration"]),
-        integer("draws", state["draws"]),
-        statistics,
-        cache,
-        measured_of(state["components"]),
-    )
+def read_state(state: Mapping[str, Any], graph: GraphPreparation, config: AdaLossConfig) -> EngineState:
+    """What `state_of` returned, for a graph of the same network; ValueError, if it is not of that."""
+    try:
+        check_version(state["schema"], SCHEMA)
+        planned = graph.prepared()
+        structure = planned.plan.structure
+        check_network(planned.plan, list(state["network"]))
+        statistics = graph.new_statistics(planned.plan, planned.measurements)
+        statistics.load_state(structure.measured, state["statistics"])
+        cache = graph.new_cache()
+        cache.load_state_dict(structure, planned.components, state["schedule"])
+        wishes = Wishes(config)
+        wishes.load_state_dict(state["layers"])
+        return (
+            integer("iteration", state["iteration"]),
+            integer("draws", state["draws"]),
+            statistics,
+            cache,
+            measured_of(state["components"]),
+            wishes,
+        )
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(f"state is damaged, or none of an AdaptiveLossScaling: {error!r}") from error
 
 
 def fingerprint(plan: GraphPlan) -> List[str]:

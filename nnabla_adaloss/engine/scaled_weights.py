@@ -15,17 +15,7 @@ from ..kernels.scratch import ScratchPool
 
 
 class SwappedFactors:
-    """The factors that are swapped for all of a pass, with one schedule.
-
-    Args:
-        factors: layers, each with what its factor is multiplied by; every factor once.
-
-    Attributes:
-        variables: the factors.
-        keys: their keys.
-        shapes: their shapes.
-        copies: what stands in for them.
-    """
+    """The factors that are swapped for all of a pass, with one schedule."""
 
     def __init__(self, factors: Sequence[Tuple[Scaling, float]]) -> None:
         layers = [layer for layer, _ in factors]
@@ -37,13 +27,7 @@ class SwappedFactors:
 
 
 class ScaledWeights:
-    """Hands functions alpha times a weight in place of the weight, and puts the weight back.
-
-    Args:
-        kernels: the kernels that copy.
-        pool: where the copies are.
-        storage: an emulated storage, which rounds them; or None.
-    """
+    """Hands functions alpha times a weight in place of the weight, and puts the weight back."""
 
     def __init__(self, kernels: Kernels, pool: ScratchPool, storage: Optional[RoundedStorage]) -> None:
         self._kernels = kernels
@@ -54,13 +38,7 @@ class ScaledWeights:
         self._stand_ins: List[Tuple[int, nn.NdArray]] = []
 
     def swap(self, scaling: Scaling, alpha: float, index: int) -> None:
-        """Swap the factor of one layer, for the function that runs next.
-
-        Args:
-            scaling: the layer.
-            alpha: what its factor is multiplied by.
-            index: which of the function's factors it is.
-        """
+        """Swap the factor of one layer, for the function that runs next."""
         factor = scaling.factor
         source = factor.data
         scaled = self._pool.get(factor.shape, "factor", index)

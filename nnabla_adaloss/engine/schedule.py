@@ -1,47 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scales of one backward pass: chosen once, they can be applied to any graph of the same topology."""
+"""The scales of one backward pass: one per component. All else is the ratio of neighbours."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ..core.config import AdaLossConfig
-from ..core.layer_record import LayerRecord, Reason
-from ..core.methods import Fixed
+from ..core.layer_record import Reason
 from ..core.validation import integer, number
-from ..graph.node import LayerSlot, NodeStructure
+from ..graph.components import Components
+from ..graph.node import NodeStructure
 from ..graph.structure import GraphStructure
 
 
 class Rescale(NamedTuple):
-    """A gradient that is multiplied in place, between two functions.
-
-    Attributes:
-        position: of the variable whose gradient it is.
-        factor: what it is multiplied by.
-    """
+    """A gradient that is multiplied in place, between two functions."""
 
     position: int
     factor: float
 
 
 class Step(NamedTuple):
-    """What is done around the backward of one function.
+    """What is done around the backward of one function."""
 
-    Attributes:
-        before: gradients that are brought to another scale before it runs.
-        scale: what its contributions carry, except those that an alpha raises.
-        alphas: of its layers, in the order of `NodeStructure.slots`.
-        after: gradients that are brought to another scale when it has run.
-    """
-
-    before: Tuple[Rescale, ...]
-    scale: float
-    alphas: Tuple[float, ...]
-    after: Tuple[Rescale, ...] = ()
+    before: Tuple[Rescale, ...]  # before it runs
+    scale: float  # what its contributions carry, except those that an alpha raises
+    alphas: Tuple[float, ...]  # of its layers, in the order of `NodeStructure.slots`
+    after: Tuple[Rescale, ...] = ()  # when it has run
 
     def targets(self, node: NodeStructure) -> Dict[int, float]:
         """The scales that the input gradients of the layers of `node` carry, by position."""
@@ -50,148 +37,142 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class ScaleSchedule:
-    """The scales of one pass; it can be replayed on any graph of the same topology. No graph is kept:
-    functions go by number and variables by position.
-
-    Attributes:
-        structure: how the graph is built.
-        fixed_scale: S0, where it was given; None: it was measured.
-        start_scale: the loss scale to start with when nothing is known.
-        seed: the scale of the loss gradient.
-        loss_scale: loss scale after the scalar functions at the loss.
-        steps: by number of the function; functions that only pass a scale on have none.
-        scales: what each gradient carries in the end, by position.
-        components: the scale of each component; None where there are none.
-        matched: how many gradients are brought to the scale of a branch that they meet.
+    """The scales of one pass, for any graph of the same topology: functions go by number, variables by
+    position.
     """
 
     structure: GraphStructure
-    fixed_scale: Optional[float]
-    start_scale: float
-    seed: float
-    loss_scale: float
-    steps: Mapping[int, Step]
-    scales: Mapping[int, float]
-    components: Optional[Sequence[Optional[float]]]
-    matched: int
+    graph: Components
+    components: Sequence[float]  # the scale of each
+    fixed_scale: Optional[float]  # S0, where it was given; None: it was measured
+    reasons: Mapping[str, Reason] = field(default_factory=dict)  # by layer: what held its alpha where it is
+    wishes: Mapping[str, float] = field(default_factory=dict)  # by layer: what the method said
 
-    def is_for(self, structure: GraphStructure, fixed_scale: Optional[float]) -> bool:
-        """Whether it was chosen for graphs of this structure, and for this S0."""
-        return self.structure is structure and self.fixed_scale == fixed_scale
+    @property
+    def seed(self) -> float:
+        """The scale of the loss gradient."""
+        return self.components[self.graph.root]
+
+    @cached_property
+    def loss_scale(self) -> float:
+        """S0; where it is measured, the scale behind the functions of one element at the loss."""
+        if self.fixed_scale is None:
+            for edge in self.graph.edges:
+                if edge.layer is None and edge.expands and edge.before in self.graph.governed:
+                    return self.components[edge.after]
+        return self.seed
+
+    def applies(self, structure: GraphStructure, components: Sequence[float]) -> bool:
+        """Whether a pass does the same with these scales."""
+        return self.structure is structure and self.components == components
 
     def is_applied_as(self, other: ScaleSchedule) -> bool:
-        """Whether a pass does the same with `other`, of a graph of the same topology."""
-        return self.seed == other.seed and self.steps == other.steps and self.scales == other.scales
+        """As `applies`, for a schedule of a graph of the same topology."""
+        given = self.fixed_scale is None, other.fixed_scale is None
+        return self.components == other.components and given[0] == given[1]
 
     @cached_property
-    def layer_scales(self) -> Dict[str, float]:
-        """Alpha by layer."""
-        return {slot.layer: alpha for _, slot, alpha in self._scaled(self.structure)}
+    def _steps(self) -> Tuple[Dict[int, Step], Dict[int, float]]:
+        return _steps_of(self.structure, self.graph, self.components, fixed=self.fixed_scale is not None)
+
+    @property
+    def steps(self) -> Mapping[int, Step]:
+        """By number of the function; functions that only pass a scale on have none."""
+        return self._steps[0]
+
+    @property
+    def scales(self) -> Mapping[int, float]:
+        """What each gradient carries in the end, by position."""
+        return self._steps[1]
 
     @cached_property
-    def accumulated_scales(self) -> Dict[str, float]:
-        """The scale S on each layer's input gradient, by layer."""
-        return {slot.layer: step.scale * alpha for step, slot, alpha in self._scaled(self.structure)}
-
-    @cached_property
-    def raised(self) -> List[Tuple[NodeStructure, LayerSlot, float]]:
-        """The layers whose alpha is above 1, with their function and the alpha."""
-        return [
-            (node, slot, alpha)
+    def layers(self) -> Dict[str, Tuple[float, float]]:
+        """Of each layer, in backward order, the scale of its output gradient and its alpha."""
+        return {
+            slot.layer: (step.scale, alpha)
             for node in self.structure.nodes
-            if node.number in self.steps
-            for slot, alpha in zip(node.slots, self.steps[node.number].alphas)
-            if alpha > 1.0
-        ]
+            for step in [self.steps.get(node.number)]
+            if step is not None
+            for slot, alpha in zip(node.slots, step.alphas)
+        }
 
-    def _scaled(self, structure: GraphStructure) -> Iterator[Tuple[Step, LayerSlot, float]]:
-        slots = {node.number: node.slots for node in structure.nodes}
-        for index, step in self.steps.items():
-            for slot, alpha in zip(slots[index], step.alphas):
-                yield step, slot, alpha
 
-    def records(self, structure: GraphStructure, iteration: int, attempt: int) -> Iterator[LayerRecord]:
-        """A record of each layer for a pass that reuses these scales, in backward order.
+def _steps_of(
+    structure: GraphStructure, graph: Components, components: Sequence[float], *, fixed: bool
+) -> Tuple[Dict[int, Step], Dict[int, float]]:
+    of = graph.of
+    scales = {position: components[index] for position, index in of.items()}
+    steps: Dict[int, Step] = {}
+    reached: Set[int] = set()
+    for node in structure.nodes:
+        if node.separates:
+            lifted = fixed and graph.governed.issuperset(of[p] for p in node.inputs)
+            step = _boundary(node, scales, reached, lifted=lifted)
+            if node.leaves or node.slots or step.before or step.after:
+                steps[node.number] = step
+            # A leaf's gradient is kept in an array of its own, which nothing brings to another scale.
+            alone = [slot.target for slot in node.slots if slot.to_leaf]
+            scales.update(dict.fromkeys((*node.outputs, *alone), step.scale))
+        elif not node.trivial:
+            scale = scales[node.outputs[0]]
+            alphas = tuple([scales.get(slot.target, scale) / scale for slot in node.slots])
+            if node.leaves or node.slots:
+                steps[node.number] = Step((), scale, alphas)
+        reached.update(node.inputs)
+    return steps, scales
 
-        Args:
-            structure: that of the graph, which may have other shapes.
-            iteration: number of the iteration.
-            attempt: number of the pass within it.
-        """
-        for step, slot, alpha in self._scaled(structure):
-            yield LayerRecord(
-                iteration,
-                slot.layer,
-                alpha,
-                alpha,
-                step.scale,
-                step.scale * alpha,
-                slot.slot.fan_in,
-                None,
-                None,
-                Reason.HELD,
-                attempt,
-            )
+
+def _boundary(node: NodeStructure, scales: Mapping[int, float], reached: Set[int], *, lifted: bool) -> Step:
+    """Around a function that changes the scale, though it is no layer: as much as the array of one element
+    holds is multiplied before it runs, the rest after it. One that is not linear sees gradients without a
+    scale.
+    """
+    own, behind = scales[node.outputs[0]], [scales[p] for p in node.inputs]
+    if node.non_homogeneous:
+        through = 1.0
+    elif not behind:
+        through = own
+    else:
+        # The lift of a given S0 is such that the array holds it.
+        through = behind[0] if lifted else min(behind[0], own)
+    # What other branches have brought to its inputs carries their scale already.
+    arrived = [(p, scale) for p, scale in zip(node.inputs, behind) if p in reached]
+    outputs = [(p, scales[p]) for p in node.outputs]
+    before = [Rescale(p, through / scale) for p, scale in (*outputs, *arrived) if scale != through]
+    after = [Rescale(p, scale / through) for p, scale in zip(node.inputs, behind) if scale != through]
+    return Step(tuple(before), through, (1.0,) * len(node.slots), tuple(after))
 
 
 class ScheduleCache:
     """The schedule in use, how long it is reused, and what is measured meanwhile for the next one.
 
-    With `delay=1` a schedule is chosen before its first pass, and each of its iterations measures another
-    share of the arrays: when the next one is chosen, all have been measured once. With `delay=0` the pass
-    that chooses measures all of them, and its schedule serves the iterations after it.
-
-    Args:
-        iterations: how many iterations one choice serves.
-        constant: whether layers have one scale for good, so that where S0 is given nothing is measured.
-        delayed: whether scales follow from the statistics of earlier iterations (`delay=1`).
-
-    Attributes:
-        schedule: the schedule; None: it is to be chosen.
+    With `delay=1` each of its iterations measures another share of the arrays: when the next one is chosen,
+    all have been measured once. With `delay=0` the iteration that chooses measures all of them.
     """
 
     undone = "schedule", "_since"
 
     def __init__(self, iterations: int, *, constant: bool, delayed: bool) -> None:
         self.iterations = iterations
+        # Whether layers have one scale for good, so that where S0 is given nothing is measured.
         self._constant = constant
         self._delayed = delayed
         self.schedule: Optional[ScaleSchedule] = None
         self._since = 0
 
-    @classmethod
-    def configured(cls, config: AdaLossConfig, *, delayed: bool) -> ScheduleCache:
-        """An empty cache as `config` asks for.
-
-        Args:
-            config: how scales are computed, and how often they are measured.
-            delayed: whether scales follow from the statistics of earlier iterations.
-        """
-        method = config.method
-        constant = isinstance(method, Fixed) and method.fixed_loss_scale == 1.0
-        return cls(config.iterations_per_measurement, constant=constant, delayed=delayed)
-
-    def wanted(self, fixed_scale: Optional[float]) -> bool:
-        """Whether the schedule of a pass that chooses as it runs would be reused."""
-        return self._lifetime(fixed_scale) == math.inf or (self.iterations > 1 and not self._delayed)
-
     def current(self, iteration: int, fixed_scale: Optional[float]) -> Optional[ScaleSchedule]:
-        """The schedule for this iteration; None: it is to be chosen.
-
-        Args:
-            iteration: number of the iteration.
-            fixed_scale: S0; None: measured.
-        """
-        schedule, age, lifetime = self.schedule, iteration - self._since, self._lifetime(fixed_scale)
+        """The schedule for this iteration; None: it is to be chosen."""
+        schedule, age = self.schedule, iteration - self._since
         if schedule is None or schedule.fixed_scale != fixed_scale:
             return None
         # With delay=0 all batches of the iteration that measures do.
-        return schedule if lifetime == math.inf or int(not self._delayed) <= age < lifetime else None
+        held = int(not self._delayed) <= age < self.iterations
+        return schedule if held or self.for_good(fixed_scale) else None
 
     def share(self, iteration: int) -> Optional[int]:
         """Which share of the arrays an iteration measures, of `iterations`; None: nothing."""
         schedule = self.schedule
-        if not self._delayed or schedule is None or self._lifetime(schedule.fixed_scale) == math.inf:
+        if not self._delayed or schedule is None or (self._constant and schedule.fixed_scale is not None):
             return None
         # Each cycle begins with another share, so that of batches that take turns all are measured in time.
         return (iteration - self._since - self._since // self.iterations) % self.iterations
@@ -204,94 +185,40 @@ class ScheduleCache:
         """Have scales chosen again."""
         self.schedule = None
 
-    def for_good(self, *, measured: bool) -> bool:
-        """Whether a schedule is never chosen again by itself: neither layers nor S0 are measured."""
-        return self._constant and not measured
-
-    def _lifetime(self, fixed_scale: Optional[float]) -> float:
-        # As `for_good`, which is asked each time.
-        return math.inf if self._constant and fixed_scale is not None else self.iterations
+    def for_good(self, fixed_scale: Optional[float]) -> bool:
+        """Whether nothing is measured: neither layers nor S0."""
+        return self._constant and fixed_scale is not None
 
     def state_dict(self) -> Dict[str, Any]:
         """The schedule and its age, as plain numbers and lists."""
-        schedule = None if self.schedule is None else _as_dict(self.schedule)
-        return {"since": self._since, "schedule": schedule}
+        schedule = self.schedule
+        if schedule is None:
+            return {"since": self._since, "scales": None, "fixed_scale": None}
+        return {
+            "since": self._since,
+            "scales": list(schedule.components),
+            "fixed_scale": schedule.fixed_scale,
+        }
 
     def load_state_dict(
-        self, structure: GraphStructure, state: Mapping[str, Any], *, components: int
+        self, structure: GraphStructure, components: Components, state: Mapping[str, Any]
     ) -> None:
-        """Take over what `state_dict` returned for such a graph; nothing changes when it raises.
-
-        Args:
-            structure: how the graph is built.
-            state: what `state_dict` returned.
-            components: how many components the graph has.
-
-        Raises:
-            KeyError, TypeError, ValueError, IndexError: `state` is none that `state_dict` returned.
+        """Take over what `state_dict` returned for such a graph; nothing changes when it raises KeyError,
+        TypeError or ValueError.
         """
-        since = integer("since", state["since"])
-        schedule = None if state["schedule"] is None else _from_dict(structure, state["schedule"])
-        of_schedule = None if schedule is None else schedule.components
-        if of_schedule is not None and len(of_schedule) != components:
-            raise ValueError(f"{len(of_schedule)} components; the network has {components}")
+        since, scales, fixed = integer("since", state["since"]), state["scales"], state["fixed_scale"]
+        schedule: Optional[ScaleSchedule] = None
+        if scales is not None:
+            checked = [_scale(scale) for scale in scales]
+            if len(checked) != len(components.names):
+                raise ValueError(f"{len(checked)} components; the network has {len(components.names)}")
+            fixed = None if fixed is None else _scale(fixed)
+            schedule = ScaleSchedule(structure, components, checked, fixed)
         self._since, self.schedule = since, schedule
 
 
-def _as_dict(schedule: ScaleSchedule) -> Dict[str, Any]:
-    structure = schedule.structure
-    functions = {node.number: index for index, node in enumerate(structure.nodes)}
-    variables = {position: index for index, position in enumerate(_positions(structure))}
-
-    def rescales(many: Sequence[Rescale]) -> List[Any]:
-        return [[variables[one.position], one.factor] for one in many]
-
-    return {
-        "fixed_scale": schedule.fixed_scale,
-        "start_scale": schedule.start_scale,
-        "seed": schedule.seed,
-        "loss_scale": schedule.loss_scale,
-        "steps": [
-            [functions[number], rescales(step.before), step.scale, list(step.alphas), rescales(step.after)]
-            for number, step in schedule.steps.items()
-        ],
-        "scales": [[variables[position], scale] for position, scale in schedule.scales.items()],
-        "matched": schedule.matched,
-        "components": None if schedule.components is None else list(schedule.components),
-    }
-
-
-def _from_dict(structure: GraphStructure, state: Mapping[str, Any]) -> ScaleSchedule:
-    nodes, positions = structure.nodes, _positions(structure)
-
-    def rescales(many: Sequence[Sequence[Any]]) -> Any:
-        return tuple(Rescale(positions[index], number("factor", factor)) for index, factor in many)
-
-    steps = {
-        nodes[index].number: Step(
-            rescales(before),
-            number("scale", scale),
-            tuple(number("alpha", a) for a in alphas),
-            rescales(after),
-        )
-        for index, before, scale, alphas, after in state["steps"]
-    }
-    components = state["components"]
-    if components is not None:
-        components = [c if c is None else number("scale", c) for c in components]
-    return ScaleSchedule(
-        structure,
-        state["fixed_scale"] if state["fixed_scale"] is None else number("fixed_scale", state["fixed_scale"]),
-        number("start_scale", state["start_scale"]),
-        number("seed", state["seed"]),
-        number("loss_scale", state["loss_scale"]),
-        steps,
-        {positions[index]: number("scale", scale) for index, scale in state["scales"]},
-        components,
-        integer("matched", state["matched"]),
-    )
-
-
-def _positions(structure: GraphStructure) -> List[int]:
-    """Positions of the variables that scales are of, in the order in which states number them."""
-    return [*structure.gradients, *structure.leaves]
+def _scale(value: Any) -> float:
+    scale = number("scale", value)
+    if not 0.0 < scale < math.inf:
+        raise ValueError(f"scale={scale!r} must be positive and finite")
+    return scale

@@ -18,9 +18,6 @@ def refuse_a_second_division(loss: Any) -> None:
     out unscaled.
 
     The loop gives a scale as any other one does, so that only the loop itself tells.
-
-    Raises:
-        TypeError: it is.
     """
     frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None:

@@ -18,21 +18,13 @@ _LEAST = 2**16
 
 
 class Share(NamedTuple):
-    """What one iteration measures. Variables go by position.
-
-    Attributes:
-        gradients: variables whose gradients are measured.
-        weights: weights of layers.
-        activations: activations that layers multiply by: nnabla frees them in backward.
-        leaves: leaves whose gradients, which every pass looks at, count for the components.
-        last: whether everything has been measured when the pass ends.
-    """
+    """What one iteration measures. Variables go by position."""
 
     gradients: Sequence[int]
     weights: Sequence[int]
-    activations: Sequence[int]
-    leaves: AbstractSet[int]
-    last: bool
+    activations: Sequence[int]  # that layers multiply by: nnabla frees them in backward
+    leaves: AbstractSet[int]  # whose gradients, which every pass looks at, count for the components
+    last: bool  # whether everything has been measured when the pass ends
 
     @property
     def empty(self) -> bool:
@@ -49,12 +41,6 @@ def shares_of(
     """Divide what is measured into shares of about the same size.
 
     The gradient of the loss itself is left out: nnabla does not keep it, and it is what backward is given.
-
-    Args:
-        structure: how the graph is built.
-        gradients: variables whose gradients choices ask for.
-        data: variables whose data they ask for.
-        count: how many shares.
     """
     sizes = [math.prod(shape) for shape in structure.described.shapes]
     wanted = [p for p in structure.gradients if p in gradients and p not in structure.roots]

@@ -11,14 +11,7 @@ from ..kernels import Kernels
 
 
 class SpoiltGradients:
-    """Sets such gradients apart while a pass runs: a sum with an infinity or a NaN tells nothing of a batch.
-
-    Args:
-        kernels: the kernels that copy and add.
-
-    Attributes:
-        keys: keys of the leaves whose gradients were not finite after the last pass.
-    """
+    """Sets such gradients apart while a pass runs: a sum with an infinity or a NaN tells nothing."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
@@ -26,11 +19,7 @@ class SpoiltGradients:
         self._apart: List[Tuple[int, nn.NdArray, nn.NdArray]] = []
 
     def set_apart(self, leaves: Mapping[int, nn.Variable]) -> bool:
-        """Zero the gradients that are still not finite, and keep what they hold; False when none is.
-
-        Args:
-            leaves: the leaves of the graph, by key.
-        """
+        """Zero the gradients that are still not finite, and keep what they hold; False when none is."""
         for key in self.keys & leaves.keys():
             gradient = leaves[key].grad
             if gradient.zeroing or self._kernels.all_finite([gradient]):
@@ -42,11 +31,7 @@ class SpoiltGradients:
         return bool(self._apart)
 
     def put_back(self, nonfinite: AbstractSet[int]) -> None:
-        """Add what was set apart to what the pass has written.
-
-        Args:
-            nonfinite: keys of the leaves to which the pass has added what is not finite.
-        """
+        """Add what was set apart to what the pass has written."""
         for _, gradient, held in self._apart:
             self._kernels.unscale_add(held, gradient, 1.0, accumulate=not gradient.zeroing)
         self.keys = nonfinite | {key for key, _, _ in self._apart}

@@ -1,182 +1,226 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where decisions about scales take statistics from."""
+"""What is known of the arrays of a graph: statistics for methods and for weights, measured in passes."""
 
 from __future__ import annotations
 
-from typing import AbstractSet, Any, Dict, List, Mapping, NamedTuple, Optional, Protocol, Sequence, Set, Tuple
+from typing import AbstractSet, Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.statistics import ArrayStatistics
+from ..core.statistics import ArrayStatistics, pool
+from ..core.validation import number
 from ..emulation.rounded_storage import RoundedStorage
 from ..graph.plan import GraphPlan
-from ..undo import Undoable
+from ..kernels.arrays import are_readable, as_float32, stored_dtype
+from ..kernels.measurements import Measurements
+from ..kernels.scratch import ScratchPool
 
-NOTHING_KNOWN = ArrayStatistics.of_zeros(0)
-"""Statistics of an array before it was measured: they ask for no scale and limit none."""
+_NONE = ArrayStatistics.of_zeros(0)
+
+# The ticket of a measurement that is still running, or its result.
+_Measured = Union[int, ArrayStatistics]
 
 
 class Findings(NamedTuple):
-    """What a pass has measured. Variables go by position.
+    """What a pass has measured. Variables go by position."""
 
-    Attributes:
-        nonfinite: variables whose gradients were not finite.
-        amax: the largest finite magnitude of each measured gradient, divided by its scale.
-        largest: the largest magnitude of each gradient that the source's own measurements unscaled, in the
-            order in which they were given; infinity where it was not finite.
-        watched_finite: whether the arrays that were watched are finite; None: none was.
+    nonfinite: Set[int]  # those whose gradients were not finite
+    amax: Dict[int, float]  # the largest finite magnitude of each measured gradient, divided by its scale
+    largest: List[float]  # of each gradient that was unscaled, in their order; infinity: it was not finite
+    watched_finite: Optional[bool] = None  # whether the watched arrays are finite; None: none was watched
+
+
+class Wanted(NamedTuple):
+    """Positions of the variables whose statistics are asked for."""
+
+    gradients: AbstractSet[int]  # those that methods look at
+    data: AbstractSet[int]
+    watched: AbstractSet[int]  # gradients that are only reported
+
+
+class Statistics:
+    """Statistics of the arrays of one graph, kept unscaled so that they hold when scales change.
+
+    A gradient that was not finite leaves what was known before. Choices see what was known when the iteration
+    began, or when its last pass ended: the same on all ranks.
     """
 
-    nonfinite: Set[int]
-    amax: Dict[int, float]
-    largest: List[float]
-    watched_finite: Optional[bool] = None
-
-
-class Statistics(Protocol):
-    """Statistics of gradients and data, by position of the variable: all that choosing scales asks for."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether everything that was asked for was known."""
-
-    def gradient(self, position: int, scale: float) -> ArrayStatistics:
-        """The statistics of a gradient that carries `scale`."""
-
-    def look_at(self, position: int, scale: float) -> ArrayStatistics:
-        """The same, for whoever watches: nothing is chosen by it."""
-
-    def data(self, position: int) -> ArrayStatistics:
-        """The statistics of a weight or activation."""
-
-    def stored_data(self, position: int) -> Optional[ArrayStatistics]:
-        """The statistics of data that an emulated storage has rounded; None where there is none."""
-
-    def matrices(self, number: int, index: int) -> Tuple[NDArray[Any], NDArray[Any]]:
-        """Output gradient and factor of a layer, for methods that look at single elements."""
-
-
-class KnownStatistics:
-    """Statistics measured in earlier iterations. Nothing is read from any array.
-
-    Args:
-        gradients: those of unscaled gradients.
-        data: those of weights and activations.
-        stored: whether an emulated storage has rounded the data.
-
-    Attributes:
-        complete: whether everything that was asked for was known.
-        asked: positions of the gradients, and of the data, that were asked for.
-        looked_at: positions of gradients that were only looked at, for whoever watches.
-
-    Example:
-        >>> import numpy as np
-        >>> from nnabla_adaloss.core import statistics_of
-        >>> known = KnownStatistics({3: statistics_of(np.array([0.5]))}, {})
-        >>> known.gradient(3, 8.0).abs_max, known.complete
-        (4.0, True)
-        >>> known.gradient(4, 8.0).count, known.complete
-        (0, False)
-    """
+    undone = "_gradients", "_data", "_answers", "_iteration"
 
     def __init__(
         self,
-        gradients: Mapping[int, ArrayStatistics],
-        data: Mapping[int, ArrayStatistics],
-        *,
-        stored: bool = False,
+        plan: GraphPlan,
+        measurements: Measurements,
+        pool: ScratchPool,
+        storage: Optional[RoundedStorage],
+        wanted: Wanted,
     ) -> None:
-        self._gradients, self._data, self._stored = gradients, data, stored
-        self.complete = True
-        self.asked: Tuple[Set[int], Set[int]] = set(), set()
-        self.looked_at: Set[int] = set()
-
-    def gradient(self, position: int, scale: float) -> ArrayStatistics:
-        """The statistics of a gradient, as they would be with `scale`."""
-        self.asked[0].add(position)
-        known = self._gradients.get(position)
-        if known is None:
-            self.complete = False
-            return NOTHING_KNOWN
-        return known.scaled(scale)
-
-    def look_at(self, position: int, scale: float) -> ArrayStatistics:
-        """The statistics of a gradient, as they would be with `scale`, if they are known."""
-        self.looked_at.add(position)
-        return self._gradients.get(position, NOTHING_KNOWN).scaled(scale)
-
-    def data(self, position: int) -> ArrayStatistics:
-        """The statistics of a weight or activation."""
-        self.asked[1].add(position)
-        known = self._data.get(position)
-        if known is None:
-            self.complete = False
-            return NOTHING_KNOWN
-        return known
-
-    def stored_data(self, position: int) -> Optional[ArrayStatistics]:
-        """The statistics of data that an emulated storage has rounded; None where there is none."""
-        return self.data(position) if self._stored else None
-
-    def matrices(self, number: int, index: int) -> Tuple[NDArray[Any], NDArray[Any]]:
-        """No elements are kept.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError("statistics of earlier iterations hold no elements")
-
-
-class StatisticsSource(Statistics, Undoable, Protocol):
-    """Measures the arrays of one graph."""
+        self._plan, self._measurements, self._pool, self._storage = plan, measurements, pool, storage
+        self.wanted = wanted
+        self._gradients: Dict[int, ArrayStatistics] = {}
+        self._data: Dict[int, ArrayStatistics] = {}
+        self._iteration = -1
+        self._answers: Tuple[Dict[int, ArrayStatistics], Dict[int, ArrayStatistics]] = {}, {}
+        # What this pass measures, with the scale of each gradient.
+        self._running: Dict[int, Tuple[_Measured, float]] = {}
+        self._running_data: Dict[int, _Measured] = {}
+        # What was measured since all ranks exchanged what they know.
+        self._new: Tuple[Set[int], Set[int]] = set(), set()
 
     def bind(self, plan: GraphPlan, storage: Optional[RoundedStorage]) -> None:
-        """Measure the arrays of this graph from now on; it has the topology of the one before."""
+        """Measure the arrays of this graph from now on."""
+        self._plan, self._storage = plan, storage
 
     def begin(self, iteration: int, *, again: bool) -> None:
-        """Begin a pass that chooses scales; those of one iteration see the same statistics.
+        """In a new iteration, or again in one, answer from what is known now."""
+        if again or iteration != self._iteration:
+            self._iteration = iteration
+            self._answers = self._gradients, self._data
 
-        Args:
-            iteration: number of the iteration.
-            again: use what the passes of this iteration have measured all the same.
-        """
+    def gradient(self, position: int) -> Optional[ArrayStatistics]:
+        """What is known of a gradient, unscaled."""
+        return self._answers[0].get(position)
 
-    def known(self) -> Optional[KnownStatistics]:
-        """What scales can be chosen from before the pass begins; None: arrays are read as the pass runs."""
+    def data(self, position: int) -> Optional[ArrayStatistics]:
+        """What is known of a weight or activation."""
+        return self._answers[1].get(position)
+
+    @property
+    def lacks_weights(self) -> bool:
+        """Whether any weight that is wanted was not measured."""
+        known = self._plan.structure.described.kept
+        return any(p in known and p not in self._answers[1] for p in self.wanted.data)
 
     def measure(self, gradients: Sequence[Tuple[int, float]], data: Sequence[int]) -> None:
-        """Measure arrays as they are now, for later choices.
+        """Start to measure arrays as they are now, all in one call; gradients go with their scales."""
+        arrays = [self._plan.all_variables[position].grad for position, _ in gradients]
+        found = gradients
+        if self._storage is not None or not are_readable(arrays):
+            arrays, found = self._left_to_measure(gradients, arrays)
+        unseen = [p for p in data if p not in self._running_data and not self._has_seen(p)]
+        arrays += self._readable(unseen)
+        if not arrays:
+            return
+        tickets = self._measurements.measure(arrays)
+        self._running.update((position, (ticket, scale)) for (position, scale), ticket in zip(found, tickets))
+        self._running_data.update(zip(unseen, tickets[len(found) :]))
 
-        Args:
-            gradients: positions, each with the scale that the gradient carries.
-            data: positions of weights and activations.
-        """
+    def _has_seen(self, position: int) -> bool:
+        """Take over what an emulated storage knows of data, as it has rounded it."""
+        storage = self._storage
+        found = None if storage is None else storage.data_statistics(self._plan.keys[position])
+        if found is not None:
+            self._running_data[position] = found
+        return found is not None
+
+    def _left_to_measure(
+        self, gradients: Sequence[Tuple[int, float]], arrays: Sequence[nn.NdArray]
+    ) -> Tuple[List[nn.NdArray], List[Tuple[int, float]]]:
+        """The gradients but for those that a storage has seen, and those that backward has left at zero."""
+        keys, storage = self._plan.keys, self._storage
+        left, found = [], []
+        for (position, scale), array in zip(gradients, arrays):
+            seen = None if storage is None else storage.gradient_statistics(keys[position])
+            if seen is not None:
+                self._running[position] = seen, scale
+            elif stored_dtype(array) is not None:
+                left.append(array)
+                found.append((position, scale))
+        return left, found
 
     def measure_weights(self, positions: Sequence[int]) -> None:
-        """Measure weights right after an update, before forward converts them to other dtypes."""
+        """Start to measure data as it is now, whatever an emulated storage makes of it."""
+        self._running_data.update(zip(positions, self._measurements.measure(self._readable(positions))))
 
-    def measured_before(self) -> Tuple[AbstractSet[int], AbstractSet[int]]:
-        """Positions of gradients and of data that choices have asked for."""
-
-    def keep(self, gradients: AbstractSet[int], data: AbstractSet[int], looked_at: AbstractSet[int]) -> None:
-        """Forget all but what the last choice has asked for or looked at: nobody needs the rest again."""
+    def _readable(self, positions: Sequence[int]) -> List[nn.NdArray]:
+        variables = [self._plan.all_variables[position] for position in positions]
+        return [as_float32(v.data, self._pool.get(v.shape, "float32", i)) for i, v in enumerate(variables)]
 
     def watch(self, arrays: Sequence[nn.NdArray]) -> None:
-        """Check arrays together with what the pass measures, where that saves a wait: see `Findings`."""
+        """Start to check arrays, all in one call."""
+        if arrays:
+            self._measurements.watch(arrays)
 
     def finish(self) -> Findings:
-        """End a pass; return what it has measured."""
+        """Wait for what was measured, and remember it."""
+        # Forgotten first: after an interruption no ticket may be left without a measurement.
+        gradients, self._running = self._running, {}
+        data, self._running_data = self._running_data, {}
+        measured, largest, watched_finite = self._measurements.fetch()
+        nonfinite: Set[int] = set()
+        amax: Dict[int, float] = {}
+        new_gradients: Dict[int, ArrayStatistics] = {}
+        new_data: Dict[int, ArrayStatistics] = {}
+        for position, (one, scale) in gradients.items():
+            found = measured[one] if isinstance(one, int) else one
+            amax[position] = found.abs_max / scale
+            if found.nonfinite:
+                nonfinite.add(position)
+            elif position in self.wanted.gradients or position in self.wanted.watched:
+                new_gradients[position] = found.scaled(1.0 / scale)
+        for position, one in data.items():
+            found = measured[one] if isinstance(one, int) else one
+            if not found.nonfinite:
+                new_data[position] = found
+        if new_gradients:
+            self._gradients = {**self._gradients, **new_gradients}
+            self._new[0].update(new_gradients)
+        if new_data:
+            self._data = {**self._data, **new_data}
+            self._new[1].update(new_data)
+        return Findings(nonfinite, amax, largest, watched_finite)
 
     def state(self, positions: Sequence[int]) -> List[Any]:
-        """What is remembered, as plain lists; variables go by index in `positions`."""
+        """Per variable its index in `positions`, and what is known of its gradient and its data."""
+        found = []
+        for index, position in enumerate(positions):
+            gradient, data = self._gradients.get(position), self._data.get(position)
+            if position not in self.wanted.gradients:
+                gradient = None
+            if gradient is not None or data is not None:
+                found.append([index, gradient and list(gradient), data and list(data)])
+        return found
 
     def load_state(self, positions: Sequence[int], state: Sequence[Any]) -> None:
-        """Remember what `state` returned, here or in another process."""
+        """Know what `state` returned, here or in another process."""
+        gradients = {
+            positions[index]: loaded_statistics(gradient) for index, gradient, _ in state if gradient
+        }
+        data = {positions[index]: loaded_statistics(data) for index, _, data in state if data}
+        self._gradients, self._data = gradients, data
 
-    def table(self, positions: Sequence[int]) -> Optional[NDArray[np.float64]]:
-        """What was measured since the last `adopt`, as an array; None when nothing is ever remembered."""
+    @property
+    def _shared(self) -> Tuple[List[int], List[int]]:
+        """What ranks tell each other: they have the same weights, but not the same activations."""
+        weights = self._plan.structure.described.kept
+        return sorted(self.wanted.gradients), sorted(p for p in self.wanted.data if p not in weights)
 
-    def adopt(self, positions: Sequence[int], tables: NDArray[np.float64]) -> None:
-        """Remember the statistics of all ranks' arrays together, from their tables."""
+    def table(self) -> NDArray[np.float64]:
+        """What was measured since the last `adopt`, a row for each array that is wanted; else zeros."""
+        rows = [
+            known[p] if p in new else _NONE
+            for known, new, positions in zip((self._gradients, self._data), self._new, self._shared)
+            for p in positions
+        ]
+        return np.array(rows, np.float64).reshape(-1)
+
+    def adopt(self, tables: NDArray[np.float64]) -> None:
+        """Know the statistics of the arrays of all ranks, as if they were one array each."""
+        gradients, data = self._shared
+        rows = tables.reshape(len(tables), -1, len(_NONE))
+        self._gradients, self._data = {**self._gradients}, {**self._data}
+        for index, position in enumerate((*gradients, *data)):
+            pooled = pool([ArrayStatistics._make(map(float, row)) for row in rows[:, index] if row[0]])
+            if pooled is not None:
+                known = self._gradients if index < len(gradients) else self._data
+                known[position] = pooled
+        self._new = set(), set()
+
+
+def loaded_statistics(values: Sequence[Any]) -> ArrayStatistics:
+    """Statistics from a saved list of numbers."""
+    for value in values:
+        number("statistics", value)
+    return ArrayStatistics(*values)

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Optional, Union
 import nnabla as nn
 
 from ..core.config import AdaLossConfig
-from ..core.layer_scale import Constraints, Observed
+from ..core.layer_scale import Observed
 from ..graph.matrix_products import GemmSlot, gemm_slots
 from ..graph.node import Node
 from ..graph.plan import GraphPlan
@@ -195,5 +195,4 @@ class ScaledLayer(TrackedFunction):
             weight=self.statistics(copy),
             arrays=lambda: (ada_loss.to_numpy(g), ada_loss.to_numpy(copy)),
         )
-        constraints = Constraints(weight_max=self.tracker.config.range.u_max)
-        return ada_loss.decide(label, observed, constraints).alpha
+        return ada_loss.decide(label, observed, weight_max=self.tracker.config.range.u_max).alpha

@@ -3,33 +3,40 @@
 
 from __future__ import annotations
 
-from typing import AbstractSet, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Sequence, Set
+from typing import AbstractSet, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from .node import NodeStructure
 
 
-class Components(NamedTuple):
-    """The connected components of a graph's gradients. Variables go by position, functions by number.
-
-    Attributes:
-        of: component of each variable that gets a gradient and is no leaf; and of leaves that are the scaled
-            input of a layer.
-        names: name of each component: of the function that its first gradient in backward order is the output
-            gradient of.
-        producers: the component of each function's output gradient.
-        handed_over: gradients that a function brings to the scale of the component behind it.
-        single: names of the components in which every gradient has one element.
-        next: of each component, those that its gradients are turned into.
-        leaves: the component of the first function that writes the gradient of each leaf.
+class Edge(NamedTuple):
+    """A way from one component to another: through a layer, or a function that may change the scale. It holds
+    nothing that depends on shapes.
     """
 
-    of: Dict[int, int]
-    names: List[str]
-    producers: Dict[int, int]
-    handed_over: FrozenSet[int]
-    single: FrozenSet[str]
-    next: Sequence[AbstractSet[int]]
-    leaves: Mapping[int, int]
+    before: int
+    after: int
+    layer: Optional[str]  # None: no layer
+    factor: int  # position of the layer's weight; -1 without one
+    expands: bool  # whether the function's input has several elements
+
+
+class Components(NamedTuple):
+    """The connected components of a graph's gradients. Variables go by position, functions by number."""
+
+    of: Dict[int, int]  # of each variable that gets a gradient, but for leaves that no layer scales
+    names: List[str]  # of the function whose output gradient is the first of the component in backward order
+    producers: Dict[int, int]  # of each function's output gradient
+    single: FrozenSet[str]  # those in which every gradient has one element
+    next: Sequence[AbstractSet[int]]  # of each, those that its gradients are turned into
+    leaves: Mapping[int, int]  # of the first function that writes the gradient of each leaf
+    edges: Sequence[Edge]  # in backward order
+    governed: FrozenSet[int]  # those that no layer leads to: a given S0 decides their scales
+    loss_exits: int  # in how many places the gradient leaves the section between loss and first layers
+
+    @property
+    def root(self) -> int:
+        """That of the loss gradient: the first in backward order."""
+        return 0
 
     def behind(self, first: int) -> Set[int]:
         """A component, and all that backward computes from its gradients."""
@@ -40,39 +47,42 @@ class Components(NamedTuple):
             waiting += new
         return found
 
+    @property
+    def measured(self) -> List[int]:
+        """All but that of a loss of one element, whose gradient is what backward is given."""
+        root = self.root if self.names[self.root] in self.single else -1
+        return [index for index in range(len(self.names)) if index != root]
+
 
 def components_of(nodes: Sequence[NodeStructure], sizes: Sequence[int], *, by_layer: bool) -> Components:
     """The components of the gradients of a graph.
 
     Functions of one element at the loss (a loss weight, a mean before it spreads) can take any scale, so they
-    separate components, as functions do whose gradient is not linear in the output gradient.
-
-    Args:
-        nodes: the functions, in backward order.
-        sizes: the number of elements of each variable, by position; 2 stands for several.
-        by_layer: whether layers separate components too.
+    separate components, as functions do whose gradient is not linear in the output gradient; and layers do
+    with `by_layer`. Of `sizes`, by position, 2 stands for several elements.
     """
-    sets = _DisjointSets()
+    parents: Dict[int, int] = {}
     for node in nodes:
-        sets.connect(node.outputs)
+        _connect(parents, node.outputs)
         targets = {slot.target for slot in node.slots} if by_layer else set()
         for slot in node.slots:
             # A leaf's gradient is kept in an array of its own.
             if slot.to_leaf and by_layer:
-                sets.connect([slot.target])
+                _connect(parents, [slot.target])
         passed_on = [position for position in node.inputs if position not in targets]
-        sets.connect(passed_on if node.separates else [*node.outputs[:1], *passed_on])
-        sets.connect(targets & set(node.inputs), join=False)
-    return _numbered(nodes, sizes, sets)
+        _connect(parents, passed_on if node.separates else [*node.outputs[:1], *passed_on])
+        for position in targets.intersection(node.inputs):
+            _connect(parents, [position])
+    return _numbered(nodes, sizes, parents)
 
 
-def _numbered(nodes: Sequence[NodeStructure], sizes: Sequence[int], sets: _DisjointSets) -> Components:
+def _numbered(nodes: Sequence[NodeStructure], sizes: Sequence[int], parents: Dict[int, int]) -> Components:
     of: Dict[int, int] = {}
     names: List[str] = []
     numbers: Dict[int, int] = {}
 
     def number(position: int, name: str) -> int:
-        root = sets.root(position)
+        root = _root(parents, position)
         if root not in numbers:
             numbers[root] = len(names)
             names.append(name)
@@ -85,47 +95,59 @@ def _numbered(nodes: Sequence[NodeStructure], sizes: Sequence[int], sets: _Disjo
         producers[node.number] = of[node.outputs[0]]
     for node in nodes:
         for slot in node.slots:
-            if slot.target not in of and sets.knows(slot.target):
+            if slot.target not in of and slot.target in parents:
                 of[slot.target] = number(slot.target, f"{slot.layer}:input")
         # Computed by a function that backward does not visit, and wanted all the same, as nn.grad does.
         for position in node.inputs:
             if position not in of:
                 of[position] = number(position, f"{node.label}:input")
-    handed_over = frozenset(position for node in nodes if node.separates for position in node.outputs)
     several = {component for position, component in of.items() if sizes[position] != 1}
     single = frozenset(name for index, name in enumerate(names) if index not in several)
+    edges = [edge for node in nodes for edge in _edges(node, of, producers[node.number])]
     following: List[Set[int]] = [set() for _ in names]
-    for node in nodes:
-        own = producers[node.number]
-        following[own].update(of[p] for p in node.inputs)
-        following[own].update(of[slot.target] for slot in node.slots if slot.target in of)
-        following[own].discard(own)
+    for edge in edges:
+        following[edge.before].add(edge.after)
+    behind_layers: Set[int] = set()
+    waiting = {edge.after for edge in edges if edge.layer is not None}
+    while waiting:
+        behind_layers |= waiting
+        waiting = set().union(*(following[index] for index in waiting)) - behind_layers
     leaves = {leaf: producers[node.number] for node in reversed(nodes) for leaf in node.leaves}
-    return Components(of, names, producers, handed_over, single, following, leaves)
+    return Components(
+        of,
+        names,
+        producers,
+        single,
+        following,
+        leaves,
+        edges,
+        frozenset(range(len(names))) - behind_layers,
+        sum(node.loss_exit for node in nodes),
+    )
 
 
-class _DisjointSets:
-    """Union-find over positions."""
+def _edges(node: NodeStructure, of: Mapping[int, int], before: int) -> Iterable[Edge]:
+    """The ways through a function, to components other than that of its output."""
+    scaled = {slot.target for slot in node.slots if of.get(slot.target, before) != before}
+    for slot in node.slots:
+        if slot.target in scaled:
+            yield Edge(before, of[slot.target], slot.layer, slot.factor, node.expands)
+    for after in dict.fromkeys(of[p] for p in node.inputs if p not in scaled):
+        if after != before:
+            yield Edge(before, after, None, -1, node.expands)
 
-    def __init__(self) -> None:
-        self._parents: Dict[int, int] = {}
 
-    def knows(self, key: int) -> bool:
-        """Whether `key` was ever named."""
-        return key in self._parents
+def _root(parents: Dict[int, int], key: int) -> int:
+    """The position that stands for all that are connected with `key`."""
+    while parents[key] != key:
+        parents[key] = key = parents[parents[key]]
+    return key
 
-    def root(self, key: int) -> int:
-        """The representative of the set of `key`."""
-        parents = self._parents
-        while parents[key] != key:
-            parents[key] = key = parents[parents[key]]
-        return key
 
-    def connect(self, keys: Iterable[int], *, join: bool = True) -> None:
-        """Make one set of `keys`, or with join=False only know them."""
-        first = None
-        for key in keys:
-            self._parents.setdefault(key, key)
-            if join and first is not None:
-                self._parents[self.root(key)] = self.root(first)
-            first = key
+def _connect(parents: Dict[int, int], keys: Iterable[int]) -> None:
+    first = None
+    for key in keys:
+        parents.setdefault(key, key)
+        if first is not None:
+            parents[_root(parents, key)] = _root(parents, first)
+        first = key

@@ -159,7 +159,6 @@ def _is_lost(constant: float, storage: Format) -> bool:
 
 def _at_the_loss(described: GraphDescription) -> Set[int]:
     """The functions at the loss that compute one element, or compute from single elements."""
-    inputs = list(described.inputs.by_function())
     found: Set[int] = set()
     waiting = [len(described.type_names) - 1]
     while waiting:
@@ -170,7 +169,7 @@ def _at_the_loss(described: GraphDescription) -> Set[int]:
         if not (_are_single(written) or (read and _are_single(read))):
             continue
         found.add(index)
-        waiting += [p for p in described.producers[inputs[index]] if p is not None]
+        waiting += [p for p in described.producers[described.inputs.part(index)] if p is not None]
     return found
 
 
@@ -210,20 +209,18 @@ def _written_in_python(reading: GraphReading) -> Set[int]:
     """The functions that are written in Python, and those whose outputs they read."""
     described = reading.described
     found: Set[int] = set()
-    for index, (f, part) in enumerate(zip(reading.functions, described.inputs.by_function())):
+    for index, f in enumerate(reading.functions):
         if f.name == _PYTHON:
-            found.add(index)
-            found.update(p for p in described.producers[part] if p is not None)
+            behind = described.producers[described.inputs.part(index)]
+            found.update([index, *(p for p in behind if p is not None)])
     return found
 
 
 def _sizes(described: GraphDescription, index: int) -> Tuple[List[int], List[int]]:
     """How many elements each input and each output of a function has."""
-    shapes = described.shapes
-    uses = (described.inputs, described.outputs)
     read, written = (
-        [math.prod(shapes[p]) for p in u.positions[u.ends[index - 1] if index else 0 : u.ends[index]]]
-        for u in uses
+        [math.prod(described.shapes[p]) for p in uses.positions[uses.part(index)]]
+        for uses in (described.inputs, described.outputs)
     )
     return read, written
 

@@ -42,10 +42,9 @@ def host_functions(
     # Arrays are moved in the type of the implementation. What goes from one such function to the next is not
     # moved. Not counted are gradients that go to the host because another branch has written them before.
     on_host = [runs_on_host(context) for context in contexts]
-    read = [described.inputs.positions[part] for part in described.inputs.by_function()]
-    producers = [described.producers[part] for part in described.inputs.by_function()]
-    needs = [described.needs[part] for part in described.inputs.by_function()]
-    written = [described.outputs.positions[part] for part in described.outputs.by_function()]
+    read, written = described.inputs.by_function(), described.outputs.by_function()
+    producers = described.inputs.by_function(described.producers)
+    needs = described.inputs.by_function(described.needs)
     read_on_gpu = {p for positions, here in zip(read, on_host) if not here for p in positions}
     stays = {p for positions in read for p in positions} - read_on_gpu
     found = []

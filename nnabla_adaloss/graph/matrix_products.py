@@ -29,16 +29,12 @@ class GemmSlot(NamedTuple):
     fan_in_bound: float  # the largest number in any element, for overflow bounds
 
 
-def _prod(values: Sequence[int]) -> int:
-    return int(math.prod(values))
-
-
 # The inputs that can get a scale, of (args, shapes of inputs, shape of the output).
 
 
 def _slot_of_all_weights(args: Args, inputs: Sequence[Shape], output: Shape) -> List[GemmSlot]:
     """One slot for x; each of its elements meets all weights of its channel."""
-    k = float(_prod(inputs[1][1:]))
+    k = float(math.prod(inputs[1][1:]))
     return [GemmSlot(0, 1, k, k)]
 
 
@@ -58,7 +54,7 @@ def _slots_of_activations(args: Args, inputs: Sequence[Shape], output: Shape) ->
     """A slot for each operand, with the other one."""
     slots = []
     for index, summed in ((0, output[-1]), (1, output[-2])):
-        repeats = _prod([o // i for o, i in zip(output[:-2], inputs[index][:-2])])
+        repeats = math.prod([o // i for o, i in zip(output[:-2], inputs[index][:-2])])
         k = float(summed * repeats)
         slots.append(GemmSlot(index, 1 - index, k, k))
     return slots
@@ -66,8 +62,8 @@ def _slots_of_activations(args: Args, inputs: Sequence[Shape], output: Shape) ->
 
 def _strided(kernel: Sequence[int], stride: Sequence[int], maps: int) -> Tuple[float, float]:
     # An input element meets k/stride kernel taps on average, and never more than the ceiling.
-    mean = maps * _prod(kernel) / _prod(stride)
-    bound = maps * _prod([-(-k // s) for k, s in zip(kernel, stride)])
+    mean = maps * math.prod(kernel) / math.prod(stride)
+    bound = maps * math.prod([-(-k // s) for k, s in zip(kernel, stride)])
     return float(mean), float(bound)
 
 
@@ -80,7 +76,7 @@ def _channels(g: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
 
 
 def _features(g: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
-    return g.reshape(_prod(g.shape[: args["base_axis"]]), -1)
+    return g.reshape(math.prod(g.shape[: args["base_axis"]]), -1)
 
 
 def _summed_axis(g: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:

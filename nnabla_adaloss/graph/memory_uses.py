@@ -20,24 +20,24 @@ class MemoryUses(NamedTuple):
 def memory_uses(described: GraphDescription) -> MemoryUses:
     """When the memory of a graph is used, in a pass there and one back."""
     kinds = map(hands_memory_on, described.type_names, described.args)
-    functions = list(zip(kinds, described.inputs.by_function(), described.outputs.by_function()))
-    read, written = described.inputs.positions, described.outputs.positions
+    read, written = described.inputs.by_function(), described.outputs.by_function()
+    functions = list(zip(kinds, read, written, described.inputs.by_function(described.producers)))
     outputs: Dict[int, int] = {}
     # With memory that is handed on, which is written when it is first met.
     filled: Dict[int, int] = {}
-    for index, (hands_on, inputs, results) in enumerate(functions):
+    for index, (hands_on, inputs, results, _) in enumerate(functions):
         if not hands_on:
-            outputs.update(dict.fromkeys(written[results], index))
-            filled.update(dict.fromkeys(written[results], index))
-        elif read[inputs.start] in filled:
-            filled[written[results.start]] = filled[read[inputs.start]]
+            outputs.update(dict.fromkeys(results, index))
+            filled.update(dict.fromkeys(results, index))
+        elif inputs[0] in filled:
+            filled[results[0]] = filled[inputs[0]]
     never = len(functions)
     of_leaves: Dict[int, int] = {}
     of_others: Dict[int, int] = {}
     for index in reversed(range(never)):
-        hands_on, inputs, results = functions[index]
-        at = of_others.get(written[results.start], never) if hands_on else index
-        for position, producer in zip(read[inputs], described.producers[inputs]):
+        hands_on, inputs, results, producers = functions[index]
+        at = of_others.get(results[0], never) if hands_on else index
+        for position, producer in zip(inputs, producers):
             reads = of_leaves if producer is None else of_others
             reads[position] = min(reads.get(position, never), at)
     cut_off = [p for p, index in of_leaves.items() if filled.get(p, never) < index]

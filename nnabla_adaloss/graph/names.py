@@ -9,20 +9,9 @@ producer and its nearest consumer share, or else that of the nearer of both, and
 
 from __future__ import annotations
 
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Iterator,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-    Union,
-)
+from itertools import takewhile
+from operator import itemgetter
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import nnabla as nn
 from nnabla.parameter import get_current_parameter_scope
@@ -73,7 +62,7 @@ def check_parameters(name: str, value: Parameters) -> Parameters:
 
 def function_names(graph: GraphDescription) -> List[str]:
     """A unique name for each function of a graph, in forward order."""
-    parents = [graph.producers[part] for part in graph.inputs.by_function()]
+    parents = graph.inputs.by_function(graph.producers)
     scopes = _own_scopes(graph, parents)
     products = list(map(is_matrix_product, graph.type_names))
     of_products = {scope for scope, product in zip(scopes, products) if product}
@@ -111,22 +100,15 @@ def _own_scopes(graph: GraphDescription, parents: Parents) -> List[str]:
         if name is not None
     }
     scopes: List[str] = []
-    for part, producers in zip(graph.inputs.by_function(), parents):
+    for positions, producers in zip(graph.inputs.by_function(), parents):
         found = [
             of_leaves.get(position) if producer is None else weights[producer]
-            for position, producer in zip(graph.inputs.positions[part], producers)
+            for position, producer in zip(positions, producers)
         ]
         weights.append(found[0] if found and None not in found else None)
         # The first input is what the parameters are applied to.
         scopes.append(next((scope for scope in found[1:] if scope), ""))
     return scopes
-
-
-class _Neighbour(NamedTuple):
-    """The nearest function with a scope, in one direction."""
-
-    distance: int
-    scope: str
 
 
 def _scopes_around(parents: Parents, scopes: Sequence[str]) -> List[str]:
@@ -137,27 +119,19 @@ def _scopes_around(parents: Parents, scopes: Sequence[str]) -> List[str]:
     return [own or _between(producers.get(index), consumers.get(index)) for index, own in enumerate(scopes)]
 
 
-def _nearest(edges: Sequence[Tuple[int, int]], scopes: Sequence[str]) -> Dict[int, _Neighbour]:
-    found: Dict[int, _Neighbour] = {}
+def _nearest(edges: Sequence[Tuple[int, int]], scopes: Sequence[str]) -> Dict[int, Tuple[int, str]]:
+    """How far the nearest function with a scope is in one direction, and its scope."""
+    found: Dict[int, Tuple[int, str]] = {}
     for index, neighbour in edges:
-        if scopes[neighbour]:
-            here = _Neighbour(1, scopes[neighbour])
-        elif neighbour in found:
-            here = _Neighbour(found[neighbour].distance + 1, found[neighbour].scope)
-        else:
-            continue
-        if index not in found or here.distance < found[index].distance:
-            found[index] = here
+        behind, scope = (0, scopes[neighbour]) if scopes[neighbour] else found.get(neighbour, (0, ""))
+        if scope and (index not in found or behind + 1 < found[index][0]):
+            found[index] = behind + 1, scope
     return found
 
 
-def _between(producer: Optional[_Neighbour], consumer: Optional[_Neighbour]) -> str:
+def _between(producer: Optional[Tuple[int, str]], consumer: Optional[Tuple[int, str]]) -> str:
     if producer is None or consumer is None:
-        nearest = producer or consumer
-        return "" if nearest is None else nearest.scope
-    shared: List[str] = []
-    for a, b in zip(producer.scope.split("/"), consumer.scope.split("/")):
-        if a != b:
-            break
-        shared.append(a)
-    return "/".join(shared) or min(producer, consumer, key=lambda neighbour: neighbour.distance).scope
+        return (producer or consumer or (0, ""))[1]
+    scopes = producer[1].split("/"), consumer[1].split("/")
+    shared = [a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(*scopes))]
+    return "/".join(shared) or min(producer, consumer, key=itemgetter(0))[1]

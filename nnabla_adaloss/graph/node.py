@@ -59,7 +59,6 @@ class NodeStructure(NamedTuple):
     expands: bool  # whether one of its inputs has several elements
     separates: bool  # whether input gradients may carry another scale than the output's, with no layer
     trivial: bool  # whether it passes one scale on, and nothing else is to be done
-    passes_on: bool  # whether an input that no layer scales gets a gradient, with the output's scale
     single: Optional[int]  # its output, where it has one only
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cached_property
 from typing import Dict, List, Optional, Sequence, Set, Tuple
 
@@ -143,12 +144,9 @@ class GraphPlan:
 
     def __str__(self) -> str:
         rows = [("function", "role", "layer", "K", "W shape")]
-        readers: Dict[int, int] = {}
+        readers = Counter(key for node in self.nodes.values() for key in node.input_keys)
         for node in self.nodes.values():
-            for key in node.input_keys:
-                readers[key] = readers.get(key, 0) + 1
-        for node in self.nodes.values():
-            rows.append(_row(node, fan_out=any(readers.get(key, 0) > 1 for key in node.output_keys)))
+            rows.append(_row(node, fan_out=any(readers[key] > 1 for key in node.output_keys)))
         rows += [(name, "stop", "", "", "") for name in self.stopped]
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from itertools import accumulate, chain
 from operator import attrgetter
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 
@@ -24,9 +24,14 @@ class Uses(NamedTuple):
     ends: List[int]  # where those of each function end
     positions: List[int]  # which variables they are
 
-    def by_function(self) -> Iterator[slice]:
-        """The part of each function."""
-        return map(slice, [0, *self.ends], self.ends)
+    def part(self, index: int) -> slice:
+        """Where the entries of one function are."""
+        return slice(self.ends[index - 1] if index else 0, self.ends[index])
+
+    def by_function(self, of_each: Optional[List[Any]] = None) -> List[List[Any]]:
+        """The positions that belong to each function, or what `of_each` holds in their places."""
+        values = self.positions if of_each is None else of_each
+        return [values[start:end] for start, end in zip([0, *self.ends], self.ends)]
 
 
 class GraphDescription(NamedTuple):

@@ -24,17 +24,11 @@ _SEVERAL = 2
 
 
 class PlanOptions(NamedTuple):
-    """What a plan depends on besides the graph.
-
-    Attributes:
-        selection: which layers get a scale.
-        adaptive: False when no function between the loss and the first layer may be rescaled.
-        non_homogeneous: type names of functions whose gradient is not linear in the output gradient.
-    """
+    """What a plan depends on besides the graph."""
 
     selection: LayerSelection
-    adaptive: bool
-    non_homogeneous: FrozenSet[str]
+    adaptive: bool  # False: no function between the loss and the first layer may be rescaled
+    non_homogeneous: FrozenSet[str]  # types of functions whose gradient is not linear in the output gradient
 
     @classmethod
     def of(cls, selection: LayerSelection, *, adaptive: bool, non_homogeneous: Sequence[str]) -> PlanOptions:
@@ -43,51 +37,33 @@ class PlanOptions(NamedTuple):
 
 
 class GraphStructure:
-    """The roles of a graph's functions.
-
-    Args:
-        described: the graph.
-        options: what else decides about them.
-        leaves: the variables that the description keeps; they are held, so that no other gets their keys.
-
-    Attributes:
-        described: the graph.
-        options: what else decided.
-        labels: the name of each function, by index.
-        nodes: the functions that backward visits, in its order.
-        gradients: positions of all variables that get a gradient but are no leaves, in backward order.
-        leaves: positions of the leaves that get a gradient, in backward order.
-        loss_exits: in how many places the gradient leaves the section between the loss and the first layers.
-        layers: names of the layers that get a scale, in backward order.
-        stopped: type names of the functions that backward does not visit.
-        roots: positions of the outputs that backward starts from.
-        kept_gradients: positions of those whose gradients stay even when buffers are cleared.
-        fixed: position of each leaf without gradient, and whether forward writes it, once for each use; and
-            those of the others that forward writes.
-        kept_keys: keys of the leaves that are the same in the next graph.
-
-    Raises:
-        ValueError: a pattern of the selection matches no layer.
+    """The roles of a graph's functions; ValueError where a pattern of the selection matches no layer. Of the
+    graph, it holds the leaves that the description keeps, so that no others get their keys.
     """
 
     def __init__(
         self, described: GraphDescription, options: PlanOptions, leaves: Sequence[nn.Variable]
     ) -> None:
         self.described, self.options = described, options
+        # Held, so that no other variables get their keys.
         self._held = leaves
+        self._components: Dict[bool, Components] = {}
         self._sizes = _sizes(described)
-        self._inputs = [described.inputs.positions[part] for part in described.inputs.by_function()]
-        self._producers = [described.producers[part] for part in described.inputs.by_function()]
-        self._needs = [described.needs[part] for part in described.inputs.by_function()]
-        self._outputs = [described.outputs.positions[part] for part in described.outputs.by_function()]
+        self._inputs = described.inputs.by_function()
+        self._producers = described.inputs.by_function(described.producers)
+        self._needs = described.inputs.by_function(described.needs)
+        self._outputs = described.outputs.by_function()
         self.labels = function_names(described)
         self.order = self._backward_order()
         scalable = {index: self._slots(index) for index in self.order}
         options.selection.check([slot.layer for slots in scalable.values() for slot in slots])
         section = self._loss_section() if options.adaptive else set()
+        # The functions that backward visits, in its order; and by position, the variables that get a gradient
+        # but are no leaves, and the leaves that get one.
         self.nodes = [self._node(index, scalable[index], section) for index in self.order]
         self.gradients = list(dict.fromkeys(p for node in self.nodes for p in (*node.outputs, *node.inputs)))
         self.leaves = list(dict.fromkeys(p for node in self.nodes for p in node.leaves))
+        # In how many places the gradient leaves the section between the loss and the first layers.
         self.loss_exits = sum(node.loss_exit for node in self.nodes)
         self.layers = [slot.layer for node in self.nodes for slot in node.slots]
         pairs = zip(described.type_names, described.need_grads)
@@ -95,18 +71,16 @@ class GraphStructure:
         self.roots = self._outputs[-1]
         # Sink keeps the gradients of its inputs even when buffers are cleared.
         self.kept_gradients = {p for node in self.nodes if node.type_name == "Sink" for p in node.inputs}
-        self.fixed = list(self._fixed())
+        # The leaves without gradient, and whether forward writes them, once for each use; and those of the
+        # others that forward writes.
+        self.fixed = self._fixed()
         self.kept_keys = {key for key, _ in described.kept.values()}
-        self._components: Dict[bool, Components] = {}
 
     def of_alike(self, described: GraphDescription) -> Optional[GraphStructure]:
         """The structure of a graph that is wired as this one; None of one that is not.
 
         Such graphs differ in shapes, and the arguments that go with them, only, as sentences of other lengths
         do. Little has to be found out for them, and the schedule of one serves the others.
-
-        Args:
-            described: the graph.
         """
         # Compared in full: a hash alone could take one graph for another.
         if described == self.described:
@@ -121,9 +95,16 @@ class GraphStructure:
         found.described = described
         found.nodes = [found._reshaped(node) for node in self.nodes]
         # What is computed from nodes, shapes and arguments when it is asked for.
-        for name in ("by_number", "limiting_gradients", "largest_gradients", "memory_uses"):
+        for name in (
+            "by_number",
+            "layer_slots",
+            "in_float",
+            "limiting_gradients",
+            "largest_gradients",
+            "memory_uses",
+        ):
             vars(found).pop(name, None)
-        found.fixed = list(found._fixed())
+        found.fixed = found._fixed()
         return found
 
     def _reshaped(self, node: NodeStructure) -> NodeStructure:
@@ -152,13 +133,9 @@ class GraphStructure:
         return list(dict.fromkeys([*self.gradients, *factors]))
 
     @cached_property
-    def handovers(self) -> List[NodeStructure]:
-        """The functions of one element at the loss whose input gradients may get a scale of their own."""
-        return [
-            node
-            for node in self.nodes
-            if node.loss_section and node.separates and node.inputs and not node.non_homogeneous
-        ]
+    def layer_slots(self) -> Dict[str, Tuple[NodeStructure, LayerSlot]]:
+        """The function and the input of each layer that gets a scale, by its name, in backward order."""
+        return {slot.layer: (node, slot) for node in self.nodes for slot in node.slots}
 
     @cached_property
     def readers(self) -> Dict[int, Set[int]]:
@@ -179,10 +156,14 @@ class GraphStructure:
         """Those of `gradients` that must fit the storage format: not what backward is given, nor arrays that
         functions in float read in a network in half precision.
         """
-        in_half = any(node.half for node in self.nodes)
-        in_float = {p for node in self.nodes if in_half and not node.half for p in node.outputs}
-        kept = (p for p in self.gradients if p in self.single or p not in in_float)
+        kept = (p for p in self.gradients if p in self.single or p not in self.in_float)
         return {*kept}.difference(self.roots)
+
+    @cached_property
+    def in_float(self) -> Set[int]:
+        """Outputs of functions in float in a network in half precision."""
+        in_half = any(node.half for node in self.nodes)
+        return {p for node in self.nodes if in_half and not node.half for p in node.outputs}
 
     @cached_property
     def largest_gradients(self) -> List[int]:
@@ -308,7 +289,6 @@ class GraphStructure:
             any(self._sizes[position] == _SEVERAL for position in read),
             non_homogeneous or (in_section and len(outputs) == 1 and self._sizes[outputs[0]] == 1),
             bool(inputs) and len(outputs) == 1 and not (leaves or layers or in_section or non_homogeneous),
-            not {slot.target for slot in layers}.issuperset(inputs),
             outputs[0] if len(outputs) == 1 else None,
         )
 

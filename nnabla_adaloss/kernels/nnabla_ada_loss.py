@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 import nnabla as nn
 import numpy as np
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from ..core.ada_loss import AdaLoss
 from ..core.config import AdaLossConfig
-from ..core.layer_limits import LayerLimitPolicy
 from ..core.statistics import ArrayStatistics
 from .interface import Kernels
 
@@ -22,7 +21,6 @@ class NNablaAdaLoss(AdaLoss):
     Args:
         config: how scales are computed and bounded.
         kernels: the kernels that read the arrays.
-        limit_policy: how a layer that overflowed backs off and recovers.
 
     Example:
         >>> import numpy as np, nnabla as nn
@@ -33,10 +31,8 @@ class NNablaAdaLoss(AdaLoss):
         8.0
     """
 
-    def __init__(
-        self, config: AdaLossConfig, kernels: Kernels, limit_policy: Optional[LayerLimitPolicy] = None
-    ) -> None:
-        super().__init__(config, limit_policy)
+    def __init__(self, config: AdaLossConfig, kernels: Kernels) -> None:
+        super().__init__(config)
         self.kernels = kernels
 
     def statistics(self, array: nn.NdArray) -> ArrayStatistics:

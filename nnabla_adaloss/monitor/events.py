@@ -56,7 +56,8 @@ class Overflowed(NamedTuple):
         attempt: number of the pass within it.
         cause: `"overflow"` (a lower scale may help), `"nonfinite_loss"`, `"nonfinite_forward"`.
         layers: functions whose gradients were not finite, the first in backward order first.
-        blamed: the layer whose own scale was too large; None: the global scale, or no scale.
+        component: the part of the network where it began, by the name of the function that its first
+            gradient belongs to; empty where that is not known.
         scale: the global scale S0 of the pass.
         detail: what in forward was not finite, in words; empty when nothing was.
     """
@@ -65,7 +66,7 @@ class Overflowed(NamedTuple):
     attempt: int
     cause: str
     layers: Tuple[str, ...]
-    blamed: Optional[str]
+    component: str
     scale: float
     detail: str = ""
 

@@ -173,7 +173,9 @@ def from_dict(saved: Mapping[str, Any]) -> Row:
     if "layers" in fields:
         fields["layers"] = tuple(fields["layers"])
     if kind is Overflowed:
-        fields.setdefault("blamed", None)
+        # Files of earlier versions name a layer instead.
+        fields.pop("blamed", None)
+        fields.setdefault("component", "")
     try:
         row: Row = kind(**fields)
     except TypeError as error:

@@ -13,7 +13,16 @@ from .text import percent
 _MOSTLY = 0.5
 # So many bits that are free above the largest element are worth using.
 _ROOM = 2.0
+_SHARED = (
+    "Other gradients share its scale and need that room: store gradients in a wider format, such as bfloat16"
+)
 _REMEDIES = {
+    Reason.ROOM.value: _SHARED,
+    Reason.LEVEL.value: _SHARED,
+    Reason.BRANCHES.value: _SHARED,
+    Reason.WEIGHT_RANGE.value: (
+        "The scaled copy of its weight would overflow: store weights in a wider format, such as bfloat16"
+    ),
     Reason.SCALE_BOUND.value: "Raise AdaLossConfig(scale_upper_bound=...)",
     Reason.ACCUMULATED_BOUND.value: "Raise AdaLossConfig(accum_upper_bound=...)",
 }

@@ -23,12 +23,13 @@ from ..graph.loss import LossLike, Seed, check_seed
 from ..kernels import select_kernels
 from ..undo import ArraySnapshot, ForwardState
 from ..updaters.notifications import Notifier
-from ..updaters.outcome import GOOD, BatchOutcome, examine, poison_gradients
+from ..updaters.outcome import GOOD, BatchOutcome, examine, judge, poison_gradients
+from ..updaters.retries import first_bad
 from .scaled_losses import ScaledLosses
 from .solver_steps import SolverSteps
 from .torch_names import ARGUMENTS, METHODS
 
-_VERSION = 2
+_VERSION = 3
 # How often the first batch runs, at most, until its scales hold.
 _ATTEMPTS = 20
 
@@ -142,12 +143,11 @@ class GradScaler:
             return
         if not self._forwarded:
             guard.begin()
-        guard.before_forward()
-        guard.begin_batch(first=not self._forwarded, repeat=self._is_first_batch(scaling))
+        guard.begin_batch(first=not self._forwarded, repeat=self._may_run_again(scaling))
         self._forwarded.pop(key, None)
         self._forwarded[key] = None
         scaling.forward(clear_buffer=clear_buffer, clear_no_need_grad=clear_no_need_grad)
-        scaling.guard.after_forward()
+        scaling.guard.state.note_changes()
 
     def backward(self, loss: LossLike, clear_buffer: bool = False, grad: Optional[Seed] = None) -> None:
         """Run backward; every parameter gradient comes out unscaled, in fp32, added to what it held.
@@ -175,7 +175,7 @@ class GradScaler:
             self._find_scales(scaling, grad)
         else:
             scaling.backward(None, clear_buffer=clear_buffer, grad=grad, iteration=self._iteration)
-            if scaling.components.searching:
+            if not scaling.settled and scaling.guard.can_undo_batch:
                 self._find_scales(scaling, grad, again=True)
         self._used[key] = scaling
 
@@ -329,7 +329,7 @@ class GradScaler:
             if again:
                 guard.undo_batch()
                 scaling.forward()
-                guard.after_forward()
+                guard.state.note_changes()
             scaling.backward(None, grad=grad, iteration=self._iteration, again=again)
             again = True
             if scaling.settled and not scaling.found_inf:
@@ -342,11 +342,13 @@ class GradScaler:
     def _is_first_batch(self, scaling: AdaptiveLossScaling) -> bool:
         return not scaling.components.amaxes() and hash(scaling.variable) not in self._used
 
+    def _may_run_again(self, scaling: AdaptiveLossScaling) -> bool:
+        return not scaling.delay or self._is_first_batch(scaling)
+
     def _begin_where_forward_ended(self, scaling: AdaptiveLossScaling) -> None:
         """Begin the batch of a loss on which `loss.forward()` ran, so that nothing was saved before it."""
         if hash(scaling.variable) not in self._forwarded:
-            scaling.guard.before_forward()
-            scaling.guard.begin_batch(first=False, repeat=self._is_first_batch(scaling))
+            scaling.guard.begin_batch(first=False, repeat=self._may_run_again(scaling))
 
     def _index(self, solver: Any, verb: str) -> int:
         index = self._solvers.index(solver)
@@ -365,13 +367,14 @@ class GradScaler:
                 continue
             self._blamed.add(key)
             found = self._examine(scaling, solver)
-            if found.bad_batch:
+            if judge(found) == "fault":
                 self._bad_batch = True
                 self.cause = "the loss is not finite" if found.fault is None else str(found.fault)
                 self._warn("bad", f"{self.cause}: this is not a gradient overflow, so no scale is lowered")
             else:
                 self.cause = f"overflow, first in {scaling.found_inf[0]}"
-                self._notifier.count_lost(self._iteration, scaling.found_inf)
+                where = first_bad(scaling.found_inf, scaling.result.component)
+                self._notifier.count_lost(self._iteration, where)
                 if not scaling.after_overflow():
                     self._warn("floor", f"gradients are not finite at the smallest scale: {self.cause}")
         if not self.cause:
@@ -395,7 +398,7 @@ class GradScaler:
     def _note_gradients(self) -> None:
         """Warn if a step had no gradient at all."""
         used, iteration = list(self._used.values()), self._iteration + 1
-        has_gradients = any(scaling.nonzero_leaves for scaling in used)
+        has_gradients = any(scaling.result.nonzero for scaling in used)
         # Another backward of this iteration may have left some.
         if has_gradients or not used[0].guard.gradients_are_zero(self._solvers.parameters()):
             self._last_gradient = iteration

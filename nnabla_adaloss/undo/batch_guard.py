@@ -19,7 +19,7 @@ from .snapshot import ArraySnapshot
 
 class BatchGuard:
     """Undoes single batches, and answers a training loop's questions about the present one. Per window
-    `begin`, then per batch `before_forward`, `begin_batch`, forward, `after_forward` and backward.
+    `begin`, then per batch `begin_batch`, forward, `state.note_changes` and backward.
     """
 
     def __init__(
@@ -52,25 +52,16 @@ class BatchGuard:
         self._gradients_at_first.drop()
         self._first, self._saves_gradients = True, False
 
-    def before_forward(self) -> None:
-        """Save the running statistics and whatever else forward writes, unless the window has saved it."""
-        self.state.save(self._plan())
-
-    def after_forward(self) -> None:
-        """Find what forward has written, where that is not known yet."""
-        self.state.note_changes()
-
-    def undo(self) -> None:
-        """Restore what forward has written in this window: it leaves nothing behind."""
-        self.state.restore()
-
     def undo_window(self) -> None:
         """Restore what forward has written in this window, and the gradients that were saved in it."""
-        self.undo()
+        self.state.restore()
         self._gradients_at_first.restore()
 
     def begin_batch(self, *, first: bool, repeat: bool = True) -> None:
-        """Save what one batch is going to change, with its leaf gradients where it may be repeated."""
+        """Before forward, save what one batch is going to change, unless the window has saved it; with its
+        leaf gradients where it may be repeated.
+        """
+        self.state.save(self._plan())
         self._first, self._saves_gradients = first, repeat
         # What forward writes is saved already for the first batch of a window.
         if not first:

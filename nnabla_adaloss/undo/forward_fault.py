@@ -21,7 +21,6 @@ class ForwardFault(NamedTuple):
     function: str
     type_name: str
     what: str  # what is wrong, in words
-    inputs_finite: bool  # then the fault begins here
 
     def __str__(self) -> str:
         return f"{self.function} ({self.type_name}) {self.what}"
@@ -46,26 +45,25 @@ def find_forward_fault(
 def _fault_of(
     f: Any, plan: GraphPlan, kernels: Kernels, storage: Optional[RoundedStorage]
 ) -> Optional[ForwardFault]:
-    def fault(what: str, inputs_finite: bool) -> ForwardFault:
-        return ForwardFault(plan.labels.get(hash(f), f.info.type_name), f.info.type_name, what, inputs_finite)
+    def fault(what: str) -> ForwardFault:
+        return ForwardFault(plan.labels.get(hash(f), f.info.type_name), f.info.type_name, what)
 
     for v in f.inputs:
         bad = 0 if v.parent is not None else _nonfinite(v, kernels)
         if bad:
             name = plan.names.get(hash(v))
             which = f"an input of shape {v.shape}" if name is None else f"the parameter {name}"
-            return fault(f"reads {which} that holds {bad} infinities or NaNs", False)
+            return fault(f"reads {which} that holds {bad} infinities or NaNs")
     for v in f.outputs:
         bad = _nonfinite(v, kernels)
         if bad:
-            inputs_finite = not any(_nonfinite(i, kernels) for i in f.inputs)
             rounded = None if storage is None else storage.data_rounding(hash(v))
-            if rounded is not None and rounded.overflowed:
-                assert storage is not None
-                stored = storage.data_format(hash(v), v.size)
-                limit = f"{stored.name}, which ends at {stored.max:g}"
-                return fault(f"computes {rounded.overflowed} numbers beyond {limit}", inputs_finite)
-            return fault(f"computes {bad} infinities or NaNs from finite inputs", inputs_finite)
+            if storage is None or rounded is None or not rounded.overflowed:
+                return fault(f"computes {bad} infinities or NaNs from finite inputs")
+            stored = storage.data_format(hash(v), v.size)
+            return fault(
+                f"computes {rounded.overflowed} numbers beyond {stored.name}, which ends at {stored.max:g}"
+            )
     return None
 
 

@@ -36,7 +36,7 @@ class ForwardState:
         self._shared = SharedMemory([], [], [], [])
         self._carried = DataSnapshot(kernels, [])
         self._examined: Set[int] = set()
-        self._written: List[nn.Variable] = []
+        self.written: List[nn.Variable] = []
         self._candidates: List[nn.Variable] = []
         # Contents of the candidates before the first forward; kept no longer than that.
         self._before: List[Contents] = []
@@ -67,7 +67,7 @@ class ForwardState:
         if not self._candidates:
             return
         for leaf, before in self._changed():
-            self._written.append(leaf)
+            self.written.append(leaf)
             snapshot = self._add([leaf])
             snapshot.put([before])
             self._saved.append(snapshot)
@@ -99,16 +99,12 @@ class ForwardState:
     @property
     def arrays(self) -> List[nn.NdArray]:
         """The float32 and float16 arrays that forward writes, as they are now."""
-        if not self._written:
+        if not self.written:
             return []
-        arrays = [leaf.data for leaf in self._written]
+        arrays = [leaf.data for leaf in self.written]
         if are_readable(arrays):
             return arrays
         return [array for array in arrays if stored_dtype(array) in (FLOAT32, FLOAT16)]
-
-    def has_nonfinite(self) -> bool:
-        """True when something that forward writes holds an infinity or a NaN."""
-        return bool(self._written) and not self._kernels.all_finite(self.arrays)
 
     def _changed(self) -> Iterator[Tuple[nn.Variable, Contents]]:
         """The candidates that the first forward has changed, with their contents before it."""
@@ -157,7 +153,7 @@ class ForwardState:
             elif key in plan.names and key not in self._examined:
                 candidates[key] = leaf
         self._present = list(known)
-        self._written = [leaf for key, leaf in leaves.items() if key in self._snapshots or key in new]
+        self.written = [leaf for key, leaf in leaves.items() if key in self._snapshots or key in new]
         self._candidates = [leaf for key, leaf in candidates.items() if key not in new]
         lasting = [leaf for key, leaf in new.items() if key in plan.names]
         if lasting:

@@ -5,8 +5,7 @@ from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdat
 
 from .adaptive import AdaptiveLossScalingUpdater
 from .fixed import FixedLossScalingUpdater
-from .result import UpdateResult
-from .retries import Counters
+from .retries import Counters, UpdateResult
 
 __all__ = [
     "AdaptiveLossScalingUpdater",

@@ -22,24 +22,20 @@ from ..graph.loss import LossLike, check_scale
 from ..monitor import BatchThrownAway, ScaleChanged, audience_of
 from ..state import read_state, write_state
 from ..undo import Savepoint, Undoable
-from .argument_checks import TORCH_ARGUMENTS, check_arguments
-from .batch_run import BatchRun, RunOptions, keep_data
+from .argument_checks import TORCH_ARGUMENTS, HookLike, check_arguments, hooks_by_pass
+from .batch_run import BatchRuns, keep_data
 from .exchange import GradientExchange
-from .function_hooks import HookLike, function_hooks
-from .global_scale import GlobalScale, history_of
+from .global_scale import GlobalScale, agreed_scales, history_of
 from .idle import Idle
 from .notifications import Notifier, nonfinite_gradients, notify_float_storage, notify_update
-from .outcome import GOOD, BatchOutcome, Cause, agree_on_cause
-from .result import UpdateResult
-from .retries import Counters, RetryState
-from .settings import Settings
-from .shared_state import agreed_scales, exchange_scales
-from .states import UpdaterState, parameter_checksum
+from .outcome import GOOD, BatchOutcome, agree_on_cause
+from .retries import Counters, RetryState, UpdateResult
+from .states import as_saved, parameter_checksum, read
 
 _CALL = methodcaller("__call__")
 
 
-class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: ignore[misc]
+class AdaptiveLossScalingUpdater(BatchRuns, DynamicLossScalingUpdater):  # type: ignore[misc]
     """Trains with a loss scale that is measured, not searched for, and adaptive scales per layer on top.
 
     A drop-in replacement for nnabla's `DynamicLossScalingUpdater`: it has the same positional arguments with
@@ -52,8 +48,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         scale: S0, the global loss scale to start with. 8.0, as the baseline.
         scaling_factor: what S0 is multiplied by to grow and divided by to back off, with
             `global_scale="dynamic"`. 2.0.
-        N: S0 grows after more than this many updates without overflow, with `"dynamic"`; so does the limit of
-            a layer that overflowed, always. 2000.
+        N: S0 grows after more than this many updates without overflow, with `"dynamic"`. 2000.
         clear_buffer: free activations and gradients that are no longer needed. True.
         accum_grad: batches whose gradients are summed per update; one overflow drops all of them. 1.
         weight_decay: decay constant; None for no decay.
@@ -160,7 +155,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         self.on_nonfinite_loss, self.on_nonfinite_forward = on_nonfinite_loss, on_nonfinite_forward
         self.on_scale_floor, self.on_overflow, self.average = on_scale_floor, on_overflow, average
         self.clear_buffer = clear_buffer
-        self._hooks = function_hooks(function_pre_hook, function_post_hook)
+        self._hooks = hooks_by_pass(function_pre_hook, function_post_hook)
         self.history = history_of(global_scale, start_scale=scale, min_scale=min_scale)
         self._s0 = GlobalScale(scale, policy, self.history)
         self.config, self.storage, self.solver, self.global_scale = config, storage, solver, global_scale
@@ -177,9 +172,8 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         own = solver, loss, data_feeder, self.scale, scaling_factor, N, clear_buffer, accum_grad, weight_decay
         super().__init__(*own, comm, self._exchange.grads if comm is not None else [])
         notify_float_storage(self.scaling, storage, config)
-        # The present iteration; that of an exception before the exchange, which the next call goes on with;
-        # and whether an exception now would be one.
-        self._retries: RetryState
+        # An iteration that ended with an exception before the exchange, with which the next call goes on; and
+        # whether an exception now would be one.
         self._interrupted: Optional[RetryState] = None
         self._before_exchange = False
         # What an iteration that does not end is undone with; empty between two iterations.
@@ -215,8 +209,8 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         # What a second interruption has left of the iteration before.
         self._undo_iteration()
         resumed, self._interrupted = self._interrupted, None
-        before, limits = self._s0.state, dict(self.scaling.limits)
-        self._retries = resumed or RetryState(self.iteration + 1, before, limits)
+        before = self._s0.state
+        self._retries = resumed or RetryState(self.iteration + 1, before)
         self.scaling.guard.begin()
         if self.comm is None:
             own: List[Undoable] = [self, self._s0, self.counters]
@@ -247,35 +241,35 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         while True:
             self._before_exchange = self.comm is not None
             outcome = self._run_batches()
-            self._exchange_gradients()
+            used = self._exchange_gradients()
             self._before_exchange = False
             if not self._overflowed(outcome):
                 break
             self._undo_batches()
-            cause = agree_on_cause(self._exchange, outcome, self.scaling, repeat=self._repeat)
-            if cause.bad_batch:
+            cause, exhausted, only_s0 = agree_on_cause(self._exchange, outcome, repeat=self._repeat)
+            retries.layers, retries.component = outcome.nonfinite_layers, outcome.component
+            if cause in ("nonfinite_loss", "nonfinite_forward"):
                 return self._skip_bad_batch(outcome, cause)
-            retries.layers = outcome.nonfinite_layers
-            hopeless = cause.at_floor or (cause.global_scale and not self._s0.lower())
-            self._discard("hopeless" if hopeless else cause.name, retries.layers)
+            hopeless = cause == "hopeless" or (only_s0 and not self._s0.lower())
+            self._discard("hopeless" if hopeless else cause, retries.layers)
             if hopeless:
                 retries.hopeless += 1
                 if self._searches or retries.is_last(self.max_retries):
                     return self._skip_at_floor()
                 # No scale helps this batch: go on with those before it.
                 self._restore_scales()
-                self._notifier.notify_hopeless_batch(self.iteration, retries.layers)
+                self._notifier.notify_hopeless_batch(self.iteration, retries.where)
             retries.discarded += 1
-            self._notifier.count_lost(self.iteration, retries.layers)
+            self._notifier.count_lost(self.iteration, retries.where)
             self.scaling.components.lose_batch()
             self.scaling.guard.begin()
-            if cause.exhausted or retries.discarded > self.max_retries:
+            if exhausted or retries.discarded > self.max_retries:
                 return self._give_up()
         reason = self._reason()
-        if not self.scaling.state_is_finite():
+        if not self.scaling.result.state_finite:
             self._undo_batches()
         self._complete_gradients()
-        self._s0.after_update()
+        self._s0.after_update(used)
         self.scaling.end_iteration()
         self.counters.count_update(self.accum_grad)
         self._notifier.lost_in_a_row = 0
@@ -284,8 +278,9 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
             # the iteration, with which it counts.
             deque(map(_CALL, (self.solver.update, self._undone.clear)), 0)
         self.scaling.measure_weights()
-        layers = retries.layers or outcome.overflow_layers
-        return UpdateResult(True, self._s0.scale, retries.retries, reason, layers, outcome.nonfinite_layers)
+        layers, component = retries.layers or outcome.overflow_layers, retries.component or outcome.component
+        found = retries.retries, reason, layers, outcome.nonfinite_layers, "", component
+        return UpdateResult(True, self._s0.scale, *found)
 
     @property
     def parameters_lock(self) -> Any:
@@ -311,15 +306,15 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
 
     def state_dict(self) -> Dict[str, Any]:
         """Everything that decides the next step, apart from parameters, solver states and data."""
-        return UpdaterState(
+        return as_saved(
             self._deciding_settings,
             self._s0.state,
-            self._s0.last_good,
-            self.iteration,
             self.counters,
-            parameter_checksum(self.solver),
-            self.scaling.state_dict(),
-        ).as_dict()
+            last_good_scale=self._s0.last_good,
+            iteration=self.iteration,
+            parameters=parameter_checksum(self.solver),
+            scaling=self.scaling.state_dict(),
+        )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state that `state_dict` returned. Load the parameters before.
@@ -328,11 +323,11 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
             ValueError: the state is damaged, of a newer version, of another network, or of an updater with
                 other settings. Nothing changes then.
         """
-        saved = UpdaterState.from_dict(state, self._deciding_settings, self.policy)
-        self.scaling.load_state_dict(saved.scaling)
-        self._s0.restore(saved.scale_state, saved.last_good_scale)
-        self.iteration, self.counters, self._interrupted = saved.iteration, saved.counters, None
-        if saved.parameters != parameter_checksum(self.solver):
+        saved = read(state, self._deciding_settings, self.policy)
+        self.scaling.load_state_dict(saved["scaling"])
+        self._s0.restore(saved["scale_state"], saved["last_good_scale"])
+        self.iteration, self.counters, self._interrupted = saved["iteration"], saved["counters"], None
+        if saved["parameters"] != parameter_checksum(self.solver):
             self.scaling.forget()
             warn(
                 "the parameters are not those that the state was saved with: the scales of layers are "
@@ -360,25 +355,19 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
     def _run_batches(self) -> BatchOutcome:
         """Zero the gradients, then feed, run forward and backward `accum_grad` times."""
         outcome = GOOD
-        options = RunOptions(self._repeat, self.max_retries, self.clear_buffer, self._hooks)
         self.solver.zero_grad()
         for index in range(self.accum_grad):
             # May assign another loss, and rewire this one.
             self.data_feeder()
-            scaling = self.scaling
-            scaling.guard.before_forward()
-            batch = BatchRun(
-                scaling, self.solver, self._idle.lock, self._s0, self._retries, self.counters, options
-            )
-            outcome = batch.run(outcome, first=not index)
-            found = scaling.nonzero_leaves
+            outcome = self._run_batch(outcome, first=not index)
+            found = self.scaling.result.nonzero
             self._nonzero = self._nonzero | found if index else found
         return outcome
 
     def _undo_batches(self) -> None:
         """Restore what forward has written since the update began, in whichever graph of the network."""
         with self._idle.lock:
-            self.scaling.guard.undo()
+            self.scaling.guard.state.restore()
 
     def _undo_iteration(self) -> None:
         """Go back to before an iteration that did not end; do nothing after one that did."""
@@ -396,16 +385,14 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         if self.comm is not None:
             is_check_due = self._exchange.begin_iteration(self.iteration, self.check_every)
             if is_check_due and not resumed:
-                scales = agreed_scales(self.scaling, self._s0.scale, repeat=self._repeat)
+                scales = agreed_scales(self.scaling, self._s0.scale)
                 self._exchange.check_ranks_agree(scales, self.iteration)
 
-    def _exchange_gradients(self) -> None:
-        state = self._s0.in_use(self.scaling.loss_scale)
-        if self.comm is not None:
-            state = exchange_scales(
-                self._exchange, self.scaling, state, average=self.average, alike=self._searches
-            )
-        self._s0.agree_on(state)
+    def _exchange_gradients(self) -> float:
+        """Sum them over the ranks; the global scale of the last batch, where it is measured."""
+        if self.comm is None:
+            return self.scaling.loss_scale
+        return self._s0.exchange(self._exchange, self.scaling, average=self.average, alike=self._searches)
 
     def _overflowed(self, outcome: BatchOutcome) -> bool:
         if self.comm is None:
@@ -436,20 +423,20 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         if self.weight_decay is not None:
             self.solver.weight_decay(self.weight_decay)
 
-    def _skip_bad_batch(self, outcome: BatchOutcome, cause: Cause) -> UpdateResult:
+    def _skip_bad_batch(self, outcome: BatchOutcome, cause: str) -> UpdateResult:
         if self._repeat:
             # Lower scales were tried, and were not the cause.
             self._restore_scales()
         else:
             self.scaling.components.drop_iteration()
-        here = outcome.nonfinite_loss if cause.nonfinite_loss else outcome.fault is not None
+        of_loss, fault, layers = cause == "nonfinite_loss", str(outcome.fault or ""), outcome.nonfinite_layers
+        here = outcome.nonfinite_loss if of_loss else outcome.fault is not None
         whose = "" if self.comm is None else f" of {'this' if here else 'another'} rank"
-        policy = self.on_nonfinite_loss if cause.nonfinite_loss else self.on_nonfinite_forward
-        fault, layers = str(outcome.fault or ""), outcome.nonfinite_layers
-        self._discard(cause.name, layers, fault)
+        policy = self.on_nonfinite_loss if of_loss else self.on_nonfinite_forward
+        self._discard(cause, layers, fault)
         self._undone.clear()
-        self._notifier.notify_bad_batch(policy, cause.name, whose, fault, self.iteration, self.scale)
-        return UpdateResult(False, self.scale, self._retries.retries, cause.name, layers, layers, fault)
+        self._notifier.notify_bad_batch(policy, cause, whose, fault, self.iteration, self.scale)
+        return self._skipped(cause, nonfinite=layers, fault=fault)
 
     def _discard(self, cause: str, layers: Tuple[str, ...], detail: str = "") -> None:
         """Count and report that the batches of this try are lost."""
@@ -460,7 +447,6 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
     def _restore_scales(self) -> None:
         """Go on with the scales from before the iteration, and forget what it has measured."""
         self._s0.restore(self._retries.scale_state)
-        self.scaling.limits = self._retries.limits
         self.scaling.components.drop_iteration()
 
     def _skip_at_floor(self) -> UpdateResult:
@@ -469,23 +455,25 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         floor = self.scale if self._searches else self.policy.min_scale
         self._restore_scales()
         self._undone.clear()
+        scales = self._s0.last_good, self.scale
         self._notifier.notify_scale_floor(
-            self.on_scale_floor,
-            self.iteration,
-            floor,
-            retries.layers,
-            bad,
-            self._s0.last_good,
-            self.scale,
+            self.on_scale_floor, self.iteration, floor, retries.where, bad, *scales
         )
-        return UpdateResult(False, self.scale, retries.retries, "overflow", retries.layers, retries.layers)
+        return self._skipped("overflow", nonfinite=retries.layers)
 
     def _give_up(self) -> UpdateResult:
-        retries = self._retries
         self.scaling.components.end_iteration()
         self._undone.clear()
         if self._repeat and self.max_retries:
             self._notifier.notify_exhausted(
-                self.on_scale_floor, self.iteration, retries.retries, retries.layers
+                self.on_scale_floor, self.iteration, self._retries.retries, self._retries.where
             )
-        return UpdateResult(False, self.scale, retries.retries, "overflow", retries.layers)
+        return self._skipped("overflow")
+
+    def _skipped(self, reason: str, nonfinite: Tuple[str, ...] = (), fault: str = "") -> UpdateResult:
+        """The result of an iteration without an update."""
+        found = self._retries
+        component = found.component if reason == "overflow" else ""
+        return UpdateResult(
+            False, self.scale, found.retries, reason, found.layers, nonfinite, fault, component
+        )

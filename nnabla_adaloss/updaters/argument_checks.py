@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Collection, Optional, Sequence
+from typing import Any, Collection, Dict, Optional, Sequence, Tuple, Union
 
 import nnabla as nn
 
 from ..core.validation import integer, nonnegative_number
+from ..graph.hooks import Hook
+
+HookLike = Union[Hook, Tuple[Optional[Hook], Optional[Hook]], None]
+"""A hook for forward and backward, or one for each, or none."""
 
 _SEARCHED = 'with global_scale="dynamic"'
 TORCH_ARGUMENTS = {
@@ -97,3 +101,17 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")
     return value
+
+
+def hooks_by_pass(pre: Any, post: Any) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+    """The arguments for forward, and for backward; TypeError unless both hooks are each a `HookLike`."""
+    pairs = {}
+    for name, given in (("function_pre_hook", pre), ("function_post_hook", post)):
+        pairs[name] = pair = given if isinstance(given, tuple) else (given, given)
+        if len(pair) != 2 or not all(hook is None or callable(hook) for hook in pair):
+            raise TypeError(
+                f"{name} must be a callable with a function, or a pair of these for forward and backward, "
+                f"or None; got {given!r}"
+            )
+    forward, backward = ({name: pair[index] for name, pair in pairs.items()} for index in (0, 1))
+    return forward, backward

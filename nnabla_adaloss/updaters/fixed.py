@@ -19,8 +19,8 @@ from .argument_checks import check_arguments, check_count, check_data_feeder, ch
 from .batch_run import keep_data
 from .exchange import GradientExchange
 from .notifications import Notifier, notify_update
-from .result import UpdateResult
-from .settings import SetOnce, Setting, SolverSetting
+from .retries import UpdateResult
+from .settings import Setting, always, exchanges
 
 
 class FixedLossScalingUpdater:
@@ -63,8 +63,8 @@ class FixedLossScalingUpdater:
         True
     """
 
-    comm: Any = SetOnce()
-    solver: Any = SolverSetting(check_solver)
+    comm: Any = Setting(refuses=always)
+    solver: Any = Setting(check_solver, refuses=exchanges)
     data_feeder: Any = Setting(check_data_feeder)
     scale: Any = Setting(lambda name, value: check_scale(value, name))
     drop_overflow_update: Any = Setting(boolean)
@@ -152,7 +152,7 @@ class FixedLossScalingUpdater:
         # Layers are not looked at one by one here.
         finite = bool(np.isfinite(variable_of(self.loss).d).all())
         cause = "overflow" if finite else "nonfinite_loss"
-        audience.tell(Overflowed(self.iteration, 0, cause, (), None, self.scale))
+        audience.tell(Overflowed(self.iteration, 0, cause, (), "", self.scale))
         audience.tell(BatchThrownAway(self.iteration, cause, (), self.accum_grad))
 
     @property

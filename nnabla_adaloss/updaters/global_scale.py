@@ -1,27 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The global loss scale S0 of a training: measured, or searched for by growth and back-off."""
+"""The global loss scale S0 of a training: measured, or searched for by growth and back-off.
+
+A rank that repeats a batch lowers scales on its own, and one that measures holds its scale where its own
+scalars fit. Gradients are exchanged unscaled, so that does no harm; after the exchange all take the lowest.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Optional, Union
+from typing import List, Optional, Union
+
+import numpy as np
 
 from ..core.scale_history import HistoryPolicy
 from ..core.scale_policy import ScalePolicy, ScaleState
+from ..engine import AdaptiveLossScaling
 from ..graph.loss import check_scale
+from .exchange import GradientExchange
 
 
 class GlobalScale:
     """S0 and its counters; without a policy of measured scales, S0 is searched for."""
 
-    undone = "state", "last_good", "_used"
+    undone = "state", "last_good"
 
     def __init__(self, scale: float, policy: ScalePolicy, history: Optional[HistoryPolicy]) -> None:
         self.policy = policy  # its `min_scale` holds for measured scales, too
         self.state = policy.initial(scale if history is None else history.start_scale)
         self.last_good = math.nan  # S0 of the last update
         self.measured = history is not None
-        self._used = self.state.scale
 
     @property
     def scale(self) -> float:
@@ -49,20 +56,35 @@ class GlobalScale:
         self.state = self.policy.after_overflow(self.state)
         return True
 
-    def in_use(self, measured: float) -> ScaleState:
-        """The state with the scale of the last batch, which the engine has used where it is measured."""
-        return self.state._replace(scale=measured) if self.measured else self.state
-
-    def agree_on(self, state: ScaleState) -> None:
-        """Take over what all ranks go on with: a measured scale counts once its batch was good."""
-        self._used = state.scale
+    def exchange(
+        self, exchange: GradientExchange, scaling: AdaptiveLossScaling, *, average: bool, alike: bool
+    ) -> float:
+        """Sum the gradients over all ranks, with statistics and scales in the same message, and adopt the
+        lowest; returns the global scale of the last batch. `alike`: all ranks have the same one.
+        """
+        state = self.state._replace(scale=scaling.loss_scale) if self.measured else self.state
+        measured = scaling.shared_statistics()
+        own = np.array([] if alike else state, np.float64)
+        if measured is not None:
+            own = np.concatenate([own, measured])
+        if not own.size:
+            exchange.sum(average=average)
+            return state.scale
+        messages = exchange.sum_with(own, average=average)
+        if not alike:
+            rows = messages[:, : len(state)].tolist()
+            scale, hysteresis_left, counter = min((row[0], row[2], row[1]) for row in rows)
+            state, messages = ScaleState(scale, int(counter), int(hysteresis_left)), messages[:, len(state) :]
+        if measured is not None:
+            scaling.adopt_statistics(messages)
         if not self.measured:
             self.state = state
+        return state.scale
 
-    def after_update(self) -> None:
-        """Count a good update."""
+    def after_update(self, used: float) -> None:
+        """Count a good update, with the global scale of its last batch."""
         if self.measured:
-            self.state = self.state._replace(scale=self._used)
+            self.state = self.state._replace(scale=used)
         self.last_good = self.state.scale
         if not self.measured:
             self.state = self.policy.after_update(self.state)
@@ -84,3 +106,8 @@ def history_of(global_scale: Union[str, HistoryPolicy], **fields: float) -> Opti
     if isinstance(global_scale, str) and global_scale == "dynamic":
         return None
     raise ValueError(f"global_scale={global_scale!r} must be 'history', 'dynamic' or a HistoryPolicy")
+
+
+def agreed_scales(scaling: AdaptiveLossScaling, scale: float) -> List[float]:
+    """Scales that must be the same on every rank between two iterations."""
+    return [scale, *(amax for _, amax in sorted(scaling.components.amaxes().items()))]

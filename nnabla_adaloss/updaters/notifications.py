@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Optional, Set, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -12,7 +12,7 @@ from ..engine import AdaptiveLossScaling
 from ..errors import LossScaleError, warn
 from ..graph.plan import GraphPlan
 from ..monitor import Audience, UpdateEnded
-from .result import UpdateResult
+from .retries import UpdateResult
 
 # After this many updates in a row without a gradient, a loss of zero is more than a batch without labels.
 _SILENT = 10
@@ -59,23 +59,23 @@ class Notifier:
             "everything underflows. Look at the loss weight, and at what `diagnose` says",
         )
 
-    def count_lost(self, iteration: int, layers: Sequence[str]) -> None:
+    def count_lost(self, iteration: int, where: str) -> None:
         """Count a batch that was lost to overflow; warn of many in a row."""
         self.lost_in_a_row += 1
         if self.lost_in_a_row == _LOST:
             self.warn(
                 "lost",
                 f"{_LOST} batches in a row were lost to overflow up to iteration {iteration}, though each "
-                f"has lowered the scales; first bad layer: {_first(layers)}. Look at the data, the learning "
+                f"has lowered the scales; first bad layer: {where}. Look at the data, the learning "
                 'rate, and at what `diagnose` says; on_overflow="repeat" of the updater loses none',
             )
 
-    def notify_hopeless_batch(self, iteration: int, layers: Sequence[str]) -> None:
+    def notify_hopeless_batch(self, iteration: int, where: str) -> None:
         """Warn of a batch that is thrown away because it overflows at any scale."""
         self.warn(
             "hopeless",
             f"gradients of a batch in iteration {iteration} are not finite at any loss scale: it is thrown "
-            f"away; first bad layer: {_first(layers)}",
+            f"away; first bad layer: {where}",
         )
 
     def notify_bad_batch(
@@ -96,7 +96,7 @@ class Notifier:
         policy: str,
         iteration: int,
         floor: float,
-        layers: Sequence[str],
+        where: str,
         nonfinite: Tuple[int, int],
         last_good_scale: float,
         scale: float,
@@ -107,17 +107,17 @@ class Notifier:
             policy,
             "scale_floor",
             f"gradients overflow in iteration {iteration} at the smallest loss scale, {floor:g}; first bad "
-            f"layer: {_first(layers)}; parameter gradients hold {nans} NaNs and {infinities} infinities; "
+            f"layer: {where}; parameter gradients hold {nans} NaNs and {infinities} infinities; "
             f"last good scale: {last_good_scale:g}. The scale is {scale:g} again",
         )
 
-    def notify_exhausted(self, policy: str, iteration: int, retries: int, layers: Sequence[str]) -> None:
+    def notify_exhausted(self, policy: str, iteration: int, retries: int, where: str) -> None:
         """Report a batch that was repeated as often as allowed, as `policy` says."""
         self.notify(
             policy,
             "retries",
             f"gradients overflowed {retries} times in iteration {iteration}, with ever lower scales; first "
-            f"bad layer: {_first(layers)}",
+            f"bad layer: {where}",
         )
 
     def check_parameters(self, solver: Any, plan: GraphPlan) -> None:
@@ -135,10 +135,6 @@ class Notifier:
                 f"the loss does not depend on any of the solver's {len(parameters)} parameters (the first is "
                 f"{next(iter(parameters))!r}): they are of another network, or none of them needs a gradient",
             )
-
-
-def _first(layers: Sequence[str]) -> str:
-    return layers[0] if layers else "on another rank"
 
 
 def notify_float_storage(scaling: AdaptiveLossScaling, storage: Optional[Any], config: Optional[Any]) -> None:

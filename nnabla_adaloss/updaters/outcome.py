@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Mapping, NamedTuple, Optional, Tuple
+from itertools import compress
+from typing import Any, Literal, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -12,34 +13,23 @@ from ..engine import AdaptiveLossScaling
 from ..undo import ForwardFault
 from .exchange import GradientExchange, gradients_are_finite
 
+# The first of these that holds on any rank is the cause; if none does, it is an overflow.
+_CAUSES = "nonfinite_loss", "nonfinite_forward", "hopeless", "retries"
+
 
 class BatchOutcome(NamedTuple):
-    """The first overflow among the batches of one update on this rank, if there was one.
+    """The first overflow among the batches of one update on this rank, if there was one."""
 
-    Attributes:
-        overflowed: whether a gradient that the solver is going to use was not finite.
-        nonfinite_layers: names of all layers whose gradients were not finite, also where the solver does not
-            use them; the first in backward order first.
-        nonfinite_loss: whether the loss was not finite.
-        fault: where forward was not finite, in a way that no loss scale prevents.
-        layer_to_blame: the layer whose own scale is the cause; None: another cause, or none.
-        layer_scales: the scales of layers at that time.
-        overflow_layers: as `nonfinite_layers`, of a batch that was repeated because of them.
-        lowered: whether this rank has lowered a scale for it, other than S0.
-        at_floor: whether no scale was left to lower.
-        exhausted: whether the batch was repeated as often as allowed.
-    """
-
-    overflowed: bool = False
+    overflowed: bool = False  # whether a gradient that the solver is going to use was not finite
+    # All layers whose gradients were not finite, also where the solver does not use them, in backward order.
     nonfinite_layers: Tuple[str, ...] = ()
     nonfinite_loss: bool = False
-    fault: Optional[ForwardFault] = None
-    layer_to_blame: Optional[str] = None
-    layer_scales: Mapping[str, float] = {}
-    overflow_layers: Tuple[str, ...] = ()
-    lowered: bool = False
-    at_floor: bool = False
-    exhausted: bool = False
+    fault: Optional[ForwardFault] = None  # in forward, which no loss scale prevents
+    component: str = ""  # the part of the network where the last overflow began; empty: not known
+    overflow_layers: Tuple[str, ...] = ()  # as `nonfinite_layers`, of a batch that was repeated for them
+    lowered: bool = False  # whether this rank has lowered a scale for it, other than S0
+    at_floor: bool = False  # whether no scale was left to lower
+    exhausted: bool = False  # whether the batch was repeated as often as allowed
 
     @property
     def bad_batch(self) -> bool:
@@ -48,13 +38,24 @@ class BatchOutcome(NamedTuple):
 
     def after_repeat(self, found: BatchOutcome) -> BatchOutcome:
         """This outcome, with the layers that overflowed in a batch that is going to be repeated."""
-        return self._replace(
-            overflow_layers=found.nonfinite_layers if found.overflowed else self.overflow_layers
-        )
+        if not found.overflowed:
+            return self
+        return self._replace(overflow_layers=found.nonfinite_layers, component=found.component)
 
 
 GOOD = BatchOutcome()
 """The outcome of batches with which nothing was wrong."""
+
+
+Verdict = Literal["good", "unsettled", "overflow", "fault"]
+"""Of a pass: go on; run again, its scales were far too low; a lower scale may help; no scale does."""
+
+
+def judge(found: BatchOutcome, *, settled: bool = True) -> Verdict:
+    """What the outcome of a pass means; `settled`: it need not run again for better gradients."""
+    if found.overflowed:
+        return "fault" if found.bad_batch else "overflow"
+    return "good" if settled else "unsettled"
 
 
 def examine(
@@ -66,13 +67,7 @@ def examine(
     search: bool = True,
 ) -> BatchOutcome:
     """The outcome after one more pass: infinities and NaNs count in gradients of the solver's parameters.
-
-    Args:
-        before: the outcome of the batches before.
-        scaling: has just run forward and backward.
-        solver: the solver.
-        smallest_scale: the smallest global loss scale there is.
-        search: whether to look for a fault in forward also where nothing that is known of it suggests one.
+    `search`: look for a fault in forward also where nothing that is known of it suggests one.
     """
     if not scaling.found_inf:
         return before
@@ -80,9 +75,9 @@ def examine(
     if before.overflowed or gradients_are_finite(scaling.kernels, solver):
         return before._replace(nonfinite_layers=layers)
     nonfinite_loss = not np.isfinite(scaling.variable.d).all()
-    blame, scales = scaling.layer_to_blame(), scaling.layer_scales
-    found = BatchOutcome(True, layers, nonfinite_loss, None, blame, scales, before.overflow_layers)
-    suspect = nonfinite_loss or not scaling.state_is_finite() or scaling.guard.stored_nonfinite
+    component = scaling.result.component or ""
+    found = BatchOutcome(True, layers, nonfinite_loss, None, component, before.overflow_layers)
+    suspect = nonfinite_loss or not scaling.result.state_finite or scaling.guard.stored_nonfinite
     return find_fault(found, scaling, solver, smallest_scale) if search or suspect else found
 
 
@@ -121,62 +116,17 @@ def poison_gradients(solver: Any) -> None:
     next(iter(solver.get_parameters().values())).grad.fill(math.inf)
 
 
-class Cause(NamedTuple):
-    """The cause of gradients that are not finite, the same on all ranks.
-
-    Attributes:
-        nonfinite_loss: the loss of a rank was not finite.
-        nonfinite_forward: something else in forward was not, in a way that no scale prevents.
-        at_floor: a batch overflowed at any scale.
-        exhausted: a batch was repeated as often as allowed.
-        global_scale: only S0 is left to be lowered.
-    """
-
-    nonfinite_loss: bool
-    nonfinite_forward: bool
-    at_floor: bool
-    exhausted: bool
-    global_scale: bool
-
-    @property
-    def bad_batch(self) -> bool:
-        """True when no scale is the cause."""
-        return self.nonfinite_loss or self.nonfinite_forward
-
-    @property
-    def name(self) -> str:
-        """The name of the cause in counters and events."""
-        if self.bad_batch:
-            return "nonfinite_loss" if self.nonfinite_loss else "nonfinite_forward"
-        if self.at_floor:
-            return "hopeless"
-        return "retries" if self.exhausted else "overflow"
-
-
 def agree_on_cause(
-    exchange: GradientExchange, outcome: BatchOutcome, scaling: AdaptiveLossScaling, *, repeat: bool
-) -> Cause:
-    """Ask all ranks for the cause; layers that are to blame are lowered on each.
-
-    Args:
-        exchange: asks the other ranks.
-        outcome: the outcome on this rank.
-        scaling: the engine, whose layers may be lowered.
-        repeat: whether ranks repeat batches on their own, and have lowered layers already.
+    exchange: GradientExchange, outcome: BatchOutcome, *, repeat: bool
+) -> Tuple[str, bool, bool]:
+    """The cause of gradients that are not finite, the same on all ranks; whether a batch was repeated as
+    often as allowed; and whether only S0 is left to be lowered. `repeat`: ranks repeat batches on their own.
     """
-    layers = [] if repeat else scaling.layers
-    blame = None if outcome.lowered else outcome.layer_to_blame
-    unexplained = outcome.overflowed and blame is None and not outcome.lowered and not repeat
-    flags = [outcome.nonfinite_loss, outcome.fault is not None, outcome.at_floor, outcome.exhausted]
-    *agreed, lowered, global_scale = exchange.any(
-        [*flags, *(layer == blame for layer in layers), outcome.lowered, unexplained]
+    unexplained = outcome.overflowed and not outcome.lowered and not repeat
+    bad_batch = outcome.nonfinite_loss, outcome.fault is not None
+    *causes, lowered, global_scale = exchange.any(
+        [*bad_batch, outcome.at_floor, outcome.exhausted, outcome.lowered, unexplained]
     )
-    nonfinite_loss, nonfinite_forward, at_floor, exhausted, *blamed = agreed
-    if not (nonfinite_loss or nonfinite_forward or global_scale):
-        for layer, flag in zip(layers, blamed):
-            if flag:
-                scales = outcome.layer_scales or scaling.layer_scales
-                scaling.back_off(layer, scales.get(layer, 1.0))
+    cause, exhausted = next(compress(_CAUSES, causes), "overflow"), causes[3]
     # The sum over ranks may overflow where no rank's own gradients did.
-    explained = any(blamed) or lowered or at_floor or exhausted
-    return Cause(nonfinite_loss, nonfinite_forward, at_floor, exhausted, global_scale or not explained)
+    return cause, exhausted, global_scale or not (lowered or causes[2] or exhausted)

@@ -1,18 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts of batches that were used, repeated or lost, in one iteration and in the whole training."""
+"""What an update returns, and the batches that it and the whole training have used, repeated or lost."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Dict, Mapping, Tuple
+from typing import Any, ClassVar, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ..core.layer_limits import LayerLimit
 from ..core.scale_policy import ScaleState
 from ..core.validation import integer
 
 # This many batches in a row that overflow at any scale are not the fault of single batches. nnabla's updater
 # would have halved its scale as often, until no gradient is left.
 _HOPELESS = 25
+
+
+class UpdateResult(NamedTuple):
+    """The result of one `update()`; a learning-rate schedule advances when `updated` is true.
+
+    Attributes:
+        updated: whether the solver changed the parameters.
+        scale: the global loss scale S0 of the next call; where it is measured, of the last batch.
+        retries: how often gradients were computed in vain in this call: a batch was repeated, or a batch (or
+            window of `accum_grad` batches) thrown away.
+        reason: `"updated"`; `"zero_gradients"` (updated, but every gradient was exactly zero);
+            `"overflow"` (gradients were not finite to the last retry); `"nonfinite_loss"`;
+            `"nonfinite_forward"` (the loss was finite, something in forward was not).
+        overflow_layers: names of the layers whose gradient was not finite when a batch was last repeated or
+            thrown away for that, the first in backward order first; empty when none was.
+        nonfinite_layers: names of the layers whose gradient was not finite in the last batch, also where that
+            did no harm: behind a mask, or in parameters that the solver does not update.
+        cause: in words, the function of forward that was not finite; empty when all were.
+        component: where the last overflow began: the part of the network that carries one scale, by the name
+            of the function that its first gradient belongs to; empty when none was, or on another rank.
+
+    Example:
+        >>> result = UpdateResult(True, 8.0)
+        >>> result.updated, result.reason
+        (True, 'updated')
+    """
+
+    updated: bool
+    scale: float
+    retries: int = 0
+    reason: str = "updated"
+    overflow_layers: Tuple[str, ...] = ()
+    nonfinite_layers: Tuple[str, ...] = ()
+    cause: str = ""
+    component: str = ""
 
 
 @dataclass
@@ -79,35 +113,33 @@ class Counters:
 
 @dataclass
 class RetryState:
-    """The retries of one iteration, and the scales to return to if none of them helps.
-
-    Attributes:
-        iteration: number of the iteration.
-        scale_state: the global scale before it.
-        limits: the limits of layers before it.
-        repeats: how often a batch was run again.
-        discarded: batches (or windows of `accum_grad`) that were thrown away.
-        hopeless: how many of these overflowed at any scale.
-        layers: names of the layers whose gradients were not finite in the last batch that was thrown away.
-    """
+    """The retries of one iteration, and the scales to return to if none of them helps."""
 
     iteration: int
-    scale_state: ScaleState
-    limits: Mapping[str, LayerLimit]
-    repeats: int = 0
-    discarded: int = 0
-    hopeless: int = 0
-    layers: Tuple[str, ...] = ()
+    scale_state: ScaleState  # the global scale before it
+    repeats: int = 0  # how often a batch was run again
+    discarded: int = 0  # batches (or windows of `accum_grad`) that were thrown away
+    hopeless: int = 0  # how many of these overflowed at any scale
+    layers: Tuple[str, ...] = ()  # whose gradients were not finite in the last that was thrown away
+    component: str = ""  # where that began; empty where it is not known
 
     @property
     def retries(self) -> int:
         """The number of backward passes whose gradients were not used."""
         return self.repeats + self.discarded
 
-    def count_repeat(self) -> None:
-        """Count a batch that is run again."""
-        self.repeats += 1
+    @property
+    def where(self) -> str:
+        """Where the last overflow began, in words."""
+        return first_bad(self.layers, self.component)
 
     def is_last(self, max_retries: int) -> bool:
         """True when too many batches were hopeless to throw another one away."""
         return self.hopeless == _HOPELESS or self.discarded == max_retries
+
+
+def first_bad(layers: Sequence[str], component: Optional[str]) -> str:
+    """The first layer that was not finite, and the component where that began, in words."""
+    if not layers:
+        return "on another rank"
+    return f"{layers[0]} (component {component})" if component else layers[0]

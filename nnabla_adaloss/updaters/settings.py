@@ -7,8 +7,7 @@ import dataclasses
 from functools import partial
 from typing import Any, Callable, Dict, Optional
 
-from ..core.layer_limits import LayerLimitPolicy
-from ..core.saved_settings import Given
+from ..core.saved_settings import Given, fields_of
 from ..core.scale_history import HistoryPolicy
 from ..core.scale_policy import ScalePolicy, ScaleState
 from ..core.validation import boolean, instance
@@ -25,78 +24,61 @@ from .argument_checks import (
     check_solver,
 )
 from .global_scale import GlobalScale
-from .states import deciding_settings
 
 Check = Callable[[str, Any], Any]
 
+# Fields of the configuration that decide no result: monitoring, and ways to the same numbers.
+_NOT_DECIDING = frozenset({"recorder", "debug_level", "planned_bytes"})
 
-def unchecked(name: str, value: Any) -> Any:
-    """`value`, which may be anything, or is checked elsewhere."""
-    return value
+
+def always(updater: Any, before: Any, value: Any) -> bool:
+    """What refuses any other value, because other objects were made with the first."""
+    return True
 
 
 class Setting:
-    """An attribute that may be assigned between updates.
-
-    It has no `__get__`: Python reads the value from the instance, at no cost.
-
-    Args:
-        check: called with the name and the new value; returns the value to keep, or raises.
+    """An attribute that may be assigned between updates: `check` returns the value to keep, or raises;
+    `refuses` is asked before. It has no `__get__`: Python reads the value from the instance, at no cost.
     """
 
-    def __init__(self, check: Check = unchecked) -> None:
-        self._check = check
+    def __init__(
+        self, check: Optional[Check] = None, refuses: Optional[Callable[[Any, Any, Any], bool]] = None
+    ) -> None:
+        self._check, self.refuses = check, refuses
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
     def __set__(self, updater: Any, value: Any) -> None:
-        vars(updater)[self._name] = self._check(self._name, value)
-
-    def refuse(self) -> None:
-        """Raise AttributeError: this attribute cannot be assigned."""
-        raise AttributeError(
-            f"{self._name} cannot be changed after the updater was made: make another updater; a saved state "
-            "can be loaded into it if its other settings are the same"
-        )
+        held = vars(updater)
+        if self.refuses and self._name in held and self.refuses(updater, held[self._name], value):
+            refuse(self._name)
+        held[self._name] = self._check(self._name, value) if self._check else value
 
 
-class SetOnce(Setting):
-    """An attribute that only the constructor assigns, because other objects were made with it."""
-
-    def __set__(self, updater: Any, value: Any) -> None:
-        if self._name in vars(updater):
-            self.refuse()
-        super().__set__(updater, value)
-
-
-class SolverSetting(Setting):
-    """The solver. With a communicator it stays, because its gradients are exchanged."""
-
-    def __set__(self, updater: Any, value: Any) -> None:
-        before = vars(updater).get(self._name)
-        if before not in (None, value) and updater.comm is not None:
-            self.refuse()
-        super().__set__(updater, value)
+def refuse(name: str) -> None:
+    """Raise AttributeError: this attribute cannot be assigned."""
+    raise AttributeError(
+        f"{name} cannot be changed after the updater was made: make another updater; a saved state "
+        "can be loaded into it if its other settings are the same"
+    )
 
 
-class PolicySetting(Setting):
-    """A field of the updater's `ScalePolicy`, which checks it."""
-
-    def __get__(self, updater: Any, owner: Any = None) -> Any:
-        return self if updater is None else getattr(updater.policy, self._name)
-
-    def __set__(self, updater: Any, value: Any) -> None:
-        updater.policy = dataclasses.replace(updater.policy, **{self._name: value})
+def exchanges(updater: Any, before: Any, solver: Any) -> bool:
+    """With a communicator the solver stays, because its gradients are exchanged."""
+    return before is not solver and updater.comm is not None
 
 
-class MinScaleSetting(PolicySetting):
-    """`min_scale`. Measured scales were made with it, and keep it."""
+def field_of_policy(name: str) -> Any:
+    """A field of the updater's `ScalePolicy`, which checks it, as an attribute."""
 
-    def __set__(self, updater: Any, value: Any) -> None:
-        if updater.history is not None and value != updater.policy.min_scale:
-            self.refuse()
-        super().__set__(updater, value)
+    def assign(updater: Any, value: Any) -> None:
+        # Measured scales were made with it, and keep it.
+        if name == "min_scale" and updater.history is not None and value != updater.policy.min_scale:
+            refuse(name)
+        updater.policy = dataclasses.replace(updater.policy, **{name: value})
+
+    return property(lambda updater: getattr(updater.policy, name), assign)
 
 
 _POLICIES = partial(check_choice, choices=("raise", "skip", "warn"))
@@ -113,38 +95,39 @@ class Settings:
     """
 
     scaling: AdaptiveLossScaling
+    iteration: int
     _s0: GlobalScale
     _audience: Optional[Audience]
     _loss: Optional[LossLike] = None
 
-    solver: Any = SolverSetting(check_solver)
+    solver: Any = Setting(check_solver, refuses=exchanges)
     data_feeder: Any = Setting(check_data_feeder)
-    scaling_factor: Any = PolicySetting()
-    N: Any = PolicySetting()
+    scaling_factor: Any = field_of_policy("scaling_factor")
+    N: Any = field_of_policy("N")
     clear_buffer: Any = Setting(boolean)
     accum_grad: Any = Setting(check_count)
     weight_decay: Any = Setting(check_decay)
-    comm: Any = SetOnce()
-    grads: Any = SetOnce()
-    global_scale: Any = SetOnce()
-    history: Any = SetOnce()
-    on_overflow: Any = SetOnce(partial(check_choice, choices=("repeat", "next")))
-    config: Any = SetOnce()
-    storage: Any = SetOnce()
+    comm: Any = Setting(refuses=always)
+    grads: Any = Setting(refuses=always)
+    global_scale: Any = Setting(refuses=always)
+    history: Any = Setting(refuses=always)
+    on_overflow: Any = Setting(partial(check_choice, choices=("repeat", "next")), refuses=always)
+    config: Any = Setting(refuses=always)
+    storage: Any = Setting(refuses=always)
     max_retries: Any = Setting(partial(check_count, least=0))
     on_nonfinite_loss: Any = Setting(_POLICIES)
     on_nonfinite_forward: Any = Setting(_POLICIES)
     on_scale_floor: Any = Setting(_POLICIES)
-    min_scale: Any = MinScaleSetting()
-    max_scale: Any = PolicySetting()
-    hysteresis: Any = PolicySetting()
+    min_scale: Any = field_of_policy("min_scale")
+    max_scale: Any = field_of_policy("max_scale")
+    hysteresis: Any = field_of_policy("hysteresis")
     on_gradients: Any = Setting(check_gradient_hook)
     average: Any = Setting(boolean)
     check_every: Any = Setting(partial(check_count, least=0))
-    monitors: Any = SetOnce()
-    function_pre_hook: Any = SetOnce()
-    function_post_hook: Any = SetOnce()
-    float_tail: Any = SetOnce(boolean)
+    monitors: Any = Setting(refuses=always)
+    function_pre_hook: Any = Setting(refuses=always)
+    function_post_hook: Any = Setting(refuses=always)
+    float_tail: Any = Setting(boolean, refuses=always)
 
     @property
     def loss(self) -> LossLike:
@@ -163,7 +146,6 @@ class Settings:
             # Checked and completed already, which takes longer than to read a small graph.
             self.config if self._loss is None else self.scaling.config,
             parameters=self.solver.get_parameters,
-            limit_policy=LayerLimitPolicy(self.policy.N),
             history=self.history,
             monitors=self._audience or (),
             float_tail=self.float_tail,
@@ -186,7 +168,6 @@ class Settings:
     def policy(self, policy: ScalePolicy) -> None:
         if instance("policy", policy, ScalePolicy) != self._s0.policy:
             self._s0.change_policy(policy)
-            self.scaling.limit_policy = LayerLimitPolicy(policy.N)
 
     @property
     def scale(self) -> float:
@@ -205,14 +186,18 @@ class Settings:
     @property
     def _deciding_settings(self) -> Dict[str, Given]:
         """The settings that decide the next step."""
-        return deciding_settings(
-            self.scaling.config,
-            self.policy,
-            global_scale=Given("dynamic" if self.history is None else self.history, HistoryPolicy()),
-            on_overflow=Given(self.on_overflow, "repeat"),
-            accum_grad=Given(self.accum_grad, 1),
-            average=Given(self.average, False),
-        )
+        return {
+            **{
+                name: given
+                for name, given in fields_of(self.scaling.config).items()
+                if name not in _NOT_DECIDING
+            },
+            **fields_of(self.policy),
+            "global_scale": Given("dynamic" if self.history is None else self.history, HistoryPolicy()),
+            "on_overflow": Given(self.on_overflow, "repeat"),
+            "accum_grad": Given(self.accum_grad, 1),
+            "average": Given(self.average, False),
+        }
 
     @property
     def scale_state(self) -> ScaleState:

@@ -15,8 +15,6 @@ from nnabla_adaloss.core import (
     AdaLoss,
     AdaLossConfig,
     ArrayStatistics,
-    LayerLimit,
-    LayerLimitPolicy,
     Needs,
     Reason,
     get_loss_scale,
@@ -27,8 +25,8 @@ from nnabla_adaloss.core import (
 class NumpyAdaLoss(AdaLoss):
     """Counts how often arrays are read."""
 
-    def __init__(self, config: Optional[AdaLossConfig] = None, *policy: LayerLimitPolicy) -> None:
-        super().__init__(config, *policy)
+    def __init__(self, config: Optional[AdaLossConfig] = None) -> None:
+        super().__init__(config)
         self.reads = 0
 
     def statistics(self, array: Any) -> ArrayStatistics:
@@ -282,55 +280,26 @@ def test_a_useless_scale_of_ones_own_method_is_refused() -> None:
         call(NumpyAdaLoss(config))
 
 
-def test_a_layer_that_overflowed_is_lowered_and_recovers() -> None:
-    ada_loss = NumpyAdaLoss()
-    assert call(ada_loss, layer="a") == call(ada_loss, layer="b") == 16.0
-    assert ada_loss.back_off("a", 16.0)
-    assert call(ada_loss, layer="a") == 8.0
-    assert call(ada_loss, layer="b") == 16.0
-    assert not ada_loss.back_off("b", 1.0)
-    for _ in range(2000):
-        ada_loss.after_update()
-    assert not ada_loss.limits
-    assert call(ada_loss, layer="a") == 16.0
-
-
-def test_limits_of_layers_are_apart_and_recover_each_by_itself() -> None:
-    ada_loss = NumpyAdaLoss(None, LayerLimitPolicy(1))
-    for alpha in (64.0, 32.0, 16.0):
-        assert ada_loss.back_off("a", alpha)
-    assert ada_loss.back_off("b", 8.0)
-    assert ada_loss.limits == {"a": LayerLimit(8.0, 64.0, 0), "b": LayerLimit(4.0, 8.0, 0)}
-    ada_loss.after_update()
-    assert ada_loss.limits == {"a": LayerLimit(16.0, 64.0, 0)}
-
-
 def test_a_copy_goes_on_from_the_state_of_the_original() -> None:
     config = AdaLossConfig(update_per_n_iteration=10)
     original, copy = NumpyAdaLoss(config), NumpyAdaLoss(config)
     call(original, layer="a")
     call(original, arrays(0, 10)[0], layer="b")
-    original.back_off("a", 16.0)
     state = json.loads(json.dumps(original.state_dict()))
-    assert sorted(state) == ["layers", "limits"]
     copy.load_state_dict(state)
     assert copy.state_dict() == original.state_dict() == state
     assert copy.layer_scales == {"a": 16.0, "b": 1.0}
-    # It is not asked anew, and it is limited.
-    assert call(copy, arrays(0, 10)[0], layer="a", iteration=1) == 8.0
+    # It is not asked anew.
+    assert call(copy, arrays(0, 10)[0], layer="a", iteration=1) == 16.0
     copy.forget()
     assert copy.layer_scales == {}
-    assert copy.limits == original.limits
+    assert call(copy, arrays(0, 10)[0], layer="a", iteration=1) == 1.0
 
 
 def test_a_state_that_cannot_be_loaded_changes_nothing() -> None:
     ada_loss = NumpyAdaLoss()
     call(ada_loss)
     before = ada_loss.state_dict()
-    for damaged in (
-        {**before, "limits": {"fc": [0.5, 2.0, 0]}},
-        {**before, "layers": {"fc": [0, 0.0, 1.0, 1.0]}},
-    ):
-        with pytest.raises(ValueError, match="must be"):
-            ada_loss.load_state_dict(damaged)
+    with pytest.raises(ValueError, match="must be"):
+        ada_loss.load_state_dict({"layers": {"fc": before["layers"]["fc"], "b": [0, 0.0, 1.0, 1.0]}})
     assert ada_loss.state_dict() == before

@@ -154,6 +154,7 @@ STEPS: Dict[str, Step] = {
     "convolutions": _convolutions,
     "grouped": _grouped,
 }
+CLIPPING: Dict[str, Step] = {"clip": lambda b, pool: [F.clip_grad_by_norm(b.pick(pool), 1e-2)]}
 
 
 def build(
@@ -180,7 +181,7 @@ def build(
         b.used_once = False
     pool: List[nn.Variable] = [x]
     for name in ["affine", *steps]:
-        pool += STEPS[name](b, pool)
+        pool += {**STEPS, **CLIPPING}[name](b, pool)
     heads = [F.affine(v, b.leaf("w", WIDTH, 2)) for v in pool[-2:]]
     target = nn.Variable.from_numpy_array(np.zeros((batch[0], 1)))
     loss = F.mean(F.softmax_cross_entropy(sum(heads[1:], heads[0]), target))
@@ -189,6 +190,8 @@ def build(
 
 seeds, chosen_steps = st.integers(0, 2**31), st.lists(st.sampled_from(sorted(STEPS)), max_size=7)
 networks = st.builds(build, seeds, chosen_steps, input_gradient=st.booleans())
+with_clipping = st.lists(st.sampled_from([*sorted(STEPS), *CLIPPING, *CLIPPING]), max_size=7)
+networks_that_clip = st.builds(build, seeds, with_clipping, input_gradient=st.booleans())
 
 
 def assert_same_above_subnormals(found: np.ndarray, reference: np.ndarray, name: str) -> None:

@@ -14,6 +14,8 @@ import pytest
 from nnabla.function import PythonFunction
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, FormatEmulation
+from nnabla_adaloss.engine.choose import Choice
+from nnabla_adaloss.graph.components import Components
 
 RNG = np.random.RandomState
 
@@ -194,13 +196,13 @@ NETWORKS: Dict[str, Callable[[], nn.Variable]] = {
 }
 
 
-def gradients(loss: Any, scale: float, clear_buffer: bool) -> Dict[str, np.ndarray]:
+def gradients(loss: Any, scale: Optional[float], clear_buffer: bool, **options: Any) -> Dict[str, np.ndarray]:
     # Forward changes running statistics and the vectors of spectral normalization.
     buffers = [(v, v.d.copy()) for v in nn.get_parameters(grad_only=False).values() if not v.need_grad]
     loss.forward(clear_no_need_grad=clear_buffer)
     for v in nn.get_parameters().values():
         v.grad.zero()
-    loss.backward(scale, clear_buffer=clear_buffer)
+    loss.backward(scale, clear_buffer=clear_buffer, **options)
     for v, value in buffers:
         v.d = value
     found = {name: v.g.copy() for name, v in nn.get_parameters().items()}
@@ -209,18 +211,26 @@ def gradients(loss: Any, scale: float, clear_buffer: bool) -> Dict[str, np.ndarr
 
 
 @pytest.mark.parametrize("clear_buffer", [False, True])
-@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("hooked", [False, True])
 @pytest.mark.parametrize("network", sorted(NETWORKS))
-def test_scales_change_no_bit(network: str, delay: int, clear_buffer: bool) -> None:
+def test_no_scale_of_any_component_changes_a_bit(
+    network: str, hooked: bool, clear_buffer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nn.clear_parameters()
     loss = NETWORKS[network]()
     expected = gradients(loss, 1.0, clear_buffer)
-    scaling = AdaptiveLossScaling(
-        loss, AdaLossConfig("approx_range", u_min=0.7, u_max=1e30, use_bound=False, delay=delay)
-    )
-    for _ in range(2 + delay):
-        found = gradients(scaling, 8.0, clear_buffer)
-    assert any(alpha != 1.0 for alpha in scaling.layer_scales.values())
+    scaling = AdaptiveLossScaling(loss, AdaLossConfig(dtype="float32"))
+    gradients(scaling, None, clear_buffer)
+    rng = np.random.default_rng(len(network))
+
+    def at_random(components: Components, *_: Any, **__: Any) -> Choice:
+        return Choice([2.0**k for k in rng.integers(-6, 10, len(components.names)).tolist()], {})
+
+    monkeypatch.setattr("nnabla_adaloss.engine.scheduling.choose", at_random)
+    post = {"function_post_hook": lambda f: None} if hooked else {}
+    found = gradients(scaling, None, clear_buffer, **post)
+    assert len(set(scaling.result.schedule.components)) > 1
+    assert hooked == (scaling.result.kind == "single functions are watched")
     for name, gradient in expected.items():
         np.testing.assert_array_equal(found[name].view(np.uint32), gradient.view(np.uint32), err_msg=name)
 
@@ -232,7 +242,8 @@ def test_under_emulated_half_precision_gradients_stay_close(network: str) -> Non
     expected = gradients(loss, 1.0, True)
     arrays = {name: v.data for name, v in nn.get_parameters().items()}
     scaling = AdaptiveLossScaling(FormatEmulation(loss), AdaLossConfig(delay=0))
-    found = gradients(scaling, 8.0, True)
+    gradients(scaling, 8.0, True, iteration=0)
+    found = gradients(scaling, 8.0, True, iteration=0, again=True)
     exact, rounded = (np.concatenate([g.ravel() for g in x.values()]) for x in (expected, found))
     assert np.linalg.norm(rounded - exact) < 0.02 * np.linalg.norm(exact)
     assert {name: v.data for name, v in nn.get_parameters().items()} == arrays

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
+"""What was measured of components, and what a next pass has room for."""
+
 from __future__ import annotations
 
 import json
-from typing import Any, Callable, Dict, List, Mapping, Optional
+import math
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import pytest
 
 from nnabla_adaloss.core.scale_history import HistoryPolicy
-from nnabla_adaloss.engine.component_pass import ComponentPass
 from nnabla_adaloss.engine.component_scales import ComponentScales, measured_of
+from nnabla_adaloss.engine.report import LeavesSeen, PassReport
+from nnabla_adaloss.engine.schedule import ScaleSchedule
 from nnabla_adaloss.graph.components import Components
 
 pytestmark = pytest.mark.any_context
@@ -16,7 +20,13 @@ pytestmark = pytest.mark.any_context
 NAMES = ["loss", "a", "b", "c"]
 # Each before the next.
 NEXT = [{1}, {2}, {3}, set()]
-COMPONENTS = Components({}, NAMES, {}, frozenset(), frozenset({"loss"}), NEXT, {})
+COMPONENTS = Components({}, NAMES, {}, frozenset({"loss"}), NEXT, {}, [], frozenset({0}), 1)
+
+
+def report(used: Sequence[float], **found: Any) -> PassReport:
+    """What a pass with these scales has found."""
+    plan: Any = None
+    return PassReport(plan, ScaleSchedule(plan, COMPONENTS, used, None), {}, LeavesSeen(), **found)
 
 
 def scales_with(*magnitudes: Optional[float], window: int = 64) -> ComponentScales:
@@ -27,15 +37,13 @@ def scales_with(*magnitudes: Optional[float], window: int = 64) -> ComponentScal
 
 
 def see(
-    scales: ComponentScales, *magnitudes: Optional[float], chosen: bool = True, last: bool = True
+    scales: ComponentScales, *magnitudes: Optional[float], measured_all: bool = False, last: bool = True
 ) -> None:
+    """A pass with the scales there is room for, or else with 1; `last`: an entry of the windows is whole."""
     scales.begin_pass(scales.began[0])
-    measured = scales.begin(COMPONENTS)
-    for index, magnitude in enumerate(magnitudes):
-        if magnitude is not None:
-            scale = measured.scales[index] or 1.0
-            measured.measure([(index, magnitude * scale, scale)])
-    scales.learn(COMPONENTS, measured, chosen=chosen, last=last)
+    used = [scale or 1.0 for scale in scales.room(COMPONENTS).room]
+    amax = {index: magnitude for index, magnitude in enumerate(magnitudes) if magnitude is not None}
+    scales.learn(COMPONENTS, report(used, amax=amax, measured_all=measured_all), last=last)
 
 
 def of_all(scales: ComponentScales) -> List[Optional[float]]:
@@ -52,9 +60,7 @@ def test_a_scale_follows_from_the_window_and_from_what_this_iteration_has_seen()
 
 
 def overflow(scales: ComponentScales, name: str, *used: float) -> bool:
-    measured = ComponentPass(COMPONENTS, used)
-    measured.overflowed = NAMES.index(name)
-    return scales.after_overflow(measured)
+    return scales.after_overflow(COMPONENTS, report(used, overflowed=NAMES.index(name)))
 
 
 def test_an_overflow_lowers_its_component_and_all_behind() -> None:
@@ -65,6 +71,10 @@ def test_an_overflow_lowers_its_component_and_all_behind() -> None:
     assert overflow(scales, "b", 2.0**14, 2.0**4, 2.0**4, 2.0**2)
     assert of_all(scales) == [2.0**14, 2.0**4, 1.0, 2.0**-2]
     assert scales.limited
+    # What nothing is known of follows from what is before it.
+    scales = scales_with(1.0, 1.0, 1.0)
+    overflow(scales, "a", 2.0**14, 2.0**8, 2.0**8, 2.0**8)
+    assert scales.room(COMPONENTS).ceiling == [math.inf, 2.0**4, 2.0**4, math.inf]
 
 
 def test_a_finite_pass_over_the_same_batch_replaces_what_was_assumed() -> None:
@@ -102,9 +112,9 @@ def test_a_bad_batch_leaves_nothing_of_what_was_assumed() -> None:
 
 def test_what_nothing_was_seen_of_before_an_overflow_is_lowered_with_it() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
-    measured = ComponentPass(COMPONENTS, [2.0**14, 2.0**8, 2.0**8, 2.0**8])
-    measured.overflowed, measured.suspected = NAMES.index("c"), {NAMES.index("b")}
-    assert scales.after_overflow(measured)
+    used = [2.0**14, 2.0**8, 2.0**8, 2.0**8]
+    found = report(used, overflowed=NAMES.index("c"), suspected={NAMES.index("b")})
+    assert scales.after_overflow(COMPONENTS, found)
     assert of_all(scales) == [2.0**14, 2.0**8, 2.0**4, 2.0**4]
     # Only what was seen to overflow has shown how large it is.
     assert scales.shared(NAMES)[2:] == [-1.0, -1.0, 2.0**4, 2.0**4]
@@ -116,7 +126,7 @@ def test_what_is_saved_after_a_lost_batch_goes_on_with_the_same_scales() -> None
     scales.end_iteration()
     other = ComponentScales(HistoryPolicy(), 2.0**10, 2.0**16)
     other.load(measured_of(scales.state_dict()))
-    other.begin(COMPONENTS)
+    other.room(COMPONENTS)
     assert of_all(other) == of_all(scales)
 
 
@@ -140,9 +150,9 @@ def test_it_is_settled_when_a_first_look_shows_that_the_scale_would_do() -> None
     assert scales.settled
     see(scales, 2.0**8, 2.0**6, 2.0**5)
     assert not scales.settled
-    see(scales, 2.0**8, 2.0**6, 0.0, 0.0)
+    see(scales, 2.0**8, 2.0**6, 0.0, 0.0, measured_all=True)
     assert not scales.settled
-    see(scales, 2.0**8, 2.0**6, 0.0, 0.0)
+    see(scales, 2.0**8, 2.0**6, 0.0, 0.0, measured_all=True)
     assert scales.settled
 
 
@@ -184,7 +194,7 @@ def test_it_goes_on_from_what_was_saved() -> None:
 
 def one_share(scales: ComponentScales, *magnitudes: Optional[float], last: bool = False) -> None:
     """An iteration that measures a part of what makes an entry."""
-    see(scales, *magnitudes, chosen=False, last=last)
+    see(scales, *magnitudes, last=last)
     scales.end_iteration()
 
 
@@ -225,7 +235,7 @@ def test_a_window_holds_cycles_and_not_iterations() -> None:
 def test_the_batches_of_the_last_iteration_complete_the_cycle_once() -> None:
     scales = scales_with(1.0, 1.0)
     for _ in range(3):
-        see(scales, None, 4.0, chosen=False, last=True)
+        see(scales, None, 4.0, last=True)
     scales.end_iteration()
     assert scales.state_dict()["windows"]["a"] == [2, [[2, 4.0]]]
 
@@ -233,7 +243,7 @@ def test_the_batches_of_the_last_iteration_complete_the_cycle_once() -> None:
 def test_an_overflow_in_the_middle_of_a_cycle_is_forgotten_with_its_batch() -> None:
     scales = scales_with(1.0, 1.0)
     one_share(scales, None, 2.0)
-    see(scales, None, 2.0**6, chosen=False, last=False)
+    see(scales, None, 2.0**6, last=False)
     assert scales.scale("a") == 2.0**2
     scales.drop_iteration()
     assert scales.scale("a") == 2.0**7
@@ -243,15 +253,15 @@ def test_an_overflow_in_the_middle_of_a_cycle_is_forgotten_with_its_batch() -> N
 def test_it_goes_on_in_the_middle_of_a_cycle() -> None:
     scales = scales_with(1.0, 1.0, 1.0)
     one_share(scales, None, 2.0)
-    see(scales, None, None, 4.0, chosen=False, last=False)
+    see(scales, None, None, 4.0, last=False)
     state = json.loads(json.dumps(scales.state_dict()))
     # The iteration ends with the state, but not for those who go on.
     assert state["partial"] == {"a": 2.0, "b": 4.0}
     assert scales.shared(NAMES) == [0.0, 0.0, -1.0, -1.0, 4.0, -1.0]
     other = ComponentScales(HistoryPolicy(), 2.0**10, 2.0**16)
     other.load(measured_of(state))
-    other.begin(COMPONENTS)
-    assert other.has_measured(COMPONENTS)
+    other.room(COMPONENTS)
+    assert other.unknown(COMPONENTS) == [False, False, False, True]
     scales.end_iteration()
     for one in (scales, other):
         assert of_all(one) == [2.0**14, 2.0**7, 2.0**6, None]
@@ -277,12 +287,49 @@ def test_what_is_no_state_is_refused(damaged: Any) -> None:
 
 
 def test_a_share_that_shows_nothing_but_zeros_repeats_no_batch() -> None:
-    """Only a pass that chose its scales as it ran has looked at everything."""
+    """Only a pass that measures every gradient has looked at everything."""
     scales = scales_with(1.0, 1.0)
-    see(scales, None, None, 0.0, chosen=False, last=False)
+    see(scales, None, None, 0.0, last=False)
     assert scales.settled
-    see(scales, None, None, 0.0, chosen=True)
+    scales = scales_with(1.0, 1.0)
+    see(scales, None, None, 0.0, measured_all=True)
     assert not scales.settled
+
+
+def test_where_backward_leaves_no_array_a_pass_that_measures_everything_has_seen_zeros() -> None:
+    scales = ComponentScales(HistoryPolicy(), 2.0**10)
+    assert scales.unknown(COMPONENTS) == [True] * 4
+    see(scales, 1.0, 2.0)
+    assert scales.unknown(COMPONENTS) == [False, False, True, True]
+    # What overflows hides what is behind it.
+    found = report([1.0] * 4, measured_all=True, found_inf=["a/affine"], overflowed=1)
+    scales.learn(COMPONENTS, found, last=True)
+    assert scales.amaxes_of(COMPONENTS) == [1.0, 2.0, None, None]
+    see(scales, None, 2.0, measured_all=True)
+    assert scales.amaxes_of(COMPONENTS) == [1.0, 2.0, 0.0, 0.0]
+
+
+def test_what_there_is_room_for() -> None:
+    scales = scales_with(2.0, 1.0, 0.0)
+    room = scales.room(COMPONENTS)
+    # In the loss every gradient has one element: these may be stored in a wider format.
+    assert room.room == [2.0**13, 2.0**8, None, None]
+    assert room.ceiling == [math.inf] * 4
+    assert room.tried == [None] * 4
+    assert room.level
+    narrow = scales.room(COMPONENTS, {"loss": 2.0**8, "a": 2.0**4})
+    assert narrow.room == [2.0**5, 2.0**2, None, None]
+
+
+def test_after_an_overflow_no_scale_rises_and_none_is_shared() -> None:
+    scales = scales_with(1.0, 1.0, 1.0, 1.0)
+    overflow(scales, "b", 2.0**14, 2.0**8, 2.0**6, 2.0**7)
+    room = scales.room(COMPONENTS)
+    assert room.ceiling == [math.inf, math.inf, 2.0**2, 2.0**3]
+    assert room.room == [2.0**14, 2.0**8, 2.0**2, 2.0**3]
+    assert not room.level
+    scales.drop_iteration()
+    assert scales.room(COMPONENTS).level
 
 
 # Batches whose gradients are far smaller than those of the window.
@@ -350,28 +397,38 @@ def test_batches_in_turn_are_no_batches_in_a_row() -> None:
         assert scales.scale("a") == 2.0**-12
 
 
-def chain_pass(*scales: Optional[float], tried: Mapping[str, float]) -> ComponentPass:
-    return ComponentPass(COMPONENTS, scales, tried=tried)
-
-
-def test_what_was_zero_gets_what_arrives_or_far_more() -> None:
-    assert chain_pass(8.0, 8.0, None, tried={}).sought(2) is None
-    assert chain_pass(8.0, 2.0**30, None, tried={"b": 2.0**10}).sought(2) == 2.0**30
-    assert chain_pass(8.0, 2.0**10, None, tried={"b": 2.0**10}).sought(2) == 2.0**34
+def searching(scales: ComponentScales, count: int, *, used: float = 8.0, after: float = 1.0) -> List[bool]:
+    """Passes over one batch in which component b is zero, though a is not; whether each was settled."""
+    settled = []
+    for number in range(count):
+        scales.begin_pass(0)
+        found = {0: 1.0, 1: after, 2: 0.0}
+        passed = report([8.0, 8.0, used * 2.0**number, 8.0], amax=found, measured_all=True)
+        scales.learn(COMPONENTS, passed, last=True)
+        settled.append(scales.settled)
+    return settled
 
 
 def test_what_follows_from_gradients_that_are_not_zero_is_searched_for_a_few_times() -> None:
     """The gradient that arrives at a layer is not zero, and what it hands on is."""
-    scales = ComponentScales(HistoryPolicy(), 2.0**10, 2.0**16)
-    scales.begin_pass(0)
-    settled = []
-    for _ in range(8):
-        measured = scales.begin(COMPONENTS)
-        scales.settled = True
-        measured.measure([(0, 1.0, 1.0), (1, 1.0, 1.0), (2, 0.0, 1.0)])
-        scales.learn(COMPONENTS, measured, chosen=True, last=True)
-        settled.append(scales.settled)
-    assert settled == [*5 * [False], *3 * [True]]
+    scales = scales_with(1.0, 1.0)
+    assert searching(scales, 8) == [*5 * [False], *3 * [True]]
+    # As is told, so that a larger scale is tried.
+    assert scales.room(COMPONENTS).tried == [None, None, 8.0 * 2.0**4, None]
+    scales.end_iteration()
+    assert scales.room(COMPONENTS).tried == [None] * 4
+    # It was searched for: in the next batches a single look is enough.
+    scales.began = -1, 0
+    assert searching(scales, 2, after=0.0) == [True, True]
+
+
+def test_an_overflow_of_what_was_only_tried_ends_the_search() -> None:
+    scales = scales_with(1.0, 1.0)
+    searching(scales, 3)
+    assert overflow(scales, "b", 8.0, 8.0, 2.0**40, 8.0)
+    assert not scales.limited
+    assert scales.room(COMPONENTS).tried == [None] * 4
+    assert searching(scales, 1) == [True]
 
 
 def test_a_batch_that_one_rank_has_searched_counts_as_searched_on_all() -> None:

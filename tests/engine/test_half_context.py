@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater
+from tests.engine.settled import settle
 
 HALF = nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")
 FLOAT = nn.Context(["cpu:float"], "CpuCachedArray", "0")
@@ -36,6 +37,10 @@ def gradients(loss: Any, scale: float, calls: int = 1) -> Dict[str, np.ndarray]:
     for _ in range(calls):
         loss.forward(clear_no_need_grad=True)
         loss.backward(scale, clear_buffer=True)
+    return present()
+
+
+def present() -> Dict[str, np.ndarray]:
     return {name: v.g.copy() for name, v in nn.get_parameters().items()}
 
 
@@ -47,8 +52,9 @@ def error(found: np.ndarray, exact: np.ndarray) -> float:
 def test_gradients_arrive_in_fp32_unscaled(delay: int) -> None:
     exact = gradients(network(FLOAT), 1.0)
     scaling = AdaptiveLossScaling(network(HALF), AdaLossConfig(delay=delay))
-    for _ in range(2):
-        found = gradients(scaling, 8.0)
+    for iteration in range(2):
+        settle(scaling, iteration, 8.0)
+    found = present()
     for name, v in nn.get_parameters().items():
         assert v.grad.dtype == np.float32, name
         assert v.data.dtype == np.float32, name
@@ -67,7 +73,8 @@ def test_layer_scales_save_what_half_precision_loses() -> None:
     exact = {name: 1e-6 * gradient for name, gradient in exact.items()}
     lost = gradients(network(HALF, 1e-6), 1.0)
     scaling = AdaptiveLossScaling(network(HALF, 1e-6), AdaLossConfig(delay=0))
-    kept = gradients(scaling, 1.0)
+    settle(scaling, 0, 1.0)
+    kept = present()
     for name in ("conv/conv/W", "a/affine/W", "c/affine/W"):
         assert error(lost[name], exact[name]) > 0.2, name
         assert error(kept[name], exact[name]) < 0.05, name
@@ -102,10 +109,7 @@ def test_scaled_weights_stay_in_range(delay: int) -> None:
     config = AdaLossConfig(loss_scale_method="amax_history", delay=delay, measure_every=1)
     scaling = AdaptiveLossScaling(loss, config)
     for iteration in range(6):
-        for v in nn.get_parameters().values():
-            v.grad.zero()
-        scaling.forward(clear_no_need_grad=True)
-        scaling.backward(8.0, clear_buffer=True, iteration=iteration)
+        settle(scaling, iteration, 8.0)
         for layer, alpha in scaling.layer_scales.items():
             assert alpha * np.abs(nn.get_parameters()[f"{layer}/W"].d).max() <= 65504.0
         assert scaling.found_inf == []

@@ -23,7 +23,7 @@ from nnabla_adaloss.kernels.scratch import ScratchPool
 class Stage:
     """A network with one weight used twice, and its gradients without any scaling."""
 
-    def __init__(self, *, rounded: bool, deferred: bool) -> None:
+    def __init__(self, *, rounded: bool, each: bool) -> None:
         rng = np.random.RandomState(0)
         x = nn.Variable.from_numpy_array(rng.randn(4, 3).astype(np.float32))
         h = F.tanh(PF.affine(x, 3, name="w", rng=rng))
@@ -37,7 +37,7 @@ class Stage:
         self.plan = GraphPlan(self.loss, adaptive=False)
         self.measurements = HostMeasurements(CpuKernels())
         self.leaves = LeafGradients(
-            CpuKernels(), ScratchPool(), rounded=rounded, deferred=self.measurements if deferred else None
+            CpuKernels(), ScratchPool(), self.measurements, rounded=rounded, unscale_each=each
         )
         self.masters = {name: v.grad for name, v in self.parameters.items()}
 
@@ -55,7 +55,7 @@ class Stage:
         return self.plan.structure.by_number[written.function].label
 
     def results(self) -> List[Tuple[Written, float]]:
-        return list(zip(*self.leaves.results(self.measurements.fetch().largest)))
+        return list(zip(self.leaves.written, self.measurements.fetch().largest))
 
     def backward(self, scale: float, stop_at: Optional[str] = None) -> None:
         seen: List[str] = []
@@ -80,14 +80,14 @@ class Stage:
 
 
 MODES = pytest.mark.parametrize("rounded", [False, True])
-WHEN = pytest.mark.parametrize("deferred", [False, True])
+WHEN = pytest.mark.parametrize("each", [False, True])
 
 
 @MODES
 @WHEN
 @pytest.mark.parametrize("scale", [1.0, 2.0**10, 2.0**-10])
-def test_powers_of_two_come_out_without_a_trace(rounded: bool, deferred: bool, scale: float) -> None:
-    stage = Stage(rounded=rounded, deferred=deferred)
+def test_powers_of_two_come_out_without_a_trace(rounded: bool, each: bool, scale: float) -> None:
+    stage = Stage(rounded=rounded, each=each)
     stage.backward(scale)
     for name, gradient in stage.gradients().items():
         expected = stage.expected[name]
@@ -101,8 +101,8 @@ def test_powers_of_two_come_out_without_a_trace(rounded: bool, deferred: bool, s
 
 @MODES
 @WHEN
-def test_scales_that_are_no_powers_of_two_come_out_to_rounding(rounded: bool, deferred: bool) -> None:
-    stage = Stage(rounded=rounded, deferred=deferred)
+def test_scales_that_are_no_powers_of_two_come_out_to_rounding(rounded: bool, each: bool) -> None:
+    stage = Stage(rounded=rounded, each=each)
     stage.backward(1000.0)
     for name, gradient in stage.gradients().items():
         np.testing.assert_allclose(gradient, stage.expected[name], rtol=1e-5, atol=1e-8, err_msg=name)
@@ -110,8 +110,8 @@ def test_scales_that_are_no_powers_of_two_come_out_to_rounding(rounded: bool, de
 
 @MODES
 @WHEN
-def test_gradients_are_added_to_what_is_there(rounded: bool, deferred: bool) -> None:
-    stage = Stage(rounded=rounded, deferred=deferred)
+def test_gradients_are_added_to_what_is_there(rounded: bool, each: bool) -> None:
+    stage = Stage(rounded=rounded, each=each)
     for v in stage.parameters.values():
         v.g = 0.25
     stage.backward(64.0)
@@ -125,8 +125,8 @@ def test_gradients_are_added_to_what_is_there(rounded: bool, deferred: bool) -> 
 @MODES
 @WHEN
 @pytest.mark.parametrize("label", ["head/affine", "w/affine", "w/affine[1]"])
-def test_giving_up_puts_every_master_back(rounded: bool, deferred: bool, label: str) -> None:
-    stage = Stage(rounded=rounded, deferred=deferred)
+def test_giving_up_puts_every_master_back(rounded: bool, each: bool, label: str) -> None:
+    stage = Stage(rounded=rounded, each=each)
     for v in stage.parameters.values():
         v.g = 0.25
     stage.backward(64.0, stop_at=label)
@@ -137,8 +137,8 @@ def test_giving_up_puts_every_master_back(rounded: bool, deferred: bool, label: 
 
 @MODES
 @WHEN
-def test_infinities_are_found_with_the_layer(rounded: bool, deferred: bool) -> None:
-    stage = Stage(rounded=rounded, deferred=deferred)
+def test_infinities_are_found_with_the_layer(rounded: bool, each: bool) -> None:
+    stage = Stage(rounded=rounded, each=each)
     head = stage.parameters["head/affine/b"]
     head.g = np.inf
     stage.backward(8.0)
@@ -148,8 +148,8 @@ def test_infinities_are_found_with_the_layer(rounded: bool, deferred: bool) -> N
 
 @MODES
 @WHEN
-def test_what_is_written_comes_with_its_largest_magnitude(rounded: bool, deferred: bool) -> None:
-    stage = Stage(rounded=rounded, deferred=deferred)
+def test_what_is_written_comes_with_its_largest_magnitude(rounded: bool, each: bool) -> None:
+    stage = Stage(rounded=rounded, each=each)
     stage.backward(64.0)
     positions = stage.plan.positions
     alone = {(stage.label(w), w.leaf): largest for w, largest in stage.results() if w.alone}
@@ -161,8 +161,8 @@ def test_what_is_written_comes_with_its_largest_magnitude(rounded: bool, deferre
 
 
 @WHEN
-def test_what_is_written_nowhere_stays_lazily_zero(deferred: bool) -> None:
-    stage = Stage(rounded=True, deferred=deferred)
+def test_what_is_written_nowhere_stays_lazily_zero(each: bool) -> None:
+    stage = Stage(rounded=True, each=each)
     node = next(n for n in stage.plan.nodes.values() if n.label == "head/affine")
     stage.leaves.take(node, 8.0, {})
     stage.leaves.give_back()
@@ -172,8 +172,8 @@ def test_what_is_written_nowhere_stays_lazily_zero(deferred: bool) -> None:
 
 @MODES
 @WHEN
-def test_all_functions_whose_gradients_are_not_finite_are_found(rounded: bool, deferred: bool) -> None:
-    stage = Stage(rounded=rounded, deferred=deferred)
+def test_all_functions_whose_gradients_are_not_finite_are_found(rounded: bool, each: bool) -> None:
+    stage = Stage(rounded=rounded, each=each)
     for v in stage.parameters.values():
         v.g = np.inf
     stage.backward(16.0)

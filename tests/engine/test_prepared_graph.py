@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
+from tests.engine.settled import settle
 
 Loss = nn.Variable
 Rewire = Callable[[], None]
@@ -139,6 +140,10 @@ def run(loss: Any, backward: Callable[[], None]) -> Dict[str, np.ndarray]:
     for v in nn.get_parameters().values():
         v.grad.zero()
     backward()
+    return present()
+
+
+def present() -> Dict[str, np.ndarray]:
     return {name: v.g.copy() for name, v in nn.get_parameters().items()}
 
 
@@ -157,23 +162,23 @@ def test_a_rewired_graph_is_right_at_once(case: Any, delay: int, updates_before:
     loss, rewire = case()
     if updates_before and loss.need_grad:
         scaling = AdaptiveLossScaling(loss, every_third(delay=delay))
-        for _ in range(updates_before):
-            run(scaling, scaling.backward)
+        for iteration in range(updates_before):
+            settle(scaling, iteration)
         rewire()
     else:
         rewire()
         scaling = AdaptiveLossScaling(loss, every_third(delay=delay))
-    passes = set()
+    passes = []
     found = []
-    for _ in range(4):
-        found.append(run(scaling, scaling.backward))
-        passes.add(scaling.last_pass)
+    for iteration in range(updates_before, updates_before + 4):
+        passes.append(settle(scaling, iteration))
+        found.append(present())
     assert list(scaling.plan.nodes) == visited_backward(loss)
     expected = run(loss, loss.backward)
     for gradients in found:
         for name, gradient in expected.items():
             np.testing.assert_array_equal(gradients[name], gradient, err_msg=name)
-    assert "hookless" in passes
+    assert ["hookless"] in passes
 
 
 @cases
@@ -219,20 +224,30 @@ def test_a_function_whose_need_for_a_gradient_only_forward_finds_out() -> None:
         assert (x.g != 0.0).all()
 
 
-def test_shares_follow_when_choices_ask_for_other_gradients_though_for_as_many() -> None:
+@pytest.mark.parametrize(
+    ("config", "looked_at"),
+    [
+        ({}, False),
+        ({"loss_scale_method": "approx_range"}, True),
+        # Who only reports what a layer's gradient was looks at it all the same.
+        ({"recorder": lambda record: None}, True),
+    ],
+)
+def test_a_share_has_what_can_be_the_largest_and_what_somebody_looks_at(
+    config: Dict[str, Any], looked_at: bool
+) -> None:
     h = F.tanh(PF.affine(nn.Variable((2, 3)), 3, name="a"))
-    scaling = AdaptiveLossScaling(F.mean(F.tanh(PF.affine(h, 3, name="b"))), AdaLossConfig(measure_every=1))
-    for _ in range(2):
-        scaling.forward()
-        scaling.backward()
-    prepared = scaling._graph.prepared()
+    loss = F.mean(F.tanh(PF.affine(h, 3, name="b")))
+    scaling = AdaptiveLossScaling(loss, AdaLossConfig(measure_every=1, **config))
+    for iteration in range(2):
+        settle(scaling, iteration)
     structure = scaling.plan.structure
-    # Those that are measured only because somebody asks for them.
-    others = sorted(structure.limiting_gradients.difference(structure.largest_gradients))
-    assert len(others) == 2
-    for position, other in (others, others[::-1]):
-        prepared.statistics.keep({position}, set(), set())
-        share = prepared.share(scaling.iteration)
-        assert share is not None
-        assert position in share.gradients
-        assert other not in share.gradients
+    share = scaling._graph.prepared().share(scaling.iteration)
+    assert share is not None
+    outputs = {node.outputs[0] for node, _ in structure.layer_slots.values()}
+    # What tanh makes of another gradient cannot be larger than that.
+    assert outputs.isdisjoint(structure.largest_gradients)
+    assert set(share.gradients) == {*structure.largest_gradients, *(outputs if looked_at else ())}
+    looks_at_weights = "loss_scale_method" in config
+    factors = {slot.factor for _, slot in structure.layer_slots.values()}
+    assert set(share.weights) == (factors if looks_at_weights else set())

@@ -90,8 +90,14 @@ def test_scales_and_gradients_of_the_published_runs(run: Dict[str, Any]) -> None
     for v in net.parameters.values():
         v.grad.zero()
     net.x.grad.zero()
-    scaling.forward()
-    scaling.backward(float(run["init_scale"]), grad=seed)
+    # The first pass over the batch has one scale for all layers, with which small gradients lose digits: what
+    # the second one measures is what the published pass sees.
+    for again in (False, True, True):
+        records.clear()
+        for v in (*net.parameters.values(), net.x):
+            v.grad.zero()
+        scaling.forward()
+        scaling.backward(float(run["init_scale"]), grad=seed, iteration=0, again=again)
 
     assert [record.layer for record in records] == [node["name"] for node in run["nodes"]]
     same_path = True

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Dict
 
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling
-from nnabla_adaloss.engine.saved_state import check_network, fingerprint, read_state, state_of
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, Method, Needs
+from nnabla_adaloss.core.methods import Range
+from nnabla_adaloss.engine.saved_state import EngineState, check_network, fingerprint, read_state, state_of
 from nnabla_adaloss.graph.names import registered_names
 from nnabla_adaloss.graph.plan import GraphPlan
 
@@ -63,40 +65,96 @@ def loss() -> nn.Variable:
     return F.mean(PF.affine(F.tanh(PF.affine(x, 3, name="a")), 2, name="b") ** 2)
 
 
-def trained(iterations: int, method: str) -> AdaptiveLossScaling:
+@dataclass(frozen=True)
+class LooksBack(Method):
+    """Raises what was largest in three iterations to 1."""
+
+    needs = Needs.HISTORY
+    window = 3
+
+    def scale(self, g: Any, W: Any, *, range: Range, fan_in: float) -> float:
+        return 1.0 / max(one.abs_max for one in g)
+
+
+def train(scaling: AdaptiveLossScaling) -> None:
+    for v in nn.get_parameters().values():
+        v.grad.zero()
+    scaling.forward()
+    scaling.backward()
+    scaling.after_update()
+
+
+def trained(iterations: int, method: Any) -> AdaptiveLossScaling:
     scaling = AdaptiveLossScaling(loss(), AdaLossConfig(loss_scale_method=method, measure_every=3))
     for _ in range(iterations):
-        scaling.forward()
-        scaling.backward()
-        scaling.after_update()
+        train(scaling)
     return scaling
 
 
-def read(state: Any, scaling: AdaptiveLossScaling) -> Any:
-    return read_state(state, scaling._graph)
+def state(scaling: AdaptiveLossScaling, draws: int = 0) -> Dict[str, Any]:
+    planned = scaling._graph.prepared()
+    return state_of(planned, scaling.components, scaling._wishes, scaling.iteration, draws)
 
 
-@pytest.mark.parametrize("method", ["approx_range", "amax_history"])
+def read(saved: Any, scaling: AdaptiveLossScaling) -> EngineState:
+    return read_state(saved, scaling._graph, scaling.config)
+
+
+METHODS = pytest.mark.parametrize("method", ["approx_range", "amax_history", LooksBack()], ids=str)
+
+
+@METHODS
 @pytest.mark.parametrize("iterations", [0, 1, 3, 5])
-def test_a_state_comes_back_wherever_in_a_cycle_it_was_saved(iterations: int, method: str) -> None:
+def test_a_state_comes_back_wherever_in_a_cycle_it_was_saved(iterations: int, method: Any) -> None:
     scaling = trained(iterations, method)
-    state = state_of(scaling._graph.prepared(), scaling.components, scaling.iteration, 7)
+    saved = state(scaling, 7)
     fresh = trained(0, method)
-    found = read(json.loads(json.dumps(state)), fresh)
-    assert (found.iteration, found.draws) == (iterations, 7)
-    assert found.statistics.state(fresh.plan.structure.measured) == state["delayed"]
-    assert found.cache.state_dict() == state["schedule"]
-    fresh.components.load(found.measured)
-    assert fresh.components.state_dict() == state["components"]
-    assert bool(state["delayed"]) == (iterations > 0)
+    found = read(json.loads(json.dumps(saved)), fresh)
+    iteration, draws, statistics, cache, measured, wishes = found
+    assert (iteration, draws) == (iterations, 7)
+    assert statistics.state(fresh.plan.structure.measured) == saved["statistics"]
+    assert cache.state_dict() == saved["schedule"]
+    assert wishes.state_dict() == saved["layers"]
+    fresh.components.load(measured)
+    assert fresh.components.state_dict() == saved["components"]
+    # Only methods that look at statistics keep any.
+    assert bool(saved["statistics"]) == (iterations > 0 and method != "amax_history")
     # The graph itself goes on as it was, until all is taken over.
     assert fresh._graph.prepared().cache.schedule is None
 
 
-@pytest.mark.parametrize("part", ["network", "delayed", "components", "schedule", "draws", "iteration"])
+@METHODS
+@pytest.mark.parametrize("iterations", [1, 3, 4])
+def test_an_engine_goes_on_in_another_process_as_it_would_have(iterations: int, method: Any) -> None:
+    scaling = trained(iterations, method)
+    saved = json.loads(json.dumps(scaling.state_dict()))
+    other = trained(0, method)
+    other.load_state_dict(saved)
+    for _ in range(5):
+        for one in (scaling, other):
+            train(one)
+        assert other.layer_scales == scaling.layer_scales
+        assert other.loss_scale == scaling.loss_scale
+        assert other.state_dict() == scaling.state_dict()
+
+
+PARTS = ["schema", "network", "statistics", "components", "schedule", "layers", "draws", "iteration"]
+
+
+@pytest.mark.parametrize("part", PARTS)
 def test_a_state_without_a_part_is_damaged(part: str) -> None:
     scaling = trained(2, "approx_range")
-    state = state_of(scaling._graph.prepared(), scaling.components, scaling.iteration, 0)
-    del state[part]
-    with pytest.raises(KeyError, match=part):
-        read(state, scaling)
+    saved = state(scaling)
+    assert sorted(saved) == sorted(PARTS)
+    del saved[part]
+    with pytest.raises(ValueError, match=f"damaged, or none of an AdaptiveLossScaling: KeyError.'{part}'"):
+        read(saved, scaling)
+
+
+@pytest.mark.parametrize("schema", [0, 2, -1])
+def test_a_state_of_another_version_is_refused_and_changes_nothing(schema: int) -> None:
+    scaling = trained(2, "approx_range")
+    before = scaling.state_dict()
+    with pytest.raises(ValueError, match=f"state has version {schema}, this package knows 1"):
+        scaling.load_state_dict({**before, "schema": schema})
+    assert scaling.state_dict() == before

@@ -1,18 +1,197 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known, and what statistics of this iteration and of earlier ones have in common."""
+"""What is known of the arrays of a graph: unscaled, finite, and the same for a whole iteration."""
 
 from __future__ import annotations
 
-from typing import Any, Dict
+import json
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+import nnabla as nn
+import nnabla.functions as F
 import numpy as np
 import pytest
 
-from nnabla_adaloss.core.statistics import statistics_of
-from nnabla_adaloss.engine.statistics import NOTHING_KNOWN, KnownStatistics, StatisticsSource
-from tests.engine.statistics_sources import Arrays
+from nnabla_adaloss.core.statistics import ArrayStatistics, pool, statistics_of
+from nnabla_adaloss.engine.statistics import Findings, Statistics, Wanted
+from nnabla_adaloss.graph.plan import GraphPlan
+from nnabla_adaloss.kernels import CpuKernels
+from nnabla_adaloss.kernels.measurements import HostMeasurements, Measured
+from nnabla_adaloss.kernels.scratch import ScratchPool
 
-SOURCES = pytest.mark.parametrize("make", [Arrays.immediate, Arrays.delayed])
+
+class Arrays:
+    """A graph with one variable for each list of values, which its data and its gradient hold.
+
+    Args:
+        values: what they hold.
+        leaves: whether they are leaves, as weights are; else activations.
+
+    Attributes:
+        variables: the variables.
+        positions: the position of each in the graph.
+    """
+
+    def __init__(self, *values: Sequence[float], leaves: bool = True) -> None:
+        self._leaves = [nn.Variable((len(many),), need_grad=True) for many in values]
+        self.variables = self._leaves if leaves else [F.identity(v) for v in self._leaves]
+        loss = F.sum(F.concatenate(*self.variables, axis=0) if len(values) > 1 else self.variables[0])
+        self.plan = GraphPlan(loss, names={})
+        self.positions: List[int] = [self.plan.positions[hash(v)] for v in self.variables]
+        for v, many in zip(self.variables, values):
+            v.d = v.g = np.array(many, np.float32)
+
+    def statistics(
+        self,
+        storage: Any = None,
+        measurements: Optional[HostMeasurements] = None,
+        wanted: Optional[Wanted] = None,
+    ) -> Statistics:
+        """Statistics for methods that look at everything."""
+        everything = frozenset(self.positions)
+        return Statistics(
+            self.plan,
+            measurements or HostMeasurements(CpuKernels()),
+            ScratchPool(),
+            storage,
+            wanted or Wanted(everything, everything, frozenset()),
+        )
+
+
+class Recorder(HostMeasurements):
+    """Measurements that write down how many arrays came together."""
+
+    def __init__(self) -> None:
+        super().__init__(CpuKernels())
+        self.together: List[int] = []
+
+    def measure(self, arrays: Sequence[nn.NdArray]) -> List[int]:
+        if arrays:
+            self.together.append(len(arrays))
+        return super().measure(arrays)
+
+
+Known = Tuple[Optional[ArrayStatistics], Optional[ArrayStatistics]]
+
+
+def known(source: Statistics, position: int, iteration: int = 1) -> Known:
+    """What is known of the gradient and of the data when another iteration begins."""
+    source.begin(iteration, again=False)
+    return source.gradient(position), source.data(position)
+
+
+def test_what_was_measured_is_known_without_its_scale() -> None:
+    arrays = Arrays([1.0, -4.0, 0.0], [2.0, 0.5])
+    source, (first, second) = arrays.statistics(), arrays.positions
+    source.measure([(first, 4.0), (second, 2.0)], [second])
+    assert source.finish() == Findings(set(), {first: 1.0, second: 1.0}, [], None)
+    assert known(source, first) == (statistics_of(np.array([0.25, -1.0, 0.0])), None)
+    assert known(source, second) == (
+        statistics_of(np.array([1.0, 0.25])),
+        statistics_of(np.array([2.0, 0.5])),
+    )
+
+
+def test_choices_of_one_iteration_see_the_same() -> None:
+    arrays = Arrays([1.0])
+    source, (v,), (position,) = arrays.statistics(), arrays.variables, arrays.positions
+
+    def measure(value: float) -> None:
+        v.d = v.g = value
+        source.measure([(position, 1.0)], [position])
+        source.finish()
+
+    measure(1.0)
+    one = known(source, position, 0)
+    measure(5.0)  # a micro-batch, or a retry
+    assert known(source, position, 0) == one
+    # The same batch once more, with what it has shown.
+    source.begin(0, again=True)
+    assert source.gradient(position) == source.data(position) == statistics_of(np.array([5.0]))
+    measure(7.0)
+    assert known(source, position, 1)[0] == statistics_of(np.array([7.0]))
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_what_is_not_finite_is_told_once_and_leaves_what_was_known(bad: float) -> None:
+    arrays = Arrays([1.0, 2.0], [3.0])
+    source, (v, _), (spoilt, good) = arrays.statistics(), arrays.variables, arrays.positions
+    gradients = [(spoilt, 4.0), (good, 4.0)]
+    source.measure(gradients, [spoilt])
+    source.finish()
+    before = known(source, spoilt)
+    v.g = v.d = np.array([0.5, bad], np.float32)
+    source.measure(gradients, [spoilt])
+    found = source.finish()
+    assert found.nonfinite == {spoilt}
+    # The largest of what is finite is told all the same.
+    assert found.amax == {spoilt: 0.125, good: 0.75}
+    assert known(source, spoilt, 2) == before
+    assert source.finish() == Findings(set(), {}, [], None)
+
+
+def test_only_what_is_asked_for_is_kept() -> None:
+    arrays = Arrays([1.0], [2.0], [3.0], [4.0])
+    of_method, of_data, watched, other = arrays.positions
+    wanted = Wanted(frozenset({of_method}), frozenset({of_data}), frozenset({watched}))
+    source = arrays.statistics(wanted=wanted)
+    source.measure([(position, 1.0) for position in arrays.positions], [of_data])
+    # Whatever is measured counts for components.
+    assert [*source.finish().amax.values()] == [1.0, 2.0, 3.0, 4.0]
+    found = [[one is not None for one in known(source, p)] for p in arrays.positions]
+    assert found == [[True, False], [False, True], [True, False], [False, False]]
+    # What is only reported is no matter of other ranks, nor of a saved state.
+    assert [index for index, _, _ in source.state(arrays.positions)] == [0, 1]
+    assert len(source.table()) == len(ArrayStatistics.of_zeros(0))
+
+
+def test_a_gradient_that_backward_has_left_at_zero_stays_so_and_is_not_waited_for() -> None:
+    arrays = Arrays([1.0], [2.0])
+    source, (empty, _) = arrays.statistics(), arrays.variables
+    empty.grad.zero()
+    source.measure([(position, 4.0) for position in arrays.positions], [])
+    assert source.finish().amax == {arrays.positions[1]: 0.5}
+    assert empty.grad.zeroing
+    assert known(source, arrays.positions[0]) == (None, None)
+
+
+def test_other_dtypes_are_read_and_left() -> None:
+    arrays = Arrays([0.0, 0.0])
+    (v,), (position,), source = arrays.variables, arrays.positions, arrays.statistics()
+    v.d = np.array([3, -4], np.int32)
+    source.measure((), [position])
+    source.finish()
+    assert known(source, position)[1] == statistics_of(np.array([3.0, -4.0]))
+    assert v.data.dtype == np.int32
+
+
+def test_gradients_and_data_are_measured_in_one_call_and_data_once_a_pass() -> None:
+    measurements = Recorder()
+    arrays = Arrays([1.0], [2.0], [3.0])
+    source, positions = arrays.statistics(measurements=measurements), arrays.positions
+    source.measure([(position, 1.0) for position in positions[:2]], positions)
+    source.measure([(positions[2], 1.0)], positions)
+    source.measure((), ())
+    assert measurements.together == [5, 1]
+    assert source.finish().amax == dict(zip(positions, (1.0, 2.0, 3.0)))
+    source.measure((), positions)
+    assert measurements.together == [5, 1, 3]
+
+
+def test_weights_that_were_measured_after_an_update_are_not_measured_again_in_the_pass() -> None:
+    measurements = Recorder()
+    arrays = Arrays([1.0], [2.0])
+    source, positions = arrays.statistics(measurements=measurements), arrays.positions
+    source.measure_weights(positions)
+    arrays.variables[0].d = 7.0  # forward of a half context converts it
+    source.measure((), positions)
+    assert measurements.together == [2]
+    source.finish()
+    assert [known(source, position)[1] for position in positions] == [
+        statistics_of(np.array([value])) for value in (1.0, 2.0)
+    ]
+
+
+# An emulated storage has seen what it has rounded.
 
 
 class Seen:
@@ -28,73 +207,154 @@ class Seen:
         return self._data.get(key)
 
 
-@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-@SOURCES
-def test_what_is_not_finite_is_found_once(make: Any, bad: float) -> None:
-    arrays = Arrays([1.0, 2.0], [1.0, bad])
-    source: StatisticsSource = make(arrays)
-    good, spoilt = arrays.positions
-    source.gradient(good, 4.0)
-    source.gradient(spoilt, 4.0)
-    assert source.finish().nonfinite == {spoilt}
-    assert source.finish().nonfinite == set()
+def test_what_a_storage_has_seen_is_not_read_again() -> None:
+    g, d = statistics_of(np.array([6.0])), statistics_of(np.array([5.0, 0.0]))
+    measurements, arrays = Recorder(), Arrays([1.0], [2.0])
+    key, (position, other) = hash(arrays.variables[0]), arrays.positions
+    source = arrays.statistics(Seen({key: g}, {key: d}), measurements)
+    source.measure([(position, 2.0), (other, 2.0)], [position, other])
+    assert measurements.together == [2]
+    assert source.finish().amax == {position: 3.0, other: 1.0}
+    assert known(source, position) == (g.scaled(0.5), d)
+    # After an update it has not seen the weight yet.
+    source.measure_weights([position])
+    source.finish()
+    assert known(source, position, 2)[1] == statistics_of(np.array([1.0]))
 
 
-@SOURCES
-def test_a_lazily_zero_gradient_stays_so(make: Any) -> None:
-    arrays = Arrays([1.0])
-    source: StatisticsSource = make(arrays)
-    arrays.variables[0].grad.zero()
-    source.gradient(arrays.positions[0], 4.0)
-    assert arrays.variables[0].grad.zeroing
-    assert source.finish().nonfinite == set()
-
-
-@SOURCES
-def test_what_a_storage_has_seen_is_not_read_again(make: Any) -> None:
-    g, d = statistics_of(np.array([3.0])), statistics_of(np.array([5.0]))
+def test_what_a_storage_has_seen_overflow_is_told() -> None:
     arrays = Arrays([1.0])
     key, (position,) = hash(arrays.variables[0]), arrays.positions
-    source: StatisticsSource = make(arrays, Seen({key: g}, {key: d}))
-    for iteration in range(2):
-        source.begin(iteration, again=False)
-        found = source.gradient(position, 1.0), source.data(position)
-        assert source.stored_data(position) == d
-        source.finish()
-    assert found == (g, d)
+    source = arrays.statistics(Seen({key: statistics_of(np.array([3.0, np.inf]))}, {}))
+    source.measure([(position, 2.0)], [])
+    assert source.finish()[:2] == ({position}, {position: 1.5})
+    assert known(source, position) == (None, None)
 
 
-@SOURCES
-def test_without_a_storage_nothing_is_stored(make: Any) -> None:
+def test_a_storage_and_a_graph_that_are_built_again_are_those_that_are_read() -> None:
+    before, now = Arrays([1.0]), Arrays([2.0])
+    source = before.statistics()
+    seen = Seen({hash(now.variables[0]): statistics_of(np.array([8.0]))}, {})
+    for storage, value in ((None, 2.0), (seen, 8.0)):
+        source.bind(now.plan, storage)
+        source.measure([(now.positions[0], 1.0)], [])
+        assert source.finish().amax == {now.positions[0]: value}
+
+
+# Other processes.
+
+
+def measured(arrays: Arrays, gradients: Sequence[int], data: Sequence[int]) -> Statistics:
+    source = arrays.statistics()
+    source.measure([(position, 4.0) for position in gradients], data)
+    source.finish()
+    return source
+
+
+def test_the_state_comes_back_in_another_process() -> None:
+    arrays = Arrays([1.0, 0.1], [2.0**-24], [0.0])
+    # A graph in which the same variables have other positions.
+    elsewhere = Arrays([5.0], [1.0, 0.1], [2.0**-24], [0.0])
+    positions, there = arrays.positions, elsewhere.positions
+    source, other = measured(arrays, positions[:2], positions[2:]), elsewhere.statistics()
+    state = json.loads(json.dumps(source.state(positions)))
+    other.load_state(there[1:], state)
+    assert other.state(there[1:]) == state
+    for position, own in zip(positions, there[1:]):
+        assert known(other, own) == known(source, position) != (None, None)
+    assert known(other, there[0]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "state", [3, [[0]], [[0, [1, 2], None]], [[9, None, [0] * 7]], [[0, ["x"] * 7, None]]]
+)
+def test_a_damaged_state_is_refused_and_changes_nothing(state: Any) -> None:
     arrays = Arrays([1.0])
-    assert make(arrays).stored_data(arrays.positions[0]) is None
+    source = measured(arrays, arrays.positions, arrays.positions)
+    before = source.state(arrays.positions)
+    with pytest.raises((TypeError, ValueError, IndexError)):
+        source.load_state(arrays.positions, state)
+    assert source.state(arrays.positions) == before
 
 
-def test_what_is_known_comes_at_the_scale_that_is_asked_for() -> None:
-    g, d = statistics_of(np.array([3.0, -0.5])), statistics_of(np.array([5.0]))
-    known = KnownStatistics({4: g}, {7: d})
-    assert known.gradient(4, 8.0) == g.scaled(8.0)
-    assert known.data(7) == d
-    assert known.stored_data(7) is None
-    assert known.complete
+def test_what_all_ranks_know_is_as_if_their_arrays_were_one() -> None:
+    """Of three activations, one rank has measured two, another one, and none the third."""
+    values = [[[1.0, -2.0], [0.0], [3.0]], [[4.0, 0.5, 0.25], [0.0], [3.0]]]
+    ranks = [Arrays(*own, leaves=False) for own in values]
+    positions = ranks[0].positions
+    assert positions == ranks[1].positions
+    sources = [measured(arrays, positions[:many], positions[:many]) for arrays, many in zip(ranks, (2, 1))]
+    tables = np.stack([source.table() for source in sources])
+    assert tables.dtype == np.float64
+    expected = pool([statistics_of(np.array(own[0])) for own in values])
+    assert expected is not None
+    for source in sources:
+        before = known(source, positions[0])
+        source.adopt(tables)
+        assert known(source, positions[0]) == before
+        first, second, third = positions
+        assert known(source, first, 2) == (expected.scaled(0.25), expected)
+        assert known(source, second, 2) == (ArrayStatistics.of_zeros(1),) * 2
+        assert known(source, third, 2) == (None, None)
 
 
-@pytest.mark.parametrize("ask", [lambda k: k.gradient(7, 1.0), lambda k: k.data(4)])
-def test_what_is_not_known_is_remembered_as_missing(ask: Any) -> None:
-    known = KnownStatistics({4: statistics_of(np.array([3.0]))}, {7: statistics_of(np.array([5.0]))})
-    assert ask(known) == NOTHING_KNOWN
-    assert not known.complete
+def test_weights_are_the_same_on_all_ranks_and_are_not_exchanged() -> None:
+    weights, activations = Arrays([1.0], [2.0]), Arrays([1.0], [2.0], leaves=False)
+    row = len(ArrayStatistics.of_zeros(0))
+    for arrays, rows in ((weights, 2), (activations, 4)):
+        source = measured(arrays, [], arrays.positions)
+        assert len(source.table()) == rows * row
+        assert source.table().any() == (arrays is activations)
 
 
-def test_stored_data_is_known_where_a_storage_rounds() -> None:
-    d = statistics_of(np.array([5.0]))
-    known = KnownStatistics({}, {7: d}, stored=True)
-    assert known.stored_data(7) == d
-    assert known.complete
-    assert known.stored_data(8) == NOTHING_KNOWN
-    assert not known.complete
+def test_other_ranks_are_told_only_what_is_new() -> None:
+    arrays = Arrays([1.0], [2.0])
+    source, positions = arrays.statistics(), arrays.positions
+    for position in positions:
+        source.measure([(position, 1.0)], [])
+        source.finish()
+        table = source.table()
+        rows = table.reshape(len(positions), -1)
+        assert [bool(row.any()) for row in rows] == [p == position for p in sorted(positions)]
+        source.adopt(table[np.newaxis])
+    assert not source.table().any()
 
 
-def test_no_elements_are_known() -> None:
-    with pytest.raises(TypeError, match="hold no elements"):
-        KnownStatistics({}, {}).matrices(0, 0)
+# What ends a pass early, and what is only checked.
+
+
+def test_an_interruption_leaves_no_ticket_without_a_measurement() -> None:
+    """A pass that ends early, even within its own end, spoils nothing for the next one."""
+
+    class Interrupted(HostMeasurements):
+        interrupt = True
+
+        def fetch(self) -> Measured:
+            if self.interrupt:
+                raise KeyboardInterrupt
+            return super().fetch()
+
+    measurements = Interrupted(CpuKernels())
+    arrays = Arrays(*([1.0, 2.0] for _ in range(5)))
+    source = arrays.statistics(measurements=measurements)
+    source.measure([(position, 1.0) for position in arrays.positions], arrays.positions)
+    with pytest.raises(KeyboardInterrupt):
+        source.finish()
+    measurements.interrupt = False
+    arrays.variables[1].g = 7.0
+    second = arrays.positions[1]
+    source.measure([(second, 1.0)], [])
+    assert source.finish() == Findings(set(), {second: 7.0}, [], None)
+    assert known(source, second) == (statistics_of(np.array([7.0, 7.0])), None)
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_arrays_that_are_watched(bad: float) -> None:
+    source = Arrays([1.0]).statistics()
+    assert source.finish().watched_finite is None
+    for value, finite in ((1.0, True), (bad, False), (2.0, True)):
+        watched = Arrays([3.0, 4.0], [value]).variables
+        source.watch([v.data for v in watched])
+        assert source.finish().watched_finite is finite
+    source.watch([])
+    assert source.finish().watched_finite is None

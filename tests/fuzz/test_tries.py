@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, List
 
 import hypothesis.strategies as st
@@ -59,14 +58,13 @@ def test_tries_are_bounded_by_the_bits_to_lose(
         on_nonfinite_loss="skip",
         on_nonfinite_forward="skip",
     )
-    layers = len(updater.scaling.layers)
     for _ in range(3):
         result = updater.update()
         if result.reason.startswith("nonfinite"):
             return  # the values themselves leave fp16
         assert result.updated
-        # Each layer's alpha comes down to 1 at most, and the global scale to its floor.
-        assert result.retries <= exponent + 24 + layers * (math.log2(upper) + 20)
+        # Each try lowers all that is behind the overflow by four bits, however many layers there are.
+        assert result.retries <= 16
 
 
 def test_a_small_auxiliary_loss_drives_no_scale_down() -> None:
@@ -88,5 +86,7 @@ def test_a_small_auxiliary_loss_drives_no_scale_down() -> None:
         )
         results = [updater.update() for _ in range(30)]
         assert all(r.updated for r in results)
-        assert sum(r.retries for r in results[1:]) == 0, delay
+        assert not any(r.overflow_layers for r in results)
+        # With delay=0 one iteration of eight measures its batch first.
+        assert sum(r.retries for r in results[1:]) == (0 if delay else 3)
         assert updater.scale >= 8.0

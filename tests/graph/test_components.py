@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from nnabla_adaloss import AdaptiveLossScaling
+from nnabla_adaloss.graph.components import Edge
 from tests.engine.random_graphs import Network, networks
 from tests.engine.test_architectures import NETWORKS
 
@@ -43,8 +44,9 @@ class Found:
     def name(self, variable: nn.Variable) -> str:
         return self.names[self.of(variable)[0]]
 
-    def handed_over(self, variable: nn.Variable) -> bool:
-        return self._positions[hash(variable)] in self.components.handed_over
+    def ways(self, before: nn.Variable, after: nn.Variable) -> List[Edge]:
+        first, second = self.of(before, after)
+        return [e for e in self.components.edges if (e.before, e.after) == (first, second)]
 
 
 def components(loss: nn.Variable, *, by_layer: bool) -> Found:
@@ -66,6 +68,9 @@ def test_layers_separate() -> None:
     assert together(found, h[0], h[1])
     assert together(found, h[2], h[3])
     assert len(set(found.of(loss, h[4], h[3], h[1]))) == 4
+    assert [(way.layer, way.factor >= 0) for way in found.ways(h[4], h[3])] == [("c/affine", True)]
+    assert not found.ways(h[4], h[1])
+    assert found.components.governed == {*found.of(loss, h[4])}
     # The data need no gradient: three layers, two components behind the one at the loss, and the loss's own.
     assert len(found.names) == 4
     assert found.name(loss) in found.single
@@ -80,8 +85,9 @@ def test_what_adds_connects() -> None:
     branch = PF.affine(inner, 8, name="branch", rng=rng())
     joined = x + branch
     found = components(F.mean(joined**2), by_layer=True)
-    # The residual's trunk carries one scale, into and out of its branch.
+    # The residual's trunk carries one scale, into and out of its branch, where no layer leads anywhere.
     assert together(found, x, inner, branch, joined)
+    assert all(edge.layer is None for edge in found.components.edges)
     left, right = (PF.affine(F.tanh(x), 8, name=n, rng=rng()) for n in ("left", "right"))
     found = components(F.mean(left * right), by_layer=True)
     assert together(found, left, right)
@@ -99,6 +105,8 @@ def test_attention_separates_scores_from_values() -> None:
     assert not together(found, out, weights)
     # Either factor of a product of activations gets a scale of its own.
     assert len(set(found.of(out, q, k, v))) == 4
+    assert [way.layer for way in found.ways(out, weights)] == ["v/affine/BatchMatmul"]
+    assert [way.layer for way in found.ways(out, v)] == ["v/affine/BatchMatmul:1"]
     assert together(components(F.mean(out**2), by_layer=False), q, k, v, scores, out)
 
 
@@ -123,8 +131,10 @@ def test_scalars_at_the_loss_separate_and_losses_meet_behind_them() -> None:
     assert together(found, first, weighted)
     assert found.name(y) not in found.single
     assert {found.name(v) for v in (loss, second, first)} == found.single
-    assert all(found.handed_over(v) for v in (loss, first, second, weighted))
-    assert len(found.components.handed_over) == 4
+    assert [way.layer for way in found.ways(first, y)] == [None]
+    # No layer leads to any of them.
+    assert found.components.governed == set(range(4))
+    assert found.components.loss_exits == 2
 
 
 def test_what_is_behind_a_component_is_all_that_backward_computes_from_it() -> None:
@@ -155,7 +165,20 @@ def test_what_clips_gradients_separates() -> None:
         found = components(F.mean(y**2), by_layer=by_layer)
         assert together(found, clipped, y)
         assert not together(found, h, clipped)
-        assert found.handed_over(clipped)
+        assert [way.layer for way in found.ways(clipped, h)] == [None]
+
+
+def test_behind_a_layer_nothing_is_governed_whatever_backward_visits_first() -> None:
+    deep, shallow = (PF.affine(data(4, 8), 8, name=n, rng=rng()) for n in ("deep", "shallow"))
+    below = deep
+    for _ in range(4):
+        below = F.tanh(below)
+    clipped = F.clip_grad_by_value(below, F.constant(-1.0, (4, 8)), F.constant(1.0, (4, 8)))
+    # The layer leads to what was clipped, too, but backward visits the clipping before it.
+    late = F.mean(PF.affine(shallow, 8, name="late", rng=rng()) ** 2)
+    found = components(F.mean(F.sigmoid(clipped + shallow)) + late, by_layer=True)
+    assert together(found, clipped, shallow)
+    assert found.components.governed.isdisjoint(found.of(clipped, deep))
 
 
 def test_an_input_that_wants_its_gradient_has_a_component_of_its_own() -> None:
@@ -211,4 +234,12 @@ def test_every_gradient_has_one_component_and_every_component_one_name(network: 
             through = {found.of[p] for p in node.inputs if p not in targets}
             if not node.loss_section:
                 assert through <= {found.producers[node.number]}
+        for edge in found.edges:
+            assert edge.before != edge.after
+            assert edge.after in found.next[edge.before]
+            assert edge.before in found.governed or edge.after not in found.governed
+            assert edge.layer is None or edge.after not in found.governed
+        # A component is left alone only where nothing leads to it.
+        assert {edge.after for edge in found.edges} >= set(range(1, len(found.names)))
+        assert 0 in found.governed
     assert sizes[False] <= sizes[True]

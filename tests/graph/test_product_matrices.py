@@ -86,8 +86,9 @@ def test_the_engine_asks_element_wise_methods_with_matrices(square: bool) -> Non
     g = rng.randn(4, width).astype(np.float32) * 10.0 ** (np.arange(width) - width)
     config = AdaLossConfig(loss_scale_method="element_wise_range", use_bound=False)
     scaling = AdaptiveLossScaling(y, config)
-    scaling.forward()
-    scaling.backward(1.0, grad=g)
+    for again in (False, True):
+        scaling.forward()
+        scaling.backward(1.0, grad=g, again=again)
     expected = get_loss_scale_by_element_wise_range(
         g.astype(np.float32), np.ascontiguousarray(w.d.T), config=config, fan_in=width
     )

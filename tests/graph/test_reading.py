@@ -24,8 +24,7 @@ from tests.engine.random_graphs import Network, build, chosen_steps, networks, s
 @given(networks)
 def test_what_functions_read_and_write_is_told_by_position(network: Network) -> None:
     reading = read_graph(network.loss)
-    inputs = [reading.described.inputs.positions[part] for part in reading.described.inputs.by_function()]
-    outputs = [reading.described.outputs.positions[part] for part in reading.described.outputs.by_function()]
+    inputs, outputs = reading.described.inputs.by_function(), reading.described.outputs.by_function()
     for f, read, written in zip(reading.functions, inputs, outputs):
         assert [hash(v) for v in f.inputs] == [reading.keys[p] for p in read]
         assert [hash(v) for v in f.outputs] == [reading.keys[p] for p in written]

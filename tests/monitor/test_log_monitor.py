@@ -37,7 +37,9 @@ def test_what_goes_wrong_is_written_with_its_cause(caplog: pytest.LogCaptureFixt
     assert lines[0] == "iteration 1, attempt 0: batch repeated: first measurement"
     assert lines[1] == "iteration 1: loss scale 8 -> 16384"
     bad = "first bad layer: output/affine/Add2"
-    assert lines[2] == f"iteration 3, attempt 0: batch repeated: overflow; {bad}"
+    # With delay=0 each batch is measured before it counts.
+    assert lines[2] == "iteration 2, attempt 0: batch repeated: first measurement"
+    assert lines[3] == f"iteration 3, attempt 0: batch repeated: overflow; {bad}"
     assert f"iteration 3: 1 batch is lost: hopeless; {bad}" in lines
 
 

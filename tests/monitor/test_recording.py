@@ -86,7 +86,7 @@ def whole() -> Recording:
             layer(1, "conv/conv", headroom=3.0, exponents=[-4, 10, 0, 30]),
             ScaleChanged(1, 8.0, 1024.0),
             UpdateEnded(1, True, "updated", 1024.0, 1, 0.5),
-            Overflowed(2, 0, "overflow", ("conv/conv",), None, 1024.0),
+            Overflowed(2, 0, "overflow", ("conv/conv",), "conv/conv", 1024.0),
             ScaleChanged(2, 1024.0, 512.0),
             layer(3, "conv/conv", 5, exponents=[]),
             UpdateEnded(3, True, "updated", 512.0, 0, 0.25),

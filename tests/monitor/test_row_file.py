@@ -40,7 +40,7 @@ layer_rows = st.builds(
 )
 rows = st.lists(
     layer_rows
-    | st.builds(Overflowed, numbers, numbers, names, layers, st.none() | names, floats, names)
+    | st.builds(Overflowed, numbers, numbers, names, layers, names, floats, names)
     | st.builds(BatchRepeated, numbers, numbers, names, layers)
     | st.builds(BatchThrownAway, numbers, names, layers, numbers, names)
     | st.builds(ScaleChanged, numbers, floats, floats)

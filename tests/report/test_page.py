@@ -149,6 +149,14 @@ def test_why_a_layer_has_its_scale_is_what_was_last_measured() -> None:
         ("scale bound", 9.0, "9 bits of headroom are unused. Raise AdaLossConfig(scale_upper_b"),
         ("accumulated bound", 9.0, "Raise AdaLossConfig(accum_upper_bound=...)."),
         ("method", 9.0, 'Try AdaLossConfig(loss_scale_method="amax_history")'),
+        (
+            "room",
+            9.0,
+            "Other gradients share its scale and need that room: store gradients in a wider format",
+        ),
+        ("level", 9.0, "Other gradients share its scale"),
+        ("meeting of branches", 9.0, "Other gradients share its scale"),
+        ("weight range", 9.0, "The scaled copy of its weight would overflow: store weights in a wider"),
         ("method", 1.0, "no scale keeps both. Store gradients in a wider format, such as bfloat16."),
     ],
 )

@@ -90,7 +90,7 @@ def test_a_run_that_is_killed_again_and_again_ends_where_it_would_have_ended(
     assert finish(start(undisturbed, delay), within=120.0)
     duration = time.monotonic() - began
     state = read_state(worker.checkpoints(undisturbed)[-1] / "scaling.json")
-    assert state["scaling"]["layers"]
+    assert state["scaling"]["components"]["windows"]
     assert state["last_good_scale"] != 2.0**10  # the scale has moved
 
     rng = random.Random(delay)

@@ -58,7 +58,7 @@ def test_no_training_begins_that_would_exceed_the_budget(tmp_path: Path) -> None
         "seed": 0,
         "iterations": 50,
     }
-    counts = {"batches": 50, "lost": 0, "repeats": 0, "overflows": 0, "underflow": 0.0, "matched": 0}
+    counts = {"batches": 50, "lost": 0, "repeats": 0, "overflows": 0, "underflow": 0.0}
     rest = {"score": 0.9, **counts, "scale": 1.0, "seconds": 1000.0, "error": ""}
     results.write_text(json.dumps({**line, **rest}) + "\n", "utf-8")
     done = study("--quick", "--only=lenet", "--budget=100", f"--results={results}")

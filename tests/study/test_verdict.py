@@ -15,7 +15,7 @@ REFERENCE_SCORES = (0.94, 0.95, 0.96)
 
 
 def result(score: Optional[float], error: str = "") -> Result:
-    return Result(score, 100, 4, 2, 3, 0.25, 50, 8.0, 1.0, error)
+    return Result(score, 100, 4, 2, 3, 0.25, 8.0, 1.0, error)
 
 
 def study(*scores: Optional[float], reference: tuple[float, ...] = REFERENCE_SCORES) -> Results:
@@ -66,7 +66,7 @@ def test_what_a_cell_tells() -> None:
     assert cell.score is None
     assert cell.errors == ["no good"]
     assert (cell.seeds, cell.lost, cell.repeated, cell.overflows) == (3, 0.04, 20.0, 30.0)
-    assert (cell.underflow, cell.matched) == (0.25, 0.5)
+    assert cell.underflow == 0.25
 
 
 def test_passes_are_counted_by_storage_and_method() -> None:

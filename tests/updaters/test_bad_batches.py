@@ -216,7 +216,7 @@ def test_an_attention_mask_of_minus_infinity_is_no_fault() -> None:
     updater = AdaptiveLossScalingUpdater(solver, loss, storage="float16", scale=2.0**40)
     result = updater.update()
     assert result.updated
-    assert result.retries > 1
+    assert result.retries
     assert updater.scale < 2.0**30
 
 

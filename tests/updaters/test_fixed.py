@@ -71,7 +71,7 @@ def test_an_overflow_is_dropped_and_the_scale_stays() -> None:
     assert updater.update().updated
     before = snapshot(train.parameters)
     result = updater.update()
-    assert result == (False, 128.0, 0, "overflow", (), (), "")
+    assert result == (False, 128.0, 0, "overflow", (), (), "", "")
     for name, value in before.items():
         if not name.startswith("bn/bn/mean") and not name.startswith("bn/bn/var"):
             np.testing.assert_array_equal(train.parameters[name].d, value, err_msg=name)

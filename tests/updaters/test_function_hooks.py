@@ -8,7 +8,6 @@ import pytest
 from nnabla.utils.inspection import NanInfTracer, TimeProfiler
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater
-from nnabla_adaloss.updaters.function_hooks import FunctionHooks, function_hooks
 from tests.updaters.networks import snapshot, training
 
 
@@ -66,7 +65,6 @@ def test_nnablas_tracer_finds_the_nan_in_the_data() -> None:
 
 
 def test_what_is_no_hook_is_named() -> None:
-    assert function_hooks(None, None) == FunctionHooks()
     for wrong in (3, (print,), (print, 3), "hook"):
         with pytest.raises(TypeError, match="^function_post_hook must be a callable"):
             updater_on(training(), function_post_hook=wrong)

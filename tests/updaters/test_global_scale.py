@@ -89,10 +89,9 @@ def test_a_scale_that_is_searched_for_backs_off_to_its_floor_and_grows_with_upda
     assert [s0.lower() for _ in range(3)] == [True, True, False]
     assert s0.scale == 2.0
     assert math.isnan(s0.last_good)
-    s0.agree_on(s0.in_use(measured=64.0))
-    s0.after_update()
+    s0.after_update(64.0)
     assert (s0.last_good, s0.state) == (2.0, ScaleState(2.0, 1, 1))
-    s0.after_update()
+    s0.after_update(64.0)
     assert (s0.last_good, s0.scale) == (2.0, 4.0)
 
 
@@ -101,15 +100,13 @@ def test_a_measured_scale_counts_when_its_batch_was_good() -> None:
     assert s0.seed is None
     assert s0.scale == 32.0
     assert not s0.lower()
-    s0.agree_on(s0.in_use(measured=1024.0))
-    assert s0.scale == 32.0
-    s0.after_update()
+    s0.after_update(1024.0)
     assert s0.scale == s0.last_good == 1024.0
 
 
 def test_a_scale_is_restored_with_its_counters() -> None:
     s0 = GlobalScale(8.0, ScalePolicy(N=5, hysteresis=3), None)
-    s0.after_update()
+    s0.after_update(8.0)
     before = s0.state
     s0.lower()
     s0.set(64.0)

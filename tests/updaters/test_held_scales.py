@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, HistoryPolicy, UpdateResult
-from nnabla_adaloss.engine import backward_runner
-from nnabla_adaloss.engine.passes.hookless_steps import FallbackReason
+from nnabla_adaloss.engine import adaptive_loss_scaling
 from tests.updaters.networks import AS_THE_BASELINE, snapshot, training
 
 pytestmark = pytest.mark.any_context
@@ -24,8 +23,8 @@ EVERY = 8
 
 def hooked_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no pass be planned."""
-    reason = FallbackReason("not in this test")
-    monkeypatch.setattr(backward_runner, "plan_steps", lambda *args, **options: reason)
+    reason = "not in this test"
+    monkeypatch.setattr(adaptive_loss_scaling, "plan_steps", lambda *args, **options: reason)
 
 
 def trained(iterations: int, **options: Any) -> Tuple[List[UpdateResult], Dict[str, np.ndarray], Any]:
@@ -139,8 +138,8 @@ def test_gradients_that_are_zero_are_told_while_scales_are_held(storage: Any, ho
     for value in (1.0, 1.0, 0.0, 1.0):
         factor.d = value
         reasons.append(updater.update().reason)
-    assert updater.scaling.held
-    assert (updater.scaling.last_pass == "hookless") == (not hooked)
+    assert updater.scaling.result.held
+    assert (updater.scaling.result.kind == "hookless") == (not hooked)
     assert reasons == ["updated", "updated", "zero_gradients", "updated"]
 
 
@@ -157,16 +156,17 @@ def test_scales_are_held_for_all_batches_of_an_iteration(delay: int, accum_grad:
 
     def noted(*args: Any, **options: Any) -> None:
         backward(*args, **options)
-        passes[-1].append(updater.scaling.last_pass)
+        passes[-1].append(updater.scaling.result.kind)
 
     updater.scaling.backward = noted  # type: ignore[method-assign]
     for _ in range(4 * EVERY):
         passes.append([])
         assert updater.update().updated
-    # With delay=0 one of eight iterations looks at arrays as it runs; with delay=1 only the first.
+    # With delay=0 one of eight iterations measures each batch, and runs it again;
+    # with delay=1 only the first.
     for number, words in enumerate(passes[2:], 2):
         measures = not delay and number % EVERY == 0
-        assert words == ["choosing" if measures else "hookless"] * accum_grad, number
+        assert words == (["measuring"] * 2 if measures else ["hookless"]) * accum_grad, number
 
 
 def test_a_schedule_stays_in_use_until_another_would_be_chosen() -> None:
@@ -179,9 +179,8 @@ def test_a_schedule_stays_in_use_until_another_would_be_chosen() -> None:
         if iteration == 4 * EVERY:
             factor.d *= 0.5
         assert updater.update().updated
-        last = updater.scaling._last
-        assert last is not None
-        if iteration > EVERY and last.schedule not in schedules:
-            schedules.append(last.schedule)
+        schedule = updater.scaling.result.schedule
+        if iteration > EVERY and not any(schedule is known for known in schedules):
+            schedules.append(schedule)
     before, after = schedules
     assert after.loss_scale == 2.0 * before.loss_scale

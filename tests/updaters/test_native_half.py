@@ -185,7 +185,7 @@ def test_trains_natively_on_graphs_that_are_built_again(weight: float) -> None:
     passes = []
     for _ in range(ITERATIONS):
         assert updater.update().updated
-        passes.append(updater.scaling.last_pass)
+        passes.append(updater.scaling.result.kind)
     assert float(updater.loss.d) / weight == pytest.approx(exact.last, abs=0.05 * (exact.first - exact.last))
     assert passes.count("hookless") > ITERATIONS // 2
 

@@ -147,6 +147,7 @@ def jump(factor: float, *batches: int, gate: str = "c/affine") -> Callable[[Plan
 DELAYED = AdaLossConfig(
     loss_scale_method="approx_range",
     delay=1,
+    measure_every=1,
     n_uf_threshold=1e-7,
     scale_upper_bound=2.0**12,
     accum_upper_bound=2.0**40,
@@ -166,23 +167,21 @@ def test_a_layers_own_scale_backs_off_instead_of_the_global_one_and_recovers() -
     updater = planted.updater
     for _ in range(3):
         result = updater.update()
-    layer, alpha = max(updater.scaling.layer_scales.items(), key=lambda item: item[1])
-    assert alpha > 1.0
+    before = updater.scaling.layer_scales
+    assert max(before.values()) > 1.0
     scale = result.scale
     result = updater.update()
     assert result.updated
     assert result.retries >= 1
     assert result.overflow_layers
     assert result.scale == scale
-    limited = updater.scaling.limits
-    assert limited
-    assert all(limit.limit < limit.overflowed for limit in limited.values())
-    for _ in range(80):
-        assert updater.update().retries == 0
-        for name, limit in updater.scaling.limits.items():
-            assert updater.scaling.layer_scales[name] <= limit.limit
-    assert not updater.scaling.limits
-    assert updater.scaling.layer_scales[layer] == alpha
+    for _ in range(60):
+        assert updater.update()[:3] == (True, scale, 0)
+        assert updater.scaling.layer_scales != before
+    # As long as the window remembers it, and no longer.
+    for _ in range(20):
+        assert updater.update()[:3] == (True, scale, 0)
+    assert updater.scaling.layer_scales == before
 
 
 def test_when_no_layers_scale_is_above_one_the_global_one_backs_off() -> None:
@@ -191,19 +190,16 @@ def test_when_no_layers_scale_is_above_one_the_global_one_backs_off() -> None:
     planted.updater.update()
     result = planted.updater.update()
     assert (result.updated, result.scale, result.retries) == (True, 4.0, 1)
-    assert not planted.updater.scaling.limits
 
 
-def test_a_layer_whose_scale_came_down_to_one_gives_way_to_the_global_scale() -> None:
-    """Gradients that are infinite whatever the scale: the layer is tried first, the global scale after it."""
+def test_gradients_that_are_infinite_behind_a_layer_leave_the_global_scale_alone() -> None:
     config = AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=8.0, include=("d/*",))
     planted = Planted(mlp, jump(math.inf, *range(1, 6)), config=config)
     planted.updater.update()
     result = planted.updater.update()
-    assert result.updated
-    assert result.retries == 5
-    assert planted.updater.scaling.limits["d/affine"].limit == 1.0
-    assert result.scale == 2.0
+    assert (result.updated, result.scale, result.retries) == (True, 8.0, 5)
+    assert planted.updater.scaling.layer_scales["d/affine"] < 8.0
+    assert all(np.abs(v.g).max() > 0.0 for v in nn.get_parameters().values())
 
 
 def test_the_scale_stays_positive_and_finite_over_thousands_of_overflows() -> None:
@@ -298,8 +294,9 @@ def test_the_learning_rate_schedule_counts_updates() -> None:
 @pytest.mark.parametrize(
     ("accum_grad", "expected"),
     [
-        (1, [(1, 0), (2, 0), (2, 1), (2, 2), (3, 0)]),
-        (2, [(1, 0), (1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (2, 0), (2, 1), (3, 0), (3, 1)]),
+        # Batches 1 and 2 overflow; all others run twice, but for what is left of a window that is lost.
+        (1, [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2), (2, 3), (3, 0), (3, 1)]),
+        (2, [(1, n) for n in range(9)] + [(i, n) for i in (2, 3) for n in range(4)]),
     ],
 )
 def test_records_tell_tries_and_micro_batches_apart(accum_grad: int, expected: List[Any]) -> None:
@@ -317,7 +314,8 @@ def test_records_tell_tries_and_micro_batches_apart(accum_grad: int, expected: L
     )
     for _ in range(3):
         assert updater.update().updated
-    assert list(dict.fromkeys((record.iteration, record.attempt) for record in records)) == expected
+    found = list(dict.fromkeys((record.iteration, record.attempt) for record in records))
+    assert found == expected
     assert len({(record.iteration, record.attempt, record.layer) for record in records}) == len(records)
 
 
@@ -331,7 +329,7 @@ def test_an_overflow_during_retries_ends_after_max_retries() -> None:
     assert result.scale == 8.0 / 2**5
 
 
-def test_methods_of_ones_own_that_are_too_large_are_held_by_the_guard() -> None:
+def test_methods_of_ones_own_that_are_too_large_get_the_room_there_is() -> None:
     sizes = itertools.cycle([2.0**40, 1.0, 2.0**-30, 2.0**100])
 
     def method(g: Any, W: Any, *, config: AdaLossConfig, fan_in: float) -> float:
@@ -340,5 +338,4 @@ def test_methods_of_ones_own_that_are_too_large_are_held_by_the_guard() -> None:
     planted = Planted(mlp, config=AdaLossConfig(loss_scale_method=method, use_bound=False))
     for _ in range(20):
         result = planted.updater.update()
-        assert result.updated
-        assert result.retries == 0
+        assert (result.updated, result.overflow_layers) == (True, ())

@@ -30,7 +30,6 @@ from nnabla_adaloss import (
     LossScaleWarning,
 )
 from nnabla_adaloss.core import AmaxHistory, Method, Needs
-from nnabla_adaloss.core.layer_limits import LayerLimit
 from nnabla_adaloss.state import read_state, write_state
 from tests.updaters.networks import AS_THE_BASELINE, Training, snapshot, training
 
@@ -64,7 +63,6 @@ def test_going_on_from_a_file_is_going_on(
     """Save, train on; load into another updater, train on from the same data: not one bit differs."""
     config = AdaLossConfig(delay=delay, measure_every=every, loss_scale_method=method)
     train, updater = trained(saved, config=config)
-    updater.scaling.limits = {"hidden/affine": LayerLimit(2.0, 8.0, 3)}
     updater.save_states(tmp_path / "scaling.json")
     train.solver.save_states(str(tmp_path / "solver.h5"))
     parameters = snapshot(train.parameters)
@@ -92,8 +90,7 @@ def test_the_state_is_what_a_file_gives_back(tmp_path: Path, delay: int) -> None
     updater.save_states(tmp_path / "state")
     assert read_state(tmp_path / "state") == state
     assert os.listdir(tmp_path) == ["state"]
-    assert state["scaling"]["layers"]
-    assert bool(state["scaling"]["delayed"]) == bool(delay)
+    assert all(state["scaling"][part] for part in ("statistics", "components", "schedule"))
 
 
 def test_an_updater_that_never_ran_can_be_saved_and_loaded() -> None:
@@ -399,7 +396,6 @@ def replaced(state: Dict[str, Any], path: Tuple[Any, ...], value: Any) -> Dict[s
 def test_any_entry_of_a_wrong_type_is_refused_or_harmless() -> None:
     """A state that was edited by hand has no checksum to give it away."""
     _, updater = trained(delay=1)
-    updater.scaling.limits = {"hidden/affine": LayerLimit(2.0, 8.0, 3)}
     state = updater.state_dict()
     for path in leaves_of(state):
         for value in ("damaged", None, [], math.inf):
@@ -421,7 +417,6 @@ def test_what_can_be_loaded_can_be_saved_and_loaded_again(tmp_path: Path, delay:
     options = {"on_nonfinite_loss": "skip", "on_nonfinite_forward": "skip", "min_scale": 2.0**-126}
     _, updater = trained(delay=delay, **options)
     state = updater.state_dict()
-    state["scaling"]["limits"]["hidden/affine"] = [2.0, 8.0, 3]
     updater.max_retries = 2
 
     def there_and_back() -> None:
@@ -435,7 +430,7 @@ def test_what_can_be_loaded_can_be_saved_and_loaded_again(tmp_path: Path, delay:
             inner = inner[key]
         if path[0] in ("settings", "parameters") or not isinstance(inner, (int, float)):
             continue
-        if path[1:2] == ("delayed",) and path[2] > 2:
+        if path[1:2] == ("statistics",) and path[2] > 2:
             continue  # as the first ones
         for value in (5e-324, 2.0**-126, 1e300, 2**64, -1, 0, math.nan, math.inf):
             try:
@@ -498,9 +493,10 @@ def test_other_weights_drop_what_was_learned_and_keep_the_scale(delay: int) -> N
     now = updater.state_dict()
     assert now["scale_state"] == state["scale_state"]
     assert now["iteration"] == state["iteration"]
-    assert state["scaling"]["layers"]
-    assert now["scaling"]["layers"] == {}
-    assert now["scaling"]["delayed"] == []
+    assert state["scaling"]["components"]["windows"]
+    assert now["scaling"]["components"]["windows"] == {}
+    assert now["scaling"]["statistics"] == []
+    assert now["scaling"]["schedule"]["scales"] is None
     assert updater.update().updated
 
 
@@ -574,7 +570,7 @@ def test_training_goes_on_with_a_batch_of_another_size(delay: int) -> None:
     # Nothing is measured anew.
     assert result.updated
     assert result.retries == 0
-    assert second.scaling.held
+    assert second.scaling.result.held
     assert second.scale == first.scale
 
 

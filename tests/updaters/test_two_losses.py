@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -169,3 +170,39 @@ def test_gradients_that_no_scale_brings_back_are_searched_for_less_and_less() ->
         retries.append(updater.update().retries)
     assert sum(retries[1:]) <= 20
     assert sum(retries[30:]) <= 5
+
+
+def deep_pair() -> Tuple[nn.Variable, List[nn.Variable]]:
+    """Two heads on a trunk of three layers, with a weight for the loss of each."""
+    rng = np.random.RandomState(0)
+    h = nn.Variable.from_numpy_array(rng.randn(16, 8).astype(np.float32))
+    for index in range(3):
+        h = F.tanh(PF.affine(h, 8, name=f"trunk{index}", rng=rng))
+    weights = [nn.Variable.from_numpy_array(np.float32(0.0)) for _ in range(2)]
+    heads = [
+        F.mean(PF.affine(F.tanh(PF.affine(h, 8, name=f"{name}/hidden", rng=rng)), 4, name=name, rng=rng) ** 2)
+        for name in "ab"
+    ]
+    return heads[0] * weights[0] + heads[1] * weights[1], weights
+
+
+def test_what_a_lost_batch_has_shown_outlives_a_search_in_the_same_iteration() -> None:
+    """The next batch of the iteration is far smaller, and gets scales of its own."""
+    nn.clear_parameters()
+    loss, weights = deep_pair()
+    solver = S.Sgd(0.0)
+    solver.set_parameters(nn.get_parameters())
+    turn = itertools.count()
+
+    def feed() -> None:
+        small = next(turn) % 2 == 0
+        weights[0].d, weights[1].d = (1e-8, 0.0) if small else (0.0, 1.0)
+
+    updater = AdaptiveLossScalingUpdater(solver, loss, feed, storage="float16", on_overflow="next")
+    for _ in range(20):
+        updater.update()
+    lost = dict(updater.counters.lost)
+    assert 0 < lost["overflow"] <= 8
+    for _ in range(10):
+        assert updater.update().updated
+    assert updater.counters.lost == lost

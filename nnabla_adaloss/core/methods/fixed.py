@@ -11,7 +11,7 @@ from .method import Method, Needs, Range
 
 @dataclass(frozen=True)
 class Fixed(Method):
-    """The same scale for every layer; only bounds and the overflow guard change it.
+    """The same scale for every layer; only bounds and the room that gradients leave change it.
 
     Attributes:
         fixed_loss_scale: the scale; positive and finite.

@@ -1,8 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
 """Backward passes: without hooks where a schedule allows it, with hooks for everything else."""
-
-from .backward_pass import BackwardPass, PassRequest
-from .hooked import HookedPass
-from .hookless import HooklessPass
-
-__all__ = ["BackwardPass", "HookedPass", "HooklessPass", "PassRequest"]

@@ -14,25 +14,17 @@ import nnabla as nn
 
 from ...graph.structure import GraphStructure
 from ...kernels.interface import GradientsInPlace
-from ...kernels.measurements import Measurements
 from ..leaf_gradients import LeafGradients, LeafSeen, TakenLeaf, seen_of_leaves
+from ..report import LeavesSeen, PassReport
 from ..scaled_weights import ScaledWeights, SwappedFactors
 from ..schedule import Rescale, ScaleSchedule
-from ..shares import Share
 from .backward_pass import BackwardPass, Hooks, LeafArrays, PassContext, PassRequest
 
 _zeroing, _size = attrgetter("zeroing"), attrgetter("size")
 
 
 class HooklessLeaves:
-    """Leaves that are taken at once; what is known of them is kept from pass to pass.
-
-    Args:
-        leaves: the leaves, in the order of the plan's.
-
-    Attributes:
-        leaves: the leaves.
-    """
+    """Leaves that are taken at once; what is known of them is kept from pass to pass."""
 
     def __init__(self, leaves: Sequence[TakenLeaf]) -> None:
         self.leaves = leaves
@@ -44,7 +36,7 @@ class HooklessLeaves:
 
     def are_written_directly(self, found: LeafArrays) -> bool:
         """Whether nnabla writes them to the masters themselves, and adds them to nothing."""
-        return found.all_zero and self._direct
+        return found[1] and self._direct
 
     def written(self, masters: List[nn.NdArray]) -> Tuple[List[int], GradientsInPlace]:
         """Positions and gradients of what was written to `masters`, which are to be unscaled in place."""
@@ -77,21 +69,13 @@ def _in_place(pairs: Sequence[Tuple[TakenLeaf, nn.NdArray]]) -> GradientsInPlace
 
 
 class HooklessSteps(NamedTuple):
-    """What a pass without hooks does.
+    """What a pass without hooks does."""
 
-    Attributes:
-        factors: weights to be swapped.
-        leaves: leaves that get a gradient.
-        seed: what the loss gradient starts with.
-        scales: what each gradient carries in the end, by position of the variable.
-        between: gradients that are multiplied all the same, by number of the function after which.
-    """
-
-    factors: SwappedFactors
-    leaves: HooklessLeaves
-    seed: float
-    scales: Mapping[int, float]
-    between: Mapping[int, Tuple[Rescale, ...]]
+    factors: SwappedFactors  # weights to be swapped
+    leaves: HooklessLeaves  # leaves that get a gradient
+    seed: float  # what the loss gradient starts with
+    scales: Mapping[int, float]  # what each gradient carries in the end, by position
+    between: Mapping[int, Tuple[Rescale, ...]]  # rescales to run after a function, by its number
 
     def hold_for(self, structure: GraphStructure) -> bool:
         """Whether they hold for another graph of this structure: all weights are the same there."""
@@ -103,18 +87,7 @@ class HooklessPass(BackwardPass):
 
     It has what is needed for that and no more: on a small network, what Python does around backward is what
     the engine costs.
-
-    Args:
-        context: what the pass works with.
-        request: what is asked of it.
-        schedule: the scales.
-        steps: how they are applied.
-        found: the gradients of the plan's leaves, as they are now.
-        deferred: where parameter gradients are unscaled, if what comes of it is asked for at the end.
-        share: what is measured; None: nothing.
     """
-
-    hookless = True
 
     def __init__(
         self,
@@ -123,13 +96,10 @@ class HooklessPass(BackwardPass):
         schedule: ScaleSchedule,
         steps: HooklessSteps,
         found: LeafArrays,
-        deferred: Optional[Measurements],
-        share: Optional[Share],
     ) -> None:
-        super().__init__(context, request, schedule, share)
-        self._steps, self._masters, self._deferred = steps, found.arrays, deferred
+        super().__init__(context, request, schedule, steps.seed, steps.scales)
+        self._steps, self._masters, self._measurements = steps, found[0], context.measurements
         self._written: Sequence[int] = ()
-        self._largest: Sequence[float] = ()
         # Variables whose gradients nnabla would free before they are measured.
         self._kept: List[nn.Variable] = []
         self._weights: Optional[ScaledWeights] = None
@@ -138,17 +108,7 @@ class HooklessPass(BackwardPass):
         self._leaves: Optional[LeafGradients] = None
         if not steps.leaves.are_written_directly(found):
             rounded = context.storage is not None
-            self._leaves = LeafGradients(context.kernels, context.pool, rounded=rounded, deferred=deferred)
-
-    @property
-    def seed(self) -> float:
-        """The scale of the loss gradient."""
-        return self._steps.seed
-
-    @property
-    def scales(self) -> Mapping[int, float]:
-        """What each gradient carries in the end, by position."""
-        return self._steps.scales
+            self._leaves = LeafGradients(context.kernels, context.pool, context.measurements, rounded=rounded)
 
     def begin(self) -> Tuple[Hooks, Hooks]:
         """Do what is to be done before backward starts; return the hooks it needs: hardly any."""
@@ -192,8 +152,7 @@ class HooklessPass(BackwardPass):
         if self._weights is not None:
             self._weights.restore()
         if share is not None:
-            scales = self._steps.scales
-            arrived = [(p, scales[p]) for p in share.gradients if p in scales]
+            arrived = [(p, self.scales[p]) for p in share.gradients if p in self.scales]
             self.statistics.measure(arrived, share.weights)
             kept = self._kept[:]
             self._release()
@@ -204,10 +163,7 @@ class HooklessPass(BackwardPass):
             self._leaves.give_back()
             return
         self._written, gradients = self._steps.leaves.written(self._masters)
-        if self._deferred is not None:
-            self._deferred.unscale_in_place(gradients)
-        else:
-            self._largest = self.kernels.unscale_in_place(gradients)
+        self._measurements.unscale_in_place(gradients)
 
     def restore(self) -> None:
         """Put every swapped array back; harmless when none is swapped."""
@@ -218,26 +174,18 @@ class HooklessPass(BackwardPass):
         if self._leaves is not None:
             self._leaves.restore()
 
-    def finish(self) -> None:
-        """End the pass, and collect the layers that were not finite."""
-        written, largest = self._written, self._largest
-        scales: Sequence[float]
+    def finish(self) -> PassReport:
+        """End the pass, and report."""
         if self._leaves is not None:
             self._leaves.finish()
         found = self.statistics.finish()
-        self.state_finite = found.watched_finite
-        if self._leaves is not None:
-            entries, largest = self._leaves.results(found.largest)
-            written, scales = [entry.leaf for entry in entries], [entry.scale for entry in entries]
-            if self._share is not None:
-                self._learn(found, seen_of_leaves(entries, largest))
-        else:
-            scales = self._steps.leaves.scales(written)
-            if self._deferred is not None:
-                largest = found.largest
-            if self._share is not None:
-                self._learn(found, self._steps.leaves.seen(written, largest))
-        self._conclude(written, largest, scales)
+        if self._leaves is None:
+            written, largest = self._written, found.largest
+            leaves = LeavesSeen(written, largest, self._steps.leaves.scales(written))
+            return self._report(found, leaves, self._steps.leaves.seen(written, largest))
+        entries = self._leaves.written
+        leaves = LeavesSeen([e.leaf for e in entries], found.largest, [e.scale for e in entries])
+        return self._report(found, leaves, seen_of_leaves(entries, found.largest))
 
     def _release(self) -> None:
         while self._kept:

@@ -25,44 +25,28 @@ _SEED_RANGE_16 = 2.0**-14, 2.0**15
 _SEED_RANGE_32 = 2.0**-60, 2.0**100
 
 
-class FallbackReason(str):
-    """Why steps cannot be taken at once, in words."""
-
-    def hold_for(self, structure: GraphStructure) -> bool:
-        """True: what stands in the way follows from how the graph is built."""
-        return True
-
-
 def plan_steps(
     plan: GraphPlan, schedule: ScaleSchedule, *, rounded: bool, at_random: bool, max_bytes: Optional[int]
-) -> Union[HooklessSteps, FallbackReason]:
-    """The steps of a pass taken at once, or what stands in the way.
-
-    Args:
-        plan: the graph.
-        schedule: the steps one by one.
-        rounded: whether an emulated storage rounds gradients after each function.
-        at_random: whether it rounds them at random: then each must be rounded as often as before.
-        max_bytes: how much memory scaled weights may take. None: as much as they need.
-    """
+) -> Union[HooklessSteps, str]:
+    """The steps of a pass taken at once, or what stands in the way."""
     if plan.recomputes:
-        return FallbackReason("activations are computed again in backward")
+        return "activations are computed again in backward"
     nodes = [
         (node, step) for node in plan.nodes.values() for step in [schedule.steps.get(node.number)] if step
     ]
     factors = _factors(nodes, plan.structure, max_bytes)
-    if isinstance(factors, FallbackReason):
+    if isinstance(factors, str):
         return factors
     half = any(node.half for node in plan.nodes.values())
     leaves = _leaves(nodes, plan, rounded=rounded)
-    if isinstance(leaves, FallbackReason):
+    if isinstance(leaves, str):
         return leaves
     seed, scales, steps = _with_other_seed(schedule, rounded=rounded or half)
     between = _between(schedule.structure, steps)
     low, high = _SEED_RANGE_16 if rounded or half else _SEED_RANGE_32
     seeded = seed == schedule.seed or (low <= seed <= high and is_power_of_two(seed) and not at_random)
     if between is None or not seeded:
-        return FallbackReason("the loss gradient is brought to another scale, which its storage may not hold")
+        return "the loss gradient is brought to another scale, which its storage may not hold"
     return HooklessSteps(factors, HooklessLeaves(leaves), seed, scales, between)
 
 
@@ -71,28 +55,28 @@ _Nodes = Sequence[Tuple[Node, Step]]
 
 def _factors(
     nodes: _Nodes, structure: GraphStructure, max_bytes: Optional[int]
-) -> Union[SwappedFactors, FallbackReason]:
+) -> Union[SwappedFactors, str]:
     found: Dict[int, Tuple[Scaling, float]] = {}
     products: Dict[int, Set[int]] = {}
     for node, step in nodes:
         for slot, scaling, alpha in zip(node.structure.slots, node.scalings, step.alphas):
             known = found.setdefault(slot.factor, (scaling, alpha))
             if known[1] != alpha:
-                return FallbackReason(f"{scaling.layer} shares a weight with a layer of another scale")
+                return f"{scaling.layer} shares a weight with a layer of another scale"
             products.setdefault(slot.factor, set()).add(node.number)
     swapped = {position: (scaling, alpha) for position, (scaling, alpha) in found.items() if alpha != 1.0}
     for position, (scaling, _) in swapped.items():
         if scaling.factor.parent is not None:
-            return FallbackReason(f"{scaling.layer} is multiplied by an activation, which others read")
+            return f"{scaling.layer} is multiplied by an activation, which others read"
         if structure.readers[position] != products[position]:
-            return FallbackReason(f"the weight of {scaling.layer} is read by other functions as well")
+            return f"the weight of {scaling.layer} is read by other functions as well"
     needed = sum(4 * scaling.factor.size for scaling, _ in swapped.values())
     if max_bytes is not None and needed > max_bytes:
-        return FallbackReason(f"scaled weights would take {needed} bytes at once, more than {max_bytes}")
+        return f"scaled weights would take {needed} bytes at once, more than {max_bytes}"
     return SwappedFactors(list(swapped.values()))
 
 
-def _leaves(nodes: _Nodes, plan: GraphPlan, *, rounded: bool) -> Union[List[TakenLeaf], FallbackReason]:
+def _leaves(nodes: _Nodes, plan: GraphPlan, *, rounded: bool) -> Union[List[TakenLeaf], str]:
     found: Dict[int, TakenLeaf] = {}
     for node, step in nodes:
         leaves, scale = node.structure.leaves, step.scale
@@ -105,11 +89,11 @@ def _leaves(nodes: _Nodes, plan: GraphPlan, *, rounded: bool) -> Union[List[Take
             if known is None:
                 found[leaf] = TakenLeaf(leaf, node.number, variable, own, node.half, node.in_place)
             elif known.scale != own:
-                return FallbackReason(f"{node.label} adds to a gradient of another scale")
+                return f"{node.label} adds to a gradient of another scale"
             elif rounded or node.half or known.half or not is_power_of_two(own):
-                return FallbackReason(f"{node.label} adds to a gradient that is rounded in between")
+                return f"{node.label} adds to a gradient that is rounded in between"
     if len(found) != len(plan.structure.leaves):
-        return FallbackReason("backward has not come to all parameters")
+        return "backward has not come to all parameters"
     return [found[leaf] for leaf in plan.structure.leaves]
 
 

@@ -31,7 +31,11 @@ class Counting(MPICommunicator):
 
 
 def accumulated_scales(updater: AdaptiveLossScalingUpdater, iterations: int = 10) -> List[Dict[str, float]]:
-    """Per iteration the scale of each layer's input gradient: S0, the loss's lift and the alphas so far."""
+    """Per iteration the scale of each layer's input gradient: S0, the loss's lift and the alphas so far.
+
+    Those of the first are left out: there each rank knows its own batch alone.
+    """
+    assert updater.update().updated
     found = []
     for _ in range(iterations):
         assert updater.update().updated

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Dict, List, Optional
 
 import nnabla as nn
@@ -11,8 +12,10 @@ import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, Method, Needs
+from nnabla_adaloss.core.methods import Range
 from nnabla_adaloss.engine.passes.backward_pass import NO_HOOKS, UserHooks
+from tests.engine.settled import settle
 
 FLOAT16_MAX = 65504.0
 
@@ -26,13 +29,19 @@ def layers(count: int) -> nn.Variable:
     return h
 
 
-def wants(scale: float) -> Any:
-    """A method that asks for ``scale`` whatever it sees."""
+@dataclass(frozen=True)
+class Says(Method):
+    """Asks for the same scale whatever it sees."""
 
-    def method(g: Any, W: Any, **_: Any) -> float:
-        return scale
+    needs = Needs.STATISTICS
+    alpha: float
 
-    return method
+    def scale(self, g: Any, W: Any, *, range: Range, fan_in: float) -> float:
+        return self.alpha
+
+
+def wants(scale: float, **options: Any) -> AdaLossConfig:
+    return AdaLossConfig(Says(scale), **options)
 
 
 class CommunicatingLoss:
@@ -75,7 +84,7 @@ def test_a_communicator_meets_unscaled_gradients() -> None:
     variable.backward()
     expected = {name: v.g.copy() for name, v in nn.get_parameters().items()}
     loss = CommunicatingLoss(variable)
-    config = AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=4.0, use_bound=False)
+    config = wants(4.0, use_bound=False)
     for parameter in nn.get_parameters().values():
         parameter.grad.zero()
     AdaptiveLossScaling(loss, config).backward(8.0, communicator_callbacks=object())
@@ -88,11 +97,8 @@ def test_a_communicator_meets_unscaled_gradients() -> None:
 def test_bounds_do_not_count_what_makes_up_for_a_small_loss() -> None:
     alphas, start_scale = [], 8.0
     for weight in (1.0, 2.0**-20):
-        scaling = AdaptiveLossScaling(
-            F.mean(layers(3) ** 2) * weight, AdaLossConfig(loss_scale_method=wants(16.0))
-        )
-        scaling.forward()
-        scaling.backward(start_scale)
+        scaling = AdaptiveLossScaling(F.mean(layers(3) ** 2) * weight, wants(16.0))
+        settle(scaling, 0, start_scale)
         alphas.append(scaling.layer_scales)
     assert alphas[0] == alphas[1]
     # accum_upper_bound: 8 * 16 * 8 = 1024, and the third layer is the input's, which needs no scale.
@@ -106,10 +112,8 @@ def test_a_scaled_weight_stays_within_float16(largest: float) -> None:
     data = weight.d.copy()
     data[0, 0] = largest
     weight.d = data
-    config = AdaLossConfig(loss_scale_method=wants(1024.0), use_bound=False)
-    scaling = AdaptiveLossScaling(loss, config)
-    scaling.forward()
-    scaling.backward(1.0)
+    scaling = AdaptiveLossScaling(loss, wants(1024.0, use_bound=False))
+    settle(scaling, 0, 1.0)
     alpha = scaling.layer_scales["layer1/affine"]
     assert alpha * largest <= FLOAT16_MAX
     assert alpha == 1024.0 or 2.0 * alpha * largest > FLOAT16_MAX
@@ -123,10 +127,10 @@ def test_where_branches_meet_a_scaled_weight_stays_within_float16(large: str) ->
     data = weight.d.copy()
     data[0, 0] = 60000.0
     weight.d = data
-    config = AdaLossConfig(loss_scale_method=wants(1024.0), use_bound=False)
+    config = wants(1024.0, use_bound=False)
     scaling = AdaptiveLossScaling((F.mean(first) + F.mean(second)) * 1e-6, config)
-    scaling.forward()
-    scaling.backward(1.0)
+    settle(scaling, 0, 1.0)
+    assert set(scaling.layer_scales) == {"first/affine", "second/affine"}
     assert scaling.layer_scales[f"{large}/affine"] * 60000.0 <= FLOAT16_MAX
 
 
@@ -141,41 +145,20 @@ def test_after_a_function_that_wants_unscaled_gradients_the_global_scale_is_back
     assert scaling.scale_of(h) == 1024.0
 
 
-@pytest.mark.parametrize(("wanted", "matched"), [(1.0, 0), (16.0, 1)])
-def test_gradients_that_are_brought_to_the_scale_of_another_branch_are_counted(
-    wanted: float, matched: int
-) -> None:
+@pytest.mark.parametrize("wanted", [1.0, 16.0])
+def test_branches_that_meet_carry_one_scale_and_nothing_is_brought_to_another(wanted: float) -> None:
     h = layers(1)
-    config = AdaLossConfig(loss_scale_method=wants(wanted))
-    scaling = AdaptiveLossScaling(F.mean(h + PF.affine(h, 6, name="branch")), config)
-    assert scaling.matched == 0
-    for _ in range(2):
-        scaling.forward()
-        scaling.backward(8.0)
-        assert scaling.matched == matched
-
-
-def test_outputs_that_are_brought_to_one_scale_are_counted() -> None:
-    first, second = F.split(layers(1), axis=1)[:2]
-    narrow = PF.affine(F.reshape(first, (4, 1)), 3, name="narrow")
-    config = AdaLossConfig(loss_scale_method=wants(16.0))
-    scaling = AdaptiveLossScaling(F.sum(narrow) + F.sum(second), config)
-    scaling.forward()
-    scaling.backward(8.0)
-    assert scaling.matched == 1
-
-
-def test_components_need_no_matching_once_they_are_measured() -> None:
-    h = layers(2)
-    h = h + 1e-3 * PF.affine(h, 6, name="branch")
-    config = AdaLossConfig(loss_scale_method="amax_history")
-    scaling = AdaptiveLossScaling(F.mean(PF.affine(h, 6, name="last") ** 2), config)
-    matched = []
-    for _ in range(4):
-        scaling.forward()
-        scaling.backward()
-        matched.append(scaling.matched)
-    assert matched[1:] == [0, 0, 0]
+    branch = F.tanh(PF.affine(h, 5, name="inner"))
+    joined = h + PF.affine(branch, 6, name="outer")
+    first, second = F.split(F.reshape(joined, (4, 2, 3), inplace=False), axis=1)
+    narrow, other = PF.affine(first, 3, name="narrow"), PF.affine(F.tanh(second), 3, name="other")
+    config = wants(wanted, use_bound=False)
+    scaling = AdaptiveLossScaling(F.sum(narrow + other), config)
+    settle(scaling, 0, 8.0)
+    assert scaling.scale_of(h) == scaling.scale_of(joined) == scaling.scale_of(second)
+    assert scaling.scale_of(joined) == wanted * scaling.scale_of(narrow)
+    assert scaling.scale_of(branch) == wanted * scaling.scale_of(joined)
+    assert not any(step.before or step.after for step in scaling.result.schedule.steps.values())
 
 
 @pytest.mark.parametrize("measure_every", [1, 4])
@@ -193,13 +176,10 @@ def test_activations_that_are_computed_again_read_weights_as_they_are(measure_ev
     loss.backward(clear_buffer=True)
     for name, v in parameters.items():
         expected[name] = v.g.copy()
-    config = AdaLossConfig(loss_scale_method=wants(16.0), use_bound=False, measure_every=measure_every)
+    config = wants(16.0, use_bound=False, measure_every=measure_every)
     scaling = AdaptiveLossScaling(loss, config)
-    for _ in range(3):
-        for v in parameters.values():
-            v.grad.zero()
-        scaling.forward(clear_no_need_grad=True)
-        scaling.backward(1.0, clear_buffer=True)
+    for iteration in range(3):
+        settle(scaling, iteration, 1.0)
         assert set(scaling.layer_scales.values()) == {16.0}
         for name, v in parameters.items():
             np.testing.assert_array_equal(v.g, expected[name], err_msg=name)

@@ -164,11 +164,11 @@ def test_no_more_than_a_share_is_kept_and_only_until_the_pass_ends(
         assert not seen
         for _ in range(2 * EVERY):
             run(scaling)
-            assert scaling.last_pass == "hookless"
+            assert scaling.result.kind == "hookless"
             assert all(v.grad.clear_called for v in inner(scaling))
     assert len(seen) == 2 * EVERY
-    asked, _ = scaling._graph.prepared().statistics.measured_before()
-    structure = scaling.plan.structure
+    structure, asked = scaling.plan.structure, scaling._graph.prepared().statistics.wanted.gradients
+    assert bool(asked) == (method == "approx_range")
     everything: Sequence[int] = sorted({*asked, *structure.largest_gradients} - set(structure.roots))
     for cycle in (seen[:EVERY], seen[EVERY:]):
         for share, kept in cycle:
@@ -228,7 +228,7 @@ def test_an_exception_in_backward_leaves_everything_as_it_was(method: str) -> No
     config = AdaLossConfig(loss_scale_method=method, measure_every=1, use_bound=False)
     scaling = AdaptiveLossScaling(loss, config)
     run(scaling, 3)
-    assert scaling.last_pass == "hookless"
+    assert scaling.result.kind == "hookless"
     mine = inner(scaling)[3]
     mine.persistent = True
     variables = scaling.plan.all_variables

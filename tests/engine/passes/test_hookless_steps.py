@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import nnabla as nn
@@ -11,11 +12,18 @@ import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, GraphPlan
+from nnabla_adaloss import (
+    AdaLossConfig,
+    AdaptiveLossScaling,
+    FormatEmulation,
+    GraphPlan,
+    Method,
+    Needs,
+)
+from nnabla_adaloss.core.methods import Range
 from nnabla_adaloss.engine.leaf_gradients import LeafSeen, TakenLeaf
 from nnabla_adaloss.engine.passes.backward_pass import leaf_arrays
 from nnabla_adaloss.engine.passes.hookless_steps import (
-    FallbackReason,
     HooklessLeaves,
     HooklessSteps,
     plan_steps,
@@ -23,13 +31,19 @@ from nnabla_adaloss.engine.passes.hookless_steps import (
 from nnabla_adaloss.engine.schedule import ScaleSchedule
 from nnabla_adaloss.graph.node import Scaling
 from nnabla_adaloss.kernels import CpuKernels
+from tests.engine.settled import settle
 
 EVERY = 4
 
 
-def alternating(g: np.ndarray, W: np.ndarray, *, config: AdaLossConfig, fan_in: float) -> float:
+@dataclass(frozen=True)
+class Alternating(Method):
     """Some scale other than 1, not the same for all layers."""
-    return 4.0 if fan_in % 2 else 0.5
+
+    needs = Needs.STATISTICS
+
+    def scale(self, g: Any, W: Any, *, range: Range, fan_in: float) -> float:
+        return 4.0 if fan_in % 2 else 0.5
 
 
 def batch(*shape: int) -> nn.Variable:
@@ -46,6 +60,11 @@ def chain(weight: float = 1.0) -> nn.Variable:
 def residual() -> nn.Variable:
     h = PF.affine(batch(4, 5), 5, name="first")
     return F.mean((h + PF.affine(F.tanh(PF.affine(h, 5, name="inner")), 5, name="branch")) ** 2)
+
+
+def clipped() -> nn.Variable:
+    h = F.clip_grad_by_norm(F.tanh(PF.affine(batch(4, 5), 5, name="first")), 1e-3)
+    return F.mean(PF.affine(h, 3, name="last") ** 2)
 
 
 def unrolled() -> nn.Variable:
@@ -77,13 +96,12 @@ class Chosen(NamedTuple):
     schedule: ScaleSchedule
 
 
-def chosen(loss: Any, method: Any = alternating, scale: Optional[float] = 8.0, **options: Any) -> Chosen:
-    config = AdaLossConfig(loss_scale_method=method, measure_every=EVERY, use_bound=False, delay=0, **options)
+def chosen(loss: Any, method: Any = Alternating(), scale: Optional[float] = 8.0, **options: Any) -> Chosen:
+    config = AdaLossConfig(loss_scale_method=method, measure_every=EVERY, use_bound=False, **options)
     scaling = AdaptiveLossScaling(loss, config)
-    for iteration in range(1 + (scale is None)):
-        scaling.forward(clear_no_need_grad=True)
-        scaling.backward(scale, clear_buffer=True, iteration=0, again=iteration > 0)
-    found = scaling._graph.prepared().cache.current(1, scale)
+    for iteration in range(2):
+        settle(scaling, iteration, scale)
+    found = scaling._graph.prepared().cache.current(2, scale)
     assert found is not None
     return Chosen(scaling.plan, found)
 
@@ -119,23 +137,31 @@ def test_a_chain_is_planned() -> None:
 )
 def test_what_stands_in_the_way_is_said(network: Callable[[], nn.Variable], said: str) -> None:
     steps = planned(chosen(network()))
-    assert isinstance(steps, FallbackReason)
+    assert isinstance(steps, str)
     assert said in steps
 
 
-def test_branches_that_are_matched_are_followed_by_a_call() -> None:
-    found = chosen(residual(), lambda g, W, *, config, fan_in: 4.0)
+def test_what_clips_is_followed_by_a_call() -> None:
+    found = chosen(clipped())
     steps = planned(found)
     assert isinstance(steps, HooklessSteps)
-    brought = [one for many in steps.between.values() for one in many]
-    assert len(brought) == found.schedule.matched > 0
+    (clip,) = (node for node in found.plan.structure.nodes if node.non_homogeneous)
+    own = found.schedule.steps[clip.number]
+    # Before the clipping, that is after the function before it; and after it.
+    assert own.before
+    assert own.after
+    assert steps.between[clip.number] == own.after
+    assert sorted(rescale for many in steps.between.values() for rescale in many) == sorted(
+        own.before + own.after
+    )
 
 
-def test_components_need_no_call() -> None:
+@pytest.mark.parametrize("method", ["amax_history", "fixed"])
+def test_branches_need_no_call(method: str) -> None:
     loss = residual()
     branch = nn.get_parameters()["branch/affine/W"]
     branch.d = branch.d * 2.0**-12
-    steps = planned(chosen(loss, "amax_history", None))
+    steps = planned(chosen(loss, method, None, fixed_loss_scale=4.0))
     assert isinstance(steps, HooklessSteps)
     assert not steps.between
     assert steps.factors.keys
@@ -145,7 +171,8 @@ def test_scaled_weights_may_take_no_more_memory_than_they_may() -> None:
     found = chosen(chain())
     # 7x6 and 6x5 numbers of 4 bytes.
     assert isinstance(planned(found, max_bytes=288), HooklessSteps)
-    assert isinstance(planned(found, max_bytes=287), FallbackReason)
+    assert isinstance(planned(found, max_bytes=287), str)
+    # Weights that no scale changes are not copied.
     assert isinstance(planned(chosen(chain(), "fixed"), max_bytes=0), HooklessSteps)
 
 
@@ -163,7 +190,7 @@ def test_a_small_loss_weight_is_in_the_seed_where_nothing_is_rounded() -> None:
     assert all(steps.scales[position] == found.schedule.scales[position] for position in behind)
     # Stored in 16 bits, a number on the way might not be what it was.
     rounded = planned(found, rounded=True)
-    assert isinstance(rounded, FallbackReason) or rounded.between
+    assert isinstance(rounded, str) or rounded.between
 
 
 def seen_scales(loss: Any, scale: Optional[float], hook: Optional[Callable[[Any], None]]) -> List[Any]:
@@ -190,23 +217,17 @@ def test_gradients_that_stay_readable_are_the_same(storage: Optional[str], scale
             np.testing.assert_array_equal(x.view(np.uint32), y.view(np.uint32))
 
 
-@pytest.mark.parametrize(("delay", "begins"), [(0, ["choosing", "choosing"]), (1, ["choosing", "hookless"])])
-def test_it_is_told_how_scales_were_applied(delay: int, begins: List[str]) -> None:
-    config = AdaLossConfig(loss_scale_method="amax_history", measure_every=EVERY, delay=delay)
-    scaling, seen = AdaptiveLossScaling(chain(), config), []
-    for iteration in range(3):
-        scaling.forward()
-        scaling.backward(iteration=iteration)
-        seen.append(scaling.last_pass)
-    scaling.forward()
-    scaling.backward(iteration=3, function_post_hook=lambda f: None)
-    assert [*seen, scaling.last_pass] == [*begins, "hookless", "single functions are watched"]
-    config = AdaLossConfig(loss_scale_method=alternating, measure_every=EVERY, use_bound=False)
+def test_it_is_told_how_scales_were_applied() -> None:
+    scaling = AdaptiveLossScaling(chain(), AdaLossConfig(measure_every=EVERY))
+    assert set(settle(scaling, 0)) == {"measuring"}
+    assert settle(scaling, 1) == ["hookless"]
+    assert settle(scaling, 2, function_post_hook=lambda f: None) == ["single functions are watched"]
+    assert settle(scaling, 3) == ["hookless"]
+    config = AdaLossConfig("fixed", fixed_loss_scale=4.0, use_bound=False)
     scaling = AdaptiveLossScaling(unrolled(), config)
     for iteration in range(2):
-        scaling.forward()
-        scaling.backward(8.0, iteration=iteration)
-    assert "adds to a gradient of another scale" in scaling.last_pass
+        (*_, kind) = settle(scaling, iteration, 8.0)
+    assert "adds to a gradient of another scale" in kind
 
 
 @pytest.mark.parametrize("scale", [None, 8.0])
@@ -215,22 +236,29 @@ def test_with_statistics_of_earlier_iterations_only_the_first_one_measures_as_it
     method: str, scale: Optional[float]
 ) -> None:
     config = AdaLossConfig(loss_scale_method=method, measure_every=EVERY, use_bound=False)
-    scaling, seen = AdaptiveLossScaling(chain(2.0**-20), config), []
-    for iteration in range(2 * EVERY + 1):
-        scaling.forward()
-        scaling.backward(scale, iteration=iteration)
-        seen.append(scaling.last_pass)
-    assert seen == ["choosing", *(2 * EVERY) * ["hookless"]]
+    scaling = AdaptiveLossScaling(chain(2.0**-20), config)
+    seen = [settle(scaling, iteration, scale) for iteration in range(2 * EVERY + 1)]
+    assert set(seen[0]) == {"measuring"}
+    assert seen[1:] == 2 * EVERY * [["hookless"]]
 
 
-def test_with_those_of_the_same_iteration_one_in_so_many_measures() -> None:
-    config = AdaLossConfig(loss_scale_method=alternating, measure_every=EVERY, use_bound=False)
-    scaling, seen = AdaptiveLossScaling(chain(), config), []
-    for iteration in range(2 * EVERY + 1):
+def test_with_those_of_the_same_iteration_the_first_of_so_many_measures() -> None:
+    config = AdaLossConfig("approx_range", measure_every=EVERY, use_bound=False, delay=0)
+    scaling = AdaptiveLossScaling(chain(), config)
+    seen = [settle(scaling, iteration, 8.0) for iteration in range(2 * EVERY + 1)]
+    # It runs twice: to measure the batch, and with the scales that follow.
+    assert seen[0] == seen[EVERY] == seen[2 * EVERY] == 2 * ["measuring"]
+    assert [kinds for i, kinds in enumerate(seen) if i % EVERY] == 2 * (EVERY - 1) * [["hookless"]]
+
+
+def test_a_bare_backward_with_those_of_the_same_iteration_measures_each_time() -> None:
+    config = AdaLossConfig("approx_range", measure_every=EVERY, use_bound=False, delay=0)
+    scaling = AdaptiveLossScaling(chain(), config)
+    for _ in range(EVERY):
         scaling.forward()
-        scaling.backward(8.0, iteration=iteration)
-        seen.append(scaling.last_pass)
-    assert seen == 2 * ["choosing", *(EVERY - 1) * ["hookless"]] + ["choosing"]
+        scaling.backward(8.0)
+        assert scaling.result.kind == "measuring"
+        assert not scaling.settled
 
 
 def test_activations_that_are_computed_again_from_some_iteration_on() -> None:
@@ -247,12 +275,12 @@ def test_activations_that_are_computed_again_from_some_iteration_on() -> None:
     scaling = AdaptiveLossScaling(loss, AdaLossConfig(loss_scale_method="approx_range"))
     for iteration in range(3):
         if iteration == 2:
-            assert scaling.last_pass == "hookless"
+            assert scaling.result.kind == "hookless"
             for v in marked:
                 v.recompute = True
         scaling.forward(clear_no_need_grad=True)
         scaling.backward(8.0, clear_buffer=True)
-    assert scaling.last_pass != "hookless"
+    assert scaling.result.kind != "hookless"
 
 
 def test_gradients_that_all_but_vanish_are_planned_with_a_large_seed() -> None:
@@ -268,11 +296,9 @@ def test_gradients_that_all_but_vanish_are_planned_with_a_large_seed() -> None:
     zero()
     loss.backward()
     expected = [v.g.copy() for v in parameters]
-    for iteration in range(4):
-        zero()
-        scaling.forward(clear_no_need_grad=True)
-        scaling.backward(clear_buffer=True, iteration=max(iteration - 1, 0), again=iteration == 1)
-    assert scaling.last_pass == "hookless"
+    for iteration in range(2):
+        settle(scaling, iteration)
+    assert scaling.result.kind == "hookless"
     assert scaling.loss_scale > 2.0**60
     for v, gradient in zip(parameters, expected):
         np.testing.assert_array_equal(v.g, gradient)
@@ -320,7 +346,7 @@ def test_what_was_written_is_unscaled_and_the_rest_stays_lazily_zero() -> None:
     for wrote in ([0, 1, 2], [0, 2], [], [0, 1, 2]):
         for v in variables:
             v.grad.zero()
-        masters = leaf_arrays(variables).arrays
+        masters = leaf_arrays(variables)[0]
         for index in wrote:
             variables[index].grad.data = np.array([3.0, -4.0], np.float32)
         positions, gradients = leaves.written(masters)
@@ -338,6 +364,6 @@ def test_gradients_that_are_elsewhere_by_now() -> None:
         for v in variables:
             v.grad = nn.NdArray((2,))
             v.grad.data = np.full(2, 4.0, np.float32)
-        _, gradients = leaves.written(leaf_arrays(variables).arrays)
+        _, gradients = leaves.written(leaf_arrays(variables)[0])
         CpuKernels().unscale_in_place(gradients)
         assert [v.g.tolist() for v in variables] == [[4.0 / scale] * 2 for scale in SCALES]

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a backward pass has found."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from itertools import compress
+from operator import mul
+from typing import AbstractSet, Dict, Iterable, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+
+from ..graph.components import Components
+from ..graph.plan import GraphPlan
+from ..graph.structure import GraphStructure
+from .leaf_gradients import LeafSeen
+from .schedule import ScaleSchedule
+
+
+class LeavesSeen(NamedTuple):
+    """The gradients of leaves that a pass has written; each list has an entry for each of them."""
+
+    positions: Sequence[int] = ()
+    largest: Sequence[float] = ()  # divided by the scale; infinity where it is not finite
+    scales: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class PassReport:
+    """What a backward pass has found: users read it as `result` of the engine.
+
+    Attributes:
+        found_inf: layers whose gradients are not finite, first in backward order first.
+        component: the first part of the network, in backward order, that was not finite, by the name of the
+            function that its first gradient belongs to; None: all were.
+        kind: `"hookless"`; `"measuring"`: every gradient was measured; or why there were hooks around single
+            functions.
+        state_finite: whether running statistics, and whatever else forward has written, are finite.
+    """
+
+    plan: GraphPlan
+    schedule: ScaleSchedule
+    scales: Mapping[int, float]
+    leaves: LeavesSeen
+    found_inf: Sequence[str] = ()
+    amax: Mapping[int, float] = field(default_factory=dict)
+    measured_all: bool = False
+    overflowed: Optional[int] = None
+    suspected: AbstractSet[int] = frozenset()
+    kind: str = "hookless"
+    state_finite: bool = True
+
+    @property
+    def held(self) -> bool:
+        """Whether the same batch, run again with every gradient measured, may tell more."""
+        graph = self.schedule.graph
+        decided = self.schedule.fixed_scale is not None and len(graph.governed) == len(graph.names)
+        return not (self.measured_all or decided)
+
+    @property
+    def only_s0_helps(self) -> bool:
+        """Whether what was not finite has the scale that a given S0 gives it."""
+        graph = self.schedule.graph
+        given = self.schedule.fixed_scale is not None
+        return given and (self.overflowed in graph.governed or self.overflowed == graph.root)
+
+    @property
+    def component(self) -> Optional[str]:
+        return None if self.overflowed is None else self.schedule.graph.names[self.overflowed]
+
+    @property
+    def nonzero(self) -> AbstractSet[int]:
+        """Keys of the leaves whose gradients are not all zeros."""
+        leaves, largest, _ = self.leaves
+        # Mostly those of all leaves.
+        if all(largest) and len({*leaves}) == len(self.plan.leaves):
+            return self.plan.leaves.keys()
+        return {self.plan.keys[position] for position in compress(leaves, largest)}
+
+    @property
+    def nonfinite(self) -> AbstractSet[int]:
+        """Keys of the leaves whose gradients are not finite."""
+        if not self.found_inf:
+            return frozenset()
+        keys, (leaves, largest, _) = self.plan.keys, self.leaves
+        return {keys[leaf] for leaf, amax in zip(leaves, largest) if amax == math.inf}
+
+    def faint(self, floor: float) -> Sequence[str]:
+        """The components whose gradients have underflowed: all, where no leaf's gradient as it was stored has
+        come to `floor`; else those in which all are zero, though they follow from others that are not.
+
+        A branch that is absent from a batch is zero from its beginning.
+        """
+        leaves, largest, scales = self.leaves
+        components, stored = self.schedule.graph, list(map(mul, largest, scales))
+        # As nearly always.
+        if stored and min(stored) >= floor:
+            return ()
+        if max(stored, default=0.0) < floor:
+            return components.names
+        if min(stored):
+            return ()
+        of, next_ = components.leaves, components.next
+        present = {of[leaf] for leaf, one in zip(leaves, stored) if one}
+        absent = {of[leaf] for leaf in leaves} - present
+        return [components.names[i] for i in absent if any(i in next_[index] for index in present)]
+
+
+def amax_of_components(
+    structure: GraphStructure,
+    components: Components,
+    gradients: Iterable[Tuple[int, float]],
+    leaves: Iterable[LeafSeen],
+) -> Dict[int, float]:
+    """The largest magnitude of each component, of gradients by position, and of those of leaves that were
+    finite; all unscaled.
+    """
+    found: Dict[int, float] = {}
+    for position, largest in gradients:
+        index = components.of.get(position)
+        if index is not None and largest > found.get(index, -1.0):
+            found[index] = largest
+    for leaf, function, largest, _ in leaves:
+        if largest < math.inf:
+            index = component_of_leaf(structure, components, leaf, function)
+            if largest > found.get(index, -1.0):
+                found[index] = largest
+    return found
+
+
+def component_of_leaf(structure: GraphStructure, components: Components, leaf: int, function: int) -> int:
+    """The component that the gradient of a leaf belongs to, which a function writes."""
+    if leaf in components.of and any(s.target == leaf for s in structure.by_number[function].slots):
+        return components.of[leaf]
+    return components.producers[function]
+
+
+def first_overflow(
+    structure: GraphStructure,
+    components: Components,
+    bad: AbstractSet[int],
+    bad_leaves: Iterable[Tuple[int, int]],
+    *,
+    raised: AbstractSet[int] = frozenset(),
+) -> Optional[int]:
+    """The first component, in backward order, that was not finite; None: all were. `raised`: the `bad`
+    gradients that were finite as they arrived, and brought too far to the scale of the component behind.
+    """
+    functions: Dict[int, int] = {}
+    for leaf, function in bad_leaves:
+        functions.setdefault(function, component_of_leaf(structure, components, leaf, function))
+    if not bad and not functions:
+        return None
+    for node in structure.nodes:
+        if not bad.isdisjoint(node.outputs):
+            if node.single in raised and node.separates and node.inputs:
+                return components.of[node.inputs[0]]
+            return components.producers[node.number]
+        if node.number in functions:
+            return functions[node.number]
+    return None
+
+
+def unseen_before(components: Components, overflowed: int, seen: AbstractSet[int]) -> Set[int]:
+    """The components that may have handed an overflow on: those before it of which nothing was seen that was
+    finite. Scalars do not overflow before what follows them.
+    """
+    names, single = components.names, components.single
+    found: Set[int] = set()
+    waiting = [overflowed]
+    while waiting:
+        behind = waiting.pop()
+        before = {index for index, following in enumerate(components.next) if behind in following}
+        new = {index for index in before - seen - found - {overflowed} if names[index] not in single}
+        found |= new
+        waiting += new
+    return found

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a method would multiply the input gradient of each layer by: its wish, which the room limits."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.config import AdaLossConfig
+from ..core.layer_record import Reason
+from ..core.layer_scale import asked, bounded
+from ..core.methods import Needs, Range
+from ..core.statistics import ArrayStatistics
+from ..core.validation import integer
+from ..emulation.gradient_ranges import GradientRanges
+from ..graph.node import Node
+from ..graph.structure import GraphStructure
+from .choose import Wish
+from .statistics import Statistics, loaded_statistics
+
+_History = Tuple[Tuple[int, ArrayStatistics], ...]
+
+
+class Wishes:
+    """Asks the method of a configuration about layers."""
+
+    undone = "_histories", "_arrays"
+
+    def __init__(self, config: AdaLossConfig) -> None:
+        self._config, self._needs = config, config.method.needs
+        # For methods that look back: unscaled gradients of the last iterations in which they were asked.
+        self._histories: Dict[str, _History] = {}
+        # For methods that look at arrays: gradient, unscaled, and weight in the last pass that measured.
+        self._arrays: Dict[str, Tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
+        # By layer, what it said when it was asked last, before bounds.
+        self.unbounded: Dict[str, float] = {}
+
+    @property
+    def look_at_statistics(self) -> bool:
+        """Whether statistics of gradients and weights are asked for."""
+        return self._needs in (Needs.STATISTICS, Needs.HISTORY)
+
+    @property
+    def look_at_arrays(self) -> bool:
+        """Whether arrays are copied in a pass that measures."""
+        return self._needs is Needs.ARRAYS
+
+    def look_at(self, node: Node, scale: float) -> None:
+        """Copy what a method that looks at arrays is going to be asked about: that of a function that runs
+        next.
+        """
+        for scaling in node.scalings:
+            g, w = scaling.matrices(node)
+            if np.isfinite(g).all() and np.isfinite(w).all():
+                seen = np.array(g, np.float32) / np.float32(scale), np.array(w, np.float32)
+                self._arrays = {**self._arrays, scaling.layer: seen}
+
+    def about(
+        self,
+        structure: GraphStructure,
+        statistics: Statistics,
+        iteration: int,
+        ranges: Optional[GradientRanges],
+        *,
+        fixed: bool,
+    ) -> Optional[Wish]:
+        """The wishes for one choice; None: all the room there is.
+
+        Where S0 is not given, it leaves room for the gradients of all layers: then no wish is below 1.
+        """
+        self.unbounded = {}
+        if self._needs is Needs.COMPONENTS:
+            return None
+        lowest = 0.0 if fixed else 1.0
+
+        def wish(layer: str, scale: float, base: float) -> Tuple[float, Reason]:
+            found = self._asked(layer, scale, structure, statistics, iteration, ranges)
+            if found is None:
+                return 1.0, Reason.UNKNOWN
+            self.unbounded[layer] = found
+            found = max(found, lowest)
+            if self._config.use_bound and found > 1.0:
+                return bounded(found, base, self._config)
+            return found, Reason.METHOD
+
+        return wish
+
+    def _asked(
+        self,
+        layer: str,
+        scale: float,
+        structure: GraphStructure,
+        statistics: Statistics,
+        iteration: int,
+        ranges: Optional[GradientRanges],
+    ) -> Optional[float]:
+        """What the method says of a layer; None where what it looks at was not measured."""
+        node, slot = structure.layer_slots[layer]
+        inputs: Tuple[Any, Any] = None, None
+        if self._needs is Needs.ARRAYS:
+            if layer not in self._arrays:
+                return None
+            unscaled, weight = self._arrays[layer]
+            inputs = unscaled * np.float32(scale), weight
+        elif self._needs is not Needs.NOTHING:
+            g, w = statistics.gradient(node.outputs[0]), statistics.data(slot.factor)
+            if g is None or w is None or not g.count:
+                return None
+            inputs = g.scaled(scale), w
+            if self._needs is Needs.HISTORY:
+                known = [one for one in self._histories.get(layer, ()) if one[0] != iteration]
+                history = (*known, (iteration, g))[-(self._config.method.window or 1) :]
+                self._histories = {**self._histories, layer: history}
+                inputs = tuple(one.scaled(scale) for _, one in history), w
+        return asked(self._config, *inputs, self._range(ranges, slot.target), slot.slot.fan_in)
+
+    def _range(self, ranges: Optional[GradientRanges], target: int) -> Range:
+        return self._config.range if ranges is None else ranges.of(target)
+
+    def forget(self) -> None:
+        """Drop what was computed from gradients and weights, as after loading other weights."""
+        self._histories, self._arrays = {}, {}
+
+    def state_dict(self) -> Dict[str, List[Any]]:
+        """What is remembered of layers, as plain lists."""
+        return {
+            layer: [[iteration, list(g)] for iteration, g in history]
+            for layer, history in self._histories.items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Sequence[Any]]) -> None:
+        """Take over what `state_dict` returned; nothing changes when it raises."""
+        self._histories = {
+            str(layer): tuple((integer("iteration", i), loaded_statistics(g)) for i, g in history)
+            for layer, history in state.items()
+        }

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pass has found: how large gradients are, where an overflow began, and what has underflowed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import numpy as np
+import pytest
+
+from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
+from nnabla_adaloss.engine.leaf_gradients import LeafSeen
+from nnabla_adaloss.engine.report import (
+    LeavesSeen,
+    PassReport,
+    amax_of_components,
+    first_overflow,
+    unseen_before,
+)
+from nnabla_adaloss.engine.schedule import ScaleSchedule
+from nnabla_adaloss.graph.plan import GraphPlan
+
+pytestmark = pytest.mark.any_context
+
+# The smallest gradient that is not faint.
+FLOOR = 2.0**-16
+INF = math.inf
+
+
+class Graph:
+    """A graph that never runs; what was found goes by variable, and by layer for gradients of parameters."""
+
+    def __init__(self, loss: nn.Variable) -> None:
+        self.plan = GraphPlan(loss)
+        self.structure = self.plan.structure
+        self.components = self.structure.components(by_layer=True)
+
+    def position(self, v: nn.Variable) -> int:
+        return self.plan.positions[hash(v)]
+
+    def of(self, *variables: nn.Variable) -> List[int]:
+        return [self.components.of[self.position(v)] for v in variables]
+
+    def function(self, layer: str) -> Any:
+        (found,) = (n for n in self.structure.nodes if n.label == f"{layer}/affine")
+        return found
+
+    def bias(self, layer: str) -> int:
+        return self.function(layer).leaves[-1]
+
+    def amax(
+        self, gradients: Mapping[nn.Variable, float], biases: Sequence[Tuple[str, float]]
+    ) -> Dict[int, float]:
+        seen = [LeafSeen(self.bias(one), self.function(one).number, largest, 1.0) for one, largest in biases]
+        found = {self.position(v): largest for v, largest in gradients.items()}
+        return amax_of_components(self.structure, self.components, found.items(), seen)
+
+    def overflowed(
+        self, *bad: nn.Variable, biases: Sequence[str] = (), raised: Sequence[nn.Variable] = ()
+    ) -> Optional[int]:
+        return first_overflow(
+            self.structure,
+            self.components,
+            {self.position(v) for v in bad},
+            [(self.bias(layer), self.function(layer).number) for layer in biases],
+            raised={self.position(v) for v in raised},
+        )
+
+    def unseen(self, overflowed: nn.Variable, *seen: nn.Variable) -> Set[int]:
+        return unseen_before(self.components, self.of(overflowed)[0], {*self.of(*seen)})
+
+    def report(self, fixed_scale: Optional[float] = None, **found: Any) -> PassReport:
+        schedule = ScaleSchedule(
+            self.structure, self.components, [8.0] * len(self.components.names), fixed_scale
+        )
+        return PassReport(self.plan, schedule, schedule.scales, found.pop("leaves", LeavesSeen()), **found)
+
+    def wrote(self, *biases: Tuple[str, float], scale: float = 8.0) -> PassReport:
+        """A report of what was written to the biases of layers, unscaled."""
+        layers, largest = zip(*biases)
+        positions = [self.bias(layer) for layer in layers]
+        return self.report(leaves=LeavesSeen(positions, largest, [scale] * len(positions)))
+
+
+class Chain(Graph):
+    """A mean and two layers: three components, and that of data nobody wants a gradient of."""
+
+    def __init__(self) -> None:
+        self.h = PF.affine(nn.Variable((2, 3)), 3, name="first")
+        self.out = PF.affine(F.tanh(self.h), 3, name="second")
+        self.loss = F.mean(self.out)
+        super().__init__(self.loss)
+
+
+def test_the_largest_gradient_of_each_component_counts() -> None:
+    n = Chain()
+    found = n.amax({n.loss: 1.0, n.out: 0.25, n.h: 3.0}, [("second", 0.5), ("first", 2.0)])
+    assert [found[index] for index in n.of(n.loss, n.out, n.h)] == [1.0, 0.5, 3.0]
+
+
+def test_what_was_not_measured_or_not_finite_tells_no_magnitude_and_zeros_do() -> None:
+    n = Chain()
+    (of_out, of_h) = n.of(n.out, n.h)
+    assert n.amax({n.h: 0.0}, [("second", INF)]) == {of_h: 0.0}
+    assert n.amax({}, [("second", 0.0), ("second", 2.0)]) == {of_out: 2.0}
+    # A gradient that belongs to no component.
+    assert amax_of_components(n.structure, n.components, [(n.bias("first"), 1.0)], []) == {}
+
+
+def test_a_leaf_that_a_layer_scales_counts_for_what_is_behind_the_layer() -> None:
+    x = nn.Variable((2, 3), need_grad=True)
+    n = Graph(F.mean(PF.affine(x, 3, name="first") + F.tanh(x)))
+    at_x, layer = n.position(x), n.function("first")
+    (tanh,) = (node for node in n.structure.nodes if node.type_name == "Tanh")
+    before, behind = n.components.producers[layer.number], n.components.of[at_x]
+    assert before != behind
+    for function, index in ((layer, behind), (tanh, before)):
+        seen = LeafSeen(at_x, function.number, 3.0, 1.0)
+        assert amax_of_components(n.structure, n.components, [], [seen]) == {index: 3.0}
+        bad = [(at_x, function.number)]
+        assert first_overflow(n.structure, n.components, set(), bad) == index
+
+
+def test_the_first_overflow_in_backward_order_is_told() -> None:
+    n = Chain()
+    of_loss, of_out, of_h = n.of(n.loss, n.out, n.h)
+    assert n.overflowed() is None
+    assert n.overflowed(biases=["first"]) == of_h
+    assert n.overflowed(biases=["first", "second"]) == of_out
+    assert n.overflowed(n.h) == of_h
+    assert n.overflowed(n.h, n.out, biases=["first"]) == of_out
+    assert n.overflowed(n.loss, n.out, biases=["second"]) == of_loss
+
+
+def test_what_was_raised_too_far_is_laid_to_the_component_behind() -> None:
+    n = Chain()
+    of_out = n.of(n.out)[0]
+    assert n.overflowed(n.loss, raised=[n.loss]) == of_out
+    # A layer raises nothing: what it reads belongs to its own component.
+    assert n.overflowed(n.out, raised=[n.out]) == of_out
+
+
+def test_what_may_have_handed_an_overflow_on_is_what_is_before_it_and_was_not_seen() -> None:
+    """Attention has no weights of its own: an overflow of its scores shows in the layers that make them."""
+    x = nn.Variable((2, 3, 4))
+    q, k, v = (PF.affine(x, 4, base_axis=2, name=name) for name in "qkv")
+    scores = F.softmax(F.batch_matmul(q, k, transpose_b=True))
+    mixed = F.batch_matmul(scores, v)
+    out = PF.affine(mixed, 4, base_axis=2, name="out")
+    n = Graph(F.mean(out))
+    assert n.unseen(q, out) == {*n.of(scores, mixed)}
+    assert n.unseen(q, out, mixed) == {*n.of(scores)}
+    # The scalar before the top layer is no suspect.
+    assert n.unseen(out) == set()
+    # Two layers beside a shortcut: what is between them comes before what is around them, and behind it.
+    inner = F.tanh(PF.affine(x, 4, base_axis=2, name="inner"))
+    joined = Graph(
+        F.mean(F.tanh(inner) + PF.affine(F.tanh(PF.affine(inner, 4, base_axis=2)), 4, base_axis=2))
+    )
+    between = next(edge.after for edge in joined.components.edges if edge.layer is not None)
+    assert unseen_before(joined.components, between, set()) == {*joined.of(inner)}
+
+
+@pytest.mark.parametrize(("fixed", "helps"), [(None, False), (8.0, True)])
+def test_a_given_s0_decides_about_what_is_before_any_layer_and_what_is_joined_with_the_loss(
+    fixed: Optional[float], helps: bool
+) -> None:
+    n = Chain()
+    of_loss, of_out, of_h = n.of(n.loss, n.out, n.h)
+    for overflowed, own in ((of_loss, helps), (of_out, helps), (of_h, False), (None, False)):
+        assert n.report(fixed, overflowed=overflowed).only_s0_helps == own
+    # Of a loss of several elements a layer may lead back to the component.
+    joined = Graph(n.h + PF.affine(F.tanh(PF.affine(n.h, 3, name="inner")), 3, name="outer"))
+    assert joined.components.governed == frozenset()
+    assert joined.report(fixed, overflowed=joined.components.root).only_s0_helps == helps
+    assert not joined.report(fixed, overflowed=1).only_s0_helps
+
+
+@pytest.mark.parametrize(
+    ("fixed", "measured_all", "held"),
+    [(None, False, True), (None, True, False), (8.0, False, True), (8.0, True, False)],
+)
+def test_the_batch_once_more_may_tell_more_unless_everything_was_measured(
+    fixed: Optional[float], measured_all: bool, held: bool
+) -> None:
+    assert Chain().report(fixed, measured_all=measured_all).held == held
+
+
+def test_where_s0_decides_about_everything_the_batch_once_more_tells_nothing() -> None:
+    # A single layer, whose input needs no gradient.
+    n = Graph(F.mean(PF.affine(nn.Variable((2, 3)), 3, name="only")))
+    assert not n.report(8.0).held
+    assert n.report(None).held
+
+
+def test_which_leaves_are_not_zero_and_which_are_not_finite() -> None:
+    n = Chain()
+    keys = {layer: n.plan.keys[n.bias(layer)] for layer in ("first", "second")}
+    found = n.wrote(("first", 0.0), ("second", 2.0))
+    assert found.nonzero == {keys["second"]}
+    assert found.nonfinite == frozenset()
+    assert n.wrote(("first", 1.0), ("second", 2.0)).nonzero == {*keys.values()}
+    leaves = LeavesSeen([n.bias("first"), n.bias("second")], [INF, 2.0], [8.0, 8.0])
+    bad = n.report(leaves=leaves, found_inf=["first/affine"], overflowed=n.of(n.h)[0])
+    assert bad.nonfinite == {keys["first"]}
+    assert bad.component == n.components.names[n.of(n.h)[0]]
+    assert found.component is None
+
+
+# Faint gradients.
+
+
+def test_nothing_is_faint_where_the_smallest_gradient_of_a_leaf_has_bits_to_spare() -> None:
+    n = Chain()
+    assert n.wrote(("first", FLOOR / 8.0), ("second", 1.0)).faint(FLOOR) == ()
+    # What counts is how it was stored. A single small one among larger ones is nothing unusual.
+    assert n.wrote(("first", FLOOR / 16.0), ("second", 1.0)).faint(FLOOR) == ()
+
+
+def test_all_is_faint_where_no_gradient_of_a_leaf_has_bits_to_spare() -> None:
+    n = Chain()
+    names = n.components.names
+    assert list(n.wrote(("first", FLOOR / 16.0), ("second", FLOOR / 32.0)).faint(FLOOR)) == names
+    assert list(n.wrote(("first", 0.0), ("second", 0.0)).faint(FLOOR)) == names
+    assert list(n.report().faint(FLOOR)) == names
+
+
+def test_what_is_all_zero_is_faint_where_it_follows_from_what_is_not() -> None:
+    n = Chain()
+    names = n.components.names
+    assert n.wrote(("first", 0.0), ("second", 1.0)).faint(FLOOR) == [names[n.of(n.h)[0]]]
+    # A branch that is absent from a batch is zero from its beginning.
+    assert n.wrote(("first", 1.0), ("second", 0.0)).faint(FLOOR) == []
+
+
+# What the engine reports.
+
+
+def test_an_overflow_is_told_by_the_function_where_it_began() -> None:
+    x = nn.Variable.from_numpy_array(np.ones((2, 3), np.float32))
+    h = F.tanh(PF.affine(x, 3, name="first"))
+    loss = F.sum(PF.affine(h, 3, name="second"))
+    weight = nn.get_parameters()["second/affine/W"]
+    weight.d = 60000.0
+    scaling = AdaptiveLossScaling(FormatEmulation(loss, "float16"))
+    scaling.forward()
+    scaling.backward(8.0)
+    result = scaling.result
+    assert result.component == "first/affine/Tanh"
+    assert list(result.found_inf) == ["first/affine/Tanh", "first/affine"]
+
+
+def test_with_a_given_s0_an_overflow_joined_with_the_loss_is_no_matter_of_other_scales() -> None:
+    x = nn.Variable.from_numpy_array(np.ones((2, 3), np.float32))
+    h = PF.affine(x, 3, name="first")
+    joined = h + PF.affine(F.tanh(PF.affine(h, 3, name="inner")), 3, name="outer")
+    scaling = AdaptiveLossScaling(FormatEmulation(joined, "float16"))
+    seed = np.full(joined.shape, 100.0, np.float32)
+
+    def backward(scale: float, *, again: bool) -> None:
+        for v in nn.get_parameters().values():
+            v.grad.zero()
+        scaling.forward()
+        scaling.backward(scale, grad=seed, iteration=0, again=again)
+
+    for again in (False, True):
+        backward(8.0, again=again)
+    assert scaling.result.component is None
+    backward(1024.0, again=True)
+    before = scaling.result.schedule.components
+    assert scaling.result.overflowed == scaling.result.schedule.graph.root
+    assert not scaling.after_overflow()
+    backward(1024.0, again=True)
+    assert scaling.result.schedule.components == before

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scales of a pass as they are applied: every gradient carries that of its component in the end."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, List, Sequence
+
+import hypothesis.strategies as st
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from nnabla_adaloss.engine.schedule import Rescale, ScaleSchedule, ScheduleCache, Step
+from nnabla_adaloss.graph.plan import GraphPlan
+from tests.engine.random_graphs import Network, networks_that_clip
+from tests.engine.random_structures import Drawn, structures
+from tests.engine.random_structures import node as function
+
+pytestmark = pytest.mark.any_context
+
+
+class Backward:
+    """A backward pass that knows of each gradient only what it was multiplied by."""
+
+    def __init__(self, schedule: ScaleSchedule) -> None:
+        self.schedule, self.nodes = schedule, schedule.structure.nodes
+        # What each array holds by now; where contributions differ, their sum means nothing.
+        self.arrays: Dict[int, float] = dict.fromkeys(self.nodes[0].outputs, schedule.seed)
+        self.seen: Dict[int, float] = {}
+        for node in self.nodes:
+            self._run(node)
+
+    def _add(self, position: int, factor: float) -> None:
+        assert self.arrays.setdefault(position, factor) == factor
+
+    def _multiply(self, rescales: Sequence[Rescale]) -> None:
+        for position, factor in rescales:
+            # An output that nothing reads holds nothing.
+            if position in self.arrays:
+                self.arrays[position] *= factor
+
+    def _run(self, node: Any) -> None:
+        step = self.schedule.steps.get(node.number)
+        if step is not None:
+            self._multiply(step.before)
+        (own,) = {self.arrays[p] for p in node.outputs if p in self.arrays}
+        self.seen[node.number] = own
+        targets = {}
+        if step is not None:
+            assert step.scale == own
+            targets = step.targets(node)
+        for position in node.inputs:
+            self._add(position, targets.get(position, own))
+        if step is not None:
+            self._multiply(step.after)
+
+
+def check(schedule: ScaleSchedule) -> None:
+    """Whatever way a gradient takes, it ends with the scale of its component."""
+    found = Backward(schedule)
+    graph = schedule.graph
+    for position, carried in found.arrays.items():
+        assert schedule.scales[position] == carried
+    for node in schedule.structure.nodes:
+        if node.non_homogeneous:
+            assert found.seen[node.number] == 1.0
+        for slot in node.slots:
+            if slot.to_leaf:
+                carried = schedule.steps[node.number].targets(node)[slot.target]
+                assert schedule.scales[slot.target] == carried
+        if not node.separates:
+            assert found.seen[node.number] == schedule.components[graph.producers[node.number]]
+        elif not node.non_homogeneous:
+            # As much as an array of one element holds: no more than either side has room for. A given S0 is
+            # lifted by no more than it holds.
+            sides = [graph.of[p] for p in (*node.outputs, *node.inputs)]
+            lifted = schedule.fixed_scale is not None and graph.governed.issuperset(sides)
+            scales = [schedule.components[index] for index in sides]
+            assert found.seen[node.number] == (scales[-1] if lifted else min(scales))
+
+
+powers = st.integers(-20, 40).map(lambda e: 2.0**e)
+
+
+def with_any_scales(structure: Any, components: Any, data: st.DataObject) -> ScaleSchedule:
+    count = len(components.names)
+    scales = data.draw(st.lists(powers, min_size=count, max_size=count))
+    return ScaleSchedule(structure, components, scales, data.draw(st.sampled_from([None, scales[0]])))
+
+
+@settings(deadline=None)
+@given(structures(), st.data())
+def test_the_factors_along_every_way_make_the_scale(drawn: Any, data: st.DataObject) -> None:
+    check(with_any_scales(drawn.structure, drawn.components(), data))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(networks_that_clip, st.data())
+def test_so_they_do_in_real_networks(network: Network, data: st.DataObject) -> None:
+    structure = GraphPlan(network.loss, names={}).structure
+    check(with_any_scales(structure, structure.components(by_layer=True), data))
+
+
+def affine(x: nn.Variable, name: str, width: int = 5) -> nn.Variable:
+    return PF.affine(x, width, name=name)
+
+
+class Graph:
+    """A graph that never runs, with scales for its components, in their order."""
+
+    def __init__(self, loss: nn.Variable, *scales: float, fixed_scale: Any = None) -> None:
+        self.plan = GraphPlan(loss)
+        structure = self.plan.structure
+        self.components = structure.components(by_layer=True)
+        assert len(scales) == len(self.components.names)
+        self.schedule = ScaleSchedule(structure, self.components, scales, fixed_scale)
+
+    def position(self, v: nn.Variable) -> int:
+        return self.plan.positions[hash(v)]
+
+    def step(self, label: str) -> Any:
+        (node,) = (n for n in self.plan.structure.nodes if n.label == label)
+        return self.schedule.steps[node.number]
+
+
+def test_an_alpha_is_the_ratio_of_the_scales_before_and_behind_its_layer() -> None:
+    x = nn.Variable((4, 3), need_grad=True)
+    h = affine(x, "a")
+    y = affine(F.tanh(h), "b")
+    n = Graph(F.sum(y), 2.0**14, 8.0, 32.0, 16.0)
+    assert n.schedule.layers == {"b/affine": (8.0, 4.0), "a/affine": (32.0, 0.5)}
+    assert n.schedule.seed == 2.0**14
+    # The gradient of a weight is computed with that of the output, that of an input with the scaled weight.
+    assert n.step("a/affine").targets(n.plan.structure.nodes[-1]) == {n.position(x): 16.0}
+    assert n.schedule.scales[n.position(x)] == 16.0
+    # What only passes a scale on has no step.
+    assert [node.type_name for node in n.plan.structure.nodes if node.number in n.schedule.steps] == [
+        "Sum",
+        "Affine",
+        "Affine",
+    ]
+
+
+@pytest.mark.parametrize(("loss_scale", "behind"), [(2.0**14, 2.0**20), (2.0**14, 2.0**10)])
+def test_at_a_mean_only_as_much_is_multiplied_before_as_one_element_holds(
+    loss_scale: float, behind: float
+) -> None:
+    y = affine(nn.Variable((4, 3)), "a")
+    loss = F.mean(y)
+    n = Graph(loss, loss_scale, behind)
+    step, factor = n.step("a/affine/Mean"), behind / loss_scale
+    root, inner = Rescale(n.position(loss), factor), Rescale(n.position(y), factor)
+    assert (step.before, step.after) == (((), (inner,)) if factor > 1.0 else ((root,), ()))
+    # A given S0 is lifted before: by no more than the array holds.
+    lifted = Graph(loss, loss_scale, behind, fixed_scale=loss_scale).step("a/affine/Mean")
+    assert (lifted.before, lifted.after) == ((root,), ())
+
+
+@pytest.mark.parametrize("branch_first", [False, True])
+def test_what_clips_sees_what_it_would_see_without_scales_and_others_keep_theirs(branch_first: bool) -> None:
+    """nnabla adds to what another branch has brought to the same input by then."""
+    loss, h, clipped, branch = range(4)
+    clip = function(2, [clipped], [h], clips=True)
+    other = function(3, [branch], [h])
+    nodes = [
+        function(4, [loss], [clipped, branch]),
+        *([other, clip] if branch_first else [clip, other]),
+        function(1, [h], [], leaves=[9]),
+    ]
+    drawn = Drawn(nodes, [2] * 10)
+    schedule = ScaleSchedule(drawn.structure, drawn.components(), [16.0], None)
+    at_h = Rescale(h, 1 / 16)
+    before = Rescale(clipped, 1 / 16), *([at_h] if branch_first else [])
+    assert schedule.steps[2] == Step(before, 1.0, (), (Rescale(h, 16.0),))
+    check(schedule)
+
+
+def test_the_scale_of_the_loss_is_what_was_given_or_what_is_behind_its_functions_of_one_element() -> None:
+    loss = F.mean(affine(nn.Variable((4, 3)), "a")) * 0.5
+    scales = 2.0**14, 2.0**13, 2.0**20
+    assert Graph(loss, *scales).schedule.loss_scale == 2.0**20
+    assert Graph(loss, *scales, fixed_scale=2.0**14).schedule.loss_scale == 2.0**14
+    several = affine(F.tanh(affine(nn.Variable((4, 3)), "a")), "b")
+    assert Graph(several, 8.0, 4.0).schedule.loss_scale == 8.0
+
+
+# Schedules in use.
+
+
+def chain() -> Graph:
+    h = F.tanh(affine(nn.Variable((4, 3)), "a"))
+    return Graph(F.mean(affine(h, "b")), 2.0, 8.0, 32.0)
+
+
+@pytest.mark.parametrize(
+    ("constant", "delayed", "fixed_scale", "held"),
+    [
+        (False, True, None, [True] * 4 + [False] * 2),
+        (False, False, None, [False] + [True] * 3 + [False] * 2),
+        (False, True, 8.0, [True] * 4 + [False] * 2),
+        # Nothing is measured: neither layers nor S0.
+        (True, True, 8.0, [True] * 6),
+        (True, True, None, [True] * 4 + [False] * 2),
+    ],
+)
+def test_how_long_a_schedule_is_used(
+    constant: bool, delayed: bool, fixed_scale: Any, held: List[bool]
+) -> None:
+    n = chain()
+    cache = ScheduleCache(4, constant=constant, delayed=delayed)
+    assert cache.current(3, fixed_scale) is None
+    schedule = ScaleSchedule(n.plan.structure, n.components, [2.0, 8.0, 32.0], fixed_scale)
+    cache.keep(schedule, 3)
+    found = [cache.current(3 + age, fixed_scale) for age in range(6)]
+    assert found == [schedule if one else None for one in held]
+    # Another S0, or none: it is chosen anew.
+    assert cache.current(4, 16.0) is None
+    assert cache.current(4, None if fixed_scale else 8.0) is None
+    cache.drop()
+    assert cache.current(4, fixed_scale) is None
+
+
+def test_every_iteration_measures_its_share_and_each_cycle_begins_with_another() -> None:
+    n = chain()
+    cache = ScheduleCache(3, constant=True, delayed=True)
+    assert cache.share(0) is None
+    cache.keep(n.schedule, 6)
+    assert [cache.share(6 + age) for age in range(3)] == [1, 2, 0]
+    cache.keep(n.schedule, 9)
+    assert [cache.share(9 + age) for age in range(3)] == [0, 1, 2]
+    # What is never chosen again is not measured, nor what the iteration that chooses measures at once.
+    cache.keep(ScaleSchedule(n.plan.structure, n.components, [8.0] * 3, 8.0), 9)
+    assert cache.share(9) is None
+    at_once = ScheduleCache(3, constant=False, delayed=False)
+    at_once.keep(n.schedule, 6)
+    assert at_once.share(7) is None
+
+
+@pytest.mark.parametrize("fixed_scale", [None, 8.0])
+def test_its_state_comes_back(fixed_scale: Any) -> None:
+    n, there = chain(), chain()
+    cache, other = (ScheduleCache(4, constant=False, delayed=True) for _ in range(2))
+    cache.keep(ScaleSchedule(n.plan.structure, n.components, [2.0, 8.0, 32.0], fixed_scale), 5)
+    state = json.loads(json.dumps(cache.state_dict()))
+    other.load_state_dict(there.plan.structure, there.components, state)
+    assert other.state_dict() == state
+    for iteration in range(4, 11):
+        mine, theirs = cache.current(iteration, fixed_scale), other.current(iteration, fixed_scale)
+        assert (mine is None) == (theirs is None)
+        assert mine is None or theirs is None or mine.is_applied_as(theirs)
+        assert cache.share(iteration) == other.share(iteration)
+    assert theirs is None
+    empty = ScheduleCache(4, constant=False, delayed=True)
+    other.load_state_dict(there.plan.structure, there.components, empty.state_dict())
+    assert other.state_dict() == empty.state_dict()
+
+
+GOOD: Dict[str, Any] = {"since": 5, "scales": [2.0, 8.0, 32.0], "fixed_scale": None}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"since": "x"},
+        {"scales": [2.0, 8.0]},
+        {"scales": [2.0, 8.0, 32.0, 1.0]},
+        {"scales": [2.0, 0.0, 8.0]},
+        {"scales": [2.0, -4.0, 8.0]},
+        {"scales": [2.0, float("inf"), 8.0]},
+        {"scales": [2.0, float("nan"), 8.0]},
+        {"scales": [2.0, "x", 8.0]},
+        {"scales": 7},
+        {"fixed_scale": 0.0},
+        {"fixed_scale": "x"},
+        {"since": None},
+    ],
+)
+def test_a_damaged_state_is_refused_and_changes_nothing(damage: Dict[str, Any]) -> None:
+    n, cache = chain(), ScheduleCache(4, constant=False, delayed=True)
+    cache.load_state_dict(n.plan.structure, n.components, GOOD)
+    before = cache.state_dict()
+    assert before == GOOD
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        cache.load_state_dict(n.plan.structure, n.components, {**GOOD, **damage})
+    for missing in GOOD:
+        with pytest.raises(KeyError):
+            cache.load_state_dict(
+                n.plan.structure, n.components, {key: GOOD[key] for key in GOOD if key != missing}
+            )
+    assert cache.state_dict() == before

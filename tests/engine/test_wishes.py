@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What methods are asked, and what becomes of their answers."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any, List, Optional, Tuple
+
+import nnabla as nn
+import nnabla.parametric_functions as PF
+import numpy as np
+import pytest
+
+from nnabla_adaloss import AdaLossConfig, FormatEmulation, Method, Needs
+from nnabla_adaloss.core.layer_record import Reason
+from nnabla_adaloss.core.methods import Range
+from nnabla_adaloss.core.statistics import statistics_of
+from nnabla_adaloss.emulation.gradient_ranges import GradientRanges
+from nnabla_adaloss.engine.statistics import Statistics, Wanted
+from nnabla_adaloss.engine.wishes import Wishes
+from nnabla_adaloss.graph.plan import GraphPlan
+from nnabla_adaloss.kernels import CpuKernels
+from nnabla_adaloss.kernels.measurements import HostMeasurements
+from nnabla_adaloss.kernels.scratch import ScratchPool
+
+pytestmark = pytest.mark.any_context
+
+G, W = np.array([1.0, -4.0, 0.5]), np.array([0.25, -2.0])
+
+
+@dataclass(frozen=True)
+class Listener(Method):
+    """Writes down what it is asked, and says what it is told to."""
+
+    says: float = 3.0
+    heard: List[Any] = field(default_factory=list, compare=False)
+
+    def scale(self, g: Any, W: Any, *, range: Range, fan_in: float) -> float:
+        self.heard.append((g, W, range, fan_in))
+        return self.says
+
+
+class LooksBack(Listener):
+    needs = Needs.HISTORY
+    window = 2
+
+
+class LooksAtNothing(Listener):
+    needs = Needs.NOTHING
+
+
+class LooksAtArrays(Listener):
+    needs = Needs.ARRAYS
+
+
+class Layers:
+    """Two layers, and what is known of their arrays: everything has the same numbers."""
+
+    def __init__(self, method: Any, **config: Any) -> None:
+        x = nn.Variable((2, 3), need_grad=True)
+        self.loss = PF.affine(PF.affine(x, 4, name="a"), 5, name="b")
+        self.plan = GraphPlan(self.loss)
+        self.structure = self.plan.structure
+        everything = frozenset(self.structure.measured)
+        self.statistics = Statistics(
+            self.plan,
+            HostMeasurements(CpuKernels()),
+            ScratchPool(),
+            None,
+            Wanted(everything, everything, frozenset()),
+        )
+        made = AdaLossConfig(loss_scale_method=method, **{"use_bound": False, **config})
+        self.method, self.wishes = made.method, Wishes(made)
+        self.know(0)
+
+    @property
+    def heard(self) -> List[Any]:
+        assert isinstance(self.method, Listener)
+        return self.method.heard
+
+    def know(self, iteration: int, g: Optional[np.ndarray] = G, w: Optional[np.ndarray] = W) -> None:
+        """Have all gradients and weights be these, in an iteration."""
+        positions = self.structure.measured
+        parts = [None if one is None else list(statistics_of(one)) for one in (g, w)]
+        self.statistics.load_state(positions, [[i, *parts] for i in range(len(positions))])
+        self.statistics.begin(iteration, again=True)
+
+    def ask(
+        self,
+        scale: float,
+        base: Optional[float] = None,
+        *,
+        iteration: int = 0,
+        layer: str = "b/affine",
+        fixed: bool = False,
+        ranges: Optional[GradientRanges] = None,
+    ) -> Tuple[float, Reason]:
+        wish = self.wishes.about(self.structure, self.statistics, iteration, ranges, fixed=fixed)
+        assert wish is not None
+        return wish(layer, scale, scale if base is None else base)
+
+
+def test_a_method_that_looks_at_statistics_is_given_those_at_the_scale_that_arrives() -> None:
+    n = Layers(Listener(), u_min=1e-3, u_max=1e3)
+    assert n.ask(8.0) == (3.0, Reason.METHOD)
+    (heard,) = n.heard
+    # Each element of the input gradient is a sum over the 5 columns of the output.
+    assert heard == (statistics_of(G).scaled(8.0), statistics_of(W), Range(1e-3, 1e3), 5.0)
+    n.ask(2.0, layer="a/affine")
+    assert n.heard[1][0] == statistics_of(G).scaled(2.0)
+    assert n.heard[1][3] == 4.0
+    assert n.wishes.look_at_statistics
+    assert not n.wishes.look_at_arrays
+
+
+def test_published_methods_say_what_they_say_of_these_numbers() -> None:
+    n = Layers("approx_range", u_min=2.0**-10, u_max=65504.0)
+    found, _ = n.ask(2.0**-12)
+    method = n.method
+    expected = method.scale(
+        statistics_of(G).scaled(2.0**-12), statistics_of(W), range=Range(2.0**-10, 65504.0), fan_in=5.0
+    )
+    assert found == expected > 1.0
+    # Twice the scale needs half as much.
+    assert n.ask(2.0**-11)[0] == pytest.approx(0.5 * expected)
+
+
+def test_a_method_that_looks_at_nothing_is_asked_where_nothing_is_known() -> None:
+    n = Layers(LooksAtNothing())
+    n.know(0, None, None)
+    assert n.ask(8.0) == (3.0, Reason.METHOD)
+    assert n.heard[0][:2] == (None, None)
+    assert not n.wishes.look_at_statistics
+    assert Layers("fixed", fixed_loss_scale=4.0).ask(8.0) == (4.0, Reason.METHOD)
+
+
+@pytest.mark.parametrize(("g", "w"), [(None, W), (G, None), (np.zeros(0), W)])
+@pytest.mark.parametrize("method", [Listener, LooksBack])
+def test_where_something_was_not_measured_it_is_not_asked(
+    method: Any, g: Optional[np.ndarray], w: Optional[np.ndarray]
+) -> None:
+    n = Layers(method())
+    n.know(0, g, w)
+    assert n.ask(8.0) == (1.0, Reason.UNKNOWN)
+    assert n.heard == []
+    assert n.wishes.unbounded == {}
+
+
+def test_components_have_all_the_room_there_is() -> None:
+    n = Layers("amax_history")
+    assert n.wishes.about(n.structure, n.statistics, 0, None, fixed=False) is None
+
+
+# Methods that look back.
+
+
+def seen_by(n: Layers) -> List[float]:
+    """The largest magnitudes of the history that was given last."""
+    return [one.abs_max for one in n.heard[-1][0]]
+
+
+def test_a_method_that_looks_back_is_given_the_last_iterations_at_the_scale_of_now() -> None:
+    n = Layers(LooksBack())
+    n.ask(8.0)
+    assert seen_by(n) == [32.0]
+    n.know(1, 2.0 * G)
+    n.ask(2.0, iteration=1)
+    assert seen_by(n) == [8.0, 16.0]
+    # Once more in the same iteration: its gradient is replaced, and none forgotten for it.
+    n.know(1, 3.0 * G)
+    n.ask(1.0, iteration=1)
+    assert seen_by(n) == [4.0, 12.0]
+    n.know(2, 5.0 * G)
+    n.ask(1.0, iteration=2)
+    assert seen_by(n) == [12.0, 20.0]
+    # Each layer has a history of its own.
+    n.ask(1.0, iteration=2, layer="a/affine")
+    assert seen_by(n) == [20.0]
+    n.wishes.forget()
+    n.ask(1.0, iteration=3)
+    assert seen_by(n) == [20.0]
+
+
+def test_what_it_looks_back_at_is_saved() -> None:
+    n, other = Layers(LooksBack()), Layers(LooksBack())
+    for iteration in range(3):
+        n.know(iteration, (1.0 + iteration) * G)
+        n.ask(1.0, iteration=iteration)
+    state = json.loads(json.dumps(n.wishes.state_dict()))
+    other.wishes.load_state_dict(state)
+    assert other.wishes.state_dict() == state
+    for each in (n, other):
+        each.know(3, 7.0 * G)
+        each.ask(1.0, iteration=3)
+    assert seen_by(other) == seen_by(n) == [12.0, 28.0]
+
+
+@pytest.mark.parametrize("state", [3, {"b/affine": 3}, {"b/affine": [["x", [1] * 7]]}, {"a": [[0, [1, 2]]]}])
+def test_a_damaged_state_changes_nothing(state: Any) -> None:
+    n = Layers(LooksBack())
+    n.ask(1.0)
+    before = n.wishes.state_dict()
+    with pytest.raises((TypeError, ValueError, AttributeError)):
+        n.wishes.load_state_dict(state)
+    assert n.wishes.state_dict() == before
+
+
+# Methods that look at arrays.
+
+
+def measured(
+    n: Layers, scale: float, g: float, w: float = 0.5, ranges: Optional[GradientRanges] = None
+) -> None:
+    """A pass in which arrays hold these numbers where its method looks."""
+    for node in n.plan.nodes.values():
+        for output in node.outputs:
+            output.g = g
+        for scaling in node.scalings:
+            scaling.factor.d = w
+        n.wishes.look_at(node, scale)
+
+
+def test_a_method_that_looks_at_arrays_is_asked_about_those_of_the_pass_that_measured() -> None:
+    n = Layers(LooksAtArrays(says=4.0))
+    assert n.wishes.look_at_arrays
+    assert n.ask(8.0) == (1.0, Reason.UNKNOWN)
+    measured(n, 8.0, 2.0)
+    # It is asked about the gradient as it would be with the scale that it is going to carry.
+    for scale in (8.0, 2.0, 128.0):
+        n.heard.clear()
+        assert n.ask(scale, fixed=True)[0] == 4.0
+        g, w, _, fan_in = n.heard[0]
+        assert (g == 2.0 * scale / 8.0).all()
+        assert (w == 0.5).all()
+        assert fan_in == 5.0
+    n.wishes.forget()
+    assert n.ask(8.0) == (1.0, Reason.UNKNOWN)
+
+
+@pytest.mark.parametrize(("g", "w"), [(math.inf, 0.5), (2.0, math.nan)])
+def test_arrays_that_are_not_finite_tell_nothing(g: float, w: float) -> None:
+    n = Layers(LooksAtArrays(says=4.0))
+    measured(n, 8.0, 2.0)
+    measured(n, 16.0, g, w)
+    assert n.ask(8.0) == (4.0, Reason.METHOD)
+
+
+# What becomes of an answer.
+
+
+@pytest.mark.parametrize(("fixed", "alpha"), [(False, 1.0), (True, 0.125)])
+def test_a_measured_s0_leaves_room_for_all_layers_so_that_no_wish_lowers_it(
+    fixed: bool, alpha: float
+) -> None:
+    n = Layers(Listener(says=0.125))
+    assert n.ask(8.0, fixed=fixed) == (alpha, Reason.METHOD)
+    # Reported is what was said.
+    assert n.wishes.unbounded == {"b/affine": 0.125}
+
+
+@pytest.mark.parametrize(
+    ("says", "base", "alpha", "reason"),
+    [
+        (8.0, 8.0, 8.0, Reason.METHOD),
+        (20.0, 8.0, 16.0, Reason.SCALE_BOUND),
+        (20.0, 128.0, 8.0, Reason.ACCUMULATED_BOUND),
+        # Bounds never turn a scale below 1, and leave one alone that is.
+        (20.0, 2.0**20, 1.0, Reason.ACCUMULATED_BOUND),
+        (0.5, 2.0**20, 0.5, Reason.METHOD),
+    ],
+)
+def test_bounds(says: float, base: float, alpha: float, reason: Reason) -> None:
+    n = Layers(Listener(says=says), use_bound=True)
+    # What makes up for a small loss is no matter of theirs.
+    assert n.ask(2.0**30, base, fixed=True) == (alpha, reason)
+    assert n.wishes.unbounded == {"b/affine": says}
+
+
+@pytest.mark.parametrize("says", [0.0, -1.0, math.inf, math.nan])
+def test_an_answer_that_is_no_scale_is_an_error(says: float) -> None:
+    with pytest.raises(ValueError, match="must be positive and finite"):
+        Layers(Listener(says=says)).ask(8.0)
+
+
+def test_what_was_said_is_forgotten_with_the_next_choice() -> None:
+    n = Layers(Listener())
+    n.ask(8.0)
+    n.ask(8.0, layer="a/affine")
+    assert n.wishes.unbounded == {"a/affine": 3.0}
+
+
+@pytest.mark.parametrize(("narrow", "u_max"), [("a/*", 57344.0), ("b/*", 65504.0)])
+def test_where_layers_are_stored_differently_the_range_is_that_of_the_gradient_handed_on(
+    narrow: str, u_max: float
+) -> None:
+    n = Layers(Listener())
+    emulation = FormatEmulation(n.loss, {narrow: "float8_e5m2", "*": "float16"})
+    n.ask(8.0, ranges=GradientRanges(AdaLossConfig(), emulation.emulated_storage, n.plan))
+    # It is the output gradient of the layer before.
+    assert n.heard[0][2].u_max == u_max
