@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 DESCRIPTION = """\
 Trains eight dense layers for 40 iterations, their loss multiplied by 1e-6, and draws how many elements of
-each layer's gradient have which binary exponent: as they are, and with the scale that was measured.
+each layer's gradient have which binary exponent: as they are, and with the scales that were measured.
 """
 
 LAYERS, ITERATIONS, LOSS_WEIGHT = 8, 40, 1e-6
@@ -44,7 +44,7 @@ def measure() -> Dict[str, Spread]:
     import nnabla.parametric_functions as PF
     import nnabla.solvers as S
 
-    from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, LossScaleWarning, Recorder
+    from nnabla_adaloss import AdaptiveLossScalingUpdater, LossScaleWarning, Recorder
 
     nn.clear_parameters()
     nn.seed(0)
@@ -61,12 +61,10 @@ def measure() -> Dict[str, Spread]:
         x.d = random.standard_normal(x.shape)
         t.d = x.d[:, :4].argmax(axis=1, keepdims=True)
 
-    # One scale measured at the loss, as the page says.
-    config = AdaLossConfig(loss_scale_method="approx_range", delay=0)
     recorder = Recorder(every=ITERATIONS, histograms=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LossScaleWarning)  # in fp32 nothing is lost: all of it is to be seen
-        updater = AdaptiveLossScalingUpdater(solver, loss, feed, config=config, monitors=[recorder])
+        updater = AdaptiveLossScalingUpdater(solver, loss, feed, monitors=[recorder])
     for _ in range(ITERATIONS):
         updater.update()
     recording = recorder.recording
@@ -96,7 +94,7 @@ def draw(spreads: Dict[str, Spread], target: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, panels = plt.subplots(1, 2, figsize=(9.0, 4.2), sharey=True, constrained_layout=True)
-    titles = ("as they are", "with the scale that was measured")
+    titles = ("as they are", "with the scales that were measured")
     names: List[str] = list(spreads)
     for panel, title, scaled in zip(panels, titles, (False, True)):
         panel.axvspan(SMALLEST_NORMAL, LARGEST, color="#cfe6cf", label="normal numbers of float16")

@@ -125,8 +125,7 @@ class _Clock:
         """It has ended."""
         scaling = trainee.loop.scaling
         assert scaling is not None
-        last = scaling._last
-        measured = last is not None and (last.learns or last.chose)
+        measured = scaling.result.kind == "measuring"
         self._seconds[measured].append(time.perf_counter() - self._start)
 
     def as_dict(self) -> Dict[str, Any]:

@@ -138,14 +138,10 @@ def _counts(found: Mapping[Key, Cell], storage: str) -> str:
                         f"{np.mean([c.repeated for c in there]):.1f}",
                         f"{np.mean([c.overflows for c in there]):.1f}",
                         percent(float(np.mean([c.underflow for c in there]))),
-                        f"{np.mean([c.matched for c in there]):.2f}",
                     ]
                 )
-    head = ["", "method", "lost", "repeated", "overflows", "underflow", "matched per batch"]
-    note = (
-        "Of 1000 batches, over all loss weights: how many were lost, run again, and overflowed. Matched: "
-        "gradients\nbrought to the scale of another branch, after the first iteration.\n\n"
-    )
+    head = ["", "method", "lost", "repeated", "overflows", "underflow"]
+    note = "Of 1000 batches, over all loss weights: how many were lost, run again, and overflowed.\n\n"
     return note + rows(head, body)
 
 

@@ -51,7 +51,6 @@ class Result(NamedTuple):
         overflows: backward passes whose gradients were not finite.
         underflow: share of the elements of gradients, as they were to be stored, that were not zero and
             became zero. A gradient that consists of zeros counts as lost whole.
-        matched: how many gradients were brought to another branch's scale, after the first iteration.
         scale: the loss scale at the end, of the first player.
         seconds: how long the training took.
         error: what it ended with; empty where it did not.
@@ -63,7 +62,6 @@ class Result(NamedTuple):
     repeats: int
     overflows: int
     underflow: float
-    matched: int
     scale: float
     seconds: float
     error: str
@@ -111,7 +109,6 @@ def train(
         sum(t.repeats for t in trainees),
         sum(t.overflows for t in trainees),
         sum(t.flushed for t in trainees) / max(1, sum(t.elements for t in trainees)),
-        sum(t.matched for t in trainees),
         trainees[0].loop.updater.scale,
         round(seconds, 3),
         error,
@@ -128,7 +125,7 @@ class Trainee:
         self._solver = net.solver(self._learning_rate)
         self._solver.set_parameters(player.parameters)
         self.player = player
-        self.fed = self.updates = self.repeats = self.overflows = self.matched = 0
+        self.fed = self.updates = self.repeats = self.overflows = 0
         self.elements = self.flushed = 0
         self.last: Optional[UpdateResult] = None
         loss = player.loss * run.weight
@@ -157,8 +154,6 @@ class Trainee:
             batches = self.fed - before
             # Of an update that was not made, the last batch was thrown away and not run again.
             self.repeats += result.retries - (batches - 1)
-            if turn:
-                self.matched += self.loop.scaling.matched
         if self.loop.emulation is not None and turn % _SAMPLE_EVERY == _SAMPLE_EVERY - 1:
             self._look_at_rounding(self.loop.emulation)
 

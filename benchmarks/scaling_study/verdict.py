@@ -46,7 +46,6 @@ class Cell(NamedTuple):
         repeated: how many batches were run again, of 1000.
         overflows: backward passes that overflowed, of 1000 batches.
         underflow: mean share of gradient elements that became zero.
-        matched: gradients brought to another branch's scale, per batch.
         errors: what trainings ended with.
     """
 
@@ -57,7 +56,6 @@ class Cell(NamedTuple):
     repeated: float
     overflows: float
     underflow: float
-    matched: float
     errors: List[str]
 
 
@@ -102,7 +100,6 @@ def _cell(results: List[Result], wanted: float) -> Cell:
         1e3 * sum(r.repeats for r in results) / batches,
         1e3 * sum(r.overflows for r in results) / batches,
         mean(r.underflow for r in results),
-        sum(r.matched for r in results) / batches,
         [r.error for r in results if r.error],
     )
 
