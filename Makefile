@@ -2,7 +2,8 @@
 # `make demo` and `make test` each do all the set-up they need, on a machine with nothing but make and a Python 3.
 
 # Python versions that nnabla has wheels for, preferred one first.
-PYTHON_VERSIONS ?= 3.10 3.9
+OLDEST = 3.9
+PYTHON_VERSIONS ?= 3.10 $(OLDEST)
 VENV ?= .venv
 PYTHON = $(VENV)/bin/python
 READY = $(VENV)/.ready
@@ -12,9 +13,10 @@ PYTEST_ARGS ?=
 EXAMPLES ?= ci
 # nnabla's context for the nets of the tests: make test CONTEXT=cudnn:float (cudnn:half, cpu:half, ...)
 CONTEXT ?=
+PYTEST = $(PYTHON) -m pytest -n logical --dist worksteal --hypothesis-profile=$(EXAMPLES) $(if $(CONTEXT),--context=$(CONTEXT))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo distributed test lint types unit half gpu docs package mutation format pictures architecture bench clean
+.PHONY: help demo distributed test full lint types unit half oldest gpu docs package mutation format pictures architecture bench clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,7 +24,12 @@ help: ## print this list
 demo: $(READY) ## what one loss scale can do, and what it cannot: a table and a picture in a minute
 	$(PYTHON) samples/demo.py
 
-test: lint types unit ## everything that must pass: lint, types, unit tests
+test: lint types ## lint, types, and the tests that are quick or a gate: a few minutes
+	$(PYTEST) -m "not slow or gate" $(PYTEST_ARGS)
+
+full: $(TEST_READY) ## everything else: slow tests, half precision, the package, the oldest Python
+	$(PYTEST) -m "slow and not gate" $(PYTEST_ARGS)
+	$(MAKE) half package oldest
 
 lint: $(TEST_READY) ## ruff: rules and format; import-linter: which folder may import which
 	$(PYTHON) -m ruff check .
@@ -39,11 +46,17 @@ types: $(TEST_READY) ## mypy --strict
 distributed: $(READY) ## the digits on several processes: make distributed RANKS=4
 	$(PYTHON) samples/distributed.py --ranks $(or $(RANKS),2)
 
-unit: $(TEST_READY) ## unit tests, in parallel; CONTEXT=cpu:half: nets in that context; EXAMPLES=default: new examples
-	$(PYTHON) -m pytest -n logical --dist worksteal --hypothesis-profile=$(EXAMPLES) $(if $(CONTEXT),--context=$(CONTEXT)) $(PYTEST_ARGS)
+unit: $(TEST_READY) ## all tests, or those that PYTEST_ARGS names; CONTEXT=cpu:half: nets in that context; EXAMPLES=default: new examples
+	$(PYTEST) $(PYTEST_ARGS)
 
+half: CONTEXT = cpu:half
 half: $(TEST_READY) ## tests that hold in any context, in nnabla's own half precision on a CPU
-	$(PYTHON) -m pytest -n logical --dist worksteal --hypothesis-profile=ci --context=cpu:half -m any_context tests
+	$(PYTEST) -m any_context tests
+
+oldest: ## the quick tests on the oldest supported Python, where the machine has one
+	@if tools/find_python.sh $(OLDEST) >/dev/null; then \
+		$(MAKE) unit PYTHON_VERSIONS=$(OLDEST) VENV=.venv$(OLDEST) PYTEST_ARGS="-m 'not slow'"; \
+	else echo "no Python $(OLDEST) on this machine: not tested on it"; fi
 
 gpu: $(READY) ## everything for a machine with an NVIDIA GPU: checks, timings, samples, tests; build/gpu/index.md
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[samples,mpi,test,cuda120]'
@@ -69,7 +82,7 @@ bench: $(READY) ## CPU benchmarks
 	for benchmark in benchmarks/cpu_kernels.py benchmarks/training_speed.py; do $(PYTHON) $$benchmark || exit 1; done
 
 clean: ## remove the virtual environments and what tools left behind
-	rm -rf .venv .venv39 build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv$(OLDEST) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -f $(KERNELS)/*.so
 
