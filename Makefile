@@ -2,8 +2,8 @@
 # `make demo` and `make test` each do all the set-up they need, on a machine with nothing but make and a Python 3.
 
 # Python versions that nnabla has wheels for, preferred one first.
+PYTHON_VERSIONS ?= 3.10 3.9
 OLDEST = 3.9
-PYTHON_VERSIONS ?= 3.10 $(OLDEST)
 VENV ?= .venv
 PYTHON = $(VENV)/bin/python
 READY = $(VENV)/.ready

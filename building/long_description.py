@@ -7,55 +7,39 @@ setup.py calls this while it builds; it needs nothing but Python.
 from __future__ import annotations
 
 import re
-from typing import Optional
 
-_NOTE = "*Files that are named here, such as `{example}`, are in the source distribution.*\n"
 _FENCED = re.compile(r"(^```.*?^```$)", re.M | re.S)
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]*)\)")
 
 
-def declared_source(pyproject: str) -> Optional[str]:
-    """The address that a pyproject.toml declares as `Source` in `[project.urls]`; None when there is none.
+def declared_source(pyproject: str) -> str:
+    """The address that a pyproject.toml declares as `Source` in `[project.urls]`.
 
     Example:
         >>> declared_source('[project.urls]\\nSource = "https://example.org/us/it"\\n')
         'https://example.org/us/it'
     """
     found = re.search(r'^\[project\.urls\]\n(?:(?!\[).*\n)*?Source = "([^"]*?)/?"$', pyproject, re.M)
-    return found and found[1]
+    if found is None:
+        raise ValueError("pyproject.toml declares no Source in [project.urls]: the README's links need it")
+    return found[1]
 
 
-def long_description(readme: str, source: Optional[str] = None) -> str:
-    """A README in Markdown whose links and pictures lead somewhere from anywhere.
-
-    Args:
-        readme: the text, with links to files beside it.
-        source: where the repository is; links become absolute, as GitHub and GitLab spell them. None: links
-            become names of files, and so do pictures, with what they show.
+def long_description(readme: str, source: str) -> str:
+    """A README in Markdown whose links and pictures lead to the repository at `source`, as GitHub and GitLab
+    spell it, wherever the text is shown.
 
     Example:
-        >>> print(long_description("![A cat](cat.png) [Why?](docs/why.md#cats) [NNabla](https://nnabla.org)"))
-        *A cat (`cat.png`)* Why? (`docs/why.md`) [NNabla](https://nnabla.org)
-        <BLANKLINE>
-        *Files that are named here, such as `cat.png`, are in the source distribution.*
-        <BLANKLINE>
         >>> long_description("![A cat](cat.png) [Why?](why.md#cats)", "https://example.org/us/it")
         '![A cat](https://example.org/us/it/raw/HEAD/cat.png) [Why?](https://example.org/us/it/blob/HEAD/why.md#cats)'
     """
-    named = []
 
-    def changed(link: re.Match[str]) -> str:
+    def absolute(link: re.Match[str]) -> str:
         picture, text, target = link.groups()
-        path = target.partition("#")[0]
-        if re.match(r"[a-z]+:", target) or not path:
+        if re.match(r"[a-z]+:|#", target):
             return link[0]
-        if source is not None:
-            kind = "raw" if picture else "blob"
-            return f"{picture}[{text}]({source}/{kind}/HEAD/{target})"
-        named.append(path)
-        name = f"{text} (`{path}`)"
-        return f"*{name}*" if picture else name
+        kind = "raw" if picture else "blob"
+        return f"{picture}[{text}]({source}/{kind}/HEAD/{target})"
 
     parts = _FENCED.split(readme)  # every other one is a program
-    text = "".join(part if number % 2 else _LINK.sub(changed, part) for number, part in enumerate(parts))
-    return f"{text.rstrip()}\n\n{_NOTE.format(example=named[0])}" if named else text
+    return "".join(part if number % 2 else _LINK.sub(absolute, part) for number, part in enumerate(parts))

@@ -22,6 +22,8 @@ BESIDE = {
     "samples/README.md": "samples.md",
 }
 
+_BADGE = re.compile(r"\[?!\[[^\]]*\]\(https:[^)]*\)(?:\]\([^)]*\))? ?")
+
 # Beside a column with such a word a phone has no room for another one.
 _LONG_WORD = 40
 
@@ -71,13 +73,14 @@ def _anchor(name: str) -> str:
 
 
 def beside(text: str, folder: str = "") -> str:
-    """A document from beside `docs/`, with links as they are from within; what is no page loses its link.
+    """A document from beside `docs/`, with links as they are from within; what is no page loses its link, and
+    badges go: the guide fetches nothing.
 
     Args:
         text: the document.
         folder: where it is.
     """
-    return re.sub(r"(!?)\[([^\]]*)\]\(([^)]*)\)", lambda found: _link(found, folder), text)
+    return re.sub(r"(!?)\[([^\]]*)\]\(([^)]*)\)", lambda found: _link(found, folder), _BADGE.sub("", text))
 
 
 def _link(found: re.Match[str], folder: str) -> str:

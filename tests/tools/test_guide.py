@@ -37,7 +37,8 @@ def small(tmp_path: Path) -> Path:
     (source / "mkdocs.yml").write_text(settings, "utf-8")
     for folder in ("nnabla_adaloss", "tools"):
         (source / folder).symlink_to(ROOT / folder)
-    shutil.copy(ROOT / "docs" / "guide.css", source / "docs")
+    for file in ("guide.css", "iframe-worker.js"):
+        shutil.copy(ROOT / "docs" / file, source / "docs")
     return source
 
 
@@ -51,7 +52,12 @@ def test_the_guide_is_built_without_a_warning(tmp_path: Path) -> None:
         assert f'id="nnabla_adaloss.{name}"' in pages, name
     assert pages.count(">Examples:</span>") > 30
     assert "<blockquote>" not in pages  # as which >>> is read outside of a program
-    assert "<h1" in (tmp_path / "index.html").read_text("utf-8")
+    start = (tmp_path / "index.html").read_text("utf-8")
+    assert "<h1" in start
+    # The search works on a page that is opened as a file, and nothing is fetched from elsewhere.
+    assert '<script src="iframe-worker.js">' in start
+    assert (tmp_path / "search" / "search_index.js").exists()
+    assert not re.search(r'<(script|img|link)[^>]*(src|href)="https?:', start + pages)
 
 
 @MKDOCS
@@ -95,6 +101,7 @@ def test_every_public_name_has_its_place() -> None:
         ("![a](docs/images/demo.png)", "![a](images/demo.png)"),
         ("[a](CONTRIBUTING.md)", "[a](contributing.md)"),
         ("[a](https://arxiv.org/abs/1)", "[a](https://arxiv.org/abs/1)"),
+        ("[![a](https://b.org/c.svg)](https://b.org) ![d](https://b.org/e.svg) f", "f"),
         ("[a](#below)", "[a](#below)"),
         ("[a](benchmarks/results/README.md)", "a"),
     ],
