@@ -7,14 +7,13 @@ The command `nnabla-adaloss` is the same.
 from __future__ import annotations
 
 import argparse
-import functools
 import sys
 from typing import Any, Optional, Sequence
 
 from nnabla_adaloss import __version__, report
 from nnabla_adaloss.core.formats import canonical_name
 from nnabla_adaloss.core.precision import PRECISIONS
-from nnabla_adaloss.doctor import Area, area_works, as_json, as_text, examine, silent
+from nnabla_adaloss.doctor import Area, area_works, as_json, as_text, examine
 
 _ANALYSE = """\
 Runs a network on a few batches, in fp32 and with a narrow storage format (emulated, on a CPU). Reports for
@@ -88,7 +87,10 @@ def _add_doctor(commands: Any) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    tell = functools.partial(print, file=sys.stderr) if sys.stderr.isatty() else silent
+    def tell(line: str) -> None:
+        if sys.stderr.isatty():
+            print(line, file=sys.stderr)
+
     findings = examine(gpu_functions=options.gpu, on_progress=tell)
     print(as_json(findings) if options.json else as_text(findings))
     asked = {Area.CPU: True, Area.GPU: options.gpu, Area.MPI: options.mpi}
