@@ -65,7 +65,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_doctor(commands)
     _add_analyse(commands)
-    _add_report(commands)
+    report.add_command(commands)
     options = parser.parse_args(arguments)
     code: int = options.run(options)
     return code
@@ -120,18 +120,6 @@ def _add_analyse(commands: Any) -> None:
     analyse.add_argument("-o", "--output", metavar="PAGE.html", help="also write an HTML page")
     analyse.add_argument("--json", action="store_true", help="print a JSON object instead of text")
     analyse.set_defaults(run=_analyse)
-
-
-def _add_report(commands: Any) -> None:
-    page = commands.add_parser(
-        "report",
-        help="draw a recorded training, or compare two, as a page",
-        description=report.DESCRIPTION,
-        epilog=report.EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    report.add_arguments(page)
-    page.set_defaults(run=report.run)
 
 
 def _analyse(options: argparse.Namespace) -> int:

@@ -11,11 +11,22 @@ import fcntl
 import json
 import os
 from contextlib import suppress
-from typing import Any, Dict, List, Union
+from typing import Any, Dict, Iterable, List, Type, Union
 
-from .rows import Row, as_dict, from_dict
+from .events import BatchRepeated, BatchThrownAway, Overflowed, ScaleChanged, UpdateEnded
+from .rows import LayerRow, Row
 
 PathLike = Union[str, "os.PathLike[str]"]
+
+_KINDS: Dict[str, Type[Any]] = {
+    "layer": LayerRow,
+    "overflow": Overflowed,
+    "repeat": BatchRepeated,
+    "lost": BatchThrownAway,
+    "scale": ScaleChanged,
+    "update": UpdateEnded,
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
 
 _KIND = "nnabla_adaloss recording"
 _VERSION = 1
@@ -25,10 +36,7 @@ _LONGEST = 2**20  # bytes of a line
 
 
 class RowFile:
-    """Appends rows to a file, which is made when it is not there.
-
-    Args:
-        path: the file; its folder must exist.
+    """Appends rows to a file, which is made when it is not there; its folder must exist.
 
     Raises:
         ValueError: the file holds something else, or another recorder has it open.
@@ -56,7 +64,7 @@ class RowFile:
         """
         if self._descriptor < 0:
             raise ValueError("the recording's file is closed")
-        self._write(as_dict(row))
+        self._write(_as_dict(row))
 
     def close(self) -> None:
         """Close the file; harmless when it is closed."""
@@ -126,7 +134,7 @@ def read_rows(path: PathLike) -> List[Row]:
                 if "kind" in content:
                     began_anew = True
                     continue
-                row = from_dict(content)
+                row = _from_dict(content)
             except (ValueError, TypeError) as error:
                 raise ValueError(f"{name} is damaged in line {number}: {error}") from None
             if began_anew:
@@ -136,14 +144,36 @@ def read_rows(path: PathLike) -> List[Row]:
     return rows
 
 
-def write_rows(path: PathLike, rows: List[Row]) -> None:
+def write_rows(path: PathLike, rows: Iterable[Row]) -> None:
     """Write rows to a new file; one that is there is replaced."""
     with open(path, "wb") as file:
-        file.writelines(map(_line, [_HEADER, *map(as_dict, rows)]))
+        file.writelines(map(_line, [_HEADER, *map(_as_dict, rows)]))
 
 
 def _line(content: Dict[str, Any]) -> bytes:
     return json.dumps(content, separators=(",", ":")).encode() + b"\n"
+
+
+def _as_dict(row: Row) -> Dict[str, Any]:
+    """A row as a JSON object: its kind, and its fields without those that are None."""
+    fields = {name: value for name, value in row._asdict().items() if value is not None}
+    return {"event": _NAMES[type(row)], **fields}
+
+
+def _from_dict(fields: Dict[str, Any]) -> Row:
+    """The row that `_as_dict` returned; ValueError or TypeError if it is none, or a field is missing."""
+    name = fields.pop("event", None)
+    kind = _KINDS.get(name)
+    if kind is None:
+        raise ValueError(f"event={name!r} is unknown")
+    if "layers" in fields:
+        fields["layers"] = tuple(fields["layers"])
+    if kind is Overflowed:
+        # Files of earlier versions name a layer instead.
+        fields.pop("blamed", None)
+        fields.setdefault("component", "")
+    row: Row = kind(**fields)
+    return row
 
 
 def _check_header(name: str, line: bytes) -> None:

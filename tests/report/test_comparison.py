@@ -11,7 +11,7 @@ import pytest
 
 from nnabla_adaloss import BatchThrownAway, LayerRow, Recording, UpdateEnded
 from nnabla_adaloss.__main__ import main
-from nnabla_adaloss.report.comparison import Run, comparison_of
+from nnabla_adaloss.report.comparison import comparison_of
 from nnabla_adaloss.report.page import page_of
 
 from .test_page import EVIL, Parsed
@@ -28,7 +28,7 @@ def recording(scale: float, underflowed: int, lost: int = 0, only: str = "") -> 
 
 
 def compared(first: Recording, second: Recording) -> Parsed:
-    return Parsed(comparison_of(Run("one", first), Run("two", second), "one and two"))
+    return Parsed(comparison_of({"one": first, "two": second}, "one and two"))
 
 
 def test_what_differs_comes_first() -> None:
@@ -51,7 +51,7 @@ def test_what_differs_comes_first() -> None:
 def test_both_runs_are_in_each_picture() -> None:
     parsed = compared(recording(8.0, 0), recording(4096.0, 30))
     told = [picture["aria-label"] for picture in parsed.of("svg") if picture.get("class") == "curve"]
-    assert told[0] == "one: 8 at first, 8 at the end; two: 2¹² at first, 2¹² at the end"
+    assert told[0] == "one: 8 at first, 8 at the end; two: 2¹² at first, 2¹² at the end; from 8 to 2¹²"
     assert [tag for tag, _ in parsed.elements].count("path") == 2 * (2 + 2)  # lines and their samples
     strips = [image["alt"] or "" for image in parsed.of("img")]
     assert [alt.split(":")[0] for alt in strips if "worst" in alt] == ["b, one", "b, two", "a, one", "a, two"]
@@ -69,14 +69,14 @@ def test_one_line_alone_is_drawn_as_before() -> None:
 
 def test_names_are_no_markup() -> None:
     row = UpdateEnded(1, True, "updated", 8.0, 0, 0.5)
-    parsed = Parsed(comparison_of(Run(EVIL, Recording([row])), Run("b", Recording([row])), EVIL))
+    parsed = Parsed(comparison_of({EVIL: Recording([row]), "b": Recording([row])}, EVIL))
     assert not parsed.of("script")
     assert EVIL in parsed.text
 
 
 def test_an_empty_recording_is_refused_by_its_name() -> None:
     with pytest.raises(ValueError, match="nothing was recorded in two"):
-        comparison_of(Run("one", recording(8.0, 0)), Run("two", Recording()), "title")
+        comparison_of({"one": recording(8.0, 0), "two": Recording()}, "title")
 
 
 @pytest.mark.parametrize(

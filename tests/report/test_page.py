@@ -19,7 +19,7 @@ from nnabla_adaloss import (
     ScaleChanged,
     UpdateEnded,
 )
-from nnabla_adaloss.report.advice import advice, why
+from nnabla_adaloss.report.layers import advice, why
 from nnabla_adaloss.report.page import page_of
 
 VOID = {"meta", "img", "path", "br"}
