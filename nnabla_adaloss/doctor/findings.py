@@ -39,99 +39,68 @@ class Finding(NamedTuple):
     cure: str = ""
 
 
-class _Known(NamedTuple):
-    pattern: str
-    meaning: str
-    cure: str = ""
-    status: Status = Status.BROKEN
-
-
 _INSTALL_GPU = "pip install 'nnabla-adaloss[cuda120]'   (or cuda116, to match your nnabla-ext-cuda)"
 _INSTALL_MPI = "pip install 'nnabla-adaloss[mpi]'   (includes Open MPI)"
 
-# Errors of nnabla, its CUDA extension, CuPy and MPI. The first that matches counts.
-_KNOWN_ERRORS = (
-    _Known(
-        r"libcuda\.so",
+# Errors of nnabla, its CUDA extension, CuPy and MPI: what they mean, and a cure. The first match counts.
+_MISSING = {
+    r"libcuda\.so": (
         "the NVIDIA driver is not installed, or not visible inside this container (libcuda.so.1)",
         "install the NVIDIA driver, or start the container with `--gpus all`",
-        Status.MISSING,
     ),
-    _Known(
-        r"libmpi\w*\.so|cannot load MPI library", "no MPI library is installed", _INSTALL_MPI, Status.MISSING
-    ),
-    _Known(
-        r"(lib\w+\.so[.\d]*): cannot open shared object file",
+    r"libmpi\w*\.so|cannot load MPI library": ("no MPI library is installed", _INSTALL_MPI),
+    r"(lib\w+\.so[.\d]*): cannot open shared object file": (
         r"\1 is not installed, or not on the library path",
         _INSTALL_GPU,
-        Status.MISSING,
     ),
-    _Known(
-        r"undefined symbol:? (\w+)",
+    r"No module named '?mpi4py": ("not installed; only needed for distributed training", _INSTALL_MPI),
+    r"No module named '?cupy": ("not installed", _INSTALL_GPU),
+    r"No module named '?([\w.]+)": (r"the Python package \1 is not installed", "pip install nnabla-adaloss"),
+}
+_BROKEN = {
+    r"undefined symbol:? (\w+)": (
         r"libraries of different versions are mixed (\1 is not in the one that was found)",
         f"remove LD_LIBRARY_PATH from the environment, then {_INSTALL_GPU}",
     ),
-    _Known(
-        r"numpy\.(core\.)?multiarray|_ARRAY_API|numpy\.dtype size changed",
+    r"numpy\.(core\.)?multiarray|_ARRAY_API|numpy\.dtype size changed": (
         "nnabla was compiled for a different NumPy version",
         "pip install 'numpy>=1.26,<2'",
     ),
-    _Known(
-        r"driver version is insufficient(: .*)?",
+    r"driver version is insufficient(: .*)?": (
         r"the NVIDIA driver is older than the CUDA libraries\1",
         "update the driver, or use an extra for an older CUDA, such as cuda116",
     ),
-    _Known(
-        r"NVML Shared Library Not Found",
+    r"NVML Shared Library Not Found": (
         "the driver's NVML library (libnvidia-ml.so.1) is not visible",
         "start containers with NVIDIA_DRIVER_CAPABILITIES=compute,utility",
     ),
-    _Known(
-        r"NVMLError|cudaErrorNoDevice|no CUDA-capable device",
+    r"NVMLError|cudaErrorNoDevice|no CUDA-capable device": (
         "the driver finds no usable GPU",
         "see whether `nvidia-smi` lists a GPU; check CUDA_VISIBLE_DEVICES; "
         "start containers with `--gpus all`",
     ),
-    _Known(
-        r"does not support your (.*) GPU",
+    r"does not support your (.*) GPU": (
         r"NNabla lists this combination of CUDA and GPU (\1) as slow or wrong",
         "use an extra for another CUDA version, or set AVAILABLE_GPU_NAMES to that name",
     ),
-    _Known(
-        r"Any of \[(.*?)\] could not be found",
+    r"Any of \[(.*?)\] could not be found": (
         r"nnabla has no implementation for \1 here: its CUDA extension did not start",
         "import nnabla_ext.cudnn and read its warnings",
     ),
-    _Known(
-        r"distribution training feature is disabled",
+    r"distribution training feature is disabled": (
         "nnabla's GPU communicator found no MPI when it was imported",
         "import mpi4py before nnabla_ext, and start the program with mpirun",
     ),
-    _Known(
-        r"No module named '?mpi4py",
-        "not installed; only needed for distributed training",
-        _INSTALL_MPI,
-        Status.MISSING,
-    ),
-    _Known(r"No module named '?cupy", "not installed", _INSTALL_GPU, Status.MISSING),
-    _Known(
-        r"No module named '?([\w.]+)",
-        r"the Python package \1 is not installed",
-        "pip install nnabla-adaloss",
-        Status.MISSING,
-    ),
-    _Known(
-        r"^Crash: the process ended by (\w+)",
+    r"^Crash: the process ended by (\w+)": (
         r"native code crashed (\1), most often because libraries of different versions are mixed",
         "install into a fresh virtual environment, without LD_LIBRARY_PATH and LD_PRELOAD",
     ),
-    _Known(
-        r"an illegal instruction",
+    r"an illegal instruction": (
         "the GPU reports an illegal instruction",
         "not tested yet, but cuBLAS 12.0 may not suit this GPU: pip install 'nvidia-cublas-cu12>=12.1,<13'",
     ),
-    _Known(r"an illegal memory access|a misaligned address", r"the GPU reports \g<0>"),
-)
+    r"an illegal memory access|a misaligned address": (r"the GPU reports \g<0>", ""),
+}
 
 
 def failure(area: Area, subject: str, error: str) -> Finding:
@@ -141,10 +110,11 @@ def failure(area: Area, subject: str, error: str) -> Finding:
         >>> failure(Area.GPU, "driver", "OSError: libcuda.so.1: cannot open shared object file").cure
         'install the NVIDIA driver, or start the container with `--gpus all`'
     """
-    for pattern, meaning, cure, status in _KNOWN_ERRORS:
-        match = re.search(pattern, error)
-        if match:
-            return Finding(area, status, subject, match.expand(meaning), cure)
+    for status, known in ((Status.MISSING, _MISSING), (Status.BROKEN, _BROKEN)):
+        for pattern, (meaning, cure) in known.items():
+            match = re.search(pattern, error)
+            if match:
+                return Finding(area, status, subject, match.expand(meaning), cure)
     return Finding(area, Status.BROKEN, subject, error)
 
 

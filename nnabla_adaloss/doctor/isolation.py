@@ -12,6 +12,9 @@ import subprocess
 import sys
 from typing import Any, Callable, List, NamedTuple, Sequence
 
+# Seconds; leaves room for compilers.
+_TIME_LIMIT = 120.0
+
 _CHILD = """
 import importlib, json, os, sys
 
@@ -37,22 +40,17 @@ class Outcome(NamedTuple):
 
 
 def call_isolated(
-    function: Callable[..., Any], *calls: Sequence[Any], time_limit: float = 120.0
+    function: Callable[..., Any], *calls: Sequence[Any], time_limit: float = _TIME_LIMIT
 ) -> List[Outcome]:
-    """Call a module-level function in a new Python process, once with each of some lists of arguments.
+    """Call a module-level function in a new process, once with each of some lists of arguments.
 
     After a call that fails, the next process goes on: what a GPU's context does after an error says nothing.
-    Exceptions, crashes and silence are outcomes: none is raised here.
-
-    Args:
-        function: takes and returns what JSON can represent.
-        calls: the positional arguments of each call.
-        time_limit: seconds after which a process is ended. The default leaves room for compilers.
+    Exceptions, crashes and silence are outcomes: none is raised here. Values are what JSON can represent.
 
     Example:
         >>> from os.path import basename
-        >>> call_isolated(basename, ["a/b"], [7])[0]
-        Outcome(value='b', error='')
+        >>> call_isolated(basename, ["a/b"])
+        [Outcome(value='b', error='')]
     """
     outcomes: List[Outcome] = []
     while len(outcomes) < len(calls):

@@ -68,12 +68,7 @@ _METHODS: Dict[Type[Any], str] = {
 
 
 class Audience:
-    """All monitors of a training: objects with some of the methods of `Monitor`.
-
-    Raises:
-        TypeError: one has none of them, or `every` is no integer.
-        ValueError: `every` is less than 1.
-    """
+    """All monitors of a training; TypeError or ValueError if one is none."""
 
     def __init__(self, monitors: Sequence[Any]) -> None:
         # For each kind of event: monitors, their methods, and in every how many iterations these are called.
@@ -125,11 +120,7 @@ class Audience:
 
 
 def audience_of(monitors: Union[Sequence[Any], Audience]) -> Optional[Audience]:
-    """The audience of `monitors`, which may be one already; None for no monitors.
-
-    Raises:
-        TypeError, ValueError: one of them is no monitor.
-    """
+    """The audience of `monitors`, which may be one already; None for no monitors."""
     if isinstance(monitors, Audience):
         return monitors
     if not isinstance(monitors, (list, tuple)):

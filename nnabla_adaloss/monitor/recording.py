@@ -102,11 +102,11 @@ class Recording:
         Raises:
             KeyError: no layer of this name was recorded.
         """
-        rows = {row.iteration: row for row in self.of(LayerRow) if row.layer == layer}
-        if not rows:
+        rows = self.by_layer().get(layer)
+        if rows is None:
             known = ", ".join(self.layers) or "none"
             raise KeyError(f"no layer {layer!r} was recorded; there are {known}")
-        return list(rows.values())
+        return rows
 
     def at(self, layer: str, iteration: int) -> LayerRow:
         """What is known of a layer at an iteration: the last pass of it, or of the last one recorded before.

@@ -8,6 +8,7 @@ one at the end. The next writer removes that one, readers skip it.
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 from contextlib import suppress
@@ -36,7 +37,7 @@ _LONGEST = 2**20  # bytes of a line
 
 
 class RowFile:
-    """Appends rows to a file, which is made when it is not there; its folder must exist.
+    """Appends rows to a file, which is made when it is not there.
 
     Raises:
         ValueError: the file holds something else, or another recorder has it open.
@@ -45,36 +46,28 @@ class RowFile:
 
     def __init__(self, path: PathLike) -> None:
         name = os.fsdecode(path)
-        self._descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        self._file = io.FileIO(name, "a+")
         try:
             self._lock(name)
-            self._size = self._end_of_whole_lines(name)
-            os.ftruncate(self._descriptor, self._size)
+            self._size = self._file.truncate(_end_of_whole_lines(name))
             self._write(_HEADER)
         except BaseException:
-            self.close()
+            self._file.close()
             raise
 
     def append(self, row: Row) -> None:
-        """Write a row: the next reader sees it, even if this process is killed.
-
-        Raises:
-            OSError: it cannot be written; the rows before are kept.
-            ValueError: the file is closed.
-        """
-        if self._descriptor < 0:
+        """Write a row: the next reader sees it, even if this process is killed, or writing the next fails."""
+        if self._file.closed:
             raise ValueError("the recording's file is closed")
         self._write(_as_dict(row))
 
     def close(self) -> None:
         """Close the file; harmless when it is closed."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        self._file.close()
 
     def _lock(self, name: str) -> None:
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(
                 f"path={name!r} is open in another recorder: give each recorder, and each rank, a file, "
@@ -83,31 +76,31 @@ class RowFile:
         except OSError:
             pass  # a file system without locks
 
-    def _end_of_whole_lines(self, name: str) -> int:
-        with open(os.dup(self._descriptor), "rb") as file:
-            file.seek(0)
-            first = file.readline(_LONGEST)
-            if first.endswith(b"\n"):
-                _check_header(name, first)
-            elif not _SIGNATURE.startswith(first[: len(_SIGNATURE)]):
-                raise ValueError(f"{name} is not a recording of nnabla_adaloss: choose another path")
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _LONGEST))
-            last = file.read()
-            return size - len(last) + last.rfind(b"\n") + 1
-
     def _write(self, content: Dict[str, Any]) -> None:
         line = _line(content)
         try:
-            written = os.write(self._descriptor, line)
+            written = self._file.write(line)
             if written < len(line):
                 # A disk that is nearly full takes the beginning; the rest tells what is wrong with it.
-                os.write(self._descriptor, line[written:])
+                self._file.write(line[written:])
         except OSError:
             with suppress(OSError):
-                os.ftruncate(self._descriptor, self._size)
+                self._file.truncate(self._size)
             raise
         self._size += len(line)
+
+
+def _end_of_whole_lines(name: str) -> int:
+    with open(name, "rb") as file:
+        first = file.readline(_LONGEST)
+        if first.endswith(b"\n"):
+            _check_header(name, first)
+        elif not _SIGNATURE.startswith(first[: len(_SIGNATURE)]):
+            raise ValueError(f"{name} is not a recording of nnabla_adaloss: choose another path")
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _LONGEST))
+        last = file.read()
+        return size - len(last) + last.rfind(b"\n") + 1
 
 
 def read_rows(path: PathLike) -> List[Row]:

@@ -102,13 +102,7 @@ def points_of(row: Row) -> Dict[str, float]:
 
 
 def row_of(event: LayerScaled, *, histograms: bool, data: bool) -> LayerRow:
-    """The row of a layer that has just been scaled.
-
-    Args:
-        event: what happened.
-        histograms: whether to count binary exponents.
-        data: whether to look at the layer's weight and input as well.
-    """
+    """The row of a layer that has just been scaled; `data`: look at its weight and input as well."""
     record, gradient = event.record, event.look.gradient
     known: Dict[str, Any] = {}
     if gradient is not None:

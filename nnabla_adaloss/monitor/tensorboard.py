@@ -36,11 +36,7 @@ class TensorBoardFile:
         self._iteration = -1
 
     def append(self, row: Row) -> None:
-        """Write a row; one about a layer when its iteration is over.
-
-        Raises:
-            ValueError: the file is closed.
-        """
+        """Write a row; one about a layer when its iteration is over."""
         if self._writer is None:
             raise ValueError("the event file for TensorBoard is closed")
         if row.iteration != self._iteration:

@@ -57,7 +57,7 @@ def _facts(recording: Recording) -> Dict[str, str]:
     iterations = [row.iteration for row in recording.rows]
     loss, scales = losses(recording), [scale for _, scale in loss_scales(recording)]
     lost, underflows = recording.lost_batches(), recording.underflows()
-    known = any(row.underflow is not None for row in recording.of(LayerRow))
+    known = worst_underflow(recording.of(LayerRow)) is not None
     return {
         "iterations recorded": f"{min(iterations):,} to {max(iterations):,}",
         "loss at the end": f"{loss[-1][1]:.4g}" if loss else "–",

@@ -16,7 +16,7 @@ from ..monitor import (
     ScaleChanged,
     UpdateEnded,
 )
-from .layers import data_table, layer_maps, layer_table
+from .layers import data_table, layer_maps, layer_table, worst_underflow
 from .pieces import Points, curve, document, section, table, time_line
 from .text import by_cause, in_words, percent, power, short
 from .timeline import Timeline
@@ -71,7 +71,7 @@ def _facts(recording: Recording, timeline: Timeline) -> str:
         when = f"since iteration {worst.since}" if worst.until is None else f"up to iteration {worst.until}"
         when += f": more than 1 % in {percent(worst.share)} of the iterations"
         facts.append((percent(worst.worst), f"of the gradient of {worst.layer} underflowed at worst, {when}"))
-    elif any(row.underflow is not None for row in recording.of(LayerRow)):
+    elif worst_underflow(recording.of(LayerRow)) is not None:
         facts.append(("none", "of the layers lost more than 1 % to underflow"))
     items = "".join(f"<li><b>{escape(number)}</b> {escape(what)}</li>\n" for number, what in facts)
     return f'<ul class="facts">\n{items}</ul>\n'

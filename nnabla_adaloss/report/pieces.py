@@ -57,7 +57,7 @@ def heat_map(
         rows: a name, a value for each column or None where nothing was recorded, and the same in words.
         place: a value's place on the scale of colours, from 0 to 1.
         labels: what is written beneath that scale, evenly from its beginning to its end.
-        timeline: the columns of the page.
+        timeline: the columns.
     """
     lines = []
     for name, cells, words in rows:
