@@ -41,13 +41,11 @@ class LogMonitor(Monitor):
         self.every = integer("every", every)
         if self.every < 1:
             raise ValueError(f"every={every!r} must be 1 or more")
-        self._level = level
         self._log = LayerObserver(AdaLossConfig(debug_level=level))
 
     def on_layer_scaled(self, event: LayerScaled) -> None:
         """Write about a layer, or keep it for the line about its iteration."""
-        if self._level:
-            self._log(event.record)
+        self._log(event.record)
 
     def on_batch_repeated(self, event: BatchRepeated) -> None:
         """Write why."""

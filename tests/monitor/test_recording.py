@@ -19,15 +19,6 @@ def of_shares(name: str, *percent: int) -> List[LayerRow]:
     return [layer(i, name, underflowed=share) for i, share in enumerate(percent, start=1)]
 
 
-def test_shares_are_of_what_could_be_lost() -> None:
-    row = layer(1, "a", underflowed=10, zeros=60)
-    assert row.underflow == 10 / 50
-    assert row.overflow == 0.01
-    unknown = layer(1, "a", underflowed=None, overflowed=None, zeros=60)
-    assert (unknown.underflow, unknown.overflow) == (None, None)
-    assert layer(1, "a", zeros=100, underflowed=0).underflow == 0.0
-
-
 @pytest.mark.parametrize(
     ("percent", "found"),
     [

@@ -1,16 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import math
 from typing import List
 
 import pytest
 
 from nnabla_adaloss import LayerRow, Recording
-from nnabla_adaloss.report.layers import advice, why
+from nnabla_adaloss.report.layers import advice, layer_maps, why
 from nnabla_adaloss.report.page import page_of
+from nnabla_adaloss.report.style import strip
+from nnabla_adaloss.report.timeline import Timeline
 
 from .parsed import Parsed
 from .test_page import layer
+
+
+def test_the_smallest_scale_is_dark_and_the_largest_light() -> None:
+    layers = {"a": [layer(i)._replace(alpha=alpha) for i, alpha in ((1, 2.0), (3, 8.0), (4, 32.0))]}
+    *_, alphas, underflow = layer_maps(layers, Timeline(1, 4, 4))
+    assert strip([0.0, None, 0.5, 1.0]) in alphas
+    assert "a: 2⁵ at the end, from 2 to 2⁵" in alphas
+    place = 1.0 + math.log10(5 / 95) / 6.0
+    assert strip([place, None, place, place]) in underflow
 
 
 def test_why_a_layer_has_its_scale_is_what_was_last_measured() -> None:
@@ -42,6 +54,10 @@ def test_advice_for_a_layer_that_is_mostly_subnormal(reason: str, headroom: floa
     assert found.startswith("conv/conv: 96.7 % of the nonzero elements are subnormal")
     assert said in found
     assert found in Parsed(page_of(Recording([row]), "run")).text
+
+
+def test_advice_is_about_elements_that_are_not_zero() -> None:
+    assert "60 % of the nonzero elements" in (advice([layer(1, zeros=50, subnormals=30)]) or "")
 
 
 def test_no_advice_for_other_layers() -> None:

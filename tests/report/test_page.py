@@ -87,6 +87,18 @@ def test_what_it_says() -> None:
         "not the first one, which reads the data",
     ):
         assert said in text
+    assert "Equal heights are equal ratios" not in text
+
+
+def test_losses_of_several_decades_are_drawn_by_their_ratios() -> None:
+    page = page_of(Recording([ended(1, 0.01), ended(2, 1.0), ended(3, 100.0)]), "run")
+    assert "Equal heights are equal ratios" in page
+    assert "M0.0 100.0L500.0 50.0L1000.0 0.0" in page
+
+
+def test_a_scale_holds_until_it_changes() -> None:
+    page = page_of(Recording([ended(1, 0.5, 8.0), ScaleChanged(2, 8.0, 16.0), ended(3, 0.5, 16.0)]), "run")
+    assert "M0.0 100.0H500.0V0.0H1000.0V0.0H1000" in page
 
 
 def test_each_cell_of_a_wide_table_knows_its_column() -> None:
