@@ -43,7 +43,7 @@ def test_a_python_without_wheels_needs_another_python(
     first, scaling = findings(Area.CPU)
     assert first.status is Status.MISSING
     assert first.subject == f"Python {version}"
-    assert cure in first.cure
+    assert first.cure.startswith(cure)
     assert scaling.status is Status.NOT_TRIED
 
 

@@ -17,7 +17,9 @@ def behave(what: str) -> str:
         os.abort()
     if what == "hang":
         time.sleep(60)
-    return what
+    if what == "raise":
+        raise KeyError(what)
+    return str(os.getpid())
 
 
 def test_values_come_back_whatever_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
@@ -44,9 +46,11 @@ def test_errors_and_silence_are_outcomes(function: Any, argument: Any, error: st
 
 
 def test_another_process_goes_on_behind_a_call_that_fails() -> None:
-    calls = ["a", "crash", "b", "hang", [], "c"]
-    found = call_isolated(behave, *([call] if call else [] for call in calls), time_limit=5.0)
-    assert [outcome.value for outcome in found] == ["a", None, "b", None, None, "c"]
-    assert found[1].error.startswith("Crash: the process ended by SIGABRT")
-    assert found[3].error == "TimeoutExpired: no answer within 5 s"
-    assert found[4].error.startswith("TypeError: behave() missing")
+    calls = ["tell", "tell", "raise", "tell", "crash", "tell", "hang", "tell"]
+    found = call_isolated(behave, *([call] for call in calls), time_limit=5.0)
+    assert found[2].error == "KeyError: 'raise'"
+    assert found[4].error.startswith("Crash: the process ended by SIGABRT")
+    assert found[6].error == "TimeoutExpired: no answer within 5 s"
+    first, *processes = [found[i].value for i in (0, 1, 3, 5, 7)]
+    assert processes[0] == first
+    assert len({*processes}) == 4
