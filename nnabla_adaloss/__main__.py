@@ -7,14 +7,13 @@ The command `nnabla-adaloss` is the same.
 from __future__ import annotations
 
 import argparse
-import functools
 import sys
 from typing import Any, Optional, Sequence
 
 from nnabla_adaloss import __version__, report
 from nnabla_adaloss.core.formats import canonical_name
 from nnabla_adaloss.core.precision import PRECISIONS
-from nnabla_adaloss.doctor import Area, area_works, as_json, as_text, examine, silent
+from nnabla_adaloss.doctor import Area, area_works, as_json, as_text, examine
 
 _ANALYSE = """\
 Runs a network on a few batches, in fp32 and with a narrow storage format (emulated, on a CPU). Reports for
@@ -66,7 +65,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_doctor(commands)
     _add_analyse(commands)
-    _add_report(commands)
+    report.add_command(commands)
     options = parser.parse_args(arguments)
     code: int = options.run(options)
     return code
@@ -88,7 +87,10 @@ def _add_doctor(commands: Any) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    tell = functools.partial(print, file=sys.stderr) if sys.stderr.isatty() else silent
+    def tell(line: str) -> None:
+        if sys.stderr.isatty():
+            print(line, file=sys.stderr)
+
     findings = examine(gpu_functions=options.gpu, on_progress=tell)
     print(as_json(findings) if options.json else as_text(findings))
     asked = {Area.CPU: True, Area.GPU: options.gpu, Area.MPI: options.mpi}
@@ -118,18 +120,6 @@ def _add_analyse(commands: Any) -> None:
     analyse.add_argument("-o", "--output", metavar="PAGE.html", help="also write an HTML page")
     analyse.add_argument("--json", action="store_true", help="print a JSON object instead of text")
     analyse.set_defaults(run=_analyse)
-
-
-def _add_report(commands: Any) -> None:
-    page = commands.add_parser(
-        "report",
-        help="draw a recorded training, or compare two, as a page",
-        description=report.DESCRIPTION,
-        epilog=report.EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    report.add_arguments(page)
-    page.set_defaults(run=report.run)
 
 
 def _analyse(options: argparse.Namespace) -> int:

@@ -32,13 +32,10 @@ def findings_of(process: subprocess.CompletedProcess[str], area: str) -> Dict[st
     return {finding["subject"]: finding for finding in report if finding["area"] == area}
 
 
-def test_without_a_command_usage_is_shown() -> None:
+def test_usage_and_version() -> None:
     process = run()
     assert process.returncode == 2
     assert "usage: python -m nnabla_adaloss" in process.stderr
-
-
-def test_the_version_is_told() -> None:
     assert run("--version").stdout == f"nnabla-adaloss {nnabla_adaloss.__version__}\n"
 
 
@@ -75,26 +72,13 @@ def test_nnabla_and_numpy_do_not_fit(tmp_path: Path) -> None:
     assert process.returncode == 1
 
 
-@pytest.mark.parametrize(
-    ("fault", "subject", "said"),
-    [
-        (
-            "import nnabla.functions as F\n_sum = F.sum\nF.sum = lambda *a, **k: _sum(*a, **k) * 1.5",
-            "nnabla's functions",
-            "wrong numbers. This is nnabla without this package (nnabla 1.",
-        ),
-        (
-            "from nnabla_adaloss.kernels import CpuKernels\n"
-            "CpuKernels.scaled_copy_all = CpuKernels.scaled_copy = lambda *a, **k: None",
-            "adaptive loss scaling",
-            "nnabla's own functions work here, so the fault is in this package",
-        ),
-    ],
-)
-def test_whose_fault_it_is(tmp_path: Path, fault: str, subject: str, said: str) -> None:
-    (tmp_path / "sitecustomize.py").write_text(fault)
+def test_whose_fault_it_is(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "from nnabla_adaloss.kernels import CpuKernels\n"
+        "CpuKernels.scaled_copy_all = CpuKernels.scaled_copy = lambda *a, **k: None"
+    )
     process = run("doctor", "--json", shadow=str(tmp_path))
     assert process.returncode == 1, process.stderr
-    broken = [f for f in findings_of(process, "CPU").values() if f["status"] == "broken"]
-    assert {finding["subject"].partition(",")[0] for finding in broken} == {subject}
-    assert all(said in finding["detail"] for finding in broken)
+    (broken,) = (f for f in findings_of(process, "CPU").values() if f["status"] == "broken")
+    assert broken["subject"] == "adaptive loss scaling"
+    assert "nnabla's own functions work here, so the fault is in this package" in broken["detail"]

@@ -5,6 +5,5 @@ from __future__ import annotations
 
 from .checks import examine
 from .findings import Area, Finding, Status, area_works, as_json, as_text
-from .native_functions import silent
 
-__all__ = ["Area", "Finding", "Status", "area_works", "as_json", "as_text", "examine", "silent"]
+__all__ = ["Area", "Finding", "Status", "area_works", "as_json", "as_text", "examine"]

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an examination found, as text and as JSON."""
+"""What an examination found: errors in plain words, and all of it as text and as JSON."""
 
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from enum import Enum
 from itertools import groupby
@@ -29,21 +30,92 @@ class Status(str, Enum):
 
 
 class Finding(NamedTuple):
-    """One examined part.
-
-    Attributes:
-        area: what the part is needed for.
-        status: how it is.
-        subject: the part, by the name its users know it by.
-        detail: version, place, or what is wrong, in plain words.
-        cure: what to do about it; empty where there is nothing to do.
-    """
+    """One examined part, what it is needed for, and a cure where there is one."""
 
     area: Area
     status: Status
     subject: str
     detail: str = ""
     cure: str = ""
+
+
+_INSTALL_GPU = "pip install 'nnabla-adaloss[cuda120]'   (or cuda116, to match your nnabla-ext-cuda)"
+_INSTALL_MPI = "pip install 'nnabla-adaloss[mpi]'   (includes Open MPI)"
+
+# Errors of nnabla, its CUDA extension, CuPy and MPI: what they mean, and a cure. The first match counts.
+_MISSING = {
+    r"libcuda\.so": (
+        "the NVIDIA driver is not installed, or not visible inside this container (libcuda.so.1)",
+        "install the NVIDIA driver, or start the container with `--gpus all`",
+    ),
+    r"libmpi\w*\.so|cannot load MPI library": ("no MPI library is installed", _INSTALL_MPI),
+    r"(lib\w+\.so[.\d]*): cannot open shared object file": (
+        r"\1 is not installed, or not on the library path",
+        _INSTALL_GPU,
+    ),
+    r"No module named '?mpi4py": ("not installed; only needed for distributed training", _INSTALL_MPI),
+    r"No module named '?cupy": ("not installed", _INSTALL_GPU),
+    r"No module named '?([\w.]+)": (r"the Python package \1 is not installed", "pip install nnabla-adaloss"),
+}
+_BROKEN = {
+    r"undefined symbol:? (\w+)": (
+        r"libraries of different versions are mixed (\1 is not in the one that was found)",
+        f"remove LD_LIBRARY_PATH from the environment, then {_INSTALL_GPU}",
+    ),
+    r"numpy\.(core\.)?multiarray|_ARRAY_API|numpy\.dtype size changed": (
+        "nnabla was compiled for a different NumPy version",
+        "pip install 'numpy>=1.26,<2'",
+    ),
+    r"driver version is insufficient(: .*)?": (
+        r"the NVIDIA driver is older than the CUDA libraries\1",
+        "update the driver, or use an extra for an older CUDA, such as cuda116",
+    ),
+    r"NVML Shared Library Not Found": (
+        "the driver's NVML library (libnvidia-ml.so.1) is not visible",
+        "start containers with NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+    ),
+    r"NVMLError|cudaErrorNoDevice|no CUDA-capable device": (
+        "the driver finds no usable GPU",
+        "see whether `nvidia-smi` lists a GPU; check CUDA_VISIBLE_DEVICES; "
+        "start containers with `--gpus all`",
+    ),
+    r"does not support your (.*) GPU": (
+        r"NNabla lists this combination of CUDA and GPU (\1) as slow or wrong",
+        "use an extra for another CUDA version, or set AVAILABLE_GPU_NAMES to that name",
+    ),
+    r"Any of \[(.*?)\] could not be found": (
+        r"nnabla has no implementation for \1 here: its CUDA extension did not start",
+        "import nnabla_ext.cudnn and read its warnings",
+    ),
+    r"distribution training feature is disabled": (
+        "nnabla's GPU communicator found no MPI when it was imported",
+        "import mpi4py before nnabla_ext, and start the program with mpirun",
+    ),
+    r"^Crash: the process ended by (\w+)": (
+        r"native code crashed (\1), most often because libraries of different versions are mixed",
+        "install into a fresh virtual environment, without LD_LIBRARY_PATH and LD_PRELOAD",
+    ),
+    r"an illegal instruction": (
+        "the GPU reports an illegal instruction",
+        "not tested yet, but cuBLAS 12.0 may not suit this GPU: pip install 'nvidia-cublas-cu12>=12.1,<13'",
+    ),
+    r"an illegal memory access|a misaligned address": (r"the GPU reports \g<0>", ""),
+}
+
+
+def failure(area: Area, subject: str, error: str) -> Finding:
+    """The finding that an error amounts to; one that is not known means itself and has no cure.
+
+    Example:
+        >>> failure(Area.GPU, "driver", "OSError: libcuda.so.1: cannot open shared object file").cure
+        'install the NVIDIA driver, or start the container with `--gpus all`'
+    """
+    for status, known in ((Status.MISSING, _MISSING), (Status.BROKEN, _BROKEN)):
+        for pattern, (meaning, cure) in known.items():
+            match = re.search(pattern, error)
+            if match:
+                return Finding(area, status, subject, match.expand(meaning), cure)
+    return Finding(area, Status.BROKEN, subject, error)
 
 
 def area_works(findings: Sequence[Finding], area: Area) -> bool:
@@ -60,26 +132,19 @@ def as_json(findings: Sequence[Finding]) -> str:
 def as_text(findings: Sequence[Finding]) -> str:
     """For people: by area, a verdict, a line per part, and below it, or below all that share it, the cure."""
     lines: List[str] = []
+    margin = " " * 13
     for area in Area:
         verdict = "works" if area_works(findings, area) else "does not work"
         lines += ["", f"{area.value}: {verdict}"]
         for cure, sharing_it in groupby((f for f in findings if f.area is area), key=attrgetter("cure")):
-            for finding in sharing_it:
-                lines += _paragraph(finding)
+            for _, status, subject, detail, _ in sharing_it:
+                lines += textwrap.wrap(
+                    f"{subject}: {detail}" if detail else subject,
+                    width=110,
+                    initial_indent=f"  {status.value}".ljust(len(margin)),
+                    subsequent_indent=margin,
+                    break_on_hyphens=False,
+                )
             if cure:  # may hold a command: not wrapped, so that it can be copied
-                lines.append(f"{'':<{_MARGIN}}-> {cure}")
+                lines.append(f"{margin}-> {cure}")
     return "\n".join(lines[1:])
-
-
-_MARGIN = max(len(status.value) for status in Status) + 4
-
-
-def _paragraph(finding: Finding) -> List[str]:
-    statement = f"{finding.subject}: {finding.detail}" if finding.detail else finding.subject
-    return textwrap.wrap(
-        statement,
-        110,
-        initial_indent=f"  {finding.status.value}".ljust(_MARGIN),
-        subsequent_indent=" " * _MARGIN,
-        break_on_hyphens=False,
-    )

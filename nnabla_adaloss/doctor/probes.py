@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attempts to use what is installed; each returns what it found, and raises if it fails.
 
-They load native libraries that may crash or stay behind, so each is to run in a process of its own.
+They load native libraries that may crash or stay behind, so each is to run in a process of its own. That
+imports this package, which loads the CUDA libraries of NVIDIA's wheels beforehand.
 """
 
 from __future__ import annotations
@@ -13,15 +14,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, Tuple
 
-from nnabla_adaloss.cuda_libraries import (
-    CudaLibrary,
-    find_cuda_libraries,
-    find_extension_library,
-    namespace_folders,
-    preload_cuda_libraries,
-)
+from nnabla_adaloss.cuda_libraries import find_cuda_libraries, find_extension_library, namespace_folders
 
 # Largest accepted difference from nnabla's own gradients, relative to the largest of them. A float16 gradient
 # is a sum of a few numbers with 11 significant bits each.
@@ -108,33 +103,30 @@ def driver(needed_by: str = "") -> str:
     return ", ".join([detail, *map(gpu, range(integer("cuDeviceGetCount")))])
 
 
-def cuda_libraries(cuda_version: str) -> List[Tuple[str, Optional[str], Optional[str]]]:
+def cuda_libraries(cuda_version: str) -> List[Tuple[str, str, str]]:
     """Load what the extension for a CUDA version needs, from wheels or from where the dynamic loader looks.
 
     Returns:
-        For each library its soname, and either the file that was loaded or the loader's error.
+        For each library its soname, the file that was loaded, and the loader's error.
     """
-    return [
-        (library.soname, *_load(library))
-        for library in find_cuda_libraries(namespace_folders("nvidia"), cuda_version)
-    ]
-
-
-def _load(library: CudaLibrary) -> Tuple[Optional[str], Optional[str]]:
-    try:
-        ctypes.CDLL(str(library.path or library.soname))
-    except OSError as error:
-        return None, str(error)
-    mapped = (
-        line.split(maxsplit=5)[-1].strip() for line in Path("/proc/self/maps").read_text("utf-8").splitlines()
-    )
-    # A system's file names are longer than the sonames: libcublas.so.12.0.2.224.
-    return next(file for file in mapped if Path(file).name.startswith(library.soname)), None
+    found = []
+    for library in find_cuda_libraries(namespace_folders("nvidia"), cuda_version):
+        try:
+            ctypes.CDLL(str(library.path or library.soname))
+        except OSError as error:
+            found.append((library.soname, "", str(error)))
+            continue
+        mapped = (
+            line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text("utf-8").splitlines()
+        )
+        # A system's file names are longer than the sonames: libcublas.so.12.0.2.224.
+        place = next(file for file in mapped if Path(file).name.startswith(library.soname))
+        found.append((library.soname, place, ""))
+    return found
 
 
 def cuda_extension() -> str:
     """Import nnabla's CUDA extension and get its context."""
-    preload_cuda_libraries()
     import nnabla
     from nnabla.ext_utils import get_extension_context
 
@@ -146,7 +138,6 @@ def cuda_extension() -> str:
 
 def cupy_version() -> str:
     """Import CuPy and count the GPUs that it can use."""
-    preload_cuda_libraries()
     import cupy
 
     return f"version {cupy.__version__}, {cupy.cuda.runtime.getDeviceCount()} GPU(s)"
@@ -154,7 +145,6 @@ def cupy_version() -> str:
 
 def compile_kernels() -> str:
     """Compile the package's CUDA kernels for the first GPU."""
-    preload_cuda_libraries()
     from nnabla_adaloss.kernels.cuda_launcher import CupyLauncher
 
     CupyLauncher(0)
@@ -174,8 +164,8 @@ def mpi_library() -> str:
 
 def mpi_sum() -> str:
     """Let two processes add up an array."""
-    beside_python = str(Path(sys.executable).parent)
-    mpirun = shutil.which("mpirun") or shutil.which("mpirun", path=beside_python)
+    mpirun = on_path = shutil.which("mpirun")
+    mpirun = mpirun or shutil.which("mpirun", path=str(Path(sys.executable).parent))
     if mpirun is None:
         raise FileNotFoundError("mpirun: cannot load MPI library")
     program = "from mpi4py import MPI; print(MPI.COMM_WORLD.allreduce(1), flush=True)"
@@ -186,16 +176,13 @@ def mpi_sum() -> str:
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     }
+    command = [mpirun, "-n", "2", sys.executable, "-c", program]
     process = subprocess.run(
-        [mpirun, "-n", "2", sys.executable, "-c", program],
-        env={**os.environ, **permissions},
-        capture_output=True,
-        text=True,
-        timeout=60,
+        command, env={**os.environ, **permissions}, capture_output=True, text=True, timeout=60
     )
     if process.returncode:
         raise RuntimeError(process.stderr.strip())
     if process.stdout.split() != ["2", "2"]:
         raise RuntimeError(f"{mpirun} starts processes that do not see each other")
-    place = mpirun if shutil.which("mpirun") else f"{mpirun}, which is not on the PATH"
+    place = mpirun if on_path else f"{mpirun}, which is not on the PATH"
     return f"{place}: two processes exchanged numbers"

@@ -8,12 +8,13 @@ from .events import (
     BatchRepeated,
     BatchThrownAway,
     Event,
+    GradientSeen,
+    LayerArrays,
     LayerScaled,
     Overflowed,
     ScaleChanged,
     UpdateEnded,
 )
-from .gradient_seen import GradientSeen, LayerArrays
 from .log_monitor import LogMonitor
 from .nan_dump import NanDump
 from .recorder import Recorder

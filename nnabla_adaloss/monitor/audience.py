@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Type, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, Type, Union, get_type_hints
 
 from ..core.validation import integer
 from ..errors import warn
@@ -61,36 +61,20 @@ class Monitor:
         """An update is over."""
 
 
-METHODS: Dict[Type[Any], str] = {
-    LayerScaled: "on_layer_scaled",
-    Overflowed: "on_overflowed",
-    BatchRepeated: "on_batch_repeated",
-    BatchThrownAway: "on_batch_thrown_away",
-    ScaleChanged: "on_scale_changed",
-    UpdateEnded: "on_update_ended",
+# The method that takes each kind of event.
+_METHODS: Dict[Type[Any], str] = {
+    get_type_hints(method)["event"]: name for name, method in vars(Monitor).items() if name.startswith("on_")
 }
-"""The method that takes each kind of event."""
-
-
-class _Listener(NamedTuple):
-    monitor: Any
-    method: Callable[[Any], Any]
-    every: int
 
 
 class Audience:
-    """All monitors of a training.
-
-    Args:
-        monitors: objects with some of the methods of `Monitor`.
-
-    Raises:
-        TypeError: one has none of them, or `every` is no integer.
-        ValueError: `every` is less than 1.
-    """
+    """All monitors of a training; TypeError or ValueError if one is none."""
 
     def __init__(self, monitors: Sequence[Any]) -> None:
-        self._listeners: Dict[Type[Any], List[_Listener]] = {kind: [] for kind in METHODS}
+        # For each kind of event: monitors, their methods, and in every how many iterations these are called.
+        self._listeners: Dict[Type[Any], List[Tuple[Any, Callable[[Any], Any], int]]] = {
+            kind: [] for kind in _METHODS
+        }
         self._failed: Set[int] = set()
         for monitor in monitors:
             self._add(monitor)
@@ -100,48 +84,43 @@ class Audience:
         if every < 1:
             raise ValueError(f"every={every} of {type(monitor).__name__} must be 1 or more")
         found = False
-        for kind, name in METHODS.items():
+        for kind, name in _METHODS.items():
             method = getattr(monitor, name, None)
             # What does nothing need not be called.
             if callable(method) and getattr(method, "__func__", None) is not getattr(Monitor, name):
                 periodic = kind in (LayerScaled, UpdateEnded)
-                self._listeners[kind].append(_Listener(monitor, method, every if periodic else 1))
+                self._listeners[kind].append((monitor, method, every if periodic else 1))
                 found = True
         if not found:
             raise TypeError(
-                f"monitors contains {monitor!r}, which has none of the methods {', '.join(METHODS.values())}"
+                f"monitors contains {monitor!r}, which has none of the methods {', '.join(_METHODS.values())}"
             )
 
     def wants(self, kind: Type[Any], iteration: int) -> bool:
         """Whether a monitor wants events of this kind in this iteration."""
-        return any(not iteration % listener.every for listener in self._listeners[kind])
+        return any(not iteration % every for _, _, every in self._listeners[kind])
 
     def tell(self, event: Event) -> None:
         """Call the monitors that want the event. Each one's first exception is reported."""
-        for listener in self._listeners[type(event)]:
-            if event.iteration % listener.every:
+        for monitor, method, every in self._listeners[type(event)]:
+            if event.iteration % every:
                 continue
             try:
-                listener.method(event)
+                method(event)
             except Exception as error:
                 # A monitor must not end a training of days.
-                if id(listener.monitor) not in self._failed:
-                    self._failed.add(id(listener.monitor))
-                    self._report(listener.monitor, event, error)
-
-    def _report(self, monitor: Any, event: Event, error: Exception) -> None:
-        name, kind = type(monitor).__name__, type(event).__name__
-        message = f"monitor {name} raised an exception for {kind} in iteration {event.iteration}"
-        logger.exception("%s; training goes on", message)
-        warn(f"{message}: {error!r}; training goes on")
+                if id(monitor) not in self._failed:
+                    self._failed.add(id(monitor))
+                    message = (
+                        f"monitor {type(monitor).__name__} raised an exception for {type(event).__name__} "
+                        f"in iteration {event.iteration}"
+                    )
+                    logger.exception("%s; training goes on", message)
+                    warn(f"{message}: {error!r}; training goes on")
 
 
 def audience_of(monitors: Union[Sequence[Any], Audience]) -> Optional[Audience]:
-    """The audience of `monitors`, which may be one already; None for no monitors.
-
-    Raises:
-        TypeError, ValueError: one of them is no monitor.
-    """
+    """The audience of `monitors`, which may be one already; None for no monitors."""
     if isinstance(monitors, Audience):
         return monitors
     if not isinstance(monitors, (list, tuple)):

@@ -41,40 +41,26 @@ class LogMonitor(Monitor):
         self.every = integer("every", every)
         if self.every < 1:
             raise ValueError(f"every={every!r} must be 1 or more")
-        self._level = level
         self._log = LayerObserver(AdaLossConfig(debug_level=level))
 
     def on_layer_scaled(self, event: LayerScaled) -> None:
         """Write about a layer, or keep it for the line about its iteration."""
-        if self._level:
-            self._log(event.record)
+        self._log(event.record)
 
     def on_batch_repeated(self, event: BatchRepeated) -> None:
         """Write why."""
-        logger.warning(
-            "iteration %d, attempt %d: batch repeated: %s%s",
-            event.iteration,
-            event.attempt,
-            event.cause,
-            _first(event.layers),
-        )
+        logger.warning("iteration %d, attempt %d: batch repeated: %s%s", *event[:3], _first_of(event.layers))
 
     def on_batch_thrown_away(self, event: BatchThrownAway) -> None:
         """Write why."""
-        logger.warning(
-            "iteration %d: %d %s lost: %s%s%s",
-            event.iteration,
-            event.batches,
-            "batch is" if event.batches == 1 else "batches are",
-            event.cause,
-            _first(event.layers),
-            f"; {event.detail}" if event.detail else "",
-        )
+        batches = "1 batch is" if event.batches == 1 else f"{event.batches} batches are"
+        why = f"{event.cause}{_first_of(event.layers)}" + (f"; {event.detail}" if event.detail else "")
+        logger.warning("iteration %d: %s lost: %s", event.iteration, batches, why)
 
     def on_scale_changed(self, event: ScaleChanged) -> None:
         """Write it."""
         logger.info("iteration %d: loss scale %g -> %g", *event)
 
 
-def _first(layers: Sequence[str]) -> str:
+def _first_of(layers: Sequence[str]) -> str:
     return f"; first bad layer: {layers[0]}" if layers else ""

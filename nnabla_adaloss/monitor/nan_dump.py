@@ -57,14 +57,7 @@ class NanDump(Monitor):
         os.makedirs(self._folder, exist_ok=True)
         layer = re.sub(r"[^\w#.-]+", "_", record.layer)
         name = os.path.join(self._folder, f"{record.iteration:08d}-{record.attempt}-{layer}.npz")
-        arrays = {name: array for name, array in event.look.arrays()._asdict().items() if array is not None}
-        np.savez_compressed(
-            name,
-            layer=np.array(record.layer),
-            iteration=np.array(record.iteration),
-            attempt=np.array(record.attempt),
-            alpha=np.array(record.alpha),
-            scale=np.array(record.accumulated_scale),
-            **arrays,
-        )
+        saved = {name: array for name, array in event.look.arrays()._asdict().items() if array is not None}
+        saved.update({name: getattr(record, name) for name in ("layer", "iteration", "attempt", "alpha")})
+        np.savez_compressed(name, scale=record.accumulated_scale, **saved)
         self.files.append(name)

@@ -9,7 +9,7 @@ from ..core.layer_selection import LayerSelection, unmatched
 from ..core.validation import boolean, integer, path_name, strings
 from ..errors import warn
 from .audience import Monitor
-from .events import BatchRepeated, BatchThrownAway, LayerScaled, Overflowed, ScaleChanged, UpdateEnded
+from .events import LayerScaled, UpdateEnded
 from .recording import Recording
 from .row_file import PathLike, RowFile
 from .rows import Row, row_of
@@ -114,21 +114,13 @@ class Recorder(Monitor):
         if selected:
             self._record(row_of(event, histograms=self._histograms, data=self._data))
 
-    def on_overflowed(self, event: Overflowed) -> None:
+    def _record(self, event: Row) -> None:
         """Record it."""
-        self._record(event)
+        self.recording.rows.append(event)
+        for file in self._files:
+            file.append(event)
 
-    def on_batch_repeated(self, event: BatchRepeated) -> None:
-        """Record it."""
-        self._record(event)
-
-    def on_batch_thrown_away(self, event: BatchThrownAway) -> None:
-        """Record it."""
-        self._record(event)
-
-    def on_scale_changed(self, event: ScaleChanged) -> None:
-        """Record it."""
-        self._record(event)
+    on_overflowed = on_batch_repeated = on_batch_thrown_away = on_scale_changed = _record
 
     def on_update_ended(self, event: UpdateEnded) -> None:
         """Record it."""
@@ -146,8 +138,3 @@ class Recorder(Monitor):
                 f"Recorder(layers=...): {', '.join(map(repr, patterns))} matches no scaled layer; "
                 f"known layers: {known}"
             )
-
-    def _record(self, row: Row) -> None:
-        self.recording.rows.append(row)
-        for file in self._files:
-            file.append(row)

@@ -3,17 +3,22 @@
 
 from __future__ import annotations
 
+import csv
+import os
 from collections import deque
+from contextlib import closing
 from typing import Any, Deque, Dict, Iterable, List, NamedTuple, Optional, Type, TypeVar
 
 from ..core.validation import integer
-from . import exports
 from .events import BatchThrownAway
 from .row_file import PathLike, read_rows, write_rows
-from .rows import LayerRow, Row
-from .tensorboard import write_tensorboard
+from .rows import LayerRow, Row, points_of
+from .tensorboard import TensorBoardFile
 
 _Kind = TypeVar("_Kind")
+
+# Of a table of the layers.
+_COLUMNS = (*(name for name in LayerRow._fields if name != "exponents"), "underflow", "overflow")
 
 
 class Underflow(NamedTuple):
@@ -97,11 +102,11 @@ class Recording:
         Raises:
             KeyError: no layer of this name was recorded.
         """
-        rows = {row.iteration: row for row in self.of(LayerRow) if row.layer == layer}
-        if not rows:
+        rows = self.by_layer().get(layer)
+        if rows is None:
             known = ", ".join(self.layers) or "none"
             raise KeyError(f"no layer {layer!r} was recorded; there are {known}")
-        return list(rows.values())
+        return rows
 
     def at(self, layer: str, iteration: int) -> LayerRow:
         """What is known of a layer at an iteration: the last pass of it, or of the last one recorded before.
@@ -136,11 +141,14 @@ class Recording:
 
     def to_json_lines(self, path: PathLike) -> None:
         """Write all rows as JSON lines, which `load` and `python -m nnabla_adaloss report` read."""
-        write_rows(path, list(self.rows))
+        write_rows(path, self.rows)
 
     def to_csv(self, path: PathLike) -> None:
         """Write the layers as a table with a line for each layer and pass."""
-        exports.write_csv(path, self.of(LayerRow))
+        with open(path, "w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(_COLUMNS)
+            writer.writerows([getattr(row, name) for name in _COLUMNS] for row in self.of(LayerRow))
 
     def to_pandas(self) -> Any:
         """The layers as a `pandas.DataFrame` with a row for each layer and pass.
@@ -148,14 +156,29 @@ class Recording:
         Raises:
             ImportError: pandas is not installed.
         """
-        return exports.data_frame(self.of(LayerRow))
+        try:
+            import pandas
+        except ImportError:
+            raise ImportError("to_pandas() needs pandas: pip install 'nnabla-adaloss[monitor]'") from None
+        rows = self.of(LayerRow)
+        return pandas.DataFrame({name: [getattr(row, name) for row in rows] for name in _COLUMNS})
 
     def to_monitor_series(self, path: PathLike) -> None:
         """Write what changes over iterations as nnabla's `MonitorSeries`, a file each, to a folder."""
+        from nnabla.monitor import Monitor, MonitorSeries
+
         # Of the passes of one iteration, a layer's last one.
         rows: List[Row] = [row for row in self.rows if not isinstance(row, LayerRow)]
         rows += [row for of_layer in self.by_layer().values() for row in of_layer]
-        exports.write_monitor_series(path, [point for row in rows for point in exports.points_of(row)])
+        curves: Dict[str, Dict[int, float]] = {}
+        for row in rows:
+            for name, value in points_of(row).items():
+                curves.setdefault(name, {})[row.iteration] = value
+        monitor = Monitor(os.fsdecode(path))
+        for name, values in curves.items():
+            series = MonitorSeries(name.replace("/", "."), monitor, interval=1, verbose=False)
+            for iteration, value in values.items():
+                series.add(iteration, value)
 
     def to_tensorboard(self, path: PathLike) -> None:
         """Write what `Recorder(tensorboard=path)` writes while training.
@@ -166,7 +189,9 @@ class Recording:
         Raises:
             ImportError: tensorboardX is not installed.
         """
-        write_tensorboard(path, list(self.rows))
+        with closing(TensorBoardFile(path)) as file:
+            for row in self.rows:
+                file.append(row)
 
 
 def _underflow(rows: List[LayerRow], above: float) -> Optional[Underflow]:

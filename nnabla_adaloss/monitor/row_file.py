@@ -8,14 +8,26 @@ one at the end. The next writer removes that one, readers skip it.
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 from contextlib import suppress
-from typing import Any, Dict, List, Union
+from typing import Any, Dict, Iterable, List, Type, Union
 
-from .rows import Row, as_dict, from_dict
+from .events import BatchRepeated, BatchThrownAway, Overflowed, ScaleChanged, UpdateEnded
+from .rows import LayerRow, Row
 
 PathLike = Union[str, "os.PathLike[str]"]
+
+_KINDS: Dict[str, Type[Any]] = {
+    "layer": LayerRow,
+    "overflow": Overflowed,
+    "repeat": BatchRepeated,
+    "lost": BatchThrownAway,
+    "scale": ScaleChanged,
+    "update": UpdateEnded,
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
 
 _KIND = "nnabla_adaloss recording"
 _VERSION = 1
@@ -27,9 +39,6 @@ _LONGEST = 2**20  # bytes of a line
 class RowFile:
     """Appends rows to a file, which is made when it is not there.
 
-    Args:
-        path: the file; its folder must exist.
-
     Raises:
         ValueError: the file holds something else, or another recorder has it open.
         OSError: it cannot be written.
@@ -37,36 +46,28 @@ class RowFile:
 
     def __init__(self, path: PathLike) -> None:
         name = os.fsdecode(path)
-        self._descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        self._file = io.FileIO(name, "a+")
         try:
             self._lock(name)
-            self._size = self._end_of_whole_lines(name)
-            os.ftruncate(self._descriptor, self._size)
+            self._size = self._file.truncate(_end_of_whole_lines(name))
             self._write(_HEADER)
         except BaseException:
-            self.close()
+            self._file.close()
             raise
 
     def append(self, row: Row) -> None:
-        """Write a row: the next reader sees it, even if this process is killed.
-
-        Raises:
-            OSError: it cannot be written; the rows before are kept.
-            ValueError: the file is closed.
-        """
-        if self._descriptor < 0:
+        """Write a row: the next reader sees it, even if this process is killed, or writing the next fails."""
+        if self._file.closed:
             raise ValueError("the recording's file is closed")
-        self._write(as_dict(row))
+        self._write(_as_dict(row))
 
     def close(self) -> None:
         """Close the file; harmless when it is closed."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        self._file.close()
 
     def _lock(self, name: str) -> None:
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(
                 f"path={name!r} is open in another recorder: give each recorder, and each rank, a file, "
@@ -75,31 +76,31 @@ class RowFile:
         except OSError:
             pass  # a file system without locks
 
-    def _end_of_whole_lines(self, name: str) -> int:
-        with open(os.dup(self._descriptor), "rb") as file:
-            file.seek(0)
-            first = file.readline(_LONGEST)
-            if first.endswith(b"\n"):
-                _check_header(name, first)
-            elif not _SIGNATURE.startswith(first[: len(_SIGNATURE)]):
-                raise ValueError(f"{name} is not a recording of nnabla_adaloss: choose another path")
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _LONGEST))
-            last = file.read()
-            return size - len(last) + last.rfind(b"\n") + 1
-
     def _write(self, content: Dict[str, Any]) -> None:
         line = _line(content)
         try:
-            written = os.write(self._descriptor, line)
+            written = self._file.write(line)
             if written < len(line):
                 # A disk that is nearly full takes the beginning; the rest tells what is wrong with it.
-                os.write(self._descriptor, line[written:])
+                self._file.write(line[written:])
         except OSError:
             with suppress(OSError):
-                os.ftruncate(self._descriptor, self._size)
+                self._file.truncate(self._size)
             raise
         self._size += len(line)
+
+
+def _end_of_whole_lines(name: str) -> int:
+    with open(name, "rb") as file:
+        first = file.readline(_LONGEST)
+        if first.endswith(b"\n"):
+            _check_header(name, first)
+        elif not _SIGNATURE.startswith(first[: len(_SIGNATURE)]):
+            raise ValueError(f"{name} is not a recording of nnabla_adaloss: choose another path")
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _LONGEST))
+        last = file.read()
+        return size - len(last) + last.rfind(b"\n") + 1
 
 
 def read_rows(path: PathLike) -> List[Row]:
@@ -126,7 +127,7 @@ def read_rows(path: PathLike) -> List[Row]:
                 if "kind" in content:
                     began_anew = True
                     continue
-                row = from_dict(content)
+                row = _from_dict(content)
             except (ValueError, TypeError) as error:
                 raise ValueError(f"{name} is damaged in line {number}: {error}") from None
             if began_anew:
@@ -136,14 +137,36 @@ def read_rows(path: PathLike) -> List[Row]:
     return rows
 
 
-def write_rows(path: PathLike, rows: List[Row]) -> None:
+def write_rows(path: PathLike, rows: Iterable[Row]) -> None:
     """Write rows to a new file; one that is there is replaced."""
     with open(path, "wb") as file:
-        file.writelines(map(_line, [_HEADER, *map(as_dict, rows)]))
+        file.writelines(map(_line, [_HEADER, *map(_as_dict, rows)]))
 
 
 def _line(content: Dict[str, Any]) -> bytes:
     return json.dumps(content, separators=(",", ":")).encode() + b"\n"
+
+
+def _as_dict(row: Row) -> Dict[str, Any]:
+    """A row as a JSON object: its kind, and its fields without those that are None."""
+    fields = {name: value for name, value in row._asdict().items() if value is not None}
+    return {"event": _NAMES[type(row)], **fields}
+
+
+def _from_dict(fields: Dict[str, Any]) -> Row:
+    """The row that `_as_dict` returned; ValueError or TypeError if it is none, or a field is missing."""
+    name = fields.pop("event", None)
+    kind = _KINDS.get(name)
+    if kind is None:
+        raise ValueError(f"event={name!r} is unknown")
+    if "layers" in fields:
+        fields["layers"] = tuple(fields["layers"])
+    if kind is Overflowed:
+        # Files of earlier versions name a layer instead.
+        fields.pop("blamed", None)
+        fields.setdefault("component", "")
+    row: Row = kind(**fields)
+    return row
 
 
 def _check_header(name: str, line: bytes) -> None:

@@ -4,19 +4,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Type, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Union
 
 import numpy as np
 
-from .events import (
-    BatchRepeated,
-    BatchThrownAway,
-    LayerScaled,
-    Overflowed,
-    ScaleChanged,
-    UpdateEnded,
-)
-from .gradient_seen import GradientSeen
+from .events import BatchRepeated, BatchThrownAway, LayerScaled, Overflowed, ScaleChanged, UpdateEnded
 
 
 class LayerRow(NamedTuple):
@@ -88,60 +80,58 @@ class LayerRow(NamedTuple):
 
 Row = Union[LayerRow, Overflowed, BatchRepeated, BatchThrownAway, ScaleChanged, UpdateEnded]
 
-_KINDS: Dict[str, Type[Any]] = {
-    "layer": LayerRow,
-    "overflow": Overflowed,
-    "repeat": BatchRepeated,
-    "lost": BatchThrownAway,
-    "scale": ScaleChanged,
-    "update": UpdateEnded,
-}
-_NAMES = {kind: name for name, kind in _KINDS.items()}
+# What of a layer is drawn over iterations.
+_CURVES = (
+    *("alpha", "scale", "underflow", "overflow", "nonfinite", "headroom"),
+    *("weight_max", "weight_subnormal", "input_max", "input_subnormal"),
+)
 
 
-def row_of(event: LayerScaled, *, histograms: bool, data: bool = False) -> LayerRow:
-    """The row of a layer that has just been scaled.
+def points_of(row: Row) -> Dict[str, float]:
+    """What of a row can be drawn over iterations, by the name of the curve: `conv/scale`, or `loss`."""
+    if isinstance(row, LayerRow):
+        known = ((f"{row.layer}/{name}", getattr(row, name)) for name in _CURVES)
+        return {name: float(value) for name, value in known if value is not None}
+    if isinstance(row, UpdateEnded):
+        return {"loss": row.loss, "retries": float(row.retries), "loss_scale": row.scale}
+    if isinstance(row, ScaleChanged):
+        return {"loss_scale": row.after}
+    if isinstance(row, BatchThrownAway):
+        return {"batches_lost": float(row.batches)}
+    return {}
 
-    Args:
-        event: what happened.
-        histograms: whether to count binary exponents.
-        data: whether to look at the layer's weight and input as well.
-    """
-    row = _row_of_gradient(event, histograms=histograms)
+
+def row_of(event: LayerScaled, *, histograms: bool, data: bool) -> LayerRow:
+    """The row of a layer that has just been scaled; `data`: look at its weight and input as well."""
+    record, gradient = event.record, event.look.gradient
+    known: Dict[str, Any] = {}
+    if gradient is not None:
+        statistics, headroom = gradient.statistics, gradient.headroom
+        known = {
+            "elements": statistics.count,
+            "zeros": statistics.zeros,
+            "subnormals": gradient.subnormals,
+            "underflowed": gradient.underflowed,
+            "overflowed": gradient.overflowed,
+            "nonfinite": statistics.nonfinite,
+            "abs_max": statistics.abs_max,
+            "headroom": headroom if math.isfinite(headroom) else None,
+            "exponents": _compact(gradient.exponents) if histograms else None,
+        }
     for name in ("weight", "input") if data else ():
-        seen: Optional[GradientSeen] = getattr(event.look, name)
+        seen = getattr(event.look, name)
         if seen is not None:
             nonzero = seen.statistics.count - seen.statistics.zeros
-            share = seen.subnormals / nonzero if nonzero else 0.0
-            found: Dict[str, Any] = {f"{name}_max": seen.statistics.abs_max, f"{name}_subnormal": share}
-            row = row._replace(**found)
-    return row
-
-
-def _row_of_gradient(event: LayerScaled, *, histograms: bool) -> LayerRow:
-    record, seen = event.record, event.look.gradient
-    decided = (
+            known[f"{name}_max"] = seen.statistics.abs_max
+            known[f"{name}_subnormal"] = seen.subnormals / nonzero if nonzero else 0.0
+    return LayerRow(
         record.iteration,
         record.attempt,
         record.layer,
         record.alpha,
         record.accumulated_scale,
         record.reason.value,
-    )
-    if seen is None:
-        return LayerRow(*decided)
-    statistics, headroom = seen.statistics, seen.headroom
-    return LayerRow(
-        *decided,
-        statistics.count,
-        statistics.zeros,
-        seen.subnormals,
-        seen.underflowed,
-        seen.overflowed,
-        statistics.nonfinite,
-        statistics.abs_max,
-        headroom if math.isfinite(headroom) else None,
-        _compact(seen.exponents) if histograms else None,
+        **known,
     )
 
 
@@ -152,32 +142,3 @@ def _compact(exponents: Any) -> List[int]:
         return []
     first, last = int(present[0]) + 1, int(present[-1]) + 1
     return [first - 127, *exponents[first : last + 1].tolist()]
-
-
-def as_dict(row: Row) -> Dict[str, Any]:
-    """A row as a JSON object: its kind, and its fields without those that are None."""
-    fields = {name: value for name, value in row._asdict().items() if value is not None}
-    return {"event": _NAMES[type(row)], **fields}
-
-
-def from_dict(saved: Mapping[str, Any]) -> Row:
-    """The row that `as_dict` returned.
-
-    Raises:
-        ValueError: it is none, or a field is missing.
-    """
-    fields = dict(saved)
-    kind = _KINDS.get(fields.pop("event", ""))
-    if kind is None:
-        raise ValueError(f"event={saved.get('event')!r} is unknown")
-    if "layers" in fields:
-        fields["layers"] = tuple(fields["layers"])
-    if kind is Overflowed:
-        # Files of earlier versions name a layer instead.
-        fields.pop("blamed", None)
-        fields.setdefault("component", "")
-    try:
-        row: Row = kind(**fields)
-    except TypeError as error:
-        raise ValueError(str(error)) from None
-    return row

@@ -5,23 +5,19 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List
 
 from .events import Overflowed, UpdateEnded
-from .exports import points_of
 from .row_file import PathLike
-from .rows import LayerRow, Row
+from .rows import LayerRow, Row, points_of
 
 _SECONDS = 10  # until what was written can be seen
 
 
 class TensorBoardFile:
-    """Writes rows as they come: curves, histograms of binary exponents where recorded, overflows as text.
+    """Writes rows to a new event file in a folder: curves, histograms of exponents, overflows as text.
 
     Of the passes of one iteration, a layer's last one is written, once the iteration is over.
-
-    Args:
-        path: the folder that `tensorboard --logdir` is given; a new event file is made in it.
 
     Raises:
         ImportError: tensorboardX is not installed.
@@ -35,16 +31,12 @@ class TensorBoardFile:
             raise ImportError(
                 "writing for TensorBoard needs tensorboardX: pip install 'nnabla-adaloss[monitor]'"
             ) from None
-        self._writer: Optional[Any] = SummaryWriter(os.fsdecode(path), flush_secs=_SECONDS)
+        self._writer: Any = SummaryWriter(os.fsdecode(path), flush_secs=_SECONDS)
         self._last_passes: Dict[str, LayerRow] = {}
         self._iteration = -1
 
     def append(self, row: Row) -> None:
-        """Write a row; one about a layer when its iteration is over.
-
-        Raises:
-            ValueError: the file is closed.
-        """
+        """Write a row; one about a layer when its iteration is over."""
         if self._writer is None:
             raise ValueError("the event file for TensorBoard is closed")
         if row.iteration != self._iteration:
@@ -69,7 +61,6 @@ class TensorBoardFile:
             self._writer = None
 
     def _write_layers(self) -> None:
-        assert self._writer is not None
         for row in self._last_passes.values():
             self._write_points(row)
             if row.exponents:
@@ -79,20 +70,9 @@ class TensorBoardFile:
         self._last_passes.clear()
 
     def _write_points(self, row: Row) -> None:
-        assert self._writer is not None
-        for name, iteration, value in points_of(row):
+        for name, value in points_of(row).items():
             if math.isfinite(value):
-                self._writer.add_scalar(name, value, iteration)
-
-
-def write_tensorboard(path: PathLike, rows: Sequence[Row]) -> None:
-    """Write rows that are complete as an event file."""
-    file = TensorBoardFile(path)
-    try:
-        for row in rows:
-            file.append(row)
-    finally:
-        file.close()
+                self._writer.add_scalar(name, value, row.iteration)
 
 
 def _histogram(exponents: List[int]) -> Dict[str, Any]:

@@ -3,6 +3,6 @@
 
 from __future__ import annotations
 
-from .command import DESCRIPTION, EPILOG, add_arguments, run
+from .command import add_command
 
-__all__ = ["DESCRIPTION", "EPILOG", "add_arguments", "run"]
+__all__ = ["add_command"]

@@ -6,14 +6,15 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
-DESCRIPTION = """\
+_DESCRIPTION = """\
 Draw a recorded training as one HTML page: layer scales and underflow over the iterations, overflows, repeated
 and lost batches, the loss scale and the loss, as pictures and tables. Given two recordings, the page compares
 them, differences first.
 """
 
-EPILOG = """\
+_EPILOG = """\
 How to record one:
   from nnabla_adaloss import AdaptiveLossScalingUpdater, Recorder
   updater = AdaptiveLossScalingUpdater(solver, loss, feed, monitors=[Recorder(path="run.jsonl", every=10)])
@@ -31,8 +32,15 @@ The exit code is 0 if the page was written, and 1 if there is nothing to draw.
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
+def add_command(commands: Any) -> None:
+    """Add the command to those of a parser."""
+    parser = commands.add_parser(
+        "report",
+        help="draw a recorded training, or compare two, as a page",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("recording", type=Path, metavar="RUN.jsonl", help="what Recorder(path=...) wrote")
     parser.add_argument(
         "other", type=Path, nargs="?", metavar="OTHER.jsonl", help="a second recording, to compare it with"
@@ -45,13 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the page; one that is there is replaced (default: RUN.html or RUN_and_OTHER.html)",
     )
     parser.add_argument("--title", help="heading of the page (default: the names of the recordings)")
+    parser.set_defaults(run=_run)
 
 
-def run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace) -> int:
     """Write the page; return the exit code."""
     # Here, so that what only asks for help or for another command does not wait for it.
     from ..monitor import Recording
-    from .comparison import Run, comparison_of
+    from .comparison import comparison_of
     from .page import page_of
 
     first, second = options.recording, options.other
@@ -62,9 +71,10 @@ def run(options: argparse.Namespace) -> int:
             page = page_of(recording, options.title or first.name)
         else:
             output = options.output or first.with_name(f"{first.stem}_and_{second.stem}.html")
-            names = (first.stem, second.stem) if first.stem != second.stem else (str(first), str(second))
-            runs = Run(names[0], recording), Run(names[1], Recording.load(second))
-            page = comparison_of(*runs, options.title or " and ".join(names))
+            one, two = (first.stem, second.stem) if first.stem != second.stem else (str(first), str(second))
+            two += ", again" if one == two else ""
+            runs = {one: recording, two: Recording.load(second)}
+            page = comparison_of(runs, options.title or f"{one} and {two}")
         output.write_text(page, encoding="utf-8")
     except (OSError, ValueError) as error:
         print(f"report: {error}", file=sys.stderr)

@@ -5,57 +5,20 @@ from __future__ import annotations
 
 import math
 from html import escape
-from typing import Callable, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from itertools import groupby
+from typing import Callable, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from .style import STYLE, strip
 from .timeline import Timeline
 
 Cells = Sequence[Optional[float]]
-
-
-class HeatRow(NamedTuple):
-    """A row of a heat map.
-
-    Attributes:
-        name: what it is about.
-        cells: a value per column; None where nothing was recorded.
-        alt_text: the same in words, for screen readers.
-    """
-
-    name: str
-    cells: Cells
-    alt_text: str
-
-
-class Legend(NamedTuple):
-    """How values become colours.
-
-    Attributes:
-        place: a value's place on the scale of colours, from 0 to 1.
-        labels: what is written beneath that scale, evenly from its beginning to its end.
-    """
-
-    place: Callable[[float], float]
-    labels: Sequence[str]
-
-
-class Marks(NamedTuple):
-    """Marks of one kind on a time line.
-
-    Attributes:
-        name: what they stand for.
-        shape: `triangle`, `ring` or `cross`, so that colours do not matter.
-        iterations: where they are.
-    """
-
-    name: str
-    shape: str
-    iterations: Sequence[int]
-
+Points = Sequence[Tuple[int, float]]
+"""Iterations with a value each."""
 
 # Columns of a table.
 _FIT_A_PHONE = 2
 
+# So that colours do not matter.
 _SHAPES = {
     "triangle": "M-5 5L0-5L5 5Z",
     "ring": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0",
@@ -82,49 +45,53 @@ def section(title: str, explanation: str, *contents: str) -> str:
     )
 
 
-def heat_map(rows: Sequence[HeatRow], legend: Legend, timeline: Timeline) -> str:
-    """A strip of colours for each row, over the iterations."""
-    lines = [
-        _line(row.name, f'<img class="strip" src="{_strip(row, legend)}" alt="{escape(row.alt_text)}">')
-        for row in rows
-    ]
+def heat_map(
+    rows: Iterable[Tuple[str, Cells, str]],
+    place: Callable[[float], float],
+    labels: Sequence[str],
+    timeline: Timeline,
+) -> str:
+    """A strip of colours for each row, over the iterations.
+
+    Args:
+        rows: a name, a value for each column or None where nothing was recorded, and the same in words.
+        place: a value's place on the scale of colours, from 0 to 1.
+        labels: what is written beneath that scale, evenly from its beginning to its end.
+        timeline: the columns.
+    """
+    lines = []
+    for name, cells, words in rows:
+        picture = strip([None if value is None else place(value) for value in cells])
+        alt = escape(f"{name}: {words}")
+        lines.append(_line(name, f'<img class="strip" src="{picture}" alt="{alt}">'))
     scale = strip([i / 63 for i in range(64)])
-    labels = "".join(f"<span>{escape(label)}</span>" for label in legend.labels)
+    written = "".join(f"<span>{escape(label)}</span>" for label in labels)
     key = (
         f'<div class="key"><img class="strip" src="{scale}" alt="colours, from dark to light:">'
-        f'<div class="ticks">{labels}</div></div>'
+        f'<div class="ticks">{written}</div></div>'
     )
-    return f'<div class="plot">\n{"".join(lines)}{_ticks(timeline)}</div>\n{key}\n'
-
-
-def _strip(row: HeatRow, legend: Legend) -> str:
-    return strip([None if value is None else legend.place(value) for value in row.cells])
+    return f"{_plot(*lines, timeline=timeline)}{key}\n"
 
 
 def curve(
-    lines: Sequence[Sequence[Tuple[int, float]]],
+    lines: Mapping[str, Points],
     timeline: Timeline,
     written: Callable[[float], str],
-    alt_text: str,
     *,
     logarithmic: bool,
     steps: bool,
 ) -> str:
-    """Lines over the iterations, all on one scale.
+    """Lines over the iterations, all on one scale; if there are several, with their names.
 
     Args:
-        lines: of each line, iterations with a value each.
+        lines: of each line, its name and its points.
         timeline: the columns of the page.
-        written: how a value is written beside the picture.
-        alt_text: the same in words.
-        logarithmic: whether distances are ratios.
+        written: how a value is written beside the picture, and in words.
+        logarithmic: whether distances are ratios; values are positive then.
         steps: whether a value holds until the next one.
     """
-    shown = [
-        [(i, value) for i, value in points if math.isfinite(value) and (value > 0.0 or not logarithmic)]
-        for points in lines
-    ]
-    values = [value for points in shown for _, value in points]
+    shown = {name: [(i, v) for i, v in points if math.isfinite(v)] for name, points in lines.items()}
+    values = [value for points in shown.values() for _, value in points]
     if not values:
         return "<p>No finite value was recorded.</p>\n"
     low, high = min(values), max(values)
@@ -135,62 +102,59 @@ def curve(
         return 1000.0 * timeline.place(iteration), 100.0 - 100.0 * above / spread if high > low else 50.0
 
     paths = "".join(
-        f'<path d="{"".join(_path(_thinned([place(*point) for point in points]), steps=steps))}" '
+        f'<path d="{_path([place(*point) for point in points], steps=steps)}" '
         'vector-effect="non-scaling-stroke"/>'
-        for points in shown
+        for points in shown.values()
+    )
+    words = "; ".join(
+        f"{name}: {written(points[0][1])} at first, {written(points[-1][1])} at the end"
+        for name, points in lines.items()
         if points
     )
-    ends = [high, low] if high > low else [low]
-    labels = "".join(f"<span>{escape(written(value))}</span>" for value in ends)
+    words += f"; from {written(low)} to {written(high)}"
+    labels = "".join(f"<span>{escape(written(value))}</span>" for value in sorted({low, high}, reverse=True))
     picture = (
         f'<svg class="curve" viewBox="0 -4 1000 108" preserveAspectRatio="none" role="img" '
-        f'aria-label="{escape(alt_text)}">{paths}</svg>'
+        f'aria-label="{escape(words)}">{paths}</svg>'
     )
-    label = f'<div class="name heights">{labels}</div>'
-    return (
-        f'<div class="plot">\n<div class="line">{label}<div>{picture}</div></div>\n{_ticks(timeline)}</div>\n'
-    )
+    line = f'<div class="line"><div class="name heights">{labels}</div><div>{picture}</div></div>\n'
+    return f"{_names(lines) if len(lines) > 1 else ''}{_plot(line, timeline=timeline)}"
 
 
-def spans_decades(values: Iterable[float]) -> bool:
-    """Whether a curve of these values is better drawn with ratios as distances."""
-    finite = [value for value in values if math.isfinite(value)]
-    return bool(finite) and min(finite) > 0.0 and max(finite) > 20.0 * min(finite)
-
-
-def line_names(names: Sequence[str]) -> str:
+def _names(names: Iterable[str]) -> str:
     """Which line of a curve is whose: beside each name a piece of its line."""
     picture = '<svg class="sample" viewBox="0 0 28 8" aria-hidden="true"><path d="M0 4H28"/></svg>'
     items = "".join(f"<li>{picture} {escape(name)}</li>" for name in names)
     return f'<ul class="lines">{items}</ul>\n'
 
 
-def _thinned(places: Sequence[Tuple[float, float]]) -> List[Tuple[float, float]]:
+def _path(places: Sequence[Tuple[float, float]], *, steps: bool) -> str:
+    if not places:
+        return ""
+    (x, y), *rest = _thinned(places)
+    found = [f"M{x:.1f} {y:.1f}"]
+    for x, y in rest:
+        found.append(f"H{x:.1f}V{y:.1f}" if steps else f"L{x:.1f} {y:.1f}")
+    # A value that holds is seen to hold; a single point is seen at all.
+    return "".join([*found, "H1000"] if steps or not rest else found)
+
+
+def _thinned(places: Iterable[Tuple[float, float]]) -> List[Tuple[float, float]]:
     """No more than some points for each column of pixels: the first, the highest, the lowest and the last."""
-    columns: List[List[Tuple[float, float]]] = []
-    for place in places:
-        if not columns or int(columns[-1][0][0]) != int(place[0]):
-            columns.append([])
-        columns[-1].append(place)
     found: List[Tuple[float, float]] = []
-    for column in columns:
+    for _, group in groupby(places, key=lambda place: int(place[0])):
+        column = list(group)
         heights = [y for _, y in column]
         kept = {0, heights.index(min(heights)), heights.index(max(heights)), len(column) - 1}
         found += [column[index] for index in sorted(kept)]
     return found
 
 
-def _path(places: Sequence[Tuple[float, float]], *, steps: bool) -> List[str]:
-    (x, y), *rest = places
-    found = [f"M{x:.1f} {y:.1f}"]
-    for x, y in rest:
-        found.append(f"H{x:.1f}V{y:.1f}" if steps else f"L{x:.1f} {y:.1f}")
-    # A value that holds is seen to hold; a single point is seen at all.
-    return [*found, "H1000"] if steps or not rest else found
+def time_line(kinds: Iterable[Tuple[str, str, Sequence[int]]], timeline: Timeline) -> str:
+    """A row for each kind of marks: a name, a shape, and the iterations where they are.
 
-
-def time_line(kinds: Sequence[Marks], timeline: Timeline) -> str:
-    """A row for each kind of marks, over the iterations; marks that would cover each other are one."""
+    Marks that would cover each other are one.
+    """
     lines = []
     for name, shape, iterations in kinds:
         columns = {timeline.column(i): timeline.place(i) for i in iterations}
@@ -198,10 +162,10 @@ def time_line(kinds: Sequence[Marks], timeline: Timeline) -> str:
             f'<svg x="{100 * place:.2f}%" y="50%" overflow="visible"><path d="{_SHAPES[shape]}"/></svg>'
             for place in columns.values()
         )
-        alt_text = f"{name}: {len(iterations)}" + (f", the first in {iterations[0]}" if iterations else "")
-        picture = f'<svg class="marks {shape}" role="img" aria-label="{escape(alt_text)}">{marks}</svg>'
+        words = f"{name}: {len(iterations)}" + (f", the first in {iterations[0]}" if iterations else "")
+        picture = f'<svg class="marks {shape}" role="img" aria-label="{escape(words)}">{marks}</svg>'
         lines.append(_line(f"{name} ({len(iterations)})", picture))
-    return f'<div class="plot">\n{"".join(lines)}{_ticks(timeline)}</div>\n'
+    return _plot(*lines, timeline=timeline)
 
 
 def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, words: bool = False) -> str:
@@ -229,6 +193,7 @@ def _line(name: str, picture: str) -> str:
     return f'<div class="line"><div class="name">{escape(name)}</div><div>{picture}</div></div>\n'
 
 
-def _ticks(timeline: Timeline) -> str:
+def _plot(*lines: str, timeline: Timeline) -> str:
     ticks = "".join(f"<span>{tick:,}</span>" for tick in timeline.ticks())
-    return f'<div class="line axis"><div class="name">iteration</div><div class="ticks">{ticks}</div></div>\n'
+    axis = f'<div class="line axis"><div class="name">iteration</div><div class="ticks">{ticks}</div></div>'
+    return f'<div class="plot">\n{"".join(lines)}{axis}\n</div>\n'

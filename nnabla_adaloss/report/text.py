@@ -22,7 +22,7 @@ def power(value: float) -> str:
 
 
 def percent(share: Optional[float]) -> str:
-    """A share; what is not zero does not look like zero, and unknown is a dash.
+    """A share; one that is not zero does not look like zero, and an unknown one is a dash.
 
     Example:
         >>> percent(0.125), percent(0.0), percent(1e-6), percent(None)
@@ -33,16 +33,6 @@ def percent(share: Optional[float]) -> str:
     if 0.0 < share < 1e-4:
         return "< 0.01 %"
     return f"{100.0 * share:.4g} %" if share < 0.01 else f"{100.0 * share:.3g} %"
-
-
-def count(number: int, thing: str, things: Optional[str] = None) -> str:
-    """So many things.
-
-    Example:
-        >>> count(1, "batch", "batches"), count(1200, "layer")
-        ('1 batch', '1,200 layers')
-    """
-    return f"{number:,} {thing if number == 1 else things or thing + 's'}"
 
 
 def short(value: float) -> str:

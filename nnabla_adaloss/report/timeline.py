@@ -11,12 +11,7 @@ _MOST_COLUMNS = 240
 
 
 class Timeline(NamedTuple):
-    """The columns that all pictures of a page share.
-
-    Attributes:
-        first: the first iteration.
-        last: the last iteration.
-        columns: how many columns they fall into.
+    """The columns that all pictures of a page share: how many, and their first and last iteration.
 
     Example:
         >>> timeline = Timeline(first=1, last=100, columns=50)

@@ -5,18 +5,54 @@ import json
 
 import pytest
 
-from nnabla_adaloss.doctor.findings import Area, Finding, Status, area_works, as_json, as_text
+from nnabla_adaloss.doctor.findings import Area, Finding, Status, area_works, as_json, as_text, failure
 
+MISSING, BROKEN = Status.MISSING, Status.BROKEN
 FINDINGS = [
     Finding(Area.CPU, Status.WORKS, "Python 3.10", "with everything"),
     Finding(Area.GPU, Status.WORKS, "driver", "/usr/lib/libcuda.so.1"),
-    Finding(Area.GPU, Status.MISSING, "libcufft.so.11", "not installed", "pip install 'something'"),
-    Finding(Area.GPU, Status.MISSING, "libcudnn.so.8", "not installed", "pip install 'something'"),
+    Finding(Area.GPU, MISSING, "libcufft.so.11", "not installed", "pip install 'something'"),
+    Finding(Area.GPU, MISSING, "libcudnn.so.8", "not installed", "pip install 'something'"),
     Finding(Area.GPU, Status.NOT_TRIED, "CuPy"),
 ]
 
 
-@pytest.mark.parametrize("status", [Status.MISSING, Status.BROKEN, Status.NOT_TRIED])
+# Messages as the libraries word them; words of what they mean, and of the cure.
+@pytest.mark.parametrize(
+    ("error", "status", "meaning", "cure"),
+    [
+        ("ImportError: libcuda.so.1: {}", MISSING, "driver is not installed", "--gpus all"),
+        ("ImportError: libcudart.so.12: {}", MISSING, "libcudart.so.12", "cuda120"),
+        ("RuntimeError: cannot load MPI library\nlibmpi.so: {}", MISSING, "no MPI library", "[mpi]"),
+        ("OSError: /x/libx.so: undefined symbol: cuMemRelease", BROKEN, "cuMemRelease", "LD_LIBRARY_PATH"),
+        ("ValueError: numpy.dtype size changed, may ...", BROKEN, "a different NumPy", "numpy>=1.26,<2"),
+        ("ImportError: numpy.core.multiarray failed to import", BROKEN, "a different NumPy", "<2"),
+        ("NVMLError: NVML Shared Library Not Found", BROKEN, "libnvidia-ml.so.1", "CAPABILITIES"),
+        ("NVMLError: Driver Not Loaded", BROKEN, "no usable GPU", "nvidia-smi"),
+        ("cudaErrorNoDevice: no CUDA-capable device is detected", BROKEN, "no usable GPU", "nvidia-smi"),
+        ("cudaErrorInsufficientDriver: CUDA driver version is insufficient", BROKEN, "older", "update"),
+        ("ValueError: ... does not support your a100 GPU.", BROKEN, "a100", "AVAILABLE_GPU_NAMES"),
+        ("Any of [cudnn:half, cpu:x] could not be found", BROKEN, "cudnn:half, cpu:x", "nnabla_ext.cudnn"),
+        ("distribution training feature is disabled.", BROKEN, "found no MPI", "import mpi4py before"),
+        ("ModuleNotFoundError: No module named 'mpi4py'", MISSING, "not installed", "[mpi]"),
+        ("ModuleNotFoundError: No module named 'cupy'", MISSING, "not installed", "cuda120"),
+        ("ModuleNotFoundError: No module named 'nnabla'", MISSING, "nnabla", "pip install"),
+        ("Crash: the process ended by SIGSEGV", BROKEN, "SIGSEGV", "fresh virtual environment"),
+        ('failed with "an illegal instruction was encountered"', BROKEN, "GPU reports an illegal", "cublas"),
+        ('failed with "a misaligned address"', BROKEN, "the GPU reports a misaligned address", ""),
+        ("KeyError: 'who knows'", BROKEN, "KeyError: 'who knows'", ""),
+    ],
+)
+def test_errors_are_told_in_plain_words(error: str, status: Status, meaning: str, cure: str) -> None:
+    cannot_open = "cannot open shared object file: No such file or directory"
+    found = failure(Area.GPU, "part", error.replace("{}", cannot_open))
+    assert found[:3] == (Area.GPU, status, "part")
+    assert meaning in found.detail
+    assert cure in found.cure
+    assert bool(cure) == bool(found.cure)
+
+
+@pytest.mark.parametrize("status", [MISSING, BROKEN, Status.NOT_TRIED])
 def test_an_area_works_when_all_of_it_does(status: Status) -> None:
     works = Finding(Area.GPU, Status.WORKS, "one part")
     assert area_works([works], Area.GPU)
@@ -41,7 +77,7 @@ def test_text_has_verdicts_and_each_cure_once() -> None:
 
 
 def test_long_details_are_wrapped_and_commands_are_not() -> None:
-    finding = Finding(Area.CPU, Status.BROKEN, "part", "word " * 60, "command " * 60)
+    finding = Finding(Area.CPU, BROKEN, "part", "word " * 60, "command " * 60)
     *detail, cure = as_text([finding]).split("\n\n")[0].splitlines()[1:]
     assert max(map(len, detail)) <= 110
     assert " ".join(" ".join(detail).split()) == "broken part: " + " ".join(["word"] * 60)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver probe, asked of drivers made up for the purpose: machines that run these tests have none."""
+"""The driver probe, asked of a driver made up for the purpose: machines that run these tests have none."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from nnabla_adaloss.doctor import probes
 from nnabla_adaloss.doctor.isolation import Outcome, call_isolated
 from nnabla_adaloss.kernels import CpuKernels
 
+pytestmark = pytest.mark.slow
+
 _DRIVER = """
+#include <stdlib.h>
 #include <string.h>
-int cuInit(unsigned flags) { return INIT; }
-int cuDriverGetVersion(int *version) { *version = VERSION; return 0; }
+int cuInit(unsigned flags) { return atoi(getenv("INIT")); }
+int cuDriverGetVersion(int *version) { *version = atoi(getenv("VERSION")); return 0; }
 int cuDeviceGetCount(int *count) { *count = 2; return 0; }
 int cuDeviceGetName(char *name, int length, int device) {
     strncpy(name, device ? "Small" : "Big", length);
@@ -29,56 +32,29 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
 }
 """
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler"),
-]
 
-
-def ask_driver(folder: Path, needed_by: str, **definitions: int) -> Outcome:
-    """What the probe says, in a process whose driver is compiled with `definitions`."""
-    macros = [f"-D{name}={value}" for name, value in definitions.items()]
-    library = str(folder / "libcuda.so.1")
-    subprocess.run(
-        ["cc", "-shared", "-fPIC", *macros, "-x", "c", "-", "-o", library],
-        input=_DRIVER,
-        text=True,
-        check=True,
-    )
-    return call_isolated(probes.driver, needed_by)
-
-
-@pytest.fixture(autouse=True)
-def _driver_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_what_the_driver_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = str(tmp_path / "libcuda.so.1")
+    command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", library]
+    subprocess.run(command, input=_DRIVER, text=True, check=True)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-
-
-def test_driver_tells_its_cuda_version_and_gpus(tmp_path: Path) -> None:
-    outcome = ask_driver(tmp_path, "120", INIT=0, VERSION=12040)
-    assert outcome == Outcome(value="serves CUDA 12.4, Big (sm_90), Small (sm_80)")
-
-
-def test_a_driver_may_be_older_within_the_major_version(tmp_path: Path) -> None:
-    assert ask_driver(tmp_path, "116", INIT=0, VERSION=11000).value.startswith("serves CUDA 11.0")
-
-
-def test_a_driver_for_an_older_cuda_is_insufficient(tmp_path: Path) -> None:
-    outcome = ask_driver(tmp_path, "120", INIT=0, VERSION=11080)
-    assert outcome.error == "RuntimeError: driver version is insufficient: serves CUDA 11.8"
-
-
-def test_no_gpu(tmp_path: Path) -> None:
-    outcome = ask_driver(tmp_path, "120", INIT=100, VERSION=12040)
-    assert outcome.error == "RuntimeError: cuInit: no CUDA-capable device"
-
-
-def test_other_failures_show_their_number(tmp_path: Path) -> None:
-    assert ask_driver(tmp_path, "", INIT=802, VERSION=12040).error == "RuntimeError: cuInit: CUDA error 802"
+    for needed_by, init, version, value, error in [
+        ("120", 0, 12040, "serves CUDA 12.4, Big (sm_90), Small (sm_80)", ""),
+        ("116", 0, 11000, "serves CUDA 11.0, Big (sm_90), Small (sm_80)", ""),
+        ("", 0, 10000, "serves CUDA 10.0, Big (sm_90), Small (sm_80)", ""),
+        ("120", 0, 11080, None, "RuntimeError: driver version is insufficient: serves CUDA 11.8"),
+        ("120", 100, 12040, None, "RuntimeError: cuInit: no CUDA-capable device"),
+        ("", 802, 12040, None, "RuntimeError: cuInit: CUDA error 802"),
+    ]:
+        monkeypatch.setenv("INIT", str(init))
+        monkeypatch.setenv("VERSION", str(version))
+        assert call_isolated(probes.driver, [needed_by]) == [Outcome(value, error)]
 
 
 @pytest.mark.parametrize("type_config", ["float", "half"])
 def test_scaled_weights_are_among_what_is_compared(type_config: str) -> None:
-    said = call_isolated(probes.adaptive_backward, "cpu", type_config)
+    (said,) = call_isolated(probes.adaptive_backward, ["cpu", type_config])
     assert said.value == "gradients agree with nnabla's, a layer scaled by 16 among them"
 
 

@@ -2,38 +2,36 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, LogMonitor
+from nnabla_adaloss import AdaLossConfig, LogMonitor
 from tests.updaters.networks import training
 
+from .watched import watched
 
-def told(caplog: pytest.LogCaptureFixture, iterations: int = 4, **options: object) -> list[str]:
-    train = training(overflow=[2])
+pytestmark = pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
+
+
+def told(caplog: pytest.LogCaptureFixture, *monitors: LogMonitor, **options: Any) -> list[str]:
     caplog.clear()
     with caplog.at_level(logging.INFO, logger="nnabla_adaloss"):
-        updater = AdaptiveLossScalingUpdater(
-            train.solver, train.loss, train.feed, storage="float16", **options
-        )
-        for _ in range(iterations):
-            updater.update()
+        watched(monitors, 4, training(overflow=[2]), **options)
     return [record.getMessage() for record in caplog.records if record.name == "nnabla_adaloss"]
 
 
-@pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
 @pytest.mark.parametrize("level", [1, 2])
 def test_layers_are_written_about_as_by_debug_level(level: int, caplog: pytest.LogCaptureFixture) -> None:
     of_config = told(caplog, config=AdaLossConfig(debug_level=level))
-    of_monitor = told(caplog, monitors=[LogMonitor(level)])
+    of_monitor = told(caplog, LogMonitor(level))
     layers = [line for line in of_monitor if " scale " in line or "layers, scales" in line]
     assert [line for line in layers if "loss scale" not in line] == of_config
     assert of_config
 
 
-@pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
 def test_what_goes_wrong_is_written_with_its_cause(caplog: pytest.LogCaptureFixture) -> None:
-    lines = told(caplog, monitors=[LogMonitor(0)], config=AdaLossConfig(measure_every=1, delay=0))
+    lines = told(caplog, LogMonitor(0), config=AdaLossConfig(measure_every=1, delay=0))
     assert lines[0] == "iteration 1, attempt 0: batch repeated: first measurement"
     assert lines[1] == "iteration 1: loss scale 8 -> 16384"
     bad = "first bad layer: output/affine/Add2"
@@ -44,13 +42,11 @@ def test_what_goes_wrong_is_written_with_its_cause(caplog: pytest.LogCaptureFixt
 
 
 def test_every_nth_iteration(caplog: pytest.LogCaptureFixture) -> None:
-    lines = told(caplog, 2, monitors=[LogMonitor(2, every=2)])
-    assert {line.split(",")[0] for line in lines if ", layer " in line} == {"iteration 2"}
+    lines = told(caplog, LogMonitor(2, every=2))
+    assert {line.split(",")[0] for line in lines if ", layer " in line} == {"iteration 2", "iteration 4"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"), [((3,), "level=3 must be 0, 1 or 2"), ((1, 0), "every=0 must be 1 or more")]
-)
-def test_bad_arguments_are_refused(arguments: tuple[int, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize(("name", "arguments"), [("level", (3,)), ("every", (1, 0))])
+def test_bad_arguments_are_refused(name: str, arguments: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=f"^{name}={arguments[-1]} must be"):
         LogMonitor(*arguments)

@@ -9,26 +9,14 @@ from typing import Any, List, Tuple
 import numpy as np
 import pytest
 
-from nnabla_adaloss import BatchThrownAway, LayerRow, Overflowed, Recording, ScaleChanged, UpdateEnded
+from nnabla_adaloss import BatchThrownAway, LayerRow, Recording
 from nnabla_adaloss.monitor import Underflow
 
-
-def layer(iteration: int, name: str, underflowed: Any = 0, attempt: int = 0, **fields: Any) -> LayerRow:
-    known = {"elements": 100, "zeros": underflowed, "underflowed": underflowed, "overflowed": 1, **fields}
-    return LayerRow(iteration, attempt, name, 2.0, 8.0 * iteration, "method", **known)
+from .watched import layer, whole
 
 
 def of_shares(name: str, *percent: int) -> List[LayerRow]:
     return [layer(i, name, underflowed=share) for i, share in enumerate(percent, start=1)]
-
-
-def test_shares_are_of_what_could_be_lost() -> None:
-    row = layer(1, "a", underflowed=10, zeros=60)
-    assert row.underflow == 10 / 50
-    assert row.overflow == 0.01
-    unknown = layer(1, "a", underflowed=None, overflowed=None, zeros=60)
-    assert (unknown.underflow, unknown.overflow) == (None, None)
-    assert layer(1, "a", zeros=100, underflowed=0).underflow == 0.0
 
 
 @pytest.mark.parametrize(
@@ -78,34 +66,25 @@ def test_only_the_last_rows_are_kept() -> None:
     recording = Recording(limit=3)
     recording.rows.extend(layer(i, "a") for i in range(10))
     assert [row.iteration for row in recording.rows] == [7, 8, 9]
+    with pytest.raises(ValueError, match="limit=-1 must be 0 or more"):
+        Recording(limit=-1)
 
 
-def whole() -> Recording:
-    return Recording(
-        [
-            layer(1, "conv/conv", headroom=3.0, exponents=[-4, 10, 0, 30]),
-            ScaleChanged(1, 8.0, 1024.0),
-            UpdateEnded(1, True, "updated", 1024.0, 1, 0.5),
-            Overflowed(2, 0, "overflow", ("conv/conv",), "conv/conv", 1024.0),
-            ScaleChanged(2, 1024.0, 512.0),
-            layer(3, "conv/conv", 5, exponents=[]),
-            UpdateEnded(3, True, "updated", 512.0, 0, 0.25),
-        ]
-    )
-
-
-def test_json_lines_are_a_recording_again(tmp_path: Path) -> None:
+def test_files_and_tables(tmp_path: Path) -> None:
     whole().to_json_lines(tmp_path / "run.jsonl")
     assert Recording.load(tmp_path / "run.jsonl").rows == whole().rows
-
-
-def test_csv_is_a_line_for_each_layer(tmp_path: Path) -> None:
     whole().to_csv(tmp_path / "layers.csv")
     with open(tmp_path / "layers.csv", newline="") as file:
         first, second = csv.DictReader(file)
     assert (first["layer"], first["iteration"], first["scale"]) == ("conv/conv", "1", "8.0")
     assert (second["underflow"], second["headroom"]) == ("0.05", "")
     assert "exponents" not in first
+    pytest.importorskip("pandas")
+    frame = whole().to_pandas()
+    assert list(frame.columns) == list(first)
+    assert list(frame.iteration) == [1, 3]
+    assert list(frame.underflow) == [0.0, 0.05]
+    assert frame.groupby("layer").scale.max()["conv/conv"] == 24.0
 
 
 def test_monitor_series_are_nnablas(tmp_path: Path) -> None:
@@ -114,21 +93,12 @@ def test_monitor_series_are_nnablas(tmp_path: Path) -> None:
     recording.to_monitor_series(tmp_path / "series")
     written = {path.name.removesuffix(".series.txt") for path in (tmp_path / "series").iterdir()}
     assert {"loss", "loss_scale", "retries", "conv.conv.alpha", "conv.conv.scale"} <= written
-    np.testing.assert_array_equal(
-        np.loadtxt(tmp_path / "series/loss_scale.series.txt"), [[1, 1024], [2, 512], [3, 512]]
-    )
-    np.testing.assert_array_equal(np.loadtxt(tmp_path / "series/batches_lost.series.txt"), [4, 2])
-    np.testing.assert_array_equal(
-        np.loadtxt(tmp_path / "series/conv.conv.scale.series.txt"), [[1, 8], [3, 24]]
-    )
-
-
-def test_pandas() -> None:
-    pytest.importorskip("pandas")
-    frame = whole().to_pandas()
-    assert list(frame.iteration) == [1, 3]
-    assert list(frame.underflow) == [0.0, 0.05]
-    assert frame.groupby("layer").scale.max()["conv/conv"] == 24.0
+    for name, expected in (
+        ("loss_scale", [[1, 1024], [2, 512], [3, 512]]),
+        ("batches_lost", [4, 2]),
+        ("conv.conv.scale", [[1, 8], [3, 24]]),
+    ):
+        np.testing.assert_array_equal(np.loadtxt(tmp_path / f"series/{name}.series.txt"), expected)
 
 
 @pytest.mark.parametrize("name", ["to_pandas", "to_tensorboard"])

@@ -11,11 +11,10 @@ from typing import Any, Dict, Iterator, Tuple
 
 import pytest
 
-from nnabla_adaloss import AdaptiveLossScalingUpdater, LayerRow, Recorder, Recording, UpdateEnded
+from nnabla_adaloss import LayerRow, Recorder, Recording, UpdateEnded
 from nnabla_adaloss.monitor import tensorboard
-from tests.updaters.networks import training
 
-from .test_recording import layer, whole
+from .watched import layer, watched, whole
 
 pytest.importorskip("tensorboardX")
 
@@ -61,13 +60,8 @@ def test_of_the_passes_of_an_iteration_the_last_is_written(tmp_path: Path) -> No
 
 def test_while_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensorboard, "_SECONDS", 0.01)
-    train = training()
     recorder = Recorder(every=2, layers=["hid*"], histograms=True, tensorboard=tmp_path)
-    updater = AdaptiveLossScalingUpdater(
-        train.solver, train.loss, train.feed, storage="float16", monitors=[recorder]
-    )
-    for _ in range(5):
-        updater.update()
+    watched([recorder], 5)
     deadline = time.monotonic() + 20.0
     while ("loss_scale", 4) not in values_in(tmp_path) and time.monotonic() < deadline:  # nothing was closed
         time.sleep(0.02)

@@ -9,24 +9,36 @@ from nnabla_adaloss import Recorder, Recording, UpdateEnded
 from nnabla_adaloss.__main__ import main
 
 
-def recording(folder: Path) -> Path:
+def recording(folder: Path, name: str = "run.jsonl") -> str:
     rows = [UpdateEnded(i, True, "updated", 8.0, 0, 1 / i) for i in range(1, 5)]
-    Recording(rows).to_json_lines(folder / "run.jsonl")
-    return folder / "run.jsonl"
+    (folder / name).parent.mkdir(exist_ok=True)
+    Recording(rows).to_json_lines(folder / name)
+    return str(folder / name)
 
 
 def test_a_page_beside_the_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(recording(tmp_path))]) == 0
-    page = (tmp_path / "run.html").read_text("utf-8")
-    assert "<h1>run.jsonl</h1>" in page
-    assert capsys.readouterr().out.startswith(f"wrote {tmp_path / 'run.html'} (")
+    assert main(["report", recording(tmp_path)]) == 0
+    page = tmp_path / "run.html"
+    assert "<h1>run.jsonl</h1>" in page.read_text("utf-8")
+    assert capsys.readouterr().out.startswith(f"wrote {page} (")
+    page.unlink()
+    other = tmp_path / "page.html"
+    assert main(["report", recording(tmp_path), "-o", str(other), "--title", "LeNet"]) == 0
+    assert "<h1>LeNet</h1>" in other.read_text("utf-8")
+    assert not page.exists()
 
 
-def test_another_name_and_title(tmp_path: Path) -> None:
-    output = tmp_path / "page.html"
-    assert main(["report", str(recording(tmp_path)), "-o", str(output), "--title", "LeNet"]) == 0
-    assert "<h1>LeNet</h1>" in output.read_text("utf-8")
-    assert not (tmp_path / "run.html").exists()
+@pytest.mark.parametrize(
+    ("second", "page", "heading"),
+    [
+        ("other.jsonl", "run_and_other.html", "run and other"),
+        ("other/run.jsonl", "run_and_run.html", "{0}/run.jsonl and {0}/other/run.jsonl"),
+        ("run.jsonl", "run_and_run.html", "{0}/run.jsonl and {0}/run.jsonl, again"),
+    ],
+)
+def test_two_are_compared(second: str, page: str, heading: str, tmp_path: Path) -> None:
+    assert main(["report", recording(tmp_path), recording(tmp_path, second)]) == 0
+    assert f"<h1>{heading.format(tmp_path)}</h1>" in (tmp_path / page).read_text("utf-8")
 
 
 def test_what_cannot_be_drawn_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,17 +4,15 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any, List
 
 import pytest
 
 from nnabla_adaloss import BatchThrownAway, LayerRow, Recording, UpdateEnded
-from nnabla_adaloss.__main__ import main
-from nnabla_adaloss.report.comparison import Run, comparison_of
+from nnabla_adaloss.report.comparison import comparison_of
 from nnabla_adaloss.report.page import page_of
 
-from .test_page import EVIL, Parsed
+from .parsed import EVIL, Parsed
 
 
 def recording(scale: float, underflowed: int, lost: int = 0, only: str = "") -> Recording:
@@ -28,12 +26,11 @@ def recording(scale: float, underflowed: int, lost: int = 0, only: str = "") -> 
 
 
 def compared(first: Recording, second: Recording) -> Parsed:
-    return Parsed(comparison_of(Run("one", first), Run("two", second), "one and two"))
+    return Parsed(comparison_of({"one": first, "two": second}, "one and two"))
 
 
 def test_what_differs_comes_first() -> None:
-    parsed = compared(recording(8.0, 0, only="x"), recording(4096.0, 30, lost=2))
-    text = " ".join(parsed.text)
+    text = compared(recording(8.0, 0, only="x"), recording(4096.0, 30, lost=2)).text
     differs, same = text.split("Same", 1)
     for fact in ("batches lost 0 2: 2 overflow", "loss scale S0 at the end 8 2¹²", "layers recorded 3 2"):
         assert fact in differs
@@ -46,49 +43,38 @@ def test_what_differs_comes_first() -> None:
         ("b", "2", "2", "16", "2¹³", "0 %", "30 %"),
         ("a", "2", "2", "16", "2¹³", "0 %", "0 %"),
     ]
+    alike = compared(recording(8.0, 1), recording(8.0, 1)).words
+    assert "Differs" not in alike
+    assert "Same" in alike
 
 
 def test_both_runs_are_in_each_picture() -> None:
     parsed = compared(recording(8.0, 0), recording(4096.0, 30))
     told = [picture["aria-label"] for picture in parsed.of("svg") if picture.get("class") == "curve"]
-    assert told[0] == "one: 8 at first, 8 at the end; two: 2¹² at first, 2¹² at the end"
-    assert [tag for tag, _ in parsed.elements].count("path") == 2 * (2 + 2)  # lines and their samples
+    assert told[0] == "one: 8 at first, 8 at the end; two: 2¹² at first, 2¹² at the end; from 8 to 2¹²"
+    assert len(parsed.of("path")) == 2 * (2 + 2)  # lines and their samples
     strips = [image["alt"] or "" for image in parsed.of("img")]
     assert [alt.split(":")[0] for alt in strips if "worst" in alt] == ["b, one", "b, two", "a, one", "a, two"]
+    # One line alone needs no sample.
+    assert len(re.findall("<path d=", page_of(recording(8.0, 0), "run"))) == 2
 
 
-def test_two_runs_alike() -> None:
-    parsed = compared(recording(8.0, 1), recording(8.0, 1))
-    assert "Differs" not in parsed.text
-    assert "Same" in parsed.text
-
-
-def test_one_line_alone_is_drawn_as_before() -> None:
-    assert len(re.findall("<path d=", page_of(recording(8.0, 0), "run"))) == 2  # loss scale, loss
+def test_a_run_without_losses_leaves_the_other_its_colour() -> None:
+    layers_only = Recording(recording(8.0, 0).of(LayerRow))
+    parsed = compared(layers_only, recording(8.0, 0))
+    lines = [path["d"] for path in parsed.of("path") if "vector-effect" in path]
+    assert [bool(line) for line in lines] == [False, True] * 2
+    told = [picture["aria-label"] for picture in parsed.of("svg") if picture.get("class") == "curve"]
+    assert told[1] == "two: 1 at first, 0.25 at the end; from 0.25 to 1"
 
 
 def test_names_are_no_markup() -> None:
     row = UpdateEnded(1, True, "updated", 8.0, 0, 0.5)
-    parsed = Parsed(comparison_of(Run(EVIL, Recording([row])), Run("b", Recording([row])), EVIL))
+    parsed = Parsed(comparison_of({EVIL: Recording([row]), "b": Recording([row])}, EVIL))
     assert not parsed.of("script")
-    assert EVIL in parsed.text
+    assert EVIL in parsed.words
 
 
 def test_an_empty_recording_is_refused_by_its_name() -> None:
     with pytest.raises(ValueError, match="nothing was recorded in two"):
-        comparison_of(Run("one", recording(8.0, 0)), Run("two", Recording()), "title")
-
-
-@pytest.mark.parametrize(
-    ("second", "page", "heading"),
-    [
-        ("b.jsonl", "a_and_b.html", "a and b"),
-        ("other/a.jsonl", "a_and_a.html", "{0}/a.jsonl and {0}/other/a.jsonl"),
-    ],
-)
-def test_the_command(second: str, page: str, heading: str, tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    for name, scale in (("a.jsonl", 8.0), (second, 16.0)):
-        recording(scale, 0).to_json_lines(tmp_path / name)
-    assert main(["report", str(tmp_path / "a.jsonl"), str(tmp_path / second)]) == 0
-    assert f"<h1>{heading.format(tmp_path)}</h1>" in (tmp_path / page).read_text("utf-8")
+        comparison_of({"one": recording(8.0, 0), "two": Recording()}, "title")

@@ -35,7 +35,7 @@ def test_there_is_a_column_for_each_recorded_iteration_if_there_is_room(every: i
 
 def test_the_largest_of_a_column_is_shown() -> None:
     timeline = Timeline(1, 6, 3)
-    assert timeline.cells([(1, 5.0), (2, 7.0), (5, None), (6, 0.0)]) == [7.0, None, 0.0]
+    assert timeline.cells([(1, 7.0), (2, 5.0), (5, None), (6, 0.0)]) == [7.0, None, 0.0]
 
 
 def test_nothing_was_recorded() -> None:

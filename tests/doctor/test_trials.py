@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""nnabla's functions, tried where some of them are broken on purpose."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, Callable, List
+
+import pytest
+
+from nnabla_adaloss.doctor.findings import Area, Finding, Status
+from nnabla_adaloss.doctor.isolation import Outcome
+from nnabla_adaloss.doctor.trials import blamed, findings_of, try_functions
+
+NAMES = ("exp", "tanh", "affine", "mean")
+WORKS = Outcome([])
+WRONG = Outcome(error="ArithmeticError: wrong numbers: its output differs by 1.0e-01 of the largest")
+
+Break = Callable[[str], None]
+
+
+@pytest.fixture
+def break_nnabla(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Break:
+    """Code that Python runs when it starts, and that knows nnabla's functions as F."""
+
+    def run_at_start(code: str) -> None:
+        head = "import os, signal, time, nnabla as nn, nnabla.functions as F\n"
+        (tmp_path / "sitecustomize.py").write_text(head + code)
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+
+    return run_at_start
+
+
+def errors_of(type_config: str = "float", **options: Any) -> List[str]:
+    said: List[str] = []
+    tried = try_functions("cpu", type_config, NAMES, **options, on_progress=said.append)
+    assert tuple(tried) == NAMES
+    assert said[-1] == f"cpu:{type_config}: 4 of 4 functions tried"
+    return [outcome.error for outcome in tried.values()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 3, 5])
+def test_all_work(processes: int) -> None:
+    assert errors_of("half", processes=processes) == [""] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("F.tanh = lambda x: os.kill(os.getpid(), signal.SIGSEGV)", "Crash: the process ended by SIGSEGV"),
+        ("F.tanh = lambda x: time.sleep(1000)", "TimeoutExpired: no answer within 10 s"),
+        (
+            "_tanh = F.tanh\nF.tanh = lambda x: _tanh(x) * 1.1",
+            "ArithmeticError: wrong numbers: its output differs by 1.0e-01 of the largest",
+        ),
+        (
+            "_tanh = F.tanh\nF.tanh = lambda x: _tanh(x) * float('nan')",
+            "ArithmeticError: wrong numbers: its output differs by nan of the largest",
+        ),
+    ],
+)
+def test_the_function_that_fails_is_named_and_the_others_are_tried(
+    code: str, error: str, break_nnabla: Break
+) -> None:
+    break_nnabla(code)
+    first, found, *others = errors_of(time_limit=10.0)
+    assert found.startswith(error)
+    assert {first, *others} == {""}
+
+
+@pytest.mark.slow
+def test_wrong_gradients_in_half_are_found_by_float(break_nnabla: Break) -> None:
+    break_nnabla(
+        "_tanh = F.tanh\n"
+        "def tanh(x):\n"
+        "  y = _tanh(x)\n"
+        "  half = nn.get_current_context().backend[0].endswith('half')\n"
+        "  return y + x - x.get_unlinked_variable(need_grad=False) if half else y\n"
+        "F.tanh = tanh"
+    )
+    assert errors_of("float") == [""] * 4
+    assert errors_of("half")[1].startswith("ArithmeticError: wrong numbers: a gradient differs by ")
+
+
+def test_functions_that_fail_alike_are_one_finding_with_versions_and_a_remedy() -> None:
+    illegal = (
+        "RuntimeError: target_specific error in forward_impl\n/x/sum.cu:{}\n(cudaGetLastError()) failed "
+        'with "an illegal instruction was encountered" (cudaErrorIllegalInstruction).'
+    )
+    tried = {
+        "sum": Outcome(error=illegal.format(7)),
+        "relu": WORKS,
+        "mean": Outcome(error=illegal.format(9)),
+        "exp": WRONG,
+        "global_average_pooling": Outcome(["GlobalAveragePooling"]),
+    }
+    works, reported, wrong = findings_of(Area.GPU, "half", tried, "Big (sm_90)")
+    assert works == Finding(
+        Area.GPU,
+        Status.WORKS,
+        "nnabla's functions, half",
+        "2 of 5 give the right numbers; on the host, for lack of a CUDA implementation: GlobalAveragePooling",
+    )
+    assert reported.status is Status.BROKEN
+    assert reported.detail == (
+        "sum, mean: the GPU reports an illegal instruction. This is nnabla without this package (Big (sm_90))"
+    )
+    assert "nvidia-cublas-cu12>=12.1,<13'; until then avoid these functions" in reported.cure
+    assert wrong.detail.startswith("exp: wrong numbers. This is nnabla")
+    assert wrong.cure == "avoid these functions, or report this to nnabla"
+
+
+def test_where_nothing_works_nothing_is_said_to() -> None:
+    for error in ("Crash: the process ended by SIGSEGV", "KeyError: 'who knows'"):
+        (found,) = findings_of(Area.CPU, "float", {"sum": Outcome(error=error)}, "nnabla 1.39.0")
+        assert found.status is Status.BROKEN
+        assert "fresh virtual environment" in found.cure
+
+
+def test_whose_fault_it_is() -> None:
+    broken = Finding(Area.GPU, Status.BROKEN, "adaptive loss scaling, half", "gradients differ", "")
+    theirs = blamed(broken, {"sum": WRONG, "relu": WORKS})
+    assert theirs.detail.startswith("gradients differ. nnabla's own functions fail here (sum)")
+    ours = blamed(broken, {"sum": WORKS, "relu": WORKS})
+    assert ours.detail.endswith("nnabla's own functions work here, so the fault is in this package")
+    assert "report it" in ours.cure
+    works = broken._replace(status=Status.WORKS)
+    assert blamed(works, {"sum": WRONG}) == works

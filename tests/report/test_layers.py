@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+from typing import List
+
+import pytest
+
+from nnabla_adaloss import LayerRow, Recording
+from nnabla_adaloss.report.layers import advice, layer_maps, why
+from nnabla_adaloss.report.page import page_of
+from nnabla_adaloss.report.style import strip
+from nnabla_adaloss.report.timeline import Timeline
+
+from .parsed import Parsed
+from .test_page import layer
+
+
+def test_the_smallest_scale_is_dark_and_the_largest_light() -> None:
+    layers = {"a": [layer(i)._replace(alpha=alpha) for i, alpha in ((1, 2.0), (3, 8.0), (4, 32.0))]}
+    *_, alphas, underflow = layer_maps(layers, Timeline(1, 4, 4))
+    assert strip([0.0, None, 0.5, 1.0]) in alphas
+    assert "a: 2⁵ at the end, from 2 to 2⁵" in alphas
+    place = 1.0 + math.log10(5 / 95) / 6.0
+    assert strip([place, None, place, place]) in underflow
+
+
+def test_why_a_layer_has_its_scale_is_what_was_last_measured() -> None:
+    def rows(*reasons: str) -> List[LayerRow]:
+        return [layer(i)._replace(reason=reason) for i, reason in enumerate(reasons)]
+
+    assert why(rows("method", "accumulated bound", "held")) == "accumulated bound"
+    assert why(rows("held", "held")) is None
+    assert '<td data-head="why this alpha">method</td>' in page_of(Recording(rows("method", "held")), "run")
+    assert '<td data-head="why this alpha">not recorded</td>' in page_of(Recording(rows("held")), "run")
+
+
+@pytest.mark.parametrize(
+    ("reason", "headroom", "said"),
+    [
+        ("scale bound", 9.0, "9 bits of headroom are unused. Raise AdaLossConfig(scale_upper_b"),
+        ("accumulated bound", 9.0, "Raise AdaLossConfig(accum_upper_bound=...)."),
+        ("method", 9.0, 'Try AdaLossConfig(loss_scale_method="amax_history")'),
+        ("room", 9.0, "Other gradients share its scale and need that room: store gradients in a wider"),
+        ("level", 9.0, "Other gradients share its scale"),
+        ("meeting of branches", 9.0, "Other gradients share its scale"),
+        ("weight range", 9.0, "The scaled copy of its weight would overflow: store weights in a wider"),
+        ("method", 1.0, "no scale keeps both. Store gradients in a wider format, such as bfloat16."),
+    ],
+)
+def test_advice_for_a_layer_that_is_mostly_subnormal(reason: str, headroom: float, said: str) -> None:
+    row = layer(1, subnormals=87, headroom=headroom)._replace(reason=reason)
+    found = advice([row]) or ""
+    assert found.startswith("conv/conv: 96.7 % of the nonzero elements are subnormal")
+    assert said in found
+    assert found in Parsed(page_of(Recording([row]), "run")).text
+
+
+def test_advice_is_about_elements_that_are_not_zero() -> None:
+    assert "60 % of the nonzero elements" in (advice([layer(1, zeros=50, subnormals=30)]) or "")
+
+
+def test_no_advice_for_other_layers() -> None:
+    assert advice([layer(1, subnormals=44)]) is None
+    assert advice([layer(1, zeros=100, subnormals=0)]) is None
+    assert advice([layer(1, subnormals=None)]) is None
+    assert advice([LayerRow(1, 0, "a", 1.0, 1.0, "method")]) is None
