@@ -256,7 +256,14 @@ class NoAllReduce:
         ({"on_nonfinite_loss": "ignore"}, ValueError, "on_nonfinite_loss.*'skip'"),
         ({"on_nonfinite_forward": "ignore"}, ValueError, "on_nonfinite_forward='ignore'"),
         ({"max_retries": 0.5}, TypeError, "max_retries=0.5"),
+        ({"grads": 3}, TypeError, "grads must be a list of NdArrays, got int"),
+        (
+            {"grads": [nn.NdArray(()), nn.Variable(())]},
+            TypeError,
+            r"grads\[1\] must be an NdArray, .*Variable",
+        ),
         ({"grads": [nn.NdArray((1,))]}, ValueError, "grads are exchanged through comm"),
+        ({"solver": 3}, TypeError, r"solver must be an nnabla solver; int has no zero_grad\(\)"),
         ({"on_gradients": 3}, TypeError, "on_gradients"),
         ({"data_feeder": None}, TypeError, "data_feeder"),
         ({"config": {}}, TypeError, "config"),
@@ -267,7 +274,7 @@ def test_bad_arguments_are_named(options: Dict[str, Any], error: type, named: st
     solver, loss = scalar_loss()
     before = snapshot(nn.get_parameters())
     with pytest.raises(error, match=f"^{named}"):
-        AdaptiveLossScalingUpdater(solver, loss, **options, **AS_THE_BASELINE)
+        AdaptiveLossScalingUpdater(**{"solver": solver, "loss": loss, **options}, **AS_THE_BASELINE)
     for name, value in before.items():
         np.testing.assert_array_equal(nn.get_parameters()[name].d, value)
 
