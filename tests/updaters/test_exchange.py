@@ -21,6 +21,7 @@ from nnabla_adaloss.updaters.exchange import (
     crc32_halves,
     gradients_are_finite,
 )
+from tests.updaters.networks import Pair, constant, solver_of, two_layers
 
 pytestmark = pytest.mark.any_context
 
@@ -248,3 +249,39 @@ def test_any_byte_counts(position: int) -> None:
     other = ARRAYS[7].copy()
     other.view(np.uint8)[position] ^= 1
     assert (crc32_halves([ARRAYS[7]]) != crc32_halves([other])).any()
+
+
+def exchange_of(chosen: Sequence[str], other: float) -> Tuple[GradientExchange, Pair]:
+    """An exchange of the gradients of some parameters, with a rank whose flags are `other`."""
+    two_layers(constant(np.ones((2, 3))))
+    for v in nn.get_parameters().values():
+        v.g = 1.0
+    comm = Pair(lambda own: np.full_like(own, other))
+    grads = [nn.get_parameters()[name].grad for name in chosen]
+    return GradientExchange(comm, grads, solver_of()), comm
+
+
+@pytest.mark.parametrize(("other", "finite"), [(1.0, False), (0.0, True)])
+def test_the_other_rank_says_whether_gradients_are_finite_that_it_keeps_to_itself(
+    other: float, finite: bool
+) -> None:
+    exchange, comm = exchange_of(["a/affine/W"], other)
+    assert exchange.all_finite(CpuKernels()) is finite
+    assert comm.shapes == [(1,)]
+
+
+def test_an_infinity_that_is_not_exchanged_is_told_to_the_other_rank() -> None:
+    exchange, comm = exchange_of(["a/affine/W"], 0.0)
+    nn.get_parameters()["a/affine/b"].g = np.inf
+    assert not exchange.all_finite(CpuKernels())
+    assert comm.shapes == [(1,)]
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_nothing_is_said_where_all_gradients_are_exchanged(every: bool) -> None:
+    two_layers(constant(np.ones((2, 3))))
+    exchange, comm = exchange_of([*nn.get_parameters()] if every else [], 0.0)
+    assert exchange.all_finite(CpuKernels())
+    nn.get_parameters()["a/affine/b"].g = np.nan
+    assert not exchange.all_finite(CpuKernels())
+    assert comm.shapes == []
