@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater, LossScaleError
 from nnabla_adaloss.updaters import Counters
-from tests.updaters.networks import AS_THE_BASELINE, training
+from tests.updaters.networks import AS_THE_BASELINE, training, updater_on
 
 numbers = st.lists(st.integers(0, 7), max_size=3, unique=True)
 
@@ -56,8 +56,7 @@ def test_every_batch_is_part_of_an_update_or_lost(
 
 
 def test_a_batch_that_ends_in_an_error_is_lost_as_well() -> None:
-    train = training(nan=[1])
-    updater = AdaptiveLossScalingUpdater(train.solver, train.loss, train.feed, storage="float16")
+    updater = updater_on(training(nan=[1]))
     updater.update()
     with pytest.raises(LossScaleError):
         updater.update()
