@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
-from tests.updaters.networks import snapshot
+from tests.updaters.networks import assert_equal, data, gradients, snapshot, updater_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -54,17 +54,13 @@ def interrupt(call: Callable[[], object], after: float) -> None:
 def updater_on(storage: Optional[str], delay: int) -> AdaptiveLossScalingUpdater:
     nn.clear_parameters()
     rng = np.random.RandomState(0)
-    x = nn.Variable.from_numpy_array(rng.randn(4, 5).astype(np.float32))
-    h = x
+    h = data(4, 5)
     for name in "abcdef":
         h = h + F.tanh(PF.affine(h, 5, name=name, rng=rng))
     h = F.tanh(PF.affine(F.tanh(PF.affine(h, 5, name="twice", rng=rng)), 5, name="twice"))
-    solver = S.Momentum(0.01)
-    loss = F.mean(h**2)
-    solver.set_parameters(nn.get_parameters())
     # Every layer is scaled, so that in every layer something is swapped.
     config = AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=4.0, use_bound=False, delay=delay)
-    return AdaptiveLossScalingUpdater(solver, loss, storage=storage, config=config)
+    return updater_of(F.mean(h**2), solver=S.Momentum(0.01), storage=storage, config=config)
 
 
 def arrays() -> Dict[str, Tuple[Any, Any]]:
@@ -123,24 +119,19 @@ def compute_gradients(updater: AdaptiveLossScalingUpdater) -> None:
     updater.scaling.backward(8.0)
 
 
-def gradients(updater: AdaptiveLossScalingUpdater) -> Dict[str, np.ndarray]:
-    compute_gradients(updater)
-    return {name: v.g.copy() for name, v in nn.get_parameters().items()}
-
-
 @pytest.mark.usefixtures("_timer")
 @pytest.mark.parametrize("storage", [None, "float16"])
 def test_gradients_after_an_interruption_are_those_without_it(storage: Optional[str]) -> None:
     updater = updater_on(storage, 0)
     longest = 2.0 * duration(updater)
-    expected, weights = gradients(updater), snapshot(nn.get_parameters())
+    compute_gradients(updater)
+    expected, weights = gradients(), snapshot()
     rng = random.Random(0)
     for _ in range(60):
         interrupt(partial(compute_gradients, updater), rng.uniform(1e-5, longest))
-        for name, gradient in gradients(updater).items():
-            np.testing.assert_array_equal(gradient, expected[name], err_msg=name)
-    for name, value in weights.items():
-        np.testing.assert_array_equal(nn.get_parameters()[name].d, value)
+        compute_gradients(updater)
+        assert_equal(gradients(), expected)
+    assert_equal(snapshot(), weights)
 
 
 def press_ctrl_c(wait: float, ended: threading.Event) -> None:
