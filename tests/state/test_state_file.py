@@ -37,6 +37,54 @@ from nnabla_adaloss.state import (
 STATE = {"scale": 8.0, "layers": {"conv1": [3, 16.0, math.inf]}, "names": ["a", "b"], "flag": None}
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file with a state, alone in its folder."""
+    write_state(tmp_path / "state", STATE)
+    return tmp_path / "state"
+
+
+def assert_alone(path: Path, state: Any = STATE) -> None:
+    """Assert that the file holds this state, and that nothing is beside it."""
+    assert read_state(path) == state
+    assert os.listdir(path.parent) == [path.name]
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def refuse(number: int) -> Callable[..., None]:
+    """What the system calls instead do that are not allowed."""
+
+    def call(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return call
+
+
+fail = refuse(errno.ENOSPC)
+
+
+def in_a_child(action: Callable[[], None]) -> int:
+    """Run this in a process of its own; return its number."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            action()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return pid
+
+
+def end_of(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 def bits(value: float) -> bytes:
     return struct.pack("<d", value)
 
@@ -114,9 +162,7 @@ def rewritten(path: Path, **header: Any) -> None:
         ({"sha256": "0" * 64}, "checksum does not match"),
     ],
 )
-def test_headers_that_cannot_be_read(tmp_path: Path, header: dict[str, Any], complaint: str) -> None:
-    path = tmp_path / "state"
-    write_state(path, STATE)
+def test_headers_that_cannot_be_read(path: Path, header: dict[str, Any], complaint: str) -> None:
     rewritten(path, **header)
     with pytest.raises(StateFileError, match=complaint):
         read_state(path)
@@ -134,31 +180,21 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
         read_state(tmp_path / "nothing")
 
 
-def test_what_is_no_plain_value_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    path = tmp_path / "state"
-    write_state(path, STATE)
+def test_what_is_no_plain_value_is_refused_before_anything_is_written(path: Path) -> None:
     with pytest.raises(TypeError):
         write_state(path, {"scale": np.float32(8.0)})
-    assert read_state(path) == STATE
-    assert os.listdir(tmp_path) == ["state"]
-
-
-def fail(*_: Any, **__: Any) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
+    assert_alone(path)
 
 
 @pytest.mark.parametrize("call", ["replace", "fsync"])
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+    path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    path = tmp_path / "state"
-    write_state(path, STATE)
     with monkeypatch.context() as patch:
         patch.setattr(os, call, fail)
         with pytest.raises(OSError, match="No space left"):
             write_state(path, {"scale": 4.0})
-    assert read_state(path) == STATE
-    assert os.listdir(tmp_path) == ["state"]
+    assert_alone(path)
 
 
 def test_a_write_that_fails_says_why_even_where_nothing_can_be_tidied_up(
@@ -177,10 +213,8 @@ def test_equal_states_make_equal_files(tmp_path: Path) -> None:
     assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
 
 
-def test_a_full_disk(tmp_path: Path) -> None:
+def test_a_full_disk(path: Path) -> None:
     resource = pytest.importorskip("resource")
-    path = tmp_path / "state"
-    write_state(path, STATE)
     # The kernel refuses to let any file grow beyond 4 KiB, as a full disk or a quota does.
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -191,8 +225,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
-    assert read_state(path) == STATE
-    assert os.listdir(tmp_path) == ["state"]
+    assert_alone(path)
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
@@ -286,25 +319,6 @@ def test_links_that_lead_nowhere_are_left_alone(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         write_state(tmp_path / "far", STATE)
     assert sorted(os.listdir(tmp_path)) == ["circle", "far"]
-
-
-def in_a_child(action: Callable[[], None]) -> int:
-    """Run this in a process of its own; return its number."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            action()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    return pid
-
-
-def end_of(pid: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def killed_while_saving(path: Path, state: Any, call: str = "replace") -> None:
@@ -450,8 +464,7 @@ def test_a_writer_whose_temporary_file_is_taken_begins_again(
     with pytest.raises(FileNotFoundError, match=": stop it") as caught:
         write_state(path, {"scale": 4.0})
     assert (caught.value.errno, caught.value.filename) == (errno.ENOENT, os.fspath(path))
-    assert read_state(path) == STATE
-    assert os.listdir(tmp_path) == ["state"]
+    assert_alone(path)
 
 
 @pytest.mark.slow
@@ -512,9 +525,7 @@ def test_what_is_no_regular_file_is_neither_read_nor_replaced(tmp_path: Path) ->
     assert sorted(os.listdir(tmp_path)) == ["fifo", "link", "socket"]
 
 
-def test_a_huge_file_is_refused_without_reading_it(tmp_path: Path) -> None:
-    path = tmp_path / "state"
-    write_state(path, STATE)
+def test_a_huge_file_is_refused_without_reading_it(path: Path) -> None:
     os.truncate(path, 2**41)  # of holes
     with pytest.raises(StateFileError, match=r"damaged: it has 2199023255552 bytes.* earlier checkpoint$"):
         read_state(path)
@@ -525,22 +536,17 @@ def test_a_huge_file_is_refused_without_reading_it(tmp_path: Path) -> None:
 
 
 def test_what_would_be_too_large_to_be_read_is_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "state"
-    write_state(path, STATE)
     monkeypatch.setattr(state_file, "_LARGEST", path.stat().st_size)
     write_state(path, STATE)
     assert read_state(path) == STATE
     with pytest.raises(ValueError, match="state takes .* bytes, more than .* file of their own$"):
         write_state(path, {**STATE, "more": 1})
-    assert read_state(path) == STATE
-    assert os.listdir(tmp_path) == ["state"]
+    assert_alone(path)
 
 
-def test_what_is_wrong_with_a_file_is_told_apart(tmp_path: Path) -> None:
-    path = tmp_path / "state"
-    write_state(path, STATE)
+def test_what_is_wrong_with_a_file_is_told_apart(path: Path) -> None:
     content = path.read_bytes()
     path.write_bytes(content + b"more\n")
     with pytest.raises(StateFileError, match="something was added to it; use an earlier checkpoint$"):
@@ -553,9 +559,7 @@ def test_what_is_wrong_with_a_file_is_told_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("depth", [2_000, 1_000_000])
-def test_brackets_in_brackets_are_damage(tmp_path: Path, depth: int) -> None:
-    path = tmp_path / "state"
-    write_state(path, STATE)
+def test_brackets_in_brackets_are_damage(path: Path, depth: int) -> None:
     body = b'{"a": ' + b"[" * depth + b"]" * depth + b"}"
     header = json.loads(path.read_bytes().split(b"\n")[0])
     header["sha256"] = hashlib.sha256(body).hexdigest()
@@ -572,10 +576,6 @@ def test_a_target_that_is_a_folder_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="directory"):
         write_state(tmp_path / "state", STATE)
     assert os.listdir(tmp_path) == ["state"]
-
-
-def mode(path: Path) -> int:
-    return stat.S_IMODE(path.stat().st_mode)
 
 
 @contextmanager
@@ -596,10 +596,8 @@ def test_a_new_file_has_the_mode_that_any_new_file_has(tmp_path: Path, mask: int
 
 @pytest.mark.parametrize("kept", [0o600, 0o640, 0o664, 0o444])
 def test_a_file_that_is_replaced_keeps_its_mode(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int
+    path: Path, monkeypatch: pytest.MonkeyPatch, kept: int
 ) -> None:
-    path = tmp_path / "state"
-    write_state(path, STATE)
     path.chmod(kept)
     before = []
     change = os.fchmod
@@ -617,9 +615,7 @@ def test_a_file_that_is_replaced_keeps_its_mode(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser gives files away")
-def test_a_file_that_is_replaced_keeps_its_owner(tmp_path: Path) -> None:
-    path = tmp_path / "state"
-    write_state(path, STATE)
+def test_a_file_that_is_replaced_keeps_its_owner(path: Path) -> None:
     path.chmod(0o600)
     os.chown(path, 65534, 65534)
     write_state(path, {"scale": 4.0})
@@ -632,13 +628,6 @@ def test_a_file_system_without_permissions(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(os, call, refuse(errno.EPERM))
     write_state(tmp_path / "state", {"scale": 4.0})
     assert read_state(tmp_path / "state") == {"scale": 4.0}
-
-
-def refuse(number: int) -> Callable[..., None]:
-    def call(*_: Any, **__: Any) -> None:
-        raise OSError(number, os.strerror(number))
-
-    return call
 
 
 def test_a_path_may_be_a_string_relative_to_the_current_folder(
