@@ -61,7 +61,7 @@ def checkpoints(folder: Path) -> List[Path]:
 
 
 def train(folder: Path, delay: int) -> None:
-    """Train to the end from the last checkpoint, if there is one; leave another one, and drop those before."""
+    """Train to the end from the last checkpoint, if there is one; leave another, drop those before."""
     updater, found = updater_with(delay), checkpoints(folder)
     if found:
         nn.load_parameters(str(found[-1] / "parameters.h5"))

@@ -9,10 +9,10 @@ import hashlib
 import json
 import math
 import os
+import pprint
 import signal
 import socket
 import stat
-import struct
 import tempfile
 import time
 import traceback
@@ -85,35 +85,21 @@ def end_of(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def bits(value: float) -> bytes:
-    return struct.pack("<d", value)
-
-
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.lists(st.floats(allow_subnormal=True), max_size=5))
-@example([math.inf, -math.inf, math.nan, -0.0, 5e-324, 2.0**-24, 2.0**1023, 0.1])
-def test_floats_come_back_bit_for_bit(tmp_path: Path, values: list[float]) -> None:
-    path = tmp_path / "state"
-    write_state(path, {"values": values})
-    found = read_state(path)["values"]
-    assert len(found) == len(values)
-    for value, expected in zip(found, values):
-        # A NaN is a NaN; nothing here tells one from another.
-        assert bits(value) == bits(expected) or (math.isnan(value) and math.isnan(expected))
-
-
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_subnormal=True) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=10,
 )
+EXTREMES = [math.inf, -math.inf, math.nan, -0.0, 5e-324, 2.0**-24, 2.0**1023, 0.1]
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.dictionaries(st.text(), JSON, max_size=4))
-def test_any_plain_state_comes_back(tmp_path: Path, state: dict[str, Any]) -> None:
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.dictionaries(st.text(), JSON, max_size=3))
+@example({"values": EXTREMES})
+def test_any_plain_state_comes_back_bit_for_bit(tmp_path: Path, state: dict[str, Any]) -> None:
     write_state(tmp_path / "state", state)
-    assert read_state(tmp_path / "state") == state
+    # Floats are written with all their digits, and the sign of a zero.
+    assert pprint.pformat(read_state(tmp_path / "state")) == pprint.pformat(state)
 
 
 def test_a_file_cut_off_anywhere_is_refused(tmp_path: Path) -> None:

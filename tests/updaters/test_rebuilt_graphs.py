@@ -239,30 +239,6 @@ def test_an_input_that_gets_a_gradient_may_change_its_shape(rebuilt: bool, delay
     assert "hookless" in passes
 
 
-@pytest.mark.parametrize("options", [{}, {"storage": "float16"}, {"delay": 1}], ids=str)
-def test_with_scales_of_another_shape_no_bit_is_another(options: Dict[str, Any]) -> None:
-    """What is held is put to use on all graphs as on those of one shape: gradients are nnabla's."""
-
-    def attention(x: nn.Variable) -> nn.Variable:
-        rows = F.reshape(PF.affine(x, 5, name="a"), (1, *x.shape))
-        scores = F.softmax(F.batch_matmul(rows, rows, transpose_b=True))
-        return F.mean(PF.affine(F.reshape(F.batch_matmul(scores, rows), x.shape), 4, name="b") ** 2)
-
-    def trained(every: int) -> Dict[str, bytes]:
-        config = AdaLossConfig("fixed", fixed_loss_scale=2.0, measure_every=every, delay=options.get("delay"))
-        given = {
-            "config": config,
-            "global_scale": "dynamic",
-            "scale": 64.0,
-            "storage": options.get("storage"),
-        }
-        training = Training([attention], rebuilt=True, batches=(4, 7, 3), **given)
-        training.run(20)
-        return training.parameters()
-
-    assert trained(every=8) == trained(every=1)
-
-
 class Passes(Tampering):
     """Something in a graph that can be seen to go away with it."""
 

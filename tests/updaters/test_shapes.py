@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List
 
 import nnabla as nn
 import nnabla.functions as F
@@ -114,13 +114,20 @@ def test_records_of_held_scales_are_of_the_shapes_of_their_batch() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
-@pytest.mark.parametrize(("method", "delay"), [(method, delay) for method in METHODS for delay in (0, 1)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"loss_scale_method": method, "delay": delay} for method in METHODS for delay in (0, 1)),
+        {"loss_scale_method": "fixed", "fixed_loss_scale": 2.0, "use_bound": False},
+    ],
+    ids=lambda options: " ".join(map(str, options.values())),
+)
 @pytest.mark.parametrize(
     ("rebuilt", "input_gradient", "accum_grad"), [(False, False, 2), (False, True, 1), (True, True, 2)]
 )
 def test_no_bit_is_another(
-    rebuilt: bool, input_gradient: bool, method: str, delay: Optional[int], accum_grad: int
+    rebuilt: bool, input_gradient: bool, accum_grad: int, options: Dict[str, Any]
 ) -> None:
     expected = by_nnabla(Sentences(rebuilt=rebuilt, input_gradient=input_gradient), accum_grad)
     again = Sentences(rebuilt=rebuilt, input_gradient=input_gradient)
-    assert by_updater(again, accum_grad, loss_scale_method=method, delay=delay) == expected
+    assert by_updater(again, accum_grad, **options) == expected
