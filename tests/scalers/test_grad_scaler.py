@@ -83,17 +83,6 @@ def exact_gradients(loss: nn.Variable) -> Dict[str, np.ndarray]:
     return gradients()
 
 
-def test_gradients_come_out_unscaled() -> None:
-    n = Net(storage=None)
-    n.feed()
-    expected = exact_gradients(n.loss)
-    n.solver.zero_grad()
-    n.loss.forward()
-    n.scaler.backward(n.loss)
-    for name, g in gradients().items():
-        np.testing.assert_allclose(g, expected[name], rtol=1e-6, atol=1e-12)
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_the_first_batch_has_its_scale_already(method: str) -> None:
     n = Net(1e-8, config=AdaLossConfig(loss_scale_method=method))
@@ -139,15 +128,6 @@ def test_an_overflow_skips_the_step_and_lowers_what_was_at_fault(method: Optiona
     assert n.scaler.cause.startswith("overflow, first in ")
     assert n.iterate(factor=2.0**5)
     assert scale / 32.0 <= n.scaler.get_scale() <= scale / 16.0
-
-
-def test_infinite_gradients_of_a_finite_loss_skip_the_step() -> None:
-    n = Net(storage=None)
-    assert n.iterate()
-    before = snapshot()
-    assert not n.iterate(overflow=True)
-    assert_equal(snapshot(), before)
-    assert n.iterate()
 
 
 def test_nan_in_the_data_lowers_no_scale_and_leaves_nothing_behind() -> None:
@@ -638,20 +618,13 @@ def test_methods_of_torch_that_are_not_here(name: str, message: str) -> None:
 class Deep:
     """Layers of tanh, whose loss is multiplied by what `iterate` is given."""
 
-    def __init__(self, layers: int, *, attention: bool = False, context: nn.Context = FLOAT) -> None:
-        random = np.random.RandomState(0)
-        self.factor = constant(np.ones(1))
-        with nn.context_scope(context):
-            h = constant(random.randn(2, 4, 8))
-            for index in range(layers):
-                name = f"layer{index}"
-                if attention:
-                    q, k = (PF.affine(h, 8, base_axis=2, name=name + part, rng=random) for part in "qk")
-                    h = F.batch_matmul(F.softmax(F.batch_matmul(q, k, transpose_b=True)), h) + h
-                h = F.tanh(PF.affine(h, 8, base_axis=2, name=name, rng=random))
-            self.loss = F.mean(F.reshape(F.mean(h**2), (1,)) * self.factor)
+    def __init__(self, layers: int) -> None:
+        self.factor, h = constant(np.ones(1)), data(2, 4, 8)
+        for index in range(layers):
+            h = F.tanh(PF.affine(h, 8, base_axis=2, name=f"layer{index}", rng=np.random.RandomState(index)))
+        self.loss = F.mean(F.reshape(F.mean(h**2), (1,)) * self.factor)
         self.solver = solver_of(S.Sgd(1e-30))
-        self.scaler = GradScaler(self.solver, storage="float16" if context is FLOAT else None)
+        self.scaler = GradScaler(self.solver, storage="float16")
 
     def iterate(self, factor: float = 1.0) -> bool:
         self.factor.d = factor
@@ -668,18 +641,7 @@ def test_lost_steps_grow_with_a_jump_and_not_with_the_depth(layers: int, jump: f
     assert all(deep.iterate(jump) for _ in range(10))
 
 
-every_context = pytest.mark.parametrize("context", [FLOAT, HALF], ids=["emulated", "native"])
-
-
-@every_context
-def test_what_overflows_where_no_layer_has_a_weight_is_lowered_too(context: nn.Context) -> None:
-    deep = Deep(2, attention=True, context=context)
-    assert all(deep.iterate() for _ in range(3))
-    assert [deep.iterate(2.0**10) for _ in range(8)].count(False) <= 4
-    assert all(deep.iterate(2.0**10) for _ in range(3))
-
-
-@every_context
+@pytest.mark.parametrize("context", [FLOAT, HALF], ids=["emulated", "native"])
 def test_an_overflow_of_attention_scores_ends_where_only_their_layers_show_it(context: nn.Context) -> None:
     """What follows the scores overflows with them; what is before does not, and has parameters."""
     random, jump = np.random.RandomState(0), Gate()

@@ -167,18 +167,6 @@ def test_what_was_looked_at_with_a_smaller_scale_is_no_gradient() -> None:
     assert solver.check_inf_or_nan_grad()
 
 
-def test_after_an_error_at_the_floor_the_scale_is_what_it_was() -> None:
-    train = training(overflow=range(1, 26))
-    updater = updater_on(train, min_scale=2.0)
-    scale = updater.update().scale
-    with pytest.raises(LossScaleError, match="at the smallest loss scale, 2"):
-        updater.update()
-    assert updater.scale == scale
-    before = snapshot()
-    assert updater.update()[:3] == (True, scale, 0)
-    assert not np.array_equal(train.parameters["output/affine/W"].d, before["output/affine/W"])
-
-
 def tiny(storage: Optional[str], weight: Any, *feed: Any, **options: Any) -> AdaptiveLossScalingUpdater:
     """An updater of a small network; `storage` is "native" for nnabla's own half."""
     with nn.context_scope(HALF if storage == "native" else nn.Context()):

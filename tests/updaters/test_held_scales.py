@@ -90,20 +90,6 @@ def test_an_overflow_while_scales_are_held_is_repeated_and_nothing_lost(method: 
     assert 0.0 < largest < np.inf
 
 
-@pytest.mark.parametrize("every", [1, 50])
-@pytest.mark.parametrize("method", METHODS)
-def test_without_repeats_a_batch_is_lost_and_the_next_one_measured(method: str, every: int) -> None:
-    config = AdaLossConfig(loss_scale_method=method, measure_every=every)
-    updater, factor = exploding(config=config, on_overflow="next")
-    for _ in range(5):
-        updater.update()
-    factor.d = 2.0**12
-    result = updater.update()
-    assert result.updated
-    assert 0 < result.retries < 8
-    assert [updater.update().retries for _ in range(5)] == [0] * 5
-
-
 def test_a_scale_that_is_set_is_used_at_once() -> None:
     updater, _ = exploding(config=AdaLossConfig(loss_scale_method="amax_history", measure_every=50))
     for _ in range(3):

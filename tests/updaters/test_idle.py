@@ -66,29 +66,6 @@ def _alarm() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("_alarm")
-def test_a_handler_that_waits_for_the_end_of_an_update_never_sees_swapped_weights() -> None:
-    watched = Watched()
-    taken: List[bytes] = []
-
-    def arm() -> None:
-        # Each time anew: a busy machine must have time for something else than handlers.
-        signal.setitimer(signal.ITIMER_REAL, 0.0005 + 0.001 * (len(taken) % 7))
-
-    def take() -> None:
-        taken.append(watched.snapshot())
-        arm()
-
-    signal.signal(signal.SIGALRM, lambda *_: watched.updater.when_idle(take))
-    arm()
-    while len(taken) < SNAPSHOTS:
-        watched.update()
-    signal.setitimer(signal.ITIMER_REAL, 0.0)
-    assert set(taken) <= watched.valid
-    assert len(set(taken)) > 10
-
-
 @pytest.mark.usefixtures("_alarm")
 def test_parameters_can_be_saved_from_a_handler(tmp_path: Any) -> None:
     watched = Watched()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater, LossScaleError
 from nnabla_adaloss.updaters import Counters
-from tests.updaters.networks import AS_THE_BASELINE, training, updater_on
+from tests.updaters.networks import AS_THE_BASELINE, snapshot, training, updater_on
 
 numbers = st.lists(st.integers(0, 7), max_size=3, unique=True)
 
@@ -43,7 +43,13 @@ def test_every_batch_is_part_of_an_update_or_lost(
         on_scale_floor="skip",
         **way,
     )
-    results = [updater.update() for _ in range(4)]
+    results = []
+    for _ in range(4):
+        before = snapshot()
+        results.append(updater.update())
+        # A schedule of learning rates advances when parameters have changed.
+        changed = any((value != before[name]).any() for name, value in snapshot().items())
+        assert changed == results[-1].updated
     counters = updater.counters
     assert counters.updates == sum(result.updated for result in results)
     assert counters.batches == fed[0]
