@@ -92,6 +92,16 @@ def test_what_else_forward_writes_is_found() -> None:
     assert float(counter.d[0]) == 2.0
 
 
+def test_a_state_that_is_not_finite_is_undone_where_gradients_are_fine() -> None:
+    added = constant([1.0])
+    total = nn.parameter.get_parameter_or_create("total", (1,), np.zeros(1), need_grad=False)
+    # Nothing of an infinity comes through.
+    updater = updater_of(two_layers(data(4, 3)) + F.sum(F.relu(-F.assign(total, total + added))))
+    for added.d, expected in ((1.0, 1.0), (math.inf, 1.0), (1.0, 2.0)):
+        assert updater.update().updated
+        assert float(total.d[0]) == expected
+
+
 @pytest.mark.parametrize("activation", [F.relu, F.crelu])
 def test_nan_in_the_data_behind_a_relu_is_named_after_one_batch(activation: Any) -> None:
     """The loss stays finite: it turns NaN into 0."""

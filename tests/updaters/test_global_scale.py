@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import nnabla.solvers as S
+import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, AmaxHistory, HistoryPolicy
@@ -107,3 +109,12 @@ def test_a_scale_is_restored_with_its_counters() -> None:
     assert (s0.state, s0.last_good) == (before, 8.0)
     s0.restore(before, 2.0)
     assert s0.last_good == 2.0
+
+
+def test_after_an_exchange_all_ranks_have_the_lowest_scale() -> None:
+    s0 = GlobalScale(8.0, ScalePolicy(hysteresis=3), None)
+    scaling: Any = SimpleNamespace(shared_statistics=lambda: None)
+    for other, lowest in (((16.0, 7.0, 1.0), (8.0, 0, 3)), ((4.0, 5.0, 2.0), (4.0, 5, 2))):
+        exchange: Any = SimpleNamespace(sum_with=lambda own, average, other=other: np.stack([own, other]))
+        assert s0.exchange(exchange, scaling, average=False, alike=False) == lowest[0]
+        assert s0.state == ScaleState(*lowest)

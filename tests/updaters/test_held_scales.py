@@ -17,6 +17,7 @@ from nnabla_adaloss.engine import adaptive_loss_scaling
 from tests.updaters.networks import (
     AS_THE_BASELINE,
     METHODS,
+    Pair,
     assert_equal,
     constant,
     data,
@@ -88,6 +89,19 @@ def test_an_overflow_while_scales_are_held_is_repeated_and_nothing_lost(method: 
     assert [updater.update().retries for _ in range(5)] == [0] * 5
     largest = max(abs(v.g).max() for v in nn.get_parameters().values())
     assert 0.0 < largest < np.inf
+
+
+@pytest.mark.parametrize("comm", [None, Pair(size=1)])
+def test_without_repeats_a_batch_is_lost_though_it_was_looked_at_with_lower_scales(comm: Any) -> None:
+    """Also where ranks decide by the sum of their gradients."""
+    updater, factor = exploding(on_overflow="next", comm=comm)
+    for _ in range(5):
+        updater.update()
+    factor.d = 2.0**4
+    result = updater.update()
+    assert result.updated
+    assert result.retries == updater.counters.lost["overflow"] == 1
+    assert [updater.update().retries for _ in range(5)] == [0] * 5
 
 
 def test_a_scale_that_is_set_is_used_at_once() -> None:
