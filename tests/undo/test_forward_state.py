@@ -97,17 +97,6 @@ def test_what_was_zero_without_being_written_is_zero_again() -> None:
     assert not mean.d.any()
 
 
-@pytest.mark.parametrize(("value", "found"), [(1.0, False), (np.nan, True), (np.inf, True)])
-def test_running_statistics_that_are_not_finite_are_noticed(value: float, found: bool) -> None:
-    loss = network()
-    state = ForwardState(CpuKernels())
-    state.save(plan_of(loss))
-    nn.get_parameters(grad_only=False)["bn/bn/var"].d[0, 1] = value
-    # What forward does not write is not its fault.
-    nn.get_parameters(grad_only=False)["gain"].d = np.nan
-    assert CpuKernels().all_finite(state.arrays) is not found
-
-
 def normalized(mean: nn.Variable, variance: nn.Variable, gain: float) -> nn.Variable:
     """A batch normalization whose running statistics are no parameters."""
     x = constant(np.full((4, 3), gain))
@@ -194,31 +183,6 @@ def test_what_needs_a_gradient_and_is_written_is_put_back() -> None:
     assert not average.d.any()
     state.restore()
     assert average.d.tolist() == [[1.0] * 3] * 2
-
-
-def test_what_is_read_cut_off_after_it_was_computed_is_not_put_back() -> None:
-    x = constant(np.ones((2, 3)))
-    y = F.tanh(x * parameter("gain", [[1.0, 2.0, 3.0]]))
-    loss = F.mean((y - y.get_unlinked_variable(need_grad=False)) ** 2)
-    state = ForwardState(CpuKernels())
-    loss.forward(clear_buffer=True)
-    y.data.clear()
-    state.save(plan_of(loss))
-    loss.forward()
-    written = y.d.copy()
-    state.restore()
-    np.testing.assert_array_equal(y.d, written)
-
-
-def test_what_is_read_cut_off_is_not_freed_before() -> None:
-    """Nothing that reads it with the graph needs it in backward."""
-    x = constant(np.ones((2, 3)))
-    y = x * parameter("gain", [[1.0, 2.0, 3.0]])
-    loss = F.mean(y + 1.0) + F.mean(F.exp(y.get_unlinked_variable(need_grad=False)))
-    ForwardState(CpuKernels()).save(plan_of(loss))
-    freed = []
-    loss.forward(clear_no_need_grad=True, function_pre_hook=lambda _: freed.append(y.data.clear_called))
-    assert not any(freed)
 
 
 def test_what_is_read_cut_off_before_it_is_computed_is_put_back() -> None:

@@ -17,9 +17,9 @@ from tests.updaters.networks import METHODS, assert_equal, gate, snapshot, updat
 
 
 class Work:
-    """A network with dropout and batch normalization, whose batches can be spoilt, and its updater."""
+    """A network with batch normalization, whose batches can be spoilt, and its updater."""
 
-    def __init__(self, dropout: bool = False, **options: Any) -> None:
+    def __init__(self, **options: Any) -> None:
         nn.clear_parameters()
         nn.seed(0)
         self.factors: Dict[int, float] = {}
@@ -28,8 +28,7 @@ class Work:
         rng = np.random.RandomState(0)
         x, t, factor, one = nn.Variable((8, 6)), nn.Variable((8, 1)), nn.Variable((1,)), nn.Variable((1,))
         h = PF.batch_normalization(PF.affine(x, 8, name="a", rng=rng), name="bn")
-        h = F.dropout(F.tanh(h), 0.3) if dropout else F.tanh(h)
-        y = PF.affine(h, 4, name="b", rng=rng)
+        y = PF.affine(F.tanh(h), 4, name="b", rng=rng)
         loss = F.sum(F.reshape(F.mean(F.softmax_cross_entropy(y, t)), (1,)) * factor)
 
         def feed() -> None:
@@ -123,13 +122,3 @@ def test_after_too_many_of_them_scales_and_weights_are_as_before(method: str) ->
     assert after["scale_state"] == state["scale_state"]
     assert_equal(snapshot(), weights)
     assert work.updater.update().updated
-
-
-@every_method
-def test_dropout_draws_again_and_trains(method: str) -> None:
-    work = Work(config=config(method), dropout=True)
-    work.factors = {2: 2.0**8}
-    results = work.train(5)
-    assert all(r.updated for r in results)
-    assert work.batches == 5
-    assert results[2].retries > 0
