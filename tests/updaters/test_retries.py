@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater, LossScaleError
+from nnabla_adaloss.undo import Savepoint
 from nnabla_adaloss.updaters import Counters
 from tests.updaters.networks import AS_THE_BASELINE, snapshot, training, updater_on
 
@@ -75,6 +76,17 @@ def test_what_is_saved_comes_back() -> None:
     saved = counters.as_dict()
     saved["lost"]["hopeless"] = 0
     assert counters.lost == {"hopeless": 4}
+
+
+def test_what_is_counted_in_an_iteration_that_is_broken_off_is_undone() -> None:
+    counters = Counters(3, 7, 2, {"hopeless": 4})
+    before = Savepoint([counters])
+    counters.count_update(1)
+    counters.count_repeat()
+    counters.count_lost("hopeless", 1)
+    assert counters == Counters(4, 9, 3, {"hopeless": 5})
+    before.restore()
+    assert counters == Counters(3, 7, 2, {"hopeless": 4})
 
 
 @pytest.mark.parametrize(
