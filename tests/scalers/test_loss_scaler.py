@@ -218,7 +218,7 @@ def test_a_state_that_is_none_changes_nothing(changes, message):
     feed(scaler, BAD, GOOD)
     before = scaler.state_dict()
     with pytest.raises((TypeError, ValueError), match=message):
-        scaler.load_state_dict({**before, "growth_factor": 8.0, **changes})
+        scaler.load_state_dict({**before, "window": [1, [[1, 2.0]]], "growth_factor": 8.0, **changes})
     with pytest.raises(ValueError, match="state has no 'scale'"):
         scaler.load_state_dict({name: value for name, value in before.items() if name != "scale"})
     assert scaler.state_dict() == before
