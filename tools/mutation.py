@@ -55,7 +55,6 @@ ROOMS = {
         ("updaters/exchange.py", "communicators/agreement.py"),
         (
             "tests/updaters/test_exchange.py",
-            "tests/updaters/test_exchange_cases.py",
             "tests/communicators/test_agreement.py",
         ),
     ),

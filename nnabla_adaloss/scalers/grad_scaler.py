@@ -17,9 +17,9 @@ from ..core.precision import StorageLike
 from ..core.saved_settings import check_version
 from ..core.scale_history import HistoryPolicy
 from ..core.validation import boolean, explains_keywords, instance_or_none, integer, strings
-from ..emulation import FormatEmulation, with_storage
+from ..emulation import with_storage
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
-from ..graph.loss import LossLike, Seed, check_seed
+from ..graph.loss import LossLike, Seed, check_seed, run_backward
 from ..kernels import select_kernels
 from ..undo import ArraySnapshot, ForwardState
 from ..updaters.notifications import Notifier
@@ -27,11 +27,26 @@ from ..updaters.outcome import GOOD, BatchOutcome, examine, judge, poison_gradie
 from ..updaters.retries import first_bad
 from .scaled_losses import ScaledLosses
 from .solver_steps import SolverSteps
-from .torch_names import ARGUMENTS, METHODS
 
 _VERSION = 3
 # How often the first batch runs, at most, until its scales hold.
 _ATTEMPTS = 20
+
+# Arguments and methods of torch's `GradScaler` that ours does not have, and their replacements.
+_MEASURED = (
+    "scales follow from what was measured, so that nothing grows or backs off "
+    "(LossScaler has growth and back-off)"
+)
+_GROWTH = ("growth_factor", "backoff_factor", "growth_interval")
+_ARGUMENTS = {
+    "init_scale": "use history=HistoryPolicy(start_scale=...)",
+    **dict.fromkeys(_GROWTH, _MEASURED),
+}
+_METHODS = {
+    "scale": "call scaler.forward(loss) and scaler.backward(loss) in the place of "
+    "scaler.scale(loss).backward()",
+    **{f"{verb}_{name}": _MEASURED for verb in ("get", "set") for name in _GROWTH},
+}
 
 
 class GradScaler:
@@ -85,7 +100,7 @@ class GradScaler:
         (True, 0)
     """
 
-    @explains_keywords(ARGUMENTS)
+    @explains_keywords(_ARGUMENTS)
     def __init__(
         self,
         *solvers: Any,
@@ -170,7 +185,8 @@ class GradScaler:
                 "scaler.forward(loss) in the place of loss.forward()"
             )
         if not self._enabled:
-            _plain_backward(scaling, clear_buffer, grad)
+            check_seed(scaling.variable, grad)
+            run_backward(scaling.loss, 1.0, grad, clear_buffer, None, None, None)
         elif self._is_first_batch(scaling):
             self._find_scales(scaling, grad)
         else:
@@ -263,7 +279,7 @@ class GradScaler:
         def __getattr__(self, name: str) -> Any:
             """Name the replacement of those methods of torch's that are not here."""
             message = f"{type(self).__name__!r} object has no attribute {name!r}"
-            raise AttributeError(f"{message}: {METHODS[name]}" if name in METHODS else message)
+            raise AttributeError(f"{message}: {_METHODS[name]}" if name in _METHODS else message)
 
     def scaling(self, loss: LossLike) -> AdaptiveLossScaling:
         """The engine of a loss: `loss_scale`, `layer_scales`, `plan`, ... of its last backward."""
@@ -412,13 +428,3 @@ class GradScaler:
 
     def _warn(self, kind: str, message: str) -> None:
         self._notifier.warn(kind, f"step skipped in iteration {self._iteration}: {message}")
-
-
-def _plain_backward(scaling: AdaptiveLossScaling, clear_buffer: bool, grad: Optional[Seed]) -> None:
-    """Run backward as nnabla does, from `grad`, or from one."""
-    loss = scaling.loss
-    check_seed(scaling.variable, grad)
-    if isinstance(loss, FormatEmulation):
-        loss.backward(1.0, clear_buffer, grad=grad)
-    else:
-        scaling.variable.backward(1.0 if grad is None else grad, clear_buffer=clear_buffer)

@@ -17,12 +17,7 @@ _KINDS = (np.ndarray, np.generic, nn.NdArray, nn.Variable)
 
 
 def gradient_list(gradients: Union[Gradient, Iterable[Gradient]]) -> List[Gradient]:
-    """One gradient, or an iterable of them, as a list whose items were checked.
-
-    Raises:
-        TypeError: an item is not a gradient, or not of a floating dtype.
-        ValueError: there is none, or nothing was ever written to one.
-    """
+    """One gradient, or an iterable of them, as a list; TypeError or ValueError names what is none."""
     if isinstance(gradients, _KINDS):
         items: List[Gradient] = [gradients]
     elif isinstance(gradients, Iterable):
@@ -56,10 +51,8 @@ def largest(gradient: Gradient) -> float:
 
 
 def unscaled(gradient: Gradient, scale: float) -> Gradient:
-    """The gradient divided by `scale` in float32 (float64 stays float64).
-
-    NdArrays and Variables are divided in place and returned; float16 becomes float32, since float16 would
-    underflow again. For a NumPy array a new one is made.
+    """The gradient divided by `scale` in float32 (float64 stays float64), since float16 would underflow
+    again. NdArrays and Variables are divided in place and returned; for a NumPy array a new one is made.
     """
     stored = _stored(gradient)
     if stored is None:

@@ -4,8 +4,6 @@
 loss = scaler.scale_loss(loss);  backward
 if scaler.unscale_gradients_and_check(gradients):
     update the parameters
-
-The scale follows `GrowthPolicy`, or with `global_scale="history"` the measured gradients.
 """
 
 from __future__ import annotations
@@ -21,10 +19,9 @@ from ..core.saved_settings import Given, not_default, of_another_version, plain,
 from ..core.scale_history import AmaxWindow, HistoryPolicy
 from ..core.validation import boolean, number, positive_number
 from ..errors import warn
-from ..updaters.argument_checks import check_count
 from ..updaters.global_scale import history_of
+from ..updaters.settings import check_count
 from .gradients import Gradient, divisible_in_place, gradient_list, has_nonfinite, largest, unscaled
-from .growth_policy import GrowthPolicy, GrowthState
 
 Gradients = Union[Gradient, Iterable[Gradient]]
 
@@ -280,45 +277,46 @@ class LossScaler:
 
     def _check(self, gradients: List[Gradient]) -> bool:
         usable = not any(map(has_nonfinite, gradients))
+        self.total_updates += 1
+        self.skipped_updates += not usable
         if self._history is not None and self.dynamic_scaling:
-            self._measure(self._history, max(map(largest, gradients)) if usable else None)
-            self.total_updates += 1
-            self.skipped_updates += not usable
+            wanted = self._measured(self._history, max(map(largest, gradients)) if usable else None)
         else:
-            self._adjust(usable)
+            wanted = self._searched(usable)
+        if self.dynamic_scaling:
+            if not usable:
+                self._warn_at_floor()
+            self.scale = wanted
         return usable
 
-    def _measure(self, policy: HistoryPolicy, amax: Optional[float]) -> None:
-        """Adjust the scale to the largest gradient; None: there was an overflow."""
-        overflowed = amax is None
+    def _measured(self, policy: HistoryPolicy, amax: Optional[float]) -> float:
+        """The scale after gradients with this largest magnitude; None: there was an overflow."""
         seen = FLOAT16.max / self.scale if amax is None else amax
         self._window = self._window.push(seen, policy.window)
-        if overflowed:
-            self._warn_at_floor(self.scale <= self.min_scale)
+        if amax is None:
             wanted = policy.after_overflow(self.scale)
         else:
-            largest_seen = self._window.amax
-            wanted = policy.scale(largest_seen, u_max=FLOAT16.max) if largest_seen else self.scale
-        self.scale = min(max(wanted, self.min_scale), self.max_scale)
+            found = self._window.amax
+            wanted = policy.scale(found, u_max=FLOAT16.max) if found else self.scale
+        return min(max(wanted, self.min_scale), self.max_scale)
 
-    def _warn_at_floor(self, at_floor: bool) -> None:
-        if at_floor and not self._warned:
+    def _searched(self, usable: bool) -> float:
+        """The scale after a good update or an overflow; one that was set beyond its bounds goes no further.
+
+        nnabla's own updater counts differently: see `nnabla_adaloss.core.scale_policy`.
+        """
+        self._good_updates = self._good_updates + 1 if usable else 0
+        if not usable:
+            return max(self.scale * self.backoff_factor, min(self.min_scale, self.scale))
+        if self._good_updates < self.growth_interval:
+            return self.scale
+        self._good_updates = 0
+        return min(self.scale * self.growth_factor, max(self.max_scale, self.scale))
+
+    def _warn_at_floor(self) -> None:
+        if self.scale <= self.min_scale and not self._warned:
             self._warned = True
             warn(
                 f"gradients overflow at min_scale={self.min_scale:g}: the scale is not the cause; "
                 "look at the loss, the data and the learning rate"
             )
-
-    def _adjust(self, usable: bool) -> None:
-        policy = GrowthPolicy(
-            self.growth_interval, self.growth_factor, self.backoff_factor, self.min_scale, self.max_scale
-        )
-        state = GrowthState(self.scale, self._good_updates)
-        self.total_updates += 1
-        self.skipped_updates += not usable
-        after = policy.after_update(state) if usable else policy.after_overflow(state)
-        self._good_updates = after.good_updates
-        if not self.dynamic_scaling:
-            return
-        self._warn_at_floor(not usable and policy.at_floor(state))
-        self.scale = after.scale

@@ -18,20 +18,13 @@ MakeScaling = Callable[[LossLike, Optional[ForwardState]], AdaptiveLossScaling]
 
 
 class ScaledLosses:
-    """An engine for each loss.
-
-    A loss is identified by its Variable. nnabla's Variables have no weak references, so the last graph of
-    each network is kept. A new Variable whose graph has the same functions with the same names is the same
-    network, built again: its engine takes over the measurements of the one before.
-
-    Args:
-        make: makes the engine of a loss, with the state that forward writes.
-
-    Attributes:
-        forward_state: the state that forward writes; all losses share it.
+    """An engine for each loss, which goes by its Variable. A new Variable whose graph has the same functions
+    with the same names is the same network, built again: its engine takes over the measurements of the one
+    before. nnabla's Variables have no weak references, so the last graph of each network is kept.
     """
 
     def __init__(self, make: MakeScaling) -> None:
+        # What forward writes; all losses share it.
         self.forward_state: Optional[ForwardState] = None
         self._make = make
         # In the order of use.
@@ -58,10 +51,8 @@ class ScaledLosses:
         return [*self._saved, *(scaling.state_dict() for scaling in self._known.values())]
 
     def load(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Go on from what `states` returned; a loss that was not used yet takes its state when it is.
-
-        Raises:
-            ValueError: a state is damaged. Nothing changes then.
+        """Go on from what `states` returned, a loss that was not used yet when it is; ValueError, and no
+        change, when a state is damaged.
         """
         before = [(scaling, scaling.state_dict()) for scaling in self._known.values()]
         try:

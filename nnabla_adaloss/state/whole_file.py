@@ -39,18 +39,9 @@ def special_kind(status: os.stat_result) -> Optional[str]:
 
 
 def replace_file(path: Union[str, os.PathLike[str]], content: bytes, signature: bytes) -> None:
-    """Write `content` to `path`; a crash at any moment leaves the old file or the new one.
-
-    A link is followed, and kept. So are the permissions of an older file and, where that is allowed, its
-    owner. Temporary files that killed writers left beside `path` are removed.
-
-    Args:
-        path: the file; its folder must exist.
-        content: the new content.
-        signature: the first bytes of every content. Temporary files that begin otherwise are not removed.
-
-    Raises:
-        OSError: the file cannot be written; an older one is left as it was.
+    """Write `content` to `path`, or raise OSError and leave the old file. Links are followed; permissions
+    and, if that is allowed, the owner are kept. Temporary files that killed writers left are removed if
+    they begin with `signature`, as every content does.
     """
     target = os.path.realpath(os.fsdecode(path))
     for _ in range(_ATTEMPTS):

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from .batch_guard import BatchGuard
-from .forward_fault import ForwardFault
+from .batch_guard import BatchGuard, ForwardFault
 from .forward_state import ForwardState
 from .snapshot import ArraySnapshot, DataSnapshot, Savepoint, Undoable
 

@@ -3,18 +3,29 @@
 
 from __future__ import annotations
 
-from typing import Callable, Iterable, Optional, Sequence
+from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Sequence
 
 import nnabla as nn
+import numpy as np
 
 from ..emulation.rounded_storage import RoundedStorage
 from ..graph.loss import LossLike, variable_of
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels
 from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
-from .forward_fault import ForwardFault, find_forward_fault
 from .forward_state import ForwardState, Moment
 from .snapshot import ArraySnapshot
+
+
+class ForwardFault(NamedTuple):
+    """The first function of a forward pass that read or computed an infinity or a NaN: no scale helps."""
+
+    function: str
+    type_name: str
+    what: str  # what is wrong, in words
+
+    def __str__(self) -> str:
+        return f"{self.function} ({self.type_name}) {self.what}"
 
 
 class BatchGuard:
@@ -97,7 +108,15 @@ class BatchGuard:
     def find_fault(self) -> Optional[ForwardFault]:
         """The first function that is not finite on the present inputs; forward runs once more for that."""
         self.rewind()
-        return find_forward_fault(self._loss, self._plan(), self._kernels, self._storage)
+        plan = self._plan()
+        found: List[ForwardFault] = []
+
+        def look(f: Any) -> None:
+            if not found:
+                found.extend(self._faults(f, plan))
+
+        self._loss.forward(clear_no_need_grad=True, function_post_hook=look)
+        return found[0] if found else None
 
     def gradients_are_zero(self, parameters: Iterable[nn.Variable]) -> bool:
         """True when no gradient holds anything but zeros; on a GPU each read waits for the device."""
@@ -114,3 +133,37 @@ class BatchGuard:
         if stored is None:
             return True
         return stored in (FLOAT32, FLOAT16) and not self._kernels.statistics(parameter.grad).abs_max
+
+    def _faults(self, f: Any, plan: GraphPlan) -> List[ForwardFault]:
+        """What is not finite around a function that has just run; at most one fault."""
+        kind, storage = f.info.type_name, self._storage
+
+        def fault(what: str) -> List[ForwardFault]:
+            return [ForwardFault(plan.labels.get(hash(f), kind), kind, what)]
+
+        for v in f.inputs:
+            bad = 0 if v.parent is not None else self._nonfinite(v)
+            if bad:
+                name = plan.names.get(hash(v))
+                which = f"an input of shape {v.shape}" if name is None else f"the parameter {name}"
+                return fault(f"reads {which} that holds {bad} infinities or NaNs")
+        for v in f.outputs:
+            bad = self._nonfinite(v)
+            if bad:
+                rounded = None if storage is None else storage.data_rounding(hash(v))
+                if storage is None or rounded is None or not rounded.overflowed:
+                    return fault(f"computes {bad} infinities or NaNs from finite inputs")
+                stored = storage.data_format(hash(v), v.size)
+                beyond = f"{rounded.overflowed} numbers beyond {stored.name}"
+                return fault(f"computes {beyond}, which ends at {stored.max:g}")
+        return []
+
+    def _nonfinite(self, v: nn.Variable) -> int:
+        # Functions without gradients may have had their inputs freed.
+        stored = None if v.data.clear_called else stored_dtype(v.data)
+        if stored is None:
+            return 0
+        if stored in (FLOAT32, FLOAT16):
+            return self._kernels.statistics(v.data).nonfinite
+        # What was assigned as float64 stays so until it is read; integers are finite.
+        return int(np.count_nonzero(~np.isfinite(v.data.data))) if stored.kind == "f" else 0

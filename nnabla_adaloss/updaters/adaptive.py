@@ -22,20 +22,20 @@ from ..graph.loss import LossLike, check_scale
 from ..monitor import BatchThrownAway, ScaleChanged, audience_of
 from ..state import read_state, write_state
 from ..undo import Savepoint, Undoable
-from .argument_checks import TORCH_ARGUMENTS, HookLike, check_arguments, hooks_by_pass
-from .batch_run import BatchRuns, keep_data
+from .batch_run import BatchRunner
 from .exchange import GradientExchange
 from .global_scale import GlobalScale, agreed_scales, history_of
 from .idle import Idle
 from .notifications import Notifier, nonfinite_gradients, notify_float_storage, notify_update
 from .outcome import GOOD, BatchOutcome, agree_on_cause
 from .retries import Counters, RetryState, UpdateResult
+from .settings import TORCH_ARGUMENTS, HookLike, Settings, hooks_by_pass, keep_data
 from .states import as_saved, parameter_checksum, read
 
 _CALL = methodcaller("__call__")
 
 
-class AdaptiveLossScalingUpdater(BatchRuns, DynamicLossScalingUpdater):  # type: ignore[misc]
+class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: ignore[misc]
     """Trains with a loss scale that is measured, not searched for, and adaptive scales per layer on top.
 
     A drop-in replacement for nnabla's `DynamicLossScalingUpdater`: it has the same positional arguments with
@@ -149,13 +149,14 @@ class AdaptiveLossScalingUpdater(BatchRuns, DynamicLossScalingUpdater):  # type:
         function_post_hook: HookLike = None,
         float_tail: bool = True,
     ) -> None:
-        check_arguments(solver, data_feeder, accum_grad, weight_decay, comm, grads)
+        # All that may be refused comes before the loss, in whose graph functions may be replaced.
+        self.data_feeder, self.accum_grad, self.weight_decay = data_feeder, accum_grad, weight_decay
         scale, policy = check_scale(scale), ScalePolicy(scaling_factor, N, min_scale, max_scale, hysteresis)
         self.max_retries, self.check_every, self.on_gradients = max_retries, check_every, on_gradients
         self.on_nonfinite_loss, self.on_nonfinite_forward = on_nonfinite_loss, on_nonfinite_forward
         self.on_scale_floor, self.on_overflow, self.average = on_scale_floor, on_overflow, average
         self.clear_buffer = clear_buffer
-        self._hooks = hooks_by_pass(function_pre_hook, function_post_hook)
+        hooks = hooks_by_pass(function_pre_hook, function_post_hook)
         self.history = history_of(global_scale, start_scale=scale, min_scale=min_scale)
         self._s0 = GlobalScale(scale, policy, self.history)
         self.config, self.storage, self.solver, self.global_scale = config, storage, solver, global_scale
@@ -163,12 +164,13 @@ class AdaptiveLossScalingUpdater(BatchRuns, DynamicLossScalingUpdater):  # type:
         self.function_pre_hook, self.function_post_hook = function_pre_hook, function_post_hook
         self._audience = audience_of(monitors)
         self.counters, self._idle, self._notifier = Counters(), Idle(), Notifier()
+        self._exchange = GradientExchange(comm, grads, solver)
         self._repeat = on_overflow == "repeat"
+        self._runner = BatchRunner(self._s0, self._idle.lock, hooks, repeat=self._repeat)
         # Scales are lowered from batch to batch, and on all ranks alike.
         self._searches = not (self._repeat or self._s0.measured)
         self.iteration = 0
         self.loss = loss
-        self._exchange = GradientExchange(comm, grads, solver)
         own = solver, loss, data_feeder, self.scale, scaling_factor, N, clear_buffer, accum_grad, weight_decay
         super().__init__(*own, comm, self._exchange.grads if comm is not None else [])
         notify_float_storage(self.scaling, storage, config)
@@ -210,7 +212,7 @@ class AdaptiveLossScalingUpdater(BatchRuns, DynamicLossScalingUpdater):  # type:
         self._undo_iteration()
         resumed, self._interrupted = self._interrupted, None
         before = self._s0.state
-        self._retries = resumed or RetryState(self.iteration + 1, before)
+        self._retries = resumed or RetryState(before)
         self.scaling.guard.begin()
         if self.comm is None:
             own: List[Undoable] = [self, self._s0, self.counters]
@@ -306,15 +308,7 @@ class AdaptiveLossScalingUpdater(BatchRuns, DynamicLossScalingUpdater):  # type:
 
     def state_dict(self) -> Dict[str, Any]:
         """Everything that decides the next step, apart from parameters, solver states and data."""
-        return as_saved(
-            self._deciding_settings,
-            self._s0.state,
-            self.counters,
-            last_good_scale=self._s0.last_good,
-            iteration=self.iteration,
-            parameters=parameter_checksum(self.solver),
-            scaling=self.scaling.state_dict(),
-        )
+        return as_saved(self, self._s0.last_good)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state that `state_dict` returned. Load the parameters before.
@@ -323,7 +317,7 @@ class AdaptiveLossScalingUpdater(BatchRuns, DynamicLossScalingUpdater):  # type:
             ValueError: the state is damaged, of a newer version, of another network, or of an updater with
                 other settings. Nothing changes then.
         """
-        saved = read(state, self._deciding_settings, self.policy)
+        saved = read(state, self)
         self.scaling.load_state_dict(saved["scaling"])
         self._s0.restore(saved["scale_state"], saved["last_good_scale"])
         self.iteration, self.counters, self._interrupted = saved["iteration"], saved["counters"], None
@@ -359,7 +353,7 @@ class AdaptiveLossScalingUpdater(BatchRuns, DynamicLossScalingUpdater):  # type:
         for index in range(self.accum_grad):
             # May assign another loss, and rewire this one.
             self.data_feeder()
-            outcome = self._run_batch(outcome, first=not index)
+            outcome = self._runner.run(self, self._retries, outcome, first=not index)
             found = self.scaling.result.nonzero
             self._nonzero = self._nonzero | found if index else found
         return outcome

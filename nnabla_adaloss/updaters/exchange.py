@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import zlib
 from functools import cached_property
-from typing import Any, Dict, List, Optional, Sequence, TypeVar
+from typing import Any, Collection, Dict, List, Optional, Sequence, TypeVar
 
 import nnabla as nn
 import numpy as np
@@ -21,10 +21,22 @@ _Float = TypeVar("_Float", bound=np.floating[Any])
 
 class GradientExchange:
     """Sums gradients over the ranks of a communicator, and agrees on flags; without one it does nothing. It
-    needs `all_reduce` and `bcast` alone, so any communicator of nnabla's duck type works.
+    needs `all_reduce` and `bcast` alone, so any communicator of nnabla's duck type works. TypeError or
+    ValueError where an argument is not as an updater wants it.
     """
 
     def __init__(self, comm: Optional[Any], grads: Optional[Sequence[nn.NdArray]], solver: Any) -> None:
+        if comm is not None and not callable(getattr(comm, "all_reduce", None)):
+            raise TypeError(
+                f"comm must be a communicator with all_reduce(arrays, division, inplace); "
+                f"{type(comm).__name__} has no all_reduce"
+            )
+        if grads is not None:
+            _check_gradients(grads)
+        if grads and comm is None:
+            raise ValueError(
+                "grads are exchanged through comm, but comm is None; pass a communicator, or no grads"
+            )
         self.comm = comm
         self._grads = list(grads) if grads is not None else []
         self._solver = solver
@@ -53,8 +65,8 @@ class GradientExchange:
 
     def broadcast_parameters(self) -> None:
         """Give every rank the parameters of rank 0."""
-        if self.comm is not None:
-            self.comm.bcast([v.data for v in self.parameters.values()], 0, inplace=False)
+        comm: Any = self.comm
+        comm.bcast([v.data for v in self.parameters.values()], 0, inplace=False)
 
     def sum(self, *, average: bool) -> None:
         """Sum the gradients over all ranks, or average them."""
@@ -63,17 +75,16 @@ class GradientExchange:
 
     def sum_with(self, own: NDArray[_Float], *, average: bool) -> NDArray[_Float]:
         """Sum the gradients, and gather `own` of all ranks with the same message: (ranks, \\*own.shape)."""
-        if self.comm is None:
-            return own[np.newaxis]
+        comm: Any = self.comm
         # Pieces of 16 bits: a sum in float32 in which all other ranks have zeros keeps them as they are.
         pieces = np.ascontiguousarray(own).reshape(-1).view(np.uint16)
-        table = np.zeros((self.comm.size, pieces.size), np.float32)
+        table = np.zeros((comm.size, pieces.size), np.float32)
         # An average over the ranks divides by their number.
-        table[self.comm.rank] = pieces * np.float32(self.comm.size if average else 1)
+        table[comm.rank] = pieces * np.float32(comm.size if average else 1)
         array = nn.NdArray.from_numpy_array(table)
-        self.comm.all_reduce([*self.grads, array], division=average, inplace=False)
+        comm.all_reduce([*self.grads, array], division=average, inplace=False)
         gathered = np.rint(host_view(array)).astype(np.uint16)
-        tables: NDArray[_Float] = gathered.view(own.dtype).reshape(self.comm.size, *own.shape)
+        tables: NDArray[_Float] = gathered.view(own.dtype).reshape(comm.size, *own.shape)
         return tables
 
     def all_finite(self, kernels: Kernels) -> bool:
@@ -97,21 +108,30 @@ class GradientExchange:
 
     def check_ranks_agree(self, scales: Sequence[float], iteration: int) -> None:
         """Compare parameters and scales with those of rank 0; every rank raises where one differs."""
-        if self.comm is None:
-            return
+        comm: Any = self.comm
         names = [*self.parameters, "the loss scales"]
         arrays = [v.data.get_data("r") for v in self.parameters.values()] + [np.array(scales, np.float64)]
         own = crc32_halves(arrays)
         first = nn.NdArray.from_numpy_array(own.copy())
-        self.comm.bcast([first], 0, inplace=True)
+        comm.bcast([first], 0, inplace=True)
         differs = (np.array(first.data) != own).any(axis=1)
         found = [name for name, flag in zip(names, self.any(list(differs))) if flag]
         if found:
             here = "differs from" if differs.any() else "agrees with"
             raise RankDisagreementError(
                 f"ranks disagree in iteration {iteration}: {', '.join(found[:5])}"
-                f"{' and others' if len(found) > 5 else ''} (rank {self.comm.rank} {here} rank 0). "
+                f"{' and others' if len(found) > 5 else ''} (rank {comm.rank} {here} rank 0). "
                 "Resume from a checkpoint; look for data or code that differs between ranks"
+            )
+
+
+def _check_gradients(grads: Any) -> None:
+    if not isinstance(grads, Collection):
+        raise TypeError(f"grads must be a list of NdArrays, got {type(grads).__name__}")
+    for index, grad in enumerate(grads):
+        if not isinstance(grad, nn.NdArray):
+            raise TypeError(
+                f"grads[{index}] must be an NdArray, such as a Variable's .grad, got {type(grad).__name__}"
             )
 
 

@@ -15,12 +15,20 @@ from ..engine import AdaptiveLossScaling
 from ..graph.float_tail import TailReader
 from ..graph.loss import LossLike, check_scale, variable_of
 from ..monitor import Audience, BatchThrownAway, Overflowed, audience_of
-from .argument_checks import check_arguments, check_count, check_data_feeder, check_decay, check_solver
-from .batch_run import keep_data
 from .exchange import GradientExchange
 from .notifications import Notifier, notify_update
 from .retries import UpdateResult
-from .settings import Setting, always, exchanges
+from .settings import (
+    Setting,
+    always,
+    check_count,
+    check_data_feeder,
+    check_decay,
+    check_one_element,
+    check_solver,
+    exchanges,
+    keep_data,
+)
 
 
 class FixedLossScalingUpdater:
@@ -89,7 +97,6 @@ class FixedLossScalingUpdater:
         monitors: Sequence[Any] = (),
         float_tail: bool = True,
     ) -> None:
-        check_arguments(solver, data_feeder, accum_grad, weight_decay, comm, grads)
         self._storage, self._float_tail = storage, boolean("float_tail", float_tail)
         self._reader: Optional[TailReader] = None
         self.comm = comm
@@ -170,10 +177,7 @@ class FixedLossScalingUpdater:
 
     def _checked(self, loss: LossLike) -> LossLike:
         variable = variable_of(loss)
-        if variable.size != 1:
-            raise ValueError(
-                f"loss has shape {variable.shape}, not one element; reduce it with nnabla.functions.mean"
-            )
+        check_one_element(variable)
         if isinstance(loss, AdaptiveLossScaling):
             raise TypeError(
                 "loss is an AdaptiveLossScaling, which unscales by itself; give the loss that was wrapped in "

@@ -115,7 +115,6 @@ class Counters:
 class RetryState:
     """The retries of one iteration, and the scales to return to if none of them helps."""
 
-    iteration: int
     scale_state: ScaleState  # the global scale before it
     repeats: int = 0  # how often a batch was run again
     discarded: int = 0  # batches (or windows of `accum_grad`) that were thrown away

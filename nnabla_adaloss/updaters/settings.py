@@ -1,34 +1,111 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of the adaptive updater as attributes: a value assigned later is checked, or refused."""
+"""Arguments of updaters as attributes: checked, also when they are assigned later, or refused."""
 
 from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
 
-from ..core.saved_settings import Given, fields_of
-from ..core.scale_history import HistoryPolicy
+import nnabla as nn
+
 from ..core.scale_policy import ScalePolicy, ScaleState
-from ..core.validation import boolean, instance
+from ..core.validation import boolean, instance, integer, nonnegative_number
 from ..emulation import with_storage
 from ..engine import AdaptiveLossScaling
+from ..graph.hooks import Hook
 from ..graph.loss import LossLike
 from ..monitor import Audience
-from .argument_checks import (
-    check_choice,
-    check_count,
-    check_data_feeder,
-    check_decay,
-    check_gradient_hook,
-    check_solver,
-)
 from .global_scale import GlobalScale
+from .retries import Counters
+
+HookLike = Union[Hook, Tuple[Optional[Hook], Optional[Hook]], None]
+"""A hook for forward and backward, or one for each, or none."""
+
+PassHooks = Tuple[Dict[str, Any], Dict[str, Any]]
+"""Keyword arguments of forward, and of backward."""
+
+_SEARCHED = 'with global_scale="dynamic"'
+TORCH_ARGUMENTS = {
+    "init_scale": "use scale=",
+    "growth_factor": f"use scaling_factor= {_SEARCHED}",
+    "backoff_factor": f"use scaling_factor= {_SEARCHED}, by which the scale is divided",
+    "growth_interval": f"use N= {_SEARCHED}",
+    "enabled": "use nnabla's solver by itself, or FixedLossScalingUpdater(scale=1.0)",
+}
+"""Arguments of torch's `GradScaler`, and those of `AdaptiveLossScalingUpdater` that take their place."""
+
+_METHODS = ("zero_grad", "update", "weight_decay", "scale_grad", "get_parameters")
+
+
+def keep_data() -> None:
+    """The default data feeder: leaves the input variables as they are."""
+
+
+def check_solver(name: str, value: Any, methods: Sequence[str] = _METHODS) -> Any:
+    """`value` when it is a solver; else TypeError."""
+    for method in methods:
+        if not callable(getattr(value, method, None)):
+            raise TypeError(f"{name} must be an nnabla solver; {type(value).__name__} has no {method}()")
+    return value
+
+
+def check_data_feeder(name: str, value: Any) -> Any:
+    """`value` when it can be called; else TypeError."""
+    if not callable(value):
+        raise TypeError(f"{name} must be callable without arguments, got {type(value).__name__}")
+    return value
+
+
+def check_count(name: str, value: Any, least: int = 1) -> int:
+    """`value` when it is an integer of at least `least`; else TypeError or ValueError."""
+    if integer(name, value) < least:
+        raise ValueError(f"{name}={value!r} must be {least} or more")
+    return int(value)
+
+
+def check_decay(name: str, value: Any) -> Any:
+    """`value` when it is a finite number, 0 or more, or None; else TypeError or ValueError."""
+    if value is not None:
+        nonnegative_number(name, value)
+    return value
+
+
+def check_one_element(loss: nn.Variable) -> None:
+    """Raise ValueError unless `loss` has one element."""
+    if loss.size != 1:
+        raise ValueError(
+            f"loss has shape {loss.shape}, not one element; reduce it with nnabla.functions.mean"
+        )
+
+
+def hooks_by_pass(pre: Any, post: Any) -> PassHooks:
+    """The hooks of forward, and of backward; TypeError unless `pre` and `post` are each a `HookLike`."""
+    pairs = {}
+    for name, given in (("function_pre_hook", pre), ("function_post_hook", post)):
+        pairs[name] = pair = given if isinstance(given, tuple) else (given, given)
+        if len(pair) != 2 or not all(hook is None or callable(hook) for hook in pair):
+            raise TypeError(
+                f"{name} must be a callable with a function, or a pair of these for forward and backward, "
+                f"or None; got {given!r}"
+            )
+    forward, backward = ({name: pair[index] for name, pair in pairs.items()} for index in (0, 1))
+    return forward, backward
+
+
+def _check_gradient_hook(name: str, value: Any) -> Any:
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} must be callable with the solver, got {type(value).__name__}")
+    return value
+
+
+def _check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")
+    return value
+
 
 Check = Callable[[str, Any], Any]
-
-# Fields of the configuration that decide no result: monitoring, and ways to the same numbers.
-_NOT_DECIDING = frozenset({"recorder", "debug_level", "planned_bytes"})
 
 
 def always(updater: Any, before: Any, value: Any) -> bool:
@@ -81,7 +158,7 @@ def field_of_policy(name: str) -> Any:
     return property(lambda updater: getattr(updater.policy, name), assign)
 
 
-_POLICIES = partial(check_choice, choices=("raise", "skip", "warn"))
+_POLICIES = partial(_check_choice, choices=("raise", "skip", "warn"))
 
 
 class Settings:
@@ -96,6 +173,7 @@ class Settings:
 
     scaling: AdaptiveLossScaling
     iteration: int
+    counters: Counters
     _s0: GlobalScale
     _audience: Optional[Audience]
     _loss: Optional[LossLike] = None
@@ -111,7 +189,7 @@ class Settings:
     grads: Any = Setting(refuses=always)
     global_scale: Any = Setting(refuses=always)
     history: Any = Setting(refuses=always)
-    on_overflow: Any = Setting(partial(check_choice, choices=("repeat", "next")), refuses=always)
+    on_overflow: Any = Setting(partial(_check_choice, choices=("repeat", "next")), refuses=always)
     config: Any = Setting(refuses=always)
     storage: Any = Setting(refuses=always)
     max_retries: Any = Setting(partial(check_count, least=0))
@@ -121,7 +199,7 @@ class Settings:
     min_scale: Any = field_of_policy("min_scale")
     max_scale: Any = field_of_policy("max_scale")
     hysteresis: Any = field_of_policy("hysteresis")
-    on_gradients: Any = Setting(check_gradient_hook)
+    on_gradients: Any = Setting(_check_gradient_hook)
     average: Any = Setting(boolean)
     check_every: Any = Setting(partial(check_count, least=0))
     monitors: Any = Setting(refuses=always)
@@ -150,11 +228,7 @@ class Settings:
             monitors=self._audience or (),
             float_tail=self.float_tail,
         )
-        if scaling.variable.size != 1:
-            raise ValueError(
-                f"loss has shape {scaling.variable.shape}, not one element; "
-                "reduce it with nnabla.functions.mean"
-            )
+        check_one_element(scaling.variable)
         if self._loss is not None:
             scaling.go_on_from(self.scaling)
         self._loss, self.scaling = loss, scaling
@@ -182,22 +256,6 @@ class Settings:
         self._s0.set(value)
         if self._s0.measured:
             self.scaling.restart(self._s0.scale)
-
-    @property
-    def _deciding_settings(self) -> Dict[str, Given]:
-        """The settings that decide the next step."""
-        return {
-            **{
-                name: given
-                for name, given in fields_of(self.scaling.config).items()
-                if name not in _NOT_DECIDING
-            },
-            **fields_of(self.policy),
-            "global_scale": Given("dynamic" if self.history is None else self.history, HistoryPolicy()),
-            "on_overflow": Given(self.on_overflow, "repeat"),
-            "accum_grad": Given(self.accum_grad, 1),
-            "average": Given(self.average, False),
-        }
 
     @property
     def scale_state(self) -> ScaleState:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, Mapping
 
 import numpy as np
 
@@ -11,43 +11,57 @@ from ..core.saved_settings import (
     Given,
     as_plain,
     check_version,
+    fields_of,
     not_default,
     of_another_version,
     plain,
     with_known_names,
 )
-from ..core.scale_policy import ScalePolicy, ScaleState
+from ..core.scale_history import HistoryPolicy
+from ..core.scale_policy import ScaleState
 from ..core.validation import integer, number
 from ..errors import warn
 from .exchange import crc32
 from .retries import Counters
+from .settings import Settings
 
 _VERSION = 6
+# Fields of the configuration that decide no result: monitoring, and ways to the same numbers.
+_NOT_DECIDING = frozenset({"recorder", "debug_level", "planned_bytes"})
 
 
-def as_saved(
-    settings: Mapping[str, Given], scale_state: ScaleState, counters: Counters, **others: Any
-) -> Dict[str, Any]:
+def as_saved(updater: Settings, last_good_scale: float) -> Dict[str, Any]:
     """The state of an updater as plain numbers, strings, lists and dicts; `read` takes it back."""
+    settings = _deciding_settings(updater)
     return {
         "version": _VERSION,
         "settings": as_plain(settings),
         "chosen": not_default(settings),
-        "scale_state": {name: plain(value) for name, value in scale_state._asdict().items()},
-        "counters": counters.as_dict(),
-        **others,
+        "scale_state": {name: plain(value) for name, value in updater.scale_state._asdict().items()},
+        "counters": updater.counters.as_dict(),
+        "last_good_scale": last_good_scale,
+        "iteration": updater.iteration,
+        "parameters": parameter_checksum(updater.solver),
+        "scaling": updater.scaling.state_dict(),
     }
 
 
-def read(state: Mapping[str, Any], settings: Mapping[str, Given], policy: ScalePolicy) -> Dict[str, Any]:
-    """What `as_saved` was given, but for the settings, which must be these; ValueError when the state is
-    damaged or of another version. Of settings that only one of both has, at their defaults, a warning tells.
+def read(state: Mapping[str, Any], updater: Settings) -> Dict[str, Any]:
+    """What `as_saved` returned, but for the settings, which must be those of `updater`; ValueError when the
+    state is damaged or of another version. A warning names settings that only one of both has.
     """
+    settings = _deciding_settings(updater)
     try:
         check_version(state["version"], _VERSION)
-        foreign = _check_settings(state, settings)
+        saved, foreign = with_known_names(state["settings"], settings, state.get("chosen"))
+        for name, value in as_plain(settings).items():
+            if saved[name] != value:
+                raise ValueError(
+                    f"state was saved with {name}={saved[name]!r}, this updater has {value!r}: "
+                    "make the updater with the same settings"
+                )
         found = {
-            "scale_state": policy.checked(ScaleState(**state["scale_state"])),
+            "scale_state": updater.policy.checked(ScaleState(**state["scale_state"])),
             "counters": Counters.from_dict(state["counters"]),
             "last_good_scale": number("last_good_scale", state["last_good_scale"]),
             "iteration": integer("iteration", state["iteration"]),
@@ -67,13 +81,14 @@ def parameter_checksum(solver: Any) -> int:
     return crc32(np.array([crc32(v.data.get_data("r")) for _, v in parameters], np.uint32))
 
 
-def _check_settings(state: Mapping[str, Any], settings: Mapping[str, Given]) -> List[str]:
-    """Raise unless the settings of `state` are these; the names of those that only one of both has."""
-    saved, foreign = with_known_names(state["settings"], settings, state.get("chosen"))
-    for name, value in as_plain(settings).items():
-        if saved[name] != value:
-            raise ValueError(
-                f"state was saved with {name}={saved[name]!r}, this updater has {value!r}: "
-                "make the updater with the same settings"
-            )
-    return foreign
+def _deciding_settings(updater: Settings) -> Dict[str, Given]:
+    """The settings that decide the next step."""
+    config = fields_of(updater.scaling.config)
+    return {
+        **{name: given for name, given in config.items() if name not in _NOT_DECIDING},
+        **fields_of(updater.policy),
+        "global_scale": Given("dynamic" if updater.history is None else updater.history, HistoryPolicy()),
+        "on_overflow": Given(updater.on_overflow, "repeat"),
+        "accum_grad": Given(updater.accum_grad, 1),
+        "average": Given(updater.average, False),
+    }

@@ -1,108 +1,87 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Gradients in NumPy arrays, NdArrays and Variables, as `LossScaler` divides and reads them."""
+
 from __future__ import annotations
+
+from typing import Any, Callable
 
 import nnabla as nn
 import numpy as np
 import pytest
 
-from nnabla_adaloss.scalers.gradients import (
-    divisible_in_place,
-    gradient_list,
-    has_nonfinite,
-    largest,
-    unscaled,
-)
+from nnabla_adaloss import LossScaler
+from nnabla_adaloss.scalers.gradients import divisible_in_place, has_nonfinite, largest, unscaled
 from tests.imports import modules_looked_for
 
 
-def nd(values, dtype=np.float32):
+def nd(values: Any, dtype: Any = np.float32) -> nn.NdArray:
     array = nn.NdArray(np.shape(values))
     array.cast(dtype)[...] = values
     return array
 
 
-def variable(values, dtype=np.float32):
+def variable(values: Any, dtype: Any = np.float32) -> nn.Variable:
     v = nn.Variable(np.shape(values), need_grad=True)
     v.grad.cast(dtype)[...] = values
     return v
 
 
-MAKERS = [np.array, nd, variable]
+Maker = Callable[..., Any]
+every_maker = pytest.mark.parametrize("make", [np.array, nd, variable])
 
 
-def values_of(gradient):
+def values_of(gradient: Any) -> np.ndarray:
     if isinstance(gradient, nn.Variable):
         gradient = gradient.grad
     return gradient.data if isinstance(gradient, nn.NdArray) else gradient
 
 
-@pytest.mark.parametrize("make", MAKERS)
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_is_divided_in_float32(make, dtype):
+@every_maker
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_division_is_in_float32_or_float64_and_where_nnablas_arrays_stand(make: Maker, dtype: Any) -> None:
+    wide = np.float64 if dtype is np.float64 else np.float32
     stored = np.array([2.0**-24, -0.0, 3.0, 65504.0], dtype)
-    result = values_of(unscaled(make(stored, dtype=dtype), 1024.0))
-    assert result.dtype == np.float32
-    np.testing.assert_array_equal(result, stored.astype(np.float32) / 1024)
-    assert np.signbit(result[1])
+    gradient = make(stored, dtype=dtype)
+    result = unscaled(gradient, 3.0)
+    assert values_of(result).dtype == wide
+    np.testing.assert_array_equal(values_of(result), stored.astype(wide) / wide(3.0))
+    assert np.signbit(values_of(result)[1])
+    assert (result is gradient) == (make is not np.array)
+    if make is np.array:
+        np.testing.assert_array_equal(gradient, stored)
 
 
-def test_float64_stays():
-    result = unscaled(np.array([1e-300]), 3.0)
-    assert result.dtype == np.float64
-    assert result[0] == 1e-300 / 3.0
-
-
-@pytest.mark.parametrize("make", [nd, variable])
-def test_nnabla_arrays_are_divided_where_they_stand(make):
-    gradient = make([2.0, 4.0])
-    assert unscaled(gradient, 2.0) is gradient
-    np.testing.assert_array_equal(values_of(gradient), [1.0, 2.0])
-
-
-def test_numpy_arrays_are_left_as_they_are():
-    gradient = np.array([2.0, 4.0], np.float32)
-    unscaled(gradient, 2.0)
-    np.testing.assert_array_equal(gradient, [2.0, 4.0])
-
-
-def test_a_lazily_zero_gradient_stays_lazily_zero():
+def test_a_lazily_zero_gradient_stays_lazily_zero() -> None:
     gradient = nd([1.0])
     gradient.zero()
     unscaled(gradient, 2.0)
     assert not has_nonfinite(gradient)
+    assert largest(gradient) == 0.0
     assert gradient.zeroing
 
 
-def test_the_data_of_a_variable_is_not_touched():
+def test_the_data_of_a_variable_is_not_touched() -> None:
     v = variable([2.0])
     v.d = 8.0
     unscaled(v, 2.0)
     assert (v.d[0], v.g[0]) == (8.0, 1.0)
 
 
-@pytest.mark.parametrize("make", MAKERS)
+@every_maker
 @pytest.mark.parametrize(
     ("values", "expected"),
     [([1.0, np.nan], True), ([-np.inf, 1.0], True), ([65504.0, 0.0], False), (np.zeros((0, 2)), False)],
 )
-def test_has_nonfinite(make, values, expected):
+def test_infinities_and_nans_are_found(make: Maker, values: Any, expected: bool) -> None:
     assert has_nonfinite(make(values, dtype=np.float32)) is expected
+    assert expected or largest(make(values, dtype=np.float32)) == np.max(values, initial=0.0)
 
 
-def test_divisible_in_place():
+def test_divisible_in_place() -> None:
     fixed = np.ones(1, np.float32)
     fixed.flags.writeable = False
-    assert [divisible_in_place(x) for x in (np.ones(1), np.ones(1, np.float32), nd([1.0], np.float16))] == [
-        True
-    ] * 3
-    assert [divisible_in_place(x) for x in (np.ones(1, np.float16), fixed, np.float32(1))] == [False] * 3
-
-
-def test_one_or_many():
-    one = np.ones(2)
-    assert gradient_list(one)[0] is one
-    assert len(gradient_list((one, nd([1.0]), variable([1.0])))) == 3
-    assert len(gradient_list({"a": one}.values())) == 1
+    assert all(map(divisible_in_place, (np.ones(1), np.ones(1, np.float32), nd([1.0], np.float16))))
+    assert not any(map(divisible_in_place, (np.ones(1, np.float16), fixed, np.float32(1))))
 
 
 @pytest.mark.parametrize(
@@ -114,20 +93,24 @@ def test_one_or_many():
         ([np.ones(1), None], TypeError, r"gradients\[1\] is of type NoneType"),
         ([np.ones(1, np.int32)], TypeError, r"gradients\[0\] is of dtype int32"),
         (nn.Variable((1,), need_grad=True), ValueError, r"gradients\[0\] holds nothing yet: run backward"),
+        ([np.ones(1), nn.Variable((1,))], ValueError, r"gradients\[1\] holds nothing yet"),
     ],
 )
-def test_refused(gradients, error, message):
-    with pytest.raises(error, match=message):
-        gradient_list(gradients)
+def test_what_is_refused_leaves_everything_as_it_was(gradients: Any, error: Any, message: str) -> None:
+    scaler = LossScaler()
+    for method in (scaler.unscale_gradients, scaler.unscale_gradients_and_check, scaler.detect_overflow):
+        with pytest.raises(error, match=message):
+            method(gradients)
+    if isinstance(gradients, list) and len(gradients) == 2:
+        np.testing.assert_array_equal(gradients[0], 1.0)
+    assert scaler.total_updates == 0
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
-def test_nnabla_arrays_are_read_where_they_are(dtype):
+def test_nnabla_arrays_are_read_where_they_are(dtype: Any) -> None:
     gradient = nn.NdArray.from_numpy_array(np.array([[2.0, -4.0]], dtype))
     with modules_looked_for() as looked_for:
         assert largest(gradient) == 4.0
         assert not has_nonfinite(gradient)
-        assert unscaled(gradient, 2.0) is gradient
+        unscaled(gradient, 2.0)
     assert not looked_for
-    assert gradient.dtype == (np.float64 if dtype == np.float64 else np.float32)
-    np.testing.assert_array_equal(gradient.data, [[1.0, -2.0]])

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a batch teaches anything. What it leaves behind, and its faults, have tests of their own."""
+"""Whether a batch teaches anything, and where its forward leaves the finite numbers."""
 
 from __future__ import annotations
 
-from typing import Any, List, Tuple
+from typing import Any, List, Optional, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
+import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
 from nnabla_adaloss.kernels import CpuKernels
-from nnabla_adaloss.undo.batch_guard import BatchGuard
+from nnabla_adaloss.undo import BatchGuard, ForwardFault
 
 ONES, ZEROS = np.ones(3, np.float32), np.zeros(3, np.float32)
 
@@ -75,3 +76,60 @@ def test_faults_are_looked_for_in_the_graph_as_it_is_now() -> None:
     fault = scaling.guard.find_fault()
     assert fault is not None
     assert fault.type_name == "Log"
+
+
+SPOILT = np.array([[1.0, np.nan, 1.0], [np.inf, 1.0, -np.inf]], np.float32)
+
+
+def fault_of(loss: nn.Variable, storage: Optional[str] = None) -> Optional[ForwardFault]:
+    return AdaptiveLossScaling(loss if storage is None else FormatEmulation(loss, storage)).guard.find_fault()
+
+
+def network(values: Any = 0.5) -> nn.Variable:
+    x = nn.Variable((2, 3))
+    x.d = values
+    t = nn.Variable.from_numpy_array(np.zeros((2, 1), np.int32))
+    h = F.tanh(PF.affine(x, 4, name="hidden"))
+    return F.mean(F.softmax_cross_entropy(PF.affine(h, 3, name="output"), t))
+
+
+@pytest.mark.parametrize("storage", [None, "float16"])
+def test_what_is_finite_has_no_fault(storage: Optional[str]) -> None:
+    assert fault_of(network(), storage) is None
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize("storage", [None, "float16"])
+def test_data_that_are_not_finite_are_told_with_their_shape(storage: Optional[str], dtype: Any) -> None:
+    # NumPy makes float64, and so it stays where it is assigned to a Variable.
+    fault = fault_of(network(SPOILT.astype(dtype)), storage)
+    what = "reads an input of shape (2, 3) that holds 3 infinities or NaNs"
+    assert fault == ("hidden/affine", "Affine", what)
+    assert str(fault) == f"hidden/affine (Affine) {what}"
+
+
+def test_a_parameter_that_is_not_finite_is_named() -> None:
+    loss = network()
+    nn.get_parameters()["output/affine/b"].d = [np.nan, 1.0, 2.0]
+    what = "reads the parameter output/affine/b that holds 1 infinities or NaNs"
+    assert fault_of(loss) == ("output/affine", "Affine", what)
+
+
+def test_a_function_that_leaves_the_finite_numbers_by_itself() -> None:
+    x = nn.Variable.from_numpy_array(np.array([1.0, -1.0, 0.0], np.float32), need_grad=True)
+    fault = fault_of(F.sum(F.log(x * 1.0) * 2.0))
+    assert fault == ("Log", "Log", "computes 2 infinities or NaNs from finite inputs")
+
+
+def test_activations_beyond_the_storage_format() -> None:
+    x = nn.Variable.from_numpy_array(np.array([10.0, 300.0, 1.0], np.float32), need_grad=True)
+    what = "computes 1 numbers beyond float16, which ends at 65504"
+    assert fault_of(F.sum(x**2 * 0.1), "float16") == ("PowScalar", "PowScalar", what)
+    assert fault_of(F.sum(x**2 * 0.1)) is None
+
+
+def test_forward_frees_what_it_needs_no_more() -> None:
+    x = nn.Variable.from_numpy_array(np.ones(2, np.float32), need_grad=True)
+    behind = F.sin(x * 2.0)
+    assert fault_of(F.sum(behind + 1.0)) is None
+    assert behind.data.clear_called

@@ -4,18 +4,16 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, List
 
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
-import nnabla.solvers as S
 import numpy as np
 import pytest
 
 from nnabla_adaloss import (
     AdaLossConfig,
-    AdaptiveLossScaling,
     AdaptiveLossScalingUpdater,
     DynamicLossScalingUpdater,
     FormatEmulation,
@@ -23,35 +21,39 @@ from nnabla_adaloss import (
     LossScaleWarning,
 )
 from nnabla_adaloss.updaters.exchange import GradientExchange
-from tests.updaters.networks import AS_THE_BASELINE, Training, snapshot, training
+from tests.updaters.networks import (
+    AS_THE_BASELINE,
+    HALF,
+    METHODS,
+    Pair,
+    Training,
+    assert_equal,
+    data,
+    snapshot,
+    solver_of,
+    training,
+    two_layers,
+)
 
-ALL_ONE = AdaLossConfig(loss_scale_method="fixed")
 PLANTED = (3, 4, 11, 30)
 
 
-def parameters_after(
-    iterations: int, adaptive: bool, storage: Any, accum_grad: int, weight_decay: Any
-) -> Dict[str, np.ndarray]:
+def updater_on(train: Training, **options: Any) -> AdaptiveLossScalingUpdater:
+    return AdaptiveLossScalingUpdater(train.solver, train.loss, train.feed, **options, **AS_THE_BASELINE)
+
+
+def parameters_after(adaptive: bool, storage: Any, accum_grad: int, weight_decay: Any) -> Dict[str, Any]:
     train = training(overflow=[b * accum_grad for b in PLANTED])
     options = {"N": 5, "accum_grad": accum_grad, "weight_decay": weight_decay}
     if adaptive:
-        updater: Any = AdaptiveLossScalingUpdater(
-            train.solver,
-            train.loss,
-            train.feed,
-            config=ALL_ONE,
-            storage=storage,
-            **options,
-            **AS_THE_BASELINE,
-        )
+        ones = AdaLossConfig(loss_scale_method="fixed")
+        updater: Any = updater_on(train, config=ones, storage=storage, **options)
     else:
         loss = FormatEmulation(train.loss, storage) if storage else train.loss
         updater = DynamicLossScalingUpdater(train.solver, loss, train.feed, **options)
-    for _ in range(iterations):
+    for _ in range(50):
         updater.update()
-    found = snapshot(train.parameters)
-    found["scale"] = np.array(updater.scale)
-    return found
+    return {**snapshot(train.parameters), "scale": np.array(updater.scale)}
 
 
 def test_positional_arguments_are_the_baselines() -> None:
@@ -63,24 +65,16 @@ def test_positional_arguments_are_the_baselines() -> None:
     assert issubclass(AdaptiveLossScalingUpdater, DynamicLossScalingUpdater)
 
 
-@pytest.mark.parametrize("storage", [None, "float16"])
-@pytest.mark.parametrize("weight_decay", [None, 1e-3])
+@pytest.mark.parametrize(("storage", "weight_decay"), [(None, None), (None, 1e-3), ("float16", 1e-3)])
 def test_with_all_layer_scales_one_it_is_the_baseline(storage: Any, weight_decay: Any) -> None:
-    ours = parameters_after(50, True, storage, 1, weight_decay)
-    theirs = parameters_after(50, False, storage, 1, weight_decay)
-    for name, value in theirs.items():
-        np.testing.assert_array_equal(ours[name], value, err_msg=name)
+    ours = parameters_after(True, storage, 1, weight_decay)
+    assert_equal(ours, parameters_after(False, storage, 1, weight_decay))
 
 
 def test_with_accumulation_it_is_the_baseline_to_rounding() -> None:
-    ours = parameters_after(50, True, None, 3, 1e-3)
-    theirs = parameters_after(50, False, None, 3, 1e-3)
-    for name, value in theirs.items():
+    ours = parameters_after(True, None, 3, 1e-3)
+    for name, value in parameters_after(False, None, 3, 1e-3).items():
         np.testing.assert_allclose(ours[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
-
-
-def updater_on(train: Training, **options: Any) -> AdaptiveLossScalingUpdater:
-    return AdaptiveLossScalingUpdater(train.solver, train.loss, train.feed, **options, **AS_THE_BASELINE)
 
 
 def test_an_overflow_backs_off_and_takes_the_next_batch() -> None:
@@ -97,8 +91,7 @@ def test_without_retries_an_overflow_skips_the_iteration() -> None:
     before = snapshot(train.parameters)
     result = updater_on(train, max_retries=0).update()
     assert (result.updated, result.scale, result.reason) == (False, 4.0, "overflow")
-    for name in ("conv/conv/W", "output/affine/W"):
-        np.testing.assert_array_equal(train.parameters[name].d, before[name])
+    assert_equal(snapshot(train.parameters), before)
 
 
 def test_hysteresis_tolerates_an_overflow_and_is_refilled() -> None:
@@ -126,35 +119,12 @@ def test_a_loss_that_is_not_finite_is_no_overflow(policy: str) -> None:
     assert updater.scale == 8.0
 
 
-def test_at_the_floor_the_error_names_the_layer() -> None:
-    updater = updater_on(training(overflow=range(100)), min_scale=2.0)
-    with pytest.raises(LossScaleError, match="smallest loss scale, 2; first bad layer: output/affine/Add2"):
-        updater.update()
-    assert updater.scale == 8.0
-
-
 def test_at_the_floor_an_update_may_be_skipped() -> None:
     updater = updater_on(training(overflow=range(100)), min_scale=2.0, on_scale_floor="skip")
     result = updater.update()
     assert result[:4] == (False, 8.0, 2, "overflow")
     assert result.overflow_layers == result.nonfinite_layers
     assert result.overflow_layers[0] == "output/affine/Add2"
-
-
-class OfTwo:
-    """A communicator of two ranks: what the other one has of an array follows from ours."""
-
-    rank, size = 0, 2
-
-    def __init__(self, other: Callable[[np.ndarray], Any]) -> None:
-        self._other = other
-
-    def all_reduce(self, arrays: Sequence[nn.NdArray], division: bool = False, inplace: bool = False) -> None:
-        for array in arrays:
-            array.data = array.data + self._other(array.data)
-
-    def bcast(self, arrays: Sequence[nn.NdArray], src: int, inplace: bool = False) -> None:
-        """Nothing to do on the first rank."""
 
 
 def troubled(*flags: bool) -> Callable[[np.ndarray], Any]:
@@ -168,36 +138,43 @@ def troubled(*flags: bool) -> Callable[[np.ndarray], Any]:
     return other
 
 
+NO_OVERFLOW = "is not finite in iteration 1; this is not a gradient overflow"
+
+
 @pytest.mark.parametrize(
     ("nan", "other", "told"),
     [
-        ([0], lambda own: 0.0, "the loss of this rank is not finite in iteration 1: a/affine"),
-        (
-            [],
-            "loss",
-            "the loss of another rank is not finite in iteration 1; this is not a gradient overflow",
-        ),
-        (
-            [],
-            "forward",
-            "the forward pass of another rank is not finite in iteration 1; this is not a gradient overflow",
-        ),
+        (True, lambda own: 0.0, "the loss of this rank is not finite in iteration 1: a/affine"),
+        (False, troubled(True, False), f"the loss of another rank {NO_OVERFLOW}"),
+        (False, troubled(False, True), f"the forward pass of another rank {NO_OVERFLOW}"),
     ],
 )
-def test_the_rank_with_a_bad_batch_is_told(nan: List[int], other: Any, told: str) -> None:
+def test_the_rank_with_a_bad_batch_is_told(nan: bool, other: Any, told: str) -> None:
     h = x = nn.Variable((4, 8))
     for name in "abcde":
         h = F.tanh(PF.affine(h, 8, name=name, with_bias=False))
-    loss = F.mean(h**2)
     x.d = np.nan if nan else 0.5
-    solver = S.Sgd(0.1)
-    solver.set_parameters(nn.get_parameters())
-    answers = {"loss": troubled(True, False), "forward": troubled(False, True)}
-    comm = OfTwo(answers[other] if isinstance(other, str) else other)
-    config = AdaLossConfig()
-    updater = AdaptiveLossScalingUpdater(solver, loss, comm=comm, config=config, **AS_THE_BASELINE)
+    options = {"config": AdaLossConfig(), **AS_THE_BASELINE}
+    updater = AdaptiveLossScalingUpdater(solver_of(), F.mean(h**2), comm=Pair(other), **options)
     with pytest.raises(LossScaleError, match=f"^{told}"):
         updater.update()
+
+
+def test_a_sum_that_overflows_where_no_rank_did_lowers_the_global_scale() -> None:
+    gain, gains = nn.Variable((1,)), iter([1.0, 2e38, 1.0])
+    loss = F.sum(F.reshape(F.mean(PF.affine(data(4, 3) * 0.01, 1)), (1,)) * gain)
+
+    def feed() -> None:
+        gain.d = next(gains)
+
+    # The other rank has the same gradients, and nothing to report; in no layer can the cause be.
+    config = AdaLossConfig(loss_scale_method="fixed", delay=0)
+    options = {"scale": 1.0, "comm": Pair(lambda own: own), "config": config, **AS_THE_BASELINE}
+    updater = AdaptiveLossScalingUpdater(solver_of(), loss, feed, **options)
+    assert updater.update()[:4] == (True, 1.0, 0, "updated")
+    result = updater.update()
+    assert result[:4] == (True, 0.5, 1, "updated")
+    assert result.overflow_layers == ()
 
 
 def test_on_gradients_sees_unscaled_gradients_before_the_update() -> None:
@@ -213,158 +190,53 @@ def test_on_gradients_sees_unscaled_gradients_before_the_update() -> None:
 
 
 def test_average_divides_by_the_number_of_batches() -> None:
-    summed, averaged = [], []
-    for average, found in ((False, summed), (True, averaged)):
+    found: Dict[bool, np.ndarray] = {}
+    for average in (False, True):
         train = training()
-        updater_on(
-            train,
-            accum_grad=2,
-            average=average,
-            on_gradients=lambda _, t=train, f=found: f.append(t.parameters["output/affine/W"].g.copy()),
-        ).update()
-    np.testing.assert_array_equal(summed[0], 2.0 * averaged[0])
-
-
-def scalar_loss() -> Any:
-    nn.clear_parameters()
-    x = nn.Variable.from_numpy_array(np.ones((2, 3), np.float32))
-    loss = F.mean(PF.affine(x, 2) ** 2)
-    solver = S.Sgd(0.1)
-    solver.set_parameters(nn.get_parameters())
-    return solver, loss
-
-
-class NoAllReduce:
-    pass
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "named"),
-    [
-        ({"scale": 0.0}, ValueError, "scale"),
-        ({"scale": -1.0}, ValueError, "scale"),
-        ({"scale": float("inf")}, ValueError, "scale"),
-        ({"scale": float("nan")}, ValueError, "scale"),
-        ({"scale": "8"}, TypeError, "scale"),
-        ({"scaling_factor": 0.5}, ValueError, "scaling_factor"),
-        ({"N": -1}, ValueError, "N="),
-        ({"accum_grad": 0}, ValueError, "accum_grad"),
-        ({"accum_grad": 1.5}, TypeError, "accum_grad"),
-        ({"comm": NoAllReduce()}, TypeError, "comm.*all_reduce"),
-        ({"storage": "float17"}, ValueError, "storage.*float16"),
-        ({"max_retries": -1}, ValueError, "max_retries"),
-        ({"on_nonfinite_loss": "ignore"}, ValueError, "on_nonfinite_loss.*'skip'"),
-        ({"on_nonfinite_forward": "ignore"}, ValueError, "on_nonfinite_forward='ignore'"),
-        ({"max_retries": 0.5}, TypeError, "max_retries=0.5"),
-        ({"grads": [nn.NdArray((1,))]}, ValueError, "grads are exchanged through comm"),
-        ({"on_gradients": 3}, TypeError, "on_gradients"),
-        ({"data_feeder": None}, TypeError, "data_feeder"),
-        ({"config": {}}, TypeError, "config"),
-        ({"weight_decay": "big"}, TypeError, "weight_decay"),
-    ],
-)
-def test_bad_arguments_are_named(options: Dict[str, Any], error: type, named: str) -> None:
-    solver, loss = scalar_loss()
-    before = snapshot(nn.get_parameters())
-    with pytest.raises(error, match=f"^{named}"):
-        AdaptiveLossScalingUpdater(solver, loss, **options, **AS_THE_BASELINE)
-    for name, value in before.items():
-        np.testing.assert_array_equal(nn.get_parameters()[name].d, value)
+        updater = updater_on(train, accum_grad=2, average=average)
+        updater.on_gradients = lambda _, t=train, a=average: found.update(
+            {a: t.parameters["output/affine/W"].g.copy()}
+        )
+        updater.update()
+    np.testing.assert_array_equal(found[False], 2.0 * found[True])
 
 
 def test_losses_that_cannot_be_trained_on() -> None:
-    solver, _ = scalar_loss()
-    x = nn.Variable.from_numpy_array(np.ones((2, 3), np.float32))
-    with pytest.raises(ValueError, match="needs no gradient"):
-        AdaptiveLossScalingUpdater(solver, F.mean(x), **AS_THE_BASELINE)
-    with pytest.raises(ValueError, match=r"shape \(2, 2\)"):
-        AdaptiveLossScalingUpdater(solver, PF.affine(x, 2, name="vector"), **AS_THE_BASELINE)
-    with pytest.raises(TypeError, match="loss"):
-        AdaptiveLossScalingUpdater(solver, 3.0, **AS_THE_BASELINE)  # type: ignore[arg-type]
-    with nn.context_scope(nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")):
-        half = F.mean(PF.affine(x, 2, name="half") ** 2)
-    with pytest.raises(ValueError, match=r"storage.*cpu:half"):
-        AdaptiveLossScalingUpdater(solver, half, storage="float16", **AS_THE_BASELINE)
+    two_layers(data(4, 3))
+    solver = solver_of()
+    with nn.context_scope(HALF):
+        half = two_layers(data(4, 3))
+    for loss, options, error, told in (
+        (F.mean(data(2, 3)), {}, ValueError, "needs no gradient"),
+        (PF.affine(data(2, 3), 2, name="vector"), {}, ValueError, r"shape \(2, 2\)"),
+        (3.0, {}, TypeError, "loss must be"),
+        (None, {}, TypeError, "loss must be"),
+        (half, {"storage": "float16"}, ValueError, "storage.*cpu:half"),
+    ):
+        with pytest.raises(error, match=told):
+            AdaptiveLossScalingUpdater(solver, loss, **options, **AS_THE_BASELINE)  # type: ignore[arg-type]
 
 
-class Planned(Exception):
-    pass
-
-
-@pytest.mark.parametrize("storage", [None, "float16"])
-def test_what_the_data_feeder_raises_comes_out_as_itself(storage: Any) -> None:
-    solver, loss = scalar_loss()
-    arrays = {name: (v.data, v.grad) for name, v in nn.get_parameters().items()}
-
-    def feed() -> None:
-        raise Planned
-
-    with pytest.raises(Planned):
-        AdaptiveLossScalingUpdater(solver, loss, feed, storage=storage, **AS_THE_BASELINE).update()
-    for name, v in nn.get_parameters().items():
-        assert (v.data, v.grad) == arrays[name]
-
-
-def test_a_new_loss_can_be_assigned_as_in_the_baseline() -> None:
-    solver, loss = scalar_loss()
-    updater = AdaptiveLossScalingUpdater(solver, loss, **AS_THE_BASELINE)
-    updater.update()
-    x = nn.Variable.from_numpy_array(np.full((5, 3), 2.0, np.float32))
-    updater.loss = F.mean(PF.affine(x, 2) ** 2)
-    first = updater.update()
-    assert first.updated
-    assert isinstance(updater.scaling, AdaptiveLossScaling)
-    assert updater.scaling.variable is updater.loss
-
-
-class Alone:
-    """A communicator of one rank, which writes down what it is asked for."""
-
-    rank, size = 0, 1
-    iteration = 0
-
-    def __init__(self) -> None:
-        self.asked: List[Any] = []
-
-    def all_reduce(self, arrays: Sequence[nn.NdArray], division: bool = False, inplace: bool = False) -> None:
-        self.asked.append((self.iteration, "all_reduce", len(arrays)))
-
-    def bcast(self, arrays: Sequence[nn.NdArray], src: int, inplace: bool = False) -> None:
-        self.asked.append((self.iteration, "bcast", len(arrays)))
-
-
-@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize(("method", "delay"), [*zip(METHODS, (0, 1))])
 def test_with_one_rank_it_trains_as_without_a_communicator(
-    delay: int, monkeypatch: pytest.MonkeyPatch
+    method: str, delay: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checked: List[Any] = []
-    monkeypatch.setattr(
-        GradientExchange,
-        "check_ranks_agree",
-        lambda _, scales, iteration: checked.append((iteration, scales)),
-    )
-    found, comm = [], Alone()
+    monkeypatch.setattr(GradientExchange, "check_ranks_agree", lambda _, *found: checked.append(found))
+    found, comm = [], Pair(size=1)
     for given in (None, comm):
         train = training(overflow=[4])
-        config = AdaLossConfig(loss_scale_method="approx_range", delay=delay)
+        config = AdaLossConfig(loss_scale_method=method, delay=delay)
         updater = updater_on(train, storage="float16", config=config, comm=given, check_every=3)
         found.append(([updater.update() for _ in range(6)], updater.state_dict()))
     assert found[0] == found[1]
     # Ranks must have measured the same of each component: all scales follow from that.
-    assert [iteration for iteration, _ in checked] == [3, 6]
-    assert [len(scales) for _, scales in checked] == [1 + len(updater.scaling.components.amaxes())] * 2
-    assert [scales[0] for _, scales in checked] == [8.0, 4.0]
+    assert [iteration for _, iteration in checked] == [3, 6]
+    assert [len(scales) for scales, _ in checked] == [1 + len(updater.scaling.components.amaxes())] * 2
+    assert [scales[0] for scales, _ in checked] == [8.0, 4.0]
     parameters = len(train.solver.get_parameters())
     assert [entry for entry in comm.asked if entry[1] == "bcast"] == [(1, "bcast", parameters)]
     # The statistics go with the gradients: there is no message more.
     assert comm.asked.count((2, "all_reduce", parameters + 1)) == 1
-    assert updater_on(training()).check_every == 1000
-
-
-def test_what_the_baseline_has_as_attributes_is_there() -> None:
-    train, comm = training(), Alone()
-    updater = updater_on(train, scaling_factor=4.0, N=7, accum_grad=2, weight_decay=0.5, comm=comm)
-    assert (updater.scaling_factor, updater.N, updater.accum_grad, updater.weight_decay) == (4.0, 7, 2, 0.5)
-    assert updater.comm is comm
     assert updater.grads == [v.grad for _, v in sorted(train.solver.get_parameters().items())]
-    assert updater_on(train).grads == []
+    assert (updater_on(train).grads, updater_on(train).check_every) == ([], 1000)

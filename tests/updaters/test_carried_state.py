@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater, FormatEmulation, SanityChecker
+from tests.updaters.networks import HALF, solver_of
 
-NATIVE = nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")
 BATCHES = 5
 
 
@@ -64,8 +64,7 @@ def net(
     added = carry(first, h)
     if added is not None:
         loss = loss + F.sum(added) * 0.0
-    solver = S.Sgd(rate)
-    solver.set_parameters(nn.get_parameters())
+    solver = solver_of(S.Sgd(rate))
     factors: Dict[int, float] = {}
     batches: List[int] = []
 
@@ -160,39 +159,26 @@ def test_in_fp32_it_trains_bit_for_bit_as_a_bare_loop(way: Dict[str, Any]) -> No
     assert retries > 0
 
 
-@every_way
-def test_a_batch_that_overflows_is_repeated_from_the_state_it_began_with(way: Dict[str, Any]) -> None:
-    n = net(**way, rate=0.0)
-    n.factors[2] = 2.0**12
-    emulation = FormatEmulation(n.loss, "float16", float_tail=True)
-    expected = []
-    for _ in range(BATCHES):
-        n.feed()
-        emulation.forward()
-        expected.append((n.state, float(n.loss.d)))
-    n = net(**way, rate=0.0)
-    n.factors[2] = 2.0**12
-    updater, retries = updater_of(n), []
-    for state, loss in expected:
-        retries.append(updater.update().retries)
-        np.testing.assert_array_equal(n.state, state)
-        assert float(n.loss.d) == loss
-    assert retries[0] > 0
-    assert retries[2] > 0
-
-
-def test_so_it_is_in_a_half_context() -> None:
-    with nn.context_scope(NATIVE):
-        n = net(share, rate=0.0)
+@pytest.mark.parametrize(
+    ("way", "storage"),
+    [*((way, "float16") for way in WAYS.values()), (WAYS["shared"], None)],
+    ids=[*WAYS, "shared in a half context"],
+)
+def test_a_batch_that_overflows_is_repeated_from_the_state_it_began_with(
+    way: Dict[str, Any], storage: Optional[str]
+) -> None:
+    with nn.context_scope(nn.Context() if storage else HALF):
+        n = net(**way, rate=0.0)
         n.factors[2] = 2.0**12
+        loss = FormatEmulation(n.loss, storage, float_tail=True) if storage else n.loss
         expected = []
-        for _ in range(4):
+        for _ in range(BATCHES):
             n.feed()
-            n.loss.forward()
+            loss.forward()
             expected.append(n.state)
-        n = net(share, rate=0.0)
+        n = net(**way, rate=0.0)
         n.factors[2] = 2.0**12
-        updater, retries = updater_of(n, storage=None), []
+        updater, retries = updater_of(n, storage=storage), []
         for state in expected:
             retries.append(updater.update().retries)
             np.testing.assert_array_equal(n.state, state)
@@ -211,8 +197,7 @@ def trajectory(count: int) -> List[np.ndarray]:
     return states
 
 
-@pytest.mark.parametrize("accum_grad", [1, 2, 3])
-@pytest.mark.parametrize("on_overflow", ["repeat", "next"])
+@pytest.mark.parametrize(("on_overflow", "accum_grad"), [("repeat", 1), ("repeat", 3), ("next", 2)])
 def test_micro_batches_go_on_from_each_other(accum_grad: int, on_overflow: str) -> None:
     states = trajectory(2 * accum_grad)
     n = net(share, rate=0.0)
@@ -269,59 +254,13 @@ def test_a_batch_that_no_scale_helps_leaves_the_state_as_it_was(on_overflow: str
     updater = updater_of(n, on_overflow=on_overflow, on_scale_floor="skip", max_retries=2)
     updater.update()
     before = n.state
-    scaling = updater.scaling
-    for factor in (1e30, 1e30):
-        n.factors.update(dict.fromkeys(range(40), factor))
-        updater.on_nonfinite_loss = updater.on_nonfinite_forward = "skip"
+    n.factors.update(dict.fromkeys(range(40), 1e30))
+    updater.on_nonfinite_loss = updater.on_nonfinite_forward = "skip"
+    for _ in range(2):
         assert not updater.update().updated
         np.testing.assert_array_equal(n.state, before)
-    assert scaling is updater.scaling
     n.factors.clear()
     assert updater.update().updated
-
-
-class Interrupting:
-    """Raises KeyboardInterrupt in the function that runs as the n-th from when it is armed."""
-
-    def __init__(self) -> None:
-        self.left = -1
-
-    def __call__(self, f: Any) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("when", [3, 9, 14, 20])
-@pytest.mark.parametrize("updates", [0, 1, 3])
-def test_an_interrupt_leaves_the_state_as_it_was(updates: int, when: int) -> None:
-    states = trajectory(updates + 1)
-    n, interrupting = net(share, rate=0.0), Interrupting()
-    updater = updater_of(n, function_pre_hook=interrupting)
-    for _ in range(updates):
-        updater.update()
-    interrupting.left = when
-    with pytest.raises(KeyboardInterrupt):
-        updater.update()
-    np.testing.assert_array_equal(n.state, states[updates])
-
-
-def test_a_feeder_that_raises_leaves_the_state_as_it_was() -> None:
-    n = net(share, rate=0.0)
-    updater = updater_of(n, accum_grad=2)
-    updater.update()
-    before, feed, calls = n.state, n.feed, []
-
-    def broken() -> None:
-        calls.append(1)
-        if len(calls) == 2:
-            raise OSError("no more data")
-        feed()
-
-    updater.data_feeder = broken
-    with pytest.raises(OSError, match="no more data"):
-        updater.update()
-    np.testing.assert_array_equal(n.state, before)
 
 
 def test_cleared_buffers_do_not_free_the_state() -> None:

@@ -7,10 +7,7 @@ import json
 from typing import Any, Callable, Dict, List, Tuple
 
 import nnabla as nn
-import nnabla.functions as F
-import nnabla.parametric_functions as PF
 import nnabla.solvers as S
-import numpy as np
 import pytest
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
 
@@ -23,6 +20,7 @@ from nnabla_adaloss import (
     Precision,
 )
 from nnabla_adaloss.diagnosis import SanityChecker, diagnose
+from tests.updaters.networks import data, gradients, snapshot, solver_of, two_layers
 
 AT_RANDOM = Precision(
     "float8_e4m3", "float8_e5m2", operands_only=True, otherwise="float16", stochastic_seed=3
@@ -30,21 +28,20 @@ AT_RANDOM = Precision(
 Make = Callable[[Any, nn.Variable, Callable[[], None]], Any]
 
 
-def network(x: nn.Variable) -> nn.Variable:
-    h = F.tanh(PF.affine(x, 5, name="a", rng=np.random.RandomState(0)))
-    return F.mean(PF.affine(h, 3, name="b", rng=np.random.RandomState(1)) ** 2)
-
-
 def emulated(x: nn.Variable) -> FormatEmulation:
-    return FormatEmulation(network(x), AT_RANDOM)
+    return FormatEmulation(two_layers(x), AT_RANDOM)
+
+
+def as_bytes() -> bytes:
+    return b"".join(g.tobytes() for _, g in sorted(gradients().items()))
 
 
 class Run:
     """A training on one batch, of which only the random numbers differ from iteration to iteration."""
 
-    def __init__(self, make: Make, *, rebuilt: bool, build: Any = network, rate: float = 0.0) -> None:
+    def __init__(self, make: Make, *, rebuilt: bool, build: Any = two_layers, rate: float = 0.0) -> None:
         nn.clear_parameters()
-        x = nn.Variable.from_numpy_array(np.random.RandomState(2).randn(6, 4).astype(np.float32))
+        x = data(6, 4)
 
         def feed() -> None:
             if rebuilt:
@@ -54,16 +51,14 @@ class Run:
                 self.updater.loss = loss
 
         loss = build(x)
-        self.solver = S.Sgd(rate)
-        self.parameters = nn.get_parameters()
-        self.solver.set_parameters(self.parameters)
+        self.solver = solver_of(S.Sgd(rate))
         self.updater = make(self.solver, loss, feed)
 
     def gradients(self, updates: int) -> List[bytes]:
         found = []
         for _ in range(updates):
             self.updater.update()
-            found.append(b"".join(v.g.tobytes() for _, v in sorted(self.parameters.items())))
+            found.append(as_bytes())
         return found
 
 
@@ -85,7 +80,7 @@ def nnablas(solver: Any, loss: Any, feed: Callable[[], None]) -> Any:
 
 @pytest.mark.parametrize(
     ("make", "build"),
-    [(adaptive, network), (delayed, network), (fixed, network), (nnablas, emulated)],
+    [(adaptive, two_layers), (delayed, two_layers), (fixed, two_layers), (nnablas, emulated)],
 )
 def test_graphs_that_are_built_again_draw_on(make: Make, build: Any) -> None:
     kept, rebuilt = (Run(make, rebuilt=again, build=build).gradients(8) for again in (False, True))
@@ -98,11 +93,11 @@ def test_a_loaded_state_draws_on(rebuilt: bool) -> None:
     run = Run(adaptive, rebuilt=rebuilt, rate=0.1)
     run.gradients(5)
     state = json.loads(json.dumps(run.updater.state_dict()))
-    values = {name: v.d.copy() for name, v in run.parameters.items()}
+    values = snapshot()
     expected = run.gradients(6)
     again = Run(adaptive, rebuilt=rebuilt, rate=0.1)
     for name, value in values.items():
-        again.parameters[name].d = value
+        nn.get_parameters()[name].d = value
     again.updater.load_state_dict(state)
     assert again.gradients(6) == expected
 
@@ -131,29 +126,27 @@ def test_who_looks_on_draws_nothing(look: Callable[[Any], Any]) -> None:
 
 
 def test_all_losses_of_a_scaler_draw_from_one_stream() -> None:
-    nn.clear_parameters()
-    x = nn.Variable.from_numpy_array(np.random.RandomState(2).randn(6, 4).astype(np.float32))
-    losses = network(x), network(x) * 1.0
-    solver = S.Sgd(0.0)
-    solver.set_parameters(nn.get_parameters())
+    x = data(6, 4)
+    losses = two_layers(x), two_layers(x) * 1.0
+    solver = solver_of(S.Sgd(0.0))
     scaler = GradScaler(solver, storage=AT_RANDOM)
 
-    def gradients(loss: nn.Variable) -> bytes:
+    def iterate(loss: nn.Variable) -> bytes:
         solver.zero_grad()
         scaler.forward(loss)
         scaler.backward(loss)
         scaler.step(solver)
         scaler.update()
-        return b"".join(v.g.tobytes() for _, v in sorted(nn.get_parameters().items()))
+        return as_bytes()
 
     for loss in losses:
-        gradients(loss)
-    found = [gradients(loss) for _ in range(4) for loss in losses]
+        iterate(loss)
+    found = [iterate(loss) for _ in range(4) for loss in losses]
     assert len(set(found)) == 8
     state: Dict[str, Any] = json.loads(json.dumps(scaler.state_dict()))
-    expected = [gradients(loss) for _ in range(2) for loss in losses]
+    expected = [iterate(loss) for _ in range(2) for loss in losses]
     scaler.load_state_dict(state)
-    assert [gradients(loss) for _ in range(2) for loss in losses] == expected
+    assert [iterate(loss) for _ in range(2) for loss in losses] == expected
     scaler = GradScaler(solver, storage=AT_RANDOM)
     scaler.load_state_dict(state)
-    assert [gradients(loss) for _ in range(2) for loss in losses] == expected
+    assert [iterate(loss) for _ in range(2) for loss in losses] == expected

@@ -21,6 +21,7 @@ from nnabla_adaloss.updaters.exchange import (
     crc32_halves,
     gradients_are_finite,
 )
+from tests.updaters.networks import Pair, constant, solver_of, two_layers
 
 pytestmark = pytest.mark.any_context
 
@@ -192,11 +193,7 @@ def test_without_a_communicator_nothing_is_exchanged() -> None:
     v.d, v.g = 1.0, 2.0
     solver.set_parameters({"a": v})
     alone = GradientExchange(None, None, solver)
-    own = np.array([1.0, 2.0])
-    np.testing.assert_array_equal(alone.sum_with(own, average=True), [own])
     alone.sum(average=True)
-    alone.broadcast_parameters()
-    alone.check_ranks_agree([8.0], 1)
     assert alone.any([True, False]) == [True, False]
     assert gradients(alone) == {"a": [2.0, 2.0]}
 
@@ -230,25 +227,45 @@ def test_what_is_lazily_zero_stays_so() -> None:
     assert solver.get_parameters()["a"].grad.zeroing
 
 
-ARRAYS = [np.arange(count, dtype=np.float32) for count in range(8)]
+def exchange_of(chosen: Sequence[str], other: float) -> Tuple[GradientExchange, Pair]:
+    """An exchange of the gradients of some parameters, with a rank whose flags are `other`."""
+    two_layers(constant(np.ones((2, 3))))
+    for v in nn.get_parameters().values():
+        v.g = 1.0
+    comm = Pair(lambda own: np.full_like(own, other))
+    grads = [nn.get_parameters()[name].grad for name in chosen]
+    return GradientExchange(comm, grads, solver_of()), comm
 
 
-def test_it_is_the_crc_of_the_bytes_in_the_order_of_the_elements() -> None:
+@pytest.mark.parametrize(
+    ("own", "other", "finite"), [(1.0, 1.0, False), (1.0, 0.0, True), (np.inf, 0.0, False)]
+)
+def test_ranks_tell_each_other_whether_gradients_are_finite_that_they_keep_to_themselves(
+    own: float, other: float, finite: bool
+) -> None:
+    exchange, comm = exchange_of(["a/affine/W"], other)
+    nn.get_parameters()["a/affine/b"].g = own
+    assert exchange.all_finite(CpuKernels()) is finite
+    assert comm.shapes == [(1,)]
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_nothing_is_said_where_all_gradients_are_exchanged(every: bool) -> None:
+    two_layers(constant(np.ones((2, 3))))
+    exchange, comm = exchange_of([*nn.get_parameters()] if every else [], 0.0)
+    assert exchange.all_finite(CpuKernels())
+    nn.get_parameters()["a/affine/b"].g = np.nan
+    assert not exchange.all_finite(CpuKernels())
+    assert comm.shapes == []
+
+
+def test_checksums_are_of_the_bytes_in_the_order_of_the_elements() -> None:
     table = np.arange(6, dtype=np.float32).reshape(2, 3)
     assert crc32(table) == crc32(np.asfortranarray(table)) == zlib.crc32(table.tobytes())
     assert crc32(table.T) == zlib.crc32(table.T.copy().tobytes()) != crc32(table)
-
-
-def test_halves_are_whole_numbers_that_float32_holds() -> None:
-    halves = crc32_halves(ARRAYS)
+    arrays = [np.arange(count, dtype=np.float32) for count in range(8)]
+    halves = crc32_halves(arrays)
     assert halves.dtype == np.float32
-    assert [int(high) << 16 | int(low) for high, low in halves] == [crc32(array) for array in ARRAYS]
+    assert [int(high) << 16 | int(low) for high, low in halves] == [crc32(array) for array in arrays]
     # Some fill all the bits there are.
-    assert max(map(crc32, ARRAYS)) >= 2**31
-
-
-@pytest.mark.parametrize("position", range(0, 28, 5))
-def test_any_byte_counts(position: int) -> None:
-    other = ARRAYS[7].copy()
-    other.view(np.uint8)[position] ^= 1
-    assert (crc32_halves([ARRAYS[7]]) != crc32_halves([other])).any()
+    assert max(map(crc32, arrays)) >= 2**31

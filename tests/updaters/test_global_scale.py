@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import nnabla as nn
@@ -16,31 +17,23 @@ import pytest
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, AmaxHistory, HistoryPolicy
 from nnabla_adaloss.core.scale_policy import ScalePolicy, ScaleState
 from nnabla_adaloss.updaters.global_scale import GlobalScale, history_of
+from tests.updaters.networks import METHODS, data, updater_of
 
 
 def updater_with(depth: int = 2, batch: int = 16, **options: Any) -> AdaptiveLossScalingUpdater:
     nn.clear_parameters()
-    rng = np.random.RandomState(0)
-    h = nn.Variable.from_numpy_array(rng.randn(batch, 64).astype(np.float32))
+    h = data(batch, 64)
     for i in range(depth):
-        h = F.tanh(PF.affine(h, 64, name=f"fc{i}", rng=rng))
-    solver = S.Sgd(1e-3)
-    solver.set_parameters(nn.get_parameters())
-    return AdaptiveLossScalingUpdater(solver, F.mean(h**2), storage="float16", **options)
+        h = F.tanh(PF.affine(h, 64, name=f"fc{i}"))
+    return updater_of(F.mean(h**2), solver=S.Sgd(1e-3), **options)
 
 
 def test_what_is_chosen() -> None:
     assert history_of("dynamic") is None
-    assert history_of("history") == HistoryPolicy()
-    assert history_of("history", start_scale=16.0, min_scale=2.0**-20) == HistoryPolicy(
-        start_scale=16.0, min_scale=2.0**-20
-    )
+    given = {"start_scale": 16.0, "min_scale": 2.0**-20}
+    assert history_of("history", **given) == HistoryPolicy(**given)
     own = HistoryPolicy(margin=2.0)
     assert history_of(own, start_scale=2.0) is own
-    with pytest.raises(
-        ValueError, match="global_scale='fast' must be 'history', 'dynamic' or a HistoryPolicy"
-    ):
-        updater_with(global_scale="fast")
 
 
 def test_a_policy_starts_with_its_own_scale() -> None:
@@ -58,7 +51,7 @@ def test_components_follow_the_policy_unless_the_method_says_otherwise() -> None
         assert (found.margin, found.window) == (margin, window)
 
 
-@pytest.mark.parametrize("method", ["approx_range", "amax_history"])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_gradient_is_remembered_for_so_many_iterations_however_often_they_are_measured(method: str) -> None:
     for every, served, measurements in ((1, 1, 256), (8, 1, 32), (1, 16, 16)):
         config = AdaLossConfig(loss_scale_method=method, measure_every=every, update_per_n_iteration=served)
@@ -116,3 +109,12 @@ def test_a_scale_is_restored_with_its_counters() -> None:
     assert (s0.state, s0.last_good) == (before, 8.0)
     s0.restore(before, 2.0)
     assert s0.last_good == 2.0
+
+
+def test_after_an_exchange_all_ranks_have_the_lowest_scale() -> None:
+    s0 = GlobalScale(8.0, ScalePolicy(hysteresis=3), None)
+    scaling: Any = SimpleNamespace(shared_statistics=lambda: None)
+    for other, lowest in (((16.0, 7.0, 1.0), (8.0, 0, 3)), ((4.0, 5.0, 2.0), (4.0, 5, 2))):
+        exchange: Any = SimpleNamespace(sum_with=lambda own, average, other=other: np.stack([own, other]))
+        assert s0.exchange(exchange, scaling, average=False, alike=False) == lowest[0]
+        assert s0.state == ScaleState(*lowest)

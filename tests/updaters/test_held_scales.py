@@ -14,7 +14,19 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, HistoryPolicy, UpdateResult
 from nnabla_adaloss.engine import adaptive_loss_scaling
-from tests.updaters.networks import AS_THE_BASELINE, snapshot, training
+from tests.updaters.networks import (
+    AS_THE_BASELINE,
+    METHODS,
+    Pair,
+    assert_equal,
+    constant,
+    data,
+    snapshot,
+    solver_of,
+    training,
+    updater_of,
+    updater_on,
+)
 
 pytestmark = pytest.mark.any_context
 
@@ -29,25 +41,15 @@ def hooked_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def trained(iterations: int, **options: Any) -> Tuple[List[UpdateResult], Dict[str, np.ndarray], Any]:
     train = training(overflow=[30], nan=[41], seed=1)
-    updater = AdaptiveLossScalingUpdater(
-        train.solver,
-        train.loss,
-        train.feed,
-        **{
-            "storage": "float16",
-            "on_scale_floor": "skip",
-            "on_nonfinite_loss": "skip",
-            "on_nonfinite_forward": "skip",
-            **options,
-        },
-    )
+    policies = dict.fromkeys(("on_scale_floor", "on_nonfinite_loss", "on_nonfinite_forward"), "skip")
+    updater = updater_on(train, **policies, **options)
     results = [updater.update() for _ in range(iterations)]
     return results, snapshot(train.parameters), updater.state_dict()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("delay", [0, 1])
-@pytest.mark.parametrize("method", ["approx_range", "amax_history"])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     "options", [{}, AS_THE_BASELINE, {"accum_grad": 2}], ids=["history", "baseline", "accumulated"]
 )
@@ -60,27 +62,21 @@ def test_200_iterations_planned_are_200_iterations_hooked(
     other_results, other_parameters, other_state = trained(200, config=config, **options)
     assert results == other_results
     assert state == other_state
-    for name, value in parameters.items():
-        np.testing.assert_array_equal(value, other_parameters[name], err_msg=name)
+    assert_equal(other_parameters, parameters)
     assert sum(result.updated for result in results) >= 198
 
 
-def exploding() -> Tuple[Any, nn.Variable, nn.Variable]:
-    rng = np.random.RandomState(0)
-    x = nn.Variable.from_numpy_array(rng.randn(8, 6).astype(np.float32))
-    factor = nn.Variable.from_numpy_array(np.ones((1, 1), np.float32))
-    h = F.tanh(PF.affine(x, 6, name="a", rng=rng))
+def exploding(**options: Any) -> Tuple[AdaptiveLossScalingUpdater, nn.Variable]:
+    """An updater that changes nothing, and what its loss is multiplied by."""
+    rng, factor = np.random.RandomState(0), constant(np.ones((1, 1)))
+    h = F.tanh(PF.affine(data(8, 6), 6, name="a", rng=rng))
     loss = F.mean(F.tanh(PF.affine(h, 6, name="b", rng=rng)) * factor)
-    solver = S.Sgd(0.0)
-    solver.set_parameters(nn.get_parameters())
-    return solver, loss, factor
+    return updater_of(loss, solver=S.Sgd(0.0), **options), factor
 
 
-@pytest.mark.parametrize("method", ["approx_range", "amax_history"])
+@pytest.mark.parametrize("method", METHODS)
 def test_an_overflow_while_scales_are_held_is_repeated_and_nothing_lost(method: str) -> None:
-    solver, loss, factor = exploding()
-    config = AdaLossConfig(loss_scale_method=method, measure_every=50)
-    updater = AdaptiveLossScalingUpdater(solver, loss, storage="float16", config=config)
+    updater, factor = exploding(config=AdaLossConfig(loss_scale_method=method, measure_every=50))
     for _ in range(5):
         updater.update()
     before = updater.scale
@@ -95,25 +91,21 @@ def test_an_overflow_while_scales_are_held_is_repeated_and_nothing_lost(method: 
     assert 0.0 < largest < np.inf
 
 
-@pytest.mark.parametrize("every", [1, 50])
-@pytest.mark.parametrize("method", ["approx_range", "amax_history"])
-def test_without_repeats_a_batch_is_lost_and_the_next_one_measured(method: str, every: int) -> None:
-    solver, loss, factor = exploding()
-    config = AdaLossConfig(loss_scale_method=method, measure_every=every)
-    updater = AdaptiveLossScalingUpdater(solver, loss, storage="float16", config=config, on_overflow="next")
+@pytest.mark.parametrize("comm", [None, Pair(size=1)])
+def test_without_repeats_a_batch_is_lost_though_it_was_looked_at_with_lower_scales(comm: Any) -> None:
+    """Also where ranks decide by the sum of their gradients."""
+    updater, factor = exploding(on_overflow="next", comm=comm)
     for _ in range(5):
         updater.update()
-    factor.d = 2.0**12
+    factor.d = 2.0**4
     result = updater.update()
     assert result.updated
-    assert 0 < result.retries < 8
+    assert result.retries == updater.counters.lost["overflow"] == 1
     assert [updater.update().retries for _ in range(5)] == [0] * 5
 
 
 def test_a_scale_that_is_set_is_used_at_once() -> None:
-    solver, loss, _ = exploding()
-    config = AdaLossConfig(loss_scale_method="amax_history", measure_every=50)
-    updater = AdaptiveLossScalingUpdater(solver, loss, storage="float16", config=config)
+    updater, _ = exploding(config=AdaLossConfig(loss_scale_method="amax_history", measure_every=50))
     for _ in range(3):
         updater.update()
     settled = updater.scale
@@ -127,13 +119,10 @@ def test_a_scale_that_is_set_is_used_at_once() -> None:
 @pytest.mark.parametrize("storage", [None, "float16"])
 @pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
 def test_gradients_that_are_zero_are_told_while_scales_are_held(storage: Any, hooked: bool) -> None:
-    x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
-    factor = nn.Variable.from_numpy_array(np.ones((1, 1), np.float32))
-    loss = F.mean(PF.affine(x, 2, name="a") * factor) + 1.0
-    solver = S.Sgd(0.01)
-    solver.set_parameters(nn.get_parameters())
+    factor = constant(np.ones((1, 1)))
+    loss = F.mean(PF.affine(constant(np.ones((4, 3))), 2, name="a") * factor) + 1.0
     hook = (lambda f: None) if hooked else None
-    updater = AdaptiveLossScalingUpdater(solver, loss, storage=storage, function_post_hook=hook)
+    updater = AdaptiveLossScalingUpdater(solver_of(), loss, storage=storage, function_post_hook=hook)
     reasons = []
     for value in (1.0, 1.0, 0.0, 1.0):
         factor.d = value
@@ -148,9 +137,7 @@ def test_gradients_that_are_zero_are_told_while_scales_are_held(storage: Any, ho
 def test_scales_are_held_for_all_batches_of_an_iteration(delay: int, accum_grad: int) -> None:
     train = training()
     config = AdaLossConfig(measure_every=EVERY, delay=delay)
-    updater = AdaptiveLossScalingUpdater(
-        train.solver, train.loss, train.feed, accum_grad=accum_grad, storage="float16", config=config
-    )
+    updater = updater_on(train, accum_grad=accum_grad, config=config)
     passes: List[List[str]] = []
     backward = updater.scaling.backward
 
@@ -170,10 +157,7 @@ def test_scales_are_held_for_all_batches_of_an_iteration(delay: int, accum_grad:
 
 
 def test_a_schedule_stays_in_use_until_another_would_be_chosen() -> None:
-    solver, loss, factor = exploding()
-    updater = AdaptiveLossScalingUpdater(
-        solver, loss, storage="float16", global_scale=HistoryPolicy(window=1)
-    )
+    updater, factor = exploding(global_scale=HistoryPolicy(window=1))
     schedules: List[Any] = []
     for iteration in range(8 * EVERY):
         if iteration == 4 * EVERY:

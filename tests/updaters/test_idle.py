@@ -7,15 +7,14 @@ import os
 import signal
 import threading
 import time
-from typing import Any, Dict, Iterator, List
+from typing import Any, Iterator, List
 
 import nnabla as nn
-import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
+from nnabla_adaloss import AdaLossConfig
 from nnabla_adaloss.updaters.idle import Idle
-from tests.updaters.networks import training
+from tests.updaters.networks import assert_equal, snapshot, training, updater_on
 
 SNAPSHOTS = 1000
 CONFIG = AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=4.0, use_bound=False)
@@ -28,9 +27,7 @@ class Watched:
         train = training()
         self.parameters = train.parameters
         # Its data feeder takes its time, as real ones do.
-        self.updater = AdaptiveLossScalingUpdater(
-            train.solver, train.loss, train.feed, storage="float16", config=CONFIG
-        )
+        self.updater = updater_on(train, config=CONFIG)
         self.valid = {self.snapshot()}
 
     def snapshot(self) -> bytes:
@@ -69,29 +66,6 @@ def _alarm() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("_alarm")
-def test_a_handler_that_waits_for_the_end_of_an_update_never_sees_swapped_weights() -> None:
-    watched = Watched()
-    taken: List[bytes] = []
-
-    def arm() -> None:
-        # Each time anew: a busy machine must have time for something else than handlers.
-        signal.setitimer(signal.ITIMER_REAL, 0.0005 + 0.001 * (len(taken) % 7))
-
-    def take() -> None:
-        taken.append(watched.snapshot())
-        arm()
-
-    signal.signal(signal.SIGALRM, lambda *_: watched.updater.when_idle(take))
-    arm()
-    while len(taken) < SNAPSHOTS:
-        watched.update()
-    signal.setitimer(signal.ITIMER_REAL, 0.0)
-    assert set(taken) <= watched.valid
-    assert len(set(taken)) > 10
-
-
 @pytest.mark.usefixtures("_alarm")
 def test_parameters_can_be_saved_from_a_handler(tmp_path: Any) -> None:
     watched = Watched()
@@ -112,11 +86,10 @@ def test_parameters_can_be_saved_from_a_handler(tmp_path: Any) -> None:
 
     watched.updater.data_feeder = feed
     watched.update()
-    expected: Dict[str, np.ndarray] = {name: v.d.copy() for name, v in watched.parameters.items()}
+    expected = snapshot(watched.parameters)
     nn.clear_parameters()
     nn.load_parameters(path)
-    for name, v in nn.get_parameters().items():
-        np.testing.assert_array_equal(v.d, expected[name], err_msg=name)
+    assert_equal(snapshot(), expected)
 
 
 def test_what_waits_is_called_once_in_order_and_after_exceptions_too() -> None:

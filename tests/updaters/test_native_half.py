@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from functools import partial
 from typing import Any, Callable, Dict, NamedTuple, Optional
 
 import nnabla as nn
@@ -24,46 +25,54 @@ from nnabla_adaloss import (
     GradScaler,
     LossScaleWarning,
 )
+from nnabla_adaloss.graph.loss import variable_of
+from tests.updaters.networks import (
+    AS_THE_BASELINE,
+    FLOAT,
+    HALF,
+    constant,
+    data,
+    solver_of,
+    updater_of,
+)
 
-HALF = nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")
-FLOAT = nn.Context(["cpu:float"], "CpuCachedArray", "0")
 Make = Callable[[np.random.RandomState], nn.Variable]
 ITERATIONS = 24
 
 
-def data(*shape: int) -> nn.Variable:
-    return nn.Variable.from_numpy_array(np.random.RandomState(len(shape)).randn(*shape).astype(np.float32))
+def some(*shape: int) -> nn.Variable:
+    return data(*shape, seed=len(shape))
 
 
 def labels(count: int, classes: int) -> nn.Variable:
-    return nn.Variable.from_numpy_array(np.random.RandomState(9).randint(0, classes, (count, 1)))
+    return constant(np.random.RandomState(9).randint(0, classes, (count, 1)))
 
 
 def classifier(rng: np.random.RandomState) -> nn.Variable:
-    h = F.tanh(PF.affine(data(8, 5), 8, name="a", rng=rng))
+    h = F.tanh(PF.affine(some(8, 5), 8, name="a", rng=rng))
     return F.mean(F.softmax_cross_entropy(PF.affine(h, 3, name="b", rng=rng), labels(8, 3)))
 
 
 def regression(rng: np.random.RandomState) -> nn.Variable:
-    h = F.relu(PF.affine(data(8, 5), 8, name="a", rng=rng))
-    return F.mean(F.squared_error(PF.affine(h, 2, name="b", rng=rng), data(8, 2)))
+    h = F.relu(PF.affine(some(8, 5), 8, name="a", rng=rng))
+    return F.mean(F.squared_error(PF.affine(h, 2, name="b", rng=rng), some(8, 2)))
 
 
 def convolution(rng: np.random.RandomState) -> nn.Variable:
-    h = PF.convolution(data(4, 2, 5, 5), 3, (3, 3), name="conv", rng=rng)
+    h = PF.convolution(some(4, 2, 5, 5), 3, (3, 3), name="conv", rng=rng)
     h = F.relu(PF.batch_normalization(h, name="bn"))
     return F.mean(F.softmax_cross_entropy(PF.affine(h, 3, name="b", rng=rng), labels(4, 3)))
 
 
 def residual(rng: np.random.RandomState) -> nn.Variable:
-    h = PF.affine(data(6, 5), 6, name="a", rng=rng)
+    h = PF.affine(some(6, 5), 6, name="a", rng=rng)
     for name in ("b", "c"):
         h = h + PF.affine(F.tanh(h), 6, name=name, rng=rng)
-    return F.mean(F.squared_error(PF.affine(h, 1, name="d", rng=rng), data(6, 1)))
+    return F.mean(F.squared_error(PF.affine(h, 1, name="d", rng=rng), some(6, 1)))
 
 
 def attention(rng: np.random.RandomState) -> nn.Variable:
-    x = data(4, 3, 4)
+    x = some(4, 3, 4)
     q, k, v = (PF.affine(x, 4, base_axis=2, name=name, rng=rng) for name in "qkv")
     scores = F.softmax(F.batch_matmul(q, k, transpose_b=True) * 0.5)
     h = PF.affine(F.batch_matmul(scores, v), 3, name="b", rng=rng)
@@ -72,40 +81,27 @@ def attention(rng: np.random.RandomState) -> nn.Variable:
 
 def two_terms(rng: np.random.RandomState) -> nn.Variable:
     """Two losses on one network, one a millionth of the other."""
-    h = F.tanh(PF.affine(data(8, 5), 8, name="a", rng=rng))
-    first = F.mean(F.squared_error(PF.affine(h, 1, name="b", rng=rng), data(8, 1)))
-    second = F.mean(F.squared_error(PF.affine(h, 1, name="c", rng=rng), data(8, 1)))
+    h = F.tanh(PF.affine(some(8, 5), 8, name="a", rng=rng))
+    first = F.mean(F.squared_error(PF.affine(h, 1, name="b", rng=rng), some(8, 1)))
+    second = F.mean(F.squared_error(PF.affine(h, 1, name="c", rng=rng), some(8, 1)))
     return first + 1e-6 * second
 
 
 def recurrent(rng: np.random.RandomState) -> nn.Variable:
     """It keeps references of its own to its gradients."""
-    h, _, _ = PF.lstm(data(3, 2, 3), data(1, 1, 2, 4), data(1, 1, 2, 4), rng=rng)
-    return F.mean(F.squared_error(PF.affine(h, 2, base_axis=2, name="b", rng=rng), data(3, 2, 2)))
+    h, _, _ = PF.lstm(some(3, 2, 3), some(1, 1, 2, 4), some(1, 1, 2, 4), rng=rng)
+    return F.mean(F.squared_error(PF.affine(h, 2, base_axis=2, name="b", rng=rng), some(3, 2, 2)))
 
 
 def normalized(rng: np.random.RandomState) -> nn.Variable:
     weight = PF.spectral_norm(
         nn.parameter.get_parameter_or_create("w", (5, 6), UniformInitializer((-1, 1), rng))
     )
-    h = F.tanh(F.affine(data(8, 5), weight))
-    return F.mean(F.squared_error(PF.affine(h, 2, name="b", rng=rng), data(8, 2)))
+    h = F.tanh(F.affine(some(8, 5), weight))
+    return F.mean(F.squared_error(PF.affine(h, 2, name="b", rng=rng), some(8, 2)))
 
 
-NETS: Dict[str, Make] = {
-    make.__name__: make
-    for make in (
-        classifier,
-        regression,
-        convolution,
-        residual,
-        attention,
-        two_terms,
-        recurrent,
-        normalized,
-    )
-}
-WEIGHTS = [1e8, 1e4, 1.0, 1e-4, 1e-7, 1e-8, 1e-9, 1e-11, 1e-30]
+NETS = [classifier, regression, convolution, residual, attention, two_terms, recurrent, normalized]
 
 
 class Trained(NamedTuple):
@@ -116,18 +112,16 @@ class Trained(NamedTuple):
 
 
 def built(make: Make, weight: float, storage: Optional[str]) -> nn.Variable:
+    """A loss in fp32 or emulated, or, without a `storage`, in native half."""
     with nn.context_scope(HALF if storage is None else FLOAT):
         return make(np.random.RandomState(0)) * weight
 
 
 def train(make: Make, weight: float, storage: Optional[str], **options: Any) -> Trained:
-    """A training; `storage` is "float32", "float16" (emulated), or None for native half."""
     nn.clear_parameters()
     nn.seed(0)
     loss = built(make, weight, storage)
-    solver = S.Momentum(0.05 / weight)
-    solver.set_parameters(nn.get_parameters())
-    updater = AdaptiveLossScalingUpdater(solver, loss, storage=storage, **options)
+    updater = updater_of(loss, solver=S.Momentum(0.05 / weight), storage=storage, **options)
     losses = []
     for _ in range(ITERATIONS):
         assert updater.update().reason == "updated"
@@ -136,20 +130,21 @@ def train(make: Make, weight: float, storage: Optional[str], **options: Any) -> 
     return Trained(losses[0], losses[-1])
 
 
-@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("weight", [1e8, 1.0, 1e-8, 1e-30])
 @pytest.mark.parametrize("net", NETS)
-def test_trains_as_fp32_does_emulated_and_natively(net: str, weight: float) -> None:
+def test_trains_as_fp32_does_emulated_and_natively(net: Make, weight: float) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", LossScaleWarning)
-        exact, emulated, native = (
-            train(NETS[net], weight, storage) for storage in ("float32", "float16", None)
-        )
+        exact, *others = (train(net, weight, storage) for storage in ("float32", "float16", None))
     assert exact.last < 0.9 * exact.first
     # The loss of one batch that is learned by heart: differences grow with every update.
     allowed = 0.05 * (exact.first - exact.last)
-    for found in (emulated, native):
+    for found in others:
         assert found.first == pytest.approx(exact.first, rel=0.01)
-        assert abs(found.last - exact.last) < allowed, (exact, emulated, native)
+        assert abs(found.last - exact.last) < allowed, (exact, others)
+
+
+WEIGHTS = pytest.mark.parametrize("weight", [1e4, 1e-9])
 
 
 @pytest.mark.parametrize(
@@ -160,99 +155,95 @@ def test_trains_as_fp32_does_emulated_and_natively(net: str, weight: float) -> N
         {"config": AdaLossConfig(loss_scale_method="amax_history", delay=1)},
         {"config": AdaLossConfig(loss_scale_method="fixed")},
         {"accum_grad": 2, "average": True},
-        {"global_scale": "dynamic", "on_overflow": "next", "scale": 65536.0},
+        {**AS_THE_BASELINE, "scale": 65536.0},
     ],
-    ids=["delay=1", "amax_history", "amax_history, delay=1", "fixed", "accumulated", "dynamic"],
 )
-@pytest.mark.parametrize("weight", [1e4, 1e-9])
+@WEIGHTS
 def test_trains_natively_with_other_settings(weight: float, options: Dict[str, Any]) -> None:
     exact, native = (train(classifier, weight, storage, **options) for storage in ("float32", None))
     assert native.last == pytest.approx(exact.last, abs=0.05 * (exact.first - exact.last))
 
 
-@pytest.mark.parametrize("weight", [1e4, 1e-9])
-def test_trains_natively_on_graphs_that_are_built_again(weight: float) -> None:
-    exact = train(classifier, weight, "float32")
-    nn.clear_parameters()
-    solver = S.Momentum(0.05 / weight)
-    loss = built(classifier, weight, None)
-    solver.set_parameters(nn.get_parameters())
-
+def by_updater(solver: Any, loss: nn.Variable, build: Callable[[], nn.Variable], make: Any) -> nn.Variable:
     def feed() -> None:
-        updater.loss = built(classifier, weight, None)
+        updater.loss = build()
 
-    updater = AdaptiveLossScalingUpdater(solver, loss, feed)
-    passes = []
+    updater = make(solver, loss, feed)
     for _ in range(ITERATIONS):
         assert updater.update().updated
-        passes.append(updater.scaling.result.kind)
-    assert float(updater.loss.d) / weight == pytest.approx(exact.last, abs=0.05 * (exact.first - exact.last))
-    assert passes.count("hookless") > ITERATIONS // 2
+    return updater.loss
 
 
-@pytest.mark.parametrize("rebuilt", [False, True])
-@pytest.mark.parametrize("forward", ["scaler", "loss"])
-@pytest.mark.parametrize("weight", [1e4, 1e-9])
-def test_grad_scaler_trains_natively(weight: float, forward: str, rebuilt: bool) -> None:
-    exact = train(classifier, weight, "float32")
-    nn.clear_parameters()
-    solver = S.Momentum(0.05 / weight)
-    loss = built(classifier, weight, None)
-    solver.set_parameters(nn.get_parameters())
+def by_grad_scaler(
+    solver: Any, loss: nn.Variable, build: Callable[[], nn.Variable], own_forward: bool
+) -> nn.Variable:
     scaler = GradScaler(solver)
     for _ in range(ITERATIONS):
-        if rebuilt:
-            loss = built(classifier, weight, None)
+        loss = build()
         solver.zero_grad()
-        if forward == "scaler":
-            scaler.forward(loss)
-        else:
+        if own_forward:
             loss.forward()
+        else:
+            scaler.forward(loss)
         scaler.backward(loss)
         assert scaler.step(solver)
         scaler.update()
-    assert float(loss.d) / weight == pytest.approx(exact.last, abs=0.05 * (exact.first - exact.last))
+    return loss
+
+
+@pytest.mark.parametrize("rebuilt", [False, True])
+@pytest.mark.parametrize(
+    "way",
+    [
+        partial(by_updater, make=AdaptiveLossScalingUpdater),
+        partial(by_updater, make=partial(FixedLossScalingUpdater, scale=2.0**40)),
+        partial(by_grad_scaler, own_forward=True),
+        partial(by_grad_scaler, own_forward=False),
+    ],
+    ids=["adaptive", "fixed", "after the loss's own forward", "scaler"],
+)
+def test_trains_natively_in_other_loops(way: Any, rebuilt: bool) -> None:
+    weight = 1e-9
+    exact = train(classifier, weight, "float32")
+    nn.clear_parameters()
+    loss = built(classifier, weight, None)
+    last = way(
+        solver_of(S.Momentum(0.05 / weight)),
+        loss,
+        lambda: built(classifier, weight, None) if rebuilt else loss,
+    )
+    allowed = 0.05 * (exact.first - exact.last)
+    assert float(variable_of(last).d) / weight == pytest.approx(exact.last, abs=allowed)
 
 
 @pytest.mark.parametrize("storage", [None, "float16"])
-def test_grad_scaler_says_when_there_is_no_gradient(storage: Optional[str]) -> None:
-    nn.clear_parameters()
+@pytest.mark.parametrize("fixed", [False, True])
+def test_gradients_that_are_all_zero_are_told_of_once(storage: Optional[str], fixed: bool) -> None:
     loss = built(classifier, 1e-20, storage)
-    solver = S.Sgd(0.1)
-    solver.set_parameters(nn.get_parameters())
+    solver = solver_of()
     scaler = GradScaler(solver, storage=storage, float_tail=False)
+    updater = FixedLossScalingUpdater(solver, loss, storage=storage) if fixed else None
 
     def train() -> None:
         for _ in range(12):
+            if updater is not None:
+                assert updater.update().reason == "zero_gradients"
+                continue
             solver.zero_grad()
             scaler.forward(loss)
             scaler.backward(loss)
             scaler.step(solver)
             scaler.update()
 
-    with pytest.warns(LossScaleWarning, match="every gradient is exactly zero") as caught:
+    told = "every gradient is exactly zero" + " in iteration 1" * fixed
+    with pytest.warns(LossScaleWarning, match=told) as caught:
         train()
     assert len(caught) == 1
 
 
-@pytest.mark.parametrize("storage", [None, "float16"])
-def test_a_fixed_scale_that_is_too_small_is_reported(storage: Optional[str]) -> None:
-    nn.clear_parameters()
-    loss = built(classifier, 1e-20, storage)
-    solver = S.Sgd(0.1)
-    solver.set_parameters(nn.get_parameters())
-    updater = FixedLossScalingUpdater(solver, loss, storage=storage)
-    with pytest.warns(LossScaleWarning, match="every gradient is exactly zero in iteration 1") as caught:
-        reasons = [updater.update().reason for _ in range(3)]
-    assert reasons == ["zero_gradients"] * 3
-    assert len(caught) == 1
-
-
 def test_grad_scaler_says_when_what_it_needs_was_cleared() -> None:
-    nn.clear_parameters()
     loss = built(classifier, 1e-9, None)
-    solver = S.Sgd(0.1)
-    solver.set_parameters(nn.get_parameters())
+    solver = solver_of()
     scaler = GradScaler(solver)
     loss.forward(clear_buffer=True)
     with pytest.raises(RuntimeError, match="forward has to run again before backward"):
@@ -262,36 +253,11 @@ def test_grad_scaler_says_when_what_it_needs_was_cleared() -> None:
     assert scaler.step(solver)
 
 
-@pytest.mark.parametrize("rebuilt", [False, True])
-def test_a_fixed_scale_trains_natively(rebuilt: bool) -> None:
-    weight = 1e-9
-    exact = train(classifier, weight, "float32")
-    nn.clear_parameters()
-    solver = S.Momentum(0.05 / weight)
-    loss = built(classifier, weight, None)
-    solver.set_parameters(nn.get_parameters())
-
-    def feed() -> None:
-        if rebuilt:
-            updater.loss = built(classifier, weight, None)
-
-    updater = FixedLossScalingUpdater(solver, loss, feed, scale=2.0**40)
-    for _ in range(ITERATIONS):
-        assert updater.update().updated
-    assert float(updater.loss.d) / weight == pytest.approx(exact.last, abs=0.05 * (exact.first - exact.last))
-
-
 def test_the_graph_can_be_left_as_it_is() -> None:
-    nn.clear_parameters()
     loss = built(classifier, 1.0, None)
-    solver = S.Sgd(0.1)
-    solver.set_parameters(nn.get_parameters())
-    before = loss.parent
-    for scaled in (
-        AdaptiveLossScalingUpdater(solver, loss, float_tail=False),
-        FixedLossScalingUpdater(solver, loss, float_tail=False),
-    ):
-        assert scaled.update().updated
+    solver, before = solver_of(), loss.parent
+    for make in (AdaptiveLossScalingUpdater, FixedLossScalingUpdater):
+        assert make(solver, loss, float_tail=False).update().updated
     GradScaler(solver, float_tail=False).forward(loss)
     assert loss.parent == before
     with pytest.raises(TypeError, match="float_tail=1 must be True or False"):
@@ -299,15 +265,10 @@ def test_the_graph_can_be_left_as_it_is() -> None:
 
 
 def test_it_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    nn.clear_parameters()
-    loss = built(classifier, 1.0, None)
-    solver = S.Sgd(0.1)
-    solver.set_parameters(nn.get_parameters())
-
     def feed() -> None:
         updater.loss = built(classifier, 1.0, None)
 
-    updater = AdaptiveLossScalingUpdater(solver, loss, feed)
+    updater = updater_of(built(classifier, 1.0, None), feed, storage=None)
     with caplog.at_level(logging.INFO, "nnabla_adaloss"):
         for _ in range(3):
             updater.update()
@@ -315,18 +276,14 @@ def test_it_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_half_network_with_a_loss_in_float_is_an_ordinary_network() -> None:
-    nn.clear_parameters()
     rng = np.random.RandomState(0)
     with nn.context_scope(HALF):
-        h = PF.affine(F.tanh(PF.affine(data(8, 5), 8, name="a", rng=rng)), 3, name="b", rng=rng)
+        h = PF.affine(F.tanh(PF.affine(some(8, 5), 8, name="a", rng=rng)), 3, name="b", rng=rng)
     with nn.context_scope(FLOAT):
         loss = F.mean(F.softmax_cross_entropy(h, labels(8, 3))) * 1e-9
-    solver = S.Momentum(0.05 * 1e9)
-    solver.set_parameters(nn.get_parameters())
     with warnings.catch_warnings():
         warnings.simplefilter("error", LossScaleWarning)
-        updater = AdaptiveLossScalingUpdater(solver, loss)
+        updater = updater_of(loss, solver=S.Momentum(0.05 * 1e9), storage=None)
         assert {updater.update().reason for _ in range(10)} == {"updated"}
     assert updater.scaling.config.dtype == "float16"
-    exact = train(classifier, 1e-9, "float32")
-    assert float(loss.d) * 1e9 < exact.first
+    assert float(loss.d) * 1e9 < train(classifier, 1e-9, "float32").first

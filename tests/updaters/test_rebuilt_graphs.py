@@ -14,9 +14,10 @@ import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
 import pytest
-from nnabla.function import PythonFunction
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, GraphPlan
+from tests.tampering import Tampering
+from tests.updaters.networks import METHODS, constant, data, two_layers, updater_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
 
@@ -48,7 +49,7 @@ def small_weight(x: nn.Variable) -> nn.Variable:
 
 
 def constant_weight(x: nn.Variable) -> nn.Variable:
-    weight = nn.Variable.from_numpy_array(np.eye(5, dtype=np.float32) * 0.5)
+    weight = constant(np.eye(5) * 0.5)
     h = F.tanh(F.affine(F.tanh(PF.affine(x, 5, name="a")), weight))
     return F.mean(PF.affine(h, 4, name="b") ** 2)
 
@@ -111,12 +112,14 @@ class Training:
             return {name: v.d.tobytes() for name, v in nn.get_parameters(grad_only=False).items()}
 
 
-@pytest.mark.parametrize("method", ["approx_range", "amax_history"])
-@pytest.mark.parametrize("options", [{}, {"storage": "float16"}, {"delay": 1}], ids=str)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("storage", "delay"), [(None, 0), ("float16", 0), ("float16", 1)])
 @pytest.mark.parametrize("network", NETWORKS)
-def test_no_bit_is_another_than_with_one_graph(network: Head, options: Dict[str, Any], method: str) -> None:
-    options = dict(options)
-    options["config"] = AdaLossConfig(loss_scale_method=method, delay=options.pop("delay", 0))
+def test_no_bit_is_another_than_with_one_graph(
+    network: Head, storage: Optional[str], delay: int, method: str
+) -> None:
+    config = AdaLossConfig(loss_scale_method=method, delay=delay)
+    options = {"storage": storage, "config": config}
     static, rebuilt = (Training([network], rebuilt=anew, **options) for anew in (False, True))
     for training in (static, rebuilt):
         training.run(20)
@@ -128,23 +131,6 @@ def test_no_bit_is_another_than_with_one_graph(network: Head, options: Dict[str,
     # The first plan is made for the graph that the updater was made with.
     assert len({id(plan.structure) for plan in rebuilt.plans}) == 1
     assert len({id(plan) for plan in rebuilt.plans}) == 20
-
-
-def test_seven_of_eight_iterations_need_no_hooks() -> None:
-    training = Training([branches], rebuilt=True, config=AdaLossConfig(loss_scale_method="amax_history"))
-    training.run(25)
-    assert training.passes.count("hookless") >= 21
-
-
-def test_training_goes_on_from_a_state_in_the_midst_of_held_scales() -> None:
-    first, second = (Training([branches], rebuilt=True) for _ in range(2))
-    for training in (first, second):
-        training.run(11)
-    second.updater.load_state_dict(first.updater.state_dict())
-    for training in (first, second):
-        training.run(11)
-    assert second.passes == first.passes
-    assert second.parameters() == first.parameters()
 
 
 def test_graphs_that_take_turns_are_all_known() -> None:
@@ -203,7 +189,7 @@ def test_no_more_than_sixteen_kinds_of_graphs_are_remembered() -> None:
     assert len(training.updater.scaling._graph._known) == 16
 
 
-@pytest.mark.parametrize("method", ["approx_range", "amax_history"])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("delay", [0, 1])
 def test_graphs_of_other_shapes_share_what_is_held(method: str, delay: int) -> None:
     config = AdaLossConfig(loss_scale_method=method, delay=delay)
@@ -253,60 +239,11 @@ def test_an_input_that_gets_a_gradient_may_change_its_shape(rebuilt: bool, delay
     assert "hookless" in passes
 
 
-@pytest.mark.parametrize("options", [{}, {"storage": "float16"}, {"delay": 1}], ids=str)
-def test_with_scales_of_another_shape_no_bit_is_another(options: Dict[str, Any]) -> None:
-    """What is held is put to use on all graphs as on those of one shape: gradients are nnabla's."""
-
-    def attention(x: nn.Variable) -> nn.Variable:
-        rows = F.reshape(PF.affine(x, 5, name="a"), (1, *x.shape))
-        scores = F.softmax(F.batch_matmul(rows, rows, transpose_b=True))
-        return F.mean(PF.affine(F.reshape(F.batch_matmul(scores, rows), x.shape), 4, name="b") ** 2)
-
-    def trained(every: int) -> Dict[str, bytes]:
-        config = AdaLossConfig(
-            loss_scale_method="fixed",
-            fixed_loss_scale=2.0,
-            measure_every=every,
-            delay=options.get("delay"),
-        )
-        training = Training(
-            [attention],
-            rebuilt=True,
-            batches=(4, 7, 3),
-            config=config,
-            global_scale="dynamic",
-            scale=64.0,
-            storage=options.get("storage"),
-        )
-        training.run(20)
-        return training.parameters()
-
-    assert trained(every=8) == trained(every=1)
-
-
-class Passes(PythonFunction):
+class Passes(Tampering):
     """Something in a graph that can be seen to go away with it."""
 
-    name = "Passes"
-
-    def min_outputs(self) -> int:
-        return 1
-
-    def setup_impl(self, inputs: Any, outputs: Any) -> None:
-        outputs[0].reset_shape(inputs[0].shape, True)
-
-    def forward_impl(self, inputs: Any, outputs: Any) -> None:
-        outputs[0].d = inputs[0].d
-
-    def grad_depends_output_data(self, i: int, o: int) -> bool:
-        return False
-
-    def grad_depends_input_data(self, i: int, j: int) -> bool:
-        return False
-
-    def backward_impl(self, inputs: Any, outputs: Any, down: Any, accum: Any) -> None:
-        if down[0]:
-            inputs[0].g = inputs[0].g + outputs[0].g if accum[0] else outputs[0].g
+    def changed(self, g: np.ndarray) -> np.ndarray:
+        return g
 
 
 @pytest.mark.parametrize("options", [{}, {"storage": "float16"}, {"storage": "fp8_hybrid"}], ids=str)
@@ -347,9 +284,7 @@ def test_scaled_activations_of_many_lengths_are_not_kept(storage: Optional[str])
 
 @pytest.mark.parametrize("clear_buffer", [True, False])
 def test_gradients_that_stay_readable_are_unscaled_in_a_graph_that_is_known(clear_buffer: bool) -> None:
-    nn.clear_parameters()
-    x = nn.Variable.from_numpy_array(np.ones((4, 5), np.float32))
-    before = None
+    x, before = constant(np.ones((4, 5))), None
     for iteration in range(6):
         h = F.tanh(PF.affine(x, 6, name="a"))
         # Not so when the graph was planned.
@@ -408,22 +343,15 @@ def test_held_scales_of_a_state_serve_a_graph_that_has_run_forward(
 
     def start(ran: bool) -> Tuple[Dict[str, nn.Variable], Any]:
         nn.clear_parameters()
-        x = nn.Variable.from_numpy_array(np.random.RandomState(0).randn(4, 3).astype(np.float32))
-
-        def build() -> nn.Variable:
-            h = F.tanh(PF.affine(x, 5, name="a", rng=np.random.RandomState(1)))
-            return F.mean(PF.affine(h, 2, name="b", rng=np.random.RandomState(2)) ** 2)
+        x = data(4, 3)
 
         def feed() -> None:
-            updater.loss = build()
+            updater.loss = two_layers(x)
 
-        loss = build()
+        loss = two_layers(x)
         if ran:
             loss.forward()
-        solver = S.Sgd(0.1)
-        solver.set_parameters(nn.get_parameters())
-        config = AdaLossConfig(measure_every=8, delay=delay)
-        updater = AdaptiveLossScalingUpdater(solver, loss, feed, storage="float16", config=config)
+        updater = updater_of(loss, feed, config=AdaLossConfig(measure_every=8, delay=delay))
         return nn.get_parameters(), updater
 
     parameters, updater = start(ran_before[0])

@@ -12,32 +12,17 @@ import nnabla.solvers as S
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
+from nnabla_adaloss import AdaLossConfig
 from nnabla_adaloss.core.scale_policy import ScaleState
 from tests.tampering import Tampering
-
-METHODS = ("approx_range", "amax_history")
-
-
-def mean_square(batch: int = 8) -> nn.Variable:
-    rng = np.random.RandomState(0)
-    x = nn.Variable.from_numpy_array(rng.randn(batch, 8).astype(np.float32))
-    h = F.tanh(PF.affine(x, 8, name="a", rng=rng))
-    return F.mean(PF.affine(h, 8, name="b", rng=rng) ** 2)
-
-
-def updater_of(loss: nn.Variable, **options: Any) -> AdaptiveLossScalingUpdater:
-    solver = S.Sgd(0.01)
-    solver.set_parameters(nn.get_parameters())
-    return AdaptiveLossScalingUpdater(solver, loss, **{"storage": "float16", **options})
+from tests.updaters.networks import METHODS, data, two_layers, updater_of
 
 
 @pytest.mark.parametrize("accum_grad", [1, 3])
 def test_what_a_users_function_counts_is_counted_once(accum_grad: int) -> None:
     """The first batch is repeated before it is known what forward writes."""
-    loss = mean_square()
     counter = nn.parameter.get_parameter_or_create("counter", (1,), np.zeros(1), need_grad=False)
-    loss = loss + F.sum(F.assign(counter, counter + 1.0)) * 0.0
+    loss = two_layers(data(8, 8)) + F.sum(F.assign(counter, counter + 1.0)) * 0.0
     updater = updater_of(loss, accum_grad=accum_grad)
     assert updater.update().retries == 1
     assert float(counter.d[0]) == accum_grad
@@ -50,7 +35,7 @@ class Passes(Tampering):
 
     def __init__(self, ctx: Any = None) -> None:
         super().__init__(ctx)
-        self.forwards = self.backwards = 0
+        self.forwards = 0
         self.factor = 1.0
 
     def forward_impl(self, inputs: Any, outputs: Any) -> None:
@@ -58,23 +43,18 @@ class Passes(Tampering):
         super().forward_impl(inputs, outputs)
 
     def changed(self, g: np.ndarray) -> np.ndarray:
-        self.backwards += 1
         return g * np.float32(self.factor)
 
 
 @pytest.mark.parametrize("options", [{}, {"global_scale": "dynamic", "scale": 2.0**13}])
 def test_an_overflow_that_lower_scales_end_runs_forward_once_a_pass(options: Dict[str, Any]) -> None:
     passes = Passes()
-    rng = np.random.RandomState(0)
-    x = nn.Variable.from_numpy_array(rng.randn(8, 8).astype(np.float32))
-    h = passes(F.tanh(PF.affine(x, 8, name="a", rng=rng)))
-    updater = updater_of(F.mean(PF.affine(h, 8, name="b", rng=rng) ** 2), **options)
+    h = passes(F.tanh(PF.affine(data(8, 8), 8, name="a")))
+    updater = updater_of(F.mean(PF.affine(h, 8, name="b") ** 2), solver=S.Sgd(0.01), **options)
     for _ in range(3):
         updater.update()
-    before, results = passes.forwards, []
-    passes.factor = 2.0**10
-    for _ in range(2):
-        results.append(updater.update())
+    before, passes.factor = passes.forwards, 2.0**10
+    results = [updater.update() for _ in range(2)]
     assert 1 < results[0].retries < 4
     assert all(result.updated for result in results)
     assert passes.forwards - before == len(results) + sum(result.retries for result in results)
@@ -82,12 +62,10 @@ def test_an_overflow_that_lower_scales_end_runs_forward_once_a_pass(options: Dic
 
 def test_a_fault_in_forward_that_nothing_shows_is_named_after_a_few_passes() -> None:
     """NaN behind a ReLU, in fp32: the loss is finite, and nobody has looked at other values."""
-    passes = Passes()
-    rng = np.random.RandomState(0)
-    x = nn.Variable.from_numpy_array(rng.randn(8, 8).astype(np.float32))
-    h = passes(F.relu(PF.affine(x, 8, name="a", rng=rng)))
+    passes, x = Passes(), data(8, 8)
+    h = passes(F.relu(PF.affine(x, 8, name="a")))
     options = {"storage": None, "on_nonfinite_forward": "skip", "global_scale": "dynamic"}
-    updater = updater_of(F.mean(PF.affine(h, 8, name="b", rng=rng) ** 2), **options)
+    updater = updater_of(F.mean(PF.affine(h, 8, name="b") ** 2), **options)
     updater.update()
     state, before = updater.state_dict(), passes.forwards
     x.d[0] = np.nan
@@ -102,64 +80,48 @@ def test_a_fault_in_forward_that_nothing_shows_is_named_after_a_few_passes() -> 
 
 
 class Deep:
-    """A deep network whose loss can be multiplied, and its updater."""
+    """A deep network whose loss is multiplied by batch, or from now on with the key -1; and its updater."""
 
-    def __init__(self, depth: int = 24, size: int = 8, **options: Any) -> None:
-        nn.clear_parameters()
-        rng = np.random.RandomState(0)
+    def __init__(self, method: str = "approx_range", delay: int = 0, depth: int = 24, **options: Any) -> None:
         self.factors: Dict[int, float] = {}
         self.batches = 0
-        x, factor = nn.Variable((size, 8)), nn.Variable((1,))
+        x, factor, rng = nn.Variable((8, 8)), nn.Variable((1,)), np.random.RandomState(0)
         h = x
         for index in range(depth):
             h = F.tanh(PF.affine(h, 8, name=f"layer{index}", rng=rng))
-        self.loss = F.sum(F.reshape(F.mean(h**2), (1,)) * factor)
 
         def feed() -> None:
             x.d = np.random.RandomState(self.batches).randn(*x.shape)
             factor.d = self.factors.get(self.batches, self.factors.get(-1, 1.0))
             self.batches += 1
 
-        self.feed = feed
-        self.updater = updater_of(self.loss, data_feeder=feed, **options)
+        loss = F.sum(F.reshape(F.mean(h**2), (1,)) * factor)
+        config = AdaLossConfig(loss_scale_method=method, delay=delay)
+        self.updater = updater_of(loss, feed, solver=S.Sgd(0.01), config=config, **options)
+        assert all(result.updated for result in self.train(3))
 
-    def exact_gradients(self, batch: int) -> np.ndarray:
-        """The gradients of a batch in fp32."""
-        self.batches = batch
-        self.feed()
-        for v in nn.get_parameters().values():
-            v.grad.zero()
-        self.loss.forward()
-        self.loss.backward(1.0)
-        return gradients()
+    def train(self, updates: int) -> List[Any]:
+        return [self.updater.update() for _ in range(updates)]
 
 
-def gradients() -> np.ndarray:
-    return np.concatenate([v.g.ravel() for v in nn.get_parameters().values()]).astype(np.float64)
+every_way = pytest.mark.parametrize(
+    ("method", "delay"), [(method, delay) for method in METHODS for delay in (0, 1)]
+)
 
 
-def config(method: str, delay: int = 0) -> AdaLossConfig:
-    return AdaLossConfig(loss_scale_method=method, delay=delay)
-
-
-@pytest.mark.parametrize("delay", [0, 1])
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("jump", "repeats"), [(16.0, 3), (2.0**10, 5), (2.0**16, 7)])
+@every_way
+@pytest.mark.parametrize(("jump", "repeats"), [(16.0, 3), (2.0**16, 7)])
 def test_repeats_grow_with_a_jump_and_not_with_the_depth(
     jump: float, repeats: int, method: str, delay: int
 ) -> None:
-    deep = Deep(config=config(method, delay))
-    for _ in range(3):
-        deep.updater.update()
+    deep = Deep(method, delay)
     deep.factors[3] = jump
-    found: list[np.ndarray] = []
-    deep.updater.on_gradients = lambda solver: found.append(gradients())
     result = deep.updater.update()
     assert result.updated
     assert 0 < result.retries <= repeats
     assert deep.batches == 4
     # With delay=0 the next batch is measured again.
-    assert [deep.updater.update().retries for _ in range(3)] == [int(not delay), 0, 0]
+    assert [result.retries for result in deep.train(3)] == [int(not delay), 0, 0]
 
 
 @pytest.mark.parametrize(("jump", "lost"), [(2.0**10, 4), (2.0**20, 6)])
@@ -167,26 +129,20 @@ def test_repeats_grow_with_a_jump_and_not_with_the_depth(
 def test_lost_batches_grow_with_a_jump_and_not_with_the_depth(depth: int, jump: float, lost: int) -> None:
     deep = Deep(depth=depth, on_overflow="next", max_retries=0)
     deep.updater.solver.set_learning_rate(0.0)
-    for _ in range(3):
-        assert deep.updater.update().updated
     deep.factors[-1] = jump
-    updated = [deep.updater.update().updated for _ in range(20)]
+    updated = [result.updated for result in deep.train(20)]
     assert 1 <= updated.count(False) <= lost
     assert all(updated[lost:])
 
 
-@pytest.mark.parametrize("delay", [0, 1])
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("on_overflow", ["repeat", "next"])
-@pytest.mark.parametrize("accum_grad", [1, 2])
+@every_way
+@pytest.mark.parametrize(("on_overflow", "accum_grad"), [("repeat", 1), ("next", 1), ("next", 2)])
 def test_a_jump_for_good_costs_no_more_than_its_first_batch(
     method: str, delay: int, on_overflow: str, accum_grad: int
 ) -> None:
-    deep = Deep(depth=3, config=config(method, delay), on_overflow=on_overflow, accum_grad=accum_grad)
-    for _ in range(3):
-        assert deep.updater.update().updated
+    deep = Deep(method, delay, depth=3, on_overflow=on_overflow, accum_grad=accum_grad)
     deep.factors[-1] = 2.0**10
-    results = [deep.updater.update() for _ in range(70)]
+    results = deep.train(70)
     assert all(r.updated for r in results)
     assert results[0].overflow_layers
     # Statistics of earlier iterations may cost one more, or spread the same number over two iterations.
@@ -198,27 +154,20 @@ def test_a_jump_for_good_costs_no_more_than_its_first_batch(
     assert results[-1].scale <= 128.0
 
 
-@pytest.mark.parametrize("delay", [0, 1])
-@pytest.mark.parametrize("method", METHODS)
+@every_way
 def test_a_graph_for_each_batch_of_an_iteration(method: str, delay: int) -> None:
     """What was measured goes by name. Batches of one iteration are one entry, and each has its own number."""
     rng = np.random.RandomState(0)
     records: List[Any] = []
 
     def build() -> nn.Variable:
-        x = nn.Variable.from_numpy_array(rng.randn(64, 8).astype(np.float32))
-        h = F.tanh(PF.affine(x, 8, name="a", rng=np.random.RandomState(1)))
-        return F.mean(PF.affine(h, 8, name="b", rng=np.random.RandomState(2)) ** 2)
+        return two_layers(nn.Variable.from_numpy_array(rng.randn(64, 8).astype(np.float32)), 8, 8)
 
     def feed() -> None:
         updater.loss = build()
 
-    updater = updater_of(
-        build(),
-        data_feeder=feed,
-        accum_grad=3,
-        config=AdaLossConfig(loss_scale_method=method, delay=delay, measure_every=1, recorder=records.append),
-    )
+    config = AdaLossConfig(loss_scale_method=method, delay=delay, measure_every=1, recorder=records.append)
+    updater = updater_of(build(), feed, solver=S.Sgd(0.01), accum_grad=3, config=config)
     # With delay=0 each batch is measured, and runs again.
     assert [updater.update().retries for _ in range(4)] == ([1, 0, 0, 0] if delay else [3] * 4)
     windows = updater.scaling.components.state_dict()["windows"]

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater, LossScaleError
+from nnabla_adaloss.undo import Savepoint
 from nnabla_adaloss.updaters import Counters
-from tests.updaters.networks import AS_THE_BASELINE, training
+from tests.updaters.networks import AS_THE_BASELINE, snapshot, training, updater_on
 
 numbers = st.lists(st.integers(0, 7), max_size=3, unique=True)
 
@@ -43,7 +44,13 @@ def test_every_batch_is_part_of_an_update_or_lost(
         on_scale_floor="skip",
         **way,
     )
-    results = [updater.update() for _ in range(4)]
+    results = []
+    for _ in range(4):
+        before = snapshot()
+        results.append(updater.update())
+        # A schedule of learning rates advances when parameters have changed.
+        changed = any((value != before[name]).any() for name, value in snapshot().items())
+        assert changed == results[-1].updated
     counters = updater.counters
     assert counters.updates == sum(result.updated for result in results)
     assert counters.batches == fed[0]
@@ -56,8 +63,7 @@ def test_every_batch_is_part_of_an_update_or_lost(
 
 
 def test_a_batch_that_ends_in_an_error_is_lost_as_well() -> None:
-    train = training(nan=[1])
-    updater = AdaptiveLossScalingUpdater(train.solver, train.loss, train.feed, storage="float16")
+    updater = updater_on(training(nan=[1]))
     updater.update()
     with pytest.raises(LossScaleError):
         updater.update()
@@ -70,6 +76,17 @@ def test_what_is_saved_comes_back() -> None:
     saved = counters.as_dict()
     saved["lost"]["hopeless"] = 0
     assert counters.lost == {"hopeless": 4}
+
+
+def test_what_is_counted_in_an_iteration_that_is_broken_off_is_undone() -> None:
+    counters = Counters(3, 7, 2, {"hopeless": 4})
+    before = Savepoint([counters])
+    counters.count_update(1)
+    counters.count_repeat()
+    counters.count_lost("hopeless", 1)
+    assert counters == Counters(4, 9, 3, {"hopeless": 5})
+    before.restore()
+    assert counters == Counters(3, 7, 2, {"hopeless": 4})
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an updater is made with can be assigned later, checked and obeyed, or is refused."""
+"""What an updater is made with is checked; it can be assigned later, checked and obeyed, or is refused."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from typing import Any, Dict, Tuple
+from typing import Any, Dict
 
 import nnabla as nn
-import nnabla.functions as F
-import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
 import pytest
@@ -17,44 +15,37 @@ from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdat
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
 from nnabla_adaloss.updaters.settings import always
+from tests.updaters.networks import (
+    AS_THE_BASELINE,
+    Pair,
+    assert_equal,
+    data,
+    snapshot,
+    solver_of,
+    two_layers,
+)
 
-ARGUMENTS = [
-    name for name in inspect.signature(AdaptiveLossScalingUpdater.__init__).parameters if name != "self"
+ARGUMENTS = [*inspect.signature(AdaptiveLossScalingUpdater.__init__).parameters][1:]
+BUILT_IN = [
+    name
+    for name in ARGUMENTS
+    if getattr(inspect.getattr_static(AdaptiveLossScalingUpdater, name), "refuses", None) is always
 ]
-SEARCHING: Dict[str, Any] = {"global_scale": "dynamic", "on_overflow": "next"}
-
-
-def training() -> Tuple[Any, nn.Variable]:
-    nn.clear_parameters()
-    x = nn.Variable.from_numpy_array(np.random.RandomState(0).randn(4, 3).astype(np.float32))
-    h = F.tanh(PF.affine(x, 5, name="a", rng=np.random.RandomState(1)))
-    loss = F.mean(PF.affine(h, 2, name="b", rng=np.random.RandomState(2)) ** 2)
-    solver = S.Sgd(0.1)
-    solver.set_parameters(nn.get_parameters())
-    return solver, loss
 
 
 def updater_with(**options: Any) -> AdaptiveLossScalingUpdater:
-    solver, loss = training()
-    return AdaptiveLossScalingUpdater(solver, loss, storage="float16", **options)
-
-
-@pytest.mark.parametrize("name", ARGUMENTS)
-def test_no_argument_is_a_plain_attribute(name: str) -> None:
-    """What was assigned to a plain one could be ignored, and nobody would know."""
-    assert inspect.isdatadescriptor(inspect.getattr_static(AdaptiveLossScalingUpdater, name))
-    getattr(updater_with(), name)
-
-
-def test_all_attributes_of_nnablas_updater_are_among_them() -> None:
-    solver, loss = training()
-    public = {name for name in vars(DynamicLossScalingUpdater(solver, loss)) if not name.startswith("_")}
-    assert public <= set(ARGUMENTS)
+    nn.clear_parameters()
+    loss = two_layers(data(4, 3))
+    return AdaptiveLossScalingUpdater(
+        **{"solver": solver_of(), "loss": loss, "storage": "float16", **options}
+    )
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_an_object_of_no_use_is_refused_with_the_name_of_the_argument(name: str) -> None:
-    updater = updater_with(**SEARCHING)
+    """What was assigned to a plain attribute could be ignored, and nobody would know."""
+    assert inspect.isdatadescriptor(inspect.getattr_static(AdaptiveLossScalingUpdater, name))
+    updater = updater_with(**AS_THE_BASELINE)
     before = getattr(updater, name)
     with pytest.raises((TypeError, ValueError, AttributeError), match=name):
         setattr(updater, name, object())
@@ -62,47 +53,73 @@ def test_an_object_of_no_use_is_refused_with_the_name_of_the_argument(name: str)
     assert updater.update().updated
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("scaling_factor", 0.5),
-        ("N", -1),
-        ("N", math.nan),
-        ("min_scale", 2.0**70),
-        ("max_scale", 0.0),
-        ("hysteresis", 0),
-        ("accum_grad", 0),
-        ("max_retries", -1),
-        ("check_every", -1),
-        ("scale", math.inf),
-        ("on_scale_floor", "ignore"),
-        ("on_scale_floor", np.array(["skip", "skip"])),
-        ("clear_buffer", "no"),
-        ("average", "yes"),
-        ("average", 1),
-        ("weight_decay", -1),
-        ("weight_decay", math.nan),
-        ("weight_decay", math.inf),
-        ("weight_decay", True),
-    ],
-)
-def test_values_are_checked_as_the_constructor_checks_them(name: str, value: Any) -> None:
-    with pytest.raises((TypeError, ValueError)) as made:
-        updater_with(**{**SEARCHING, name: value})
-    updater = updater_with(**SEARCHING)
-    with pytest.raises((TypeError, ValueError)) as assigned:
-        setattr(updater, name, value)
-    assert str(assigned.value) == str(made.value)
+def test_all_attributes_of_nnablas_updater_are_among_them() -> None:
+    solver, loss = updater_with().solver, two_layers(data(4, 3))
+    public = {name for name in vars(DynamicLossScalingUpdater(solver, loss)) if not name.startswith("_")}
+    assert public <= set(ARGUMENTS)
+    given = {"scaling_factor": 4.0, "N": 7, "accum_grad": 2, "weight_decay": 0.5, "comm": Pair(size=1)}
+    updater = updater_with(**given, **AS_THE_BASELINE)
+    assert {name: getattr(updater, name) for name in given} == given
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "value", "told"),
     [
-        name
-        for name in ARGUMENTS
-        if getattr(inspect.getattr_static(AdaptiveLossScalingUpdater, name), "refuses", None) is always
+        ("scaling_factor", 0.5, "scaling_factor"),
+        ("N", -1, "N="),
+        ("N", math.nan, "N="),
+        ("min_scale", 2.0**70, "min_scale"),
+        ("max_scale", 0.0, "max_scale"),
+        ("hysteresis", 0, "hysteresis"),
+        ("accum_grad", 0, "accum_grad=0 must be 1 or more"),
+        ("accum_grad", 1.5, "accum_grad=1.5 must be an integer"),
+        ("max_retries", -1, "max_retries=-1"),
+        ("check_every", -1, "check_every=-1"),
+        ("scale", -1.0, "scale=-1.0"),
+        ("scale", math.inf, "scale=inf"),
+        ("scale", "8", "scale='8'"),
+        ("on_scale_floor", "ignore", "on_scale_floor='ignore' must be one of 'raise', 'skip', 'warn'"),
+        ("on_scale_floor", np.array(["skip", "skip"]), "on_scale_floor"),
+        ("on_nonfinite_loss", "ignore", "on_nonfinite_loss"),
+        ("on_nonfinite_forward", "ignore", "on_nonfinite_forward"),
+        ("clear_buffer", "no", "clear_buffer"),
+        ("average", 1, "average"),
+        ("weight_decay", -1, "weight_decay=-1 must be a finite number, 0 or more"),
+        ("weight_decay", math.nan, "weight_decay=nan"),
+        ("weight_decay", True, "weight_decay=True"),
+        ("on_gradients", 3, "on_gradients must be callable"),
+        ("data_feeder", None, "data_feeder must be callable"),
+        ("solver", 3, r"solver must be an nnabla solver; int has no zero_grad\(\)"),
+        ("on_overflow", "skip", "on_overflow"),
+        ("config", {}, "config"),
+        ("storage", "float17", "storage.*float16"),
+        ("comm", object(), "comm must be a communicator with all_reduce"),
+        ("grads", 3, "grads must be a list of NdArrays, got int"),
+        ("grads", [nn.NdArray(()), nn.Variable(())], r"grads\[1\] must be an NdArray, .* got Variable"),
+        ("grads", [nn.NdArray((1,))], "grads are exchanged through comm"),
+        ("monitors", [object()], "monitors.*none of the methods on_layer_scaled"),
+        ("global_scale", "fast", "global_scale='fast' must be 'history', 'dynamic' or a HistoryPolicy"),
+        ("function_post_hook", (print,), "function_post_hook must be a callable"),
+        ("function_pre_hook", (print, 3), "function_pre_hook must be a callable"),
     ],
 )
+def test_values_are_checked_by_the_constructor_and_when_they_are_assigned(
+    name: str, value: Any, told: str
+) -> None:
+    updater = updater_with(**AS_THE_BASELINE)
+    parent = updater.loss.parent
+    with pytest.raises((TypeError, ValueError), match=f"^{told}") as made:
+        AdaptiveLossScalingUpdater(
+            **{"solver": updater.solver, "loss": updater.loss, **AS_THE_BASELINE, name: value}
+        )
+    assert updater.loss.parent == parent
+    if name not in BUILT_IN:
+        with pytest.raises((TypeError, ValueError)) as assigned:
+            setattr(updater, name, value)
+        assert str(assigned.value) == str(made.value)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
 def test_what_was_built_in_is_refused(name: str) -> None:
     with pytest.raises(AttributeError, match=f"{name} cannot be changed"):
         setattr(updater_with(), name, None)
@@ -110,10 +127,13 @@ def test_what_was_built_in_is_refused(name: str) -> None:
 
 def test_the_scale_grows_as_nnablas_does_when_its_settings_change() -> None:
     found = []
-    for make in (DynamicLossScalingUpdater, AdaptiveLossScalingUpdater):
-        solver, loss = training()
-        options = {} if make is DynamicLossScalingUpdater else SEARCHING
-        updater = make(solver, loss, lambda: None, **options)
+    for make, options in (
+        (DynamicLossScalingUpdater, {}),
+        (AdaptiveLossScalingUpdater, {"storage": "float16", **AS_THE_BASELINE}),
+    ):
+        nn.clear_parameters()
+        loss = two_layers(data(4, 3))
+        updater = make(solver_of(), loss, lambda: None, **options)
         scales = []
         for index in range(20):
             if index == 3:
@@ -130,19 +150,25 @@ def test_the_scale_grows_as_nnablas_does_when_its_settings_change() -> None:
 
 
 def test_hysteresis_that_is_lowered_counts_no_further_than_it_goes() -> None:
-    updater = updater_with(**SEARCHING, hysteresis=4)
+    updater = updater_with(**AS_THE_BASELINE, hysteresis=4)
     updater.hysteresis = 2
     assert updater.scale_state.hysteresis_left == 2
     updater.load_state_dict(updater.state_dict())
 
 
 def test_the_floor_of_measured_scales_was_built_in() -> None:
-    updater = updater_with()
     with pytest.raises(AttributeError, match="min_scale cannot be changed"):
-        updater.min_scale = 1.0
-    searching = updater_with(**SEARCHING)
+        updater_with().min_scale = 1.0
+    searching = updater_with(**AS_THE_BASELINE)
     searching.min_scale = 1.0
     assert searching.policy.min_scale == 1.0
+
+
+def test_a_solver_whose_gradients_are_exchanged_stays() -> None:
+    updater = updater_with(comm=Pair(size=1))
+    updater.solver = updater.solver
+    with pytest.raises(AttributeError, match="solver cannot be changed"):
+        updater.solver = S.Sgd(0.1)
 
 
 def test_others_are_obeyed() -> None:
@@ -154,10 +180,7 @@ def test_others_are_obeyed() -> None:
     updater.clear_buffer = False
     updater.update()
     assert calls[-4:] == ["fed"] * 3 + ["gradients"]
-    other = S.Sgd(0.0)
-    other.set_parameters(nn.get_parameters())
-    updater.solver = other
-    before = {name: v.d.copy() for name, v in nn.get_parameters().items()}
+    updater.solver = solver_of(S.Sgd(0.0))
+    before: Dict[str, Any] = snapshot()
     updater.update()
-    for name, v in nn.get_parameters().items():
-        np.testing.assert_array_equal(v.d, before[name])
+    assert_equal(snapshot(), before)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List
 
 import nnabla as nn
 import nnabla.functions as F
@@ -14,9 +14,10 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
 from nnabla_adaloss.core.layer_record import LayerRecord, Reason
+from tests.updaters.networks import METHODS, solver_of
 
 WIDTH = 5
-ITERATIONS = 20
+ITERATIONS = 12
 
 
 def attention(x: nn.Variable) -> nn.Variable:
@@ -36,8 +37,7 @@ class Sentences:
         self._rng, self._rebuilt, self._input_gradient = np.random.default_rng(1), rebuilt, input_gradient
         self.x = nn.Variable((2, 6, WIDTH), need_grad=input_gradient)
         self.loss = attention(self.x)
-        self.solver = S.Momentum(0.05)
-        self.solver.set_parameters(nn.get_parameters())
+        self.solver = solver_of(S.Momentum(0.05))
 
     def feed(self) -> None:
         shape = int(self._rng.integers(1, 6)), int(self._rng.integers(2, 9)), WIDTH
@@ -114,14 +114,20 @@ def test_records_of_held_scales_are_of_the_shapes_of_their_batch() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
-@pytest.mark.parametrize("accum_grad", [1, 2])
-@pytest.mark.parametrize("delay", [0, 1])
-@pytest.mark.parametrize("method", ["approx_range", "amax_history"])
-@pytest.mark.parametrize("input_gradient", [False, True])
-@pytest.mark.parametrize("rebuilt", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"loss_scale_method": method, "delay": delay} for method in METHODS for delay in (0, 1)),
+        {"loss_scale_method": "fixed", "fixed_loss_scale": 2.0, "use_bound": False},
+    ],
+    ids=lambda options: " ".join(map(str, options.values())),
+)
+@pytest.mark.parametrize(
+    ("rebuilt", "input_gradient", "accum_grad"), [(False, False, 2), (False, True, 1), (True, True, 2)]
+)
 def test_no_bit_is_another(
-    rebuilt: bool, input_gradient: bool, method: str, delay: Optional[int], accum_grad: int
+    rebuilt: bool, input_gradient: bool, accum_grad: int, options: Dict[str, Any]
 ) -> None:
     expected = by_nnabla(Sentences(rebuilt=rebuilt, input_gradient=input_gradient), accum_grad)
     again = Sentences(rebuilt=rebuilt, input_gradient=input_gradient)
-    assert by_updater(again, accum_grad, loss_scale_method=method, delay=delay) == expected
+    assert by_updater(again, accum_grad, **options) == expected

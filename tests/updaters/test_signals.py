@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
-from tests.updaters.networks import snapshot
+from tests.updaters.networks import assert_equal, data, gradients, snapshot, updater_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -52,69 +52,38 @@ def interrupt(call: Callable[[], object], after: float) -> None:
 
 
 def updater_on(storage: Optional[str], delay: int) -> AdaptiveLossScalingUpdater:
-    nn.clear_parameters()
     rng = np.random.RandomState(0)
-    x = nn.Variable.from_numpy_array(rng.randn(4, 5).astype(np.float32))
-    h = x
+    h = data(4, 5)
     for name in "abcdef":
         h = h + F.tanh(PF.affine(h, 5, name=name, rng=rng))
     h = F.tanh(PF.affine(F.tanh(PF.affine(h, 5, name="twice", rng=rng)), 5, name="twice"))
-    solver = S.Momentum(0.01)
-    loss = F.mean(h**2)
-    solver.set_parameters(nn.get_parameters())
     # Every layer is scaled, so that in every layer something is swapped.
     config = AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=4.0, use_bound=False, delay=delay)
-    return AdaptiveLossScalingUpdater(solver, loss, storage=storage, config=config)
+    return updater_of(F.mean(h**2), solver=S.Momentum(0.01), storage=storage, config=config)
 
 
 def arrays() -> Dict[str, Tuple[Any, Any]]:
     return {name: (v.data, v.grad) for name, v in nn.get_parameters().items()}
 
 
-def duration(updater: AdaptiveLossScalingUpdater) -> float:
-    updater.update()
+def duration(call: Callable[[], object]) -> float:
+    call()
     began = time.perf_counter()
     for _ in range(5):
-        updater.update()
+        call()
     return (time.perf_counter() - began) / 5
 
 
 @pytest.mark.usefixtures("_timer")
-@pytest.mark.parametrize("storage", [None, "float16"])
-@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize(("storage", "delay"), [(None, 0), ("float16", 0), ("float16", 1)])
 def test_interrupted_at_random_moments(storage: Optional[str], delay: int) -> None:
     updater = updater_on(storage, delay)
-    longest = 2.5 * duration(updater)
-    original = arrays()
+    longest, original = 2.5 * duration(updater.update), arrays()
     rng = random.Random(delay)
     for _ in range(150):
         interrupt(updater.update, rng.uniform(1e-5, longest))
         assert arrays() == original
     assert updater.update().updated
-
-
-@pytest.mark.usefixtures("_timer")
-@pytest.mark.parametrize("storage", [None, "float16"])
-@pytest.mark.parametrize("phase", ["forward", "backward"])
-def test_interrupted_in_one_phase_again_and_again(storage: Optional[str], phase: str) -> None:
-    updater = updater_on(storage, 0)
-    scaling = updater.scaling
-    updater.update()
-    original = arrays()
-
-    def run() -> None:
-        scaling.forward()
-        if phase == "backward":
-            for _ in range(3):
-                scaling.backward(8.0)
-
-    began = time.perf_counter()
-    run()
-    longest = 1.5 * (time.perf_counter() - began)
-    rng = random.Random(0)
-    for _ in range(100):
-        interrupt(run, rng.uniform(1e-5, longest))
-        assert arrays() == original
 
 
 def compute_gradients(updater: AdaptiveLossScalingUpdater) -> None:
@@ -123,24 +92,21 @@ def compute_gradients(updater: AdaptiveLossScalingUpdater) -> None:
     updater.scaling.backward(8.0)
 
 
-def gradients(updater: AdaptiveLossScalingUpdater) -> Dict[str, np.ndarray]:
-    compute_gradients(updater)
-    return {name: v.g.copy() for name, v in nn.get_parameters().items()}
-
-
 @pytest.mark.usefixtures("_timer")
 @pytest.mark.parametrize("storage", [None, "float16"])
 def test_gradients_after_an_interruption_are_those_without_it(storage: Optional[str]) -> None:
     updater = updater_on(storage, 0)
-    longest = 2.0 * duration(updater)
-    expected, weights = gradients(updater), snapshot(nn.get_parameters())
+    updater.update()
+    compute = partial(compute_gradients, updater)
+    longest, original = 1.5 * duration(compute), arrays()
+    expected, weights = gradients(), snapshot()
     rng = random.Random(0)
-    for _ in range(60):
-        interrupt(partial(compute_gradients, updater), rng.uniform(1e-5, longest))
-        for name, gradient in gradients(updater).items():
-            np.testing.assert_array_equal(gradient, expected[name], err_msg=name)
-    for name, value in weights.items():
-        np.testing.assert_array_equal(nn.get_parameters()[name].d, value)
+    for _ in range(100):
+        interrupt(compute, rng.uniform(1e-5, longest))
+        assert arrays() == original
+        compute()
+        assert_equal(gradients(), expected)
+    assert_equal(snapshot(), weights)
 
 
 def press_ctrl_c(wait: float, ended: threading.Event) -> None:

@@ -14,16 +14,12 @@ import pytest
 
 from nnabla_adaloss import (
     AdaLossConfig,
-    AdaptiveLossScalingUpdater,
     DynamicLossScalingUpdater,
     FormatEmulation,
 )
+from tests.updaters.networks import constant, snapshot, solver_of, updater_of
 
 CLOUDS, POINTS, CLASSES = 16, 5, 4
-
-
-def constant(values: Any) -> nn.Variable:
-    return nn.Variable.from_numpy_array(np.asarray(values, np.float32))
 
 
 def orthogonality(matrix: nn.Variable) -> nn.Variable:
@@ -55,16 +51,6 @@ def point_net(*, spread: float, size: float) -> nn.Variable:
     return F.mean(F.softmax_cross_entropy(y, t)) + 0.001 * orthogonality(matrix)
 
 
-def keep_data() -> None:
-    """All batches are the same."""
-
-
-def adam() -> Any:
-    solver = S.Adam(0.001)
-    solver.set_parameters(nn.get_parameters())
-    return solver
-
-
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize(
     ("spread", "size", "scale"),
@@ -75,15 +61,15 @@ def test_training_goes_on_where_a_layer_meets_a_small_regularizer(
 ) -> None:
     """nnabla's updater needs one batch for an update; the layers' scales may cost some in the first one."""
     loss = point_net(spread=spread, size=size)
-    dynamic = DynamicLossScalingUpdater(adam(), FormatEmulation(loss), keep_data, scale=scale)
+    dynamic = DynamicLossScalingUpdater(
+        solver_of(S.Adam(0.001)), FormatEmulation(loss), lambda: None, scale=scale
+    )
     dynamic.update()
     assert dynamic.scale > scale / 64.0, "the batch is no good example"
 
     loss = point_net(spread=spread, size=size)
-    before = {name: v.d.copy() for name, v in nn.get_parameters().items()}
-    updater = AdaptiveLossScalingUpdater(
-        adam(), loss, keep_data, scale=scale, storage="float16", config=AdaLossConfig(delay=delay)
-    )
+    before = snapshot()
+    updater = updater_of(loss, solver=S.Adam(0.001), scale=scale, config=AdaLossConfig(delay=delay))
     results: List[Any] = [updater.update() for _ in range(8)]
     assert all(result.updated for result in results), results
     # Each one that is thrown away halves the scale of the layer, or the global one.

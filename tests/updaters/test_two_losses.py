@@ -15,45 +15,48 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, UpdateResult
+from nnabla_adaloss import AdaLossConfig, UpdateResult
+from tests.updaters.networks import FLOAT, HALF, constant, data, gradients, updater_of
 
-HALF = nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")
-FLOAT = nn.Context(["cpu:float"], "CpuCachedArray", "0")
 EMULATED_AND_NATIVE = pytest.mark.parametrize("storage", ["float16", None], ids=["emulated", "native"])
 RATIOS = pytest.mark.parametrize("ratio", [1e-10, 1e-20])
 
 
-def two_losses(ratio: float) -> nn.Variable:
+def two_losses(*names: str) -> List[nn.Variable]:
+    """The losses of two heads on a trunk."""
     rng = np.random.RandomState(0)
-    x, *targets = (nn.Variable.from_numpy_array(rng.randn(8, n).astype(np.float32)) for n in (5, 2, 2))
+    x, *targets = (constant(rng.randn(8, n)) for n in (5, 2, 2))
     h = F.tanh(PF.affine(x, 8, name="trunk", rng=rng))
     terms = []
-    for name, target in zip(("large", "small"), targets):
+    for name, target in zip(names, targets):
         hidden = F.tanh(PF.affine(h, 8, name=f"{name}/hidden", rng=rng))
         terms.append(F.mean(F.squared_error(PF.affine(hidden, 2, name=f"{name}/out", rng=rng), target)))
-    return terms[0] + ratio * terms[1]
+    return terms
 
 
-def gradients(ratio: float, method: Optional[str], storage: Optional[str]) -> Dict[str, NDArray[np.float32]]:
+def weight_gradients() -> Dict[str, NDArray[np.float32]]:
+    return {name: g for name, g in gradients().items() if name.endswith("W")}
+
+
+def settled(ratio: float, method: Optional[str], storage: Optional[str]) -> Dict[str, NDArray[np.float32]]:
     """Those of the weights, once scales have settled; without `storage` in native half."""
     nn.clear_parameters()
     nn.seed(0)
     with nn.context_scope(HALF if storage is None else FLOAT):
-        loss = two_losses(ratio)
-    solver = S.Sgd(0.0)
-    solver.set_parameters(nn.get_parameters())
+        large, small = two_losses("large", "small")
+        loss = large + ratio * small
     config = AdaLossConfig(loss_scale_method=method)
-    updater = AdaptiveLossScalingUpdater(solver, loss, storage=storage, config=config)
+    updater = updater_of(loss, solver=S.Sgd(0.0), storage=storage, config=config)
     for _ in range(10):
         assert updater.update().updated
     if method == "fixed":
         assert set(updater.scaling.layer_scales.values()) == {1.0}
-    return {name: p.g.copy() for name, p in nn.get_parameters().items() if name.endswith("W")}
+    return weight_gradients()
 
 
 def errors(ratio: float, method: Optional[str], storage: Optional[str]) -> Dict[str, float]:
-    exact = gradients(ratio, "fixed", "float32")
-    found = gradients(ratio, method, storage)
+    exact = settled(ratio, "fixed", "float32")
+    found = settled(ratio, method, storage)
     # Of numbers below 1e-19 squares are not in float32.
     norms = {name: float(np.linalg.norm(g.astype(np.float64))) for name, g in exact.items()}
     return {n: float(np.linalg.norm(found[n].astype(np.float64) - exact[n])) / norms[n] for n in norms}
@@ -85,28 +88,18 @@ class InTurn:
 
     def __init__(self, storage: Optional[str], **options: Any) -> None:
         nn.clear_parameters()
-        rng = np.random.RandomState(0)
-        self.weights = [nn.Variable.from_numpy_array(np.zeros(1, np.float32)) for _ in range(2)]
+        self.weights = [constant(np.zeros(1)) for _ in range(2)]
         with nn.context_scope(HALF if storage is None else FLOAT):
-            x, *targets = (
-                nn.Variable.from_numpy_array(rng.randn(8, n).astype(np.float32)) for n in (5, 2, 2)
-            )
-            h = F.tanh(PF.affine(x, 8, name="trunk", rng=rng))
-            losses = []
-            for name, target, weight in zip(("first", "second"), targets, self.weights):
-                hidden = F.tanh(PF.affine(h, 8, name=f"{name}/hidden", rng=rng))
-                loss = F.mean(F.squared_error(PF.affine(hidden, 2, name=f"{name}/out", rng=rng), target))
-                losses.append(F.reshape(loss, (1,)) * weight)
-            self.loss = F.sum(losses[0] + losses[1])
-        solver = S.Sgd(0.0)
-        solver.set_parameters(nn.get_parameters())
-        self.updater = AdaptiveLossScalingUpdater(solver, self.loss, storage=storage, **options)
+            losses = two_losses("first", "second")
+            weighted = [F.reshape(one, (1,)) * weight for one, weight in zip(losses, self.weights)]
+            loss = F.sum(weighted[0] + weighted[1])
+        self.updater = updater_of(loss, solver=S.Sgd(0.0), storage=storage, **options)
 
     def gradients(self, *weights: float) -> Tuple[UpdateResult, Dict[str, NDArray[np.float32]]]:
         for variable, weight in zip(self.weights, weights):
             variable.d = weight
         result = self.updater.update()
-        return result, {name: p.g.copy() for name, p in nn.get_parameters().items() if name.endswith("W")}
+        return result, weight_gradients()
 
 
 def in_turn(
@@ -157,13 +150,10 @@ def test_a_batch_that_is_zero_for_a_reason_costs_nothing_and_raises_no_alarm() -
 @pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
 def test_gradients_that_no_scale_brings_back_are_searched_for_less_and_less() -> None:
     """The loss is not zero, and nothing depends on the parameters."""
-    nn.clear_parameters()
-    gate = nn.Variable.from_numpy_array(np.ones(1, np.float32))
-    y = PF.affine(nn.Variable.from_numpy_array(np.ones((4, 3), np.float32)), 2, name="a")
+    gate = constant(np.ones(1))
+    y = PF.affine(data(4, 3), 2, name="a")
     loss = F.sum(F.reshape(F.mean(y**2), (1,)) * gate + 1.0)
-    solver = S.Sgd(0.0)
-    solver.set_parameters(nn.get_parameters())
-    updater = AdaptiveLossScalingUpdater(solver, loss, storage="float16")
+    updater = updater_of(loss, solver=S.Sgd(0.0))
     retries = []
     for index in range(60):
         gate.d = float(index % 2 == 0)
@@ -175,10 +165,10 @@ def test_gradients_that_no_scale_brings_back_are_searched_for_less_and_less() ->
 def deep_pair() -> Tuple[nn.Variable, List[nn.Variable]]:
     """Two heads on a trunk of three layers, with a weight for the loss of each."""
     rng = np.random.RandomState(0)
-    h = nn.Variable.from_numpy_array(rng.randn(16, 8).astype(np.float32))
+    h = constant(rng.randn(16, 8))
     for index in range(3):
         h = F.tanh(PF.affine(h, 8, name=f"trunk{index}", rng=rng))
-    weights = [nn.Variable.from_numpy_array(np.float32(0.0)) for _ in range(2)]
+    weights = [constant(0.0) for _ in range(2)]
     heads = [
         F.mean(PF.affine(F.tanh(PF.affine(h, 8, name=f"{name}/hidden", rng=rng)), 4, name=name, rng=rng) ** 2)
         for name in "ab"
@@ -188,17 +178,14 @@ def deep_pair() -> Tuple[nn.Variable, List[nn.Variable]]:
 
 def test_what_a_lost_batch_has_shown_outlives_a_search_in_the_same_iteration() -> None:
     """The next batch of the iteration is far smaller, and gets scales of its own."""
-    nn.clear_parameters()
     loss, weights = deep_pair()
-    solver = S.Sgd(0.0)
-    solver.set_parameters(nn.get_parameters())
     turn = itertools.count()
 
     def feed() -> None:
         small = next(turn) % 2 == 0
         weights[0].d, weights[1].d = (1e-8, 0.0) if small else (0.0, 1.0)
 
-    updater = AdaptiveLossScalingUpdater(solver, loss, feed, storage="float16", on_overflow="next")
+    updater = updater_of(loss, feed, solver=S.Sgd(0.0), on_overflow="next")
     for _ in range(20):
         updater.update()
     lost = dict(updater.counters.lost)
