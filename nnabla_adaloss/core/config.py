@@ -197,10 +197,7 @@ class AdaLossConfig:
         return replace(self, loss_scale_method="amax_history")
 
     def stored_in(self, precision: Optional[Precision]) -> AdaLossConfig:
-        """The configuration for gradients that are stored so: with `dtype` filled in.
-
-        Args:
-            precision: what the storage is known to be; None where nothing is known of it.
+        """The configuration with `dtype` filled in from a storage; None: nothing is known of it.
 
         Raises:
             ValueError: `dtype` is another format than that of the gradients.

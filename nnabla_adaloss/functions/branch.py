@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Tuple
+import math
+from typing import Any, List, Optional, Sequence, Tuple
 
 import nnabla as nn
 
-from ..core.overflow import common_scale
 from ..core.validation import integer
-from .identity import Array, check_array
-from .scale_tracker import ScaleTracker, check_tracker
-from .tracked_function import TrackedFunction
-from .without_tracker import PlainBranch
+from .identity import Array, IdentityFunction, check_array
+from .scale_tracker import ScaleTracker, TrackedFunction, check_tracker
 
 
 def branch(
@@ -74,7 +72,6 @@ class Branch(TrackedFunction):
         self._n = n
 
     def min_outputs(self) -> int:
-        """Number of outputs."""
         return self._n
 
     def backward_impl(
@@ -97,3 +94,40 @@ class Branch(TrackedFunction):
             return scales[0]
         branches = [(scale, self.statistics(gradient).abs_max) for gradient, scale in gradients]
         return common_scale(branches, u_max=self.tracker.config.range[1])
+
+
+def common_scale(branches: Sequence[Tuple[float, float]], *, u_max: float) -> float:
+    """The largest of the branches' scales at which their sum cannot overflow.
+
+    Where a variable feeds several functions, its gradient is the sum of their contributions, which must carry
+    one scale when they are added. Of the scales s of `branches`, each with its max|g| as stored, it is the
+    largest with sum_i max|g_i| * (s / scale_i) <= u_max; the smallest when none fits. A branch whose max|g|
+    is not finite has no say: whatever the scale, its update is skipped.
+    """
+    scales = {scale for scale, _ in branches}
+    smallest = min(scales)
+    if len(scales) == 1:
+        return smallest
+    # A sum is in proportion to its scale, so it is formed once, at the smallest, where no term grew.
+    total = sum(abs_max * (smallest / scale) for scale, abs_max in branches if math.isfinite(abs_max))
+    return max((scale for scale in scales if total * (scale / smallest) <= u_max), default=smallest)
+
+
+class PlainBranch(IdentityFunction):
+    """Identity with several outputs, whose gradients are added as they are."""
+
+    def __init__(self, n: int, context: Optional[nn.Context] = None) -> None:
+        super().__init__(context)
+        self._n = n
+
+    def min_outputs(self) -> int:
+        return self._n
+
+    def backward_impl(
+        self, inputs: List[Any], outputs: List[Any], propagate_down: List[bool], accum: List[bool]
+    ) -> None:
+        """Add the branches' gradients."""
+        accumulate = accum[0]
+        for output in outputs if propagate_down[0] else ():
+            self.pass_gradient(output.grad, inputs[0].grad, 1.0, accumulate=accumulate)
+            accumulate = True

@@ -11,9 +11,7 @@ from ..core.validation import boolean
 from ..graph.node import Node
 from ..graph.plan import GraphPlan
 from .identity import Array, IdentityFunction, check_array
-from .scale_point import ScalePoint
-from .scale_tracker import ScaleTracker, check_tracker
-from .tracked_function import TrackedFunction
+from .scale_tracker import ScalePoint, ScaleTracker, TrackedFunction, check_tracker
 
 
 def cast_loss_scaling(

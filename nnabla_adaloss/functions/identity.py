@@ -25,11 +25,7 @@ def check_array(name: str, value: object) -> None:
 class IdentityFunction(PythonFunction):  # type: ignore[misc]  # nnabla has no type hints
     """A function of one input whose outputs are copies of it; subclasses write `backward_impl`.
 
-    nnabla lets no function written in Python share memory between input and output: forward is one copy per
-    output.
-
-    Args:
-        context: where it runs; None for the current context.
+    nnabla lets no function written in Python share memory between input and output.
     """
 
     def __init__(self, context: Optional[nn.Context] = None) -> None:
@@ -38,28 +34,22 @@ class IdentityFunction(PythonFunction):  # type: ignore[misc]  # nnabla has no t
 
     @property
     def name(self) -> str:
-        """The type name that nnabla shows."""
         return type(self).__name__
 
     def min_outputs(self) -> int:
-        """Number of outputs."""
         return 1
 
     def grad_depends_output_data(self, i: int, o: int) -> bool:
-        """No gradient needs what forward computed."""
         return False
 
     def grad_depends_input_data(self, i: int, j: int) -> bool:
-        """No gradient needs what forward was given."""
         return False
 
     def setup_impl(self, inputs: List[Any], outputs: List[Any]) -> None:
-        """Give the outputs the shape of the input."""
         for output in outputs:
             output.reset_shape(inputs[0].shape, True)
 
     def forward_impl(self, inputs: List[Any], outputs: List[Any]) -> None:
-        """Copy the input to every output."""
         for output in outputs:
             self.copy(inputs[0].data, output.data)
 

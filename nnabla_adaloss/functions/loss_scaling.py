@@ -12,9 +12,7 @@ from ..graph.node import Node
 from ..graph.plan import GraphPlan
 from .identity import Array, IdentityFunction, check_array
 from .scale_flow import connect_scales
-from .scale_point import ScalePoint
-from .scale_tracker import ScaleTracker
-from .tracked_function import TrackedFunction
+from .scale_tracker import ScalePoint, ScaleTracker, TrackedFunction
 
 
 def loss_scaling(x: Array, scale: Union[float, ScaleTracker], *, ctx: Optional[nn.Context] = None) -> Array:

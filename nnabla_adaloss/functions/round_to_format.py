@@ -9,7 +9,6 @@ import nnabla as nn
 
 from ..core.formats import Format
 from ..core.precision import Precision, PrecisionLike, get_precision
-from ..core.random_streams import stream_key
 from ..core.validation import boolean
 from ..kernels.arrays import FLOAT32, as_float32, stored_dtype
 from .identity import Array, IdentityFunction, check_array
@@ -93,11 +92,8 @@ class RoundToFormat(IdentityFunction):
             self.pass_gradient(source, target, 1.0, accumulate=accum[0])
 
     def _random_key(self) -> Optional[int]:
-        seed = self._precision.stochastic_seed
-        if seed is None:
-            return None
         self._draws += 1
-        return stream_key(seed, self._draws)
+        return self._precision.random_key(self._draws)
 
     def _round(
         self, source: nn.NdArray, target: nn.NdArray, storage: Format, random_key: Optional[int] = None

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Dict, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 from weakref import WeakValueDictionary
 
 import nnabla as nn
@@ -12,9 +12,60 @@ import nnabla as nn
 from ..core.config import AdaLossConfig
 from ..core.methods import LognormalRange
 from ..core.validation import instance_or_none, positive_number
+from ..graph.node import Node
+from ..graph.plan import GraphPlan
 from ..kernels import NNablaAdaLoss, select_kernels
 from .identity import IdentityFunction
-from .scale_point import PassCounter, ScalePoint, UnitScale
+
+
+class PassCounter:
+    """How many backward passes of a graph have started."""
+
+    __slots__ = ("passes",)
+
+    def __init__(self) -> None:
+        self.passes = 0
+
+
+class ScalePoint:
+    """The scale S of the gradients behind one function, valid in the backward pass that set it."""
+
+    __slots__ = ("_counter", "_pass", "_scale")
+
+    def __init__(self, counter: PassCounter) -> None:
+        self._counter = counter
+        self._pass = 0
+        self._scale = 1.0
+
+    @property
+    def scale(self) -> float:
+        """S; RuntimeError unless it was set in this backward pass."""
+        if self._pass != self._counter.passes or not self._pass:
+            raise RuntimeError(
+                "the scale of a gradient is unknown: backward did not start at the Variable that the last "
+                "loss_scaling(loss, tracker) returned"
+            )
+        return self._scale
+
+    def set(self, value: float) -> None:
+        """Note S for this backward pass; RuntimeError when that was done already."""
+        if self._pass == self._counter.passes:
+            raise RuntimeError(
+                "a scaling function ran twice in one backward pass: start backward at the Variable that "
+                "loss_scaling(loss, tracker) returned"
+            )
+        self._pass = self._counter.passes
+        self._scale = value
+
+
+class UnitScale(ScalePoint):
+    """S of what `unscale` hands on: 1, in every pass."""
+
+    __slots__ = ()
+
+    @property
+    def scale(self) -> float:
+        return 1.0
 
 
 class ScaleTracker:
@@ -129,3 +180,39 @@ def check_tracker(tracker: object) -> None:
     """TypeError unless `tracker` is a ScaleTracker."""
     if not isinstance(tracker, ScaleTracker):
         raise TypeError(f"tracker must be a ScaleTracker, not {type(tracker).__name__}")
+
+
+class TrackedFunction(IdentityFunction):
+    """An identity function that knows the scale of the gradients that arrive."""
+
+    def __init__(self, tracker: ScaleTracker, context: Optional[nn.Context] = None) -> None:
+        super().__init__(context)
+        self.tracker = tracker
+        # S of the gradient that this function's scale applies to.
+        self.point = tracker.new_point()
+        # By output where its S comes from, in the order of backward; only outputs that lead to the loss.
+        self.arriving: Dict[int, ScalePoint] = {}
+        # S of what other functions write, by keys of function and variable.
+        self.redirected: Dict[Tuple[int, int], ScalePoint] = {}
+        # Variables that may feed one function only, and what to tell the user if they feed more.
+        self.private: List[Tuple[nn.Variable, str]] = []
+
+    @property
+    def behind(self) -> ScalePoint:
+        """S of what this function hands on itself."""
+        return self.point
+
+    def connect(self, arriving: Dict[int, ScalePoint], node: Node, plan: GraphPlan) -> None:
+        """Learn where S comes from, and what the functions around are."""
+        self.arriving = arriving
+
+    def arriving_scale(self) -> float:
+        """S of the gradient of the only output; RuntimeError when it is unknown."""
+        return self.arriving.get(0, self.tracker.new_point()).scale
+
+    def apply(self, x: Any) -> Any:
+        """The output, or outputs, for `x`; with a Variable, the tracker takes note of the function."""
+        y = self(x)
+        if isinstance(x, nn.Variable):
+            self.tracker.add(self, y[0] if isinstance(y, tuple) else y)
+        return y

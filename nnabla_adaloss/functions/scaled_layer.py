@@ -9,16 +9,14 @@ from typing import Any, Dict, List, Optional, Union
 import nnabla as nn
 
 from ..core.config import AdaLossConfig
-from ..core.layer_scale import Observed
 from ..graph.matrix_products import GemmSlot, gemm_slots
 from ..graph.node import Node
 from ..graph.plan import GraphPlan
+from ..kernels import NNablaAdaLoss
+from ..kernels.arrays import as_float32
 from .identity import Array, IdentityFunction, check_array
-from .scale_point import ScalePoint
-from .scale_tracker import ScaleTracker
-from .tracked_function import TrackedFunction
+from .scale_tracker import ScalePoint, ScaleTracker, TrackedFunction
 from .unscale import TrackedUnscale
-from .without_tracker import AdaptiveGradientScale
 
 
 def adaptive_loss_scaling(
@@ -185,14 +183,49 @@ class ScaledLayer(TrackedFunction):
 
     def _alpha(self, label: str, g: nn.NdArray, copy: nn.NdArray, scale: float) -> float:
         self._copier.scale_copy(copy, 1.0)
-        ada_loss = self.tracker.ada_loss
-        observed = Observed(
-            iteration=self.tracker.iteration,
-            previous_scale=scale,
+        return self.tracker.ada_loss.loss_scale(
+            label,
+            g,
+            copy,
             fan_in=self._slot.fan_in,
             fan_in_bound=self._slot.fan_in_bound,
-            g=self.statistics(g),
-            weight=self.statistics(copy),
-            arrays=lambda: (ada_loss.to_numpy(g), ada_loss.to_numpy(copy)),
+            previous_scale=scale,
+            iteration=self.tracker.iteration,
+            g_statistics=self.statistics(g),
+            weight_statistics=self.statistics(copy),
+            weight_max=self.tracker.config.range.u_max,
         )
-        return ada_loss.decide(label, observed, weight_max=self.tracker.config.range.u_max).alpha
+
+
+class AdaptiveGradientScale(IdentityFunction):
+    """Identity that multiplies the gradient by alpha, computed from it and a weight; nobody takes it back."""
+
+    def __init__(
+        self, w: nn.Variable, slot: GemmSlot, config: AdaLossConfig, context: Optional[nn.Context] = None
+    ) -> None:
+        super().__init__(context)
+        self._w = w
+        self._slot = slot
+        self._ada_loss = NNablaAdaLoss(config, self.kernels)
+        self._iteration = 0
+
+    def backward_impl(
+        self, inputs: List[Any], outputs: List[Any], propagate_down: List[bool], accum: List[bool]
+    ) -> None:
+        """Compute alpha and multiply the gradient by it."""
+        if not propagate_down[0]:
+            return
+        g, weight = outputs[0].grad, as_float32(self._w.data, nn.NdArray(self._w.shape))
+        alpha = self._ada_loss.loss_scale(
+            self.name,
+            g,
+            weight,
+            fan_in=self._slot.fan_in,
+            fan_in_bound=self._slot.fan_in_bound,
+            previous_scale=1.0,
+            iteration=self._iteration,
+            g_statistics=self.statistics(g),
+            weight_statistics=self.statistics(weight),
+        )
+        self._iteration += 1
+        self.pass_gradient(g, inputs[0].grad, alpha, accumulate=accum[0])

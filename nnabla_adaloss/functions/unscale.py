@@ -12,9 +12,7 @@ from ..core.validation import positive_number
 from ..kernels import Kernels
 from ..kernels.arrays import prepare_master, stored_dtype
 from .identity import Array, IdentityFunction, check_array
-from .scale_point import ScalePoint
-from .scale_tracker import ScaleTracker
-from .tracked_function import TrackedFunction
+from .scale_tracker import ScalePoint, ScaleTracker, TrackedFunction
 
 
 def unscale(w: Array, scale: Union[float, ScaleTracker], *, ctx: Optional[nn.Context] = None) -> Array:

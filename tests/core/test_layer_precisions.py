@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from nnabla_adaloss.core.layer_precisions import FP32, LayerPrecisions, widest
-from nnabla_adaloss.core.precision import FP8_HYBRID, Precision, get_precision
+from nnabla_adaloss.core.precision import FP8_HYBRID, FP32, LayerPrecisions, Precision, get_precision, widest
 
 
 def test_the_first_pattern_that_matches_decides() -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from nnabla_adaloss.core.random_streams import stream_key
+from nnabla_adaloss.core.precision import stream_key
 
 
 def test_keys_are_64_bits_and_differ() -> None:

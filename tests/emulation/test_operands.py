@@ -182,12 +182,14 @@ def test_a_leaf_is_rounded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     loss = recurrent()
     emulation = FormatEmulation(loss, "fp8_hybrid")
     count: List[Any] = []
-    round_operand = emulation.emulated_storage.round_data_operand
-    monkeypatch.setattr(
-        emulation.emulated_storage,
-        "round_data_operand",
-        lambda source, *others: (count.append(source.shape), round_operand(source, *others))[1],
-    )
+    round_operand = emulation.emulated_storage.round_operand
+
+    def counted(source: Any, *others: Any, holds_gradient: bool) -> Any:
+        if not holds_gradient:
+            count.append(source.shape)
+        return round_operand(source, *others, holds_gradient=holds_gradient)
+
+    monkeypatch.setattr(emulation.emulated_storage, "round_operand", counted)
     for _ in range(2):
         count.clear()
         emulation.forward()
@@ -451,7 +453,7 @@ def test_an_interruption_at_any_line_leaves_nothing_swapped(direction: str) -> N
 
 INTERRUPTED = {
     *("_before_forward", "_before_backward", "_round_outputs", "_round_gradients"),
-    *("swap", "put_back", "_rounded", "_remembered", "round_data_operand", "round_gradient_operand"),
+    *("swap", "put_back", "_rounded", "_remembered", "round_operand"),
 }
 
 

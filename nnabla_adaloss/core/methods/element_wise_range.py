@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loss scale from every product of a gradient element with a weight element, without forming the products."""
+"""Loss scale from single products of gradient and weight: of their extremes, or of all elements."""
 
 from __future__ import annotations
 
@@ -10,10 +10,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..power_of_two import clamp_scale
+from ..statistics import ArrayStatistics
 from ..validation import number
-from .method import Method, Needs, Range
+from .method import Method, Needs, Range, overflow_limit
 
 Magnitudes = NDArray[np.float64]
+
+# Products below this are not chased: two tiny elements that never meet would ask for an enormous scale.
+_SMALLEST_PRODUCT = 1e-15
+
+
+@dataclass(frozen=True)
+class AbsRange(Method):
+    """The scale that lifts the smallest possible non-zero sum of products to u_min, within overflow.
+
+    Over the non-zero elements: min(max((u_min / K) / max(min|g| min|W|, 1e-15), 1), (u_max / K) / (max|g|
+    max|W|)); 1 when the gradient or the weight is all zero.
+    """
+
+    needs = Needs.STATISTICS
+
+    def scale(
+        self, g: ArrayStatistics, W: Optional[ArrayStatistics], *, range: Range, fan_in: float
+    ) -> float:
+        """The scale from statistics; without `W`, `fan_in` is not looked at."""
+        if g.abs_max == 0.0 or (W is not None and W.abs_max == 0.0):
+            return 1.0
+        weight_min, terms = (1.0, 1.0) if W is None else (W.abs_min, fan_in)
+        lower = range.u_min / terms / max(g.abs_min * weight_min, _SMALLEST_PRODUCT)
+        return clamp_scale(min(max(lower, 1.0), overflow_limit(g, W, terms, range.u_max)))
 
 
 @dataclass(frozen=True)
@@ -28,11 +53,6 @@ class ElementWiseRange(Method):
         max_rescue_ratio: q, share of the products, largest first, that is to be kept from underflow; in (0,
             1]: only the int(n q) smallest, but at least one, of the n lower values u_min / p_i count. None:
             all of them, which lets one tiny product decide.
-
-    Example:
-        >>> g, W = np.array([[1e-7, 1e-3]]), np.array([[0.1, 0.5], [0.2, 0.3]])
-        >>> round(ElementWiseRange().scale(g, W, range=Range(6e-8, 65504.0), fan_in=2), 3)
-        6.0
     """
 
     needs = Needs.ARRAYS
@@ -44,11 +64,7 @@ class ElementWiseRange(Method):
             raise ValueError(f"max_rescue_ratio={q!r} must lie in (0, 1]; None keeps every product")
 
     def scale(self, g: NDArray[Any], W: Optional[NDArray[Any]], *, range: Range, fan_in: float) -> float:
-        """The scale of a gradient (N, C) or (N, C, ...) and a weight (C, M) or (C, ...).
-
-        Raises:
-            ValueError: they do not share their channels.
-        """
+        """The scale of a gradient (N, C) or (N, C, ...) and a weight (C, M) or (C, ...)."""
         pairs = _pairs(g, W)
         if not pairs:
             return 1.0
