@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 import nnabla as nn
 
 from ..core.validation import integer
-from .identity import Array, IdentityFunction, check_array
+from .identity import Array, Gradients, IdentityFunction, check_array
 from .scale_tracker import ScaleTracker, TrackedFunction, check_tracker
 
 
@@ -57,35 +57,25 @@ def branch(
     if integer("n", n) < 1:
         raise ValueError(f"n={n!r} must be 1 or more")
     if tracker is None:
-        outputs = PlainBranch(int(n), ctx)(x)
+        outputs = PlainBranch(ctx, int(n))(x)
     else:
         check_tracker(tracker)
-        outputs = Branch(tracker, int(n), ctx).apply(x)
+        outputs = Branch(tracker, ctx, int(n)).apply(x)
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 class Branch(TrackedFunction):
     """Identity with several outputs."""
 
-    def __init__(self, tracker: ScaleTracker, n: int, context: Optional[nn.Context] = None) -> None:
-        super().__init__(tracker, context)
-        self._n = n
-
-    def min_outputs(self) -> int:
-        return self._n
-
-    def backward_impl(
-        self, inputs: List[Any], outputs: List[Any], propagate_down: List[bool], accum: List[bool]
-    ) -> None:
+    def pass_back(self, gradients: Gradients, target: Optional[nn.NdArray], accumulate: bool) -> None:
         """Add the branches' gradients at a common scale."""
-        if not propagate_down[0]:
+        if target is None:
             return
-        gradients = [(outputs[i].grad, point.scale) for i, point in self.arriving.items()]
-        target = self._common_scale(gradients)
-        self.point.set(target)
-        accumulate = accum[0]
-        for gradient, scale in gradients:
-            self.pass_gradient(gradient, inputs[0].grad, target / scale, accumulate=accumulate)
+        arriving = [(gradients[i], point.scale) for i, point in self.arriving.items()]
+        common = self._common_scale(arriving)
+        self.point.set(common)
+        for gradient, scale in arriving:
+            self.pass_gradient(gradient, target, common / scale, accumulate=accumulate)
             accumulate = True
 
     def _common_scale(self, gradients: List[Tuple[nn.NdArray, float]]) -> float:
@@ -115,19 +105,3 @@ def common_scale(branches: Sequence[Tuple[float, float]], *, u_max: float) -> fl
 
 class PlainBranch(IdentityFunction):
     """Identity with several outputs, whose gradients are added as they are."""
-
-    def __init__(self, n: int, context: Optional[nn.Context] = None) -> None:
-        super().__init__(context)
-        self._n = n
-
-    def min_outputs(self) -> int:
-        return self._n
-
-    def backward_impl(
-        self, inputs: List[Any], outputs: List[Any], propagate_down: List[bool], accum: List[bool]
-    ) -> None:
-        """Add the branches' gradients."""
-        accumulate = accum[0]
-        for output in outputs if propagate_down[0] else ():
-            self.pass_gradient(output.grad, inputs[0].grad, 1.0, accumulate=accumulate)
-            accumulate = True

@@ -18,29 +18,20 @@ from ..kernels import NNablaAdaLoss, select_kernels
 from .identity import IdentityFunction
 
 
-class PassCounter:
-    """How many backward passes of a graph have started."""
-
-    __slots__ = ("passes",)
-
-    def __init__(self) -> None:
-        self.passes = 0
-
-
 class ScalePoint:
     """The scale S of the gradients behind one function, valid in the backward pass that set it."""
 
-    __slots__ = ("_counter", "_pass", "_scale")
+    __slots__ = ("_pass", "_scale", "_tracker")
 
-    def __init__(self, counter: PassCounter) -> None:
-        self._counter = counter
+    def __init__(self, tracker: ScaleTracker) -> None:
+        self._tracker = tracker
         self._pass = 0
         self._scale = 1.0
 
     @property
     def scale(self) -> float:
         """S; RuntimeError unless it was set in this backward pass."""
-        if self._pass != self._counter.passes or not self._pass:
+        if self._pass != self._tracker.passes or not self._pass:
             raise RuntimeError(
                 "the scale of a gradient is unknown: backward did not start at the Variable that the last "
                 "loss_scaling(loss, tracker) returned"
@@ -49,12 +40,12 @@ class ScalePoint:
 
     def set(self, value: float) -> None:
         """Note S for this backward pass; RuntimeError when that was done already."""
-        if self._pass == self._counter.passes:
+        if self._pass == self._tracker.passes:
             raise RuntimeError(
                 "a scaling function ran twice in one backward pass: start backward at the Variable that "
                 "loss_scaling(loss, tracker) returned"
             )
-        self._pass = self._counter.passes
+        self._pass = self._tracker.passes
         self._scale = value
 
 
@@ -113,8 +104,8 @@ class ScaleTracker:
             raise ValueError("config.delay is 1, but functions compute a scale where they apply it: use 0")
         self.scale = scale
         self.found_inf = False
-        self._counter = PassCounter()
-        self.unit = UnitScale(self._counter)
+        self._passes = 0
+        self.unit = UnitScale(self)
         kernels = select_kernels(nn.get_current_context())
         lognormal = replace(self.config, loss_scale_method=LognormalRange(self.config.n_uf_threshold))
         self.ada_loss = NNablaAdaLoss(self.config, kernels)
@@ -145,20 +136,20 @@ class ScaleTracker:
     @property
     def passes(self) -> int:
         """How many backward passes have started."""
-        return self._counter.passes
+        return self._passes
 
     @property
     def iteration(self) -> int:
         """Number of the running pass, from 0."""
-        return self._counter.passes - 1
+        return self._passes - 1
 
     def new_point(self) -> ScalePoint:
         """A place for the scale that a function leaves behind."""
-        return ScalePoint(self._counter)
+        return ScalePoint(self)
 
     def start_pass(self) -> float:
         """Start a backward pass at the loss; returns S0."""
-        self._counter.passes += 1
+        self._passes += 1
         self._layers = {}
         self.found_inf = False
         return self.scale * self.config.init_scale
@@ -185,8 +176,8 @@ def check_tracker(tracker: object) -> None:
 class TrackedFunction(IdentityFunction):
     """An identity function that knows the scale of the gradients that arrive."""
 
-    def __init__(self, tracker: ScaleTracker, context: Optional[nn.Context] = None) -> None:
-        super().__init__(context)
+    def __init__(self, tracker: ScaleTracker, context: Optional[nn.Context] = None, outputs: int = 1) -> None:
+        super().__init__(context, outputs)
         self.tracker = tracker
         # S of the gradient that this function's scale applies to.
         self.point = tracker.new_point()

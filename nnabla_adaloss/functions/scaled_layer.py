@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Optional, Union
+from typing import Dict, Optional, Union
 
 import nnabla as nn
 
@@ -14,7 +14,7 @@ from ..graph.node import Node
 from ..graph.plan import GraphPlan
 from ..kernels import NNablaAdaLoss
 from ..kernels.arrays import as_float32
-from .identity import Array, IdentityFunction, check_array
+from .identity import Array, Gradients, IdentityFunction, check_array
 from .scale_tracker import ScalePoint, ScaleTracker, TrackedFunction
 from .unscale import TrackedUnscale
 
@@ -167,19 +167,16 @@ class ScaledLayer(TrackedFunction):
         if self._label is not None:
             self.redirected = {(self._layer_key, self._target_key): self.point}
 
-    def backward_impl(
-        self, inputs: List[Any], outputs: List[Any], propagate_down: List[bool], accum: List[bool]
-    ) -> None:
+    def pass_back(self, gradients: Gradients, target: Optional[nn.NdArray], accumulate: bool) -> None:
         """Compute alpha, scale the copy of the weight, and hand the gradient on."""
-        scale, g = self.arriving_scale(), outputs[0].grad
+        scale, g = self.arriving_scale(), gradients[0]
         if self._label is not None:
             copy = self._w.data
             alpha = self._alpha(self._label, g, copy, scale)
             self._copier.scale_copy(copy, alpha)
             self.point.set(scale * alpha)
             self.tracker.note_layer(self._label, alpha, scale * alpha)
-        if propagate_down[0]:
-            self.pass_gradient(g, inputs[0].grad, 1.0, accumulate=accum[0])
+        super().pass_back(gradients, target, accumulate)
 
     def _alpha(self, label: str, g: nn.NdArray, copy: nn.NdArray, scale: float) -> float:
         self._copier.scale_copy(copy, 1.0)
@@ -209,13 +206,11 @@ class AdaptiveGradientScale(IdentityFunction):
         self._ada_loss = NNablaAdaLoss(config, self.kernels)
         self._iteration = 0
 
-    def backward_impl(
-        self, inputs: List[Any], outputs: List[Any], propagate_down: List[bool], accum: List[bool]
-    ) -> None:
+    def pass_back(self, gradients: Gradients, target: Optional[nn.NdArray], accumulate: bool) -> None:
         """Compute alpha and multiply the gradient by it."""
-        if not propagate_down[0]:
+        if target is None:
             return
-        g, weight = outputs[0].grad, as_float32(self._w.data, nn.NdArray(self._w.shape))
+        g, weight = gradients[0], as_float32(self._w.data, nn.NdArray(self._w.shape))
         alpha = self._ada_loss.loss_scale(
             self.name,
             g,
@@ -228,4 +223,4 @@ class AdaptiveGradientScale(IdentityFunction):
             weight_statistics=self.statistics(weight),
         )
         self._iteration += 1
-        self.pass_gradient(g, inputs[0].grad, alpha, accumulate=accum[0])
+        self.pass_gradient(g, target, alpha, accumulate=accumulate)
