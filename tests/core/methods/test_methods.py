@@ -10,8 +10,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from nnabla_adaloss.core import METHODS, AdaLossConfig, HistoryPolicy, Method, Needs, Range, resolve_method
+from nnabla_adaloss.core import (
+    METHODS,
+    AdaLossConfig,
+    HistoryPolicy,
+    Method,
+    Needs,
+    Range,
+    overflow_limit,
+    resolve_method,
+    statistics_of,
+)
 from nnabla_adaloss.core.methods import AmaxHistory, ElementWiseRange, Fixed
 
 RANGE = Range(6e-8, 65504.0)
@@ -122,3 +134,25 @@ def test_a_measuring_method_takes_its_settings_as_a_value_or_leaves_them() -> No
 def test_a_measuring_method_refuses_what_is_out_of_range(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=name):
         AmaxHistory(**{name: value})
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(-10, 10), st.integers(1, 9))
+def test_nothing_overflows_under_the_limit(seed: int, exponent: int, fan_in: int) -> None:
+    random = np.random.RandomState(seed)
+    g = random.standard_normal((5, fan_in)) * 2.0**exponent
+    W = random.standard_normal((fan_in, 4))
+    limit = overflow_limit(statistics_of(g), statistics_of(W), fan_in, 65504.0)
+    assert np.abs((limit * g) @ W).max() <= 65504.0 * (1 + 1e-12)
+
+
+def test_the_limit_is_reached_when_all_products_are_the_largest() -> None:
+    g, W = statistics_of(np.full((2, 3), -2.0)), statistics_of(np.full((3, 1), 0.5))
+    assert overflow_limit(g, W, 3.0, 600.0) == 200.0
+    assert overflow_limit(g, None, 3.0, 600.0) == 300.0
+
+
+@pytest.mark.parametrize("zero", [np.zeros(3), np.zeros(0)])
+def test_no_limit_for_zeros(zero: np.ndarray) -> None:
+    ones = statistics_of(np.ones(3))
+    assert overflow_limit(statistics_of(zero), ones, 3.0, 1.0) == math.inf
+    assert overflow_limit(ones, statistics_of(zero), 3.0, 1.0) == math.inf
