@@ -199,14 +199,6 @@ def test_layers_of_modules_go_by_the_names_that_their_solver_knows() -> None:
     assert updater.scaling.loss.emulated_storage.data_format(hash(w), 10).name == "bfloat16"
 
 
-def test_half_contexts_are_refused_as_with_one_format() -> None:
-    with nn.context_scope(nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")):
-        loss = network()
-    for storage in ("float16", {"a": "float16"}):
-        with pytest.raises(ValueError, match="stores half precision already"):
-            FormatEmulation(loss, storage)
-
-
 def test_every_component_stays_within_the_formats_of_its_own_layers() -> None:
     config = AdaLossConfig(loss_scale_method="amax_history")
     emulation = FormatEmulation(

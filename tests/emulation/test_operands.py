@@ -413,18 +413,21 @@ class Planned(Exception):
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("which", ["function_pre_hook", "function_post_hook"])
-def test_after_an_exception_in_a_hook_all_arrays_are_back(direction: str, which: str) -> None:
-    loss = mlp()
-    emulation = FormatEmulation(loss, "fp8_hybrid")
+@pytest.mark.parametrize("storage", ["float16", "fp8_hybrid"])
+def test_after_an_exception_in_a_hook_all_arrays_are_back(direction: str, which: str, storage: str) -> None:
+    loss, seen = mlp(), []
+    emulation = FormatEmulation(loss, storage)
     emulation.forward()
     before = arrays_of(loss)
 
     def hook(f: Any) -> None:
+        seen.append(f.info.type_name)
         if f.info.type_name == "Affine":
             raise Planned
 
     with pytest.raises(Planned):
         getattr(emulation, direction)(**{which: hook})
+    assert seen.count("Affine") == 1
     assert arrays_of(loss) == before
 
 
