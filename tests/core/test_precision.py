@@ -47,20 +47,23 @@ def test_saturation_is_of_both() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("arguments", "message"),
     [
-        ({"forward": "hafl"}, ValueError, "forward='hafl' is unknown; choose one of float16"),
-        ({"backward": "hafl"}, ValueError, "backward='hafl' is unknown"),
-        ({"saturate": 1}, TypeError, "saturate=1"),
-        ({"operands_only": 1}, TypeError, "operands_only=1"),
-        ({"otherwise": "hafl"}, ValueError, "otherwise='hafl' is unknown; choose one of float16"),
-        ({"otherwise": "float8_e5m2"}, ValueError, "otherwise='float8_e5m2' has 8 bits.* needs 16 or more"),
-        ({"stochastic_seed": 1.5}, TypeError, "stochastic_seed=1.5"),
+        ({"forward": "hafl"}, "forward='hafl' is unknown; choose one of float16"),
+        ({"backward": "hafl"}, "backward='hafl' is unknown"),
+        ({"saturate": 1}, "saturate=1"),
+        ({"operands_only": 1}, "operands_only=1"),
+        ({"otherwise": "hafl"}, "otherwise='hafl' is unknown"),
+        ({"otherwise": "float8_e5m2"}, "otherwise='float8_e5m2' has 8 bits.* needs 16 or more"),
+        ({"stochastic_seed": 1.5}, "stochastic_seed=1.5"),
     ],
 )
-def test_refused(arguments: Any, error: Any, message: str) -> None:
-    with pytest.raises(error, match=message):
+def test_refused(arguments: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"^{message}"):
         Precision(**arguments)
+
+
+def test_unknown_names() -> None:
     with pytest.raises(ValueError, match="^storage='hafl' is unknown"):
         get_precision("hafl")
     with pytest.raises(ValueError, match="^kept_in='hafl' is unknown"):
@@ -70,17 +73,13 @@ def test_refused(arguments: Any, error: Any, message: str) -> None:
             get_precision(name)  # type: ignore[arg-type]
 
 
-def test_other_common_names_are_those_of_formats() -> None:
-    assert get_precision("fp16") == get_precision("half") == get_precision("float16")
-    assert str(Precision("e4m3", "e5m2", otherwise="bf16", operands_only=True)).startswith(
-        "bfloat16, and float8"
-    )
-
-
 def test_names_of_formats_and_of_precisions() -> None:
     assert list(PRECISIONS) == [*FORMATS, "fp8_hybrid"]
     for name, stored in FORMATS.items():
         assert get_precision(name) == Precision(stored) == get_precision(stored)
+    assert get_precision("fp16") == get_precision("half") == get_precision("float16")
+    other = Precision("e4m3", "e5m2", otherwise="bf16", operands_only=True)
+    assert str(other).startswith("bfloat16, and float8")
 
 
 def test_fp8_hybrid() -> None:
@@ -90,18 +89,15 @@ def test_fp8_hybrid() -> None:
     assert hybrid.stored_data is hybrid.stored_gradients is hybrid.otherwise is FLOAT16
     assert str(hybrid) == "float16, and float8_e4m3 with gradients in float8_e5m2 in matrix products"
     assert AdaLossConfig().stored_in(hybrid).range == Range(6e-8, 65504.0)
-    with pytest.raises(ValueError, match="dtype='float8_e5m2', but storage keeps gradients in float16"):
-        AdaLossConfig(dtype="float8_e5m2").stored_in(hybrid)
     assert pickle.loads(pickle.dumps(hybrid)) == hybrid
     assert hash(hybrid) == hash(PRECISIONS["fp8_hybrid"])
 
 
-def test_what_is_stored_otherwise() -> None:
-    assert (
-        Precision("float8_e4m3", operands_only=True, otherwise="bfloat16").stored_gradients.name == "bfloat16"
-    )
+def test_what_is_stored() -> None:
     stored = Precision("float8_e4m3", "float8_e5m2")
     assert (stored.stored_data, stored.stored_gradients) == (FLOAT8_E4M3, FLOAT8_E5M2)
+    stored = Precision("float8_e4m3", operands_only=True, otherwise="bfloat16")
+    assert stored.stored_data == stored.stored_gradients == FORMATS["bfloat16"]
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -152,26 +148,22 @@ def test_a_format_of_ones_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "message"),
+    ("changes", "message"),
     [
-        ({"name": ""}, TypeError, "name=''"),
-        ({"exponent_bits": 9}, ValueError, "exponent_bits=9 must lie in"),
-        ({"mantissa_bits": 0}, ValueError, "mantissa_bits=0 must lie in"),
-        ({"mantissa_bits": 6.0}, TypeError, "mantissa_bits=6.0 must be an integer"),
-        ({"max": math.inf}, ValueError, "max=inf"),
-        ({"max": 1e39}, ValueError, "normal range of float32"),
-        ({"smallest_normal": 2.0**-127}, ValueError, "normal range of float32"),
-        (
-            {"smallest_subnormal": 2.0**-10},
-            ValueError,
-            r"smallest_subnormal=.* must be smallest_normal \* 2\*\*-mantissa_bits$",
-        ),
-        ({"has_infinity": 1}, TypeError, "has_infinity=1"),
-        ({"u_min": -1.0}, ValueError, "u_min=-1.0"),
+        ({"name": ""}, "name=''"),
+        ({"exponent_bits": 9}, "exponent_bits=9 must lie in"),
+        ({"mantissa_bits": 0}, "mantissa_bits=0 must lie in"),
+        ({"mantissa_bits": 6.0}, "mantissa_bits=6.0 must be an integer"),
+        ({"max": math.inf}, "max=inf"),
+        ({"max": 1e39}, "normal range of float32"),
+        ({"smallest_normal": 2.0**-127}, "normal range of float32"),
+        ({"smallest_subnormal": 2.0**-10}, "smallest_subnormal=.* must be smallest_normal"),
+        ({"has_infinity": 1}, "has_infinity=1"),
+        ({"u_min": -1.0}, "u_min=-1.0"),
     ],
 )
-def test_formats_that_cannot_be(changes: Any, error: Any, message: str) -> None:
-    with pytest.raises(error, match=message):
+def test_formats_that_cannot_be(changes: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
         dataclasses.replace(OWN, **changes)
 
 
@@ -179,14 +171,12 @@ def test_formats_that_cannot_be(changes: Any, error: Any, message: str) -> None:
 
 
 def test_the_first_pattern_that_matches_decides() -> None:
-    precisions = LayerPrecisions({"head/out": "float16", "head/*": "bf16", "*": "fp8_hybrid"})
-    assert precisions.of("head/out") == Precision("float16")
+    precisions = LayerPrecisions({"head/out[0]": "float16", "head/*": "bf16", "*": "fp8_hybrid"})
+    assert precisions.of("head/out[0]") == Precision("float16")
     assert precisions.of("head/fc") == Precision("bfloat16")
     assert precisions.of("body/conv") is FP8_HYBRID
     assert precisions.only is None
-
-
-def test_what_no_pattern_matches_is_fp32() -> None:
+    assert str(precisions).startswith("float16 in head/out[0]; bfloat16 in head/*; ")
     assert LayerPrecisions({"head/*": "half"}).of("body/conv") is FP32
 
 
@@ -196,10 +186,6 @@ def test_one_precision_is_that_of_all_layers(storage: Any) -> None:
     assert precisions.only == Precision("float16")
     assert str(precisions) == "float16"
     precisions.check(["a"])
-
-
-def test_names_with_brackets_match_themselves() -> None:
-    assert LayerPrecisions({"a[0]/fc": "float16"}).of("a[0]/fc") == Precision("float16")
 
 
 def test_the_narrowest_is_the_one_whose_gradients_reach_least_far() -> None:
@@ -249,10 +235,6 @@ def test_a_pattern_that_decides_nothing_is_refused_with_the_layers_there_are() -
     with pytest.raises(ValueError, match=r"'head/affine', which matches only layers that an earlier"):
         LayerPrecisions({"head/*": "float16", "head/affine": "bfloat16"}).check(layers)
     LayerPrecisions({"head/*": "float16", "*": "bfloat16"}).check(["head/affine"])  # "*" may be left nothing
-
-
-def test_messages_name_the_precision_of_each_pattern() -> None:
-    assert str(LayerPrecisions({"a/*": "bf16", "*": "half"})) == "bfloat16 in a/*; float16 in *"
 
 
 # ---- keys of random bits
