@@ -8,9 +8,9 @@ from typing import List, Optional, Sequence, Tuple
 
 import nnabla as nn
 
-from ..core.validation import integer
+from ..core.validation import instance, integer
 from .identity import Array, Gradients, IdentityFunction, check_array
-from .scale_tracker import ScaleTracker, TrackedFunction, check_tracker
+from .scale_tracker import ScaleTracker, TrackedFunction
 
 
 def branch(
@@ -59,7 +59,7 @@ def branch(
     if tracker is None:
         outputs = PlainBranch(ctx, int(n))(x)
     else:
-        check_tracker(tracker)
+        instance("tracker", tracker, ScaleTracker)
         outputs = Branch(tracker, ctx, int(n)).apply(x)
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
@@ -96,8 +96,6 @@ def common_scale(branches: Sequence[Tuple[float, float]], *, u_max: float) -> fl
     """
     scales = {scale for scale, _ in branches}
     smallest = min(scales)
-    if len(scales) == 1:
-        return smallest
     # A sum is in proportion to its scale, so it is formed once, at the smallest, where no term grew.
     total = sum(abs_max * (smallest / scale) for scale, abs_max in branches if math.isfinite(abs_max))
     return max((scale for scale in scales if total * (scale / smallest) <= u_max), default=smallest)

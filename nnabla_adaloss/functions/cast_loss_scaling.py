@@ -7,11 +7,11 @@ from typing import Dict, Optional
 
 import nnabla as nn
 
-from ..core.validation import boolean
+from ..core.validation import boolean, instance
 from ..graph.node import Node
 from ..graph.plan import GraphPlan
 from .identity import Array, Gradients, IdentityFunction, check_array
-from .scale_tracker import ScalePoint, ScaleTracker, TrackedFunction, check_tracker
+from .scale_tracker import ScalePoint, ScaleTracker, TrackedFunction
 
 
 def cast_loss_scaling(
@@ -55,7 +55,7 @@ def cast_loss_scaling(
         ({'CastLossScaling': 1.0}, True)
     """
     check_array("x", x)
-    check_tracker(tracker)
+    instance("tracker", tracker, ScaleTracker)
     boolean("lognormal", lognormal)
     if isinstance(x, nn.NdArray):
         return IdentityFunction(ctx)(x)

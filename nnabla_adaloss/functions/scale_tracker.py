@@ -167,12 +167,6 @@ class ScaleTracker:
         return self._functions.get(key)
 
 
-def check_tracker(tracker: object) -> None:
-    """TypeError unless `tracker` is a ScaleTracker."""
-    if not isinstance(tracker, ScaleTracker):
-        raise TypeError(f"tracker must be a ScaleTracker, not {type(tracker).__name__}")
-
-
 class TrackedFunction(IdentityFunction):
     """An identity function that knows the scale of the gradients that arrive."""
 
