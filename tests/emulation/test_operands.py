@@ -378,7 +378,6 @@ def test_backward_reads_what_it_multiplies() -> None:
 
 
 def test_layers_with_references_of_their_own_are_left_alone() -> None:
-    nn.clear_parameters()
     x = nn.Variable.from_numpy_array(np.ones((3, 2, 4), np.float32))
     y, *_ = PF.lstm(x, nn.Variable((1, 1, 2, 5)), nn.Variable((1, 1, 2, 5)))
     f = next(f for f in visited(F.sum(y))[0] if f.info.type_name == "LSTM")

@@ -28,7 +28,7 @@ def gradients(leaves: Sequence[nn.Variable], run: Callable[[], None]) -> list[np
     return [leaf.g.copy() for leaf in leaves]
 
 
-def gradients_of(loss: nn.Variable, *leaves: nn.Variable, clear: bool = False) -> list[np.ndarray]:
+def gradients_of(loss: Any, *leaves: nn.Variable, clear: bool = False) -> list[np.ndarray]:
     """The leaves' gradients after forward and backward of `loss`."""
     loss.forward(clear_no_need_grad=clear)
     return gradients(leaves, lambda: loss.backward(clear_buffer=clear))

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from nnabla_adaloss import Precision
 from nnabla_adaloss.functions import round_to_format
 from tests.functions.graphs import gradients, gradients_of, variable
 
@@ -54,3 +55,18 @@ def test_float16_arrays_are_rounded_to_narrower_formats() -> None:
     values = np.array([1.0 + 2.0**-5, 300.0], np.float16)
     y = round_to_format(nn.NdArray.from_numpy_array(values), "float8_e4m3")
     np.testing.assert_array_equal(y.data, rounded(values.astype(np.float32), "float8_e4m3"))
+
+
+def test_gradients_are_rounded_at_random_from_a_seed() -> None:
+    def drawn(seed: int) -> np.ndarray:
+        x = variable(np.ones(500))
+        y = round_to_format(x, Precision("float16", "float8_e5m2", stochastic_seed=seed))
+        y.forward()
+        g = np.linspace(1.0, 1.25, 500)
+        return np.array([gradients([x], lambda: y.backward(g))[0] for _ in range(2)])
+
+    first = drawn(3)
+    assert set(first.ravel()) == {1.0, 1.25}
+    assert not np.array_equal(first[0], first[1])
+    np.testing.assert_array_equal(first, drawn(3))
+    assert not np.array_equal(first, drawn(4))

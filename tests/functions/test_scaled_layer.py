@@ -152,7 +152,6 @@ def test_a_frozen_weight_is_scaled_too() -> None:
 
 
 def test_layers_can_be_excluded_and_the_first_one_needs_none() -> None:
-    nn.clear_parameters()
     with nn.parameter_scope("net"):
         ws = [nn.parameter.get_parameter_or_create(f"fc{i}/W", (3, 3), need_grad=True) for i in range(3)]
     for w in ws:
@@ -167,7 +166,6 @@ def test_layers_can_be_excluded_and_the_first_one_needs_none() -> None:
     for g in gradients(ws, loss.backward):
         np.testing.assert_array_equal(g, np.full((3, 3), 2.0))
     assert tracker.layer_scales == {"net/fc2": 4.0}
-    nn.clear_parameters()
 
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
