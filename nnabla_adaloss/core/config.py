@@ -207,13 +207,10 @@ class AdaLossConfig:
         stored = precision.stored_gradients.saturating(False)
         if self.dtype is None:
             return replace(self, dtype=stored.name if FORMATS.get(stored.name) == stored else stored)
-        if get_format(self.dtype).saturating(False) != stored:
+        given = get_format(self.dtype)
+        if given.saturating(False) != stored:
             raise ValueError(
-                f"config has dtype={_name(self.dtype)!r}, but storage keeps gradients in {stored.name}: "
+                f"config has dtype={given.name!r}, but storage keeps gradients in {stored.name}: "
                 "leave dtype out (u_min and u_max set a range of your own)"
             )
         return self
-
-
-def _name(dtype: Union[str, Format]) -> str:
-    return dtype.name if isinstance(dtype, Format) else dtype
