@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from nnabla_adaloss.core import (
     BFLOAT16,
@@ -26,6 +29,14 @@ def test_numpy_agrees(stored: Format, dtype: Any) -> None:
     assert stored.smallest_normal == float(info.smallest_normal)
     assert stored.smallest_subnormal == float(info.smallest_subnormal)
     assert (stored.exponent_bits, stored.mantissa_bits) == (info.nexp, info.nmant)
+
+
+@given(st.floats(-1e5, 1e5) | st.floats(-1e-4, 1e-4) | st.sampled_from([math.inf, math.nan, -0.0]))
+@example(65520.0)
+def test_the_nearest_number_is_what_numpy_rounds_to(value: float) -> None:
+    with np.errstate(over="ignore"):
+        expected = np.float16(value)
+    np.testing.assert_equal(FLOAT16.nearest(value), float(expected))
 
 
 @pytest.mark.parametrize("stored", [BFLOAT16, FLOAT8_E5M2, FLOAT8_E4M3])

@@ -191,6 +191,8 @@ def test_one_precision_is_that_of_all_layers(storage: Any) -> None:
 def test_the_narrowest_is_the_one_whose_gradients_reach_least_far() -> None:
     precisions = LayerPrecisions({"a": "bfloat16", "b": Precision("float8_e5m2", "float8_e4m3"), "*": "fp16"})
     assert precisions.narrowest.backward.name == "float8_e4m3"
+    wide = LayerPrecisions({"a": Precision("float8_e4m3", "bfloat16"), "*": "float16"})
+    assert wide.narrowest == Precision("float16")
     assert LayerPrecisions({"a": "bfloat16"}).narrowest == get_precision("bfloat16")
 
 
