@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loss scale from moments: gradients are taken for normally distributed, or without a weight for lognormally.
 
-Source: Zhao et al. 2019 (arXiv 1910.12385), section 3.3.
+The formulas are those of `get_loss_scale_by_approx_range`; p is `n_uf_threshold`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,7 @@ _BELOW_ONE = 1.0 - 2.0**-53
 
 @dataclass(frozen=True)
 class ApproxRange(Method):
-    """The smallest scale that keeps all but a share p of the input gradient above u_min, within overflow.
-
-    With M(X) = std(X)^2 + mean(X)^2 and sigma = sqrt(M(g) M(W)) sqrt(K / 2):
-    min(max(u_min / (sqrt(2) erfinv(p) sigma), 1), (u_max / K) / (max|g| max|W|)); 1 when sigma is 0.
-    Without a weight sigma is std(g), and max|g| alone must not overflow. p is `n_uf_threshold`.
-    """
+    """The smallest scale that keeps all but a share p of the input gradient above u_min, within overflow."""
 
     needs = Needs.STATISTICS
     n_uf_threshold: float = 1e-3
@@ -64,12 +59,7 @@ class ApproxRange(Method):
 
 @dataclass(frozen=True)
 class LognormalRange(Method):
-    """The scale that keeps all but a share p of a gradient above u_min, for functions without a weight.
-
-    With m and s the mean and deviation of ln|g| over the non-zero elements:
-    min(max(exp(ln u_min - m - s sqrt(2) erfinv(2p - 1)), 1), u_max / max|g|); 1 when s is 0. p is
-    `n_uf_threshold`.
-    """
+    """The scale that keeps all but a share p of a gradient above u_min, for functions without a weight."""
 
     needs = Needs.ARRAYS
     n_uf_threshold: float = 1e-3

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loss scale from single products of gradient and weight: of their extremes, or of all elements."""
+"""Loss scale from single products of gradient and weight: of their extremes, or of all elements.
+
+The formulas are those of `get_loss_scale_by_abs_range` and `get_loss_scale_by_element_wise_range`.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,7 @@ _SMALLEST_PRODUCT = 1e-15
 
 @dataclass(frozen=True)
 class AbsRange(Method):
-    """The scale that lifts the smallest possible non-zero sum of products to u_min, within overflow.
-
-    Over the non-zero elements: min(max((u_min / K) / max(min|g| min|W|, 1e-15), 1), (u_max / K) / (max|g|
-    max|W|)); 1 when the gradient or the weight is all zero.
-    """
+    """The scale that lifts the smallest possible non-zero sum of products to u_min, within overflow."""
 
     needs = Needs.STATISTICS
 
@@ -45,14 +44,7 @@ class AbsRange(Method):
 class ElementWiseRange(Method):
     """The scale that lifts every product of the backward pass to u_min, within overflow.
 
-    With p_i the non-zero products |g[n, c] W[c, m]|: min(max_i max(u_min / p_i, 1), min_i (u_max / p_i) / K);
-    1 when no product is non-zero. Without a weight p_i = |g_i|, and K is 1. The N C M products are never
-    formed: the inputs are sorted per channel, in memory proportional to the inputs.
-
-    Attributes:
-        max_rescue_ratio: q, share of the products, largest first, that is to be kept from underflow; in (0,
-            1]: only the int(n q) smallest, but at least one, of the n lower values u_min / p_i count. None:
-            all of them, which lets one tiny product decide.
+    The products are never formed: the inputs are sorted per channel, in memory proportional to the inputs.
     """
 
     needs = Needs.ARRAYS
