@@ -167,14 +167,6 @@ def test_is_recomputed_every_n_iterations_not_calls() -> None:
     assert call(ada_loss, arrays(0, 10)[0], iteration=0) == 1.0
 
 
-def test_layers_are_apart() -> None:
-    ada_loss = NumpyAdaLoss()
-    a = call(ada_loss, arrays(0, -26)[0], layer="a")
-    b = call(ada_loss, arrays(0, 10)[0], layer="b")
-    assert ada_loss.layer_scales == {"a": a, "b": b}
-    assert a > b == 1.0
-
-
 def test_bounds_and_guard_apply_between_updates() -> None:
     ada_loss = NumpyAdaLoss(update_per_n_iteration=10)
     assert call(ada_loss, iteration=0) == 16.0
