@@ -87,7 +87,7 @@ def test_the_input_gradient_is_scaled_before_it_is_stored() -> None:
 
 
 def test_backward_may_run_again_without_forward() -> None:
-    tracker = ScaleTracker(AdaLossConfig(u_min=1.0), scale=1.0)
+    tracker = ScaleTracker(AdaLossConfig(u_min=1.0, use_bound=False), scale=1.0)
     rng = np.random.default_rng(0)
     x, w = variable(rng.standard_normal((4, 5))), variable(rng.standard_normal((5, 6)))
     before = w.d.copy()
@@ -240,3 +240,20 @@ def test_without_a_tracker_the_gradient_is_multiplied_by_alpha(layer: str) -> No
     assert alpha > 1.0
     np.testing.assert_array_equal(h.g, np.float32(alpha) * g)
     assert [r.alpha for r in records] == [alpha]
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+def test_an_input_that_every_output_reads_may_not_overflow(tracked: bool) -> None:
+    # The middle is in four products, an element in 2.25 on average.
+    config = AdaLossConfig("fixed", fixed_loss_scale=4.0)
+    tracker = ScaleTracker(config, scale=1.0)
+    x, w = variable(np.ones((1, 1, 5, 5))), variable(np.ones((1, 1, 3, 3)))
+    h, v = (unscale(x, tracker), unscale(w, tracker)) if tracked else (x, w)
+    y = adaptive_loss_scaling(F.convolution(h, v, stride=(2, 2)), v, tracker if tracked else config)
+    loss = F.sum(y * (65504.0 / 4 / 1.5))
+    if tracked:
+        gradients_of(loss_scaling(loss, tracker), x, w)
+        assert tracker.layer_scales == {"Convolution": 1.0}
+    else:
+        (g,) = gradients_of(loss, x)
+        assert np.abs(g).max() <= 65504.0
