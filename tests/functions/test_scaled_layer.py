@@ -243,7 +243,7 @@ def test_without_a_tracker_the_gradient_is_multiplied_by_alpha(layer: str) -> No
 
 
 @pytest.mark.parametrize("tracked", [False, True])
-def test_an_input_that_every_output_reads_may_not_overflow(tracked: bool) -> None:
+def test_the_element_that_is_in_most_products_may_not_overflow(tracked: bool) -> None:
     # The middle is in four products, an element in 2.25 on average.
     config = AdaLossConfig("fixed", fixed_loss_scale=4.0)
     tracker = ScaleTracker(config, scale=1.0)
