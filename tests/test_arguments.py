@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import fields
 from typing import Any, Callable, Dict, Iterator, Tuple
 
 import nnabla as nn
@@ -14,14 +15,7 @@ import numpy as np
 import pytest
 
 import nnabla_adaloss as na
-from nnabla_adaloss.core.methods import (
-    AbsRange,
-    AmaxHistory,
-    ApproxRange,
-    ElementWiseRange,
-    Fixed,
-    LognormalRange,
-)
+from nnabla_adaloss.core import FLOAT8_E4M3, methods
 from nnabla_adaloss.kernels import CpuKernels
 
 Make = Callable[..., Any]
@@ -50,12 +44,6 @@ def scaler(*args: Any, **options: Any) -> na.GradScaler:
     return na.GradScaler(trained()["solver"], *args, **options)
 
 
-def backward(make: Callable[[nn.Variable], Any], arguments: Dict[str, Any]) -> None:
-    wrapped = make(loss())
-    wrapped.forward()
-    wrapped.backward(**arguments)
-
-
 def x() -> nn.Variable:
     return nn.Variable((2, 3), need_grad=True)
 
@@ -80,24 +68,11 @@ CALLS: Dict[str, Tuple[Make, Base]] = {
     "LossScaler": (na.LossScaler, dict),
     "AdaLossConfig": (na.AdaLossConfig, dict),
     "HistoryPolicy": (na.HistoryPolicy, dict),
-    "AmaxHistory": (AmaxHistory, dict),
-    "ApproxRange": (ApproxRange, dict),
-    "ElementWiseRange": (ElementWiseRange, dict),
-    "Fixed": (Fixed, dict),
-    "LognormalRange": (LognormalRange, dict),
-    "AbsRange": (AbsRange, dict),
+    **{made.__name__: (made, dict) for made in (*methods.METHODS.values(), methods.LognormalRange)},
     "Precision": (na.Precision, dict),
     "Format": (
         na.Format,
-        lambda: {
-            "name": "e4m3",
-            "exponent_bits": 4,
-            "mantissa_bits": 3,
-            "max": 448.0,
-            "smallest_normal": 2.0**-6,
-            "smallest_subnormal": 2.0**-9,
-            "has_infinity": False,
-        },
+        lambda: {field.name: getattr(FLOAT8_E4M3, field.name) for field in fields(na.Format)},
     ),
     "Format.ieee": (na.Format.ieee, lambda: {"name": "e5m6", "exponent_bits": 5, "mantissa_bits": 6}),
     "NNablaAdaLoss": (na.NNablaAdaLoss, lambda: {"config": na.AdaLossConfig(), "kernels": CpuKernels()}),
@@ -114,10 +89,7 @@ CALLS: Dict[str, Tuple[Make, Base]] = {
     "branch": (na.branch, lambda: {"x": x(), "n": 2, "tracker": na.ScaleTracker()}),
     "unscale": (na.unscale, lambda: {"w": x(), "scale": na.ScaleTracker()}),
     "round_to_format": (na.round_to_format, lambda: {"x": x(), "storage": "float16"}),
-    "adaptive_loss_scaling": (
-        na.adaptive_loss_scaling,
-        layer,
-    ),
+    "adaptive_loss_scaling": (na.adaptive_loss_scaling, layer),
     "get_loss_scale": (na.get_loss_scale, config),
     "get_loss_scale_by_abs_range": (na.get_loss_scale_by_abs_range, config),
     "get_loss_scale_by_approx_range": (na.get_loss_scale_by_approx_range, config),
@@ -183,15 +155,15 @@ def test_a_value_of_no_use_is_refused_by_the_name_of_the_argument(call: str, nam
 
 
 @pytest.mark.parametrize("make", [na.AdaptiveLossScaling, na.FormatEmulation])
-@pytest.mark.parametrize("value", ["much", {}, object()])
-def test_a_seed_gradient_that_holds_no_numbers_is_refused(make: Any, value: Any) -> None:
-    with pytest.raises(TypeError, match="^grad must be an array of numbers"):
-        backward(make, {"grad": value})
-
-
-def test_an_iteration_that_is_no_number_is_refused() -> None:
-    with pytest.raises(TypeError, match="^iteration=2.5 must be an integer"):
-        backward(na.AdaptiveLossScaling, {"iteration": 2.5})
+def test_arguments_of_backward_are_checked(make: Any) -> None:
+    wrapped = make(loss())
+    wrapped.forward()
+    for value in ("much", {}, object()):
+        with pytest.raises(TypeError, match="^grad must be an array of numbers"):
+            wrapped.backward(grad=value)
+    if make is na.AdaptiveLossScaling:
+        with pytest.raises(TypeError, match="^iteration=2.5 must be an integer"):
+            wrapped.backward(iteration=2.5)
 
 
 @pytest.mark.parametrize("name", ["clear_buffer", "clear_no_need_grad"])

@@ -3,41 +3,25 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
+import subprocess
+import sys
+from importlib.metadata import version
 from pathlib import Path
-from typing import Dict
 
 import pytest
 
 import nnabla_adaloss
+from tools.guide import rooms
 
 PACKAGE = Path(nnabla_adaloss.__file__).parent
 
 
-def for_type_checkers() -> Dict[str, str]:
-    """Where the imports under TYPE_CHECKING say that each name lives."""
-    tree = ast.parse((PACKAGE / "__init__.py").read_text("utf-8"))
-    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
-    found = {}
-    for node in block.body:
-        assert isinstance(node, ast.ImportFrom)
-        assert [alias.name for alias in node.names] == [alias.asname for alias in node.names]
-        found.update({alias.name: node.module or "" for alias in node.names})
-    return found
-
-
-def test_type_checkers_see_what_runs() -> None:
-    assert for_type_checkers() == nnabla_adaloss._HOMES
-    assert list(nnabla_adaloss._HOMES) == sorted(nnabla_adaloss._HOMES)
-
-
-@pytest.mark.parametrize("name", sorted(nnabla_adaloss._HOMES))
-def test_a_public_name_is_public_where_it_lives(name: str) -> None:
-    home = importlib.import_module(f"nnabla_adaloss.{nnabla_adaloss._HOMES[name]}")
-    assert getattr(nnabla_adaloss, name) is getattr(home, name)
-    if hasattr(home, "__path__"):
-        assert name in home.__all__
+@pytest.mark.parametrize(("room", "names"), rooms().items())
+def test_a_public_name_is_public_where_it_lives(room: str, names: list[str]) -> None:
+    home = importlib.import_module(f"nnabla_adaloss.{room}")
+    assert all(getattr(nnabla_adaloss, name) is getattr(home, name) for name in names)
+    assert set(names) <= set(getattr(home, "__all__", names))
 
 
 def test_every_folder_says_what_is_public() -> None:
@@ -48,12 +32,25 @@ def test_every_folder_says_what_is_public() -> None:
 
 
 def test_the_version_is_the_one_that_is_installed() -> None:
-    from importlib.metadata import version
-
     assert nnabla_adaloss.__version__ == version("nnabla-adaloss")
 
 
 def test_dir_and_all() -> None:
-    assert set(nnabla_adaloss.__all__) <= set(dir(nnabla_adaloss))
-    with pytest.raises(AttributeError, match="no attribute 'nosuch'"):
-        nnabla_adaloss.nosuch  # noqa: B018
+    everything = {"__version__", *(name for names in rooms().values() for name in names)}
+    assert set(nnabla_adaloss.__all__) == everything
+    assert everything <= set(dir(nnabla_adaloss))
+    with pytest.raises(AttributeError, match="nosuch"):
+        nnabla_adaloss.nosuch  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_names_are_imported_when_they_are_used() -> None:
+    code = """
+import sys, nnabla_adaloss
+assert not any(name.startswith(("nnabla.", "numpy", "nnabla_adaloss.core")) for name in sys.modules)
+nnabla_adaloss.AdaLossConfig()
+assert "nnabla" not in sys.modules
+from nnabla_adaloss import *
+print(GradScaler.__name__, __version__)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["GradScaler", nnabla_adaloss.__version__]

@@ -98,7 +98,7 @@ def test_gpu_extras_fit_the_nnabla_that_is_required(project: Dict[str, Any]) -> 
 
 @pytest.mark.parametrize("folder", ["nnabla_adaloss", "building", "tests", "samples", "benchmarks", "tools"])
 def test_every_source_file_names_its_licence(folder: str) -> None:
-    suffixes = {".py", ".c", ".h", ".cu", ".cuh", ".sh"}
+    suffixes = {".py", ".pyi", ".c", ".h", ".cu", ".cuh", ".sh"}
     sources = [path for path in (ROOT / folder).rglob("*.*") if path.suffix in suffixes]
     nameless = [
         path for path in sources if "SPDX-License-Identifier: Apache-2.0" not in path.read_text("utf-8")[:100]
@@ -123,7 +123,9 @@ def test_the_wheel_holds_all_that_is_needed_at_run_time(tmp_path: Path) -> None:
         (entry_points,) = (name for name in packed if name.endswith("/entry_points.txt"))
         assert "nnabla-adaloss = nnabla_adaloss.__main__:main" in archive.read(entry_points).decode()
     kept = (
-        path for path in (source / PACKAGE.name).rglob("*") if path.suffix in {".py", ".cu", ".cuh", ".typed"}
+        path
+        for path in (source / PACKAGE.name).rglob("*")
+        if path.suffix in {".py", ".pyi", ".cu", ".cuh", ".typed"}
     )
     assert {path.relative_to(source).as_posix() for path in kept} <= packed
     assert {"nnabla_adaloss/py.typed", "nnabla_adaloss/kernels/adaloss.cu"} <= packed

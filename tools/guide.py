@@ -30,12 +30,11 @@ _LONG_WORD = 40
 
 def rooms() -> Dict[str, List[str]]:
     """The public names by the folder or module that they come from, both in alphabetical order."""
-    import nnabla_adaloss
-
     homes: Dict[str, List[str]] = defaultdict(list)
-    for name in sorted(set(nnabla_adaloss.__all__) - {"__version__"}):
-        homes[nnabla_adaloss._HOMES[name]].append(name)
-    return dict(sorted(homes.items()))
+    for node in ast.parse((PACKAGE / "__init__.pyi").read_text("utf-8")).body:
+        if isinstance(node, ast.ImportFrom):
+            homes[node.module or ""] += [alias.name for alias in node.names]
+    return {room: sorted(names) for room, names in sorted(homes.items())}
 
 
 def purpose(room: str) -> str:

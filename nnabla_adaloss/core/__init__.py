@@ -16,11 +16,9 @@ from .formats import (
     get_format,
 )
 from .layer_record import LayerRecord, Reason
-from .layer_scale import Decision, LayerState, Observed, decide
 from .layer_selection import LayerSelection
 from .loss_section import loss_section_factor
-from .methods import METHODS, AmaxHistory, Method, Needs, Range, resolve_method
-from .overflow import common_scale, overflow_limit
+from .methods import METHODS, AmaxHistory, Method, Needs, Range, overflow_limit, resolve_method
 from .power_of_two import get_power_of_two_scale
 from .precision import PRECISIONS, Precision, StorageLike, get_precision
 from .published import (
@@ -47,15 +45,12 @@ __all__ = [
     "AdaLossConfig",
     "AmaxHistory",
     "ArrayStatistics",
-    "Decision",
     "Format",
     "HistoryPolicy",
     "LayerRecord",
     "LayerSelection",
-    "LayerState",
     "Method",
     "Needs",
-    "Observed",
     "Precision",
     "Range",
     "Reason",
@@ -63,8 +58,6 @@ __all__ = [
     "ScaleState",
     "StorageLike",
     "bound_loss_scale_by_heuristics",
-    "common_scale",
-    "decide",
     "get_format",
     "get_loss_scale",
     "get_loss_scale_by_abs_range",

@@ -1,34 +1,75 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adaptive loss scaling of a whole network's layers, with the framework's part left abstract.
+"""Which scale a layer's input gradient gets by itself, for functions that scale by hand. In a network, where
+what was measured of all layers is known, scales follow from `nnabla_adaloss.engine.choose`.
 
-for each layer, from the loss backwards:
-    alpha = ada_loss.loss_scale(layer, g, W, fan_in=K, previous_scale=S, iteration=i)
-    input gradient  = backward(alpha * W, g)      carries S * alpha
-    weight gradient = backward(g) / S             in float32
+    unbounded = method(g, W, range, K)              when it is due, else what it gave last
+    scale     = min(unbounded, scale_upper_bound, accum_upper_bound / S)      never from above 1 to below
+    scale     = min(scale, what could overflow)
+    alpha     = largest power of two <= scale
+    alpha     = min(alpha, what keeps alpha * W in range, but no less than 1)
+
+    input gradient  = backward(alpha * W, g)        carries S * alpha
+    weight gradient = backward(g) / S               in float32
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from numpy.typing import NDArray
 
 from .config import AdaLossConfig
-from .layer_log import LayerObserver
-from .layer_record import LayerRecord, Reason
-from .layer_scale import NEW_LAYER, Decision, LayerState, Observed, decide, is_due
-from .methods import Needs
+from .layer_record import LayerObserver, LayerRecord, Reason
+from .methods import Needs, Range, overflow_limit
+from .power_of_two import clamp_scale, floor_power_of_two
 from .statistics import ArrayStatistics
-from .validation import instance_or_none
+from .validation import instance_or_none, integer, number, positive_number
+
+
+class LayerState(NamedTuple):
+    """What is remembered of a layer between iterations."""
+
+    computed_at: int = -1  # iteration in which the method was last asked; -1 before the first
+    unbounded: float = 1.0  # what it gave
+    accumulated_limit: float = math.inf  # overflow limit of S * alpha; unlike that of alpha, it outlives S
+    alpha: float = 1.0  # the scale that was last applied
+    # For methods with `Needs.HISTORY`: statistics of g / S when the method was asked, the newest last.
+    history: Tuple[ArrayStatistics, ...] = ()
+
+    def as_list(self) -> List[Any]:
+        """The state as plain numbers and lists, for saving."""
+        return [*self[:4], *([[list(statistics) for statistics in self.history]] if self.history else [])]
+
+    @classmethod
+    def from_list(cls, values: List[Any]) -> LayerState:
+        """The state that `as_list` returned; TypeError or ValueError when its numbers cannot come from a
+        layer.
+        """
+        computed_at, unbounded, accumulated_limit, alpha, *rest = values
+        history = rest[0] if rest else []
+        for value in (value for statistics in history for value in statistics):
+            number("history", value)
+        if not number("accumulated_limit", accumulated_limit) > 0.0:
+            raise ValueError(f"accumulated_limit={accumulated_limit!r} must be positive")
+        return cls(
+            integer("computed_at", computed_at),
+            positive_number("unbounded", unbounded),
+            accumulated_limit,
+            positive_number("alpha", alpha),
+            tuple(ArrayStatistics(*statistics) for statistics in history),
+        )
+
+
+_NEW_LAYER = LayerState()
 
 
 class AdaLoss(ABC):
     """The loss scale of every layer, computed every `update_per_n_iteration` iterations and kept in between.
 
-    It remembers what `decide` needs to know of each layer, and reports what was decided. A subclass says how
-    the framework's arrays are reduced to statistics and brought to NumPy.
+    It remembers what it needs to know of each layer, and reports what was decided. A subclass says how the
+    framework's arrays are reduced to statistics and brought to NumPy.
 
     Args:
         config: method, range, bounds, recorder. None: the defaults.
@@ -57,7 +98,7 @@ class AdaLoss(ABC):
         self.adaptive = self.config.method.needs is not Needs.NOTHING
         self.takes_statistics = self.config.method.needs is not Needs.ARRAYS
         self._layers: Dict[str, LayerState] = {}
-        self._observer = LayerObserver(self.config)
+        self._observer = LayerObserver(self.config.recorder, self.config.debug_level)
 
     @abstractmethod
     def statistics(self, array: Any) -> ArrayStatistics:
@@ -85,6 +126,7 @@ class AdaLoss(ABC):
         g_statistics: Optional[ArrayStatistics] = None,
         weight_statistics: Optional[ArrayStatistics] = None,
         lift: float = 1.0,
+        weight_max: float = math.inf,
     ) -> float:
         """The scale to multiply a layer's input gradient by.
 
@@ -104,6 +146,7 @@ class AdaLoss(ABC):
             weight_statistics: statistics of `W`, if known.
             lift: the part of `previous_scale` that makes up for a small loss; `accum_upper_bound` does not
                 count it.
+            weight_max: the largest magnitude that the scaled copy of `W` may hold.
 
         Returns:
             A positive finite float, a power of two if `config.power_of_two`; 1 when `g` or `W` holds an
@@ -112,45 +155,57 @@ class AdaLoss(ABC):
         Raises:
             ValueError: a method of the user's own returned a scale that is not positive and finite.
         """
-        if self.adaptive and is_due(self._layers.get(layer, NEW_LAYER), iteration, self.config):
+        state, config = self._layers.get(layer, _NEW_LAYER), self.config
+        due = state.computed_at < 0 or not 0 <= iteration - state.computed_at < config.update_per_n_iteration
+        if self.adaptive and due:
             if g_statistics is None:
                 g_statistics = self.statistics(g)
             if weight_statistics is None and W is not None:
                 weight_statistics = self.statistics(W)
-        observed = Observed(
-            iteration=iteration,
-            previous_scale=previous_scale,
-            fan_in=fan_in,
-            fan_in_bound=fan_in if fan_in_bound is None else fan_in_bound,
-            g=g_statistics,
-            weight=weight_statistics,
-            has_weight=W is not None,
-            lift=lift,
-            arrays=lambda: (self.to_numpy(g), None if W is None else self.to_numpy(W)),
-        )
-        return self.decide(layer, observed).alpha
-
-    def decide(self, layer: str, observed: Observed, *, weight_max: float = math.inf) -> Decision:
-        """The scale that the layer gets, by `nnabla_adaloss.core.layer_scale.decide`; remembered and
-        reported.
-
-        Args:
-            layer: name of the layer.
-            observed: what is known of it in this iteration.
-            weight_max: the largest magnitude that the scaled copy of its weight may hold.
-
-        Returns:
-            What is to be applied.
-
-        Raises:
-            ValueError: a method of the user's own returned a scale that is not positive and finite.
-        """
-        state = self._layers.get(layer, NEW_LAYER)
-        decision = decide(state, observed, self.config, weight_max=weight_max)
-        self._layers[layer] = decision.state
+        if any(known is not None and known.nonfinite for known in (g_statistics, weight_statistics)):
+            # Not kept: the layer's scale is computed from the next gradient that is finite.
+            alpha, reason = 1.0, Reason.NONFINITE
+        else:
+            # Statistics of no element: nothing is known yet, and nothing is kept.
+            if due and not (self.adaptive and g_statistics is not None and not g_statistics.count):
+                inputs: Tuple[Any, Any] = g_statistics, weight_statistics
+                if config.method.needs is Needs.ARRAYS:
+                    inputs = self.to_numpy(g), None if W is None else self.to_numpy(W)
+                elif config.method.needs is Needs.HISTORY and g_statistics is not None:
+                    past = (*state.history, g_statistics.scaled(1.0 / previous_scale))
+                    state = state._replace(history=past[-(config.method.window or 1) :])
+                    inputs = tuple(s.scaled(previous_scale) for s in state.history), weight_statistics
+                unbounded = asked(config, *inputs, config.range, fan_in)
+                state = state._replace(computed_at=iteration, unbounded=unbounded)
+            if g_statistics is not None and (W is None) == (weight_statistics is None):
+                bound = fan_in if fan_in_bound is None else fan_in_bound
+                limit = overflow_limit(g_statistics, weight_statistics, bound, config.range.u_max)
+                state = state._replace(accumulated_limit=previous_scale * limit)
+            alpha, reason = limited(
+                state.unbounded, state.accumulated_limit / previous_scale, previous_scale / lift, config
+            )
+            largest = 0.0 if weight_statistics is None else weight_statistics.abs_max
+            if alpha > 1.0 and alpha * largest > weight_max:
+                # The scaled weight is stored in the same format.
+                alpha = max(floor_power_of_two(weight_max / largest), 1.0)
+                reason = Reason.WEIGHT_RANGE
+        self._layers[layer] = state._replace(alpha=alpha)
         if self._observer.needed:
-            self._observer(_record(layer, observed, decision))
-        return decision
+            self._observer(
+                LayerRecord(
+                    iteration=iteration,
+                    layer=layer,
+                    alpha=alpha,
+                    unbounded=1.0 if reason is Reason.NONFINITE else state.unbounded,
+                    previous_scale=previous_scale,
+                    accumulated_scale=previous_scale * alpha,
+                    fan_in=fan_in,
+                    g=g_statistics,
+                    weight=weight_statistics,
+                    reason=reason,
+                )
+            )
+        return alpha
 
     def state_dict(self) -> Dict[str, Dict[str, Any]]:
         """Everything that decides the next scales, as plain lists by layer name."""
@@ -169,16 +224,36 @@ class AdaLoss(ABC):
         self._layers = {}
 
 
-def _record(layer: str, observed: Observed, decision: Decision) -> LayerRecord:
-    return LayerRecord(
-        iteration=observed.iteration,
-        layer=layer,
-        alpha=decision.alpha,
-        unbounded=1.0 if decision.reason is Reason.NONFINITE else decision.state.unbounded,
-        previous_scale=observed.previous_scale,
-        accumulated_scale=observed.previous_scale * decision.alpha,
-        fan_in=observed.fan_in,
-        g=observed.g,
-        weight=observed.weight,
-        reason=decision.reason,
-    )
+def asked(config: AdaLossConfig, g: Any, W: Any, range: Range, fan_in: float) -> float:
+    """What the method of a configuration says; ValueError unless that is positive and finite."""
+    found = config.method.scale(g, W, range=range, fan_in=fan_in)
+    scale = float(found)
+    if not 0.0 < scale < math.inf:
+        raise ValueError(
+            f"loss_scale_method={config.loss_scale_method!r} returned {found!r} for a finite gradient; "
+            "a scale must be positive and finite"
+        )
+    return scale
+
+
+def limited(
+    scale: float, overflow: float, previous_scale: float, config: AdaLossConfig
+) -> Tuple[float, Reason]:
+    """The scale under bounds and overflow guard, rounded down to a power of two."""
+    reason = Reason.METHOD
+    if config.use_bound and scale > 1.0:
+        scale, reason = bounded(scale, previous_scale, config)
+    if scale > overflow:
+        scale, reason = clamp_scale(overflow), Reason.OVERFLOW_GUARD
+    return floor_power_of_two(scale) if config.power_of_two else scale, reason
+
+
+def bounded(scale: float, previous_scale: float, config: AdaLossConfig) -> Tuple[float, Reason]:
+    """A scale above 1 under `scale_upper_bound` and `accum_upper_bound`, which never turn it below 1."""
+    # Comparisons instead of min and max, which are several times slower: this runs per layer and iteration.
+    upper, reason = config.accum_upper_bound / previous_scale, Reason.ACCUMULATED_BOUND
+    if upper > config.scale_upper_bound:
+        upper, reason = config.scale_upper_bound, Reason.SCALE_BOUND
+    if upper < 1.0:
+        upper = 1.0
+    return (scale, Reason.METHOD) if scale < upper else (upper, reason)

@@ -197,10 +197,7 @@ class AdaLossConfig:
         return replace(self, loss_scale_method="amax_history")
 
     def stored_in(self, precision: Optional[Precision]) -> AdaLossConfig:
-        """The configuration for gradients that are stored so: with `dtype` filled in.
-
-        Args:
-            precision: what the storage is known to be; None where nothing is known of it.
+        """The configuration with `dtype` filled in from a storage; None: nothing is known of it.
 
         Raises:
             ValueError: `dtype` is another format than that of the gradients.
@@ -210,13 +207,10 @@ class AdaLossConfig:
         stored = precision.stored_gradients.saturating(False)
         if self.dtype is None:
             return replace(self, dtype=stored.name if FORMATS.get(stored.name) == stored else stored)
-        if get_format(self.dtype).saturating(False) != stored:
+        given = get_format(self.dtype)
+        if given.saturating(False) != stored:
             raise ValueError(
-                f"config has dtype={_name(self.dtype)!r}, but storage keeps gradients in {stored.name}: "
+                f"config has dtype={given.name!r}, but storage keeps gradients in {stored.name}: "
                 "leave dtype out (u_min and u_max set a range of your own)"
             )
         return self
-
-
-def _name(dtype: Union[str, Format]) -> str:
-    return dtype.name if isinstance(dtype, Format) else dtype

@@ -192,19 +192,7 @@ def canonical_name(name: str) -> str:
 
 
 def get_format(name_or_format: Union[str, Format], argument: str = "storage") -> Format:
-    """The format of a name; a `Format` is handed back as it is.
-
-    Args:
-        name_or_format: a key of `FORMATS` or another common name of it, such as `"fp16"`; or a `Format`.
-        argument: what the caller's own argument is called, for the error message.
-
-    Raises:
-        ValueError: the name is unknown.
-
-    Example:
-        >>> get_format("float16").max
-        65504.0
-    """
+    """A `Format` as it is, or that of a name, such as `"fp16"`; ValueError, naming `argument`, otherwise."""
     if isinstance(name_or_format, Format):
         return name_or_format
     found = FORMATS.get(canonical_name(name_or_format)) if isinstance(name_or_format, str) else None

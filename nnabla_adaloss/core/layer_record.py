@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is reported about one layer's loss scale in one iteration, and what held it where it is."""
+"""What is reported about one layer's loss scale in one iteration: to the user's recorder, and to the log."""
 
 from __future__ import annotations
 
+import logging
+import math
 from enum import Enum
-from typing import NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 from .statistics import ArrayStatistics
+
+logger = logging.getLogger("nnabla_adaloss")
 
 
 class Reason(str, Enum):
@@ -77,3 +81,68 @@ class LayerRecord(NamedTuple):
     weight: Optional[ArrayStatistics]
     reason: Reason = Reason.METHOD
     attempt: int = 0
+
+
+class LayerObserver:
+    """Hands records to a recorder, and logs them as `AdaLossConfig.debug_level` says: each iteration when the
+    first record of the next arrives, and from 2 on also each layer.
+    """
+
+    def __init__(self, recorder: Optional[Callable[[LayerRecord], Any]], debug_level: int) -> None:
+        self._recorder, self._level = recorder, debug_level
+        self._recorder_failed = False
+        self.needed = recorder is not None or debug_level > 0
+        self._iteration: Optional[int] = None
+        self._begin()
+
+    def __call__(self, record: LayerRecord) -> None:
+        """Take one record."""
+        if self._recorder is not None:
+            try:
+                self._recorder(record)
+            except Exception:
+                # Told once: who only watches must not end a training of days.
+                if not self._recorder_failed:
+                    self._recorder_failed = True
+                    logger.exception(
+                        "recorder raised an exception for layer %s; training goes on", record.layer
+                    )
+        if self._level:
+            self._log(record)
+
+    def _begin(self) -> None:
+        self._layers = 0
+        self._alpha_min = math.inf
+        self._alpha_max = self._accumulated_max = 0.0
+
+    def _log(self, record: LayerRecord) -> None:
+        if record.iteration != self._iteration:
+            self._finish()
+            self._iteration = record.iteration
+        self._layers += 1
+        self._alpha_min = min(self._alpha_min, record.alpha)
+        self._alpha_max = max(self._alpha_max, record.alpha)
+        self._accumulated_max = max(self._accumulated_max, record.accumulated_scale)
+        if self._level >= 2:
+            logger.info(
+                "iteration %d, layer %s: scale %g (unbounded %g), accumulated scale %g -> %g, fan-in %g",
+                record.iteration,
+                record.layer,
+                record.alpha,
+                record.unbounded,
+                record.previous_scale,
+                record.accumulated_scale,
+                record.fan_in,
+            )
+
+    def _finish(self) -> None:
+        if self._layers:
+            logger.info(
+                "iteration %d: %d layers, scales from %g to %g, largest accumulated scale %g",
+                self._iteration,
+                self._layers,
+                self._alpha_min,
+                self._alpha_max,
+                self._accumulated_max,
+            )
+        self._begin()

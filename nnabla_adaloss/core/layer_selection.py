@@ -8,17 +8,7 @@ from typing import List, NamedTuple, Sequence, Tuple
 
 
 class LayerSelection(NamedTuple):
-    """Patterns of layer names, as `fnmatch` knows them. A name as it is printed matches itself.
-
-    Attributes:
-        include: patterns of the layers to scale.
-        exclude: patterns of layers not to scale; wins over `include`.
-
-    Example:
-        >>> selection = LayerSelection(include=("block1/*",), exclude=("*/fc",))
-        >>> selection.selects("block1/conv"), selection.selects("block1/fc")
-        (True, False)
-    """
+    """Patterns of layer names, as `fnmatch` knows them; `exclude` wins. A name as printed matches itself."""
 
     include: Tuple[str, ...] = ("*",)
     exclude: Tuple[str, ...] = ()
@@ -28,11 +18,7 @@ class LayerSelection(NamedTuple):
         return _any_matches(self.include, names) and not _any_matches(self.exclude, names)
 
     def check(self, layers: Sequence[str]) -> None:
-        """Raise unless every pattern matches one of the names `layers`, or is made to match everything.
-
-        Raises:
-            ValueError: one does not; the message lists the names.
-        """
+        """ValueError unless every pattern matches one of the `layers`, or is made to match everything."""
         for argument, patterns in zip(self._fields, self):
             for pattern in unmatched(patterns, layers):
                 names = ", ".join(layers) if layers else "none: it has no matrix product that can be scaled"

@@ -46,24 +46,12 @@ def loss_section_factor(
 
     Many elements: once they are below t = start_scale * 2**-16 they are raised into [t, 2t).
 
-    Args:
-        abs_max: max|g| as stored, that is with its scale.
-        count: number of elements of the gradient.
-        scale: the accumulated scale that the gradient carries now.
-        start_scale: the scale that the loss gradient started with.
-        expands: whether the function's input has more than one element.
-        u_max: largest magnitude of the storage format.
-        several: whether several losses meet here. Then a small one is not raised to what it would be with a
-            weight of 1, where it might overflow as the others do not, but to 2**7 at most.
+    `abs_max` is max|g| as stored, with `scale`; `expands` tells whether the function's input has more than
+    one element. Where `several` losses meet, a small one is not raised to what it would be with a weight of
+    1, where it might overflow as the others do not, but to 2**7 at most.
 
     Returns:
         A power of two, positive and finite; 1 when `abs_max` is 0 or not finite.
-
-    Example:
-        >>> loss_section_factor(8.0, 1, 8.0, 8.0, expands=False, u_max=65504.0)
-        16.0
-        >>> loss_section_factor(128e-6, 1, 128.0, 8.0, expands=True, u_max=65504.0)
-        32768.0
     """
     if abs_max == 0.0 or not math.isfinite(abs_max):
         return 1.0

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which formats a training stores its numbers in, and which ones its matrix products read."""
+"""Which formats each layer stores its numbers in, and which ones its matrix products read."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Dict, Mapping, Optional, Union
+from typing import Dict, Mapping, Optional, Sequence, Union
 
 from .formats import FLOAT16, FORMATS, Format, canonical_name, get_format
+from .layer_selection import LayerSelection
 from .validation import boolean, integer
 
+# Bits of the narrowest format that an array of one element is stored in.
 NARROWEST_SCALAR = 16
-"""Bits of the narrowest format that an array of one element is stored in."""
+
+_64_BITS = 2**64 - 1
 
 
 @dataclass(frozen=True, init=False)
@@ -113,6 +116,10 @@ class Precision:
         """The format that a gradient of `size` elements is stored in."""
         return self.stored_gradients if size != 1 else self._single(self.stored_gradients)
 
+    def random_key(self, count: int) -> Optional[int]:
+        """The key of stream number `count` of random bits; None where nothing is rounded at random."""
+        return None if self.stochastic_seed is None else stream_key(self.stochastic_seed, count)
+
     def _single(self, stored: Format) -> Format:
         # A loss weight of 1e-10 would be lost in 8 bits, and there is nothing to win.
         return self.otherwise if stored.bits < NARROWEST_SCALAR else stored
@@ -126,11 +133,11 @@ class Precision:
 
 FP8_HYBRID = Precision("float8_e4m3", "float8_e5m2", saturate=True, operands_only=True, otherwise=FLOAT16)
 
+# Everything that `storage=` knows by name.
 PRECISIONS: Dict[str, Precision] = {
     **{name: Precision(stored) for name, stored in FORMATS.items()},
     "fp8_hybrid": FP8_HYBRID,
 }
-"""Everything that `storage=` knows by name."""
 
 PrecisionLike = Union[str, Format, Precision]
 """What one precision can be given as."""
@@ -140,21 +147,8 @@ StorageLike = Union[PrecisionLike, Mapping[str, PrecisionLike]]
 
 
 def get_precision(storage: PrecisionLike, argument: str = "storage") -> Precision:
-    """The precision that a name, a `Format` or a `Precision` stands for.
-
-    Args:
-        storage: a key of `PRECISIONS` or another common name of a format, such as `"fp16"`; a `Format` for
-            everything; or a `Precision`.
-        argument: what the caller's own argument is called, for the error message.
-
-    Raises:
-        ValueError: the name is unknown.
-
-    Example:
-        >>> get_precision("bfloat16").backward.name
-        'bfloat16'
-        >>> get_precision("fp8_hybrid").stored_gradients.name
-        'float16'
+    """The precision that a key of `PRECISIONS`, another name of a format, a `Format` or a `Precision` stands
+    for; ValueError, naming `argument`, where the name is unknown.
     """
     if isinstance(storage, Precision):
         return storage
@@ -164,3 +158,100 @@ def get_precision(storage: PrecisionLike, argument: str = "storage") -> Precisio
     if found is None:
         raise ValueError(f"{argument}={storage!r} is unknown; choose one of {', '.join(PRECISIONS)}")
     return found
+
+
+# The precision of layers that no pattern matches.
+FP32 = Precision("float32")
+
+
+class LayerPrecisions:
+    """Which precision each layer has: that of the first pattern which matches its name, or else fp32."""
+
+    def __init__(self, storage: StorageLike, argument: str = "storage") -> None:
+        given = storage if isinstance(storage, Mapping) else {"*": storage}
+        if not given:
+            raise ValueError(f"{argument} is an empty mapping: name a pattern of layers, such as '*'")
+        # The precisions by pattern, in order; one precision for all is that of "*".
+        self.storage: Dict[str, Precision] = {}
+        all_layers = None
+        for pattern, precision in given.items():
+            if not isinstance(pattern, str):
+                raise TypeError(f"{argument} has the key {pattern!r}; patterns of layer names are strings")
+            if all_layers is not None:
+                raise ValueError(
+                    f"{argument} has the pattern {pattern!r} behind {all_layers!r}, which matches every "
+                    f"layer; the first pattern that matches decides, so put {all_layers!r} last"
+                )
+            named = f"{argument}[{pattern!r}]" if given is storage else argument
+            self.storage[pattern] = get_precision(precision, named)
+            all_layers = pattern if _matches_all(pattern) else None
+
+    @cached_property
+    def only(self) -> Optional[Precision]:
+        """The precision of all layers; None where they differ."""
+        first, precision = next(iter(self.storage.items()))
+        return precision if _matches_all(first) else None
+
+    @cached_property
+    def narrowest(self) -> Precision:
+        """Of the given precisions the one in which gradients have the smallest largest number."""
+        return min(self.storage.values(), key=lambda p: p.stored_gradients.max)
+
+    @property
+    def operands_only(self) -> bool:
+        """Whether any layer rounds what its matrix product reads."""
+        return any(p.operands_only for p in self.storage.values())
+
+    @property
+    def at_random(self) -> bool:
+        """Whether any layer rounds gradients at random."""
+        return any(p.stochastic_seed is not None for p in self.storage.values())
+
+    def of(self, layer: str) -> Precision:
+        """The precision of a layer."""
+        return next((p for pattern, p in self.storage.items() if _matches(pattern, layer)), FP32)
+
+    def check(self, layers: Sequence[str]) -> None:
+        """Raise ValueError unless every pattern decides about a layer, or is made to match everything."""
+        left = list(layers)
+        for pattern in self.storage:
+            decided = [layer for layer in left if _matches(pattern, layer)]
+            if not decided and not _matches_all(pattern):
+                taken = any(_matches(pattern, layer) for layer in layers)
+                why = "only layers that an earlier pattern matches" if taken else "no layer"
+                raise ValueError(
+                    f"storage has the pattern {pattern!r}, which matches {why}; the network's layers "
+                    f"are {', '.join(layers)}"
+                )
+            left = [layer for layer in left if layer not in decided]
+
+    def __str__(self) -> str:
+        if self.only is not None:
+            return str(self.only)
+        parts = [f"{precision} in {pattern}" for pattern, precision in self.storage.items()]
+        return "; ".join(parts)
+
+
+def widest(precisions: Sequence[Precision]) -> Precision:
+    """The precision that stores data in the most bits, of equally wide ones that of the largest range."""
+    return max(precisions, key=lambda p: (p.stored_data.bits, p.stored_data.max))
+
+
+def _matches_all(pattern: str) -> bool:
+    return bool(pattern) and not pattern.strip("*")
+
+
+def _matches(pattern: str, layer: str) -> bool:
+    return LayerSelection((pattern,)).selects(layer)
+
+
+def stream_key(seed: int, count: int) -> int:
+    """64 bits that tell the stream number `count` of `seed` from all others (SplitMix64)."""
+    return _mixed((_mixed(seed & _64_BITS) + count * 0x9E3779B97F4A7C15) & _64_BITS)
+
+
+def _mixed(x: int) -> int:
+    x = (x + 0x9E3779B97F4A7C15) & _64_BITS
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _64_BITS
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _64_BITS
+    return x ^ (x >> 31)

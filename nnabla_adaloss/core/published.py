@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The published functions: each step from a gradient and a weight to a loss scale, on NumPy arrays.
 
-Thin over the code that trains: `methods`, and `decide` in `layer_scale`.
+Thin over the code that trains: `methods` and `ada_loss`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any, Optional, Union
 import numpy as np
 from numpy.typing import NDArray
 
+from .ada_loss import AdaLoss, bounded
 from .config import AdaLossConfig
-from .layer_scale import NEW_LAYER, Observed, bounded, decide
-from .methods import AbsRange, ApproxRange, ElementWiseRange, LognormalRange, Method, Needs
-from .overflow import overflow_limit
+from .layer_record import LayerObserver
+from .methods import AbsRange, ApproxRange, ElementWiseRange, LognormalRange, Method, Needs, overflow_limit
 from .power_of_two import clamp_scale
 from .statistics import ArrayStatistics, statistics_of
 from .validation import array_of_numbers, boolean, instance, positive_number, scalar
@@ -251,14 +251,29 @@ def get_loss_scale(
     terms = positive_number("fan_in", fan_in)
     instance("config", config, AdaLossConfig)
     g, W, known, weight = _looked_at(g, W)
-    observed = Observed(
-        0,
-        positive_number("prev_scale", prev_scale),
-        terms,
-        terms,
-        known,
-        weight,
-        has_weight=W is not None,
-        arrays=lambda: (g, W),
+    return np.array(
+        _OfArrays(config).loss_scale(
+            "",
+            g,
+            W,
+            fan_in=terms,
+            previous_scale=positive_number("prev_scale", prev_scale),
+            iteration=0,
+            g_statistics=known,
+            weight_statistics=weight,
+        )
     )
-    return np.array(decide(NEW_LAYER, observed, config).alpha)
+
+
+class _OfArrays(AdaLoss):
+    """Of NumPy arrays, once: nothing is reported."""
+
+    def __init__(self, config: AdaLossConfig) -> None:
+        super().__init__(config)
+        self._observer = LayerObserver(None, 0)
+
+    def statistics(self, array: NDArray[Any]) -> ArrayStatistics:
+        return statistics_of(array)
+
+    def to_numpy(self, array: NDArray[Any]) -> NDArray[Any]:
+        return array

@@ -33,12 +33,7 @@ _LEAST_MEASUREMENTS = 16
 
 
 def levelled(scales: Sequence[float]) -> List[float]:
-    """Scales that follow each other, with the smallest for as many as are at most two bits apart.
-
-    Example:
-        >>> levelled([8.0, 2.0, 4.0, 16.0, 16.0, 1.0])
-        [2.0, 2.0, 2.0, 16.0, 16.0, 1.0]
-    """
+    """Scales that follow each other, with the smallest for as many as are at most two bits apart."""
     found: List[float] = []
     alike = 0
     smallest = largest = 0.0

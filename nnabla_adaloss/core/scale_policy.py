@@ -31,55 +31,25 @@ def global_scale(name: str, value: object) -> float:
 
 
 class ScaleState(NamedTuple):
-    """State of the global loss scale.
+    """State of the global loss scale."""
 
-    Attributes:
-        scale: the global loss scale S0.
-        counter: good updates since the scale last changed, as nnabla counts them.
-        hysteresis_left: how many more overflows it takes to lower the scale; 1: the next one does.
-    """
-
-    scale: float
-    counter: int
-    hysteresis_left: int
+    scale: float  # S0
+    counter: int  # good updates since the scale last changed, as nnabla counts them
+    hysteresis_left: int  # how many more overflows it takes to lower the scale; 1: the next one does
 
 
 @dataclass(frozen=True)
 class ScalePolicy:
     """Transitions of the global loss scale.
 
-    Attributes:
-        scaling_factor: what the scale is multiplied or divided by; 1 keeps it constant.
-        N: the scale grows when more than so many updates succeeded in a row; `math.inf` never.
-        min_scale: the scale is not divided below this. 2**-24 is the smallest positive float16: below, the
-            loss gradient itself is lost.
-        max_scale: the scale is not multiplied above this. 2**64 is far beyond use, and far from float32's
-            limit.
-        hysteresis: how many overflows without a good update between them it takes to lower the scale. 1: the
-            first does. More than 1 tolerates overflows that come alone.
-
     A scale that starts outside of [min_scale, max_scale] is not moved inside; it only goes no further.
-
-    Raises:
-        TypeError: an argument is not a number.
-        ValueError: an argument is out of range.
-
-    Example:
-        >>> policy = ScalePolicy(N=1)
-        >>> state = policy.after_overflow(policy.initial(8.0))
-        >>> state.scale
-        4.0
-        >>> for _ in range(3):
-        ...     state = policy.after_update(state)
-        >>> state
-        ScaleState(scale=8.0, counter=1, hysteresis_left=1)
     """
 
-    scaling_factor: float = 2.0
-    N: float = 2000
-    min_scale: float = 2.0**-24
-    max_scale: float = 2.0**64
-    hysteresis: int = 1
+    scaling_factor: float = 2.0  # what the scale is multiplied or divided by; 1 keeps it constant
+    N: float = 2000  # it grows when more than so many updates succeeded in a row; math.inf: never
+    min_scale: float = 2.0**-24  # the smallest positive float16: below, the loss gradient itself is lost
+    max_scale: float = 2.0**64  # far beyond use, and far from float32's limit
+    hysteresis: int = 1  # so many overflows without a good update between them lower the scale
 
     def __post_init__(self) -> None:
         if positive_number("scaling_factor", self.scaling_factor) < 1.0:

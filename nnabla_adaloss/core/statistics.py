@@ -100,10 +100,7 @@ def pool(parts: Sequence[ArrayStatistics]) -> Optional[ArrayStatistics]:
 
 
 def statistics_of(x: NDArray[Any]) -> ArrayStatistics:
-    """Statistics of a NumPy array of any shape and floating dtype, accumulated in float64.
-
-    This is the plain version that compiled kernels are tested against.
-    """
+    """Statistics of a NumPy array, accumulated in float64: what compiled kernels are tested against."""
     with np.errstate(invalid="ignore"):  # some NaNs raise that flag when they are widened; they are counted
         values = np.asarray(x, dtype=np.float64).ravel()
     magnitudes = np.abs(values)

@@ -6,8 +6,7 @@ from __future__ import annotations
 from typing import Any, Mapping, Optional, Sequence, Union, overload
 
 from ..core.formats import Format
-from ..core.layer_precisions import LayerPrecisions
-from ..core.precision import Precision, PrecisionLike, StorageLike
+from ..core.precision import LayerPrecisions, Precision, PrecisionLike, StorageLike
 from .advice import PrecisionAdvice, candidates_of
 from .layer_trials import advise
 from .measurement import measure

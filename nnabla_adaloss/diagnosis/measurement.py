@@ -9,8 +9,8 @@ from typing import Dict, List, Mapping, Optional, Tuple
 import nnabla as nn
 import numpy as np
 
-from ..core.layer_precisions import LayerPrecisions
 from ..core.power_of_two import clamp_scale, floor_power_of_two
+from ..core.precision import LayerPrecisions
 from ..core.scale_history import HistoryPolicy
 from ..emulation import FormatEmulation
 from ..engine import AdaptiveLossScaling

@@ -10,8 +10,7 @@ from typing import Any, Callable, Dict, NamedTuple, Optional
 
 import nnabla as nn
 
-from ..core.layer_precisions import LayerPrecisions
-from ..core.precision import StorageLike
+from ..core.precision import LayerPrecisions, StorageLike
 from ..core.validation import boolean
 from ..graph.hooks import Hook, HookGuard
 from ..graph.loss import LossLike, LossSeed, Seed, check_scale, check_seed, run_backward, variable_of
@@ -92,10 +91,8 @@ class FormatEmulation:
         self._seed, self._checked_scale = LossSeed(self._loss), 1.0
         self._pool = ScratchPool()
         precisions, kernels = LayerPrecisions(storage), select_kernels(self._loss.parent.context)
-        self._float_tail, self._parameters = (
-            boolean("float_tail", float_tail),
-            check_parameters("parameters", parameters),
-        )
+        self._float_tail = boolean("float_tail", float_tail)
+        self._parameters = check_parameters("parameters", parameters)
         # Names are those that the scope shows in which the loss is wrapped.
         self._registered = registered_names() if precisions.only is None else {}
         self.emulated_storage = RoundedStorage(precisions, kernels)
@@ -275,19 +272,7 @@ def with_storage(
     float_tail: bool = False,
     parameters: Parameters = None,
 ) -> LossLike:
-    """`loss`, emulating `storage` unless that is None.
-
-    Args:
-        loss: the loss.
-        storage: what `FormatEmulation` takes.
-        float_tail: likewise.
-        parameters: likewise.
-
-    Raises:
-        TypeError: `storage` is given for a loss that is wrapped already.
-        ValueError: the format is unknown, `loss` is computed in a half context, or a pattern of `storage`
-            decides about no layer.
-    """
+    """`loss`, emulating `storage` unless that is None; TypeError where it is wrapped already."""
     if storage is None:
         return loss
     if not isinstance(loss, nn.Variable):

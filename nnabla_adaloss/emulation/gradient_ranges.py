@@ -15,13 +15,7 @@ from .rounded_storage import RoundedStorage
 
 
 class GradientRanges:
-    """What each gradient may reach in the format that it is stored in.
-
-    Args:
-        config: a range of the user's own in it goes before that of a format.
-        storage: the storage, whose layers differ.
-        plan: the graph, whose variables go by position.
-    """
+    """What each gradient may reach in its format, unless the user gave a range."""
 
     def __init__(self, config: AdaLossConfig, storage: RoundedStorage, plan: GraphPlan) -> None:
         self._config, self._storage = config, storage

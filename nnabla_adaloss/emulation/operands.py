@@ -17,25 +17,15 @@ from .rules import gradient_operands, operands, read_in_backward
 
 
 class Operand(NamedTuple):
-    """An array that a matrix product reads.
+    """An array that a matrix product reads."""
 
-    Attributes:
-        key: key of the variable.
-        variable: whose array it is.
-        attribute: which one: `"data"` or `"grad"`.
-        holds_gradient: whether it is read in the format of gradients.
-        position: tells the operands of one product apart.
-        is_leaf: whether it stays the same from forward to backward.
-        precision: that of the product.
-    """
-
-    key: int
+    key: int  # of the variable
     variable: nn.Variable
-    attribute: str
-    holds_gradient: bool
-    position: int
-    is_leaf: bool
-    precision: Precision
+    attribute: str  # "data" or "grad"
+    holds_gradient: bool  # whether it is read in the format of gradients
+    position: int  # tells the operands of one product apart
+    is_leaf: bool  # whether it stays the same from forward to backward
+    precision: Precision  # that of the product
 
 
 class ProductOperands(NamedTuple):
@@ -65,16 +55,10 @@ class OperandSwap:
 
     A leaf is rounded once in a forward pass, and used in backward as well, unless somebody has put another
     array in its place by then.
-
-    Args:
-        storage: rounds.
-        pool: where copies go.
-
-    Attributes:
-        swapped: what is to be put back: variables, attributes and arrays, for `setattr`.
     """
 
     def __init__(self, storage: RoundedStorage, pool: ScratchPool) -> None:
+        # What is to be put back, for `setattr`.
         self.swapped: List[Tuple[nn.Variable, str, nn.NdArray]] = []
         self._storage = storage
         self._pool = pool
@@ -87,9 +71,7 @@ class OperandSwap:
     def swap(self, found: Sequence[Operand], *, remember: bool) -> None:
         """Put rounded copies in the place of the arrays.
 
-        Args:
-            found: the operands.
-            remember: keep what leaves are rounded to for the other products of the pass, and for backward.
+        `remember` keeps what leaves are rounded to for the other products of the pass, and for backward.
         """
         for operand in found:
             source = getattr(operand.variable, operand.attribute)
@@ -115,16 +97,15 @@ class OperandSwap:
             if remember:
                 return self._remembered(operand, source)
         target = self._pool.get(source.shape, f"operand {operand.attribute}", operand.position)
-        if operand.holds_gradient:
-            statistics = self._storage.round_gradient_operand(source, target, operand.precision)
-        else:
-            statistics = self._storage.round_data_operand(source, target, operand.precision)
+        statistics = self._storage.round_operand(
+            source, target, operand.precision, holds_gradient=operand.holds_gradient
+        )
         return None if statistics is None else target
 
     def _remembered(self, operand: Operand, source: nn.NdArray) -> Optional[nn.NdArray]:
         format = operand.precision.forward
         target = self._pool.get(source.shape, f"operand of all products in {format.name}", operand.key)
-        rounding = self._storage.round_data_operand(source, target, operand.precision)
+        rounding = self._storage.round_operand(source, target, operand.precision, holds_gradient=False)
         if rounding is None:
             return None
         self._storage.data[operand.key] = rounding

@@ -3,41 +3,41 @@
 
 from __future__ import annotations
 
-from typing import Dict, Mapping, Optional
+from dataclasses import dataclass
+from typing import ClassVar, Dict, Mapping, Optional
 
 import nnabla as nn
 
 from ..core.formats import Format
-from ..core.layer_precisions import LayerPrecisions
-from ..core.precision import Precision
-from ..core.random_streams import Draws, stream_key
+from ..core.precision import LayerPrecisions, Precision
 from ..core.statistics import ArrayStatistics
 from ..kernels.arrays import FLOAT32, float32_copy, stored_dtype
 from ..kernels.interface import Kernels, RoundingStatistics
 
 
+@dataclass
+class Draws:
+    """How many streams of random bits were drawn from; those who share this never draw from the same."""
+
+    undone: ClassVar = ("count",)
+    count: int = 0
+
+
 class RoundedStorage:
-    """Rounds arrays to the formats of their precision and keeps the last statistics of each, by variable key.
-
-    Args:
-        precisions: the formats that are emulated.
-        kernels: the kernels that round.
-
-    Attributes:
-        of_variables: the precision of each variable, by key, where layers differ.
-        weights: rounded copies that stand in for leaves while the graph runs.
-        drawn: how many arrays were rounded at random so far; storages of one training share it.
-    """
+    """Rounds arrays to the formats of their precision; keeps the last statistics of each, by variable key."""
 
     def __init__(self, precisions: LayerPrecisions, kernels: Kernels) -> None:
         self.precisions = precisions
         self.kernels = kernels
+        # The precision of each variable, by key, where layers differ.
         self.of_variables: Mapping[int, Precision] = {}
         # That of variables which a graph does not know is the most careful one.
         self._default = precisions.only or precisions.narrowest
+        # Rounded copies that stand in for leaves while the graph runs.
         self.weights: Dict[int, nn.NdArray] = {}
         self.gradients: Dict[int, RoundingStatistics] = {}
         self.data: Dict[int, RoundingStatistics] = {}
+        # Storages of one training share it.
         self.drawn = Draws()
 
     @property
@@ -69,43 +69,30 @@ class RoundedStorage:
             precision = self.of_variables.get(key, self._default)
             storage, random_key = precision.gradient_format(array.size), None
             # With `operands_only`, `backward` is what operands have, not what is stored.
-            if precision.stochastic_seed is not None and not precision.operands_only:
-                random_key = self._random_key(precision) if storage is precision.backward else None
+            if storage is precision.backward and not precision.operands_only:
+                random_key = self._random_key(precision)
             self.gradients[key] = self.kernels.round_to_format(array, array, storage, random_key=random_key)
 
     def round_data(self, key: int, source: nn.NdArray, target: nn.NdArray) -> nn.NdArray:
-        """Round the data of the variable `key` into `target`, which may be `source`.
-
-        Returns:
-            Where the stored data is: `target`, or `source` when there is nothing to round.
+        """Round the data of the variable `key` into `target`, which may be `source`; returns where the stored
+        data is: `source` when there is nothing to round.
         """
-        stored, precision = stored_dtype(source), self.of_variables.get(key, self._default)
-        if stored is None:
+        readable = _as_float32(source, target)
+        if readable is None:
             return source
-        readable = source if stored == FLOAT32 else float32_copy(source, target)
+        precision = self.of_variables.get(key, self._default)
         self.data[key] = self.kernels.round_to_format(readable, target, precision.data_format(source.size))
         return target
 
-    def round_data_operand(
-        self, source: nn.NdArray, target: nn.NdArray, precision: Precision
+    def round_operand(
+        self, source: nn.NdArray, target: nn.NdArray, precision: Precision, *, holds_gradient: bool
     ) -> Optional[RoundingStatistics]:
-        """Write what a matrix product of `precision` reads of an activation or a weight to `target`.
-
-        Returns:
-            What rounding did; None when there is nothing to read, and nothing was written.
-        """
+        """Write what a matrix product reads of an array to `target`; None when nothing was written."""
         readable = _as_float32(source, target)
         if readable is None:
             return None
-        return self.kernels.round_to_format(readable, target, precision.forward, fitted=True)
-
-    def round_gradient_operand(
-        self, source: nn.NdArray, target: nn.NdArray, precision: Precision
-    ) -> Optional[RoundingStatistics]:
-        """Write what a matrix product reads of an output gradient to `target`, as `round_data_operand`."""
-        readable = _as_float32(source, target)
-        if readable is None:
-            return None
+        if not holds_gradient:
+            return self.kernels.round_to_format(readable, target, precision.forward, fitted=True)
         return self.kernels.round_to_format(
             readable, target, precision.backward, fitted=True, random_key=self._random_key(precision)
         )
@@ -146,11 +133,9 @@ class RoundedStorage:
             self.kernels.round_to_format(array, array, self.data_format(key, array.size))
 
     def _random_key(self, precision: Precision) -> Optional[int]:
-        seed = precision.stochastic_seed
-        if seed is None:
-            return None
-        self.draws += 1
-        return stream_key(seed, self.draws)
+        if precision.stochastic_seed is not None:
+            self.draws += 1
+        return precision.random_key(self.draws)
 
 
 def _as_float32(source: nn.NdArray, copy: nn.NdArray) -> Optional[nn.NdArray]:

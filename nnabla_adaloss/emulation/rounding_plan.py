@@ -1,55 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which arrays of a graph are rounded, and when."""
+"""Which arrays of a graph are rounded, when, and in which precision."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, FrozenSet, List, NamedTuple, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 
-from ..core.layer_precisions import LayerPrecisions
-from ..core.precision import NARROWEST_SCALAR, Precision
+from ..core.precision import NARROWEST_SCALAR, LayerPrecisions, Precision, widest
 from ..graph.float_tail import float_tail as find_tail
+from ..graph.matrix_products import is_matrix_product
+from ..graph.names import function_names
+from ..graph.plan import completed_names
 from ..graph.reading import GraphDescription, GraphReading, read_graph
-from .function_precisions import Names, function_precisions, variable_precisions
 from .operands import ProductOperands, operands_of
 from .rules import KEEPS_FP32, fp32_leaves, half_gradients, half_leaves, half_outputs
 
 Keyed = List[Tuple[int, nn.Variable]]
 
+Names = Callable[[], Mapping[int, str]]
+"""Tells the names of parameters, by variable key."""
+
 _NO_OPERANDS = ProductOperands([], [])
 
 
 class Rounding(NamedTuple):
-    """What is rounded for one function.
+    """What is rounded for one function."""
 
-    Attributes:
-        outputs: its outputs, when it has run.
-        gradients: its input gradients, when its backward has run.
-        operands: what it reads, before it runs.
-    """
-
-    outputs: Keyed
-    gradients: Keyed
-    operands: ProductOperands
+    outputs: Keyed  # when it has run
+    gradients: Keyed  # of its inputs, when its backward has run
+    operands: ProductOperands  # what it reads, before it runs
 
 
 class RoundingPlan:
     """The roundings of every function of the graph behind `loss`, by function key.
 
-    Args:
-        loss: the loss.
-        precisions: the formats of layers.
-        names: tells the names of parameters, by variable key; it is asked where layers differ.
-        float_tail: whether functions at the loss compute in float; see `graph/float_tail.py`.
-
-    Attributes:
-        roundings: what is rounded for each function, by key.
-        leaves: the leaves that are rounded where they are read.
-        of_variables: the precision of each variable, by key; empty where all layers have the same.
-
-    Raises:
-        ValueError: a function computes in half precision already, or a pattern decides about no layer.
+    `names` is asked where layers differ. With `float_tail`, functions at the loss compute in float; see
+    `graph/float_tail.py`. ValueError where a function computes in half already, or a pattern decides about no
+    layer.
     """
 
     def __init__(
@@ -58,12 +46,13 @@ class RoundingPlan:
         reading = read_graph(loss)
         _refuse_half(reading.described)
         functions = reading.functions
-        of_functions = function_precisions(reading, precisions, names)
+        of_functions = _function_precisions(reading, precisions, names)
         self._default = precisions.only or precisions.narrowest
         self._of: Dict[int, Precision] = dict(zip(map(hash, functions), of_functions))
+        # Empty where all layers have the same.
         self.of_variables: Dict[int, Precision] = {}
         if precisions.only is None:
-            self.of_variables = variable_precisions(reading, of_functions)
+            self.of_variables = _variable_precisions(reading, of_functions)
         tail = _tail(reading, of_functions) if float_tail else frozenset()
         self._in_float = {hash(functions[i]) for i in tail}
         self._read_in_half: Set[int] = set()
@@ -130,3 +119,52 @@ def _refuse_half(described: GraphDescription) -> None:
 
 def _keyed(variables: List[nn.Variable]) -> Keyed:
     return [(hash(v), v) for v in variables]
+
+
+def _function_precisions(reading: GraphReading, precisions: LayerPrecisions, names: Names) -> List[Precision]:
+    """The precision of each function, in forward order.
+
+    Layers are the functions that read a parameter, and products of activations: patterns match their names.
+    Every other function has the precision of the layers that it follows, and the widest of them where it
+    follows several. What comes before all layers goes by its own name.
+    """
+    if precisions.only is not None:
+        return [precisions.only] * len(reading.functions)
+    described = reading.description(completed_names(names(), reading))
+    labels = function_names(described)
+    # What each function hands on; None before all layers.
+    followed: List[Optional[Precision]] = []
+    found: List[Precision] = []
+    matched: List[str] = []
+    producers = described.inputs.by_function(described.producers)
+    for index, positions in enumerate(described.inputs.by_function()):
+        behind = [followed[producer] for producer in producers[index] if producer is not None]
+        known = [precision for precision in behind if precision is not None]
+        reads_parameter = not described.kept.keys().isdisjoint(positions)
+        is_layer = reads_parameter or is_matrix_product(described.type_names[index])
+        if known and not is_layer:
+            own = widest(known)
+        else:
+            own = precisions.of(labels[index])
+            matched.append(labels[index])
+        found.append(own)
+        followed.append(own if known or is_layer else None)
+    precisions.check(matched)
+    return found
+
+
+def _variable_precisions(reading: GraphReading, of_functions: Sequence[Precision]) -> Dict[int, Precision]:
+    """The precision of each variable, by key: that of the function that computes it; of leaves that of the
+    function that reads them, or the widest if several do.
+    """
+    described, keys = reading.described, reading.keys
+    found: Dict[int, Precision] = {}
+    for positions, precision in zip(described.outputs.by_function(), of_functions):
+        found.update((keys[position], precision) for position in positions)
+    readers: Dict[int, List[Precision]] = {}
+    for positions, precision in zip(described.inputs.by_function(), of_functions):
+        for position in positions:
+            if position in reading.leaves:
+                readers.setdefault(keys[position], []).append(precision)
+    found.update((key, widest(precisions)) for key, precisions in readers.items())
+    return found

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..core.config import AdaLossConfig
 from ..core.formats import get_format
-from ..core.layer_log import LayerObserver
+from ..core.layer_record import LayerObserver
 from ..core.methods import Fixed, Needs
 from ..core.precision import Precision
 from ..core.scale_history import HistoryPolicy
@@ -156,7 +156,7 @@ class AdaptiveLossScaling:
                 f"loss_scale_method={self.config.loss_scale_method!r} looks at arrays; "
                 "choose delay=0 or another method"
             )
-        self._observer = LayerObserver(self.config)
+        self._observer = LayerObserver(self.config.recorder, self.config.debug_level)
         self._max_bytes = self.config.planned_bytes
         if self._max_bytes is None and not self.kernels.asynchronous:
             self._max_bytes = _MAX_BYTES

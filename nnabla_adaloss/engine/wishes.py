@@ -8,9 +8,9 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.ada_loss import asked, bounded
 from ..core.config import AdaLossConfig
 from ..core.layer_record import Reason
-from ..core.layer_scale import asked, bounded
 from ..core.methods import Needs, Range
 from ..core.statistics import ArrayStatistics
 from ..core.validation import integer

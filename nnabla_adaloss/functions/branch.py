@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Tuple
+import math
+from typing import List, Optional, Sequence, Tuple
 
 import nnabla as nn
 
-from ..core.overflow import common_scale
-from ..core.validation import integer
-from .identity import Array, check_array
-from .scale_tracker import ScaleTracker, check_tracker
-from .tracked_function import TrackedFunction
-from .without_tracker import PlainBranch
+from ..core.validation import instance, integer
+from .identity import Array, Gradients, IdentityFunction, check_array
+from .scale_tracker import ScaleTracker, TrackedFunction
 
 
 def branch(
@@ -59,36 +57,25 @@ def branch(
     if integer("n", n) < 1:
         raise ValueError(f"n={n!r} must be 1 or more")
     if tracker is None:
-        outputs = PlainBranch(int(n), ctx)(x)
+        outputs = PlainBranch(ctx, int(n))(x)
     else:
-        check_tracker(tracker)
-        outputs = Branch(tracker, int(n), ctx).apply(x)
+        instance("tracker", tracker, ScaleTracker)
+        outputs = Branch(tracker, ctx, int(n)).apply(x)
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 class Branch(TrackedFunction):
     """Identity with several outputs."""
 
-    def __init__(self, tracker: ScaleTracker, n: int, context: Optional[nn.Context] = None) -> None:
-        super().__init__(tracker, context)
-        self._n = n
-
-    def min_outputs(self) -> int:
-        """Number of outputs."""
-        return self._n
-
-    def backward_impl(
-        self, inputs: List[Any], outputs: List[Any], propagate_down: List[bool], accum: List[bool]
-    ) -> None:
+    def pass_back(self, gradients: Gradients, target: Optional[nn.NdArray], accumulate: bool) -> None:
         """Add the branches' gradients at a common scale."""
-        if not propagate_down[0]:
+        if target is None:
             return
-        gradients = [(outputs[i].grad, point.scale) for i, point in self.arriving.items()]
-        target = self._common_scale(gradients)
-        self.point.set(target)
-        accumulate = accum[0]
-        for gradient, scale in gradients:
-            self.pass_gradient(gradient, inputs[0].grad, target / scale, accumulate=accumulate)
+        arriving = [(gradients[i], point.scale) for i, point in self.arriving.items()]
+        common = self._common_scale(arriving)
+        self.point.set(common)
+        for gradient, scale in arriving:
+            self.pass_gradient(gradient, target, common / scale, accumulate=accumulate)
             accumulate = True
 
     def _common_scale(self, gradients: List[Tuple[nn.NdArray, float]]) -> float:
@@ -97,3 +84,22 @@ class Branch(TrackedFunction):
             return scales[0]
         branches = [(scale, self.statistics(gradient).abs_max) for gradient, scale in gradients]
         return common_scale(branches, u_max=self.tracker.config.range[1])
+
+
+def common_scale(branches: Sequence[Tuple[float, float]], *, u_max: float) -> float:
+    """The largest of the branches' scales at which their sum cannot overflow.
+
+    Where a variable feeds several functions, its gradient is the sum of their contributions, which must carry
+    one scale when they are added. Of the scales s of `branches`, each with its max|g| as stored, it is the
+    largest with sum_i max|g_i| * (s / scale_i) <= u_max; the smallest when none fits. A branch whose max|g|
+    is not finite has no say: whatever the scale, its update is skipped.
+    """
+    scales = {scale for scale, _ in branches}
+    smallest = min(scales)
+    # A sum is in proportion to its scale, so it is formed once, at the smallest, where no term grew.
+    total = sum(abs_max * (smallest / scale) for scale, abs_max in branches if math.isfinite(abs_max))
+    return max((scale for scale in scales if total * (scale / smallest) <= u_max), default=smallest)
+
+
+class PlainBranch(IdentityFunction):
+    """Identity with several outputs, whose gradients are added as they are."""

@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional
+from typing import Dict, Optional
 
 import nnabla as nn
 
-from ..core.validation import boolean
+from ..core.validation import boolean, instance
 from ..graph.node import Node
 from ..graph.plan import GraphPlan
-from .identity import Array, IdentityFunction, check_array
-from .scale_point import ScalePoint
-from .scale_tracker import ScaleTracker, check_tracker
-from .tracked_function import TrackedFunction
+from .identity import Array, Gradients, IdentityFunction, check_array
+from .scale_tracker import ScalePoint, ScaleTracker, TrackedFunction
 
 
 def cast_loss_scaling(
@@ -57,7 +55,7 @@ def cast_loss_scaling(
         ({'CastLossScaling': 1.0}, True)
     """
     check_array("x", x)
-    check_tracker(tracker)
+    instance("tracker", tracker, ScaleTracker)
     boolean("lognormal", lognormal)
     if isinstance(x, nn.NdArray):
         return IdentityFunction(ctx)(x)
@@ -77,11 +75,9 @@ class CastLossScaling(TrackedFunction):
         super().connect(arriving, node, plan)
         self._label = node.label
 
-    def backward_impl(
-        self, inputs: List[Any], outputs: List[Any], propagate_down: List[bool], accum: List[bool]
-    ) -> None:
+    def pass_back(self, gradients: Gradients, target: Optional[nn.NdArray], accumulate: bool) -> None:
         """Compute the scale and multiply the gradient by it."""
-        scale, g = self.arriving_scale(), outputs[0].grad
+        scale, g = self.arriving_scale(), gradients[0]
         alpha = self._ada_loss.loss_scale(
             self._label,
             g,
@@ -93,5 +89,5 @@ class CastLossScaling(TrackedFunction):
         )
         self.point.set(scale * alpha)
         self.tracker.note_layer(self._label, alpha, scale * alpha)
-        if propagate_down[0]:
-            self.pass_gradient(g, inputs[0].grad, alpha, accumulate=accum[0])
+        if target is not None:
+            self.pass_gradient(g, target, alpha, accumulate=accumulate)

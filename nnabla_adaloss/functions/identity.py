@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Union
+from typing import Any, List, Optional, Sequence, Union
 
 import nnabla as nn
 from nnabla.function import PythonFunction
@@ -14,6 +14,7 @@ from ..kernels import Kernels, select_kernels
 from ..kernels.arrays import as_float32, prepare_master, stored_dtype
 
 Array = Union[nn.Variable, nn.NdArray]
+Gradients = Sequence[nn.NdArray]
 
 
 def check_array(name: str, value: object) -> None:
@@ -23,45 +24,48 @@ def check_array(name: str, value: object) -> None:
 
 
 class IdentityFunction(PythonFunction):  # type: ignore[misc]  # nnabla has no type hints
-    """A function of one input whose outputs are copies of it; subclasses write `backward_impl`.
+    """A function of one input whose outputs are copies of it; subclasses write `pass_back`.
 
-    nnabla lets no function written in Python share memory between input and output: forward is one copy per
-    output.
-
-    Args:
-        context: where it runs; None for the current context.
+    nnabla lets no function written in Python share memory between input and output.
     """
 
-    def __init__(self, context: Optional[nn.Context] = None) -> None:
+    def __init__(self, context: Optional[nn.Context] = None, outputs: int = 1) -> None:
         super().__init__(instance_or_none("ctx", context, nn.Context))
+        self._outputs = outputs
         self.kernels: Kernels = select_kernels(self.ctx)
 
     @property
     def name(self) -> str:
-        """The type name that nnabla shows."""
         return type(self).__name__
 
     def min_outputs(self) -> int:
-        """Number of outputs."""
-        return 1
+        return self._outputs
 
     def grad_depends_output_data(self, i: int, o: int) -> bool:
-        """No gradient needs what forward computed."""
         return False
 
     def grad_depends_input_data(self, i: int, j: int) -> bool:
-        """No gradient needs what forward was given."""
         return False
 
     def setup_impl(self, inputs: List[Any], outputs: List[Any]) -> None:
-        """Give the outputs the shape of the input."""
         for output in outputs:
             output.reset_shape(inputs[0].shape, True)
 
     def forward_impl(self, inputs: List[Any], outputs: List[Any]) -> None:
-        """Copy the input to every output."""
         for output in outputs:
             self.copy(inputs[0].data, output.data)
+
+    def backward_impl(
+        self, inputs: List[Any], outputs: List[Any], propagate_down: List[bool], accum: List[bool]
+    ) -> None:
+        target = inputs[0].grad if propagate_down[0] else None
+        self.pass_back([output.grad for output in outputs], target, accum[0])
+
+    def pass_back(self, gradients: Gradients, target: Optional[nn.NdArray], accumulate: bool) -> None:
+        """Add the gradients of the outputs up in that of the input, `target`; None: nobody needs it."""
+        for gradient in gradients if target is not None else ():
+            self.pass_gradient(gradient, target, 1.0, accumulate=accumulate)
+            accumulate = True
 
     def copy(self, source: nn.NdArray, target: nn.NdArray) -> None:
         """Copy `source`, in float32 when it is neither float32 nor float16."""

@@ -3,18 +3,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Union
+from typing import Dict, Optional, Union
 
 import nnabla as nn
 
 from ..core.validation import positive_number
 from ..graph.node import Node
 from ..graph.plan import GraphPlan
-from .identity import Array, IdentityFunction, check_array
+from .identity import Array, Gradients, IdentityFunction, check_array
 from .scale_flow import connect_scales
-from .scale_point import ScalePoint
-from .scale_tracker import ScaleTracker
-from .tracked_function import TrackedFunction
+from .scale_tracker import ScalePoint, ScaleTracker, TrackedFunction
 
 
 def loss_scaling(x: Array, scale: Union[float, ScaleTracker], *, ctx: Optional[nn.Context] = None) -> Array:
@@ -67,12 +65,10 @@ class LossScaling(IdentityFunction):
         super().__init__(context)
         self._scale = scale
 
-    def backward_impl(
-        self, inputs: List[Any], outputs: List[Any], propagate_down: List[bool], accum: List[bool]
-    ) -> None:
+    def pass_back(self, gradients: Gradients, target: Optional[nn.NdArray], accumulate: bool) -> None:
         """Multiply the gradient."""
-        if propagate_down[0]:
-            self.pass_gradient(outputs[0].grad, inputs[0].grad, self._scale, accumulate=accum[0])
+        if target is not None:
+            self.pass_gradient(gradients[0], target, self._scale, accumulate=accumulate)
 
 
 class ScaledLoss(TrackedFunction):
@@ -85,10 +81,9 @@ class ScaledLoss(TrackedFunction):
                 "x has been scaled already: loss_scaling(x, tracker) was applied to a part of it"
             )
 
-    def backward_impl(
-        self, inputs: List[Any], outputs: List[Any], propagate_down: List[bool], accum: List[bool]
-    ) -> None:
+    def pass_back(self, gradients: Gradients, target: Optional[nn.NdArray], accumulate: bool) -> None:
         """Start a pass and multiply the gradient by S0."""
         scale = self.tracker.start_pass()
         self.point.set(scale)
-        self.pass_gradient(outputs[0].grad, inputs[0].grad, scale, accumulate=accum[0])
+        if target is not None:
+            self.pass_gradient(gradients[0], target, scale, accumulate=accumulate)

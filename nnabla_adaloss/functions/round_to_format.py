@@ -9,10 +9,9 @@ import nnabla as nn
 
 from ..core.formats import Format
 from ..core.precision import Precision, PrecisionLike, get_precision
-from ..core.random_streams import stream_key
 from ..core.validation import boolean
 from ..kernels.arrays import FLOAT32, as_float32, stored_dtype
-from .identity import Array, IdentityFunction, check_array
+from .identity import Array, Gradients, IdentityFunction, check_array
 
 
 def round_to_format(
@@ -77,27 +76,20 @@ class RoundToFormat(IdentityFunction):
         else:
             super().forward_impl(inputs, outputs)
 
-    def backward_impl(
-        self, inputs: List[Any], outputs: List[Any], propagate_down: List[bool], accum: List[bool]
-    ) -> None:
+    def pass_back(self, gradients: Gradients, target: Optional[nn.NdArray], accumulate: bool) -> None:
         """Round or hand on the gradient."""
-        if not propagate_down[0]:
+        if target is None:
             return
-        source, target = outputs[0].grad, inputs[0].grad
+        source = gradients[0]
         if self._backward:
             # A gradient that is added to is not rounded again: what arrived here is.
-            rounded = nn.NdArray(source.shape) if accum[0] else target
-            self._round(source, rounded, self._precision.backward, self._random_key())
+            rounded = nn.NdArray(source.shape) if accumulate else target
+            self._draws += 1
+            key = self._precision.random_key(self._draws)
+            self._round(source, rounded, self._precision.backward, key)
             source = rounded
         if source is not target:
-            self.pass_gradient(source, target, 1.0, accumulate=accum[0])
-
-    def _random_key(self) -> Optional[int]:
-        seed = self._precision.stochastic_seed
-        if seed is None:
-            return None
-        self._draws += 1
-        return stream_key(seed, self._draws)
+            self.pass_gradient(source, target, 1.0, accumulate=accumulate)
 
     def _round(
         self, source: nn.NdArray, target: nn.NdArray, storage: Format, random_key: Optional[int] = None

@@ -14,20 +14,12 @@ import nnabla as nn
 
 from ..graph.node import Node
 from ..graph.plan import GraphPlan
-from .scale_point import ScalePoint
-from .scale_tracker import ScaleTracker
-from .tracked_function import TrackedFunction
+from .scale_tracker import ScalePoint, ScaleTracker, TrackedFunction
 
 
 def connect_scales(loss: nn.Variable, tracker: ScaleTracker) -> None:
-    """Follow S from a scaled loss to the parameters and connect the scaling functions on the way.
-
-    Args:
-        loss: what `loss_scaling` returned.
-        tracker: the tracker of the graph.
-
-    Raises:
-        ValueError: some gradient would come out wrong; the message says which, and what to do.
+    """Follow S from what `loss_scaling` returned to the parameters, and connect the scaling functions on the
+    way; ValueError where some gradient would come out wrong.
     """
     _ScaleFlow(loss, tracker)
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Dict, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 from weakref import WeakValueDictionary
 
 import nnabla as nn
@@ -12,9 +12,51 @@ import nnabla as nn
 from ..core.config import AdaLossConfig
 from ..core.methods import LognormalRange
 from ..core.validation import instance_or_none, positive_number
+from ..graph.node import Node
+from ..graph.plan import GraphPlan
 from ..kernels import NNablaAdaLoss, select_kernels
 from .identity import IdentityFunction
-from .scale_point import PassCounter, ScalePoint, UnitScale
+
+
+class ScalePoint:
+    """The scale S of the gradients behind one function, valid in the backward pass that set it."""
+
+    __slots__ = ("_pass", "_scale", "_tracker")
+
+    def __init__(self, tracker: ScaleTracker) -> None:
+        self._tracker = tracker
+        self._pass = 0
+        self._scale = 1.0
+
+    @property
+    def scale(self) -> float:
+        """S; RuntimeError unless it was set in this backward pass."""
+        if self._pass != self._tracker.passes or not self._pass:
+            raise RuntimeError(
+                "the scale of a gradient is unknown: backward did not start at the Variable that the last "
+                "loss_scaling(loss, tracker) returned"
+            )
+        return self._scale
+
+    def set(self, value: float) -> None:
+        """Note S for this backward pass; RuntimeError when that was done already."""
+        if self._pass == self._tracker.passes:
+            raise RuntimeError(
+                "a scaling function ran twice in one backward pass: start backward at the Variable that "
+                "loss_scaling(loss, tracker) returned"
+            )
+        self._pass = self._tracker.passes
+        self._scale = value
+
+
+class UnitScale(ScalePoint):
+    """S of what `unscale` hands on: 1, in every pass."""
+
+    __slots__ = ()
+
+    @property
+    def scale(self) -> float:
+        return 1.0
 
 
 class ScaleTracker:
@@ -62,8 +104,8 @@ class ScaleTracker:
             raise ValueError("config.delay is 1, but functions compute a scale where they apply it: use 0")
         self.scale = scale
         self.found_inf = False
-        self._counter = PassCounter()
-        self.unit = UnitScale(self._counter)
+        self._passes = 0
+        self.unit = UnitScale(self)
         kernels = select_kernels(nn.get_current_context())
         lognormal = replace(self.config, loss_scale_method=LognormalRange(self.config.n_uf_threshold))
         self.ada_loss = NNablaAdaLoss(self.config, kernels)
@@ -94,20 +136,20 @@ class ScaleTracker:
     @property
     def passes(self) -> int:
         """How many backward passes have started."""
-        return self._counter.passes
+        return self._passes
 
     @property
     def iteration(self) -> int:
         """Number of the running pass, from 0."""
-        return self._counter.passes - 1
+        return self._passes - 1
 
     def new_point(self) -> ScalePoint:
         """A place for the scale that a function leaves behind."""
-        return ScalePoint(self._counter)
+        return ScalePoint(self)
 
     def start_pass(self) -> float:
         """Start a backward pass at the loss; returns S0."""
-        self._counter.passes += 1
+        self._passes += 1
         self._layers = {}
         self.found_inf = False
         return self.scale * self.config.init_scale
@@ -125,7 +167,37 @@ class ScaleTracker:
         return self._functions.get(key)
 
 
-def check_tracker(tracker: object) -> None:
-    """TypeError unless `tracker` is a ScaleTracker."""
-    if not isinstance(tracker, ScaleTracker):
-        raise TypeError(f"tracker must be a ScaleTracker, not {type(tracker).__name__}")
+class TrackedFunction(IdentityFunction):
+    """An identity function that knows the scale of the gradients that arrive."""
+
+    def __init__(self, tracker: ScaleTracker, context: Optional[nn.Context] = None, outputs: int = 1) -> None:
+        super().__init__(context, outputs)
+        self.tracker = tracker
+        # S of the gradient that this function's scale applies to.
+        self.point = tracker.new_point()
+        # By output where its S comes from, in the order of backward; only outputs that lead to the loss.
+        self.arriving: Dict[int, ScalePoint] = {}
+        # S of what other functions write, by keys of function and variable.
+        self.redirected: Dict[Tuple[int, int], ScalePoint] = {}
+        # Variables that may feed one function only, and what to tell the user if they feed more.
+        self.private: List[Tuple[nn.Variable, str]] = []
+
+    @property
+    def behind(self) -> ScalePoint:
+        """S of what this function hands on itself."""
+        return self.point
+
+    def connect(self, arriving: Dict[int, ScalePoint], node: Node, plan: GraphPlan) -> None:
+        """Learn where S comes from, and what the functions around are."""
+        self.arriving = arriving
+
+    def arriving_scale(self) -> float:
+        """S of the gradient of the only output; RuntimeError when it is unknown."""
+        return self.arriving.get(0, self.tracker.new_point()).scale
+
+    def apply(self, x: Any) -> Any:
+        """The output, or outputs, for `x`; with a Variable, the tracker takes note of the function."""
+        y = self(x)
+        if isinstance(x, nn.Variable):
+            self.tracker.add(self, y[0] if isinstance(y, tuple) else y)
+        return y

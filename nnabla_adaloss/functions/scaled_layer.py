@@ -4,21 +4,19 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Optional, Union
+from typing import Dict, Optional, Union
 
 import nnabla as nn
 
 from ..core.config import AdaLossConfig
-from ..core.layer_scale import Observed
 from ..graph.matrix_products import GemmSlot, gemm_slots
 from ..graph.node import Node
 from ..graph.plan import GraphPlan
-from .identity import Array, IdentityFunction, check_array
-from .scale_point import ScalePoint
-from .scale_tracker import ScaleTracker
-from .tracked_function import TrackedFunction
+from ..kernels import NNablaAdaLoss
+from ..kernels.arrays import as_float32
+from .identity import Array, Gradients, IdentityFunction, check_array
+from .scale_tracker import ScalePoint, ScaleTracker, TrackedFunction
 from .unscale import TrackedUnscale
-from .without_tracker import AdaptiveGradientScale
 
 
 def adaptive_loss_scaling(
@@ -169,30 +167,60 @@ class ScaledLayer(TrackedFunction):
         if self._label is not None:
             self.redirected = {(self._layer_key, self._target_key): self.point}
 
-    def backward_impl(
-        self, inputs: List[Any], outputs: List[Any], propagate_down: List[bool], accum: List[bool]
-    ) -> None:
+    def pass_back(self, gradients: Gradients, target: Optional[nn.NdArray], accumulate: bool) -> None:
         """Compute alpha, scale the copy of the weight, and hand the gradient on."""
-        scale, g = self.arriving_scale(), outputs[0].grad
+        scale, g = self.arriving_scale(), gradients[0]
         if self._label is not None:
             copy = self._w.data
             alpha = self._alpha(self._label, g, copy, scale)
             self._copier.scale_copy(copy, alpha)
             self.point.set(scale * alpha)
             self.tracker.note_layer(self._label, alpha, scale * alpha)
-        if propagate_down[0]:
-            self.pass_gradient(g, inputs[0].grad, 1.0, accumulate=accum[0])
+        super().pass_back(gradients, target, accumulate)
 
     def _alpha(self, label: str, g: nn.NdArray, copy: nn.NdArray, scale: float) -> float:
         self._copier.scale_copy(copy, 1.0)
-        ada_loss = self.tracker.ada_loss
-        observed = Observed(
-            iteration=self.tracker.iteration,
-            previous_scale=scale,
+        return self.tracker.ada_loss.loss_scale(
+            label,
+            g,
+            copy,
             fan_in=self._slot.fan_in,
             fan_in_bound=self._slot.fan_in_bound,
-            g=self.statistics(g),
-            weight=self.statistics(copy),
-            arrays=lambda: (ada_loss.to_numpy(g), ada_loss.to_numpy(copy)),
+            previous_scale=scale,
+            iteration=self.tracker.iteration,
+            g_statistics=self.statistics(g),
+            weight_statistics=self.statistics(copy),
+            weight_max=self.tracker.config.range.u_max,
         )
-        return ada_loss.decide(label, observed, weight_max=self.tracker.config.range.u_max).alpha
+
+
+class AdaptiveGradientScale(IdentityFunction):
+    """Identity that multiplies the gradient by alpha, computed from it and a weight; nobody takes it back."""
+
+    def __init__(
+        self, w: nn.Variable, slot: GemmSlot, config: AdaLossConfig, context: Optional[nn.Context] = None
+    ) -> None:
+        super().__init__(context)
+        self._w = w
+        self._slot = slot
+        self._ada_loss = NNablaAdaLoss(config, self.kernels)
+        self._iteration = 0
+
+    def pass_back(self, gradients: Gradients, target: Optional[nn.NdArray], accumulate: bool) -> None:
+        """Compute alpha and multiply the gradient by it."""
+        if target is None:
+            return
+        g, weight = gradients[0], as_float32(self._w.data, nn.NdArray(self._w.shape))
+        alpha = self._ada_loss.loss_scale(
+            self.name,
+            g,
+            weight,
+            fan_in=self._slot.fan_in,
+            fan_in_bound=self._slot.fan_in_bound,
+            previous_scale=1.0,
+            iteration=self._iteration,
+            g_statistics=self.statistics(g),
+            weight_statistics=self.statistics(weight),
+        )
+        self._iteration += 1
+        self.pass_gradient(g, target, alpha, accumulate=accumulate)

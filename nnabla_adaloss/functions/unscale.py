@@ -11,10 +11,8 @@ import nnabla as nn
 from ..core.validation import positive_number
 from ..kernels import Kernels
 from ..kernels.arrays import prepare_master, stored_dtype
-from .identity import Array, IdentityFunction, check_array
-from .scale_point import ScalePoint
-from .scale_tracker import ScaleTracker
-from .tracked_function import TrackedFunction
+from .identity import Array, Gradients, IdentityFunction, check_array
+from .scale_tracker import ScalePoint, ScaleTracker, TrackedFunction
 
 
 def unscale(w: Array, scale: Union[float, ScaleTracker], *, ctx: Optional[nn.Context] = None) -> Array:
@@ -86,26 +84,19 @@ class Unscale(IdentityFunction):
         super().__init__(context)
         self._scale = scale
 
-    def backward_impl(
-        self, inputs: List[Any], outputs: List[Any], propagate_down: List[bool], accum: List[bool]
-    ) -> None:
+    def pass_back(self, gradients: Gradients, target: Optional[nn.NdArray], accumulate: bool) -> None:
         """Divide the gradient."""
-        if propagate_down[0]:
-            divide_gradient(self.kernels, outputs[0].grad, inputs[0].grad, self._scale, accumulate=accum[0])
+        if target is not None:
+            divide_gradient(self.kernels, gradients[0], target, self._scale, accumulate=accumulate)
 
 
 class TrackedUnscale(TrackedFunction):
-    """Identity that divides the gradient by S; its output is a copy of the weight that a layer may scale.
-
-    Attributes:
-        factor: what the copy holds is this times the weight.
-        taken: whether a layer scales the copy.
-    """
+    """Identity that divides the gradient by S; its output is a copy of the weight that a layer may scale."""
 
     def __init__(self, tracker: ScaleTracker, context: Optional[nn.Context] = None) -> None:
         super().__init__(tracker, context)
-        self.factor = 1.0
-        self.taken = False
+        self.factor = 1.0  # what the copy holds is this times the weight
+        self.taken = False  # whether a layer scales the copy
 
     @property
     def behind(self) -> ScalePoint:
@@ -123,14 +114,12 @@ class TrackedUnscale(TrackedFunction):
             self.kernels.scale_(copy, factor / self.factor)
             self.factor = factor
 
-    def backward_impl(
-        self, inputs: List[Any], outputs: List[Any], propagate_down: List[bool], accum: List[bool]
-    ) -> None:
+    def pass_back(self, gradients: Gradients, target: Optional[nn.NdArray], accumulate: bool) -> None:
         """Divide the gradient."""
-        if not propagate_down[0]:
+        if target is None:
             return
         scale = self.arriving_scale()
         self.point.set(1.0)
         self.tracker.found_inf |= divide_gradient(
-            self.kernels, outputs[0].grad, inputs[0].grad, scale, accumulate=accum[0]
+            self.kernels, gradients[0], target, scale, accumulate=accumulate
         )

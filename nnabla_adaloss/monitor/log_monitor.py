@@ -6,8 +6,7 @@ from __future__ import annotations
 import logging
 from typing import Sequence
 
-from ..core.config import AdaLossConfig
-from ..core.layer_log import LayerObserver
+from ..core.layer_record import LayerObserver
 from ..core.validation import integer
 from .audience import Monitor
 from .events import BatchRepeated, BatchThrownAway, LayerScaled, ScaleChanged
@@ -41,7 +40,7 @@ class LogMonitor(Monitor):
         self.every = integer("every", every)
         if self.every < 1:
             raise ValueError(f"every={every!r} must be 1 or more")
-        self._log = LayerObserver(AdaLossConfig(debug_level=level))
+        self._log = LayerObserver(None, level)
 
     def on_layer_scaled(self, event: LayerScaled) -> None:
         """Write about a layer, or keep it for the line about its iteration."""

@@ -12,8 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Sequence, Set
 
 from ..core.config import AdaLossConfig
-from ..core.layer_precisions import LayerPrecisions
-from ..core.precision import StorageLike
+from ..core.precision import LayerPrecisions, StorageLike
 from ..core.saved_settings import check_version
 from ..core.scale_history import HistoryPolicy
 from ..core.validation import boolean, explains_keywords, instance_or_none, integer, strings

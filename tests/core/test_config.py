@@ -34,10 +34,7 @@ def test_range_follows_a_changed_dtype() -> None:
     config = AdaLossConfig(u_max=100.0)
     assert config.range == (6e-8, 100.0)
     assert dataclasses.replace(config, dtype="float32").range == (1e-23, 100.0)
-
-
-def test_a_dtype_is_kept_by_its_canonical_name() -> None:
-    assert AdaLossConfig(dtype="bf16").dtype == "bfloat16"
+    # A dtype is kept by its canonical name.
     assert AdaLossConfig(dtype="half") == AdaLossConfig(dtype="float16")
 
 
@@ -48,15 +45,11 @@ def test_sigma_min_leaves_the_share_p_below_u_min() -> None:
 
 
 def test_is_immutable_comparable_and_saved_by_value() -> None:
-    config = AdaLossConfig(loss_scale_method="abs_range", include=["a", "b"])
+    config = AdaLossConfig("abs_range", include=["a", "b"], init_scale=np.float32(2), scale_upper_bound=8)
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.init_scale = 2.0
     assert pickle.loads(pickle.dumps(config)) == config
     assert config.include == ("a", "b")
-
-
-def test_numbers_become_python_floats() -> None:
-    config = AdaLossConfig(init_scale=np.float32(2), scale_upper_bound=8)
     assert type(config.init_scale) is type(config.scale_upper_bound) is float
 
 
@@ -65,34 +58,24 @@ def test_known_methods(method: Any) -> None:
     assert AdaLossConfig(loss_scale_method=method).loss_scale_method is method
 
 
-@pytest.mark.parametrize(
-    ("layer", "selected"),
-    [("block1/conv", True), ("block1/fc", False), ("block2/conv", False), ("head", True)],
-)
-def test_selects(layer: str, selected: bool) -> None:
+def test_selects() -> None:
     config = AdaLossConfig(include=("block1/*", "head"), exclude=("*/fc",))
-    assert config.selects(layer) is selected
-
-
-def test_selects_every_layer_by_default() -> None:
+    layers = ["block1/conv", "block1/fc", "block2/conv", "head"]
+    assert [layer for layer in layers if config.selects(layer)] == ["block1/conv", "head"]
     assert AdaLossConfig().selects("any/thing")
 
 
 POSITIVE = ("fixed_loss_scale", "init_scale", "u_min", "u_max", "scale_upper_bound", "accum_upper_bound")
 
 
-@pytest.mark.parametrize("name", POSITIVE)
-@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
-def test_positive_finite_numbers(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"{name}={value!r} must be a positive finite number"):
-        AdaLossConfig(**{name: value})
-
-
 @pytest.mark.parametrize("name", [*POSITIVE, "n_uf_threshold", "max_rescue_ratio"])
-@pytest.mark.parametrize("value", [True, "1", [1.0]])
-def test_numbers_of_another_type(name: str, value: Any) -> None:
-    with pytest.raises(TypeError, match=f"{name}=.* must be a number, not {type(value).__name__}"):
-        AdaLossConfig(**{name: value})
+def test_numbers_in_range(name: str) -> None:
+    for value in (0.0, -1.0, math.nan, *([math.inf] if name in POSITIVE else [])):
+        with pytest.raises(ValueError, match=f"^{name}={value!r} "):
+            AdaLossConfig(**{name: value})
+    for wrong in (True, "1", [1.0]):
+        with pytest.raises(TypeError, match=f"^{name}=.* must be a number, not {type(wrong).__name__}"):
+            AdaLossConfig(**{name: wrong})
 
 
 @pytest.mark.parametrize(
@@ -108,17 +91,10 @@ def test_numbers_of_another_type(name: str, value: Any) -> None:
         ({"loss_scale_method": "math:pi"}, TypeError, "must be a name or a callable"),
         ({"loss_scale_method": int}, TypeError, "'int'> must be a name or a callable"),
         ({"loss_scale_method": "builtins:float"}, TypeError, "must be a name or a callable"),
-        (
-            {"loss_scale_method": "os:getcwd"},
-            TypeError,
-            "'os:getcwd' must be callable as f",
-        ),
+        ({"loss_scale_method": "os:getcwd"}, TypeError, "'os:getcwd' must be callable as f"),
         ({"loss_scale_method": lambda g, W: 1.0}, TypeError, "callable as f.*: got an unexpected keyword"),
         ({"loss_scale_method": 1}, TypeError, "must be a name or a callable .*, or a Method$"),
-        ({"n_uf_threshold": 0.0}, ValueError, "n_uf_threshold=0.0 .* strictly between 0 and 1"),
-        ({"n_uf_threshold": 1.0}, ValueError, "n_uf_threshold=1.0"),
-        ({"n_uf_threshold": math.nan}, ValueError, "n_uf_threshold=nan"),
-        ({"max_rescue_ratio": 0.0}, ValueError, r"max_rescue_ratio=0.0 must lie in \(0, 1\]"),
+        ({"n_uf_threshold": 1.0}, ValueError, "n_uf_threshold=1.0 .* strictly between 0 and 1"),
         ({"max_rescue_ratio": 1.5}, ValueError, "max_rescue_ratio=1.5"),
         ({"u_min": 1.0, "u_max": 1.0}, ValueError, "u_min=1.0 must be smaller than u_max=1.0"),
         ({"u_min": 1e5}, ValueError, "u_min=100000.0 must be smaller than u_max=65504.0"),
@@ -140,11 +116,6 @@ def test_numbers_of_another_type(name: str, value: Any) -> None:
 def test_refused(arguments: Dict[str, Any], error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         AdaLossConfig(**arguments)
-
-
-@pytest.mark.parametrize("delay", [0, 1, None])
-def test_statistics_of_now_or_of_the_iteration_before(delay: Any) -> None:
-    assert AdaLossConfig(delay=delay).delay == delay
 
 
 def test_the_method_follows_from_what_is_scaled_where_none_is_given() -> None:

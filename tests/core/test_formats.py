@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from nnabla_adaloss.core import (
     BFLOAT16,
@@ -26,6 +29,14 @@ def test_numpy_agrees(stored: Format, dtype: Any) -> None:
     assert stored.smallest_normal == float(info.smallest_normal)
     assert stored.smallest_subnormal == float(info.smallest_subnormal)
     assert (stored.exponent_bits, stored.mantissa_bits) == (info.nexp, info.nmant)
+
+
+@given(st.floats(-1e5, 1e5) | st.floats(-1e-4, 1e-4) | st.sampled_from([math.inf, math.nan, -0.0]))
+@example(65520.0)
+def test_the_nearest_number_is_what_numpy_rounds_to(value: float) -> None:
+    with np.errstate(over="ignore"):
+        expected = np.float16(value)
+    np.testing.assert_equal(FLOAT16.nearest(value), float(expected))
 
 
 @pytest.mark.parametrize("stored", [BFLOAT16, FLOAT8_E5M2, FLOAT8_E4M3])
@@ -59,33 +70,21 @@ def test_a_format_fitted_to_an_array(name: str, abs_max: float) -> None:
     assert stored.saturating().fitted_to(abs_max).saturates
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_bits(name: str) -> None:
-    assert name.startswith((f"float{FORMATS[name].bits}", f"bfloat{FORMATS[name].bits}"))
-
-
 def test_names_lead_to_their_formats() -> None:
-    assert {name: get_format(name).name for name in FORMATS} == {name: name for name in FORMATS}
-    assert get_format(BFLOAT16) is BFLOAT16
+    for name, stored in FORMATS.items():
+        assert get_format(name) is get_format(stored) is stored
+        assert stored.name == name
+        assert name.startswith((f"float{stored.bits}", f"bfloat{stored.bits}"))
 
 
-@pytest.mark.parametrize(
-    ("usual", "canonical"),
-    [
-        *(("half", "float16"), ("fp16", "float16"), ("bf16", "bfloat16"), ("fp32", "float32")),
-        *(("float", "float32"), ("e4m3", "float8_e4m3"), ("float8_e4m3fn", "float8_e4m3")),
-        ("e5m2", "float8_e5m2"),
-    ],
-)
-def test_other_common_names(usual: str, canonical: str) -> None:
-    assert get_format(usual) is FORMATS[canonical]
-    assert canonical_name(usual) == canonical_name(canonical) == canonical
-
-
-@pytest.mark.parametrize("name", ["fp17", "", None, 16])
-def test_unknown_name(name: Any) -> None:
-    with pytest.raises(ValueError, match=r"storage=.* choose one of float16, bfloat16"):
-        get_format(name)
+def test_other_common_names() -> None:
+    usual = ["half", "fp16", "bf16", "float", "fp32", "e5m2", "e4m3", "float8_e4m3fn"]
+    canonical = ["float16"] * 2 + ["bfloat16"] + ["float32"] * 2 + ["float8_e5m2"] + ["float8_e4m3"] * 2
+    assert [*map(canonical_name, usual)] == [*map(canonical_name, canonical)] == canonical
+    assert all(get_format(name) is FORMATS[of] for name, of in zip(usual, canonical))
+    for unknown in ("fp17", "", None, 16):
+        with pytest.raises(ValueError, match=r"storage=.* choose one of float16, bfloat16"):
+            get_format(unknown)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("given", [FLOAT16, BFLOAT16, FLOAT32, FLOAT8_E5M2])

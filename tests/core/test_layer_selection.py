@@ -17,33 +17,19 @@ def test_a_name_is_a_pattern_of_itself(name: str) -> None:
     selection.check(NAMES)
 
 
-def test_exclude_wins() -> None:
+def test_exclude_wins_and_a_layer_may_go_by_several_names() -> None:
     selection = LayerSelection(include=("rnn/*",), exclude=("*#*",))
     assert [n for n in NAMES if selection.selects(n)] == ["rnn/affine"]
-
-
-def test_a_layer_may_go_by_several_names() -> None:
     assert LayerSelection(include=("a",)).selects("b", "a")
     assert not LayerSelection(exclude=("a",)).selects("b", "a")
 
 
 @pytest.mark.parametrize("argument", ["include", "exclude"])
 def test_a_pattern_that_matches_nothing_is_an_error_with_the_names(argument: str) -> None:
-    selection = LayerSelection(**{argument: ("rnn/*", "cnn/*")})
-    with pytest.raises(ValueError, match=rf"{argument} has the pattern 'cnn/\*', .* are block\[0\]/conv, "):
+    # A pattern of one letter is none for everything.
+    selection = LayerSelection(**{argument: ("rnn/*", "X")})
+    with pytest.raises(ValueError, match=rf"^{argument} has the pattern 'X', .* are block\[0\]/conv, "):
         selection.check(NAMES)
-    with pytest.raises(ValueError, match="no matrix product"):
+    with pytest.raises(ValueError, match=f"^{argument} has .* none: it has no matrix product"):
         selection.check([])
-
-
-def test_what_is_made_to_match_everything_may_match_nothing() -> None:
-    LayerSelection(include=("*",), exclude=("**",)).check([])
-
-
-def test_a_pattern_of_one_letter_is_no_pattern_for_everything() -> None:
-    with pytest.raises(
-        ValueError, match="^include has the pattern 'X', which matches no layer; .* layers are fc$"
-    ):
-        LayerSelection(include=("X",)).check(["fc"])
-    with pytest.raises(ValueError, match="^exclude has .* layers are none: it has no matrix product"):
-        LayerSelection(exclude=("X",)).check([])
+    LayerSelection(include=("*",), exclude=("**",)).check([])  # made to match everything

@@ -22,7 +22,7 @@ from nnabla_adaloss.core import (
     get_loss_scale_by_approx_range,
     get_loss_scale_by_element_wise_range,
 )
-from nnabla_adaloss.core.overflow import overflow_limit
+from nnabla_adaloss.core.methods import overflow_limit
 from nnabla_adaloss.core.statistics import statistics_of
 from tests.reference.rebuild import build, sha
 

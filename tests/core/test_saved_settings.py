@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Tuple
 import numpy as np
 import pytest
 
+from nnabla_adaloss.core.methods import AbsRange, Fixed
 from nnabla_adaloss.core.saved_settings import (
     Given,
     as_plain,
@@ -87,6 +88,20 @@ def test_another_type_is_read_as_it_is() -> None:
     own = settings(OLD())
     for other in ("dynamic", {"type": "b:Policy", "slope": 2.0}, None):
         assert with_known_names({"N": 5, "policy": other}, own, None) == ({"N": 5, "policy": other}, [])
+
+
+def test_a_class_of_this_package_may_have_moved_since() -> None:
+    for method, saved_type in (
+        (Fixed(2.0), "nnabla_adaloss.core.methods.fixed:Fixed"),
+        (AbsRange(), "nnabla_adaloss.core.methods.abs_range:AbsRange"),
+    ):
+        own = {"method": Given(method, "fixed")}
+        values, chosen = saved(own)
+        before = {"method": {**values["method"], "type": saved_type}}
+        assert with_known_names(before, own, chosen) == (values, [])
+        for other in ("nnabla_adaloss.core.methods.fixed:Other", "elsewhere:Fixed", None):
+            another = {"method": {**values["method"], "type": other}}
+            assert with_known_names(another, own, chosen) == (another, [])
 
 
 def test_the_warning_names_all_of_them() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from typing import Any, Dict, List
+from typing import Any, List
 
 import hypothesis.strategies as st
 import pytest
@@ -45,28 +45,20 @@ def test_a_window_goes_on_from_a_file(pushed: List[float], length: int, later: L
 @pytest.mark.parametrize(
     "damaged",
     [
-        [],
-        [1],
-        [1, [[1, 0.5]], 3],
-        [-1, []],
-        [5, []],
-        [5, [[3, 1.0]]],
-        [1, [[2, 1.0]]],
-        [1, [[0, 1.0]]],
-        [2, [[1, 1.0], [1, 0.5]]],
-        [2, [[2, 1.0], [1, 0.5]]],
-        [2, [[1, 0.5], [2, 1.0]]],
-        [2, [[1, 1.0], [2, 1.0]]],
-        [1, [[1, -0.5]]],
-        [1, [[1, math.nan]]],
-        [1, [[1, math.inf]]],
-        [1, [[1, True]]],
-        [1, [[1, "1.0"]]],
-        [1.5, [[1, 1.0]]],
-        [1, [[1.0, 1.0]]],
-        [1, [[1]]],
-        [1, 1.0],
-        None,
+        *([], [1], [1, [[1, 0.5]], 3], [-1, []], [5, []], [5, [[3, 1.0]]], [1, [[2, 1.0]]], [1, [[0, 1.0]]]),
+        # Not in order.
+        *([2, [[1, 1.0], [1, 0.5]]], [2, [[2, 1.0], [1, 0.5]]], [2, [[1, 0.5], [2, 1.0]]]),
+        *([2, [[1, 1.0], [2, 1.0]]], [1, [[1, -0.5]]], [1, [[1, math.nan]]], [1, [[1, math.inf]]]),
+        # Of another type.
+        *(
+            [1, [[1, True]]],
+            [1, [[1, "1.0"]]],
+            [1.5, [[1, 1.0]]],
+            [1, [[1.0, 1.0]]],
+            [1, [[1]]],
+            [1, 1.0],
+            None,
+        ),
     ],
 )
 def test_a_damaged_window_is_refused(damaged: Any) -> None:
@@ -133,22 +125,19 @@ def test_overflows_end_at_the_floor(scale: float, margin: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error"),
+    ("name", "values"),
     [
-        ({"margin": 0.5}, ValueError),
-        ({"margin": math.nan}, ValueError),
-        ({"margin": "4"}, TypeError),
-        ({"window": 0}, ValueError),
-        ({"window": 2.5}, TypeError),
-        ({"start_scale": 0.0}, ValueError),
-        ({"start_scale": math.inf}, ValueError),
-        ({"min_scale": -1.0}, ValueError),
-        ({"min_scale": 2.0, "max_scale": 1.0}, ValueError),
+        ("margin", (0.5, math.nan, "4")),
+        ("window", (0, 2.5)),
+        ("start_scale", (0.0, math.inf)),
+        ("min_scale", (-1.0, 2.0**101)),
+        ("max_scale", (math.inf, 2.0**-25)),
     ],
 )
-def test_arguments_that_make_no_policy(arguments: Dict[str, Any], error: Any) -> None:
-    with pytest.raises(error, match=next(iter(arguments))):
-        HistoryPolicy(**arguments)
+def test_arguments_that_make_no_policy(name: str, values: Any) -> None:
+    for value in values:
+        with pytest.raises((TypeError, ValueError), match=name):
+            HistoryPolicy(**{name: value})
 
 
 @given(st.lists(st.integers(-24, 100)))

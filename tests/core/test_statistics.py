@@ -2,15 +2,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, List
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from nnabla_adaloss.core import ArrayStatistics, statistics_of
+from nnabla_adaloss.core.statistics import pool
 
 
 def test_of_specials() -> None:
@@ -39,9 +40,6 @@ def test_of_zeros(count: int) -> None:
 def test_moments_are_of_the_finite_elements() -> None:
     s = statistics_of(np.array([1.0, 3.0, np.nan, np.inf]))
     assert (s.mean, s.mean_square, s.std, s.finite) == (2.0, 5.0, 1.0, False)
-
-
-def test_moments_without_finite_elements_are_zero() -> None:
     s = statistics_of(np.array([np.nan]))
     assert (s.mean, s.mean_square, s.std) == (0.0, 0.0, 0.0)
 
@@ -70,3 +68,22 @@ def test_mean_square_is_std_squared_plus_mean_squared(x: np.ndarray) -> None:
 def test_scaled_by_a_power_of_two_is_exact(x: np.ndarray, exponent: int, sign: float) -> None:
     factor = sign * 2.0**exponent
     assert statistics_of(x).scaled(factor) == statistics_of(x.astype(np.float64) * factor)
+
+
+# ---- put together
+
+values = st.floats(-1e4, 1e4, width=32) | st.sampled_from([0.0, -0.0, math.inf, math.nan])
+parts_of_an_array = st.lists(arrays(np.float32, st.integers(0, 8), elements=values), min_size=1, max_size=4)
+
+
+@example([np.zeros(3, np.float32), np.float32([-0.5, 4.0])])
+@given(parts_of_an_array)
+def test_they_are_those_of_one_array(parts: List[np.ndarray]) -> None:
+    pooled, whole = pool([statistics_of(part) for part in parts]), statistics_of(np.concatenate(parts))
+    assert pooled is not None
+    assert pool([]) is None
+    assert pooled._replace(sum=0.0, sum_of_squares=0.0) == whole._replace(sum=0.0, sum_of_squares=0.0)
+    # Rounded in another order.
+    magnitudes = math.fsum(abs(float(x)) for part in parts for x in part if np.isfinite(x))
+    assert math.isclose(pooled.sum, whole.sum, rel_tol=0.0, abs_tol=1e-12 * magnitudes)
+    assert math.isclose(pooled.sum_of_squares, whole.sum_of_squares, rel_tol=1e-12)

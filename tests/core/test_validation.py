@@ -4,8 +4,9 @@ from __future__ import annotations
 import inspect
 import math
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Callable, Dict, Tuple
 
 import numpy as np
 import pytest
@@ -26,101 +27,58 @@ from nnabla_adaloss.core.validation import (
     strings,
 )
 
-UPDATER = "AdaptiveLossScalingUpdater has no argument"
-
 
 @pytest.mark.parametrize("value", [2, 2.0, np.float16(2), np.int64(2), Fraction(2)])
 def test_numbers_of_every_kind(value: Any) -> None:
-    assert (number("x", value), positive_number("x", value)) == (2.0, 2.0)
-    assert type(number("x", value)) is float
+    for check in (number, positive_number, nonnegative_number):
+        assert check("x", value) == 2.0
+        assert type(check("x", value)) is float
 
 
-@pytest.mark.parametrize("value", [True, np.True_, "2", None, 2j, np.ones(1)])
-def test_what_is_no_number(value: Any) -> None:
-    with pytest.raises(TypeError, match=rf"^x=.* must be a number, not {type(value).__name__}$"):
-        number("x", value)
-    with pytest.raises(TypeError, match="^x=.* must be a number"):
-        open_share("x", value, usual=0.5)
-
-
-def test_an_integer_that_no_float_can_hold() -> None:
-    with pytest.raises(ValueError, match="^x is an integer beyond the range of floating-point numbers$"):
-        number("x", 10**400)
-
-
-def test_integers() -> None:
+def test_what_is_right_is_handed_back() -> None:
     assert type(integer("n", np.int32(3))) is int
-    for value in (True, 3.0, "3"):
-        with pytest.raises(TypeError, match=rf"^n=.* must be an integer, not {type(value).__name__}$"):
-            integer("n", value)
-
-
-def test_booleans() -> None:
-    assert boolean("b", False) is False
-    for value in (0, None, "no"):
-        with pytest.raises(TypeError, match=rf"^b=.* must be True or False, not {type(value).__name__}$"):
-            boolean("b", value)
-
-
-@pytest.mark.parametrize(
-    ("kind", "argument", "message"),
-    [
-        (AdaptiveLossScalingUpdater, "init_scale", f"^{UPDATER} init_scale; use scale="),
-        (AdaptiveLossScalingUpdater, "growth_factor", f"^{UPDATER} growth_factor; use scaling_factor="),
-        (AdaptiveLossScalingUpdater, "backoff_factor", f"^{UPDATER} backoff_factor; use scaling_factor="),
-        (AdaptiveLossScalingUpdater, "growth_interval", f"^{UPDATER} growth_interval; use N="),
-        (AdaptiveLossScalingUpdater, "enabled", f"^{UPDATER} enabled; use nnabla's solver by itself"),
-        (AdaptiveLossScalingUpdater, "acum_grad", f"^{UPDATER} acum_grad; did you mean accum_grad="),
-        (AdaptiveLossScalingUpdater, "n", f"^{UPDATER} n; did you mean N="),
-        (AdaptiveLossScalingUpdater, "zzz", f"^{UPDATER} zzz; it takes solver, loss, data_feeder, scale"),
-        (GradScaler, "init_scale", r"^GradScaler has no argument init_scale; use history=HistoryPolicy\("),
-        (GradScaler, "growth_interval", "scales follow from what was measured"),
-        (GradScaler, "storag", "did you mean storage="),
-    ],
-)
-def test_what_to_use_instead(kind: Any, argument: str, message: str) -> None:
-    unknown: Dict[str, Any] = {argument: 2}
-    with pytest.raises(TypeError, match=message):
-        kind(object(), object(), **unknown)
-
-
-def test_signatures_stay_as_they_are() -> None:
-    assert list(inspect.signature(AdaptiveLossScalingUpdater).parameters)[:3] == [
-        "solver",
-        "loss",
-        "data_feeder",
-    ]
-    assert "enabled" in inspect.signature(GradScaler).parameters
-
-
-def test_numbers_that_are_not_negative() -> None:
-    assert [nonnegative_number("x", value) for value in (0, 0.5, np.float32(2))] == [0.0, 0.5, 2.0]
-    for value in (-1, -0.1, math.nan, math.inf):
-        with pytest.raises(ValueError, match=f"^x={value} must be a finite number, 0 or more$"):
-            nonnegative_number("x", value)
-
-
-def test_numpys_booleans_become_pythons() -> None:
-    assert boolean("x", np.True_) is True
-    assert boolean("x", np.False_) is False
-    for value in (0, 1, "yes", None, np.ones(2, bool)):
-        with pytest.raises(TypeError, match="^x=.* must be True or False, not"):
-            boolean("x", value)
-
-
-def test_instances() -> None:
-    path = Path("here")
+    assert boolean("b", np.True_) is True
+    assert boolean("b", np.False_) is boolean("b", False) is False
+    assert nonnegative_number("x", 0) == 0.0
+    assert open_share("x", 0.25, usual=0.5) == 0.25
+    path, array = Path("here"), np.ones(2, np.float16)
     assert instance("x", path, Path) is instance_or_none("x", path, Path) is path
     assert instance_or_none("x", None, Path) is None
+    assert strings("x", ["a", "b"], "names") == ("a", "b")
+    assert strings("x", (), "names") == ()
+    assert [path_name("x", value) for value in ("a", Path("a"))] == ["a", "a"]
+    assert array_of_numbers("x", array) is scalar(array) is array
+    np.testing.assert_array_equal(array_of_numbers("x", [1, 2]), [1, 2])
+    assert type(scalar(np.array(2.0))) is float
+    assert scalar("a") == "a"
+
+
+# The check, what is of another type, and what it must be.
+WRONG: Dict[str, Tuple[Callable[[str, Any], Any], Tuple[Any, ...], str]] = {
+    "number": (number, (True, np.True_, "2", None, 2j, np.ones(1)), "a number"),
+    "share": (partial(open_share, usual=0.5), (True, "2"), "a number"),
+    "integer": (integer, (True, 3.0, "3"), "an integer"),
+    "boolean": (boolean, (0, 1, None, "no", np.ones(2, bool)), "True or False"),
+    "path": (path_name, (None, 3, ["a"]), "a path"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_another_type_is_named(kind: str) -> None:
+    check, values, wanted = WRONG[kind]
+    for value in values:
+        with pytest.raises(TypeError, match=rf"^x=.* must be {wanted}, not {type(value).__name__}$"):
+            check("x", value)
+
+
+def test_other_objects_are_named() -> None:
+    for value in ("a", None, [True], 1j, object()):
+        with pytest.raises(TypeError, match=f"^x must be an array of numbers, got {type(value).__name__} of"):
+            array_of_numbers("x", value)
     with pytest.raises(TypeError, match="^x must be a Path, got NoneType$"):
         instance("x", None, Path)
     with pytest.raises(TypeError, match="^x must be an OSError or None, got int$"):
         instance_or_none("x", 3, OSError)
-
-
-def test_strings() -> None:
-    assert strings("x", ["a", "b"], "names") == ("a", "b")
-    assert strings("x", (), "names") == ()
     for value, message in (
         ("a", r"x='a' must be a sequence of names; write \('a',\)"),
         (3, "x=3 must be a sequence of names"),
@@ -130,24 +88,40 @@ def test_strings() -> None:
             strings("x", value, "names")  # type: ignore[arg-type]
 
 
-def test_paths() -> None:
-    assert [path_name("x", value) for value in ("a", Path("a"))] == ["a", "a"]
-    for value in (None, 3, ["a"]):
-        with pytest.raises(TypeError, match=f"^x=.* must be a path, not {type(value).__name__}$"):
-            path_name("x", value)  # type: ignore[arg-type]
+def test_numbers_out_of_range_are_named() -> None:
+    with pytest.raises(ValueError, match="^x is an integer beyond the range of floating-point numbers$"):
+        number("x", 10**400)
+    for check, values in (
+        (positive_number, (0.0, -1.0, math.nan, math.inf)),
+        (nonnegative_number, (-1, -0.1, math.nan, math.inf)),
+        (partial(open_share, usual=0.5), (0.0, 1.0, math.nan)),
+    ):
+        for value in values:
+            with pytest.raises(ValueError, match=f"^x={value} "):
+                check("x", value)
 
 
-def test_arrays_of_numbers() -> None:
-    array = np.ones(2, np.float16)
-    assert array_of_numbers("x", array) is array
-    np.testing.assert_array_equal(array_of_numbers("x", [1, 2]), [1, 2])
-    for value in ("a", None, [True], 1j, object()):
-        with pytest.raises(TypeError, match=f"^x must be an array of numbers, got {type(value).__name__} of"):
-            array_of_numbers("x", value)
+@pytest.mark.parametrize(
+    ("kind", "argument", "advice"),
+    [
+        (AdaptiveLossScalingUpdater, "init_scale", "use scale="),
+        (AdaptiveLossScalingUpdater, "growth_factor", "use scaling_factor="),
+        (AdaptiveLossScalingUpdater, "growth_interval", "use N="),
+        (AdaptiveLossScalingUpdater, "enabled", "use nnabla's solver by itself"),
+        (AdaptiveLossScalingUpdater, "acum_grad", "did you mean accum_grad="),
+        (AdaptiveLossScalingUpdater, "n", "did you mean N="),
+        (AdaptiveLossScalingUpdater, "zzz", "it takes solver, loss, data_feeder, scale"),
+        (GradScaler, "init_scale", r"use history=HistoryPolicy\("),
+        (GradScaler, "growth_interval", ".*scales follow from what was measured"),
+        (GradScaler, "storag", "did you mean storage="),
+    ],
+)
+def test_what_to_use_instead(kind: Any, argument: str, advice: str) -> None:
+    with pytest.raises(TypeError, match=f"^{kind.__name__} has no argument {argument}; {advice}"):
+        kind(object(), object(), **{argument: 2})
 
 
-def test_scalars() -> None:
-    assert type(scalar(np.array(2.0))) is float
-    array = np.ones(1)
-    assert scalar(array) is array
-    assert scalar("a") == "a"
+def test_signatures_stay_as_they_are() -> None:
+    found = [*inspect.signature(AdaptiveLossScalingUpdater).parameters]
+    assert found[:3] == ["solver", "loss", "data_feeder"]
+    assert "enabled" in inspect.signature(GradScaler).parameters

@@ -51,7 +51,6 @@ def trained(storage: Any, steps: int = 40) -> List[float]:
 @pytest.mark.parametrize("made", [AdaptiveLossScalingUpdater, FixedLossScalingUpdater])
 @pytest.mark.parametrize("storage", ["float16", "fp8_hybrid"])
 def test_an_update_looks_for_no_module(made: Any, storage: str) -> None:
-    nn.clear_parameters()
     mask = nn.Variable.from_numpy_array(np.array([[True, False, True]]))
     t = nn.Variable.from_numpy_array(np.array([[1], [0]]))
     x = nn.Variable.from_numpy_array(np.random.default_rng(0).standard_normal((2, 4)))
@@ -98,7 +97,6 @@ def masked_attention() -> nn.Variable:
 
 def test_an_attention_mask_survives() -> None:
     """Stored in 8 bits, -1e4 is NaN or -448."""
-    nn.clear_parameters()
     loss = masked_attention()
     loss.forward()
     exact = float(loss.d)

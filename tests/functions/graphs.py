@@ -28,6 +28,12 @@ def gradients(leaves: Sequence[nn.Variable], run: Callable[[], None]) -> list[np
     return [leaf.g.copy() for leaf in leaves]
 
 
+def gradients_of(loss: Any, *leaves: nn.Variable, clear: bool = False) -> list[np.ndarray]:
+    """The leaves' gradients after forward and backward of `loss`."""
+    loss.forward(clear_no_need_grad=clear)
+    return gradients(leaves, lambda: loss.backward(clear_buffer=clear))
+
+
 def cause(run: Callable[[], Any]) -> BaseException:
     """What nnabla's SystemError hides."""
     with pytest.raises(SystemError) as raised:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from typing import Any, Iterable, Tuple
+import math
+from typing import Any, Iterable, List, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -11,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnabla_adaloss import AdaLossConfig
-from nnabla_adaloss.core import common_scale
 from nnabla_adaloss.functions import ScaleTracker, branch, cast_loss_scaling, loss_scaling, unscale
-from tests.functions.graphs import bits, gradients, variable
+from nnabla_adaloss.functions.branch import common_scale
+from tests.functions.graphs import bits, gradients, gradients_of, variable
 
 
 def casting(alphas: Iterable[float], **kwargs: Any) -> ScaleTracker:
@@ -47,8 +48,7 @@ def test_adds_the_branches_at_one_scale(n: int, seed: int, data: st.DataObject) 
     w = variable(rng.standard_normal(7))
     tracker = casting(alphas, dtype="float32")
     _, loss = fan_out(tracker, w, factors)
-    loss.forward(clear_no_need_grad=True)
-    (gradient,) = gradients([w], lambda: loss.backward(clear_buffer=True))
+    (gradient,) = gradients_of(loss, w, clear=True)
     np.testing.assert_allclose(gradient, factors.astype(np.float64).sum(axis=0), rtol=1e-6, atol=1e-6)
     if n <= 2:
         np.testing.assert_array_equal(bits(gradient), bits(factors.sum(axis=0)))
@@ -64,8 +64,7 @@ def test_takes_the_common_scale_of_the_core(alphas: Tuple[float, float], largest
     tracker.scale = 1.0
     factors = [[largest, 0.5], [2.0, 3.0]]
     outputs, loss = fan_out(tracker, w, factors)
-    loss.forward()
-    gradients([w], loss.backward)
+    gradients_of(loss, w)
     scales = list(tracker.accumulated_scales.values())
     arrived = [np.abs(v.g).max() for v in outputs]
     # The last term is the first that backward reaches, so it has the first alpha.
@@ -88,8 +87,7 @@ def test_adds_in_the_order_of_backward() -> None:
     hand = loss_scaling(total(*branch(unscale(w, tracker), 3, tracker)), tracker)
     plain = total(F.identity(w), F.identity(w), F.identity(w))
     hand.forward()
-    plain.forward()
-    a, b = gradients([w], hand.backward), gradients([w], plain.backward)
+    a, b = gradients([w], hand.backward), gradients_of(plain, w)
     np.testing.assert_array_equal(bits(a[0]), bits(b[0]))
 
 
@@ -98,8 +96,7 @@ def test_an_unused_branch_adds_nothing() -> None:
     w = variable([3.0])
     _, b, _ = branch(unscale(w, tracker), 3, tracker)
     loss = loss_scaling(F.sum(b * b), tracker)
-    loss.forward()
-    np.testing.assert_array_equal(gradients([w], loss.backward)[0], [6.0])
+    np.testing.assert_array_equal(gradients_of(loss, w)[0], [6.0])
 
 
 def test_branches_of_branches_and_accumulation() -> None:
@@ -117,6 +114,17 @@ def test_branches_of_branches_and_accumulation() -> None:
     np.testing.assert_array_equal(gradients([w], twice)[0], [8.0, 8.0])
 
 
+@pytest.mark.any_context
+def test_branches_without_a_tracker_are_added() -> None:
+    x = variable(np.ones(3))
+    a, b = branch(x, 2)
+    loss = F.sum(a * 2.0) + F.sum(b * 3.0)
+    loss.forward()
+    x.g = 1.0
+    loss.backward()
+    np.testing.assert_array_equal(x.g, np.full(3, 6.0, np.float32))
+
+
 def test_nonfinite_branches_are_reported_not_raised() -> None:
     tracker = casting([1.0, 8.0])
     w = variable([1.0, 2.0])
@@ -126,19 +134,45 @@ def test_nonfinite_branches_are_reported_not_raised() -> None:
     assert tracker.found_inf
 
 
-@pytest.mark.parametrize("n", [1, 2, 5])
-def test_returns_a_tuple(n: int) -> None:
-    for x in (nn.Variable((2, 3)), nn.NdArray.from_numpy_array(np.zeros((2, 3), np.float32))):
-        outputs = branch(x, n, ScaleTracker())
-        assert isinstance(outputs, tuple)
-        assert [(type(y), y.shape) for y in outputs] == [(type(x), (2, 3))] * n
+# ---- the common scale
+
+U_MAX = 65504.0
+scales = st.integers(-20, 40).map(lambda k: 2.0**k)
+maxima = st.one_of(st.just(0.0), st.floats(1e-8, U_MAX))
 
 
-def test_wrong_arguments_are_named() -> None:
-    x = nn.Variable((1,))
-    with pytest.raises(ValueError, match=r"^n=0"):
-        branch(x, 0, ScaleTracker())
-    with pytest.raises(TypeError, match=r"^n=1\.5"):
-        branch(x, 1.5, ScaleTracker())
-    with pytest.raises(TypeError, match=r"^tracker must be"):
-        branch(x, 2, 8.0)
+def sum_at(s: float, branches: List[Tuple[float, float]]) -> float:
+    return sum(abs_max * (s / scale) for scale, abs_max in branches)
+
+
+@given(st.lists(st.tuples(scales, maxima), min_size=1, max_size=6))
+def test_the_common_scale_is_the_largest_given_one_that_fits(branches: List[Tuple[float, float]]) -> None:
+    given_scales = [scale for scale, _ in branches]
+    s = common_scale(branches, u_max=U_MAX)
+    assert s in given_scales
+    slack = 1 + 1e-12
+    if s > min(given_scales):
+        assert sum_at(s, branches) <= U_MAX * slack
+    assert all(sum_at(larger, branches) * slack > U_MAX for larger in given_scales if larger > s)
+
+
+@pytest.mark.parametrize(
+    ("branches", "expected"),
+    [
+        ([(8.0, 1e9)], 8.0),
+        ([(8.0, 1e9), (8.0, 1e9)], 8.0),
+        ([(8.0, 0.0), (1024.0, 0.0)], 1024.0),
+        ([(8.0, 511.0), (1024.0, 0.0)], 1024.0),
+        ([(8.0, 512.0), (1024.0, 0.0)], 8.0),
+        ([(8.0, 400.0), (1024.0, 15000.0)], 8.0),
+        ([(2.0, 4.0), (8.0, 60000.0), (16.0, 1.0)], 8.0),
+        ([(8.0, math.nan), (1024.0, 1.0)], 1024.0),
+        ([(8.0, 1.0), (1024.0, math.inf)], 1024.0),
+        ([(8.0, U_MAX), (2.0, U_MAX)], 2.0),
+        # A sum that reaches u_max has not overflowed.
+        ([(8.0, U_MAX / 256), (1024.0, U_MAX / 2)], 1024.0),
+    ],
+)
+def test_common_scales(branches: List[Tuple[float, float]], expected: float) -> None:
+    assert common_scale(branches, u_max=U_MAX) == expected
+    assert common_scale(branches[::-1], u_max=U_MAX) == expected

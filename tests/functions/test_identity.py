@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from nnabla_adaloss import AdaLossConfig
 from nnabla_adaloss.functions import (
     ScaleTracker,
     adaptive_loss_scaling,
@@ -27,10 +28,14 @@ IDENTITIES = {
     "unscale": lambda x: unscale(x, 8.0),
     "unscale, tracked": lambda x: unscale(x, ScaleTracker()),
     "cast_loss_scaling": lambda x: cast_loss_scaling(x, ScaleTracker()),
-    "branch": lambda x: branch(x, 1, ScaleTracker())[0],
+    "branch": lambda x: branch(x, 2, ScaleTracker())[1],
+    "branch, of one": lambda x: branch(x, 1)[0],
+    "adaptive_loss_scaling": lambda x: adaptive_loss_scaling(x, nn.NdArray((2, 2)), ScaleTracker()),
     "round_to_format": lambda x: round_to_format(x, "float16", forward=False),
 }
 every_identity = pytest.mark.parametrize("function", IDENTITIES.values(), ids=list(IDENTITIES))
+# Behind a layer that does not exist, only arrays are handed on.
+of_variables = [name for name in IDENTITIES if name != "adaptive_loss_scaling"]
 SPECIAL = np.array([0.0, -0.0, 1e-45, -65505.0, 3e38, np.inf, -np.inf, np.nan], np.float32)
 
 
@@ -49,19 +54,15 @@ def test_hands_an_ndarray_on(function: Callable[[Any], Any], shape: Tuple[int, .
     same(y.data, values)
 
 
-@every_identity
-def test_hands_a_variable_on(function: Callable[[Any], Any]) -> None:
+@pytest.mark.parametrize("name", of_variables)
+def test_hands_a_variable_on(name: str) -> None:
     x = nn.Variable.from_numpy_array(SPECIAL)
-    y = function(x)
+    y = IDENTITIES[name](x)
     y.forward(clear_no_need_grad=True)
     same(y.d, SPECIAL)
     assert y.data is not x.data
-
-
-@every_identity
-def test_runs_at_once_in_auto_forward(function: Callable[[Any], Any]) -> None:
     with nn.auto_forward():
-        same(function(nn.Variable.from_numpy_array(SPECIAL)).d, SPECIAL)
+        same(IDENTITIES[name](x).d, SPECIAL)
 
 
 @every_identity
@@ -82,13 +83,41 @@ def test_a_lazy_zero_is_zero(function: Callable[[Any], Any]) -> None:
     np.testing.assert_array_equal(function(x).data, np.zeros(3))
 
 
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_a_branch_is_a_tuple(n: int) -> None:
+    for x in (nn.Variable((2, 3)), nn.NdArray.from_numpy_array(np.zeros((2, 3), np.float32))):
+        for outputs in (branch(x, n, ScaleTracker()), branch(x, n)):
+            assert isinstance(outputs, tuple)
+            assert [(type(y), y.shape) for y in outputs] == [(type(x), (2, 3))] * n
+
+
+X = nn.Variable((1,))
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        *((lambda scale=scale: loss_scaling(X, scale), "scale") for scale in (0.0, np.inf, np.nan, True)),
+        *((lambda scale=scale: unscale(X, scale), "scale") for scale in (-1.0, np.inf, np.nan, "8")),
+        *((lambda scale=scale: ScaleTracker(scale=scale), "scale") for scale in (0.0, np.nan, None)),
+        *((lambda n=n: branch(X, n, ScaleTracker()), "n") for n in (0, 1.5)),
+        (lambda: branch(X, 2, 8.0), "tracker must be"),
+        (lambda: cast_loss_scaling(X, 8.0), "tracker must be"),
+        (lambda: round_to_format(X, "float17"), "storage"),
+        (lambda: ScaleTracker({"n_uf_threshold": 0.1}), "config must be an AdaLossConfig"),
+        (lambda: ScaleTracker(AdaLossConfig(delay=1)), r"config\.delay is 1"),
+    ],
+)
+def test_wrong_arguments_are_named(call: Callable[[], Any], named: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"^{named}"):
+        call()
+
+
 @pytest.mark.parametrize("wrong", [None, 1.0, np.zeros(3)])
 def test_an_input_that_nnabla_does_not_know_is_refused(wrong: Any) -> None:
     for function in IDENTITIES.values():
         with pytest.raises(TypeError, match=r"^[xw] must be an nnabla\.Variable or nnabla\.NdArray"):
             function(wrong)
-    with pytest.raises(TypeError, match=r"^x must be"):
-        adaptive_loss_scaling(wrong, nn.NdArray((1,)), ScaleTracker())
     with pytest.raises(TypeError, match=r"^w must be"):
         adaptive_loss_scaling(nn.NdArray((1,)), wrong, ScaleTracker())
 

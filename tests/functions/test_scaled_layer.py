@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Any, List, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -10,11 +10,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nnabla_adaloss import AdaLossConfig, get_loss_scale
+from nnabla_adaloss import AdaLossConfig, LayerRecord, get_loss_scale
 from nnabla_adaloss.functions import ScaleTracker, adaptive_loss_scaling, loss_scaling, unscale
-from tests.functions.graphs import bits, gradients, variable
+from tests.functions.graphs import bits, gradients, gradients_of, variable
 
 HALF = nn.Context(["cpu:half"], "CpuCachedArray", "0")
+
+
+def normal(*shape: int) -> nn.Variable:
+    return variable(np.random.default_rng(len(shape)).standard_normal(shape))
 
 
 def one_layer(
@@ -42,16 +46,14 @@ def test_applies_the_scale_of_the_core(seed: int, size: float, method: str, use_
     tracker = ScaleTracker(config, scale=4.0)
     x, w = variable(rng.standard_normal((4, 5))), variable(w)
     v, loss = one_layer(tracker, x, w, g)
-    loss.forward(clear_no_need_grad=True)
-    scaled = gradients([x, w], lambda: loss.backward(clear_buffer=True))
+    scaled = gradients_of(loss, x, w, clear=True)
     alpha = float(get_loss_scale(np.float32(4) * g, w.d, config=config, fan_in=6, prev_scale=4.0))
     # The scaled weight is stored in float16 as well.
     alpha = min(alpha, max(2.0 ** np.floor(np.log2(65504.0 / np.abs(w.d).max())), 1.0))
     assert tracker.layer_scales == {"Affine": alpha}
     assert tracker.accumulated_scales == {"Affine": 4.0 * alpha}
     plain = F.sum(F.affine(x, w) * variable(g, need_grad=False))
-    plain.forward()
-    native = gradients([x, w], plain.backward)
+    native = gradients_of(plain, x, w)
     for a, b in zip(scaled, native):
         np.testing.assert_array_equal(bits(a), bits(b))
 
@@ -64,8 +66,7 @@ def test_the_weight_gradient_carries_s_and_the_input_gradient_s_times_alpha() ->
     h = unscale(x, tracker)
     y = adaptive_loss_scaling(F.affine(h, v), v, tracker)
     loss = loss_scaling(F.sum(y), tracker)
-    loss.forward()
-    gradients([x, w], loss.backward)
+    gradients_of(loss, x, w)
     np.testing.assert_array_equal(v.g, np.full((2, 2), 2.0))
     np.testing.assert_array_equal(h.g, np.full((1, 2), 2.0 * 16.0 * 2))
 
@@ -78,8 +79,7 @@ def test_the_input_gradient_is_scaled_before_it_is_stored() -> None:
         with nn.context_scope(HALF):
             tracker = ScaleTracker(AdaLossConfig(loss_scale_method=method), scale=2.0**-12)
             _, loss = one_layer(tracker, x, w, np.ones((1, 2)))
-            loss.forward()
-            found[method] = gradients([x, w], loss.backward)
+            found[method] = gradients_of(loss, x, w)
     np.testing.assert_array_equal(found["approx_range"][0], np.full((1, 2), 2.0**-13))
     np.testing.assert_array_equal(found["fixed"][0], np.full((1, 2), 2.0**-13) * 0)
     np.testing.assert_array_equal(found["approx_range"][1], np.ones((2, 2)))
@@ -87,13 +87,12 @@ def test_the_input_gradient_is_scaled_before_it_is_stored() -> None:
 
 
 def test_backward_may_run_again_without_forward() -> None:
-    tracker = ScaleTracker(AdaLossConfig(u_min=1.0), scale=1.0)
+    tracker = ScaleTracker(AdaLossConfig(u_min=1.0, use_bound=False), scale=1.0)
     rng = np.random.default_rng(0)
     x, w = variable(rng.standard_normal((4, 5))), variable(rng.standard_normal((5, 6)))
     before = w.d.copy()
     v, loss = one_layer(tracker, x, w, rng.standard_normal((4, 6)))
-    loss.forward()
-    first, scales = gradients([x, w], loss.backward), tracker.layer_scales
+    first, scales = gradients_of(loss, x, w), tracker.layer_scales
     assert scales["Affine"] > 1.0
     second = gradients([x, w], loss.backward)
     assert tracker.layer_scales == scales
@@ -115,8 +114,7 @@ def test_layers_may_share_a_weight() -> None:
         h, p = F.tanh(adaptive_loss_scaling(F.affine(h, v), v, tracker)), F.tanh(F.affine(p, w))
     loss, plain = loss_scaling(F.sum(h), tracker), F.sum(p)
     loss.forward()
-    plain.forward()
-    scaled, native = gradients([x, w], loss.backward), gradients([x, w], plain.backward)
+    scaled, native = gradients([x, w], loss.backward), gradients_of(plain, x, w)
     np.testing.assert_array_equal(bits(scaled[0]), bits(native[0]))
     np.testing.assert_allclose(scaled[1], native[1], rtol=1e-6, atol=1e-6)
     assert tracker.accumulated_scales["Affine"] == 8.0 * 4.0**3
@@ -148,14 +146,12 @@ def test_a_frozen_weight_is_scaled_too() -> None:
     w.need_grad = False
     _, loss = one_layer(tracker, x, w, np.ones((1, 2)))
     for _ in range(2):
-        loss.forward(clear_no_need_grad=True)
-        (g,) = gradients([x], lambda: loss.backward(clear_buffer=True))
+        (g,) = gradients_of(loss, x, clear=True)
         np.testing.assert_array_equal(g, [[6.0, 6.0]])
     assert tracker.layer_scales == {"Affine": 4.0}
 
 
 def test_layers_can_be_excluded_and_the_first_one_needs_none() -> None:
-    nn.clear_parameters()
     with nn.parameter_scope("net"):
         ws = [nn.parameter.get_parameter_or_create(f"fc{i}/W", (3, 3), need_grad=True) for i in range(3)]
     for w in ws:
@@ -170,7 +166,6 @@ def test_layers_can_be_excluded_and_the_first_one_needs_none() -> None:
     for g in gradients(ws, loss.backward):
         np.testing.assert_array_equal(g, np.full((3, 3), 2.0))
     assert tracker.layer_scales == {"net/fc2": 4.0}
-    nn.clear_parameters()
 
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
@@ -178,8 +173,7 @@ def test_a_nonfinite_gradient_gets_no_scale_and_is_reported(bad: float) -> None:
     tracker = ScaleTracker()
     x, w = variable(np.ones((1, 2))), variable(np.ones((2, 2)))
     _, loss = one_layer(tracker, x, w, [[1e-9, bad]])
-    loss.forward()
-    gradients([x, w], loss.backward)
+    gradients_of(loss, x, w)
     assert tracker.layer_scales == {"Affine": 1.0}
     assert tracker.found_inf
 
@@ -194,18 +188,9 @@ def test_scales_are_kept_for_some_iterations() -> None:
     seen = []
     for size in (1e-5, 1e-9, 1e-9):
         factor.d = size
-        loss.forward()
-        gradients([x, w], loss.backward)
+        gradients_of(loss, x, w)
         seen.append(tracker.layer_scales["Affine"])
     assert seen[0] == seen[1] < seen[2]
-
-
-def test_an_ndarray_is_copied() -> None:
-    x = nn.NdArray.from_numpy_array(np.float32([1.0, -0.0]))
-    y = adaptive_loss_scaling(x, nn.NdArray((2, 2)), ScaleTracker())
-    assert isinstance(y, nn.NdArray)
-    assert y is not x
-    np.testing.assert_array_equal(y.data, x.data)
 
 
 def test_what_is_no_layer_with_this_weight_is_refused() -> None:
@@ -230,3 +215,45 @@ def test_what_is_no_layer_with_this_weight_is_refused() -> None:
     adaptive_loss_scaling(y, v, tracker)
     with pytest.raises(ValueError, match=r"^w is scaled by another layer"):
         adaptive_loss_scaling(F.affine(x, v), v, tracker)
+
+
+@pytest.mark.any_context
+@pytest.mark.parametrize("layer", ["affine", "convolution", "none"])
+def test_without_a_tracker_the_gradient_is_multiplied_by_alpha(layer: str) -> None:
+    records: List[LayerRecord] = []
+    config = AdaLossConfig(recorder=records.append)
+    if layer == "convolution":
+        x, w = normal(2, 3, 8, 8), normal(4, 3, 3, 3)
+        h, fan_in = F.convolution(x, w), 36
+    elif layer == "affine":
+        x, w = normal(4, 3), normal(3, 5)
+        h, fan_in = F.affine(x, w), 5
+    else:
+        x, w = normal(4, 5), normal(3, 5)
+        h, fan_in = F.tanh(x), 5
+    y = adaptive_loss_scaling(h, w, config)
+    g = (np.random.default_rng(0).standard_normal(y.shape) * 1e-6).astype(np.float32)
+    y.forward()
+    np.testing.assert_array_equal(y.d, h.d)
+    y.backward(g)
+    alpha = float(get_loss_scale(g, w.d, config=AdaLossConfig(), fan_in=fan_in))
+    assert alpha > 1.0
+    np.testing.assert_array_equal(h.g, np.float32(alpha) * g)
+    assert [r.alpha for r in records] == [alpha]
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+def test_the_element_that_is_in_most_products_may_not_overflow(tracked: bool) -> None:
+    # The middle is in four products, an element in 2.25 on average.
+    config = AdaLossConfig("fixed", fixed_loss_scale=4.0)
+    tracker = ScaleTracker(config, scale=1.0)
+    x, w = variable(np.ones((1, 1, 5, 5))), variable(np.ones((1, 1, 3, 3)))
+    h, v = (unscale(x, tracker), unscale(w, tracker)) if tracked else (x, w)
+    y = adaptive_loss_scaling(F.convolution(h, v, stride=(2, 2)), v, tracker if tracked else config)
+    loss = F.sum(y * (65504.0 / 4 / 1.5))
+    if tracked:
+        gradients_of(loss_scaling(loss, tracker), x, w)
+        assert tracker.layer_scales == {"Convolution": 1.0}
+    else:
+        (g,) = gradients_of(loss, x)
+        assert np.abs(g).max() <= 65504.0

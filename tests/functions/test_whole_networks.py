@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterator, Optional, Tuple, Type
+from typing import Any, Callable, Dict, Optional, Tuple, Type
 
 import nnabla as nn
 import nnabla.functions as F
@@ -12,7 +12,7 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
 from nnabla_adaloss.functions import ScaleTracker, adaptive_loss_scaling, branch, loss_scaling, unscale
-from tests.functions.graphs import bits, gradients
+from tests.functions.graphs import bits, gradients, gradients_of
 
 # So large a u_min that every layer of these small networks gets a scale.
 CONFIG = AdaLossConfig("approx_range", u_min=1e-3, scale_upper_bound=64.0, delay=0)
@@ -94,10 +94,8 @@ def loss_of(network: Callable, layers: Layers) -> nn.Variable:
 
 
 @pytest.fixture
-def parameters() -> Iterator[Dict[str, nn.Variable]]:
-    nn.clear_parameters()
-    yield {}
-    nn.clear_parameters()
+def parameters() -> Dict[str, nn.Variable]:
+    return {}
 
 
 def run_both(
@@ -129,13 +127,6 @@ def run_both(
     return tracker, engine, dict(zip(parameters, zip(a, b)))
 
 
-def assert_close(found: Dict[str, Tuple[np.ndarray, np.ndarray]]) -> None:
-    # A bias before batch normalization has no gradient but rounding errors: compare with the largest of all.
-    largest = max(np.abs(g).max() for g, _ in found.values())
-    for name, (by_hand, by_engine) in found.items():
-        np.testing.assert_allclose(by_hand, by_engine, rtol=1e-5, atol=1e-6 * largest, err_msg=name)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("network", [mlp, residual])
 def test_gradients_are_those_of_the_engine(network: Callable, parameters: Dict[str, nn.Variable]) -> None:
@@ -149,19 +140,17 @@ def test_gradients_are_those_of_the_engine(network: Callable, parameters: Dict[s
         np.testing.assert_array_equal(bits(by_hand), bits(by_engine), err_msg=name)
 
 
+# nnabla's convolution adds to what it finds sample by sample; unscale adds the finished gradient.
 @pytest.mark.slow
-def test_accumulated_gradients_differ_by_the_order_of_additions_only(
-    parameters: Dict[str, nn.Variable],
+@pytest.mark.parametrize(("plain_layers", "accum_grad"), [(Layers, 3), (PlainFanOut, 1)])
+def test_others_differ_by_the_order_of_additions_only(
+    plain_layers: Type[Layers], accum_grad: int, parameters: Dict[str, nn.Variable]
 ) -> None:
-    # nnabla's convolution adds to what it finds sample by sample; unscale adds the finished gradient.
-    _, _, found = run_both(residual, Layers, parameters, accum_grad=3)
-    assert_close(found)
-
-
-@pytest.mark.slow
-def test_a_plain_fan_out_differs_by_the_order_of_additions_only(parameters: Dict[str, nn.Variable]) -> None:
-    _, _, found = run_both(residual, PlainFanOut, parameters)
-    assert_close(found)
+    _, _, found = run_both(residual, plain_layers, parameters, accum_grad)
+    # A bias before batch normalization has no gradient but rounding errors: compare with the largest of all.
+    largest = max(np.abs(g).max() for g, _ in found.values())
+    for name, (by_hand, by_engine) in found.items():
+        np.testing.assert_allclose(by_hand, by_engine, rtol=1e-5, atol=1e-6 * largest, err_msg=name)
 
 
 @pytest.mark.slow
@@ -170,12 +159,10 @@ def test_gradients_are_those_of_nnabla(network: Callable, parameters: Dict[str, 
     tracker = ScaleTracker(CONFIG)
     hand = loss_of(network, Layers(tracker, parameters))
     plain = loss_of(network, Layers(None, parameters))
-    hand.forward()
-    plain.forward()
     leaves = list(parameters.values())
-    np.testing.assert_array_equal(bits(hand.d), bits(plain.d))
-    for name, a, b in zip(parameters, gradients(leaves, hand.backward), gradients(leaves, plain.backward)):
+    for name, a, b in zip(parameters, gradients_of(hand, *leaves), gradients_of(plain, *leaves)):
         np.testing.assert_array_equal(bits(a), bits(b), err_msg=name)
+    np.testing.assert_array_equal(bits(hand.d), bits(plain.d))
 
 
 def test_the_engine_refuses_a_graph_that_scales_itself(parameters: Dict[str, nn.Variable]) -> None:
@@ -187,11 +174,9 @@ def test_the_engine_refuses_a_graph_that_scales_itself(parameters: Dict[str, nn.
 @pytest.mark.slow
 def test_emulated_storage_leaves_unscaled_gradients_in_fp32(parameters: Dict[str, nn.Variable]) -> None:
     exact = loss_of(residual, Layers(None, parameters))
-    exact.forward()
     leaves = list(parameters.values())
-    expected = gradients(leaves, exact.backward)
+    expected = gradients_of(exact, *leaves)
     emulated = FormatEmulation(loss_of(residual, Layers(ScaleTracker(CONFIG, scale=2.0**10), parameters)))
-    emulated.forward()
-    for name, a, b in zip(parameters, gradients(leaves, emulated.backward), expected):
+    for name, a, b in zip(parameters, gradients_of(emulated, *leaves), expected):
         # A bias before batch normalization has a gradient of rounding noise.
         assert not name.endswith("/W") or np.linalg.norm(a - b) < 0.02 * np.linalg.norm(b), name

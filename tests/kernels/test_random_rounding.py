@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from nnabla_adaloss.core.formats import FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, Format
-from nnabla_adaloss.core.random_streams import stream_key
+from nnabla_adaloss.core.precision import stream_key
 from nnabla_adaloss.kernels import CpuKernels, Kernels
 from nnabla_adaloss.kernels.random_rounding import random_bits, rounded_at_random
 from tests.kernels.arrays import (

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loss scale methods: one file each, and one line in `METHODS`.
+"""The loss scale methods that have names: a line each in `METHODS`.
 
-A method of one's own needs neither: it is named in the configuration as `"package.module:name"`, which needs
-no registration and survives being saved, or given as itself.
+A method of one's own needs none: it is named in the configuration as `"package.module:name"`, which survives
+being saved, or given as itself.
 """
 
 from __future__ import annotations
@@ -12,13 +12,10 @@ from inspect import signature
 from pkgutil import resolve_name
 from typing import Any, Callable, Dict, Type, Union
 
-from .abs_range import AbsRange
 from .amax_history import AmaxHistory
-from .approx_range import ApproxRange
-from .element_wise_range import ElementWiseRange
-from .fixed import Fixed
-from .lognormal_range import LognormalRange
-from .method import ArrayFunction, Method, Needs, Range
+from .approx_range import ApproxRange, LognormalRange
+from .element_wise_range import AbsRange, ElementWiseRange
+from .method import ArrayFunction, Fixed, Method, Needs, Range, overflow_limit
 
 __all__ = [
     "METHODS",
@@ -33,6 +30,7 @@ __all__ = [
     "MethodLike",
     "Needs",
     "Range",
+    "overflow_limit",
     "resolve_method",
 ]
 
@@ -51,20 +49,8 @@ MethodLike = Union[str, Method, Type[Method], Callable[..., float]]
 def resolve_method(given: MethodLike, config: Any = None) -> Method:
     """The method that a name, a `Method`, a subclass of it, or a function stands for.
 
-    Args:
-        given: a key of `METHODS`, `"package.module:name"`, a `Method` or a subclass, or a function of NumPy
-            arrays `f(g, W, *, config, fan_in) -> float`.
-        config: where the parameters of a method that is given by name or class come from: its fields that
-            `config` has too. A function is given it as it is.
-
-    Raises:
-        ValueError: the name is unknown, or does not lead to anything; or a parameter is out of range.
-        TypeError: what was given, or what the name leads to, is neither a method nor callable, or not with
-            these arguments.
-
-    Example:
-        >>> resolve_method("fixed")
-        Fixed(fixed_loss_scale=1.0)
+    A method that is given by name or class takes its parameters from the fields that `config` has too; a
+    function is given `config` as it is.
     """
     found: Any = _imported(given) if isinstance(given, str) else given
     if isinstance(found, Method):
@@ -111,6 +97,5 @@ def _check_arguments(given: MethodLike, function: Callable[..., float]) -> None:
 
 def _with_parameters_of(method: Any, config: Any) -> Method:
     names = [field.name for field in fields(method)] if is_dataclass(method) else []
-    parameters: Dict[str, Any] = {name: getattr(config, name) for name in names if hasattr(config, name)}
-    made: Method = method(**parameters)
+    made: Method = method(**{name: getattr(config, name) for name in names if hasattr(config, name)})
     return made

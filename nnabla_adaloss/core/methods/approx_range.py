@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loss scale from means, deviations and maxima, taking gradients and weights for normally distributed."""
+"""Loss scale from moments: gradients are taken for normally distributed, or without a weight for lognormally.
+
+The formulas are those of `get_loss_scale_by_approx_range`; p is `n_uf_threshold`.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,16 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
-from typing import Optional
+from typing import Any, Optional
 
-from ..overflow import overflow_limit
+import numpy as np
+from numpy.typing import NDArray
+
+from ..formats import FLOAT32
 from ..power_of_two import clamp_scale
 from ..statistics import ArrayStatistics
 from ..validation import open_share
-from .method import Method, Needs, Range
+from .method import Method, Needs, Range, overflow_limit
 
 # The largest float below 1.
 _BELOW_ONE = 1.0 - 2.0**-53
@@ -21,23 +27,7 @@ _BELOW_ONE = 1.0 - 2.0**-53
 
 @dataclass(frozen=True)
 class ApproxRange(Method):
-    """The smallest scale that keeps all but a share p of the input gradient above u_min, within overflow.
-
-    With M(X) = std(X)^2 + mean(X)^2 and sigma = sqrt(M(g) M(W)) sqrt(K / 2):
-    min(max(u_min / (sqrt(2) erfinv(p) sigma), 1), (u_max / K) / (max|g| max|W|)); 1 when sigma is 0.
-    Without a weight sigma is std(g), and max|g| alone must not overflow.
-    Source: Zhao et al. 2019 (arXiv 1910.12385), section 3.3.
-
-    Attributes:
-        n_uf_threshold: p, accepted share of input gradient elements that underflow; between 0 and 1.
-
-    Example:
-        >>> import numpy as np
-        >>> from nnabla_adaloss.core import statistics_of
-        >>> g, W = statistics_of(np.array([1e-7, -1e-7])), statistics_of(np.array([0.1, -0.1]))
-        >>> round(ApproxRange().scale(g, W, range=Range(6e-8, 65504.0), fan_in=2))
-        4787
-    """
+    """The smallest scale that keeps all but a share p of the input gradient above u_min, within overflow."""
 
     needs = Needs.STATISTICS
     n_uf_threshold: float = 1e-3
@@ -67,6 +57,32 @@ class ApproxRange(Method):
         return math.sqrt(2.0) * erfinv(self.n_uf_threshold)
 
 
+@dataclass(frozen=True)
+class LognormalRange(Method):
+    """The scale that keeps all but a share p of a gradient above u_min, for functions without a weight."""
+
+    needs = Needs.ARRAYS
+    n_uf_threshold: float = 1e-3
+
+    def __post_init__(self) -> None:
+        open_share("n_uf_threshold", self.n_uf_threshold, usual=1e-3)
+
+    def scale(self, g: NDArray[Any], W: None, *, range: Range, fan_in: float) -> float:
+        """The scale from the logarithms of the elements."""
+        # float32 moments, as published; a float64 element beyond float32 counts as its largest number.
+        magnitudes = np.minimum(np.abs(np.asarray(g)), FLOAT32.max).astype(np.float32)
+        nonzero = magnitudes[magnitudes > 0]
+        logarithms = np.log(nonzero)
+        deviation = float(logarithms.std()) if logarithms.size else 0.0
+        if deviation == 0.0:
+            return 1.0
+        quantile = NormalDist().inv_cdf(self.n_uf_threshold)  # sqrt(2) erfinv(2p - 1)
+        exponent = math.log(range.u_min) - float(logarithms.mean()) - deviation * quantile
+        limit = range.u_max / float(np.abs(np.asarray(g, np.float64)).max())
+        # exp overflows beyond 709; the limit decides long before.
+        return clamp_scale(min(max(math.exp(min(exponent, 709.0)), 1.0), limit))
+
+
 def product_sigma(g: ArrayStatistics, W: ArrayStatistics, fan_in: float) -> float:
     """sqrt(M(g) * M(W)) * sqrt(K / 2), the modelled deviation of an element of the input gradient.
 
@@ -78,20 +94,9 @@ def product_sigma(g: ArrayStatistics, W: ArrayStatistics, fan_in: float) -> floa
 
 
 def erfinv(y: float) -> float:
-    """The x with erf(x) = y, to 1e-15 of it.
+    """The x with erf(x) = y, to 1e-15 of it, for y strictly between -1 and 1.
 
     From Python's own library: SciPy's takes 20 MB and 0.2 s to import.
-
-    Args:
-        y: between -1 and 1, both excluded.
-
-    Raises:
-        statistics.StatisticsError: `y` is not between them.
-
-    Example:
-        >>> import math
-        >>> math.erf(erfinv(1e-3))
-        0.001
     """
     below = 0.5 * (1.0 + y)
     if y < 1.0:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loss scale from every product of a gradient element with a weight element, without forming the products."""
+"""Loss scale from single products of gradient and weight: of their extremes, or of all elements.
+
+The formulas are those of `get_loss_scale_by_abs_range` and `get_loss_scale_by_element_wise_range`.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +13,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..power_of_two import clamp_scale
+from ..statistics import ArrayStatistics
 from ..validation import number
-from .method import Method, Needs, Range
+from .method import Method, Needs, Range, overflow_limit
 
 Magnitudes = NDArray[np.float64]
+
+# Products below this are not chased: two tiny elements that never meet would ask for an enormous scale.
+_SMALLEST_PRODUCT = 1e-15
+
+
+@dataclass(frozen=True)
+class AbsRange(Method):
+    """The scale that lifts the smallest possible non-zero sum of products to u_min, within overflow."""
+
+    needs = Needs.STATISTICS
+
+    def scale(
+        self, g: ArrayStatistics, W: Optional[ArrayStatistics], *, range: Range, fan_in: float
+    ) -> float:
+        """The scale from statistics; without `W`, `fan_in` is not looked at."""
+        if g.abs_max == 0.0 or (W is not None and W.abs_max == 0.0):
+            return 1.0
+        weight_min, terms = (1.0, 1.0) if W is None else (W.abs_min, fan_in)
+        lower = range.u_min / terms / max(g.abs_min * weight_min, _SMALLEST_PRODUCT)
+        return clamp_scale(min(max(lower, 1.0), overflow_limit(g, W, terms, range.u_max)))
 
 
 @dataclass(frozen=True)
 class ElementWiseRange(Method):
     """The scale that lifts every product of the backward pass to u_min, within overflow.
 
-    With p_i the non-zero products |g[n, c] W[c, m]|: min(max_i max(u_min / p_i, 1), min_i (u_max / p_i) / K);
-    1 when no product is non-zero. Without a weight p_i = |g_i|, and K is 1. The N C M products are never
-    formed: the inputs are sorted per channel, in memory proportional to the inputs.
-
-    Attributes:
-        max_rescue_ratio: q, share of the products, largest first, that is to be kept from underflow; in (0,
-            1]: only the int(n q) smallest, but at least one, of the n lower values u_min / p_i count. None:
-            all of them, which lets one tiny product decide.
-
-    Example:
-        >>> g, W = np.array([[1e-7, 1e-3]]), np.array([[0.1, 0.5], [0.2, 0.3]])
-        >>> round(ElementWiseRange().scale(g, W, range=Range(6e-8, 65504.0), fan_in=2), 3)
-        6.0
+    The products are never formed: the inputs are sorted per channel, in memory proportional to the inputs.
     """
 
     needs = Needs.ARRAYS
@@ -44,11 +56,7 @@ class ElementWiseRange(Method):
             raise ValueError(f"max_rescue_ratio={q!r} must lie in (0, 1]; None keeps every product")
 
     def scale(self, g: NDArray[Any], W: Optional[NDArray[Any]], *, range: Range, fan_in: float) -> float:
-        """The scale of a gradient (N, C) or (N, C, ...) and a weight (C, M) or (C, ...).
-
-        Raises:
-            ValueError: they do not share their channels.
-        """
+        """The scale of a gradient (N, C) or (N, C, ...) and a weight (C, M) or (C, ...)."""
         pairs = _pairs(g, W)
         if not pairs:
             return 1.0

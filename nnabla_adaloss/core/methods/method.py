@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
@@ -11,6 +12,8 @@ from typing import Any, Callable, ClassVar, NamedTuple, Optional
 from numpy.typing import NDArray
 
 from ..scale_history import HistoryPolicy
+from ..statistics import ArrayStatistics
+from ..validation import positive_number
 
 
 class Needs(str, Enum):
@@ -88,19 +91,23 @@ class Method(ABC):
 
 
 @dataclass(frozen=True)
+class Fixed(Method):
+    """The same scale for every layer; only bounds and the room that gradients leave change it."""
+
+    needs = Needs.NOTHING
+    fixed_loss_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive_number("fixed_loss_scale", self.fixed_loss_scale)
+
+    def scale(self, g: None, W: None, *, range: Range, fan_in: float) -> float:
+        """`fixed_loss_scale`, whatever the gradient."""
+        return self.fixed_loss_scale
+
+
+@dataclass(frozen=True)
 class ArrayFunction(Method):
-    """A function `f(g, W, *, config, fan_in) -> float` of NumPy arrays (`W` may be None).
-
-    Attributes:
-        function: the function.
-        config: what it is given as `config`.
-
-    Example:
-        >>> import numpy as np
-        >>> method = ArrayFunction(lambda g, W, *, config, fan_in: config / abs(g).max(), config=64.0)
-        >>> float(method.scale(np.array([2.0, -4.0]), None, range=Range(6e-8, 65504.0), fan_in=1))
-        16.0
-    """
+    """A function `f(g, W, *, config, fan_in) -> float` of NumPy arrays (`W` may be None)."""
 
     needs = Needs.ARRAYS
     function: Callable[..., float]
@@ -109,3 +116,13 @@ class ArrayFunction(Method):
     def scale(self, g: NDArray[Any], W: Optional[NDArray[Any]], *, range: Range, fan_in: float) -> float:
         """What the function returns."""
         return self.function(g, W, config=self.config, fan_in=fan_in)
+
+
+def overflow_limit(g: ArrayStatistics, W: Optional[ArrayStatistics], fan_in: float, u_max: float) -> float:
+    """Largest scale under which no element of the input gradient can exceed `u_max`.
+
+    (u_max / K) / (max|g| * max|W|): K products, none larger than the product of the two maxima. Infinite when
+    the gradient or the weight is all zero. Without a weight it is u_max / max|g|, whatever `fan_in`.
+    """
+    largest = g.abs_max if W is None else g.abs_max * W.abs_max * fan_in
+    return u_max / largest if largest else math.inf

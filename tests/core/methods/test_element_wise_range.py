@@ -3,14 +3,18 @@ from __future__ import annotations
 
 import math
 import tracemalloc
-from typing import Any, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnabla_adaloss.core import AdaLossConfig, get_loss_scale_by_element_wise_range
+from nnabla_adaloss.core import (
+    AdaLossConfig,
+    get_loss_scale_by_abs_range,
+    get_loss_scale_by_element_wise_range,
+)
 
 
 def plain(g: np.ndarray, W: np.ndarray, config: AdaLossConfig, fan_in: float) -> float:
@@ -82,13 +86,6 @@ def test_at_least_one_product_is_kept(ratio: float, kept: float) -> None:
         assert math.isclose(scale, max(6e-8 / (weight * kept), 1.0))
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_nonfinite_gives_one(bad: float) -> None:
-    good, poisoned = np.full((2, 2), 1e-8), np.array([[bad, 1e-8], [1.0, 0.0]])
-    for g, W in ((good, poisoned), (poisoned, good), (poisoned, None)):
-        assert get_loss_scale_by_element_wise_range(g, W, config=AdaLossConfig(), fan_in=2) == 1.0
-
-
 @pytest.mark.parametrize("g", [np.zeros((2, 3)), np.zeros((0, 3)), np.array([[1.0, 0.0, 0.0]])])
 def test_no_product_gives_one(g: np.ndarray) -> None:
     W = np.array([[0.0], [1.0], [1.0]])
@@ -117,3 +114,40 @@ def test_memory_is_that_of_the_inputs() -> None:
 def test_shapes_that_do_not_meet(W: np.ndarray) -> None:
     with pytest.raises(ValueError, match=r"do not meet: axis 1 of g \(N, C, ...\) .* are the same channels$"):
         get_loss_scale_by_element_wise_range(np.ones((4, 2)), W, config=AdaLossConfig(), fan_in=2)
+
+
+# ---- extremes alone
+
+
+def abs_range(g: Any, W: Optional[np.ndarray], **arguments: Any) -> float:
+    result = get_loss_scale_by_abs_range(np.asarray(g), W, config=AdaLossConfig(), **arguments)
+    assert result.shape == ()
+    return float(result)
+
+
+def test_the_smallest_product_reaches_u_min() -> None:
+    g, W = [[0.0, 1e-8, -1e-3]], np.array([[0.5], [-0.25], [0.0]])
+    assert math.isclose(abs_range(g, W, fan_in=1) * 1e-8 * 0.25, 6e-8)
+    assert math.isclose(abs_range(g, None) * 1e-8, 6e-8)
+    assert math.isclose(abs_range(g, W, fan_in=3) * 3, abs_range(g, W))
+
+
+def test_products_below_1e_15_are_not_chased() -> None:
+    g, W = [1e-12, 1e-20], np.array([1e-3])
+    assert abs_range(g, W, fan_in=1) == 6e-8 / 1e-15
+
+
+def test_overflow_of_extremes_goes_below_one() -> None:
+    assert math.isclose(abs_range([1e4], np.array([10.0]), fan_in=2), 65504.0 / 2e5)
+
+
+@pytest.mark.parametrize("g", [[], [0.0, -0.0], [np.nan], [np.inf, 1e-8]])
+def test_useless_arrays_give_one(g: List[float]) -> None:
+    assert abs_range(g, np.array([1e-8]), fan_in=2) == 1.0
+    assert abs_range([1e-8], np.asarray(g), fan_in=2) == 1.0
+    assert abs_range(g, None) == 1.0
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False), st.floats(allow_nan=False, allow_infinity=False))
+def test_extremes_are_never_zero_nor_infinite(g: float, W: float) -> None:
+    assert 0.0 < abs_range([g], np.array([W]), fan_in=3) < math.inf
