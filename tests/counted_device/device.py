@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import collections
 import ctypes
-import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -21,25 +20,15 @@ from nnabla_adaloss.kernels import CudaKernels
 from nnabla_adaloss.kernels.arrays import FLOAT16, FLOAT32
 from nnabla_adaloss.kernels.cuda_launcher import Bytes
 from nnabla_adaloss.kernels.cuda_source import CudaSource
-from tests.kernels.host_launcher import COMPILER, HostLauncher, HostMemory
+from tests.kernels.host_launcher import HostLauncher, HostMemory
 
 Build = Callable[[nn.Variable], nn.Variable]
 Addresses = Callable[..., List[int]]
 
 ARRAY_CLASS = "CountedArray"
-SOURCE = Path(__file__).parent / "counted_array.cpp"
 HALF = 23  # NumPy's number of float16
 # Of a solver, on a GPU: a reduction per parameter, each waited for.
 REDUCTIONS = {"check_inf_or_nan_grad", "check_inf_grad", "check_nan_grad"}
-
-
-def compile_counted_array(directory: Path) -> Path:
-    """The shared library with the array class, made once."""
-    library = directory / "counted_array.so"
-    if not library.exists():
-        options = ["-std=c++17", "-O1", "-Wall", "-Werror", "-fPIC", "-shared"]
-        subprocess.run([str(COMPILER), *options, str(SOURCE), "-o", str(library)], check=True)
-    return library
 
 
 @dataclass
@@ -100,7 +89,7 @@ class CountingLauncher(HostLauncher):
     Each address that a kernel is given is looked at first: a GPU knows its own arrays, as long as they live.
 
     Args:
-        library: what `compile_for_host` made.
+        library: what `kernels_for_host` made.
         device: the context of the device's arrays.
         copies: how many arrays have gone to the device so far.
     """

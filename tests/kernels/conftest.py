@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import fcntl
-import os
 from pathlib import Path
 
 import nnabla as nn
@@ -10,7 +8,7 @@ import pytest
 
 from nnabla_adaloss.kernels import CpuKernels, CudaKernels, Kernels, PlainKernels
 from nnabla_adaloss.kernels.cpu_library import CpuLibrary
-from tests.kernels.host_launcher import COMPILER, HostLauncher, compile_for_host
+from tests.kernels.host_launcher import HostLauncher, kernels_for_host
 
 CPU = nn.Context(["cpu:float"], "CpuCachedArray", "0")
 
@@ -18,16 +16,7 @@ CPU = nn.Context(["cpu:float"], "CpuCachedArray", "0")
 @pytest.fixture(scope="session")
 def cuda_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The CUDA kernels as a shared library for the CPU."""
-    if COMPILER is None:
-        pytest.skip("g++ is needed to run the CUDA kernels on the CPU")
-    run = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        run = run.parent  # which the workers share
-    directory = run / "cuda_on_host"
-    directory.mkdir(exist_ok=True)
-    with open(directory / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return compile_for_host(directory)
+    return kernels_for_host(tmp_path_factory)
 
 
 @pytest.fixture

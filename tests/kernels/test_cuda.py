@@ -218,6 +218,40 @@ def test_any_number_of_blocks(cuda_library: Path, max_blocks: int) -> None:
     assert counts.sum() == 20000
 
 
+# ---- the threads of a block
+
+
+def everything(kernels: CudaKernels, values: np.ndarray) -> List[Any]:
+    """What all kernels make of an array: the numbers that they return and the bytes that they write."""
+    size = values.size
+    found: List[Any] = [kernels.exponent_histogram(nd_array(values, values.dtype))]
+    found += [kernels.statistics(nd_array(values, values.dtype)), kernels.all_finite([nd_array(values)])]
+    for half in (False, True):
+        target = nn.NdArray((size,))
+        kernels.scaled_copy(nd_array(values, values.dtype), target, 0.3, half=half)
+        found.append(target.data.tobytes())
+    master = nd_array(np.ones(size))
+    found.append(kernels.unscale_add(nd_array(values, values.dtype), master, 2.0, accumulate=True))
+    found += [kernels.round_to_format(master, master, FLOAT16), master.data.tobytes()]
+    return [x.tolist() if isinstance(x, np.ndarray) else x for x in (*found[0], *found[1:])]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_real_threads_that_run_at_once_come_to_the_same(cuda_library: Path, dtype: Any) -> None:
+    # Elsewhere threads take turns: none gets between another's reading and writing. Here all of them count
+    # in two places of a histogram, and long enough to be at it at once.
+    values = np.exp2(np.arange(400_000) % 2).astype(dtype)
+    turns, real = (CudaKernels(CPU, HostLauncher(cuda_library, real_threads=r)) for r in (False, True))
+    assert everything(real, values) == everything(turns, values)
+
+
+def test_a_kernel_whose_threads_wait_in_vain_is_an_error(launcher: HostLauncher) -> None:
+    launcher.launch("hangs", 2, (np.uint32(THREADS_PER_BLOCK),))
+    with pytest.raises(RuntimeError, match="hangs: block 0 hangs: of 64 threads, 63 wait in __syncthreads"):
+        launcher.launch("hangs", 2, (np.uint32(THREADS_PER_BLOCK - 1),))
+    launcher.launch("hangs", 2, (np.uint32(THREADS_PER_BLOCK),))
+
+
 # ---- memory
 
 

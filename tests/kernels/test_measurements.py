@@ -21,17 +21,13 @@ from nnabla_adaloss.kernels.measurements import (
     measurements_by,
 )
 from tests.engine.random_graphs import build
-from tests.kernels.host_launcher import COMPILER, HostLauncher, compile_for_host
-
-CPU = nn.Context(["cpu:float"], "CpuCachedArray", "0")
+from tests.kernels.conftest import CPU
+from tests.kernels.host_launcher import HostLauncher
 
 
 @pytest.fixture(scope="module")
-def cuda_kernels(tmp_path_factory: pytest.TempPathFactory) -> CudaKernels:
-    if COMPILER is None:
-        pytest.skip("g++ is needed to run the CUDA kernels on the CPU")
-    library: Path = compile_for_host(tmp_path_factory.mktemp("cuda_on_host"))
-    return CudaKernels(CPU, HostLauncher(library))
+def cuda_kernels(cuda_library: Path) -> CudaKernels:
+    return CudaKernels(CPU, HostLauncher(cuda_library))
 
 
 def array(*values: float) -> nn.NdArray:
