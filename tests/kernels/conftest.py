@@ -6,7 +6,7 @@ from pathlib import Path
 import nnabla as nn
 import pytest
 
-from nnabla_adaloss.kernels import CpuKernels, CudaKernels, Kernels, PlainKernels
+from nnabla_adaloss.kernels import CpuKernels, CudaKernels, Kernels
 from nnabla_adaloss.kernels.cpu_library import CpuLibrary
 from tests.kernels.host_launcher import HostLauncher, kernels_for_host
 
@@ -24,13 +24,11 @@ def launcher(cuda_library: Path) -> HostLauncher:
     return HostLauncher(cuda_library)
 
 
-@pytest.fixture(params=["cpu", "cpu baseline", "plain", "cuda on host"], scope="session")
+@pytest.fixture(params=["cpu", "cpu baseline", "cuda on host"], scope="session")
 def kernels(request: pytest.FixtureRequest) -> Kernels:
     """The backends, one after another; none holds state between calls."""
     if request.param == "cpu":
         return CpuKernels()
     if request.param == "cpu baseline":  # as on a processor with neither wide registers nor float16
         return CpuKernels(CpuLibrary("baseline"))
-    if request.param == "plain":
-        return PlainKernels(CPU)
     return CudaKernels(CPU, HostLauncher(request.getfixturevalue("cuda_library")))

@@ -15,27 +15,25 @@ from nnabla_adaloss.core.formats import FLOAT16, FLOAT32
 from nnabla_adaloss.kernels import CudaKernels, GradientToUnscale, ScaledCopy
 from nnabla_adaloss.kernels.cuda_source import CudaSource
 from tests.kernels.arrays import (
+    DTYPES,
     SPECIAL_VALUES,
     assert_same_floats,
     assert_statistics,
     nd_array,
+    normal,
     scaled,
+    special_values,
 )
 from tests.kernels.conftest import CPU
 from tests.kernels.host_launcher import THREADS_PER_BLOCK, HostLauncher
 from tests.kernels.memory_array import MemoryArray, before_forbidden_page, reserved_zeros
 
-DTYPES = [np.float32, np.float16]
 LENGTHS = [0, 1, 3, 4, 7, 8, 31, 33, 5000]
 
 
 @pytest.fixture
 def kernels(launcher: HostLauncher) -> CudaKernels:
     return CudaKernels(CPU, launcher)
-
-
-def normal(length: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(length).astype(dtype)
 
 
 def as_nd(array: MemoryArray) -> nn.NdArray:
@@ -271,11 +269,6 @@ def test_unaligned_arrays(kernels: CudaKernels, dtype: Any, offset: int, length:
     master = MemoryArray(np.zeros(30000, np.uint8), np.float32, length, 4)
     kernels.unscale_add(as_nd(source), as_nd(master), 4.0, accumulate=True)
     assert_same_floats(master.values, values.astype(np.float32) * np.float32(0.25) + np.float32(0))
-
-
-def special_values(dtype: Any) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        return np.array(SPECIAL_VALUES).astype(dtype)
 
 
 @pytest.mark.parametrize("length", [0, 1, 31, 33, 1023, 5000])
