@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from nnabla_adaloss.kernels import CudaKernels
 from nnabla_adaloss.kernels.arrays import FLOAT16, FLOAT32
-from nnabla_adaloss.kernels.cuda_launcher import Bytes
-from nnabla_adaloss.kernels.cuda_source import CudaSource
+from nnabla_adaloss.kernels.cuda_launcher import Bytes, CudaSource
 from tests.kernels.host_launcher import HostLauncher, HostMemory
 
 Build = Callable[[nn.Variable], nn.Variable]

@@ -14,8 +14,7 @@ from typing import Any, List, Optional, Sequence, Tuple
 import numpy as np
 import pytest
 
-from nnabla_adaloss.kernels.cuda_launcher import Bytes
-from nnabla_adaloss.kernels.cuda_source import CudaSource
+from nnabla_adaloss.kernels.cuda_launcher import Bytes, CudaSource
 
 SHIM = Path(__file__).parent / "host_shim"
 THREADS_PER_BLOCK = 64  # two warps: every barrier and shuffle is there

@@ -13,7 +13,7 @@ import pytest
 
 from nnabla_adaloss.core.formats import FLOAT16, FLOAT32
 from nnabla_adaloss.kernels import CudaKernels, GradientToUnscale, ScaledCopy
-from nnabla_adaloss.kernels.cuda_source import CudaSource
+from nnabla_adaloss.kernels.cuda_launcher import CudaSource
 from tests.kernels.arrays import (
     DTYPES,
     SPECIAL_VALUES,

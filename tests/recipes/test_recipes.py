@@ -25,7 +25,7 @@ from nnabla_adaloss import (
 )
 from nnabla_adaloss.graph import matrix_products
 from nnabla_adaloss.kernels import CpuKernels, CudaKernels, Kernels
-from nnabla_adaloss.kernels.cuda_source import CudaSource
+from nnabla_adaloss.kernels.cuda_launcher import CudaSource
 
 
 def updater_with(
