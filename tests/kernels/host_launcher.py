@@ -69,6 +69,8 @@ def kernels_for_host(factory: pytest.TempPathFactory) -> Path:
     code = "\n".join(["#include <cstddef>", source.text, HANGS, *checks, *launches])
     # Strict rounding as on a GPU; its floats may be read as uint4 there.
     options = ["-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-pthread"]
+    # As on a GPU, 16 bytes are read and written where an address is a multiple of 16, or the process ends.
+    options += ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]
     # Fibers jump from stack to stack, which a fortified longjmp refuses.
     options += ["-U_FORTIFY_SOURCE", f"-DTHREADS_PER_BLOCK={THREADS_PER_BLOCK}", f"-I{SHIM}"]
     return compiled(factory, "adaloss_on_host", code, *options)
