@@ -142,6 +142,15 @@ def test_without_cupy_arrays_go_to_the_kernels_of_the_cpu(
         assert isinstance(scaling.kernels, CpuKernels)
 
 
+def test_kernels_of_the_cpu_find_what_is_on_the_device(on_device: CountedDevice) -> None:
+    x, master = (nn.NdArray.from_numpy_array(np.full((4, 3), v, np.float32)) for v in (6.0, 1.0))
+    for accumulate, expected in ((True, 4.0), (False, 3.0)):
+        for array in (x, master):
+            array.data_ptr(np.float32, on_device.context("float"))
+        assert CpuKernels().unscale_add(x, master, 2.0, accumulate=accumulate) == 3.0
+        assert (master.data == expected).all()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("step", sorted(STEPS))
 def test_parts_of_random_graphs(on_gpu: CountedDevice, step: str) -> None:
