@@ -164,18 +164,17 @@ class CudaKernels:
         target: NdArray,
         storage: Format,
         table: DeviceTable,
-        row: int = 0,
         *,
         fitted: bool = False,
         random_key: Optional[int] = None,
     ) -> None:
-        """`round_to_format` with its statistics in a row of the table."""
+        """`round_to_format` with its statistics in the table's first row."""
         require_float32(source, "source")
         require_same_size(source, target)
         if storage.mantissa_bits >= 23:
             if target is not source:
                 self.launch_scaled_copies([ScaledCopy(source, target, 1.0)])
-            self.launch_statistics([source], table, row)
+            self.launch_statistics([source], table)
             return
         address = self._address(source)
         to_address = address if target is source else self._address(target, True)
@@ -183,7 +182,7 @@ class CudaKernels:
         key = random_key or 0
         layout = np.zeros(1, self._format)
         layout[0] = (*limits, fitted, random_key is not None, key & 0xFFFFFFFF, key >> 32)
-        task = DeviceTasks([address], [to_address], [source.size], rows=row)
+        task = DeviceTasks([address], [to_address], [source.size])
         with self._lock:
             if fitted:
                 self.launch_statistics([source], self._measured)
