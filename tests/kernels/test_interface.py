@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence
+from typing import Any, List, Sequence, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -355,19 +355,31 @@ def test_half_gradients_become_float32_where_they_are(kernels: Kernels) -> None:
 # ---- rounding
 
 
+def check(
+    kernels: Kernels,
+    values: np.ndarray,
+    storage: Format,
+    expected: np.ndarray,
+    too_large: np.ndarray,
+    **options: Any,
+) -> None:
+    """See that values are rounded to those expected, in place and elsewhere, and what is told of it."""
+    source, target = nd_array(values), nn.NdArray(values.shape)
+    for result in (target, source):
+        statistics, underflowed, overflowed = kernels.round_to_format(source, result, storage, **options)
+        assert_same_floats(result.data, expected)
+        assert_statistics(statistics, expected)
+        assert underflowed == np.count_nonzero((values != 0) & (expected == 0))
+        assert overflowed == np.count_nonzero(np.isfinite(values) & too_large)
+
+
 def check_rounding(kernels: Kernels, values: np.ndarray, storage: Format) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         expected = values.astype(NARROW_DTYPES[storage.saturating(False)]).astype(np.float32)
     too_large = ~np.isnan(values) & ~np.isfinite(expected)
     if storage.saturates:
         expected = np.where(too_large, np.copysign(storage.max, values), expected).astype(np.float32)
-    source, target = nd_array(values), nn.NdArray(values.shape)
-    for result in (target, source):
-        statistics, underflowed, overflowed = kernels.round_to_format(source, result, storage)
-        assert_same_floats(result.data, expected)
-        assert_statistics(statistics, expected)
-        assert underflowed == np.count_nonzero((values != 0) & (expected == 0))
-        assert overflowed == np.count_nonzero(np.isfinite(values) & too_large)
+    check(kernels, values, storage, expected, too_large)
 
 
 def neighbours(values: np.ndarray) -> np.ndarray:
@@ -413,11 +425,7 @@ def test_rounding_of_ordinary_numbers(kernels: Kernels, storage: Format) -> None
 
 def test_rounding_to_float32_changes_nothing(kernels: Kernels) -> None:
     values = np.array(SPECIAL_VALUES, np.float32)
-    target = nn.NdArray(values.shape)
-    statistics, underflowed, overflowed = kernels.round_to_format(nd_array(values), target, FLOAT32)
-    assert_same_floats(target.data, values)
-    assert_statistics(statistics, values)
-    assert (underflowed, overflowed) == (0, 0)
+    check(kernels, values, FLOAT32, values, np.zeros(values.shape, np.bool_))
 
 
 def test_every_format_is_tested() -> None:
@@ -427,8 +435,8 @@ def test_every_format_is_tested() -> None:
 # ---- rounding to a format that is fitted to the array
 
 
-def rounded_in_float64(values: np.ndarray, storage: Format) -> np.ndarray:
-    """The definition: times a power of two, rounded, and divided by it again."""
+def fitted_in_float64(values: np.ndarray, storage: Format) -> Tuple[np.ndarray, np.ndarray]:
+    """The definition: times a power of two, rounded, and divided by it again. And what was too large."""
     wide = values.astype(np.float64)
     finite = np.isfinite(wide)
     largest = np.abs(wide[finite]).max(initial=0.0)
@@ -445,18 +453,13 @@ def rounded_in_float64(values: np.ndarray, storage: Format) -> np.ndarray:
     exponent = np.maximum(np.frexp(scaled)[1] - 1, np.frexp(storage.smallest_normal)[1] - 1)
     unit = np.ldexp(1.0, exponent - storage.mantissa_bits)
     rounded = np.rint(scaled / unit) * unit
-    rounded = np.where(np.abs(rounded) > storage.max, np.copysign(storage.beyond_max, wide), rounded)
-    return np.where(finite, np.copysign(rounded, wide) * power, wide).astype(np.float32)
+    too_large = finite & (np.abs(rounded) > storage.max)
+    rounded = np.where(too_large, np.copysign(storage.beyond_max, wide), rounded)
+    return np.where(finite, np.copysign(rounded, wide) * power, wide).astype(np.float32), too_large
 
 
 def check_fitted(kernels: Kernels, values: np.ndarray, storage: Format) -> None:
-    expected = rounded_in_float64(values, storage)
-    source, target = nd_array(values), nn.NdArray(values.shape)
-    for result in (target, source):
-        rounding = kernels.round_to_format(source, result, storage, fitted=True)
-        assert_same_floats(result.data, expected)
-        assert_statistics(rounding.statistics, expected)
-        assert rounding.underflowed == np.count_nonzero((values != 0) & (expected == 0))
+    check(kernels, values, storage, *fitted_in_float64(values, storage), fitted=True)
 
 
 @every_format
@@ -487,19 +490,10 @@ def test_fitted_rounding_around_every_number_times_a_power_of_two(kernels: Kerne
         assert_same_floats(target.data, expected.data * power)
 
 
-@pytest.mark.parametrize("saturates", [False, True])
-def test_what_is_not_finite_stays_and_the_rest_is_fitted_to_the_finite(
-    kernels: Kernels, saturates: bool
-) -> None:
-    storage = FLOAT8_E4M3.saturating(saturates)
-    values = np.array([np.inf, 1.05, -np.inf, np.nan, -3.1, 0.0, -0.0], np.float32)
-    target = nn.NdArray(values.shape)
-    rounding = kernels.round_to_format(nd_array(values), target, storage, fitted=True)
-    assert_same_floats(target.data, np.array([np.inf, 1.0, -np.inf, np.nan, -3.0, 0.0, -0.0], np.float32))
-    assert rounding.statistics.nonfinite == 3
-    assert rounding.overflowed == 0
-
-
-@pytest.mark.parametrize("values", [[], [0.0, -0.0], [np.inf], [np.nan, 0.0], [3.3]])
-def test_fitted_rounding_of_little(kernels: Kernels, values: list) -> None:
-    check_fitted(kernels, np.array(values, np.float32), FLOAT8_E4M3)
+@pytest.mark.parametrize(
+    "values",
+    [[], [0.0, -0.0], [np.inf], [np.nan, 0.0], [3.3], [np.inf, 1.05, -np.inf, np.nan, -3.1, 0.0, -0.0]],
+)
+def test_fitted_rounding_of_little_and_of_what_is_not_finite(kernels: Kernels, values: list) -> None:
+    for saturates in (False, True):
+        check_fitted(kernels, np.array(values, np.float32), FLOAT8_E4M3.saturating(saturates))
