@@ -25,14 +25,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
 @pytest.mark.parametrize(
     ("n", "themes"),
-    [
-        (2, THEMES),
-        (4, THEMES),
-        (2, ("measured",)),
-        (3, ("measured",)),
-        (2, ("feeder_errors", "sums")),
-        (3, ("feeder_errors", "sums")),
-    ],
+    [(2, THEMES), (4, THEMES), (3, ("measured",)), (3, ("feeder_errors", "sums"))],
 )
 def test_what_holds_on_every_rank(n: int, themes: Tuple[str, ...]) -> None:
     run_checks(n, WORKERS, *themes, timeout=240)
