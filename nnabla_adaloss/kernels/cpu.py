@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, Iterable, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
-from nnabla import Context, NdArray
+from nnabla import NdArray
 from numpy.typing import NDArray
 
 from ..core.formats import Format
@@ -58,16 +58,11 @@ class CpuKernels:
         3.0
     """
 
+    asynchronous = False
+    context = HOST
+
     def __init__(self, library: Optional[CpuLibrary] = None) -> None:
         self._library = library or CpuLibrary()
-
-    @property
-    def asynchronous(self) -> bool:
-        return False
-
-    @property
-    def context(self) -> Context:
-        return HOST
 
     def statistics(self, x: NdArray) -> ArrayStatistics:
         return self._measured(x, counts=0)

@@ -65,6 +65,8 @@ class CudaKernels:
         >>> [row.statistics.abs_max for row in table.fetch().rows]             # doctest: +SKIP
     """
 
+    asynchronous = True
+
     def __init__(self, context: nn.Context, launcher: Optional[Launcher] = None) -> None:
         if launcher is None:
             if is_on_host(context):
@@ -190,10 +192,6 @@ class CudaKernels:
             self._launch("round_to_format", task, *arguments, per_block=ELEMENTS_PER_ROW)
 
     # ---- Kernels
-
-    @property
-    def asynchronous(self) -> bool:
-        return True
 
     @property
     def context(self) -> nn.Context:

@@ -69,21 +69,8 @@ def clipped() -> nn.Variable:
     return F.sum(PF.affine(h, 2, name="b", rng=RNG(1)) ** 2)
 
 
-ALL: Dict[str, Callable[[], nn.Variable]] = {
-    **NETWORKS,
-    **{
-        f.__name__: f
-        for f in (
-            sink_of_branches,
-            sink_of_large_branches,
-            divergence,
-            divergence_as_the_loss,
-            pooled,
-            lstm,
-            clipped,
-        )
-    },
-}
+OWN = (sink_of_branches, sink_of_large_branches, divergence, divergence_as_the_loss, pooled, lstm, clipped)
+ALL: Dict[str, Callable[[], nn.Variable]] = {**NETWORKS, **{f.__name__: f for f in OWN}}
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss.core.formats import FLOAT16
-from nnabla_adaloss.kernels import CudaKernels, GradientToUnscale, ScaledCopy
+from nnabla_adaloss.kernels import CudaKernels, GradientToUnscale
 from nnabla_adaloss.kernels.cuda_launcher import CudaSource
 from tests.kernels.arrays import (
     DTYPES,
@@ -66,15 +66,6 @@ def test_histograms_of_many_arrays(kernels: CudaKernels) -> None:
         assert_statistics(row.statistics, values)
         fields = np.abs(values).astype(np.float32).view(np.uint32) >> 23
         np.testing.assert_array_equal(counts, np.bincount(fields, minlength=256))
-
-
-def test_scaled_copies_of_many_weights(kernels: CudaKernels, launcher: HostLauncher) -> None:
-    weights = [normal(length, dtype, seed) for seed, length in enumerate(LENGTHS) for dtype in DTYPES]
-    copies = [ScaledCopy(nd_array(w, w.dtype), nn.NdArray(w.shape), 2.0**i) for i, w in enumerate(weights)]
-    kernels.launch_scaled_copies(copies)
-    assert launcher.launches == ["scaled_copy"]
-    for (_, target, alpha, _), w in zip(copies, weights):
-        assert_same_floats(target.data, scaled(w, alpha))
 
 
 def gradients_to_unscale(count: int) -> List[GradientToUnscale]:
