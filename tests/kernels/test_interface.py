@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence, Tuple
+from typing import Any, List, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -151,31 +151,21 @@ def test_scaled_copy_reuses_the_target(kernels: Kernels) -> None:
 
 
 @pytest.mark.parametrize("to_half", [False, True])
-@pytest.mark.parametrize("dtypes", [[np.float32], DTYPES])
-def test_scaled_copy_all(kernels: Kernels, dtypes: Sequence[Any], to_half: bool) -> None:
-    shapes = [(n,) for n in LENGTHS for _ in dtypes]
-    alphas, half = [2.0**i for i in range(len(shapes))], [to_half] * len(shapes)
-    copies = ScaledCopies((), (), alphas, half)
-    for seed in range(3):
-        # Contents, and where they are, change from pass to pass.
-        copies.sources = [nd_array(normal(n, dtype, seed), dtype) for n in LENGTHS for dtype in dtypes]
-        copies.targets = [nn.NdArray(shape) for shape in shapes]
+def test_scaled_copy_all(kernels: Kernels, to_half: bool) -> None:
+    count = len(LENGTHS)
+    copies = ScaledCopies((), (), [2.0 ** (i - 3) for i in range(count)], [to_half] * count)
+    floats, mixed = [np.float32] * count, [DTYPES[i % 2] for i in range(count)]
+    # Contents, sizes, types and where arrays are change from pass to pass.
+    passes = [(floats, 1), (floats, 1), (floats, -1), (mixed, -1), (floats, -1)]
+    for seed, (dtypes, order) in enumerate(passes):
+        values = [normal(n, dtype, seed) for n, dtype in zip(LENGTHS[::order], dtypes)]
+        copies.sources = [nd_array(v, v.dtype) for v in values]
+        copies.targets = [nn.NdArray(v.shape) for v in values]
         kernels.scaled_copy_all(copies)
-        for source, target, alpha, _ in copies.each:
-            dtype = np.float16 if to_half else source.dtype
-            assert_same_floats(target.data, scaled(source.data, alpha, dtype))
-
-
-def test_scaled_copies_of_other_types_and_sizes_than_before(kernels: Kernels) -> None:
-    copies = ScaledCopies((), (), [2.0, 4.0], [False, False])
-    floats = 2 * [np.float32]
-    for dtypes, sizes in [(floats, (3, 4)), (floats, (5, 2)), (DTYPES, (5, 2)), (floats, (5, 2))]:
-        copies.sources = [nd_array(normal(n, dtype), dtype) for n, dtype in zip(sizes, dtypes)]
-        copies.targets = [nn.NdArray((n,)) for n in sizes]
-        kernels.scaled_copy_all(copies)
-        for source, target, alpha, _ in copies.each:
-            assert_same_floats(target.data, scaled(source.data, alpha))
-    copies.targets = [nn.NdArray((n,)) for n in (5, 3)]
+        for v, (source, target, alpha, _) in zip(values, copies.each):
+            assert_same_floats(target.data, scaled(v, alpha, np.float16 if to_half else None))
+            assert_same_floats(source.data, v)
+    copies.targets = [nn.NdArray((n,)) for n in LENGTHS]
     with pytest.raises(ValueError, match="sizes"):
         kernels.scaled_copy_all(copies)
     kernels.scaled_copy_all(ScaledCopies((), (), [], []))
