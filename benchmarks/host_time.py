@@ -45,8 +45,7 @@ from blocks import BLOCK, Times, means, positions, take_turns
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
 from nnabla_adaloss.host_context import HOST
 from nnabla_adaloss.kernels import CudaKernels
-from nnabla_adaloss.kernels.cuda_launcher import Bytes
-from nnabla_adaloss.kernels.cuda_source import CudaSource
+from nnabla_adaloss.kernels.cuda_launcher import Bytes, CudaSource
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
 

@@ -11,96 +11,57 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 from pathlib import Path
-from typing import Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 
 class CudaLibrary(NamedTuple):
-    """A shared library that the extension needs.
+    """A shared library that the extension needs."""
 
-    Attributes:
-        package: folder below `nvidia/` that NVIDIA's wheels keep it in.
-        soname: name that the dynamic loader knows it by.
-        path: the file, or None where no wheel holds one.
-    """
-
-    package: str
+    package: str  # folder below `nvidia/` that NVIDIA's wheels keep it in
     soname: str
-    path: Optional[Path] = None
+    path: Optional[Path] = None  # None where no wheel holds it
 
 
-def _libraries(**sonames: str) -> Tuple[CudaLibrary, ...]:
-    # A library comes after those that it is linked to itself: cuSOLVER and cuDNN need both parts of cuBLAS.
-    packages = {
-        "cudart": "cuda_runtime",
-        "cublasLt": "cublas",
-        "cublas": "cublas",
-        "nvJitLink": "nvjitlink",
-        "cusolver": "cusolver",
-        "curand": "curand",
-        "cufft": "cufft",
-        "nvrtc": "cuda_nvrtc",
-        "cudnn": "cudnn",
-    }
-    return tuple(
-        CudaLibrary(package, f"lib{name}.so.{sonames[name]}")
-        for name, package in packages.items()
-        if name in sonames
-    )
-
-
-_CUDA_11 = {"cudart": "11.0", "cublasLt": "11", "cublas": "11", "curand": "10", "cufft": "10", "cudnn": "8"}
+_PACKAGES = {
+    "cudart": "cuda_runtime",
+    "cublasLt": "cublas",
+    "cublas": "cublas",
+    "nvJitLink": "nvjitlink",
+    "cusolver": "cusolver",
+    "curand": "curand",
+    "cufft": "cufft",
+    "nvrtc": "cuda_nvrtc",
+    "cudnn": "cudnn",
+}
+_CUDA_11 = "cudart.so.11.0 cublasLt.so.11 cublas.so.11 curand.so.10 cufft.so.10 cudnn.so.8"
+# A library comes after those that it is linked to itself: cuSOLVER and cuDNN need both parts of cuBLAS.
+_LOADED = {
+    "110": f"{_CUDA_11} cusolver.so.10 nvrtc.so.11.0",
+    "116": f"{_CUDA_11} cusolver.so.11 nvrtc.so.11.2",
+    "120": "cudart.so.12 cublasLt.so.12 cublas.so.12 nvJitLink.so.12 cusolver.so.11 curand.so.10 cufft.so.11 "
+    "nvrtc.so.12 cudnn.so.8",
+}
 
 LIBRARIES_BY_CUDA_VERSION: Mapping[str, Sequence[CudaLibrary]] = {
-    "110": _libraries(**_CUDA_11, cusolver="10", nvrtc="11.0"),
-    "116": _libraries(**_CUDA_11, cusolver="11", nvrtc="11.2"),
-    "120": _libraries(
-        cudart="12",
-        cublasLt="12",
-        cublas="12",
-        nvJitLink="12",
-        cusolver="11",
-        curand="10",
-        cufft="11",
-        nvrtc="12",
-        cudnn="8",
-    ),
+    version: [CudaLibrary(_PACKAGES[name.partition(".")[0]], f"lib{name}") for name in names.split()]
+    for version, names in _LOADED.items()
 }
 """What nnabla-ext-cuda and CuPy load, in loading order, by the CUDA version in the extension's name."""
 
 
 def find_extension_library(nnabla_ext_folders: Iterable[Path]) -> Optional[Path]:
-    """Find the native library of nnabla's CUDA extension, `libnnabla_cuda-<CUDA version>_<cuDNN version>.so`.
-
-    Args:
-        nnabla_ext_folders: the folders that make up the namespace package `nnabla_ext`.
-
-    Returns:
-        Path of the library, or None when the extension is not installed.
-    """
+    """`libnnabla_cuda-<CUDA version>_<cuDNN version>.so` in the folders of `nnabla_ext`, if it is there."""
     found = (library for folder in nnabla_ext_folders for library in folder.glob("cuda/libnnabla_cuda-*.so"))
     return next(found, None)
 
 
 def cuda_version_of(extension_library: Path) -> str:
-    """CUDA version that an extension library was built for, three digits: "120" for CUDA 12.0.
-
-    Example:
-        >>> cuda_version_of(Path("nnabla_ext/cuda/libnnabla_cuda-120_8.so"))
-        '120'
-    """
+    """CUDA version that an extension library was built for, three digits: "120" for CUDA 12.0."""
     return extension_library.stem.partition("-")[2].partition("_")[0]
 
 
 def find_cuda_libraries(nvidia_folders: Sequence[Path], cuda_version: str) -> List[CudaLibrary]:
-    """Look for the libraries of one CUDA version in NVIDIA's wheels. Loads nothing.
-
-    Args:
-        nvidia_folders: the folders that make up the namespace package `nvidia`.
-        cuda_version: a key of `LIBRARIES_BY_CUDA_VERSION`. Nothing is known about, nor found for, any other.
-
-    Returns:
-        One entry per library, in loading order; `path` is None where no folder holds it.
-    """
+    """The libraries of a CUDA version in the folders of `nvidia`, in loading order; none if it is unknown."""
     return [
         library._replace(path=next(filter(Path.is_file, candidates), None))
         for library in LIBRARIES_BY_CUDA_VERSION.get(cuda_version, ())
@@ -119,10 +80,8 @@ def preload_cuda_libraries() -> List[CudaLibrary]:
 
     Importing nnabla_adaloss calls this. It does nothing where nnabla's CUDA extension is not installed.
     Libraries that no wheel holds are left to the dynamic loader. A file that cannot be loaded is left to
-    whoever needs it, whose error names it (`python -m nnabla_adaloss doctor` explains such errors).
-
-    Returns:
-        The libraries that were loaded, in loading order.
+    whoever needs it, whose error names it (`python -m nnabla_adaloss doctor` explains such errors). Returns
+    those that were loaded.
     """
     extension_library = find_extension_library(namespace_folders("nnabla_ext"))
     if extension_library is None:

@@ -66,3 +66,18 @@ def run_ranks(
     # colorama, where it is installed, resets colours at the end of a process.
     stdout = re.sub(r"\x1b\[[0-9;]*m", "", stdout)
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+def run_checks(n: int, folder: Path, *modules: str, timeout: float = 60.0) -> None:
+    """Run every check of modules on `n` ranks: one launch for all, starting ranks takes longer than most."""
+    package = ".".join(folder.relative_to(REPOSITORY).parts)
+    names = [f"{package}.{module}" for module in modules]
+    result = run_ranks(REPOSITORY / "tests" / "rank_checks.py", n, *names, timeout=timeout)
+    assert result.returncode == 0, printed_by(result)
+    sources = "".join((folder / f"{module}.py").read_text("utf-8") for module in modules)
+    assert result.stdout.split() == re.findall(r"^def (check_\w+)", sources, re.M)
+
+
+def printed_by(result: subprocess.CompletedProcess[str]) -> str:
+    """All that a job has printed, for the message of a test."""
+    return f"{result.args} returned {result.returncode}\n{result.stdout}\n{result.stderr}"

@@ -27,49 +27,36 @@ def install(folder: Path, *files: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("cuda_version", ["110", "116", "120"])
-def test_extension_library_tells_its_cuda_version(tmp_path: Path, cuda_version: str) -> None:
-    install(tmp_path, f"b/cuda/libnnabla_cuda-{cuda_version}_8.so", "b/cuda/init.so", "a/cpu/init.so")
-    library = find_extension_library([tmp_path / "a", tmp_path / "b"])
-    assert library == tmp_path / "b" / "cuda" / f"libnnabla_cuda-{cuda_version}_8.so"
-    assert cuda_version_of(library) == cuda_version
-
-
-def test_no_extension(tmp_path: Path) -> None:
+def test_extension_library_tells_its_cuda_version(tmp_path: Path) -> None:
     assert find_extension_library([]) is None
-    assert find_extension_library([install(tmp_path, "cpu/init.so")]) is None
+    assert find_extension_library([install(tmp_path, "a/cpu/init.so")]) is None
+    install(tmp_path, "b/cuda/libnnabla_cuda-116_8.so", "b/cuda/init.so")
+    library = find_extension_library([tmp_path / "a", tmp_path / "b"])
+    assert library == tmp_path / "b" / "cuda" / "libnnabla_cuda-116_8.so"
+    assert cuda_version_of(library) == "116"
+
+
+@pytest.mark.parametrize("cuda_version", LIBRARIES_BY_CUDA_VERSION)
+def test_a_library_is_loaded_after_those_that_it_needs(cuda_version: str) -> None:
+    names = [library.soname.partition(".")[0] for library in LIBRARIES_BY_CUDA_VERSION[cuda_version]]
+    assert names.index("libcublasLt") < names.index("libcublas")
+    assert names.index("libcublas") < min(names.index("libcusolver"), names.index("libcudnn"))
 
 
 def test_wheels_of_the_right_cuda_version_are_found_in_loading_order(tmp_path: Path) -> None:
-    install(
-        tmp_path,
-        "cudnn/lib/libcudnn.so.8",
-        "cudnn/lib/libcudnn.so.9",
-        "cublas/lib/libcublas.so.11",
-        "cublas/lib/libcublas.so.12",
-        "cublas/lib/libcublasLt.so.12",
-        "cuda_runtime/lib/libcudart.so.12",
-    )
-    found = {library.soname: library.path for library in find_cuda_libraries([tmp_path], "120")}
-    assert list(found) == [library.soname for library in LIBRARIES_BY_CUDA_VERSION["120"]]
-    assert [path.relative_to(tmp_path).as_posix() for path in found.values() if path] == [
+    libraries = [
         "cuda_runtime/lib/libcudart.so.12",
         "cublas/lib/libcublasLt.so.12",
         "cublas/lib/libcublas.so.12",
         "cudnn/lib/libcudnn.so.8",
     ]
-    assert found["libcufft.so.11"] is None
-
-
-def test_the_first_folder_with_a_library_counts(tmp_path: Path) -> None:
-    library = "cufft/lib/libcufft.so.10"
-    install(tmp_path, f"b/{library}", f"c/{library}")
-    found = find_cuda_libraries([tmp_path / "a", tmp_path / "b", tmp_path / "c"], "116")
-    assert [library.path for library in found if library.path] == [tmp_path / "b" / library]
-
-
-def test_nothing_is_known_of_other_cuda_versions(tmp_path: Path) -> None:
-    assert find_cuda_libraries([install(tmp_path, "cublas/lib/libcublas.so.13")], "130") == []
+    # The first folder with a library counts.
+    install(tmp_path, *(f"b/{file}" for file in libraries), f"c/{libraries[0]}")
+    install(tmp_path, "b/cudnn/lib/libcudnn.so.9", "b/cublas/lib/libcublas.so.11")
+    found = find_cuda_libraries([tmp_path / "a", tmp_path / "b", tmp_path / "c"], "120")
+    assert [x.soname for x in found] == [x.soname for x in LIBRARIES_BY_CUDA_VERSION["120"]]
+    assert [x.path for x in found if x.path] == [tmp_path / "b" / file for file in libraries]
+    assert find_cuda_libraries([tmp_path / "b"], "130") == []
 
 
 def test_folders_of_packages() -> None:
@@ -89,10 +76,11 @@ def test_without_the_extension_nothing_is_loaded_and_no_time_lost() -> None:
     assert min(seconds() for _ in range(5)) < 0.005
 
 
-def loaded_in_a_new_process(shadow: Path, *statements: str) -> List[str]:
-    """Output lines of a program that runs with `nnabla_ext` from a folder."""
+def preloaded(shadow: Path, *statements: str) -> List[str]:
+    """What a program prints that preloads with packages from a folder, and goes on with these statements."""
+    first = "from nnabla_adaloss.cuda_libraries import preload_cuda_libraries"
     process = subprocess.run(
-        [sys.executable, "-c", "\n".join(statements)],
+        [sys.executable, "-c", "\n".join((first, *statements))],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(shadow), *sys.path])},
         capture_output=True,
         text=True,
@@ -104,13 +92,10 @@ def loaded_in_a_new_process(shadow: Path, *statements: str) -> List[str]:
 @pytest.mark.slow
 @pytest.mark.skipif(not namespace_folders("nvidia.cuda_runtime"), reason="needs NVIDIA's wheels")
 def test_preloaded_libraries_satisfy_the_dynamic_loader(tmp_path: Path) -> None:
-    install(tmp_path, "nnabla_ext/cuda/libnnabla_cuda-120_8.so")
-    output = loaded_in_a_new_process(
-        tmp_path,
-        "import ctypes",
-        "from nnabla_adaloss.cuda_libraries import preload_cuda_libraries",
+    output = preloaded(
+        install(tmp_path, "nnabla_ext/cuda/libnnabla_cuda-120_8.so"),
         "for library in preload_cuda_libraries(): print(library.soname)",
-        "version = ctypes.c_int()",
+        "import ctypes; version = ctypes.c_int()",
         "ctypes.CDLL('libcudart.so.12').cudaRuntimeGetVersion(ctypes.byref(version))",
         "print(version.value)",
     )
@@ -120,14 +105,6 @@ def test_preloaded_libraries_satisfy_the_dynamic_loader(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_file_that_is_no_library_is_passed_over(tmp_path: Path) -> None:
-    install(
-        tmp_path,
-        "nnabla_ext/cuda/libnnabla_cuda-120_8.so",
-        "nvidia/__init__.py",
-        "nvidia/cublas/lib/libcublas.so.12",
-    )
-    assert loaded_in_a_new_process(
-        tmp_path,
-        "from nnabla_adaloss.cuda_libraries import preload_cuda_libraries",
-        "print(preload_cuda_libraries())",
-    ) == ["[]"]
+    install(tmp_path, "nnabla_ext/cuda/libnnabla_cuda-120_8.so", "nvidia/__init__.py")
+    install(tmp_path, "nvidia/cublas/lib/libcublas.so.12")
+    assert preloaded(tmp_path, "print(preload_cuda_libraries())") == ["[]"]

@@ -117,7 +117,7 @@ def check_equal(
 
     Args:
         values: this rank's arrays, by the same names in the same order on every rank.
-        what: a noun for the error, such as `"parameters"`.
+        what: a noun for the error.
         reduce_min: gives the smallest of each integer over the ranks.
         all_gather: gives the objects of all ranks; called only to describe a disagreement.
     """
@@ -144,18 +144,14 @@ def describe_mismatch(ranks: Sequence[int], calls: Sequence[Call]) -> str:
     if len({(call.operation, call.options) for call in calls}) > 1:
         difference = held(map(str, calls))
     else:
-        position = first_unequal_entry(calls)
-        entries = [call.entries[position] if position < len(call.entries) else "missing" for call in calls]
-        counts = held(len(call.entries) for call in calls)
+        lists = [call.entries for call in calls]
+        longest = max(map(len, lists))
+        position = next(i for i in range(longest) if len({entries[i : i + 1] for entries in lists}) > 1)
+        entries = [one[position] if position < len(one) else "missing" for one in lists]
+        counts = held(map(len, lists))
         difference = f"entry {position} given to {calls[0].operation} is {held(entries)}; entries: {counts}"
     return (
         f"ranks made different collective calls: {difference}. Every rank must make the same calls in the "
         "same order with arrays of the same shapes: look for a network, a parameter scope or a branch that "
         "depends on the rank."
     )
-
-
-def first_unequal_entry(calls: Sequence[Call]) -> int:
-    """The first position at which the entries of different calls differ."""
-    lists = [call.entries for call in calls]
-    return next(i for i in range(max(map(len, lists))) if len({entries[i : i + 1] for entries in lists}) > 1)

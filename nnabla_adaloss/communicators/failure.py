@@ -19,19 +19,10 @@ from typing import Callable, Iterator, Optional, Tuple, Type
 
 
 class Watchdog:
-    """Calls `on_expiry(description, timeout_s)` from a thread when a block takes longer than `timeout_s`.
+    """Calls `on_expiry(description, timeout_s)` once, from a thread, when a block takes longer than that.
 
     Watching costs about a microsecond: the block notes its start, which the thread reads four times per
     timeout. So expiry is noticed at most a quarter of the timeout late.
-
-    Args:
-        timeout_s: seconds a block may take.
-        on_expiry: called once per expired block, in the watchdog's thread.
-
-    Example:
-        >>> watchdog = Watchdog(60.0, print)
-        >>> with watchdog.watch("all_reduce"):
-        ...     pass
     """
 
     def __init__(self, timeout_s: float, on_expiry: Callable[[str, float], None]) -> None:
@@ -101,10 +92,8 @@ def on_uncaught_exception(function: Callable[[BaseException], None]) -> None:
 
 
 def end_stalled_process(rank: int, exchange: str, timeout_s: float) -> None:
-    """Report the stalled exchange and the stacks of all threads, and end this process. The launcher then ends
-    the others.
-
-    The process ends at once, without MPI's orderly shutdown, which would wait for the stalled call.
+    """Report the stalled exchange and the stacks of all threads, and end this process: the launcher then ends
+    the others. MPI's orderly shutdown would wait for the stalled call.
     """
     report(
         rank,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -18,12 +19,61 @@ from typing import (
     Tuple,
 )
 
+import numpy as np
+import numpy.typing as npt
+
 from . import failure
-from .agreement import Call
-from .process_group import ProcessGroup
+from .agreement import (
+    Call,
+    CollectiveMismatchError,
+    describe_mismatch,
+    differing,
+    fingerprint,
+    lower_and_upper,
+)
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+
+@dataclass(frozen=True)
+class ProcessGroup:
+    """Named ranks and the MPI communicator between them.
+
+    Attributes:
+        ranks: the members' ranks in the job, in the order of their numbers in the group.
+        comm: mpi4py communicator of the members; MPI's null communicator on all other ranks.
+        mpi: the module `mpi4py.MPI`, which is imported only when a communicator is made.
+    """
+
+    name: str
+    ranks: Tuple[int, ...]
+    comm: MPI.Comm
+    mpi: Any
+
+    @property
+    def rank(self) -> int:
+        """This process's number in the group."""
+        return self.comm.Get_rank()
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.ranks)
+
+    def compare_calls(self, call: Call) -> None:
+        """Wait until all members make a call; a CollectiveMismatchError on all of them unless it is the same.
+
+        It takes a message of 16 bytes.
+        """
+        bounds = lower_and_upper(np.array([fingerprint(call)], np.int64))
+        if differing(self.reduce_ints(bounds, self.mpi.MIN)):
+            raise CollectiveMismatchError(describe_mismatch(self.ranks, self.comm.allgather(call)))
+
+    def reduce_ints(self, values: npt.NDArray[Any], operation: MPI.Op) -> npt.NDArray[Any]:
+        """Reduce integers over the members in place, and return them."""
+        self.comm.Allreduce(self.mpi.IN_PLACE, values, operation)
+        return values
 
 
 class Job:
@@ -35,24 +85,24 @@ class Job:
             forever.
 
     Attributes:
-        mpi: the module `mpi4py.MPI`, which is imported only when a communicator is made.
-        comm: the mpi4py communicator.
         groups: groups of ranks by name; `"world"` has all ranks.
         iteration: the training iteration, which a timeout names; None: unknown.
-
-    Raises:
-        ImportError: mpi4py or an MPI library is missing.
-        TypeError: `comm` is not an mpi4py communicator.
     """
 
     def __init__(self, comm: Optional[MPI.Intracomm], timeout_s: Optional[float]) -> None:
-        self.mpi = _import_mpi()
-        if comm is not None and not isinstance(comm, self.mpi.Intracomm):
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            raise ImportError(
+                f"MPICommunicator needs mpi4py and an MPI library: pip install nnabla-adaloss[mpi] ({error})"
+            ) from error
+        if comm is not None and not isinstance(comm, MPI.Intracomm):
             raise TypeError(
                 "`comm` must be an mpi4py communicator, or None for all processes of the job, got a "
                 f"{type(comm).__name__}; no nnabla context is needed here"
             )
-        self.comm: MPI.Intracomm = self.mpi.COMM_WORLD if comm is None else comm
+        self._mpi = MPI
+        self.comm: MPI.Intracomm = MPI.COMM_WORLD if comm is None else comm
         self.groups: Dict[str, ProcessGroup] = {}
         self.iteration: Optional[int] = None
         self._watchdog = None if timeout_s is None else failure.Watchdog(timeout_s, self._end_stalled)
@@ -70,11 +120,7 @@ class Job:
 
     @property
     def local(self) -> MPI.Comm:
-        """The mpi4py communicator of the processes on this host.
-
-        Raises:
-            RuntimeError: `init` was not called.
-        """
+        """The mpi4py communicator of the processes on this host."""
         self.group("world")
         return self._local
 
@@ -84,8 +130,8 @@ class Job:
             return
         ranks = tuple(range(self.size))
         with self._watched("init", ranks):
-            self.groups["world"] = ProcessGroup("world", ranks, self.comm.Dup(), self.mpi)
-            self._local = self.comm.Split_type(self.mpi.COMM_TYPE_SHARED)
+            self.groups["world"] = ProcessGroup("world", ranks, self.comm.Dup(), self._mpi)
+            self._local = self.comm.Split_type(self._mpi.COMM_TYPE_SHARED)
         if self.size > 1:
             failure.on_uncaught_exception(self.end)
 
@@ -106,11 +152,7 @@ class Job:
         return group
 
     def new_group(self, name: str, ranks: Sequence[int]) -> None:
-        """Make a group of some of the ranks, numbered in this order; all ranks make this call.
-
-        Raises:
-            ValueError: the name is taken, or the ranks are none, repeated or out of range.
-        """
+        """Make a group of some of the ranks, numbered in this order; all ranks make this call."""
         ranks = tuple(int(rank) for rank in ranks)
         if name in self.groups:
             raise ValueError(f"group {name!r} exists already, with ranks {list(self.groups[name].ranks)}")
@@ -120,23 +162,20 @@ class Job:
             )
         with self.exchange("new_group", name=name, ranks=ranks) as world:
             chosen = world.comm.Get_group().Incl(ranks)
-            self.groups[name] = ProcessGroup(name, ranks, world.comm.Create(chosen), self.mpi)
+            self.groups[name] = ProcessGroup(name, ranks, world.comm.Create(chosen), self._mpi)
             chosen.Free()
 
     @contextmanager
     def exchange(
         self, operation: str, group: str = "world", entries: Iterable[Hashable] = (), **options: Hashable
     ) -> Iterator[ProcessGroup]:
-        """A watched block that begins once all members of a group have made the same call.
+        """A watched block that begins once all members of a group have made the same call; yields the group.
 
         Args:
             operation: name of the call.
             group: name of the group.
             entries: the shapes or names of its data; the same on each rank.
             **options: its other arguments; the same on each rank.
-
-        Yields:
-            The group.
 
         Raises:
             CollectiveMismatchError: on every rank, when their calls differ.
@@ -170,13 +209,3 @@ class Job:
             return f"{operation} with ranks {list(ranks)} (exchange {self._exchanges}{iteration})"
 
         return self._watchdog.watch(describe)
-
-
-def _import_mpi() -> Any:
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise ImportError(
-            f"MPICommunicator needs mpi4py and an MPI library: pip install nnabla-adaloss[mpi] ({error})"
-        ) from error
-    return MPI

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Float32 messages made of NdArrays: small arrays packed together, large ones sent from where they are."""
+"""NdArrays as float32 messages: small ones packed together, large ones sent from where they are."""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Callable, List, Tuple
+from typing import Any, Callable, List, Sequence, Tuple, Union
 
 import numpy as np
 import numpy.typing as npt
 from nnabla import NdArray
 
-from ..host_context import host_view
+from ..host_context import dtype_of, host_view
 
 SMALL_ARRAY = 1 << 16
 """Elements (256 kB in fp32) up to which an array is packed with others: below, the latency of a message
@@ -20,11 +20,47 @@ MESSAGE = 1 << 20
 """Elements (4 MB in fp32) at which a packed message is full."""
 
 
+def array_list(data: Union[NdArray, Sequence[NdArray]]) -> List[NdArray]:
+    """The NdArrays of an argument that is one NdArray or a sequence of them."""
+    arrays = [data] if isinstance(data, NdArray) else list(data)
+    for position, array in enumerate(arrays):
+        if not isinstance(array, NdArray):
+            raise TypeError(
+                f"`data`: element {position} is a {type(array).__name__}, not an NdArray; "
+                "pass a Variable's `.data` or `.grad`"
+            )
+    return arrays
+
+
+def floating_list(data: Union[NdArray, Sequence[NdArray]]) -> List[NdArray]:
+    """`array_list` for arrays that are sent as float32; integers, which would be rounded, are refused."""
+    arrays = array_list(data)
+    for position, array in enumerate(arrays):
+        if dtype_of(array).kind != "f":
+            raise TypeError(
+                f"`data`: element {position} has dtype {dtype_of(array)}; only floating point arrays can be "
+                "summed over the ranks (they travel as float32)"
+            )
+    return arrays
+
+
+def shapes_of(arrays: Sequence[NdArray]) -> Tuple[Tuple[int, ...], ...]:
+    """The shape of every array."""
+    return tuple(tuple(array.shape) for array in arrays)
+
+
+def host_values(value: Union[NdArray, npt.ArrayLike]) -> npt.NDArray[Any]:
+    """The values of an NdArray, NumPy array or number, for reading; a lazily zero NdArray stays so."""
+    if not isinstance(value, NdArray):
+        return np.asarray(value)
+    return np.zeros(value.size, np.float32) if value.zeroing else host_view(value)
+
+
 @lru_cache(maxsize=64)
 def plan_messages(
     sizes: Tuple[int, ...], small_array: int = SMALL_ARRAY, message: int = MESSAGE
 ) -> Tuple[Tuple[int, ...], ...]:
-    """Group array positions into messages.
+    """The positions of the arrays in each message, in the order of the first of each; empty ones are in none.
 
     The plan depends on the sizes alone, so every rank makes the same one without asking the others.
 
@@ -32,9 +68,6 @@ def plan_messages(
         sizes: number of elements of each array.
         small_array: arrays of at most this many elements share a message; 0 gives every array its own.
         message: no shared message is longer than this many elements.
-
-    Returns:
-        Positions per message, in the order of the first array of each. Empty arrays are in none.
 
     Example:
         >>> plan_messages((10, 0, 900, 20), small_array=100, message=100)
@@ -72,7 +105,7 @@ class Packer:
         pack: bool,
         keep_result: bool = True,
     ) -> None:
-        """Apply `function` to float32 values of all arrays, message by message.
+        """Apply `function`, which changes a flat array in place, to float32 values of all arrays.
 
         An array alone in its message is exchanged in its own memory if it is float32; everything else is
         copied to the buffer and back, rounded to the array's dtype (overflow gives an infinity, without a
@@ -80,7 +113,7 @@ class Packer:
 
         Args:
             arrays: NdArrays of floating point dtypes, which stay.
-            function: changes a flat float32 array in place.
+            function: what is done to each message.
             pack: whether small arrays share messages.
             keep_result: False leaves the arrays that were copied as they are.
         """
@@ -90,7 +123,10 @@ class Packer:
             if len(views) == 1 and views[0].dtype == np.float32:
                 function(views[0])
                 continue
-            buffer = self._of_size(sum(view.size for view in views))
+            size = sum(view.size for view in views)
+            if self._buffer.size < size:
+                self._buffer = np.empty(size, np.float32)
+            buffer = self._buffer[:size]
             np.concatenate(views, out=buffer)
             function(buffer)
             if not keep_result:
@@ -100,8 +136,3 @@ class Packer:
                 for view in views:
                     view[...] = buffer[begin : begin + view.size]
                     begin += view.size
-
-    def _of_size(self, size: int) -> npt.NDArray[np.float32]:
-        if self._buffer.size < size:
-            self._buffer = np.empty(size, np.float32)
-        return self._buffer[:size]

@@ -26,10 +26,8 @@ from nnabla import NdArray
 from ..host_context import HOST, dtype_of, host_view
 from . import failure
 from .agreement import check_equal, from_ordered_int, to_ordered_int
-from .host_arrays import array_list, floating_list, host_values, shapes_of
-from .job import Job
-from .messages import Packer
-from .process_group import ProcessGroup
+from .job import Job, ProcessGroup
+from .messages import Packer, array_list, floating_list, host_values, shapes_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI

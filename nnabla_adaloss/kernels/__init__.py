@@ -19,7 +19,6 @@ from .interface import (
 )
 from .measurements import Measurements, measurements_by
 from .nnabla_ada_loss import NNablaAdaLoss
-from .plain import PlainKernels
 from .select import select_kernels
 
 __all__ = [
@@ -34,7 +33,6 @@ __all__ = [
     "Measurements",
     "NNablaAdaLoss",
     "PackedArrays",
-    "PlainKernels",
     "RoundingStatistics",
     "ScaledCopies",
     "ScaledCopy",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, Iterable, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
-from nnabla import Context, NdArray
+from nnabla import NdArray
 from numpy.typing import NDArray
 
 from ..core.formats import Format
@@ -49,8 +49,7 @@ Numbers = Union[Sequence[float], NDArray[Any]]
 class CpuKernels:
     """`Kernels` in one pass over memory each, at or near its bandwidth; a few µs per call besides.
 
-    Args:
-        library: where the compiled kernels are, and how many threads they use; None: `CpuLibrary()`.
+    Arrays of any context will do: nnabla copies those that are elsewhere to the host and back.
 
     Example:
         >>> import numpy as np, nnabla as nn
@@ -59,21 +58,14 @@ class CpuKernels:
         3.0
     """
 
+    asynchronous = False
+    context = HOST
+
     def __init__(self, library: Optional[CpuLibrary] = None) -> None:
         self._library = library or CpuLibrary()
 
-    @property
-    def asynchronous(self) -> bool:
-        return False
-
-    @property
-    def context(self) -> Context:
-        return HOST
-
     def statistics(self, x: NdArray) -> ArrayStatistics:
-        half, size = is_half(x), x.size
-        task = statistics_task(x.data_ptr(FLOAT16 if half else FLOAT32, HOST), size, half, 0)
-        return ArrayStatistics(size, *self._library.statistics_of_one(task)[:6])
+        return self._measured(x, counts=0)
 
     def statistics_all(self, arrays: Sequence[NdArray]) -> List[ArrayStatistics]:
         if not arrays:
@@ -88,11 +80,14 @@ class CpuKernels:
         return [ArrayStatistics(size, *row[:6]) for size, row in zip(sizes, rows)]
 
     def exponent_histogram(self, x: NdArray) -> Tuple[ArrayStatistics, ExponentHistogram]:
-        half, size = is_half(x), x.size
         counts = np.zeros(EXPONENT_BINS, np.int64)
-        address = x.data_ptr(FLOAT16 if half else FLOAT32, HOST)
-        (row,) = self._library.statistics(statistics_task(address, size, half, counts.ctypes.data))
-        return ArrayStatistics(size, *row[:6]), counts
+        return self._measured(x, counts.ctypes.data), counts
+
+    def _measured(self, x: NdArray, counts: int) -> ArrayStatistics:
+        half, size = is_half(x), x.size
+        task = statistics_task(x.data_ptr(FLOAT16 if half else FLOAT32, HOST), size, half, counts)
+        (row,) = self._library.statistics(task)
+        return ArrayStatistics(size, *row[:6])
 
     def all_finite(self, arrays: Sequence[NdArray]) -> bool:
         return not any(x.nonfinite for x in self.statistics_all(arrays))
@@ -187,19 +182,9 @@ class CpuKernels:
         size = require_same_size(source, target)
         from_address = source.data_ptr(FLOAT32, HOST)
         to_address = from_address if target is source else target.data_ptr(FLOAT32, HOST, True)
-        task = rounding_task(
-            from_address,
-            to_address,
-            size,
-            storage.mantissa_bits,
-            storage.smallest_normal,
-            storage.max,
-            storage.beyond_max,
-            fitted,
-            random_key is not None,
-            random_key or 0,
-        )
-        row = self._library.round(task)
+        limits = storage.mantissa_bits, storage.smallest_normal, storage.max, storage.beyond_max
+        how = fitted, random_key is not None, random_key or 0
+        row = self._library.round(rounding_task(from_address, to_address, size, *limits, *how))
         return RoundingStatistics(ArrayStatistics(size, *row[:6]), *row[6:])
 
 

@@ -25,11 +25,8 @@ statistics_task = _STATISTICS_TASK.pack
 scale_task = _SCALE_TASK.pack
 """Addresses of source and target, size, source_is_half, target_is_half, accumulate, factor."""
 
-SCALE_FIELDS = _SCALE_TASK.size // 8
-"""How many numbers a `scale_task` is, for those who make many at once in NumPy."""
-
-STATISTICS_FIELDS = _STATISTICS_TASK.size // 8
-"""Likewise of a `statistics_task`."""
+STATISTICS_FIELDS, SCALE_FIELDS = _STATISTICS_TASK.size // 8, _SCALE_TASK.size // 8
+"""How many numbers such a task is, for those who make many at once in NumPy."""
 
 rounding_task = _ROUNDING_TASK.pack
 """Addresses of source and target, size; the format's mantissa_bits, smallest_normal, max, beyond_max;
@@ -37,11 +34,6 @@ fitted, at_random, key."""
 
 Statistics = Tuple[float, float, float, float, int, int, int, int]
 """Sum, sum of squares, abs_max, abs_min, zeros, nonfinite, and by rounding underflowed, overflowed."""
-
-NONFINITE = 5
-"""Where the number of infinities and NaNs stands in `Statistics`."""
-
-CGROUP = Path("/sys/fs/cgroup")
 
 
 def opened(path: Path) -> Any:
@@ -89,9 +81,6 @@ class CpuLibrary:
         level: which of `levels()`; None: the fastest that this processor can run.
         threads: at most so many work on one large array; None: `allowed_threads()`.
 
-    Raises:
-        ImportError: the library was not built.
-
     Example:
         >>> import numpy as np
         >>> x = np.array([3.0, -0.5], np.float32)
@@ -128,12 +117,6 @@ class CpuLibrary:
         self._statistics(self._level, self._threads, tasks, count, rows)
         return list(_STATISTICS.iter_unpack(rows))
 
-    def statistics_of_one(self, task: bytes) -> Statistics:
-        """Do one `statistics_task`, with less around it."""
-        row = _ROW()
-        self._statistics(self._level, self._threads, task, 1, row)
-        return _STATISTICS.unpack(row)
-
     def scale(self, tasks: bytes) -> List[float]:
         """Do `scale_task`s; the largest magnitude of each product, infinity if anything is not finite."""
         count = len(tasks) // _SCALE_TASK.size
@@ -149,19 +132,13 @@ class CpuLibrary:
         return _STATISTICS.unpack(row)
 
 
-def allowed_threads(environment: Mapping[str, str] = os.environ, cgroup: Path = CGROUP) -> int:
+def allowed_threads(
+    environment: Mapping[str, str] = os.environ, cgroup: Path = Path("/sys/fs/cgroup")
+) -> int:
     """`OMP_NUM_THREADS` where that is set, else as many as this process has processors.
 
     Those are the processors that it may run on (`taskset`, `mpirun --bind-to core`), or fewer where its
     container has less of their time.
-
-    Args:
-        environment: variables of the process.
-        cgroup: where the limits of the container are.
-
-    Example:
-        >>> allowed_threads({"OMP_NUM_THREADS": "3"})
-        3
     """
     outermost = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if outermost.isdecimal() and int(outermost) > 0:

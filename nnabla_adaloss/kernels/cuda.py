@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from threading import RLock
-from typing import Any, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterable, List, Optional, Sequence, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -24,8 +24,7 @@ from .arrays import (
     unscaling_factor,
     which_are_half,
 )
-from .cuda_launcher import CupyLauncher, Launcher
-from .cuda_source import CudaSource
+from .cuda_launcher import CudaSource, CupyLauncher, Launcher
 from .device_table import DeviceTable
 from .device_tasks import Column, DeviceTasks
 from .interface import (
@@ -44,15 +43,6 @@ ELEMENTS_PER_BLOCK = 2048
 ELEMENTS_PER_ROW = 4 * ELEMENTS_PER_BLOCK
 
 
-def _gpu_of(context: nn.Context) -> Launcher:
-    if is_on_host(context):
-        raise ValueError(
-            f"context.array_class={context.array_class!r}: those arrays are on the host, where a GPU cannot "
-            "reach them; give a context of nnabla_ext.cuda or nnabla_ext.cudnn"
-        )
-    return CupyLauncher(int(context.device_id or 0))
-
-
 class CudaKernels:
     """`Kernels` for a CUDA context, in one pass over memory each.
 
@@ -68,9 +58,6 @@ class CudaKernels:
         context: an nnabla context whose array class is one of the CUDA extension's.
         launcher: the device; default: CuPy's, for the context's device.
 
-    Raises:
-        ValueError: arrays are on the host by the context, where a GPU cannot reach them.
-
     Example:
         >>> kernels = CudaKernels(get_extension_context("cudnn"))              # doctest: +SKIP
         >>> table = kernels.table(rows=len(gradients))                         # doctest: +SKIP
@@ -78,11 +65,18 @@ class CudaKernels:
         >>> [row.statistics.abs_max for row in table.fetch().rows]             # doctest: +SKIP
     """
 
+    asynchronous = True
+
     def __init__(self, context: nn.Context, launcher: Optional[Launcher] = None) -> None:
-        source = CudaSource()
-        self._source = source
-        self._context = context
-        self._launcher = launcher if launcher is not None else _gpu_of(context)
+        if launcher is None:
+            if is_on_host(context):
+                raise ValueError(
+                    f"context.array_class={context.array_class!r}: those arrays are on the host, where a GPU "
+                    "cannot reach them; give a context of nnabla_ext.cuda or nnabla_ext.cudnn"
+                )
+            launcher = CupyLauncher(int(context.device_id or 0))
+        self._source = source = CudaSource()
+        self._context, self._launcher = context, launcher
         self._source_is_half, self._target_is_half, self._accumulate = (
             source.constant(flag) for flag in ("SOURCE_IS_HALF", "TARGET_IS_HALF", "ACCUMULATE")
         )
@@ -137,15 +131,8 @@ class CudaKernels:
     def launch_unscale_add(
         self, gradients: Sequence[GradientToUnscale], table: DeviceTable, first: int = 0
     ) -> None:
-        """`unscale_add` for many gradients; the largest magnitude of each goes to the table's places.
-
-        Args:
-            gradients: what is unscaled.
-            table: a place keeps the largest magnitude that it was given.
-            first: the place of the first gradient.
-
-        Raises:
-            ValueError: the table has too few places.
+        """`unscale_add` for many gradients; the table's places from `first` on keep the largest magnitudes
+        that they were given.
         """
         places = table.places(first, len(gradients))
         factors = [unscaling_factor(g.scale) for g in gradients]
@@ -165,17 +152,7 @@ class CudaKernels:
     def launch_unscale_in_place(
         self, gradients: GradientsInPlace, table: DeviceTable, part: slice, first: int = 0
     ) -> None:
-        """`unscale_in_place` for some of many gradients; largest magnitudes as of `launch_unscale_add`.
-
-        Args:
-            gradients: what is unscaled.
-            table: a place keeps the largest magnitude that it was given.
-            part: which of the gradients.
-            first: the place of the first of them.
-
-        Raises:
-            ValueError: the table has too few places.
-        """
+        """`unscale_in_place` for some of many gradients; largest magnitudes as of `launch_unscale_add`."""
         arrays = gradients.arrays[part]
         places = table.places(first, len(arrays))
         addresses = addresses_of(arrays, None, self._context)
@@ -189,43 +166,32 @@ class CudaKernels:
         target: NdArray,
         storage: Format,
         table: DeviceTable,
-        row: int = 0,
         *,
         fitted: bool = False,
         random_key: Optional[int] = None,
     ) -> None:
-        """`round_to_format` with its statistics in a row of the table."""
+        """`round_to_format` with its statistics in the table's first row."""
         require_float32(source, "source")
         require_same_size(source, target)
         if storage.mantissa_bits >= 23:
             if target is not source:
                 self.launch_scaled_copies([ScaledCopy(source, target, 1.0)])
-            self.launch_statistics([source], table, row)
+            self.launch_statistics([source], table)
             return
         address = self._address(source)
         to_address = address if target is source else self._address(target, True)
-        numbers = storage.mantissa_bits, storage.smallest_normal, storage.max, storage.beyond_max
+        limits = storage.mantissa_bits, storage.smallest_normal, storage.max, storage.beyond_max
         key = random_key or 0
         layout = np.zeros(1, self._format)
-        layout[0] = (*numbers, fitted, random_key is not None, key & 0xFFFFFFFF, key >> 32)
+        layout[0] = (*limits, fitted, random_key is not None, key & 0xFFFFFFFF, key >> 32)
+        task = DeviceTasks([address], [to_address], [source.size])
         with self._lock:
             if fitted:
                 self.launch_statistics([source], self._measured)
-            self._launch(
-                "round_to_format",
-                DeviceTasks([address], [to_address], [source.size], rows=row),
-                layout,
-                self._measured.rows,
-                table.rows,
-                *self._workspace,
-                per_block=ELEMENTS_PER_ROW,
-            )
+            arguments = layout, self._measured.rows, table.rows, *self._workspace
+            self._launch("round_to_format", task, *arguments, per_block=ELEMENTS_PER_ROW)
 
     # ---- Kernels
-
-    @property
-    def asynchronous(self) -> bool:
-        return True
 
     @property
     def context(self) -> nn.Context:
@@ -280,22 +246,22 @@ class CudaKernels:
         return self.unscale_add_all([GradientToUnscale(source, master, scale, accumulate)])[0]
 
     def unscale_add_all(self, gradients: Iterable[GradientToUnscale]) -> List[float]:
-        waiting, found = list(gradients), []
-        while waiting:
-            some, waiting = waiting[: self._max_tasks], waiting[self._max_tasks :]
-            with self._lock:
-                self._own_table.clear()
-                self.launch_unscale_add(some, self._own_table)
-                found += self._own_table.fetch(0, len(some)).largest
-        return found
+        tasks = list(gradients)
+        return self._largest_of(
+            len(tasks), lambda part: self.launch_unscale_add(tasks[part], self._own_table)
+        )
 
     def unscale_in_place(self, gradients: GradientsInPlace) -> List[float]:
+        count, table = len(gradients.arrays), self._own_table
+        return self._largest_of(count, lambda part: self.launch_unscale_in_place(gradients, table, part))
+
+    def _largest_of(self, count: int, launch: Callable[[slice], None]) -> List[float]:
         found: List[float] = []
-        for start in range(0, len(gradients.arrays), self._max_tasks):
-            part = slice(start, min(start + self._max_tasks, len(gradients.arrays)))
+        for start in range(0, count, self._max_tasks):
+            part = slice(start, min(start + self._max_tasks, count))
             with self._lock:
                 self._own_table.clear()
-                self.launch_unscale_in_place(gradients, self._own_table, part)
+                launch(part)
                 found += self._own_table.fetch(0, part.stop - part.start).largest
         return found
 

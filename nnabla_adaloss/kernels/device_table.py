@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.statistics import ArrayStatistics
-from .cuda_launcher import Launcher
-from .cuda_source import CudaSource
+from .cuda_launcher import CudaSource, Launcher
 from .interface import EXPONENT_BINS, RoundingStatistics
 
 
@@ -30,16 +29,10 @@ class TableContents(NamedTuple):
 
 
 class DeviceTable:
-    """A table in device memory: a row of statistics per array, and a largest magnitude per unscaled gradient.
+    """A table in device memory: so many rows of statistics, with histograms or without, and so many places
+    for the largest magnitudes of unscaled gradients.
 
     `CudaKernels` writes into it without the host waiting; `fetch` waits once for everything.
-
-    Args:
-        launcher: the device.
-        source: defines the layout of a row.
-        rows: number of rows.
-        histograms: whether every row has a histogram of exponents too.
-        gradients: number of places for largest magnitudes.
     """
 
     def __init__(
@@ -65,11 +58,7 @@ class DeviceTable:
         )
 
     def places(self, first: int, count: int) -> range:
-        """The places of `count` gradients from `first` on.
-
-        Raises:
-            ValueError: the table has too few.
-        """
+        """The places of `count` gradients from `first` on; a ValueError if the table has too few."""
         if first + count > self.gradients:
             raise ValueError(
                 f"{count} gradients from place {first} on do not fit into a table for {self.gradients}"

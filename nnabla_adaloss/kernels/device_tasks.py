@@ -16,16 +16,8 @@ class DeviceTasks:
     """The fields of adaloss.cu's Task that do not follow from the launch, a column each.
 
     To write a column into the argument of a launch takes a tenth of the time that as many tasks take one by
-    one.
-
-    Args:
-        sources: addresses of what is read.
-        targets: addresses of what is written; 0 for none.
-        sizes: numbers of elements.
-        rows: where the results go.
-        factors: what numbers are multiplied by.
-        flags: bits that say how.
-        independent: whether it is known that none reads or writes what another of them writes.
+    one. Sources and targets are addresses, 0 for no target; results go to `rows`; `independent` says that
+    none reads or writes what another of them writes.
     """
 
     def __init__(
@@ -47,11 +39,7 @@ class DeviceTasks:
         self._independent = independent
 
     def launches(self, longest: int) -> Iterator[slice]:
-        """Successive tasks that may run at the same time: none reads or writes what another of them writes.
-
-        Args:
-            longest: how many a launch takes.
-        """
+        """Successive tasks that may run at the same time: none reads or writes what another writes."""
         count = self._count
         if self._independent or self._are_independent:
             for start in range(0, count, longest):
@@ -81,16 +69,9 @@ class DeviceTasks:
         return sources == targets or set(sources).isdisjoint(targets)
 
     def write(self, part: slice, argument: NDArray[Any], per_block: int, max_blocks: int) -> int:
-        """Write tasks into the argument of a launch.
+        """Write some of the tasks into adaloss.cu's Tasks, and return the number of blocks of all.
 
-        Args:
-            part: which tasks.
-            argument: adaloss.cu's Tasks, shape (1,).
-            per_block: how many elements a thread block works on.
-            max_blocks: the largest number of blocks for one task.
-
-        Returns:
-            The number of blocks of all.
+        A block works on `per_block` elements, on more where a task would have more than `max_blocks`.
         """
         count = part.stop - part.start
         task = argument["task"][0, :count]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..core.formats import Format
 from ..core.statistics import ArrayStatistics
-from .arrays import unscaling_factors
+from .arrays import unscaling_factor
 
 EXPONENT_BINS = 256
 """Length of an exponent histogram: one bin per value of float32's exponent field."""
@@ -52,17 +52,11 @@ class ScaledCopies:
 
     What is known of them beforehand is kept; where they are, and in which type, each pass asks anew.
 
-    Args:
-        sources: what is copied.
-        targets: the copies.
-        alphas: what each is multiplied by.
-        half: whether each copy is float16 where its source is float32.
-
     Attributes:
         sources: what is copied in the next pass.
         targets: where to.
         alphas: what each is multiplied by.
-        half: bool of shape (n,); None: none of them.
+        half: whether each copy is float16 where its source is float32, of shape (n,); None: none of them.
         sizes: how many elements each had in the last pass.
         tasks_on_host: for kernels of the CPU, all of their tasks but the addresses, where all sources are
             float32; None: not made yet.
@@ -97,18 +91,14 @@ class GradientToUnscale(NamedTuple):
 
 
 class GradientsInPlace:
-    """Gradients that are unscaled where they are, in one pass after the other.
+    """Gradients, each once, that are divided by a scale each where they are, in one pass after the other.
 
     What is known of them beforehand is kept; where they are, and in which type, each pass asks anew.
 
-    Args:
-        arrays: the gradients, each once.
-        scales: what each is divided by.
-
     Attributes:
         arrays: the gradients.
-        sizes: how many elements each has, int64 of shape (n,).
-        factors: 1 / scale of each, float64 of shape (n,).
+        sizes: how many elements each has, of shape (n,).
+        factors: 1 / scale of each, of shape (n,).
         tasks_on_host: for kernels of the CPU, all of their tasks but the addresses; None: not made yet.
 
     Raises:
@@ -117,15 +107,9 @@ class GradientsInPlace:
 
     def __init__(self, arrays: Sequence[NdArray], scales: Sequence[float]) -> None:
         self.arrays = list(arrays)
-        self._scales = scales
         self.sizes = np.array([x.size for x in arrays], np.int64)
-        self.factors = unscaling_factors(scales)
+        self.factors = np.array(list(map(unscaling_factor, scales)), np.float64)
         self.tasks_on_host: Optional[NDArray[np.int64]] = None
-
-    @property
-    def tasks(self) -> List[GradientToUnscale]:
-        """The arguments of `Kernels.unscale_add` for each."""
-        return [GradientToUnscale(x, x, scale, False) for x, scale in zip(self.arrays, self._scales)]
 
 
 # Places of packed arrays begin where a processor, or a GPU, can read many numbers at once.
@@ -137,14 +121,11 @@ class PackedArrays:
 
     Where each copy is follows from where the first one is: nnabla is asked for one address in place of many.
 
-    Args:
-        sizes: how many elements each array has.
-
     Attributes:
         array: what holds the copies; each has four bytes per element, whatever its dtype.
-        sizes: how many elements each has, int64 of shape (n,).
-        offsets: where each begins, in bytes, int64 of shape (n,).
-        halves: which of them are float16, bool of shape (n,), since they were packed last.
+        sizes: how many elements each has, of shape (n,).
+        offsets: where each begins, in bytes, of shape (n,).
+        halves: which of them are float16, of shape (n,), since they were packed last.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -170,6 +151,7 @@ class Kernels(Protocol):
 
     Raises:
         TypeError: an array is neither float32 nor float16 (any method but `unscale_in_place`).
+        ValueError: the sizes of two arrays differ that belong together.
     """
 
     @property
@@ -193,31 +175,19 @@ class Kernels(Protocol):
         """Whether there is no infinity or NaN in any of the arrays."""
 
     def scaled_copy(self, source: NdArray, target: NdArray, alpha: float, *, half: bool = False) -> None:
-        """Write alpha * source to `target`, another array of that size.
+        """Write alpha * source to `target`, another array, in the source's dtype.
 
-        Args:
-            source: what is copied.
-            target: takes the source's dtype.
-            alpha: the factor.
-            half: make `target` float16 also when the source is float32; products are rounded once.
+        With `half`, `target` becomes float16 also when the source is float32; products are rounded once.
         """
 
     def scaled_copy_all(self, copies: ScaledCopies) -> None:
         """`scaled_copy` for many arrays."""
 
     def pack(self, arrays: Sequence[NdArray], packed: PackedArrays) -> None:
-        """Copy arrays to their places in `packed`, in the dtype that each has.
-
-        Raises:
-            ValueError: `packed` is for arrays of other sizes.
-        """
+        """Copy arrays to their places in `packed`, in the dtype that each has."""
 
     def unpack(self, packed: PackedArrays, arrays: Sequence[NdArray]) -> None:
-        """Copy what was packed back to arrays, in the dtype that it had then.
-
-        Raises:
-            ValueError: `packed` is for arrays of other sizes.
-        """
+        """Copy what was packed back to arrays, in the dtype that it had then."""
 
     def scale_(self, x: NdArray, alpha: float) -> None:
         """Multiply `x` by alpha in place."""
@@ -228,17 +198,14 @@ class Kernels(Protocol):
         Args:
             source: the scaled gradient, float32 or float16. Without `accumulate` it may be `master` itself,
                 if it is float32.
-            master: the unscaled gradient, float32, of the same size. Without `accumulate` its old content is
-                not read, so it need not be initialized.
-            scale: the divisor. The source is multiplied by `float32(1 / scale)`: exact for powers of two.
+            master: the unscaled gradient, float32. Without `accumulate` its old content is not read.
+            scale: the divisor, positive and finite, else a ValueError. The source is multiplied by
+                `float32(1 / scale)`: exact for powers of two.
             accumulate: add to `master` in place of overwriting it.
 
         Returns:
             The largest magnitude of source / scale, as float32; infinity when an infinity or NaN is in
             `source` or in the result.
-
-        Raises:
-            ValueError: `scale` is not a positive finite number, or the sizes differ.
         """
 
     def unscale_add_all(self, gradients: Iterable[GradientToUnscale]) -> List[float]:
@@ -268,13 +235,12 @@ class Kernels(Protocol):
 
         Args:
             source: float32.
-            target: float32 or uninitialized, same size; may be `source` itself.
-            storage: the format, see `nnabla_adaloss.core.formats`.
+            target: float32 or uninitialized; may be `source` itself.
+            storage: the format.
             fitted: round to `storage.fitted_to(the largest finite magnitude)`, and leave infinities as they
                 are. This reads the source twice.
             random_key: round to one of the two neighbours at random, so that the expected value is the number
                 itself, to within 2^-32 of the distance between them. The 64 bits of the key and the index
                 of an element decide, on every backend alike. Zeros, numbers of the format, infinities and
-                NaN become what they do without it, and so do magnitudes beyond the largest number. None:
-                round half to even.
+                NaN become what they do without it, and so do magnitudes beyond the largest number.
         """

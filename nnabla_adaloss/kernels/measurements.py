@@ -52,11 +52,7 @@ class Measurements(Protocol):
 
 
 class HostMeasurements:
-    """Measurements by kernels that return when they are done.
-
-    Args:
-        kernels: kernels of the CPU, or of any backend whose results may be waited for one by one.
-    """
+    """Measurements by kernels that return when they are done."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
@@ -65,25 +61,20 @@ class HostMeasurements:
         self._watched_finite: Optional[bool] = None
 
     def measure(self, arrays: Sequence[nn.NdArray]) -> List[int]:
-        """Take the statistics of arrays; return the tickets of the results."""
         first = len(self._statistics)
         self._statistics += self._kernels.statistics_all(arrays)
         return list(range(first, len(self._statistics)))
 
     def watch(self, arrays: Sequence[nn.NdArray]) -> None:
-        """Look whether arrays are finite."""
         self._watched_finite = self._kernels.all_finite(arrays)
 
     def unscale(self, gradients: Sequence[GradientToUnscale]) -> None:
-        """Unscale gradients into their masters."""
         self._largest += self._kernels.unscale_add_all(gradients)
 
     def unscale_in_place(self, gradients: GradientsInPlace) -> None:
-        """Unscale gradients where they are."""
         self._largest += self._kernels.unscale_in_place(gradients)
 
     def fetch(self) -> Measured:
-        """Hand out everything, and forget it."""
         measured = Measured(self._statistics, self._largest, self._watched_finite)
         self._statistics, self._largest, self._watched_finite = [], [], None
         return measured
@@ -92,10 +83,8 @@ class HostMeasurements:
 class DeviceMeasurements:
     """Measurements on a GPU: kernels write into a table in device memory, which is copied once per pass.
 
-    Args:
-        kernels: the GPU's kernels.
-        rows: how many arrays one pass measures, and how many gradients it unscales, ordinarily; a table more
-            is made when there are more.
+    A table is for `rows` measured arrays and as many unscaled gradients; when there are more, one more is
+    made.
     """
 
     def __init__(self, kernels: CudaKernels, rows: int) -> None:
@@ -107,7 +96,6 @@ class DeviceMeasurements:
         self._watched: Optional[int] = None
 
     def measure(self, arrays: Sequence[nn.NdArray]) -> List[int]:
-        """Launch the statistics of arrays, one launch for up to 96 of them; return the tickets."""
         first, waiting = self._used, list(arrays)
         while waiting:
             table, row = self._place(self._used)
@@ -117,12 +105,10 @@ class DeviceMeasurements:
         return list(range(first, self._used))
 
     def watch(self, arrays: Sequence[nn.NdArray]) -> None:
-        """Launch a look at arrays: one launch for up to 96 of them."""
         self._watched = len(arrays)
         self._kernels.launch_largest(arrays, self._tables[0])
 
     def unscale(self, gradients: Sequence[GradientToUnscale]) -> None:
-        """Launch the unscaling of gradients into their masters: one launch for up to 96 of them."""
         waiting = list(gradients)
         while waiting:
             table, first = self._place(self._unscaled)
@@ -131,7 +117,6 @@ class DeviceMeasurements:
             self._unscaled += len(some)
 
     def unscale_in_place(self, gradients: GradientsInPlace) -> None:
-        """Launch the unscaling of gradients where they are."""
         start, end = 0, len(gradients.arrays)
         while start < end:
             table, first = self._place(self._unscaled)
@@ -141,7 +126,6 @@ class DeviceMeasurements:
             start = part.stop
 
     def fetch(self) -> Measured:
-        """Wait for the device once, if there is anything to wait for; return everything and forget it."""
         statistics: List[ArrayStatistics] = []
         largest: List[float] = []
         used, unscaled, watched = self._used, self._unscaled, self._watched

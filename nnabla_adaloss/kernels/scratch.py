@@ -14,16 +14,6 @@ class ScratchPool:
     """One array per shape and purpose, kept from iteration to iteration for as long as graphs need it.
 
     What an array holds is valid until the next call of `get` with the same arguments.
-
-    Example:
-        >>> pool = ScratchPool()
-        >>> kept, dropped = pool.get((2,), "factor"), pool.get((3,), "factor")
-        >>> pool.end_graph()
-        >>> kept is pool.get((2,), "factor")
-        True
-        >>> pool.end_graph()
-        >>> len(pool)
-        1
     """
 
     def __init__(self) -> None:

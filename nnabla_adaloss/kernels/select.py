@@ -14,7 +14,6 @@ from .cpu import CpuKernels
 from .cpu_library import CpuLibrary
 from .cuda import CudaKernels
 from .interface import Kernels
-from .plain import PlainKernels
 
 # nnabla takes all array classes of its CUDA extension for the same memory: each finds what another has made.
 DEVICE_ARRAY_CLASS = "CudaCachedArray"
@@ -35,29 +34,25 @@ def _cuda_kernels(array_class: str, device_id: str) -> CudaKernels:
 def select_kernels(context: nn.Context) -> Kernels:
     """The fastest kernels for the arrays of `context`.
 
-    `CpuKernels` for nnabla's CPU backend, `CudaKernels` for its CUDA extension if CuPy is installed, and
-    `PlainKernels` for everything else. All contexts of a GPU get the same `CudaKernels`, and so does
-    that of a function that runs on the host because it has no implementation for a GPU: what is behind it is
-    on the GPU.
+    `CudaKernels` for nnabla's CUDA extension if CuPy is installed, else `CpuKernels`: nnabla copies arrays
+    that are elsewhere to the host and back. All contexts of a GPU get the same `CudaKernels`, and so does
+    that of a function that runs on the host because it has no implementation for a GPU.
 
     Warns:
-        RuntimeWarning: a CUDA context has to do with `PlainKernels` because CuPy is missing.
+        RuntimeWarning: a CUDA context has to do with `CpuKernels` because CuPy is missing.
 
     Example:
         >>> type(select_kernels(nn.get_current_context())).__name__
         'CpuKernels'
     """
     backends = {name.partition(":")[0] for name in context.backend}
-    if backends == {"cpu"}:
-        return CpuKernels(_cpu_library())
     if backends & {"cuda", "cudnn"}:
-        if is_on_host(context):
-            context = nn.Context(context.backend, DEVICE_ARRAY_CLASS, context.device_id)
         if importlib.util.find_spec("cupy") is not None:
-            return _cuda_kernels(context.array_class, context.device_id)
+            array_class = DEVICE_ARRAY_CLASS if is_on_host(context) else context.array_class
+            return _cuda_kernels(array_class, context.device_id)
         warn(
             "CuPy is not installed, so loss scaling on the GPU will be slow; install nnabla-adaloss with the "
             "extra of your CUDA version, such as nnabla-adaloss[cuda120]",
             RuntimeWarning,
         )
-    return PlainKernels(context)
+    return CpuKernels(_cpu_library())

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -21,7 +22,6 @@ from nnabla_adaloss.communicators.agreement import (
     fingerprint,
     from_ordered_int,
     lower_and_upper,
-    ranks_by_value,
     to_ordered_int,
 )
 
@@ -49,10 +49,7 @@ def test_ordered_integers_have_the_shape_of_the_floats(shape):
     ordered = to_ordered_int(np.ones(shape, order="F"))
     assert ordered.shape == from_ordered_int(ordered).shape == shape
     assert ordered.flags.c_contiguous
-
-
-def test_integers_are_ordered_as_the_floats_that_they_are():
-    np.testing.assert_array_equal(to_ordered_int([-2, 0, 3]), to_ordered_int([-2.0, 0.0, 3.0]))
+    np.testing.assert_array_equal(ordered, to_ordered_int(np.ones(shape, np.int64)))
 
 
 def test_nan_of_either_sign_is_above_infinity():
@@ -118,17 +115,6 @@ def test_fingerprint_tells_calls_apart():
     assert len({fingerprint(call) for call in calls}) == len(calls)
 
 
-def test_a_call_is_written_as_it_was_made():
-    assert (
-        str(Call("bcast", (("src", 1), ("inplace", True)), ("w", "b")))
-        == "bcast(2 entries, src=1, inplace=True)"
-    )
-
-
-def test_ranks_are_listed_by_what_they_hold():
-    assert ranks_by_value([(0, 16.0), (1, 8.0), (2, 16.0)]) == "16.0 on ranks 0, 2; 8.0 on rank 1"
-
-
 @pytest.mark.parametrize(
     ("calls", "message"),
     [
@@ -148,8 +134,7 @@ def test_ranks_are_listed_by_what_they_hold():
     ],
 )
 def test_mismatch_names_the_first_difference(calls, message):
-    with pytest.raises(AssertionError, match=message):
-        raise AssertionError(describe_mismatch([4, 7], calls))
+    assert re.search(message, describe_mismatch([4, 7], calls))
 
 
 def on_all(*held: dict[str, np.ndarray]) -> list[str]:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.mpirun import printed_by, run_checks, run_ranks
+
 WORKERS = Path(__file__).parent / "workers"
 FAILURES = {
     "raise": "[rank {last}] ValueError: the data are gone",
@@ -20,27 +22,15 @@ FAILURES = {
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
 
-def printed_by(result: subprocess.CompletedProcess[str]) -> str:
-    return f"{result.args} returned {result.returncode}\n{result.stdout}\n{result.stderr}"
-
-
-@pytest.mark.parametrize("n", [0, 2, 3, 4])
-def test_collectives(mpirun, n):
+@pytest.mark.parametrize("n", [0, 2, 3])
+def test_collectives(n):
     """With n = 0, without a launcher."""
-    worker = WORKERS / "collectives.py"
-    result = mpirun(worker, n)
-    assert result.returncode == 0, printed_by(result)
-    checks = [
-        line.split()[1].split("(")[0]
-        for line in worker.read_text("utf-8").splitlines()
-        if "def check_" in line
-    ]
-    assert result.stdout.split() == checks
+    run_checks(n, WORKERS, "collectives")
 
 
 @pytest.mark.parametrize("n", [2, 4])
-def test_training_is_that_of_one_process_on_the_whole_batch(mpirun, n):
-    result = mpirun(WORKERS / "training.py", n)
+def test_training_is_that_of_one_process_on_the_whole_batch(n):
+    result = run_ranks(WORKERS / "training.py", n)
     assert result.returncode == 0, printed_by(result)
     assert result.stdout == "equal\n"
 
@@ -57,15 +47,15 @@ def test_training_is_that_of_one_process_on_the_whole_batch(mpirun, n):
         ("stall_before_init", 3),
     ],
 )
-def test_failure_of_one_rank_ends_all_with_its_error(mpirun, way, n):
-    result = mpirun(WORKERS / "failing.py", n, way, "hook")
+def test_failure_of_one_rank_ends_all_with_its_error(way, n):
+    result = run_ranks(WORKERS / "failing.py", n, way, "hook")
     assert result.returncode != 0, printed_by(result)
     assert FAILURES[way].format(last=n - 1) in result.stderr, printed_by(result)
 
 
-def test_without_a_timeout_ranks_wait_as_long_as_it_takes(mpirun):
+def test_without_a_timeout_ranks_wait_as_long_as_it_takes():
     """As the documentation says of the default; three times what ends the job with a timeout of 1 s."""
-    result = mpirun(WORKERS / "failing.py", 2, "pause", "hook")
+    result = run_ranks(WORKERS / "failing.py", 2, "pause", "hook")
     assert result.returncode == 0, printed_by(result)
     assert "no answer" not in result.stderr
     text = (Path(__file__).parents[2] / "docs" / "distributed.md").read_text("utf-8")
@@ -74,20 +64,20 @@ def test_without_a_timeout_ranks_wait_as_long_as_it_takes(mpirun):
     )
 
 
-def test_exit_with_an_error_inside_the_context_ends_all_with_its_code(mpirun):
-    result = mpirun(WORKERS / "failing.py", 2, "exit", "context")
+def test_exit_with_an_error_inside_the_context_ends_all_with_its_code():
+    result = run_ranks(WORKERS / "failing.py", 2, "exit", "context")
     assert result.returncode == 3, printed_by(result)
     assert "[rank 1] SystemExit: 3" in result.stderr
 
 
-def test_error_in_a_single_process_is_pythons_own(mpirun):
-    result = mpirun(WORKERS / "failing.py", 0, "raise", "context")
+def test_error_in_a_single_process_is_pythons_own():
+    result = run_ranks(WORKERS / "failing.py", 0, "raise", "context")
     assert result.returncode == 1
     assert result.stderr.endswith("\nValueError: the data are gone\n")
     assert "[rank" not in result.stderr
 
 
-def test_misuse_is_told_before_anything_is_exchanged(mpirun, tmp_path):
+def test_misuse_is_told_before_anything_is_exchanged(tmp_path):
     script = tmp_path / "misuse.py"
     script.write_text(
         "import nnabla as nn, pytest\n"
@@ -103,7 +93,7 @@ def test_misuse_is_told_before_anything_is_exchanged(mpirun, tmp_path):
         "comm.init()\n"
         "comm.barrier()\n"
     )
-    result = mpirun(script, 0)
+    result = run_ranks(script, 0)
     assert result.returncode == 0, printed_by(result)
 
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import fcntl
-import os
 import platform
 import sys
 from importlib.machinery import ModuleSpec
@@ -14,8 +12,10 @@ import pytest
 
 from nnabla_adaloss.kernels import cuda, select
 from nnabla_adaloss.kernels.arrays import addresses_of
-from tests.counted_device.device import ARRAY_CLASS, CountedDevice, compile_counted_array
-from tests.kernels.host_launcher import COMPILER, compile_for_host
+from tests.counted_device.device import ARRAY_CLASS, CountedDevice
+from tests.kernels.host_launcher import compiled, kernels_for_host
+
+COUNTED_ARRAY = Path(__file__).parent / "counted_array.cpp"
 
 # Test modules import networks of the samples at their head.
 sys.path.append(str(Path(__file__).parents[2] / "samples"))
@@ -24,16 +24,10 @@ sys.path.append(str(Path(__file__).parents[2] / "samples"))
 @pytest.fixture(scope="session")
 def device(tmp_path_factory: pytest.TempPathFactory) -> CountedDevice:
     """The counted device; its array class stays known to nnabla."""
-    if COMPILER is None or platform.system() != "Linux":
-        pytest.skip("g++ and nnabla's library for Linux are needed to count what a device is asked for")
-    run = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        run = run.parent  # which the workers share
-    directory = run / "counted_device"
-    directory.mkdir(exist_ok=True)
-    with open(directory / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return CountedDevice(compile_for_host(directory), compile_counted_array(directory))
+    if platform.system() != "Linux":
+        pytest.skip("nnabla's library for Linux is needed to count what a device is asked for")
+    array = compiled(tmp_path_factory, "counted_array", COUNTED_ARRAY.read_text("utf-8"))
+    return CountedDevice(kernels_for_host(tmp_path_factory), array)
 
 
 @pytest.fixture

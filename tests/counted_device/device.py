@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import collections
 import ctypes
-import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -19,52 +18,29 @@ from numpy.typing import NDArray
 
 from nnabla_adaloss.kernels import CudaKernels
 from nnabla_adaloss.kernels.arrays import FLOAT16, FLOAT32
-from nnabla_adaloss.kernels.cuda_launcher import Bytes
-from nnabla_adaloss.kernels.cuda_source import CudaSource
-from tests.kernels.host_launcher import COMPILER, HostLauncher, HostMemory
+from nnabla_adaloss.kernels.cuda_launcher import Bytes, CudaSource
+from tests.kernels.host_launcher import HostLauncher, HostMemory
 
 Build = Callable[[nn.Variable], nn.Variable]
 Addresses = Callable[..., List[int]]
 
 ARRAY_CLASS = "CountedArray"
-SOURCE = Path(__file__).parent / "counted_array.cpp"
 HALF = 23  # NumPy's number of float16
 # Of a solver, on a GPU: a reduction per parameter, each waited for.
 REDUCTIONS = {"check_inf_or_nan_grad", "check_inf_grad", "check_nan_grad"}
 
 
-def compile_counted_array(directory: Path) -> Path:
-    """The shared library with the array class, made once."""
-    library = directory / "counted_array.so"
-    if not library.exists():
-        options = ["-std=c++17", "-O1", "-Wall", "-Werror", "-fPIC", "-shared"]
-        subprocess.run([str(COMPILER), *options, str(SOURCE), "-o", str(library)], check=True)
-    return library
-
-
 @dataclass
 class Counts:
-    """What happened on the device.
-
-    Attributes:
-        launches: of the package's kernels, by name.
-        bytes: that those read and wrote.
-        clears: of tables, without waiting.
-        fetches: of tables, each a wait.
-        reads: arrays that went to the host, each a wait.
-        writes: arrays that came from the host.
-        reductions: gradients that the solver reduced to a number, each a wait.
-        made: arrays that nnabla or the package made, by number of the dtype and size.
-    """
+    """What happened on the device."""
 
     launches: Counter[str] = field(default_factory=collections.Counter)
-    bytes: int = 0
-    clears: int = 0
-    fetches: int = 0
-    reads: int = 0
-    writes: int = 0
-    reductions: int = 0
-    made: Counter[Tuple[int, int]] = field(default_factory=collections.Counter)
+    bytes: int = 0  # that kernels read and wrote
+    fetches: int = 0  # of tables, each a wait
+    reads: int = 0  # arrays that went to the host, each a wait
+    writes: int = 0  # arrays that came from the host
+    reductions: int = 0  # gradients that the solver reduced to a number, each a wait
+    made: Counter[Tuple[int, int]] = field(default_factory=collections.Counter)  # arrays, by dtype and size
 
     @property
     def waits(self) -> int:
@@ -81,13 +57,7 @@ class ForeignAddress(Exception):
 
 
 class Known(NamedTuple):
-    """An address that kernels asked for.
-
-    Attributes:
-        address: the address.
-        array: what is there.
-        half: whether it was asked for as float16.
-    """
+    """An address that kernels asked for, what is there, and whether it was asked for as float16."""
 
     address: int
     array: nn.NdArray
@@ -98,11 +68,7 @@ class CountingLauncher(HostLauncher):
     """Runs kernels as `HostLauncher` does, and counts.
 
     Each address that a kernel is given is looked at first: a GPU knows its own arrays, as long as they live.
-
-    Args:
-        library: what `compile_for_host` made.
-        device: the context of the device's arrays.
-        copies: how many arrays have gone to the device so far.
+    `copies` says how many arrays have gone to the device so far.
     """
 
     def __init__(self, library: Path, device: nn.Context, copies: Callable[[], int]) -> None:
@@ -131,10 +97,6 @@ class CountingLauncher(HostLauncher):
             return found
 
         return noted
-
-    def clear(self, memory: HostMemory, size: int) -> None:
-        self.counts.clears += 1
-        super().clear(memory, size)
 
     def launch(self, kernel: str, blocks: int, arguments: Tuple[Any, ...]) -> None:
         self.counts.launches[kernel] += 1
@@ -186,11 +148,8 @@ class CountingLauncher(HostLauncher):
 
 
 class CountedDevice:
-    """The device. While it is entered, what happens on it goes into `counts`.
-
-    Args:
-        kernels: the CUDA kernels as a library for the CPU.
-        array: the library with the array class.
+    """The device, of a library of kernels and one with its array class. While it is entered, what happens on
+    it goes into `counts`.
     """
 
     def __init__(self, kernels: Path, array: Path) -> None:

@@ -8,6 +8,7 @@ nnabla's CUDA extension run on the host here as they do there, with the host's a
 from __future__ import annotations
 
 import re
+import sys
 from typing import Any, Callable, Dict, Optional
 
 import nnabla as nn
@@ -19,7 +20,7 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, profile
 from nnabla_adaloss.host_context import HOST, is_on_host
-from nnabla_adaloss.kernels import CudaKernels
+from nnabla_adaloss.kernels import CpuKernels, CudaKernels
 from nnabla_adaloss.kernels.interface import GradientsInPlace
 from tests.counted_device.device import CountedDevice, ForeignAddress
 from tests.engine.random_graphs import STEPS, build
@@ -68,21 +69,8 @@ def clipped() -> nn.Variable:
     return F.sum(PF.affine(h, 2, name="b", rng=RNG(1)) ** 2)
 
 
-ALL: Dict[str, Callable[[], nn.Variable]] = {
-    **NETWORKS,
-    **{
-        f.__name__: f
-        for f in (
-            sink_of_branches,
-            sink_of_large_branches,
-            divergence,
-            divergence_as_the_loss,
-            pooled,
-            lstm,
-            clipped,
-        )
-    },
-}
+OWN = (sink_of_branches, sink_of_large_branches, divergence, divergence_as_the_loss, pooled, lstm, clipped)
+ALL: Dict[str, Callable[[], nn.Variable]] = {**NETWORKS, **{f.__name__: f for f in OWN}}
 
 
 @pytest.fixture
@@ -110,20 +98,44 @@ def loss_on(
         return network()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["approx_range", "amax_history"])
-@pytest.mark.parametrize("network", sorted(ALL))
-def test_architectures(on_gpu: CountedDevice, network: str, method: str) -> None:
-    loss = loss_on(on_gpu, ALL[network])
+def check_gradients(loss: nn.Variable, config: Optional[AdaLossConfig] = None) -> AdaptiveLossScaling:
+    """See that gradients are nnabla's own, in four iterations."""
     expected = gradients(loss, 1.0, True)
-    scaling = AdaptiveLossScaling(
-        loss, AdaLossConfig(loss_scale_method=method, u_min=0.7, u_max=1e30, use_bound=False)
-    )
-    assert isinstance(scaling.kernels, CudaKernels)
+    scaling = AdaptiveLossScaling(loss, config)
     for _ in range(4):
         found = gradients(scaling, 8.0, True)
         for name, gradient in expected.items():
             np.testing.assert_allclose(found[name], gradient, rtol=1e-5, atol=1e-7, err_msg=name)
+    return scaling
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["approx_range", "amax_history"])
+@pytest.mark.parametrize("network", sorted(ALL))
+def test_architectures(on_gpu: CountedDevice, network: str, method: str) -> None:
+    config = AdaLossConfig(loss_scale_method=method, u_min=0.7, u_max=1e30, use_bound=False)
+    scaling = check_gradients(loss_on(on_gpu, ALL[network]), config)
+    assert isinstance(scaling.kernels, CudaKernels)
+
+
+def test_without_cupy_arrays_go_to_the_kernels_of_the_cpu(
+    on_gpu: CountedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    config = AdaLossConfig(loss_scale_method="approx_range", u_min=0.7, u_max=1e30, use_bound=False)
+    for network in (pooled, sink_of_branches, ALL["squeeze_and_excite"]):
+        with pytest.warns(RuntimeWarning, match="CuPy is not installed"):
+            scaling = check_gradients(loss_on(on_gpu, network), config)
+        assert isinstance(scaling.kernels, CpuKernels)
+
+
+def test_kernels_of_the_cpu_find_what_is_on_the_device(on_device: CountedDevice) -> None:
+    x, master = (nn.NdArray.from_numpy_array(np.full((4, 3), v, np.float32)) for v in (6.0, 1.0))
+    for accumulate, expected in ((True, 4.0), (False, 3.0)):
+        for array in (x, master):
+            array.data_ptr(np.float32, on_device.context("float"))
+        assert CpuKernels().unscale_add(x, master, 2.0, accumulate=accumulate) == 3.0
+        assert (master.data == expected).all()
 
 
 @pytest.mark.slow
@@ -135,13 +147,7 @@ def test_parts_of_random_graphs(on_gpu: CountedDevice, step: str) -> None:
             nn.parameter.set_parameter(name, leaf)
         return made.loss
 
-    loss = loss_on(on_gpu, network)
-    expected = gradients(loss, 1.0, True)
-    scaling = AdaptiveLossScaling(loss)
-    for _ in range(3):
-        found = gradients(scaling, 8.0, True)
-        for name, gradient in expected.items():
-            np.testing.assert_allclose(found[name], gradient, rtol=1e-5, atol=1e-7, err_msg=name)
+    check_gradients(loss_on(on_gpu, network))
 
 
 @pytest.mark.slow

@@ -58,22 +58,29 @@ def counted(
     build: Build,
     shape: Tuple[int, ...],
     type_config: str,
-    method: Union[str, Method],
-    every: int = 1,
+    method: Union[str, Method] = "amax_history",
+    accum_grad: int = 1,
+    **options: Any,
 ) -> Tuple[AdaptiveLossScalingUpdater, Counts]:
     """The fifth iteration: all is known by then, all arrays are made, and nothing runs twice."""
     solver, loss = network(device, build, shape, type_config)
-    config = AdaLossConfig(loss_scale_method=method, measure_every=every)
-    # A scale that is searched for leaves room for those of layers.
-    global_scale = "dynamic" if isinstance(method, Four) else "history"
-    updater = AdaptiveLossScalingUpdater(solver, loss, config=config, global_scale=global_scale)
+    updater = AdaptiveLossScalingUpdater(
+        solver,
+        loss,
+        accum_grad=accum_grad,
+        config=AdaLossConfig(loss_scale_method=method, **options),
+        # A scale that is searched for leaves room for those of layers.
+        global_scale="dynamic" if isinstance(method, Four) else "history",
+    )
     assert updater.scaling.delay == 1
     for _ in range(4):
         updater.update()
     with device as counts:
         result = updater.update()
-    assert result.updated
-    assert result.retries == 0
+    assert (result.updated, result.retries) == (True, 0)
+    assert updater.scaling.result.kind == "hookless"
+    # A host array that goes to the device waits for all that the device was given before.
+    assert (counts.waits, counts.writes) == (accum_grad, 0)
     return updater, counts
 
 
@@ -89,11 +96,7 @@ def sizes_of_weights() -> List[int]:
 @pytest.mark.parametrize("method", ["amax_history", Four()])
 @pytest.mark.parametrize("type_config", ["float", "half"])
 def test_lenet(on_device: CountedDevice, type_config: str, method: Union[str, Method]) -> None:
-    updater, counts = counted(on_device, lenet, SHAPE, type_config, method)
-    assert counts.waits == 1
-    # A host array that goes to the device waits for all that the device was given before.
-    assert counts.writes == 0
-    assert updater.scaling.result.kind == "hookless"
+    updater, counts = counted(on_device, lenet, SHAPE, type_config, method, measure_every=1)
     # Gradients and weights in one launch; in half, weights before forward converts them.
     assert counts.launches["statistics"] == 1 + (type_config == "half")
     assert counts.launches["unscale_add"] == 1
@@ -108,26 +111,15 @@ def test_lenet(on_device: CountedDevice, type_config: str, method: Union[str, Me
 @pytest.mark.slow
 @pytest.mark.parametrize("type_config", ["float", "half"])
 def test_batches_that_are_accumulated_wait_once_each(on_device: CountedDevice, type_config: str) -> None:
-    solver, loss = network(on_device, lenet, SHAPE, type_config)
-    config = AdaLossConfig(loss_scale_method="amax_history")
-    updater = AdaptiveLossScalingUpdater(solver, loss, accum_grad=3, config=config)
-    for _ in range(4):
-        updater.update()
-    with on_device as counts:
-        assert updater.update().updated
-    assert updater.scaling.result.kind == "hookless"
-    assert (counts.waits, counts.writes) == (3, 0)
+    _, counts = counted(on_device, lenet, SHAPE, type_config, accum_grad=3)
     assert counts.launches["statistics"] == 0
     assert counts.launches["unscale_add"] == 3
 
 
 @pytest.mark.slow
 def test_resnet50(on_device: CountedDevice) -> None:
-    updater, counts = counted(on_device, narrow_resnet50, (2, 3, 32, 32), "float", "amax_history")
-    assert (counts.waits, counts.writes) == (1, 0)
-    scaled = scaled_layers(updater)
-    assert scaled > 15
-    assert updater.scaling.result.kind == "hookless"
+    updater, counts = counted(on_device, narrow_resnet50, (2, 3, 32, 32), "float", measure_every=1)
+    assert scaled_layers(updater) > 15
     # Those gradients that can be the largest of their component, two of a layer, up to 96 to a launch.
     assert counts.launches["statistics"] == 2
     assert counts.launches["largest_magnitude"] == 2  # of running statistics
@@ -196,14 +188,7 @@ def test_what_solver_checks_wait_for_is_counted(on_device: CountedDevice) -> Non
 
 @pytest.mark.slow
 def test_a_planned_pass_of_resnet50(on_device: CountedDevice) -> None:
-    solver, loss = network(on_device, narrow_resnet50, (2, 3, 32, 32), "float")
-    config = AdaLossConfig(loss_scale_method="amax_history", update_per_n_iteration=8)
-    updater = AdaptiveLossScalingUpdater(solver, loss, config=config)
-    for _ in range(4):
-        updater.update()
-    with on_device as counts:
-        assert updater.update().updated
+    updater, counts = counted(on_device, narrow_resnet50, (2, 3, 32, 32), "float", update_per_n_iteration=8)
     assert scaled_layers(updater) > 15
-    assert (counts.waits, counts.writes) == (1, 0)
     # Running statistics copied and looked at, weights scaled, gradients unscaled: up to 96 to a launch.
     assert counts.launches == {"scaled_copy": 3, "largest_magnitude": 2, "unscale_add": 2}

@@ -8,13 +8,16 @@ from typing import Any
 import ml_dtypes
 import nnabla as nn
 import numpy as np
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from nnabla_adaloss.core.formats import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16
+from nnabla_adaloss.core.formats import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, Format
 from nnabla_adaloss.core.statistics import ArrayStatistics, statistics_of
 
 Array = NDArray[Any]
 
+DTYPES = [np.float32, np.float16]
 NARROW_DTYPES = {
     FLOAT16: np.float16,
     BFLOAT16: ml_dtypes.bfloat16,
@@ -25,6 +28,30 @@ SPECIAL_VALUES = [
     *(0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -2.5, 65504.0, -65520.0, 6e-8, 3e-8, -1e-7),
     *(1e-40, -1e-45, 3.4028235e38, -3.4028235e38, 2.0**-126, 448.0, 464.0, 465.0, 57344.0, 61440.0),
 ]
+
+any_float32 = hnp.arrays(np.uint32, st.integers(0, 400), elements=st.integers(0, 2**32 - 1)).map(
+    lambda bits: bits.view(np.float32)
+)
+any_float16 = hnp.arrays(np.uint16, st.integers(0, 400), elements=st.integers(0, 2**16 - 1)).map(
+    lambda bits: bits.view(np.float16)
+)
+any_arrays = any_float32 | any_float16
+
+
+def normal(length: int, dtype: Any = np.float32, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(length).astype(dtype)
+
+
+def special_values(dtype: Any) -> Array:
+    with np.errstate(over="ignore"):
+        return np.array(SPECIAL_VALUES).astype(dtype)
+
+
+def numbers_of(storage: Format) -> Array:
+    """Every number of the format, as float32."""
+    dtype = np.dtype(NARROW_DTYPES[storage])
+    bits = np.uint16 if dtype.itemsize == 2 else np.uint8
+    return np.arange(2 ** (8 * dtype.itemsize)).astype(bits).view(dtype).astype(np.float32)
 
 
 def nd_array(values: object, dtype: object = np.float32) -> nn.NdArray:
@@ -53,8 +80,8 @@ def assert_same_floats(actual: Array, expected: Array) -> None:
     np.testing.assert_array_equal(actual[numbers].view(bits), expected[numbers].view(bits))
 
 
-def scaled(values: Array, alpha: float) -> Array:
-    """alpha * values in float32, rounded to the dtype of `values`."""
+def scaled(values: Array, alpha: float, dtype: Any = None) -> Array:
+    """alpha * values in float32, rounded to a dtype; None: that of `values`."""
     with np.errstate(all="ignore"):
         product = values.astype(np.float32) * np.float32(alpha)
-        return np.asarray(product.astype(values.dtype))
+        return np.asarray(product.astype(dtype or values.dtype))

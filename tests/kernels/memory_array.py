@@ -32,13 +32,24 @@ class MemoryArray:
         return self.values.ctypes.data
 
 
-def before_forbidden_page(dtype: Any, size: int) -> MemoryArray:
-    """An array that ends where a page begins that nobody may touch: reading on is a segmentation fault."""
+def fenced(dtype: Any, size: int) -> Tuple[NDArray[Any], NDArray[Any]]:
+    """An array that begins behind a page that nobody may touch, and one that ends before one.
+
+    Who reads or writes beside them is killed by a segmentation fault.
+    """
     length = size * np.dtype(dtype).itemsize
-    pages = -(-length // PAGE) + 1
+    pages = -(-length // PAGE) + 2
     memory = np.frombuffer(mmap.mmap(-1, pages * PAGE), np.uint8)
-    assert _LIBC.mprotect(ctypes.c_void_p(memory.ctypes.data + (pages - 1) * PAGE), PAGE, 0) == 0
-    return MemoryArray(memory, dtype, size, (pages - 1) * PAGE - length)
+    for page in (0, pages - 1):
+        assert _LIBC.mprotect(ctypes.c_void_p(memory.ctypes.data + page * PAGE), PAGE, 0) == 0
+    inside = memory[PAGE:-PAGE]
+    return inside[:length].view(dtype), inside[inside.size - length :].view(dtype)
+
+
+def before_forbidden_page(dtype: Any, size: int) -> MemoryArray:
+    """An array at the end of memory."""
+    memory = fenced(dtype, size)[1].view(np.uint8)
+    return MemoryArray(memory, dtype, size)
 
 
 def reserved_zeros(dtype: Any, size: int) -> MemoryArray:

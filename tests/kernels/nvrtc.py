@@ -22,15 +22,9 @@ def nvidia_wheel(package: str) -> Path:
 
 
 class Compiled(NamedTuple):
-    """What came of a compilation.
+    """What came of a compilation."""
 
-    Attributes:
-        status: 0 when it succeeded.
-        log: errors and warnings.
-        ptx: the code.
-    """
-
-    status: int
+    status: int  # 0 when it succeeded
     log: str
     ptx: str
 

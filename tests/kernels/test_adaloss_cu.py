@@ -8,8 +8,7 @@ import re
 
 import pytest
 
-from nnabla_adaloss.kernels.cuda_launcher import OPTIONS
-from nnabla_adaloss.kernels.cuda_source import CudaSource
+from nnabla_adaloss.kernels.cuda_launcher import OPTIONS, CudaSource
 from tests.kernels.nvrtc import Nvrtc, nvidia_wheel, options_of_cupy
 
 ARCHITECTURES = [70, 80, 90, 100]

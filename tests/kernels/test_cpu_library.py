@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
 from pathlib import Path
-from typing import Any, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, Tuple
 
 import numpy as np
 import pytest
@@ -23,6 +21,7 @@ from nnabla_adaloss.kernels.cpu_library import (
     statistics_task,
 )
 from nnabla_adaloss.kernels.native import LIBRARY, digest
+from tests.kernels.memory_array import fenced
 
 Array = NDArray[Any]
 
@@ -114,14 +113,12 @@ def test_a_forked_process_has_its_threads() -> None:
 # ---- how many threads
 
 
-@pytest.mark.parametrize(("value", "threads"), [("1", 1), ("7", 7), (" 3 ", 3), ("4,2", 4)])
-def test_omp_num_threads_decides(value: str, threads: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("value", "threads"),
+    [("1", 1), ("7", 7), (" 3 ", 3), ("4,2", 4), *((v, PROCESSORS) for v in ("", "0", "-1", "many"))],
+)
+def test_omp_num_threads_decides_if_it_is_a_number(value: str, threads: int, tmp_path: Path) -> None:
     assert allowed_threads({"OMP_NUM_THREADS": value}, tmp_path) == threads
-
-
-@pytest.mark.parametrize("value", ["", "0", "-1", "many"])
-def test_what_is_no_number_of_threads_does_not(value: str, tmp_path: Path) -> None:
-    assert allowed_threads({"OMP_NUM_THREADS": value}, tmp_path) == PROCESSORS
 
 
 def test_a_process_that_is_bound_to_one_processor_has_one_thread(tmp_path: Path) -> None:
@@ -134,44 +131,24 @@ def test_a_process_that_is_bound_to_one_processor_has_one_thread(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("limit", "threads"),
+    ("files", "threads"),
     [
-        ("max 100000", PROCESSORS),
-        ("100000 100000", 1),
-        ("50000 100000", 1),
-        ("99900000 100000", PROCESSORS),
+        ({"cpu.max": "max 100000"}, PROCESSORS),
+        ({"cpu.max": "100000 100000"}, 1),
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"cpu.max": "99900000 100000"}, PROCESSORS),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, PROCESSORS),  # of version 1
+        ({"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"}, 1),
     ],
 )
-def test_a_container_with_less_time_has_fewer(limit: str, threads: int, tmp_path: Path) -> None:
-    (tmp_path / "cpu.max").write_text(limit + "\n")
-    assert allowed_threads({}, tmp_path) == threads
-
-
-@pytest.mark.parametrize(("quota", "threads"), [("-1", PROCESSORS), ("100000", 1)])
-def test_containers_of_cgroup_version_1(quota: str, threads: int, tmp_path: Path) -> None:
+def test_a_container_with_less_time_has_fewer(files: Dict[str, str], threads: int, tmp_path: Path) -> None:
     (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(quota + "\n")
-    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    for name, text in files.items():
+        (tmp_path / name).write_text(text + "\n")
     assert allowed_threads({}, tmp_path) == threads
 
 
 # ---- memory
-
-
-class Fenced:
-    """Arrays that begin or end where memory ends: who reads or writes beside them is killed."""
-
-    def __init__(self) -> None:
-        self._map = mmap.mmap(-1, 11 * mmap.PAGESIZE)
-        self._start = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        for page in (0, 10):
-            protect = ctypes.CDLL(None, use_errno=True).mprotect
-            forbidden = ctypes.c_void_p(self._start + page * mmap.PAGESIZE)
-            assert protect(forbidden, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
-
-    def arrays(self, values: Array) -> List[Array]:
-        offsets = mmap.PAGESIZE, 10 * mmap.PAGESIZE - values.nbytes
-        return [np.frombuffer(self._map, values.dtype, values.size, offset) for offset in offsets]
 
 
 @SEVERAL
@@ -179,7 +156,7 @@ class Fenced:
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_no_memory_beside_an_array_is_touched(level: str, length: int, dtype: type) -> None:
     values, library = values_of("normal", length).astype(dtype), CpuLibrary(level)
-    sources, targets = Fenced().arrays(values), Fenced().arrays(values)
+    sources, targets = fenced(dtype, length), fenced(dtype, length)
     half = dtype == np.float16
     for source, target in zip(sources, targets):
         source[:] = values

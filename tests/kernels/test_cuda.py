@@ -11,31 +11,29 @@ import nnabla as nn
 import numpy as np
 import pytest
 
-from nnabla_adaloss.core.formats import FLOAT16, FLOAT32
-from nnabla_adaloss.kernels import CudaKernels, GradientToUnscale, ScaledCopy
-from nnabla_adaloss.kernels.cuda_source import CudaSource
+from nnabla_adaloss.core.formats import FLOAT16
+from nnabla_adaloss.kernels import CudaKernels, GradientToUnscale
+from nnabla_adaloss.kernels.cuda_launcher import CudaSource
 from tests.kernels.arrays import (
+    DTYPES,
     SPECIAL_VALUES,
     assert_same_floats,
     assert_statistics,
     nd_array,
+    normal,
     scaled,
+    special_values,
 )
 from tests.kernels.conftest import CPU
 from tests.kernels.host_launcher import THREADS_PER_BLOCK, HostLauncher
 from tests.kernels.memory_array import MemoryArray, before_forbidden_page, reserved_zeros
 
-DTYPES = [np.float32, np.float16]
 LENGTHS = [0, 1, 3, 4, 7, 8, 31, 33, 5000]
 
 
 @pytest.fixture
 def kernels(launcher: HostLauncher) -> CudaKernels:
     return CudaKernels(CPU, launcher)
-
-
-def normal(length: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(length).astype(dtype)
 
 
 def as_nd(array: MemoryArray) -> nn.NdArray:
@@ -49,7 +47,8 @@ def test_one_launch_for_the_statistics_of_many_arrays(kernels: CudaKernels, laun
     arrays = [normal(length, dtype, seed) for seed, length in enumerate(LENGTHS) for dtype in DTYPES]
     table = kernels.table(len(arrays) + 3)
     kernels.launch_statistics([nd_array(x, x.dtype) for x in arrays], table, first_row=3)
-    assert launcher.launches == ["statistics"]
+    assert kernels.all_finite([nd_array(x, x.dtype) for x in arrays])
+    assert launcher.launches == ["statistics", "largest_magnitude"]
     rows = table.fetch().rows
     for row, values in zip(rows[3:], arrays):
         assert_statistics(row.statistics, values)
@@ -67,15 +66,6 @@ def test_histograms_of_many_arrays(kernels: CudaKernels) -> None:
         assert_statistics(row.statistics, values)
         fields = np.abs(values).astype(np.float32).view(np.uint32) >> 23
         np.testing.assert_array_equal(counts, np.bincount(fields, minlength=256))
-
-
-def test_scaled_copies_of_many_weights(kernels: CudaKernels, launcher: HostLauncher) -> None:
-    weights = [normal(length, dtype, seed) for seed, length in enumerate(LENGTHS) for dtype in DTYPES]
-    copies = [ScaledCopy(nd_array(w, w.dtype), nn.NdArray(w.shape), 2.0**i) for i, w in enumerate(weights)]
-    kernels.launch_scaled_copies(copies)
-    assert launcher.launches == ["scaled_copy"]
-    for (_, target, alpha, _), w in zip(copies, weights):
-        assert_same_floats(target.data, scaled(w, alpha))
 
 
 def gradients_to_unscale(count: int) -> List[GradientToUnscale]:
@@ -138,16 +128,6 @@ def test_gradients_that_depend_on_each_other_are_not_launched_together(
     assert [x.data[0] for x in (first, second, master, other)] == [2.0, 2.0, 4.0, 2.0]
 
 
-def test_rounding_writes_its_row(kernels: CudaKernels) -> None:
-    values = normal(5000)
-    table = kernels.table(3)
-    for row, storage in enumerate([FLOAT16, FLOAT32]):
-        kernels.launch_round_to_format(nd_array(values), nn.NdArray(values.shape), storage, table, row + 1)
-    rows = table.fetch().rows
-    assert_statistics(rows[1].statistics, values.astype(np.float16).astype(np.float32))
-    assert_statistics(rows[2].statistics, values)
-
-
 def test_bad_arguments_launch_nothing(kernels: CudaKernels, launcher: HostLauncher) -> None:
     bad = GradientToUnscale(nd_array([1.0]), nd_array([1.0]), 0.0, False)
     with pytest.raises(ValueError, match="scale="):
@@ -155,14 +135,6 @@ def test_bad_arguments_launch_nothing(kernels: CudaKernels, launcher: HostLaunch
     with pytest.raises(TypeError, match="int32"):
         kernels.launch_statistics([nd_array([1.0]), nd_array([1], np.int32)], kernels.table(2))
     assert launcher.launches == []
-
-
-def test_one_launch_finds_an_infinity_among_many_gradients(
-    kernels: CudaKernels, launcher: HostLauncher
-) -> None:
-    arrays = [nd_array(normal(50, dtype), dtype) for dtype in DTYPES * 30]
-    assert kernels.all_finite(arrays)
-    assert launcher.launches == ["largest_magnitude"]
 
 
 def test_only_what_is_used_of_a_table_is_fetched(
@@ -218,6 +190,40 @@ def test_any_number_of_blocks(cuda_library: Path, max_blocks: int) -> None:
     assert counts.sum() == 20000
 
 
+# ---- the threads of a block
+
+
+def everything(kernels: CudaKernels, values: np.ndarray) -> List[Any]:
+    """What all kernels make of an array: the numbers that they return and the bytes that they write."""
+    size = values.size
+    found: List[Any] = [kernels.exponent_histogram(nd_array(values, values.dtype))]
+    found += [kernels.statistics(nd_array(values, values.dtype)), kernels.all_finite([nd_array(values)])]
+    for half in (False, True):
+        target = nn.NdArray((size,))
+        kernels.scaled_copy(nd_array(values, values.dtype), target, 0.3, half=half)
+        found.append(target.data.tobytes())
+    master = nd_array(np.ones(size))
+    found.append(kernels.unscale_add(nd_array(values, values.dtype), master, 2.0, accumulate=True))
+    found += [kernels.round_to_format(master, master, FLOAT16), master.data.tobytes()]
+    return [x.tolist() if isinstance(x, np.ndarray) else x for x in (*found[0], *found[1:])]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_real_threads_that_run_at_once_come_to_the_same(cuda_library: Path, dtype: Any) -> None:
+    # Elsewhere threads take turns: none gets between another's reading and writing. Here all of them count
+    # in two places of a histogram, and long enough to be at it at once.
+    values = np.exp2(np.arange(400_000) % 2).astype(dtype)
+    turns, real = (CudaKernels(CPU, HostLauncher(cuda_library, real_threads=r)) for r in (False, True))
+    assert everything(real, values) == everything(turns, values)
+
+
+def test_a_kernel_whose_threads_wait_in_vain_is_an_error(launcher: HostLauncher) -> None:
+    launcher.launch("hangs", 2, (np.uint32(THREADS_PER_BLOCK),))
+    with pytest.raises(RuntimeError, match="hangs: block 0 hangs: of 64 threads, 63 wait in __syncthreads"):
+        launcher.launch("hangs", 2, (np.uint32(THREADS_PER_BLOCK - 1),))
+    launcher.launch("hangs", 2, (np.uint32(THREADS_PER_BLOCK),))
+
+
 # ---- memory
 
 
@@ -237,11 +243,6 @@ def test_unaligned_arrays(kernels: CudaKernels, dtype: Any, offset: int, length:
     master = MemoryArray(np.zeros(30000, np.uint8), np.float32, length, 4)
     kernels.unscale_add(as_nd(source), as_nd(master), 4.0, accumulate=True)
     assert_same_floats(master.values, values.astype(np.float32) * np.float32(0.25) + np.float32(0))
-
-
-def special_values(dtype: Any) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        return np.array(SPECIAL_VALUES).astype(dtype)
 
 
 @pytest.mark.parametrize("length", [0, 1, 31, 33, 1023, 5000])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnabla_adaloss.kernels.cuda_source import CudaSource
+from nnabla_adaloss.kernels.cuda_launcher import CudaSource
 from nnabla_adaloss.kernels.device_tasks import DeviceTasks
 
 addresses = st.integers(0, 12)

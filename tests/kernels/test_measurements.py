@@ -16,22 +16,17 @@ from nnabla_adaloss.kernels import CpuKernels, CudaKernels, GradientToUnscale
 from nnabla_adaloss.kernels.device_table import DeviceTable
 from nnabla_adaloss.kernels.measurements import (
     DeviceMeasurements,
-    HostMeasurements,
     Measurements,
     measurements_by,
 )
 from tests.engine.random_graphs import build
-from tests.kernels.host_launcher import COMPILER, HostLauncher, compile_for_host
-
-CPU = nn.Context(["cpu:float"], "CpuCachedArray", "0")
+from tests.kernels.conftest import CPU
+from tests.kernels.host_launcher import HostLauncher
 
 
 @pytest.fixture(scope="module")
-def cuda_kernels(tmp_path_factory: pytest.TempPathFactory) -> CudaKernels:
-    if COMPILER is None:
-        pytest.skip("g++ is needed to run the CUDA kernels on the CPU")
-    library: Path = compile_for_host(tmp_path_factory.mktemp("cuda_on_host"))
-    return CudaKernels(CPU, HostLauncher(library))
+def cuda_kernels(cuda_library: Path) -> CudaKernels:
+    return CudaKernels(CPU, HostLauncher(cuda_library))
 
 
 def array(*values: float) -> nn.NdArray:
@@ -41,8 +36,10 @@ def array(*values: float) -> nn.NdArray:
 @pytest.fixture(params=["host", "device"])
 def measurements(request: pytest.FixtureRequest) -> Measurements:
     if request.param == "host":
-        return HostMeasurements(CpuKernels())
-    return DeviceMeasurements(request.getfixturevalue("cuda_kernels"), rows=2)
+        return measurements_by(CpuKernels(), rows=2)
+    measurements = measurements_by(request.getfixturevalue("cuda_kernels"), rows=2)
+    assert isinstance(measurements, DeviceMeasurements)
+    return measurements
 
 
 def test_results_come_in_the_order_of_tickets_and_once(measurements: Measurements) -> None:
@@ -119,11 +116,6 @@ def test_magnitudes_come_in_the_order_of_the_gradients_also_beyond_one_table(
     measurements.unscale(gradients[:1])
     measurements.unscale(gradients[1:])
     assert measurements.fetch().largest == [i / 2.0 for i in range(7)]
-
-
-def test_kernels_choose_their_measurements(cuda_kernels: CudaKernels) -> None:
-    assert isinstance(measurements_by(cuda_kernels, 4), DeviceMeasurements)
-    assert isinstance(measurements_by(CpuKernels(), 4), HostMeasurements)
 
 
 @pytest.mark.slow

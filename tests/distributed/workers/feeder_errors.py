@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Collection, Dict, List, Mapping, Tuple
+from typing import Any, Collection, List, Mapping
 
 import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, LossScaleError
 from nnabla_adaloss.communicators import MPICommunicator
-from tests.distributed.workers.ranks import is_last, on_last, same_on_all
+from tests.distributed.workers.ranks import Decided, decisions, is_last, on_last, same_on_all
 from tests.distributed.workers.task import Task, task
 from tests.updaters.networks import AS_THE_BASELINE
 
@@ -54,36 +54,25 @@ class Flaky:
                 self.errors += 1
                 assert self.updater.iteration == iteration
 
-    def decisions(self, iterations: int) -> List[Tuple[Any, ...]]:
-        """Whether there was an update, the scale, how many batches are lost by now, the reason, and which
-        iteration it was. A batch is run again by its own rank alone.
-        """
-        found: List[Tuple[Any, ...]] = []
-        for _ in range(iterations):
-            result = self.update()
-            lost = sum(self.updater.counters.lost.values())
-            found.append(((result.updated, result.scale, lost, result.reason), self.updater.iteration))
-        return found
-
-    def bits(self) -> Dict[str, bytes]:
-        return {name: array.tobytes() for name, array in self.work.snapshot().items()}
+    def decisions(self, iterations: int) -> List[Decided]:
+        return decisions(self.updater, iterations, self.update)
 
 
 def goes_on_as_without_errors(
     comm: MPICommunicator, fails: Collection[int], errors: int, iterations: int = 9, **options: Any
-) -> List[Tuple[Any, ...]]:
+) -> List[Decided]:
     """Assert that ranks stay equal, to each other and to those of a training in which no feeder fails."""
     for delay in DELAYS:
         config = AdaLossConfig(delay=delay)
         smooth = Flaky(comm, (), config=config, check_every=4, **options)
-        expected, bits = smooth.decisions(iterations), smooth.bits()
+        expected, bits = smooth.decisions(iterations), smooth.work.bits()
         flaky = Flaky(comm, fails, config=config, check_every=4, **options)
         found = flaky.decisions(iterations)
         assert flaky.errors == (errors if is_last(comm) else 0)
-        state = found, flaky.updater.scale_state, flaky.updater.iteration, flaky.bits()
+        state = found, flaky.updater.scale_state, flaky.updater.iteration, flaky.work.bits()
         assert same_on_all(comm, state)
         assert found == expected
-        assert flaky.bits() == bits
+        assert flaky.work.bits() == bits
         assert all(np.isfinite(array).all() for array in flaky.work.snapshot().values())
     return found
 
@@ -91,7 +80,7 @@ def goes_on_as_without_errors(
 def check_an_error_in_any_iteration(comm: MPICommunicator) -> None:
     """In the first, where parameters are sent; in some; several in a row; where ranks are compared."""
     found = goes_on_as_without_errors(comm, (0, 3, 5, 6, 7, 9), errors=6)
-    assert [iteration for _, iteration in found] == list(range(1, 10))
+    assert [decided.iteration for decided in found] == list(range(1, 10))
 
 
 def check_an_error_where_ranks_are_compared(comm: MPICommunicator) -> None:
@@ -105,8 +94,8 @@ def check_an_error_in_the_middle_of_a_window(comm: MPICommunicator) -> None:
         flaky = Flaky(comm, (1, 5, 6), config=AdaLossConfig(delay=delay), accum_grad=2, check_every=2)
         found = flaky.decisions(8)
         assert flaky.errors == (3 if is_last(comm) else 0)
-        assert same_on_all(comm, (found, flaky.updater.scale_state, flaky.bits()))
-        assert [iteration for _, iteration in found] == list(range(1, 9))
+        assert same_on_all(comm, (found, flaky.updater.scale_state, flaky.work.bits()))
+        assert [decided.iteration for decided in found] == list(range(1, 9))
 
 
 def check_an_error_in_a_retry(comm: MPICommunicator) -> None:
@@ -114,9 +103,9 @@ def check_an_error_in_a_retry(comm: MPICommunicator) -> None:
     spoiled = {2: "gradient", 3: "gradient", 7: "gradient"}
     # Call 3 is the second try of iteration 3.
     found = goes_on_as_without_errors(comm, (3, 4), errors=2, spoiled=spoiled)
-    assert [decided[2] for decided, _ in found] == [0, 0, 2, 2, 2, 3, 3, 3, 3]
+    assert [decided.lost for decided in found] == [0, 0, 2, 2, 2, 3, 3, 3, 3]
     found = goes_on_as_without_errors(comm, (3,), errors=1, spoiled=spoiled, max_retries=1)
-    assert [decided[0] for decided, _ in found] == [True, True, False, *[True] * 6]
+    assert [decided.updated for decided in found] == [True, True, False, *[True] * 6]
 
 
 def check_an_error_in_a_retry_before_the_floor(comm: MPICommunicator) -> None:
@@ -131,7 +120,7 @@ def check_an_error_in_a_retry_before_the_floor(comm: MPICommunicator) -> None:
             flaky.update()
         assert flaky.errors == (len(fails) if is_last(comm) else 0)
         assert flaky.updater.scale == 8.0
-        assert same_on_all(comm, (flaky.decisions(4), flaky.updater.scale_state, flaky.bits()))
+        assert same_on_all(comm, (flaky.decisions(4), flaky.updater.scale_state, flaky.work.bits()))
 
 
 def check_what_is_loaded_after_an_error_begins_anew(comm: MPICommunicator) -> None:
@@ -154,5 +143,5 @@ def check_what_is_loaded_after_an_error_begins_anew(comm: MPICommunicator) -> No
     flaky.updater.load_state_dict(state)
     result, lost = flaky.update(), flaky.updater.counters.lost
     assert (result.updated, result.scale, lost) == (True, 4.0, {"overflow": 1})
-    assert same_on_all(comm, (flaky.updater.iteration, flaky.bits()))
+    assert same_on_all(comm, (flaky.updater.iteration, flaky.work.bits()))
     assert flaky.updater.iteration == 3

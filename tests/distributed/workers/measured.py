@@ -14,7 +14,7 @@ from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, LossScaleE
 from nnabla_adaloss.communicators import MPICommunicator
 from nnabla_adaloss.updaters.global_scale import agreed_scales
 from tests.distributed.workers.ranks import by_first, from_all, is_last, on_last, same_on_all
-from tests.distributed.workers.task import Parameters, Task, task
+from tests.distributed.workers.task import Parameters, task
 
 Case = Tuple[str, str, int, int]
 # Half of all combinations: each pair of settings is among them.
@@ -46,10 +46,6 @@ def options(case: Case) -> Dict[str, Any]:
     }
 
 
-def bits(work: Task) -> Dict[str, bytes]:
-    return {name: array.tobytes() for name, array in work.snapshot().items()}
-
-
 def scales(updater: AdaptiveLossScalingUpdater) -> Tuple[Any, ...]:
     """What decides the next scales and is no matter of one rank."""
     components = updater.scaling.components.state_dict()
@@ -72,7 +68,7 @@ def check_an_overflow_on_one_rank_is_repeated_there(comm: MPICommunicator) -> No
                 # Where none runs a batch again, nor knows one of its own alone, all have the same scales.
                 assert not any(retries), case
                 assert same_on_all(comm, updater.scaling.accumulated_scales), (case, iteration)
-        assert same_on_all(comm, bits(work)), case
+        assert same_on_all(comm, work.bits()), case
 
 
 def check_ranks_that_do_not_repeat_have_the_same_scales(comm: MPICommunicator) -> None:
@@ -86,7 +82,7 @@ def check_ranks_that_do_not_repeat_have_the_same_scales(comm: MPICommunicator) -
             assert result.updated, case
             assert same_on_all(comm, scales(updater)), (case, iteration)
         assert retries, case
-        assert same_on_all(comm, bits(work)), case
+        assert same_on_all(comm, work.bits()), case
 
 
 def trained(comm: MPICommunicator, spoiled: Mapping[int, str], **given: Any) -> Parameters:
@@ -145,7 +141,7 @@ def check_a_batch_that_no_scale_helps_is_thrown_away_by_all(comm: MPICommunicato
         assert updater.counters.lost == {"hopeless": updater.accum_grad}
         # The bad batch has lowered nothing; what the good one behind it has shown may.
         assert before / 4.0 <= updater.scale <= before, (case, before, updater.scale)
-        assert same_on_all(comm, (scales(updater), bits(work))), case
+        assert same_on_all(comm, (scales(updater), work.bits())), case
 
 
 def check_a_floor_on_one_rank_is_an_error_on_all(comm: MPICommunicator) -> None:
@@ -155,15 +151,15 @@ def check_a_floor_on_one_rank_is_an_error_on_all(comm: MPICommunicator) -> None:
         updater = work.updater(comm=comm, **options(case))
         for _ in range(4):
             assert updater.update().updated
-        before, weights = scales(updater), bits(work)
+        before, weights = scales(updater), work.bits()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with pytest.raises(LossScaleError, match="iteration 5 at the smallest loss scale") as caught:
                 updater.update()
         assert ("on another rank" in str(caught.value)) != is_last(comm)
-        assert (scales(updater), bits(work)) == (before, weights), case
+        assert (scales(updater), work.bits()) == (before, weights), case
         assert updater.update().updated
-        assert same_on_all(comm, (scales(updater), bits(work))), case
+        assert same_on_all(comm, (scales(updater), work.bits())), case
 
 
 def check_ranks_go_on_from_what_they_saved(comm: MPICommunicator) -> None:
@@ -176,7 +172,7 @@ def check_ranks_go_on_from_what_they_saved(comm: MPICommunicator) -> None:
         state, weights = updater.state_dict(), work.snapshot()
         momentum = {name: values.pstate["m"].d.copy() for name, values in work.solver.get_states().items()}
         found = [(updater.update(), scales(updater)) for _ in range(5)]
-        last = bits(work)
+        last = work.bits()
 
         work = task(comm.rank, comm.size, spoiled=on_last(comm, large))
         for name, array in weights.items():
@@ -190,4 +186,4 @@ def check_ranks_go_on_from_what_they_saved(comm: MPICommunicator) -> None:
         updater = work.updater(comm=comm, **options(case))
         updater.load_state_dict(state)
         assert [(updater.update(), scales(updater)) for _ in range(5)] == found, case
-        assert bits(work) == last, case
+        assert work.bits() == last, case

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Callable, List, Mapping, TypeVar
+from typing import Any, Callable, List, Mapping, NamedTuple, Optional, TypeVar
 
+from nnabla_adaloss import AdaptiveLossScalingUpdater, UpdateResult
 from nnabla_adaloss.communicators import MPICommunicator
 
 T = TypeVar("T")
@@ -33,3 +34,27 @@ def by_first(comm: MPICommunicator, compute: Callable[[], T]) -> T:
 def same_on_all(comm: MPICommunicator, own: T) -> bool:
     """Whether all ranks have an equal object."""
     return all(one == own for one in from_all(comm, own))
+
+
+class Decided(NamedTuple):
+    """What came of an iteration. A batch is run again by its own rank alone."""
+
+    updated: bool
+    scale: float
+    lost: int  # batches, by now
+    reason: str
+    iteration: int
+    scale_state: Any
+
+
+def decisions(
+    updater: AdaptiveLossScalingUpdater, iterations: int, update: Optional[Callable[[], UpdateResult]] = None
+) -> List[Decided]:
+    """What each iteration decided; `update` is what an iteration calls, the updater's if left out."""
+    found: List[Decided] = []
+    for _ in range(iterations):
+        result = (update or updater.update)()
+        lost = sum(updater.counters.lost.values())
+        what = result.updated, result.scale, lost, result.reason
+        found.append(Decided(*what, updater.iteration, updater.scale_state))
+    return found

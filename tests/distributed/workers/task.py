@@ -30,6 +30,9 @@ class Task(NamedTuple):
     def snapshot(self) -> Parameters:
         return {name: v.d.copy() for name, v in sorted(self.solver.get_parameters().items())}
 
+    def bits(self) -> Dict[str, bytes]:
+        return {name: array.tobytes() for name, array in self.snapshot().items()}
+
 
 def task(
     rank: int,

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Enough of CUDA to run kernels on the CPU: a real thread for every thread of a block, one block after another.
+// Enough of CUDA to run kernels on the CPU, one block after another. The threads of a block are fibers, which take turns
+// where they wait for each other, or real threads, which cost a hundred times as much but get in each other's way.
 // Memory is the host's, 16-byte accesses must be aligned as on a GPU, warps run in no particular order.
 #pragma once
 
 #include <pthread.h>
+#include <setjmp.h>
+#include <ucontext.h>
 #include <xmmintrin.h>
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
-#include <memory>
+#include <functional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -95,21 +99,84 @@ constexpr unsigned SHIM_WARP = 32;
 constexpr unsigned SHIM_WARPS = THREADS_PER_BLOCK / SHIM_WARP;
 constexpr std::size_t SHIM_LARGEST_VALUE = 8;
 
+inline bool threads_are_real;
+
+// One of the threads of a block that take turns. makecontext gives it a stack, setjmp and longjmp switch to it and back:
+// swapcontext would ask the kernel for the signal mask each time, which takes longer than all the rest.
+struct Fiber {
+    std::vector<char> stack = std::vector<char>(1 << 16);
+    jmp_buf state;
+    const unsigned* waits_for = nullptr;  // to differ from `passed`: how often a barrier has opened
+    unsigned passed = 0;
+    bool started = false, ended = false;
+
+    bool can_go_on() const { return !ended && !(waits_for && *waits_for == passed); }
+};
+
+inline std::vector<Fiber> fibers(THREADS_PER_BLOCK);
+inline Fiber* running;
+inline jmp_buf scheduler;
+inline std::function<void()> fiber_body;
+
+inline void run_fiber() {
+    fiber_body();
+    running->ended = true;
+    _longjmp(scheduler, 1);
+}
+
+inline void resume(Fiber& fiber) {
+    running = &fiber;
+    if (_setjmp(scheduler)) {
+        return;
+    }
+    if (fiber.started) {
+        _longjmp(fiber.state, 1);
+    }
+    fiber.started = true;
+    ucontext_t start;
+    getcontext(&start);
+    start.uc_stack.ss_sp = fiber.stack.data();
+    start.uc_stack.ss_size = fiber.stack.size();
+    start.uc_link = nullptr;
+    makecontext(&start, run_fiber, 0);
+    setcontext(&start);
+}
+
 class Barrier {
   public:
-    explicit Barrier(unsigned threads) { pthread_barrier_init(&barrier_, nullptr, threads); }
+    explicit Barrier(unsigned threads) : threads_(threads) { pthread_barrier_init(&barrier_, nullptr, threads); }
     ~Barrier() { pthread_barrier_destroy(&barrier_); }
-    void wait() { pthread_barrier_wait(&barrier_); }
+
+    void reset() { waiting_ = 0; }
+    unsigned waiting() const { return waiting_; }
+
+    void wait() {
+        if (threads_are_real) {
+            pthread_barrier_wait(&barrier_);
+        } else if (++waiting_ == threads_) {
+            waiting_ = 0;
+            ++opened_;
+        } else {
+            running->waits_for = &opened_;
+            running->passed = opened_;
+            if (!_setjmp(running->state)) {
+                _longjmp(scheduler, 1);
+            }
+        }
+    }
 
   private:
     pthread_barrier_t barrier_;
+    const unsigned threads_;
+    unsigned waiting_ = 0, opened_ = 0;
 };
 
-inline std::unique_ptr<Barrier> block_barrier;
-inline std::unique_ptr<Barrier> warp_barriers[SHIM_WARPS];
+inline Barrier block_barrier(THREADS_PER_BLOCK);
+inline Barrier warp_barriers[SHIM_WARPS] = {Barrier(SHIM_WARP), Barrier(SHIM_WARP)};
+static_assert(SHIM_WARPS == 2);
 inline char exchanged[SHIM_WARPS][SHIM_WARP][SHIM_LARGEST_VALUE];
 
-inline void __syncthreads() { block_barrier->wait(); }
+inline void __syncthreads() { block_barrier.wait(); }
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 template <typename Value>
@@ -117,11 +184,11 @@ Value __shfl_down_sync(unsigned, Value value, unsigned distance) {
     static_assert(sizeof(Value) <= SHIM_LARGEST_VALUE);
     const unsigned warp = threadIdx.x / SHIM_WARP, lane = threadIdx.x % SHIM_WARP;
     std::memcpy(exchanged[warp][lane], &value, sizeof(Value));
-    warp_barriers[warp]->wait();
+    warp_barriers[warp].wait();
     if (lane + distance < SHIM_WARP) {
         std::memcpy(&value, exchanged[warp][lane + distance], sizeof(Value));
     }
-    warp_barriers[warp]->wait();
+    warp_barriers[warp].wait();
     return value;
 }
 
@@ -144,26 +211,77 @@ void call(void (*kernel)(Arguments...), void** arguments, std::index_sequence<I.
     kernel(*static_cast<std::remove_const_t<Arguments>*>(arguments[I])...);
 }
 
-template <typename... Arguments>
-void run_on_host(void (*kernel)(Arguments...), unsigned grid, unsigned count, unsigned* blocks, void** arguments) {
-    block_barrier = std::make_unique<Barrier>(THREADS_PER_BLOCK);
-    for (auto& barrier : warp_barriers) {
-        barrier = std::make_unique<Barrier>(SHIM_WARP);
+// Runs the threads of one block in turns until all have ended. Which goes first changes from turn to turn, so that no
+// kernel passes that relies on an order.
+inline const char* run_fibers(unsigned& turn) {
+    for (Fiber& fiber : fibers) {
+        fiber.waits_for = nullptr;
+        fiber.started = fiber.ended = false;
     }
+    for (bool goes_on = true; goes_on;) {
+        goes_on = false;
+        turn = turn * 1664525u + 1013904223u;
+        const unsigned first = turn >> 24, step = turn >> 16 | 1u;  // every thread comes once: their number is 2^n
+        for (unsigned i = 0; i < THREADS_PER_BLOCK; ++i) {
+            threadIdx.x = (first + i * step) % THREADS_PER_BLOCK;
+            if (fibers[threadIdx.x].can_go_on()) {
+                goes_on = true;
+                resume(fibers[threadIdx.x]);
+            }
+        }
+    }
+    unsigned in_shuffles = 0;
+    for (Barrier& barrier : warp_barriers) {
+        in_shuffles += barrier.waiting();
+        barrier.reset();
+    }
+    const unsigned at_barrier = block_barrier.waiting();
+    block_barrier.reset();
+    if (at_barrier + in_shuffles == 0) {
+        return nullptr;
+    }
+    static char message[200];
+    std::snprintf(message, sizeof message,
+                  "block %u hangs: of %u threads, %u wait in __syncthreads, %u in a shuffle, and the rest have ended",
+                  blockIdx.x, THREADS_PER_BLOCK, at_barrier, in_shuffles);
+    return message;
+}
+
+inline void run_threads(const std::function<void()>& body) {
     std::vector<std::thread> threads;
     for (unsigned thread = 0; thread < THREADS_PER_BLOCK; ++thread) {
-        threads.emplace_back([=] {
+        threads.emplace_back([&body, thread, block = blockIdx, grid = gridDim] {
             _mm_setcsr(FLUSHING);
             threadIdx.x = thread;
-            gridDim.x = grid;
-            for (unsigned i = 0; i < count; ++i) {
-                blockIdx.x = blocks[i];
-                call(kernel, arguments, std::index_sequence_for<Arguments...>());
-                block_barrier->wait();
-            }
+            blockIdx = block;
+            gridDim = grid;
+            body();
         });
     }
     for (std::thread& thread : threads) {
         thread.join();
     }
+}
+
+// What went wrong, or null.
+template <typename... Arguments>
+const char* run_on_host(void (*kernel)(Arguments...), unsigned grid, unsigned count, unsigned* blocks, void** arguments,
+                        bool in_real_threads) {
+    const unsigned before = _mm_getcsr();
+    const char* error = nullptr;
+    unsigned turn = grid;
+    threads_are_real = in_real_threads;
+    gridDim.x = grid;
+    fiber_body = [=] { call(kernel, arguments, std::index_sequence_for<Arguments...>()); };
+    for (unsigned i = 0; i < count && !error; ++i) {
+        blockIdx.x = blocks[i];
+        if (in_real_threads) {
+            run_threads(fiber_body);
+        } else {
+            _mm_setcsr(FLUSHING);
+            error = run_fibers(turn);
+            _mm_setcsr(before);
+        }
+    }
+    return error;
 }

@@ -12,7 +12,7 @@ from nnabla_adaloss.communicators import MPICommunicator
 
 def checks_of(module: str) -> Dict[str, Callable[[MPICommunicator], None]]:
     """The checks of a module, by name."""
-    contents = vars(importlib.import_module(f"tests.distributed.workers.{module}"))
+    contents = vars(importlib.import_module(module))
     return {name: check for name, check in contents.items() if name.startswith("check_")}
 
 
