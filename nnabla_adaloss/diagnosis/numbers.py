@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ..core.formats import Format
 
 
 class Way(str, Enum):
@@ -33,31 +36,17 @@ class Kept(NamedTuple):
     error: float
 
 
-class StoredIn(NamedTuple):
-    """A format.
-
-    Attributes:
-        name: what it is called.
-        u_max: its largest number.
-    """
-
-    name: str
-    u_max: float
-
-
 class LayerNumbers(NamedTuple):
     """One layer: a function with weights, or a product of activations.
 
     Attributes:
-        name: as everywhere in this package.
-        type_name: nnabla's type name of the function.
         amax: largest magnitude in fp32 of its weights' gradients, and of the gradients between it and the
             next layers.
         nonzero: how many elements of its output gradient and its weights' are not zero in fp32.
         floor: the error that is there when gradients are kept in fp32, and activations and weights are
             stored.
         kept: what each way leaves.
-        stored: the format of its output gradient, where layers differ; None: that of the network.
+        stored: the format of its output gradient.
     """
 
     name: str
@@ -66,18 +55,11 @@ class LayerNumbers(NamedTuple):
     nonzero: int
     floor: float
     kept: Mapping[Way, Kept]
-    stored: Optional[StoredIn] = None
+    stored: Format
 
 
 class ReadLeaf(NamedTuple):
-    """An input or a parameter that holds something that is not finite.
-
-    Attributes:
-        name: name of the parameter, or what is known of the input.
-        is_parameter: whether it is one.
-        nans: how many NaNs it holds.
-        infinities: how many infinities.
-    """
+    """An input or a parameter that holds something that is not finite."""
 
     name: str
     is_parameter: bool
@@ -91,8 +73,6 @@ class Targets(NamedTuple):
     Attributes:
         name: what they are called: `"the labels of shape (32, 1)"`.
         limit: how many classes or rows there are; 0 where any number from 0 to 1 will do.
-        least: the smallest of them.
-        largest: the largest of them.
         nans: how many are NaN.
         whole: whether all are whole numbers.
     """
@@ -104,10 +84,8 @@ class Targets(NamedTuple):
     nans: int
     whole: bool
 
-    def merged(self, other: Optional[Targets]) -> Targets:
+    def merged(self, other: Targets) -> Targets:
         """Both together."""
-        if other is None:
-            return self
         return self._replace(
             least=min(self.least, other.least),
             largest=max(self.largest, other.largest),
@@ -139,75 +117,89 @@ class Values(NamedTuple):
 
     def merged(self, other: Values) -> Values:
         """Both together."""
-        return Values(
-            min(self.saturated, other.saturated),
-            self.constant and other.constant,
-            self.together,
-            self.dropped,
-            max(self.zeros, other.zeros),
-            max(self.negatives, other.negatives),
-            None if self.targets is None else self.targets.merged(other.targets),
+        targets = self.targets
+        if targets is not None and other.targets is not None:
+            targets = targets.merged(other.targets)
+        return self._replace(
+            saturated=min(self.saturated, other.saturated),
+            constant=self.constant and other.constant,
+            zeros=max(self.zeros, other.zeros),
+            negatives=max(self.negatives, other.negatives),
+            targets=targets,
         )
 
 
-class FunctionNumbers(NamedTuple):
+@dataclass
+class FunctionNumbers:
     """One function of the graph; the worst of all batches.
 
     Attributes:
-        name: as everywhere in this package.
-        type_name: nnabla's type name.
         layer: the layer that it is, or the nearest one on the way to it; empty when there is none.
-        is_layer: whether it is a layer itself.
         loss_section: whether it stands between the last layers and the loss.
         scores: whether it computes the scores of an attention: a product that goes into a softmax.
-        leaves: inputs and parameters that it reads and that are not finite.
+        inputs: which functions compute what it reads, by position in the network.
+        stored: the format of its outputs.
+        leaves: inputs and parameters that it reads and that are not finite, by name.
         amax: largest magnitude of its outputs in fp32.
         nonfinite: elements of its outputs that are not finite in fp32, while everything that it reads is.
         overflowed: elements of its outputs that are finite in fp32 and not as stored, while everything that
             it reads is finite as stored.
         beyond: the input or parameter of it that is finite in fp32 and not as stored; empty when none is.
-        gradient: root of the mean square of its output gradients in fp32; None when it gets none, or one
-            that is not finite.
-        growth: how many times larger those of its first input are; None when that is not known.
+        gets_gradient: whether a finite gradient arrives at it.
         stops_gradient: whether its output gradients are not all zero, and those that it hands on are, in
-            every batch.
+            every batch; None: not known.
         breaks_gradient: whether its output gradients are finite, and those that it hands on are not.
-        inputs: which functions compute what it reads, by position in the network.
+        arriving: sum over batches of the root of the mean square of its output gradient, where it is known
+            what it makes of it.
+        leaving: the same of the gradient of its first input.
         values: what its numbers say of it.
         stored_zeros: as `values.zeros`, with activations as stored.
-        constant_inputs: its inputs that are the same for every sample of each batch.
-        stuck_weights: its weights that are all zero and whose gradients are, too.
-        stored: the format of its outputs, where layers differ; None: that of the network.
+        same_inputs: its inputs, and whether they are the same for every sample of each batch.
+        stuck_weights: its weights, and whether they are all zero and their gradients are, too.
     """
 
     name: str
     type_name: str
     layer: str
-    is_layer: bool
-    loss_section: bool
-    scores: bool
-    leaves: Tuple[ReadLeaf, ...]
-    amax: float
-    nonfinite: int
-    overflowed: int
-    beyond: str
-    gradient: Optional[float]
-    growth: Optional[float]
-    stops_gradient: bool
-    breaks_gradient: bool
+    stored: Format
+    loss_section: bool = False
+    scores: bool = False
     inputs: Tuple[int, ...] = ()
-    values: Values = Values()
+    leaves: Dict[str, ReadLeaf] = field(default_factory=dict)
+    amax: float = 0.0
+    nonfinite: int = 0
+    overflowed: int = 0
+    beyond: str = ""
+    gets_gradient: bool = False
+    stops_gradient: Optional[bool] = None
+    breaks_gradient: bool = False
+    arriving: float = 0.0
+    leaving: float = 0.0
+    values: Values = field(default_factory=Values)
     stored_zeros: int = 0
-    constant_inputs: Tuple[str, ...] = ()
-    stuck_weights: Tuple[str, ...] = ()
-    stored: Optional[StoredIn] = None
+    same_inputs: Dict[str, bool] = field(default_factory=dict)
+    stuck_weights: Dict[str, bool] = field(default_factory=dict)
+
+    @property
+    def growth(self) -> Optional[float]:
+        """How many times larger gradients leave than arrive; None when that is not known."""
+        return self.leaving / self.arriving if self.arriving and self.leaving else None
+
+    @property
+    def place(self) -> str:
+        """The layer that it is or comes after; its own name where there is none."""
+        return self.layer or self.name
+
+    @property
+    def subject(self) -> str:
+        """What it is called in a sentence about its layer: `its Log`; `it` if it is the layer itself."""
+        return "it" if self.name == self.place else f"its {self.type_name}"
 
 
 class WeightStep(NamedTuple):
     """The weight of a layer beside what an update does to it. All are roots of mean squares.
 
     Attributes:
-        layer: the layer.
         weight: of the weight.
         usual: of what initialisations give it, which goes by its fan-in.
         update: of an update of the solver, with such gradients as there are; 0 where that is not known.
@@ -220,13 +212,7 @@ class WeightStep(NamedTuple):
 
 
 class Training(NamedTuple):
-    """What a solver is about to do.
-
-    Attributes:
-        learning_rate: its learning rate.
-        updates: how many updates it has made.
-        steps: of the weights of layers, in forward order.
-    """
+    """What a solver is about to do to the weights of layers, after so many updates."""
 
     learning_rate: float
     updates: int
@@ -237,7 +223,6 @@ class Untrained(NamedTuple):
     """Parameters that need a gradient, and that the loss does not depend on.
 
     Attributes:
-        names: what they are called.
         by_solver: whether a solver is to train them; else they are registered only.
     """
 
@@ -246,7 +231,7 @@ class Untrained(NamedTuple):
 
 
 class NetworkNumbers(NamedTuple):
-    """Everything that was measured.
+    """Everything that was measured; layers and functions in forward order.
 
     Attributes:
         storage: what the storage is called.
@@ -255,8 +240,6 @@ class NetworkNumbers(NamedTuple):
         loss: mean loss in fp32.
         stored_loss: mean loss with activations and weights as stored.
         scales: the loss scale of each way that has one.
-        layers: the layers in forward order.
-        functions: all functions in forward order.
         tiny: the smallest number that keeps a logarithm or a divisor away from 0 as stored.
         training: what a solver is about to do; None without one.
         untrained: parameters that the loss does not depend on; None when there is none.

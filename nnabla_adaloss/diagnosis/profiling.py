@@ -12,7 +12,7 @@ from ..emulation import FormatEmulation
 from ..engine import AdaptiveLossScaling
 from ..graph.hooks import Hook
 from ..graph.plan import GraphPlan
-from .layers import nearest_layers
+from .passes import nearest_layers
 
 # Which field of `LayerTimes` a kernel's time belongs to.
 _KERNELS: Dict[str, str] = {

@@ -324,10 +324,8 @@ def test_of_a_mapping_each_layer_is_judged_in_its_own_format() -> None:
     names = [layer.name for layer in diagnose(loss, feeder=feed, batches=1).numbers.layers]
     first, last = names[0], names[-1]
     found = diagnose(loss, {first: "float8_e5m2", "*": "float16"}, feed, 1).numbers.layers
-    formats = {layer.name: layer.stored for layer in found}
-    assert formats[first] == ("float8_e5m2", 57344.0)
-    assert formats[last] == ("float16", 65504.0)
-    assert diagnose(loss, "float16", feed, 1).numbers.layers[0].stored is None
+    formats = {layer.name: layer.stored.name for layer in found}
+    assert (formats[first], formats[last]) == ("float8_e5m2", "float16")
 
 
 def test_what_leaves_the_range_of_one_layer_is_told_with_its_format() -> None:
