@@ -72,22 +72,13 @@ class Harm(NamedTuple):
 
 
 class LayerAdvice(NamedTuple):
-    """What is advised for one layer.
-
-    Attributes:
-        name: the layer; layers that share a parameter are one.
-        candidate: the precision that it is advised to have.
-        tried: what each precision does to it, by what it is called, from the fewest bits to the most.
-        repeated: whether it is several uses of a parameter, numbered `#2`, `#3`, ...
-        together: whether it got more bits than it needs by itself, because of what errors of several layers
-            add up to.
-    """
+    """What is advised for one layer; layers that share a parameter are one."""
 
     name: str
     candidate: Candidate
-    tried: Mapping[str, Harm]
-    repeated: bool = False
-    together: bool = False
+    tried: Mapping[str, Harm]  # by what each precision is called, from the fewest bits to the most
+    repeated: bool = False  # whether it is several uses of a parameter, numbered `#2`, `#3`, ...
+    together: bool = False  # whether it got more bits than by itself, because errors of layers add up
 
 
 class PrecisionAdvice:
@@ -131,12 +122,7 @@ class PrecisionAdvice:
 
 
 def candidates_of(storage: Sequence[PrecisionLike]) -> List[Candidate]:
-    """The precisions that are tried, from the fewest bits to the most, float32 at last.
-
-    Raises:
-        TypeError: `storage` is no list.
-        ValueError: one is unknown, or there is none.
-    """
+    """The precisions that are tried, from the fewest bits to the most, float32 at last."""
     if not isinstance(storage, Sequence):
         raise TypeError(
             f"storage={storage!r} must be a format, a mapping from patterns of layers, or a list of formats"
@@ -155,11 +141,8 @@ def fewest_bits(tried: Mapping[str, Harm], candidates: Sequence[Candidate]) -> C
 
 
 def storage_of(layers: Mapping[str, Candidate], repeated: AbstractSet[str]) -> Dict[str, PrecisionLike]:
-    """The mapping for `storage=`: what most layers have as `"*"`, the others by name.
-
-    Args:
-        layers: what each is to have; one or more.
-        repeated: the names of those that are several uses of a parameter.
+    """The mapping for `storage=`: what most layers have as `"*"`, the others by name; `repeated` are those
+    that are several uses of a parameter.
     """
     usual = Counter(c.precision for c in layers.values()).most_common(1)[0][0]
     found = {

@@ -69,21 +69,13 @@ class Kind(str, Enum):
 
 
 class Cause(NamedTuple):
-    """Something that is wrong, and what to do about it.
-
-    Attributes:
-        kind: what it is.
-        layer: the layer that it is about; the function where there is no layer, or the labels or parameters.
-        what: what is wrong, in words.
-        remedy: what to do.
-        fatal: whether no loss scale helps.
-    """
+    """Something that is wrong, and what to do about it."""
 
     kind: Kind
-    layer: str
+    layer: str  # the function where there is no layer, or the labels
     what: str
     remedy: str
-    fatal: bool
+    fatal: bool  # whether no loss scale helps
 
     def __str__(self) -> str:
         return f"{self.layer}: {self.what}. {self.remedy[0].upper()}{self.remedy[1:]}"

@@ -37,25 +37,15 @@ class Kept(NamedTuple):
 
 
 class LayerNumbers(NamedTuple):
-    """One layer: a function with weights, or a product of activations.
-
-    Attributes:
-        amax: largest magnitude in fp32 of its weights' gradients, and of the gradients between it and the
-            next layers.
-        nonzero: how many elements of its output gradient and its weights' are not zero in fp32.
-        floor: the error that is there when gradients are kept in fp32, and activations and weights are
-            stored.
-        kept: what each way leaves.
-        stored: the format of its output gradient.
-    """
+    """One layer: a function with weights, or a product of activations."""
 
     name: str
     type_name: str
-    amax: float
-    nonzero: int
-    floor: float
-    kept: Mapping[Way, Kept]
-    stored: Format
+    amax: float  # in fp32, of its weights' gradients and of those between it and the next layers
+    nonzero: int  # elements of its output gradient and its weights' that are not zero in fp32
+    floor: float  # the error with gradients in fp32, and activations and weights as stored
+    kept: Mapping[Way, Kept]  # what each way leaves
+    stored: Format  # of its output gradient
 
 
 class ReadLeaf(NamedTuple):
@@ -68,21 +58,14 @@ class ReadLeaf(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """What a function takes for labels or for indices, over all batches.
+    """What a function takes for labels or for indices, over all batches."""
 
-    Attributes:
-        name: what they are called: `"the labels of shape (32, 1)"`.
-        limit: how many classes or rows there are; 0 where any number from 0 to 1 will do.
-        nans: how many are NaN.
-        whole: whether all are whole numbers.
-    """
-
-    name: str
-    limit: int
+    name: str  # "the labels of shape (32, 1)"
+    limit: int  # how many classes or rows there are; 0 where any number from 0 to 1 will do
     least: float
     largest: float
     nans: int
-    whole: bool
+    whole: bool  # whether all are whole numbers
 
     def merged(self, other: Targets) -> Targets:
         """Both together."""
@@ -95,24 +78,14 @@ class Targets(NamedTuple):
 
 
 class Values(NamedTuple):
-    """What the numbers that a function reads and writes say of it, in fp32, over all batches.
+    """What the numbers that a function reads and writes say of it, in fp32, over all batches."""
 
-    Attributes:
-        saturated: share of an activation's outputs where its derivative is next to nothing; the smallest.
-        constant: whether a normalization reads the same in all that it normalises together.
-        together: of how many numbers a normalization takes one mean; 0 for other functions.
-        dropped: the share that dropout drops.
-        zeros: how many zeros a logarithm, a root or a divisor reads; the most.
-        negatives: likewise for numbers below 0 that a logarithm or a root reads.
-        targets: what it takes for labels or indices.
-    """
-
-    saturated: float = 0.0
-    constant: bool = False
-    together: int = 0
-    dropped: float = 0.0
-    zeros: int = 0
-    negatives: int = 0
+    saturated: float = 0.0  # least share of an activation's outputs where its derivative is next to nothing
+    constant: bool = False  # whether a normalization reads the same in all that it normalises together
+    together: int = 0  # of how many numbers a normalization takes one mean
+    dropped: float = 0.0  # the share that dropout drops
+    zeros: int = 0  # that a logarithm, a root or a divisor reads, at most
+    negatives: int = 0  # numbers below 0 that a logarithm or a root reads, at most
     targets: Optional[Targets] = None
 
     def merged(self, other: Values) -> Values:
@@ -131,54 +104,29 @@ class Values(NamedTuple):
 
 @dataclass
 class FunctionNumbers:
-    """One function of the graph; the worst of all batches.
-
-    Attributes:
-        layer: the layer that it is, or the nearest one on the way to it; empty when there is none.
-        loss_section: whether it stands between the last layers and the loss.
-        scores: whether it computes the scores of an attention: a product that goes into a softmax.
-        inputs: which functions compute what it reads, by position in the network.
-        stored: the format of its outputs.
-        leaves: inputs and parameters that it reads and that are not finite, by name.
-        amax: largest magnitude of its outputs in fp32.
-        nonfinite: elements of its outputs that are not finite in fp32, while everything that it reads is.
-        overflowed: elements of its outputs that are finite in fp32 and not as stored, while everything that
-            it reads is finite as stored.
-        beyond: the input or parameter of it that is finite in fp32 and not as stored; empty when none is.
-        gets_gradient: whether a finite gradient arrives at it.
-        stops_gradient: whether its output gradients are not all zero, and those that it hands on are, in
-            every batch; None: not known.
-        breaks_gradient: whether its output gradients are finite, and those that it hands on are not.
-        arriving: sum over batches of the root of the mean square of its output gradient, where it is known
-            what it makes of it.
-        leaving: the same of the gradient of its first input.
-        values: what its numbers say of it.
-        stored_zeros: as `values.zeros`, with activations as stored.
-        same_inputs: its inputs, and whether they are the same for every sample of each batch.
-        stuck_weights: its weights, and whether they are all zero and their gradients are, too.
-    """
+    """One function of the graph; the worst of all batches."""
 
     name: str
     type_name: str
-    layer: str
-    stored: Format
-    loss_section: bool = False
-    scores: bool = False
-    inputs: Tuple[int, ...] = ()
-    leaves: Dict[str, ReadLeaf] = field(default_factory=dict)
-    amax: float = 0.0
-    nonfinite: int = 0
-    overflowed: int = 0
-    beyond: str = ""
-    gets_gradient: bool = False
-    stops_gradient: Optional[bool] = None
-    breaks_gradient: bool = False
-    arriving: float = 0.0
-    leaving: float = 0.0
+    layer: str  # that it is, or the nearest one on the way to it; empty when there is none
+    stored: Format  # of its outputs
+    loss_section: bool = False  # whether it stands between the last layers and the loss
+    scores: bool = False  # whether it computes the scores of an attention
+    inputs: Tuple[int, ...] = ()  # the functions that compute what it reads, by position in the network
+    leaves: Dict[str, ReadLeaf] = field(default_factory=dict)  # what it reads that is not finite, by name
+    amax: float = 0.0  # largest magnitude of its outputs in fp32
+    nonfinite: int = 0  # elements of its outputs in fp32, while all that it reads is finite
+    overflowed: int = 0  # the same as stored, where there is none in fp32
+    beyond: str = ""  # the leaf that it reads and that is finite in fp32 and not as stored
+    gets_gradient: bool = False  # whether a finite gradient arrives at it
+    stops_gradient: Optional[bool] = None  # whether zeros alone leave it in every batch; None: not known
+    breaks_gradient: bool = False  # whether finite gradients arrive, and others leave
+    arriving: float = 0.0  # sum of the root mean squares of its output gradients, where the next is known
+    leaving: float = 0.0  # the same of its first input
     values: Values = field(default_factory=Values)
-    stored_zeros: int = 0
-    same_inputs: Dict[str, bool] = field(default_factory=dict)
-    stuck_weights: Dict[str, bool] = field(default_factory=dict)
+    stored_zeros: int = 0  # as values.zeros, with activations as stored
+    same_inputs: Dict[str, bool] = field(default_factory=dict)  # whether all samples of a batch are the same
+    stuck_weights: Dict[str, bool] = field(default_factory=dict)  # whether they and their gradients are 0
 
     @property
     def growth(self) -> Optional[float]:
@@ -197,18 +145,12 @@ class FunctionNumbers:
 
 
 class WeightStep(NamedTuple):
-    """The weight of a layer beside what an update does to it. All are roots of mean squares.
-
-    Attributes:
-        weight: of the weight.
-        usual: of what initialisations give it, which goes by its fan-in.
-        update: of an update of the solver, with such gradients as there are; 0 where that is not known.
-    """
+    """The weight of a layer beside what an update does to it, as roots of mean squares."""
 
     layer: str
     weight: float
-    usual: float
-    update: float
+    usual: float  # what initialisations give it, which goes by its fan-in
+    update: float  # of the solver, with such gradients as there are; 0 where that is not known
 
 
 class Training(NamedTuple):
@@ -220,39 +162,23 @@ class Training(NamedTuple):
 
 
 class Untrained(NamedTuple):
-    """Parameters that need a gradient, and that the loss does not depend on.
-
-    Attributes:
-        by_solver: whether a solver is to train them; else they are registered only.
-    """
+    """Parameters that need a gradient, and that the loss does not depend on."""
 
     names: Tuple[str, ...]
-    by_solver: bool
+    by_solver: bool  # whether a solver is to train them; else they are registered only
 
 
 class NetworkNumbers(NamedTuple):
-    """Everything that was measured; layers and functions in forward order.
+    """Everything that was measured; layers and functions in forward order."""
 
-    Attributes:
-        storage: what the storage is called.
-        u_max: its largest number; of its narrowest format, where layers differ.
-        batches: how many batches were looked at.
-        loss: mean loss in fp32.
-        stored_loss: mean loss with activations and weights as stored.
-        scales: the loss scale of each way that has one.
-        tiny: the smallest number that keeps a logarithm or a divisor away from 0 as stored.
-        training: what a solver is about to do; None without one.
-        untrained: parameters that the loss does not depend on; None when there is none.
-    """
-
-    storage: str
-    u_max: float
+    storage: str  # what it is called
+    u_max: float  # its largest number; of its narrowest format, where layers differ
     batches: int
-    loss: float
-    stored_loss: float
-    scales: Mapping[Way, float]
+    loss: float  # the mean, in fp32
+    stored_loss: float  # with activations and weights as stored
+    scales: Mapping[Way, float]  # of each way that has one
     layers: Sequence[LayerNumbers]
     functions: Sequence[FunctionNumbers]
-    tiny: float = 2.0**-14
-    training: Optional[Training] = None
-    untrained: Optional[Untrained] = None
+    tiny: float = 2.0**-14  # the least that keeps a logarithm or a divisor away from 0 as stored
+    training: Optional[Training] = None  # None without a solver
+    untrained: Optional[Untrained] = None  # None when there is none

@@ -35,22 +35,19 @@ _BETWEEN: FrozenSet[str] = frozenset(
 
 
 class Observer:
-    """Looks at arrays while forward and backward run.
-
-    Attributes:
-        functions: what was seen of each function, in forward order, by key.
-        gradients: of the last backward pass, by key of the variable.
-        amax: the largest magnitude of any gradient in fp32, but that of the loss.
-        amax_of: that of the gradients behind each layer, up to the next one; by name of the layer.
-    """
+    """Looks at arrays while forward and backward run."""
 
     def __init__(self, plan: GraphPlan, kernels: Kernels, emulation: FormatEmulation) -> None:
+        # Of the last backward pass, by key of the variable.
         self.gradients: Dict[int, ArrayStatistics] = {}
+        # The largest magnitude of any gradient in fp32, but that of the loss; and of those behind each layer,
+        # up to the next one.
         self.amax = 0.0
         self.amax_of: Dict[str, float] = {}
         self._plan, self._kernels = plan, kernels
         layers, scores = nearest_layers(plan), _attention_scores(plan)
         position = {hash(f): index for index, f in enumerate(plan.functions)}
+        # By key, in forward order.
         self.functions: Dict[int, FunctionNumbers] = {}
         for f in plan.functions:
             key, node, y = hash(f), plan.nodes.get(hash(f)), f.outputs[0]

@@ -23,18 +23,13 @@ _ATTEMPTS = 20
 
 
 class Layer(NamedTuple):
-    """A function with weights, or a product of activations.
-
-    Attributes:
-        outputs: its outputs that some function reads, or that are the loss, by key; nnabla has no gradient
-            for others, such as unused last states of an LSTM.
-        weights: the leaves whose gradients it computes, by key; a weight with several uses belongs to the
-            first.
-    """
+    """A function with weights, or a product of activations; its variables go by key."""
 
     name: str
     type_name: str
+    # Those that some function reads, or the loss: nnabla has no gradient for unused last states of an LSTM.
     outputs: Dict[int, nn.Variable]
+    # The leaves whose gradients it computes; a weight with several uses belongs to the first.
     weights: Dict[int, nn.Variable]
 
 
@@ -67,16 +62,11 @@ def nearest_layers(plan: GraphPlan) -> Dict[int, str]:
 
 
 class LayerGradients(NamedTuple):
-    """The gradients of a pass.
-
-    Attributes:
-        arrays: the gradient of each layer's outputs and weights, by key of the variable, as stored.
-        scale: the scale that gradients carry, but those of `scales`, which has others by key.
-    """
+    """The gradients of each layer's outputs and weights, as a pass has stored them, by key."""
 
     arrays: Dict[int, NDArray[Any]]
-    scale: float
-    scales: Mapping[int, float]
+    scale: float  # that they carry
+    scales: Mapping[int, float]  # but for these, by key
 
     @property
     def finite(self) -> bool:
@@ -152,11 +142,7 @@ class Passes:
 
 
 class Tally:
-    """Counts what storing the gradients of one layer in one way has done to them; adds up over batches.
-
-    Attributes:
-        nonzero: how many elements are not zero where nothing is lost.
-    """
+    """Counts what storing the gradients of one layer in one way has done to them; adds up over batches."""
 
     def __init__(self) -> None:
         self.nonzero = self._lost = self._finite = self._overflowed = 0
@@ -169,14 +155,7 @@ class Tally:
         fp32: LayerGradients,
         unstored: Optional[LayerGradients] = None,
     ) -> None:
-        """Compare the gradients of a pass.
-
-        Args:
-            layer: the layer whose gradients they are.
-            stored: as stored, at any scale.
-            fp32: what errors are relative to.
-            unstored: what lost and overflowed elements are counted against; None: `fp32`.
-        """
+        """Take errors against `fp32`, and count what is lost and overflows against `unstored`, if given."""
         complete = fp32 if unstored is None else unstored
         for key in (*layer.outputs, *layer.weights):
             self._count(complete.arrays[key], stored.arrays[key])

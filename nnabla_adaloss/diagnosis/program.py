@@ -25,14 +25,7 @@ class ProgramError(ValueError):
 
 
 def analyse(place: str, storage: str, batches: int, page: Optional[str], *, as_json: bool) -> int:
-    """Diagnose the network that a function of a file returns, and print what was found.
-
-    Args:
-        place: `FILE.py:function`.
-        storage: name of the format that is tried.
-        batches: how many batches are looked at.
-        page: where a page is written to; None: nowhere.
-        as_json: print a JSON object instead of text.
+    """Diagnose the network that the function `FILE.py:function` returns, and print what was found.
 
     Returns:
         The exit code: 0 when a way of scaling, or none at all, keeps all gradients; 1 when no loss scale

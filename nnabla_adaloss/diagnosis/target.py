@@ -33,20 +33,12 @@ _GENERATOR = "_ZN4nbla13RandomManager18get_rand_generatorEv"
 
 
 class Target(NamedTuple):
-    """A loss and its data.
+    """A loss and its data."""
 
-    Attributes:
-        source: the loss, or the updater whose `loss` it is.
-        feeder: called before each batch; None: the data that is there is the only batch. It may assign
-            another loss to an updater.
-        batches: how many batches are looked at.
-        solver: what trains the parameters; None for a plain loss.
-    """
-
-    source: Any
-    feeder: Optional[Feeder]
+    source: Any  # the loss, or the updater whose `loss` it is
+    feeder: Optional[Feeder]  # None: the data that is there; it may assign another loss to an updater
     batches: int
-    solver: Optional[Any]
+    solver: Optional[Any]  # None for a plain loss
 
     @property
     def parameters(self) -> Mapping[str, nn.Variable]:
@@ -189,15 +181,9 @@ class Examined:
     batch is the one that is looked at. Batches of graphs that are built alike are run through it; those of
     others, such as sentences of another length, are left out.
 
-    Args:
-        names: names of parameters, by variable key.
-
     Attributes:
-        loss: the loss of the first batch.
         fed: keys of the leaves that data is fed to: those that do not hold the same in all batches, and all
             that a feeder may fill where there is one batch only.
-        plan: the graph of `loss`.
-        kernels: what reads arrays.
     """
 
     def __init__(self, target: Target, names: Mapping[int, str], kernels: Kernels) -> None:
@@ -231,13 +217,7 @@ class Examined:
             yield self
 
     def forward(self, loss: Any, index: int, hook: Optional[Hook] = None) -> None:
-        """Run batch `index`, with the same random numbers each time.
-
-        Args:
-            loss: `self.loss`, or an emulation of it.
-            index: the number of the batch.
-            hook: looks on behind each function.
-        """
+        """Run a batch through `self.loss`, or an emulation of it; it draws the same numbers each time."""
         for position, v in self._inputs.items():
             v.d = self._batches[index][position]
         self._random.restore_functions()

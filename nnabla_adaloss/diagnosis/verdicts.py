@@ -22,36 +22,22 @@ _EFFORT = (Way.NONE, Way.START, Way.ONE, Way.END, Way.ADAPTIVE)
 
 
 class LayerVerdict(NamedTuple):
-    """What is said of one layer.
-
-    Attributes:
-        right_scale: the largest power of two with which its gradients stay two bits below the end of the
-            format; None when it has no gradient.
-        serves: the ways that keep its gradient.
-        judged: whether more can be said of it than that something else is to be mended first.
-    """
+    """What is said of one layer."""
 
     name: str
-    right_scale: Optional[float]
-    serves: Sequence[Way]
+    right_scale: Optional[float]  # the largest with two bits of headroom; None when it has no gradient
+    serves: Sequence[Way]  # the ways that keep its gradient
     line: str
-    judged: bool = True
+    judged: bool = True  # whether more can be said than that something else is to be mended first
 
 
 class Verdict(NamedTuple):
-    """What is said of a network.
-
-    Attributes:
-        line: one line.
-        needs: the least that keeps every layer's gradient; None: no way of scaling does.
-        causes: what else is wrong; what no scale helps comes first.
-        layers: a verdict for each layer, in forward order.
-    """
+    """What is said of a network."""
 
     line: str
-    needs: Optional[Way]
-    causes: Sequence[Cause]
-    layers: Sequence[LayerVerdict]
+    needs: Optional[Way]  # the least that keeps every layer's gradient; None: no way of scaling does
+    causes: Sequence[Cause]  # what else is wrong; what no scale helps comes first
+    layers: Sequence[LayerVerdict]  # in forward order
 
 
 def judge(network: NetworkNumbers) -> Verdict:
