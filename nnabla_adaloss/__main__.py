@@ -124,7 +124,7 @@ def _add_analyse(commands: Any) -> None:
 
 def _analyse(options: argparse.Namespace) -> int:
     # nnabla is needed from here on; the doctor does without.
-    from nnabla_adaloss.diagnosis.command import analyse
+    from nnabla_adaloss.diagnosis.program import analyse
 
     return analyse(options.network, options.storage, options.batches, options.output, as_json=options.json)
 

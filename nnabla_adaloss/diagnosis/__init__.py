@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from .advice import Harm, LayerAdvice, PrecisionAdvice
 from .causes import Cause
-from .examination import diagnose
+from .examination import Diagnosis, diagnose
 from .numbers import Way
 from .profiling import LayerTimes, Profile, profile
-from .result import Diagnosis
 from .sanity_checker import LayerLoss, SanityChecker
 from .verdicts import LayerVerdict, Verdict
 

@@ -1,37 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fewest bits that each layer needs, and what says so."""
+"""The fewest bits that each layer needs: formats are tried layer by layer, and all layers together."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from typing import AbstractSet, Dict, List, Mapping, NamedTuple, Sequence
+from functools import partial
+from typing import AbstractSet, Dict, List, Mapping, NamedTuple, Sequence, Set
 
+from ..core.config import AdaLossConfig
 from ..core.precision import Precision, PrecisionLike, get_precision
+from ..emulation import FormatEmulation
+from ..engine import AdaptiveLossScaling
 from .numbers import Kept
+from .passes import Passes, Tally, layers_of
+from .target import Examined, Target, examined
 
-HARMLESS = 0.1
-"""Relative error of a network's weight gradients, from storing one layer, that does no harm."""
-
-TOGETHER = 0.3
-"""Likewise from storing all layers as advised: errors of rounding add up on the way, and mostly cancel over
-batches."""
-
-LOST = 0.1
-"""Share of a layer's gradients, or of its data, that may become 0."""
-
-ROOM = 2.0**10
-"""How much below the end of their format gradients are kept when they are tried: while a network learns, some
-become smaller beside the largest one.
-"""
+# Relative error of a network's weight gradients, from storing one layer, that does no harm.
+_HARMLESS = 0.1
+# Likewise from storing all layers as advised: errors of rounding add up on the way, and mostly cancel over
+# batches.
+_TOGETHER = 0.3
+# Share of a layer's gradients, or of its data, that may become 0.
+_LOST = 0.1
+# How much below the end of their format gradients are kept when they are tried: while a network learns, some
+# become smaller beside the largest one.
+_ROOM = 2.0**10
 
 
 class Candidate(NamedTuple):
-    """A precision that is tried.
-
-    Attributes:
-        given: as it was given, to be put into `storage=`.
-        precision: what it stands for.
-    """
+    """A precision that is tried: as it was given, to be put into `storage=`, and what it stands for."""
 
     given: PrecisionLike
     precision: Precision
@@ -40,6 +38,9 @@ class Candidate(NamedTuple):
     def bits(self) -> int:
         """How wide the numbers of a layer are, or what its matrix product reads."""
         return max(self.precision.forward.bits, self.precision.backward.bits)
+
+
+_FP32 = Candidate("float32", Precision("float32"))
 
 
 class Harm(NamedTuple):
@@ -56,57 +57,42 @@ class Harm(NamedTuple):
     data_underflow: float
     data_overflow: float
 
-    def reason(self, tolerance: float = HARMLESS) -> str:
+    def reason(self, tolerance: float = _HARMLESS) -> str:
         """Why it is too much; empty: it does no harm."""
         if self.data_overflow:
             return "its data overflows"
         if self.gradients.overflow:
             return "its gradients overflow"
-        if self.data_underflow > LOST:
+        if self.data_underflow > _LOST:
             return f"{self.data_underflow:.0%} of its data become 0"
-        if self.gradients.underflow > LOST:
+        if self.gradients.underflow > _LOST:
             return f"{self.gradients.underflow:.0%} of its gradients become 0"
         # Also where it is NaN.
         return "" if self.gradients.error <= tolerance else f"error {self.gradients.error:.0%}"
 
 
 class LayerAdvice(NamedTuple):
-    """What is advised for one layer.
-
-    Attributes:
-        name: the layer; layers that share a parameter are one.
-        candidate: the precision that it is advised to have.
-        tried: what each precision does to it, by what it is called, from the fewest bits to the most.
-        repeated: whether it is several uses of a parameter, numbered `#2`, `#3`, ...
-        together: whether it got more bits than it needs by itself, because of what errors of several layers
-            add up to.
-    """
+    """What is advised for one layer; layers that share a parameter are one."""
 
     name: str
     candidate: Candidate
-    tried: Mapping[str, Harm]
-    repeated: bool = False
-    together: bool = False
+    tried: Mapping[str, Harm]  # by what each precision is called, from the fewest bits to the most
+    repeated: bool = False  # whether it is several uses of a parameter, numbered `#2`, `#3`, ...
+    together: bool = False  # whether it got more bits than by itself, because errors of layers add up
 
 
 class PrecisionAdvice:
     """What `diagnose` says when it is given several formats; `print` it.
 
-    Args:
-        layers: what is advised for each layer, in forward order.
-        fewest: the candidate with the fewest bits.
-        error: the largest error of a weight gradient with all layers stored as advised.
-        batches: how many batches were looked at.
-
     Attributes:
         layers: what is advised for each layer, in forward order.
         storage: the same as `storage=` takes it.
         forbid: names of the layers that must not have the fewest bits.
-        error: see above.
+        error: the largest error of a weight gradient with all layers stored as advised.
     """
 
-    def __init__(self, layers: Sequence[LayerAdvice], fewest: Candidate, error: float, batches: int) -> None:
-        self.layers, self.error, self._fewest, self._batches = layers, error, fewest, batches
+    def __init__(self, layers: Sequence[LayerAdvice], fewest: Candidate, error: float) -> None:
+        self.layers, self.error, self._fewest = layers, error, fewest
         self.forbid: List[str] = [layer.name for layer in layers if layer.candidate.bits > fewest.bits]
         self.storage: Dict[str, PrecisionLike] = storage_of(
             {layer.name: layer.candidate for layer in layers},
@@ -120,7 +106,10 @@ class PrecisionAdvice:
             f"{'layer':<{width}}  {'advised':<12}  " + "  ".join(f"{name:<30.30}" for name in names),
         ]
         for layer in self.layers:
-            cells = [f"{harm.reason() or 'ok, error ' + _percent(harm):<30}" for harm in layer.tried.values()]
+            cells = [
+                f"{harm.reason() or f'ok, error {harm.gradients.error:.1%}':<30}"
+                for harm in layer.tried.values()
+            ]
             advised = str(layer.candidate.given) if isinstance(layer.candidate.given, str) else "as given"
             lines.append(f"{layer.name:<{width}}  {advised:<12}  " + "  ".join(cells).rstrip())
         forbid = ", ".join(self.forbid) or "none"
@@ -133,12 +122,7 @@ class PrecisionAdvice:
 
 
 def candidates_of(storage: Sequence[PrecisionLike]) -> List[Candidate]:
-    """The precisions that are tried, from the fewest bits to the most, float32 at last.
-
-    Raises:
-        TypeError: `storage` is no list.
-        ValueError: one is unknown, or there is none.
-    """
+    """The precisions that are tried, from the fewest bits to the most, float32 at last."""
     if not isinstance(storage, Sequence):
         raise TypeError(
             f"storage={storage!r} must be a format, a mapping from patterns of layers, or a list of formats"
@@ -147,43 +131,140 @@ def candidates_of(storage: Sequence[PrecisionLike]) -> List[Candidate]:
         raise ValueError("storage is an empty list: name the formats to be tried")
     found = [Candidate(given, get_precision(given)) for given in storage]
     found.sort(key=lambda candidate: candidate.bits)
-    if found[-1].bits < _FP32.bits:
-        found.append(_FP32)
-    return found
+    return found if found[-1].bits >= _FP32.bits else [*found, _FP32]
 
 
 def fewest_bits(tried: Mapping[str, Harm], candidates: Sequence[Candidate]) -> Candidate:
     """The first candidate that does no harm; the last one needs no trial."""
-    for candidate, harm in zip(candidates, tried.values()):
-        if not harm.reason():
-            return candidate
-    return candidates[-1]
-
-
-def patterns_of(name: str, repeated: bool) -> Sequence[str]:
-    """The patterns that match all uses of a layer, and nothing else."""
-    return (name, f"{name}#*") if repeated else (name,)
+    harmless = (candidate for candidate, harm in zip(candidates, tried.values()) if not harm.reason())
+    return next(harmless, candidates[-1])
 
 
 def storage_of(layers: Mapping[str, Candidate], repeated: AbstractSet[str]) -> Dict[str, PrecisionLike]:
-    """The mapping for `storage=`: what most layers have as `"*"`, the others by name.
-
-    Args:
-        layers: what each is to have; one or more.
-        repeated: the names of those that are several uses of a parameter.
+    """The mapping for `storage=`: what most layers have as `"*"`, the others by name; `repeated` are those
+    that are several uses of a parameter.
     """
     usual = Counter(c.precision for c in layers.values()).most_common(1)[0][0]
     found = {
         pattern: c.given
         for name, c in layers.items()
         if c.precision != usual
-        for pattern in patterns_of(name, name in repeated)
+        for pattern in _patterns_of(name, repeated=name in repeated)
     }
     return {**found, "*": next(c.given for c in layers.values() if c.precision == usual)}
 
 
-def _percent(harm: Harm) -> str:
-    return f"{harm.gradients.error:.1%}"
+def _patterns_of(name: str, *, repeated: bool) -> Sequence[str]:
+    """The patterns that match all uses of a layer, and nothing else."""
+    return (name, f"{name}#*") if repeated else (name,)
 
 
-_FP32 = Candidate("float32", Precision("float32"))
+def advise(target: Target, candidates: Sequence[Candidate]) -> PrecisionAdvice:
+    """The fewest bits for each layer; the network is as before afterwards."""
+    with examined(target) as network:
+        return _Trials(network).advise(candidates)
+
+
+class _Trials:
+    def __init__(self, network: Examined) -> None:
+        self._network = network
+        self._layers = layers_of(network.plan)
+        self._passes = Passes(self._layers)
+        # Uses of one parameter are one layer here: it is stored once.
+        self._uses: Dict[str, List[str]] = {}
+        for layer in self._layers:
+            self._uses.setdefault(layer.name.partition("#")[0], []).append(layer.name)
+        self._repeated = {name for name, uses in self._uses.items() if len(uses) > 1}
+        # Keys of the data that a layer stores: what it writes, and its weights.
+        outputs = {node.label: node.output_keys for node in network.plan.nodes.values()}
+        self._data = {layer.name: {*outputs[layer.name], *layer.weights} for layer in self._layers}
+        self._references = [
+            self._passes.with_one_scale(partial(network.forward, network.loss, index), network.loss)
+            for index in range(len(network))
+        ]
+
+    def advise(self, candidates: Sequence[Candidate]) -> PrecisionAdvice:
+        """Every layer alone with every candidate; then all together, with more bits where errors add up."""
+        tried = {name: self._alone(name, candidates) for name in self._uses}
+        chosen = {name: fewest_bits(harms, candidates) for name, harms in tried.items()}
+        widened: Set[str] = set()
+        while True:
+            harms = self._try(storage_of(chosen, self._repeated))
+            bad = [name for name, harm in harms.items() if harm.reason(_TOGETHER)]
+            narrow = [name for name in chosen if chosen[name] is not candidates[-1]]
+            if not bad or not narrow:
+                break
+            # What is lost is lost where it shows; an error may come from anywhere.
+            lost = {name.partition("#")[0] for name in bad if harms[name].reason(math.inf)}
+            worst = lost.intersection(narrow) or {max(narrow, key=partial(_own_error, tried, chosen))}
+            for name in worst:
+                chosen[name] = candidates[candidates.index(chosen[name]) + 1]
+            widened |= worst
+        layers = [
+            LayerAdvice(name, chosen[name], tried[name], name in self._repeated, name in widened)
+            for name in self._uses
+        ]
+        error = max((harm.gradients.error for harm in harms.values()), default=0.0)
+        return PrecisionAdvice(layers, candidates[0], error)
+
+    def _alone(self, name: str, candidates: Sequence[Candidate]) -> Dict[str, Harm]:
+        """What each candidate does, up to the first that does no harm; fp32 needs no trial."""
+        found: Dict[str, Harm] = {}
+        patterns = _patterns_of(name, repeated=name in self._repeated)
+        for candidate in candidates:
+            if candidate.precision.stored_data.bits == _FP32.bits:
+                break
+            harms = self._try(dict.fromkeys(patterns, candidate.given))
+            own = [harms[use] for use in self._uses[name]]
+            harm = Harm(
+                Kept(
+                    max(harm.gradients.underflow for harm in own),
+                    max(harm.gradients.overflow for harm in harms.values()),
+                    max(harm.gradients.error for harm in harms.values()),
+                ),
+                max(harm.data_underflow for harm in own),
+                max(harm.data_overflow for harm in own),
+            )
+            found[str(candidate.precision)] = harm
+            if not harm.reason():
+                break
+        return found
+
+    def _try(self, storage: Mapping[str, PrecisionLike]) -> Dict[str, Harm]:
+        """What a storage does to each layer, over all batches."""
+        network, parameters = self._network, self._network.target.parameters
+        emulation = FormatEmulation(network.loss, storage, float_tail=True, parameters=parameters)
+        config = AdaLossConfig(u_max=emulation.precisions.narrowest.stored_gradients.max / _ROOM)
+        scaling = AdaptiveLossScaling(emulation, config, parameters=parameters)
+        tallies = {layer.name: Tally() for layer in self._layers}
+        data: Dict[str, Counter[str]] = {layer.name: Counter() for layer in self._layers}
+        for index, reference in enumerate(self._references):
+            stored = self._passes.adaptive(partial(network.forward, emulation, index), scaling, index)
+            for layer in self._layers:
+                tallies[layer.name].add(layer, stored, reference)
+                data[layer.name].update(_counts(self._data[layer.name], emulation))
+        return {
+            name: Harm(
+                tally.kept(),
+                data[name]["underflow"] / max(data[name]["nonzero"], 1),
+                data[name]["overflow"] / max(data[name]["nonzero"], 1),
+            )
+            for name, tally in tallies.items()
+        }
+
+
+def _counts(keys: AbstractSet[int], emulation: FormatEmulation) -> Counter[str]:
+    """What rounding the data of some variables did to it in the last forward."""
+    found: Counter[str] = Counter()
+    for rounding in filter(None, map(emulation.emulated_storage.data_rounding, keys)):
+        statistics = rounding.statistics
+        found["nonzero"] += statistics.count - statistics.zeros + rounding.underflowed
+        found["underflow"] += rounding.underflowed
+        found["overflow"] += rounding.overflowed
+    return found
+
+
+def _own_error(tried: Mapping[str, Mapping[str, Harm]], chosen: Mapping[str, Candidate], name: str) -> float:
+    """The error that a layer brings in by itself, as it is stored now."""
+    harm = tried[name].get(str(chosen[name].precision))
+    return 0.0 if harm is None else harm.gradients.error

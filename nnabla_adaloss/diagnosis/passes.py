@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backward passes whose gradients are kept, of each layer, as the layer reads them."""
+"""Backward passes whose gradients are kept, of each layer, as the layer reads them, and their comparison."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
+import math
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 import nnabla as nn
 import numpy as np
@@ -12,37 +13,76 @@ from numpy.typing import NDArray
 from ..engine import AdaptiveLossScaling
 from ..graph.hooks import Hook
 from ..graph.loss import LossLike, run_backward
-from .layers import Layer
+from ..graph.node import Node
+from ..graph.plan import GraphPlan
+from .numbers import Kept
 
 Forward = Callable[[], None]
 
 _ATTEMPTS = 20
 
 
-class LayerGradients(NamedTuple):
-    """The gradients of a pass.
+class Layer(NamedTuple):
+    """A function with weights, or a product of activations; its variables go by key."""
 
-    Attributes:
-        arrays: the gradient of each layer's outputs and weights, by key of the variable, as stored.
-        scale_of: the scale that a gradient carries, by key.
-    """
+    name: str
+    type_name: str
+    # Those that some function reads, or the loss: nnabla has no gradient for unused last states of an LSTM.
+    outputs: Dict[int, nn.Variable]
+    # The leaves whose gradients it computes; a weight with several uses belongs to the first.
+    weights: Dict[int, nn.Variable]
+
+
+def is_layer(node: Optional[Node]) -> bool:
+    """Whether a function has weights, or is a product of activations."""
+    return node is not None and bool(node.scalings or node.leaves)
+
+
+def layers_of(plan: GraphPlan) -> List[Layer]:
+    """The layers of a graph, in forward order."""
+    found: List[Layer] = []
+    taken: Set[int] = set()
+    read = {*plan.readers, *map(hash, plan.roots)}
+    for node in filter(is_layer, reversed(list(plan.nodes.values()))):
+        weights = {key: v for key, v in zip(node.leaf_keys, node.leaves) if key not in taken}
+        taken.update(weights)
+        outputs = {key: v for key, v in zip(node.output_keys, node.outputs) if key in read}
+        found.append(Layer(node.label, node.type_name, outputs, weights))
+    return found
+
+
+def nearest_layers(plan: GraphPlan) -> Dict[int, str]:
+    """The layer that each function is or comes after, by function key; empty where there is none."""
+    found: Dict[int, str] = {}
+    for f in plan.functions:
+        before = [found[hash(v.parent)] for v in f.inputs if v.parent is not None]
+        own = is_layer(plan.nodes.get(hash(f)))
+        found[hash(f)] = plan.labels[hash(f)] if own else next(filter(None, before), "")
+    return found
+
+
+class LayerGradients(NamedTuple):
+    """The gradients of each layer's outputs and weights, as a pass has stored them, by key."""
 
     arrays: Dict[int, NDArray[Any]]
-    scale_of: Callable[[int], float]
+    scale: float  # that they carry
+    scales: Mapping[int, float]  # but for these, by key
 
     @property
     def finite(self) -> bool:
         """Whether there is neither an infinity nor a NaN."""
         return all(np.isfinite(array).all() for array in self.arrays.values())
 
+    def unscaled(self, key: int) -> NDArray[Any]:
+        """A gradient divided by its scale."""
+        return self.arrays[key].astype(np.float64) / self.scales.get(key, self.scale)
+
 
 class Passes:
-    """Runs forward and backward and keeps gradients.
+    """Runs forward and backward and keeps the gradients of layers.
 
-    Forward runs before each backward, which is free to drop what forward has left: dropout drops its mask.
-
-    Args:
-        layers: the layers whose gradients are kept.
+    Forward runs before each backward, which is free to drop what forward has left: dropout drops its mask. It
+    is to draw the same random numbers each time.
     """
 
     def __init__(self, layers: Sequence[Layer]) -> None:
@@ -50,16 +90,9 @@ class Passes:
         self._weights = {key: v for layer in layers for key, v in layer.weights.items()}
 
     def with_one_scale(
-        self, forward: Forward, loss: LossLike, scale: float, pre: Optional[Hook] = None
+        self, forward: Forward, loss: LossLike, scale: float = 1.0, pre: Optional[Hook] = None
     ) -> LayerGradients:
-        """Backward of `loss`, which leaves gradients scaled.
-
-        Args:
-            forward: runs forward, with the same random numbers each time.
-            loss: the Variable, or its emulation.
-            scale: the loss scale.
-            pre: a hook that looks on.
-        """
+        """Backward of a Variable or its emulation, which leaves gradients scaled; the hook `pre` looks on."""
         arrays: Dict[int, NDArray[Any]] = {}
 
         def note(f: Any) -> None:
@@ -67,11 +100,10 @@ class Passes:
             if pre is not None:
                 pre(f)
 
-        forward()
-        self._zero()
+        self._begin(forward)
         run_backward(loss, scale, None, False, None, note, None)
         self._note_weights(arrays)
-        return LayerGradients(arrays, lambda key: scale)
+        return LayerGradients(arrays, scale, {})
 
     def adaptive(self, forward: Forward, scaling: AdaptiveLossScaling, iteration: int) -> LayerGradients:
         """Backward with measured scales, again until they hold, as the updater does it."""
@@ -81,8 +113,7 @@ class Passes:
             def note(f: Any, arrays: Dict[int, NDArray[Any]] = arrays) -> None:
                 self._note(f, arrays)
 
-            forward()
-            self._zero()
+            self._begin(forward)
             scaling.backward(None, function_pre_hook=note, iteration=iteration, again=attempt > 0)
             self._note_weights(arrays)
             overflow = not all(np.isfinite(arrays[key]).all() for key in self._weights)
@@ -91,23 +122,66 @@ class Passes:
             if not overflow and scaling.settled:
                 break
         scaling.after_update()
+        # Gradients of weights are unscaled already.
         scales = {key: scaling.scale_of(v) for key, v in self._outputs.items()}
-        # Those of weights are unscaled already.
-        return LayerGradients(arrays, lambda key: scales.get(key, 1.0))
+        return LayerGradients(arrays, 1.0, scales)
 
-    def _zero(self) -> None:
+    def _begin(self, forward: Forward) -> None:
+        forward()
         for v in self._weights.values():
             v.grad.zero()
 
     def _note(self, f: Any, arrays: Dict[int, NDArray[Any]]) -> None:
         for v in f.outputs:
             if hash(v) in self._outputs:
-                arrays[hash(v)] = _values(v.grad)
+                arrays[hash(v)] = np.array(v.grad.data, np.float32)
 
     def _note_weights(self, arrays: Dict[int, NDArray[Any]]) -> None:
         for key, v in self._weights.items():
-            arrays[key] = _values(v.grad)
+            arrays[key] = np.array(v.grad.data, np.float32)
 
 
-def _values(array: nn.NdArray) -> NDArray[Any]:
-    return np.array(array.data, np.float32)
+class Tally:
+    """Counts what storing the gradients of one layer in one way has done to them; adds up over batches."""
+
+    def __init__(self) -> None:
+        self.nonzero = self._lost = self._finite = self._overflowed = 0
+        self._squared_error = self._squared = 0.0
+
+    def add(
+        self,
+        layer: Layer,
+        stored: LayerGradients,
+        fp32: LayerGradients,
+        unstored: Optional[LayerGradients] = None,
+    ) -> None:
+        """Take errors against `fp32`, and count what is lost and overflows against `unstored`, if given."""
+        complete = fp32 if unstored is None else unstored
+        for key in (*layer.outputs, *layer.weights):
+            self._count(complete.arrays[key], stored.arrays[key])
+        for key in layer.weights or layer.outputs:
+            wide = fp32.arrays[key].astype(np.float64)
+            with np.errstate(invalid="ignore", over="ignore"):
+                self._squared_error += float(np.sum((stored.unscaled(key) - wide) ** 2))
+                self._squared += float(np.sum(wide**2))
+
+    def _count(self, complete: NDArray[Any], stored: NDArray[Any]) -> None:
+        finite = np.isfinite(complete)
+        nonzero = finite & (complete != 0.0)
+        self.nonzero += int(np.count_nonzero(nonzero))
+        self._lost += int(np.count_nonzero(nonzero & (stored == 0.0)))
+        self._finite += int(np.count_nonzero(finite))
+        self._overflowed += int(np.count_nonzero(finite & ~np.isfinite(stored)))
+
+    @property
+    def error(self) -> float:
+        """The relative error of all that was compared."""
+        if self._squared_error == 0.0:
+            return 0.0
+        if not math.isfinite(self._squared_error) or self._squared == 0.0:
+            return math.inf
+        return math.sqrt(self._squared_error / self._squared)
+
+    def kept(self) -> Kept:
+        """The shares and the error."""
+        return Kept(self._lost / max(self.nonzero, 1), self._overflowed / max(self._finite, 1), self.error)

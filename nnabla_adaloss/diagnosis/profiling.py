@@ -12,43 +12,26 @@ from ..emulation import FormatEmulation
 from ..engine import AdaptiveLossScaling
 from ..graph.hooks import Hook
 from ..graph.plan import GraphPlan
-from .layers import nearest_layers
+from .passes import nearest_layers
 
 # Which field of `LayerTimes` a kernel's time belongs to.
 _KERNELS: Dict[str, str] = {
-    "statistics": "statistics",
-    "statistics_all": "statistics",
-    "exponent_histogram": "statistics",
-    "all_finite": "statistics",
-    "scaled_copy": "scaling",
-    "scaled_copy_all": "scaling",
-    "scale_": "scaling",
-    "pack": "scaling",
-    "unpack": "scaling",
-    "unscale_add": "unscaling",
-    "unscale_add_all": "unscaling",
-    "unscale_in_place": "unscaling",
+    **dict.fromkeys(("statistics", "statistics_all", "exponent_histogram", "all_finite"), "statistics"),
+    **dict.fromkeys(("scaled_copy", "scaled_copy_all", "scale_", "pack", "unpack"), "scaling"),
+    **dict.fromkeys(("unscale_add", "unscale_add_all", "unscale_in_place"), "unscaling"),
     "round_to_format": "rounding",
 }
 _INPUTS, _BETWEEN = "(at the inputs)", "(between passes)"
 
 
 class LayerTimes(NamedTuple):
-    """Milliseconds per update of one layer and of the functions behind it, up to the next layers.
+    """Milliseconds per update of one layer and of the functions behind it, up to the next layers."""
 
-    Attributes:
-        statistics: looking at gradients and weights.
-        scaling: scaled copies of weights, gradients that are brought to another scale.
-        unscaling: dividing the gradients of parameters.
-        rounding: emulating the storage.
-        rest: nnabla's own functions, and what Python does around them.
-    """
-
-    statistics: float = 0.0
-    scaling: float = 0.0
-    unscaling: float = 0.0
-    rounding: float = 0.0
-    rest: float = 0.0
+    statistics: float = 0.0  # looking at gradients and weights
+    scaling: float = 0.0  # scaled copies of weights, gradients that are brought to another scale
+    unscaling: float = 0.0  # dividing the gradients of parameters
+    rounding: float = 0.0  # emulating the storage
+    rest: float = 0.0  # nnabla's own functions, and what Python does around them
 
     @property
     def total(self) -> float:
@@ -59,13 +42,10 @@ class LayerTimes(NamedTuple):
 class Profile:
     """What `profile` has measured; `print` it.
 
-    Args:
-        layers: the times of each layer, by name, in forward order.
-        milliseconds: how long an update takes in all.
-
     Attributes:
-        layers: the same, and an entry for what happens between two passes: feeder, solver, checks.
-        milliseconds: the same.
+        layers: the times of each layer, by name, in forward order, and an entry for what happens between two
+            passes: feeder, solver, checks.
+        milliseconds: how long an update takes in all.
     """
 
     def __init__(self, layers: Dict[str, LayerTimes], milliseconds: float) -> None:
@@ -145,8 +125,7 @@ def profile(updater: Any, iterations: int = 20) -> Profile:
         clock.begin()
         for _ in range(iterations):
             updater.update()
-        clock.end()
-    return clock.profile(iterations)
+        return clock.profile(iterations)
 
 
 @contextmanager
@@ -168,17 +147,11 @@ class _Clock:
         self._sums: Dict[str, Dict[str, float]] = {name: {} for name in (*names, _BETWEEN)}
         self._pending: Dict[str, float] = {}
         self._start = self._last = 0.0
-        self._total = 0.0
         self._nested = False
 
     def begin(self) -> None:
         """The first update begins."""
         self._start = self._last = perf_counter()
-
-    def end(self) -> None:
-        """The last one is over."""
-        self._flush(_BETWEEN)
-        self._total = perf_counter() - self._start
 
     def timed(self, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
         """A kernel whose time is noted; those that it calls itself are part of it."""
@@ -203,33 +176,29 @@ class _Clock:
         def run(*arguments: Any, **keywords: Any) -> Any:
             self._flush(_BETWEEN)
             for name in ("function_pre_hook", "function_post_hook"):
-                keywords[name] = self._looking_before(keywords.get(name))
+                keywords[name] = self._look_before(keywords.get(name))
             return method(*arguments, **keywords)
 
         return run
 
-    def _looking_before(self, hook: Optional[Hook]) -> Hook:
+    def _look_before(self, hook: Optional[Hook]) -> Hook:
         """A look at the clock, and then the updater's own hook."""
-        if hook is None:
-            return self._look
-        own = hook
 
-        def both(f: Any) -> None:
-            self._look(f)
-            own(f)
+        def look(f: Any) -> None:
+            self._flush(self._layers[hash(f)] or _INPUTS)
+            if hook is not None:
+                hook(f)
 
-        return both
+        return look
 
     def profile(self, iterations: int) -> Profile:
-        """The times per iteration."""
+        """The times per iteration, up to now."""
+        self._flush(_BETWEEN)
         layers = {
             name: LayerTimes(**{field: 1e3 * seconds / iterations for field, seconds in sums.items()})
             for name, sums in self._sums.items()
         }
-        return Profile(layers, 1e3 * self._total / iterations)
-
-    def _look(self, f: Any) -> None:
-        self._flush(self._layers[hash(f)] or _INPUTS)
+        return Profile(layers, 1e3 * (self._last - self._start) / iterations)
 
     def _flush(self, name: str) -> None:
         now = perf_counter()

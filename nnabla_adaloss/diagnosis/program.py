@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network out of a file of Python: `FILE.py:function`."""
+"""What `python -m nnabla_adaloss analyse FILE.py:function` does."""
 
 from __future__ import annotations
 
 import difflib
 import importlib.util
 import inspect
+import json
 import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import Any, List, NamedTuple, Optional
+from typing import Any, List, Optional, Tuple
 
 import nnabla as nn
 
 from ..graph.loss import LossWrapper
+from .examination import diagnose
 from .target import Feeder
 
 
@@ -22,22 +24,37 @@ class ProgramError(ValueError):
     """A file or function that no network can be had from; the message says what is wrong and what to do."""
 
 
-class Program(NamedTuple):
-    """What a function has returned: a loss (or an updater) and a feeder, if there is one."""
+def analyse(place: str, storage: str, batches: int, page: Optional[str], *, as_json: bool) -> int:
+    """Diagnose the network that the function `FILE.py:function` returns, and print what was found.
 
-    loss: Any
-    feeder: Optional[Feeder]
+    Returns:
+        The exit code: 0 when a way of scaling, or none at all, keeps all gradients; 1 when no loss scale
+        helps; 2 when the network could not be examined.
+    """
+    if page is not None and not Path(page).resolve().parent.is_dir():
+        print(f"error: there is no folder {Path(page).parent} to write {Path(page).name} to", file=sys.stderr)
+        return 2
+    try:
+        loss, feeder = load_program(place)
+        diagnosis = diagnose(loss, storage, feeder, batches)
+        if page is not None:
+            diagnosis.write_html(page)
+    except (ProgramError, TypeError, ValueError, OSError) as error:
+        message = str(error) if isinstance(error, ProgramError) else f"{place}: {error}"
+        print(f"error: {message}", file=sys.stderr)
+        return 2
+    print(json.dumps(diagnosis.as_dict(), indent=2, allow_nan=False) if as_json else diagnosis)
+    return 0 if diagnosis.verdict.needs is not None else 1
 
 
-def load_program(place: str) -> Program:
-    """Call the function of a file that `place` names, as in `train.py:network`.
+def load_program(place: str) -> Tuple[Any, Optional[Feeder]]:
+    """The loss (or updater) and the feeder, if there is one, that the function `FILE.py:function` returns.
 
     The file is run as a module, with its own folder first on the path, so that it imports its neighbours.
     What stands below `if __name__ == "__main__":` is not run.
 
-    Raises:
-        ProgramError: there is no such file or function, it cannot be called without arguments, raises, or
-            returns something else.
+    ProgramError: there is no such file or function, it cannot be called without arguments, raises, or returns
+    something else.
     """
     file, colon, name = place.rpartition(":")
     if not colon or not name or not file:
@@ -79,7 +96,7 @@ def _run(path: Path) -> ModuleType:
     return module
 
 
-def _program(returned: Any, place: str) -> Program:
+def _program(returned: Any, place: str) -> Tuple[Any, Optional[Feeder]]:
     if isinstance(returned, tuple):
         if len(returned) != 2:
             raise ProgramError(
@@ -96,7 +113,7 @@ def _program(returned: Any, place: str) -> Program:
     if not (isinstance(loss, (nn.Variable, LossWrapper)) or hasattr(loss, "data_feeder")):
         forgot = "nothing (a return is missing?)" if loss is None else f"a {type(loss).__name__}"
         raise ProgramError(f"{place} returned {forgot}: return the loss Variable, or (loss, feeder)")
-    return Program(loss, feeder)
+    return loss, feeder
 
 
 def _needed_arguments(function: Any) -> List[str]:

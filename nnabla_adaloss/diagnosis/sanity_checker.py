@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple, Sequence, Set
+from typing import Any, Dict, NamedTuple, Set
 
 from ..core.validation import integer, number
 from ..emulation import FormatEmulation
@@ -11,12 +11,8 @@ from ..engine import AdaptiveLossScaling
 from ..errors import warn
 from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
-from ..undo import DataSnapshot
-from .examined import preserved
-from .layers import layers_of
-from .passes import LayerGradients, Passes
-from .tally import Tally
-from .target import computed_in_half
+from .passes import Passes, Tally, layers_of
+from .target import Preserved, refuse_half
 
 
 class LayerLoss(NamedTuple):
@@ -111,45 +107,31 @@ class SanityChecker:
 def _measure(scaling: AdaptiveLossScaling) -> Dict[str, LayerLoss]:
     emulation = _emulation_of(scaling)
     plan = GraphPlan(scaling.variable, names=scaling.plan.names)
-    kernels = select_kernels(scaling.variable.parent.context)
-    leaves = {hash(v): v for f in plan.functions for v in f.inputs if v.parent is None}
     layers = layers_of(plan)
-    passes = Passes(layers)
-    learned = scaling.state_dict()
-    began = DataSnapshot(kernels, list(leaves.values()))
-    began.save()
-    with preserved(leaves, kernels) as state:
+    passes, learned = Passes(layers), scaling.state_dict()
+    with Preserved(plan, select_kernels(scaling.variable.parent.context)) as before:
 
         def forward() -> None:
             # What forward has written the time before: a state that is carried on, running statistics.
-            began.restore()
-            state.restore_functions()
+            before.begin_again()
             emulation.forward()
 
-        in_fp32 = passes.with_one_scale(forward, scaling.variable, 1.0)
+        in_fp32 = passes.with_one_scale(forward, scaling.variable)
         without = passes.with_one_scale(forward, emulation, scaling.loss_scale)
         with_alpha = passes.adaptive(forward, scaling, scaling.iteration)
     scaling.load_state_dict(learned)
     found = {}
     for layer in layers:
-        keys = [*layer.outputs, *layer.weights]
-        shares = [_lost(keys, in_fp32, stored) for stored in (with_alpha, without)]
-        found[layer.name] = LayerLoss(*shares)
+        tallies = Tally(), Tally()
+        for tally, stored in zip(tallies, (with_alpha, without)):
+            tally.add(layer, stored, in_fp32)
+        found[layer.name] = LayerLoss(*(tally.kept().underflow for tally in tallies))
     return found
-
-
-def _lost(keys: Sequence[int], reference: LayerGradients, stored: LayerGradients) -> float:
-    tally = Tally()
-    for key in keys:
-        tally.count(reference.arrays[key], stored.arrays[key])
-    return tally.kept().underflow
 
 
 def _emulation_of(scaling: AdaptiveLossScaling) -> FormatEmulation:
     loss = scaling.loss
-    reason = computed_in_half(scaling.variable)
-    if reason:
-        raise ValueError(reason)
+    refuse_half(scaling.variable)
     if not isinstance(loss, FormatEmulation):
         raise ValueError(
             "updater stores everything in fp32, so that nothing can be lost: make it with storage='float16'"

@@ -10,11 +10,8 @@ from ..core.scale_history import HistoryPolicy
 from .causes import Cause, causes_of
 from .numbers import LayerNumbers, NetworkNumbers, Way
 
-TOLERANCE = 0.05
-"""Relative error of a weight gradient that does no harm."""
-
-CANNOT_BE_JUDGED = "cannot be judged until this is fixed"
-
+# Relative error of a weight gradient that does no harm.
+_TOLERANCE = 0.05
 # By how much a gradient may be worse than the best that any way makes of it, where the format is so narrow
 # that all are worse than that.
 _WORSE = 1.25
@@ -25,38 +22,22 @@ _EFFORT = (Way.NONE, Way.START, Way.ONE, Way.END, Way.ADAPTIVE)
 
 
 class LayerVerdict(NamedTuple):
-    """What is said of one layer.
-
-    Attributes:
-        name: the layer.
-        right_scale: the largest power of two with which its gradients stay two bits below the end of the
-            format; None when it has no gradient.
-        serves: the ways that keep its gradient.
-        line: the verdict.
-        judged: whether more can be said of it than that something else is to be mended first.
-    """
+    """What is said of one layer."""
 
     name: str
-    right_scale: Optional[float]
-    serves: Sequence[Way]
+    right_scale: Optional[float]  # the largest with two bits of headroom; None when it has no gradient
+    serves: Sequence[Way]  # the ways that keep its gradient
     line: str
-    judged: bool = True
+    judged: bool = True  # whether more can be said than that something else is to be mended first
 
 
 class Verdict(NamedTuple):
-    """What is said of a network.
-
-    Attributes:
-        line: one line.
-        needs: the least that keeps every layer's gradient; None: no way of scaling does.
-        causes: what else is wrong; what no scale helps comes first.
-        layers: a verdict for each layer, in forward order.
-    """
+    """What is said of a network."""
 
     line: str
-    needs: Optional[Way]
-    causes: Sequence[Cause]
-    layers: Sequence[LayerVerdict]
+    needs: Optional[Way]  # the least that keeps every layer's gradient; None: no way of scaling does
+    causes: Sequence[Cause]  # what else is wrong; what no scale helps comes first
+    layers: Sequence[LayerVerdict]  # in forward order
 
 
 def judge(network: NetworkNumbers) -> Verdict:
@@ -79,33 +60,29 @@ def serves(layer: LayerNumbers, way: Way) -> bool:
     if kept.overflow or not math.isfinite(kept.error):
         return False
     best = min((k.error for k in layer.kept.values() if not k.overflow), default=math.inf)
-    return kept.error <= TOLERANCE or (kept.error <= _WORSE * best and kept.underflow <= _LOST)
+    return kept.error <= _TOLERANCE or (kept.error <= _WORSE * best and kept.underflow <= _LOST)
 
 
 def power(scale: float) -> str:
-    """A power of two as one writes it: 2^11; small ones as numbers.
-
-    Example:
-        >>> power(2048.0), power(8.0), power(2.0**-20)
-        ('2^11', '8', '2^-20')
-    """
+    """A power of two as one writes it: 2^11; small ones as numbers."""
     return f"{scale:g}" if 1.0 <= scale <= 16.0 else f"2^{round(math.log2(scale))}"
 
 
 def _layer(
     layer: LayerNumbers, network: NetworkNumbers, cause: Optional[Cause], fatal: Sequence[Cause]
 ) -> LayerVerdict:
-    stored, u_max = layer.stored or (network.storage, network.u_max)
-    right = HistoryPolicy().scale(layer.amax, u_max=u_max) if layer.amax else None
+    right = HistoryPolicy().scale(layer.amax, u_max=layer.stored.max) if layer.amax else None
     keeps = [way for way in _EFFORT if serves(layer, way)]
     if cause is not None and cause.fatal:
         line = f"{cause.what}: {cause.remedy}"
     elif fatal and (not layer.nonzero or not keeps):
-        return LayerVerdict(layer.name, right, keeps, f"{CANNOT_BE_JUDGED}: {fatal[0].layer}", False)
+        return LayerVerdict(
+            layer.name, right, keeps, f"cannot be judged until this is fixed: {fatal[0].layer}", False
+        )
     elif not layer.nonzero:
         line = "receives no gradient, not even in fp32"
     elif not keeps:
-        line = f"no scaling keeps its gradient in {stored}: use more bits"
+        line = f"no scaling keeps its gradient in {layer.stored.name}: use more bits"
     else:
         line = _sentence(keeps[0], layer, network)
         line = line if cause is None else f"{line}; {cause.what}: {cause.remedy}"

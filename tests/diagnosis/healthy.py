@@ -10,12 +10,9 @@ import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
+from sklearn.datasets import load_digits
 
-from .parts import Built, affine, classifier, cross_entropy, feeder, inputs, updater_of
-
-
-def images() -> nn.Variable:
-    return nn.Variable((8, 3, 8, 8))
+from .nets import Built, affine, classifier, cross_entropy, feeder, inputs, updater_of
 
 
 def conv(x: nn.Variable, name: str) -> nn.Variable:
@@ -24,7 +21,7 @@ def conv(x: nn.Variable, name: str) -> nn.Variable:
 
 
 def on_images(layers: Callable[[nn.Variable], nn.Variable]) -> Built:
-    x, t = images(), nn.Variable((8, 1))
+    x, t = nn.Variable((8, 3, 8, 8)), nn.Variable((8, 1))
     return cross_entropy(affine(layers(x), 5, "head"), t), feeder(x, t)
 
 
@@ -36,11 +33,25 @@ def convolutions() -> Built:
     return on_images(lambda x: F.max_pooling(F.relu(conv(F.relu(conv(x, "conv1")), "conv02")), (2, 2)))
 
 
+def digits() -> Built:
+    """LeNet on images that are no noise."""
+    data = load_digits()
+    x, t = nn.Variable((32, 1, 8, 8)), nn.Variable((32, 1))
+    h = F.relu(F.max_pooling(conv(x, "conv1"), (2, 2)))
+    h = F.relu(F.max_pooling(conv(h, "conv02"), (2, 2)))
+    rng = np.random.default_rng(0)
+
+    def feed() -> None:
+        chosen = rng.integers(0, len(data.images), 32)
+        x.d, t.d = data.images[chosen, None] / 8.0 - 1.0, data.target[chosen, None]
+
+    return cross_entropy(affine(F.relu(affine(h, 64, "fc1")), 10, "fc2"), t), feed
+
+
 def resnet() -> Built:
     def layers(x: nn.Variable) -> nn.Variable:
         h = F.relu(conv(x, "stem"))
-        for block in ("block1",):
-            h = F.relu(h + conv(F.relu(conv(h, f"{block}/a")), f"{block}/bb"))
+        h = F.relu(h + conv(F.relu(conv(h, "block1/a")), "block1/bb"))
         return F.average_pooling(h, (8, 8))
 
     return on_images(layers)
@@ -135,6 +146,7 @@ def unlinked_features() -> Built:
 NETWORKS: List[Callable[[], Built]] = [
     mlp,
     convolutions,
+    digits,
     resnet,
     zero_initialised_residual,
     lstm,

@@ -2,10 +2,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, List
+from dataclasses import replace
+from typing import Any, Dict, List
 
 import pytest
 
+from nnabla_adaloss.core.formats import get_format
 from nnabla_adaloss.diagnosis.causes import Cause, Kind, causes_of
 from nnabla_adaloss.diagnosis.numbers import (
     FunctionNumbers,
@@ -18,11 +20,25 @@ from nnabla_adaloss.diagnosis.numbers import (
     WeightStep,
 )
 
-SOUND = FunctionNumbers("fc", "Affine", "fc", True, False, False, (), 1.0, 0, 0, "", 1e-3, 1.0, False, False)
+FLOAT16 = get_format("float16")
+SOUND = FunctionNumbers(
+    "fc", "Affine", "fc", FLOAT16, amax=1.0, gets_gradient=True, arriving=1.0, leaving=1.0
+)
+
+
+def layer(name: str, nonzero: int = 10, amax: float = 1e-3) -> LayerNumbers:
+    return LayerNumbers(name, "Affine", amax, nonzero, 0.001, {}, FLOAT16)
+
+
+def leaf(name: str, is_parameter: bool, nans: int, infinities: int) -> Dict[str, ReadLeaf]:
+    return {name: ReadLeaf(name, is_parameter, nans, infinities)}
+
+
+STARVED = [layer("fc", nonzero=0)]
 
 
 def causes(*functions: FunctionNumbers, **network: Any) -> List[Cause]:
-    layers = network.pop("layers", [LayerNumbers("fc", "Affine", 1e-3, 10, 0.001, {})])
+    layers = network.pop("layers", [layer("fc")])
     numbers = NetworkNumbers("float16", 65504.0, 4, 1.0, 1.0, {}, layers, functions)
     return causes_of(numbers._replace(**network))
 
@@ -32,72 +48,68 @@ def test_nothing_is_wrong() -> None:
 
 
 def test_a_mask_of_minus_infinity_harms_nobody() -> None:
-    mask = SOUND._replace(leaves=(ReadLeaf("mask", False, 0, 5),))
+    mask = replace(SOUND, leaves=leaf("mask", False, 0, 5))
     assert causes(mask) == []
     (cause,) = causes(mask, loss=math.nan)
     assert (cause.kind, cause.fatal) == (Kind.DATA_NOT_FINITE, True)
 
 
 def test_activations_that_overflow_harm_only_where_they_matter() -> None:
-    overflowed = SOUND._replace(overflowed=3, amax=1e6)
+    overflowed = replace(SOUND, overflowed=3, amax=1e6)
     assert causes(overflowed) == []
     (cause,) = causes(overflowed, stored_loss=math.inf)
     assert cause.kind is Kind.ACTIVATION_OVERFLOW
     assert "reaches 1e+06, beyond float16, which ends at 65504" in cause.what
-    (cause,) = causes(overflowed._replace(scores=True), stored_loss=math.inf)
+    (cause,) = causes(replace(overflowed, scores=True), stored_loss=math.inf)
     assert cause.kind is Kind.ATTENTION_OVERFLOW
 
 
 def test_data_beyond_the_storage() -> None:
-    (cause,) = causes(SOUND._replace(beyond="the input of shape (2, 3)"), stored_loss=math.inf)
+    (cause,) = causes(replace(SOUND, beyond="the input of shape (2, 3)"), stored_loss=math.inf)
     assert cause.kind is Kind.BEYOND_STORAGE
     assert str(cause).startswith("fc: the input of shape (2, 3) holds numbers beyond float16")
 
 
 def test_a_gradient_that_breaks() -> None:
-    root = SOUND._replace(name="fc/PowScalar", type_name="PowScalar", is_layer=False, breaks_gradient=True)
+    root = replace(SOUND, name="fc/PowScalar", type_name="PowScalar", breaks_gradient=True)
     (cause,) = causes(root)
     assert (cause.kind, cause.layer) == (Kind.BACKWARD_NOT_FINITE, "fc")
     assert "before the root" in cause.remedy
 
 
 def test_where_gradients_end() -> None:
-    starved = [LayerNumbers("fc", "Affine", 0.0, 0, 0.0, {})]
-    stops = SOUND._replace(stops_gradient=True)
-    silent = stops._replace(name="fc/ReLU", type_name="ReLU", is_layer=False, amax=0.0, inputs=(0,))
-    (cause,) = causes(SOUND, silent, layers=starved)
+    stops = replace(SOUND, stops_gradient=True)
+    silent = replace(stops, name="fc/ReLU", type_name="ReLU", amax=0.0, inputs=(0,))
+    (cause,) = causes(SOUND, silent, layers=STARVED)
     assert (cause.kind, cause.layer, cause.fatal) == (Kind.DEAD_RELU, "fc", True)
-    (cause,) = causes(SOUND._replace(stuck_weights=("fc/W",)), silent, layers=starved)
+    (cause,) = causes(replace(SOUND, stuck_weights={"fc/W": True}), silent, layers=STARVED)
     assert (cause.kind, "fc/W" in cause.what) == (Kind.ZERO_WEIGHTS, True)
-    (cause,) = causes(stops._replace(name="fc/Tanh", type_name="Tanh", is_layer=False), layers=starved)
+    (cause,) = causes(replace(stops, name="fc/Tanh", type_name="Tanh"), layers=STARVED)
     assert (cause.kind, "its Tanh" in cause.what) == (Kind.NO_GRADIENT, True)
     # Where other branches bring a gradient, it is nobody's fault.
     assert causes(stops) == []
 
 
 def test_a_dead_branch_beside_one_that_learns_may_wake_up() -> None:
-    layers = [LayerNumbers(name, "Affine", 1e-3, n, 0.0, {}) for name, n in (("stem", 5), ("branch", 0))]
-    stem = SOUND._replace(name="stem", layer="stem")
-    branch = SOUND._replace(name="branch", layer="branch", inputs=(0,))
-    relu = branch._replace(name="branch/ReLU", type_name="ReLU", is_layer=False, amax=0.0, inputs=(1,))
+    layers = [layer("stem", 5), layer("branch", 0)]
+    stem = replace(SOUND, name="stem", layer="stem")
+    branch = replace(SOUND, name="branch", layer="branch", inputs=(0,))
+    relu = replace(branch, name="branch/ReLU", type_name="ReLU", amax=0.0, inputs=(1,))
     (cause,) = causes(stem, branch, relu, layers=layers)
     assert (cause.kind, cause.layer, cause.fatal) == (Kind.DEAD_RELU, "branch", False)
-    (cause,) = causes(stem, branch, relu, layers=[layer._replace(nonzero=0) for layer in layers])
+    (cause,) = causes(stem, branch, relu, layers=[layer("stem", 0), layer("branch", 0)])
     assert cause.fatal
 
 
 def test_what_follows_from_another_cause_is_not_told() -> None:
-    starved = [LayerNumbers("fc", "Affine", 0.0, 0, 0.0, {})]
-    constant = SOUND._replace(
-        name="bn", layer="bn", type_name="BatchNormalization", values=Values(constant=True, together=8)
+    constant = replace(
+        SOUND, name="bn", layer="bn", type_name="BatchNormalization", values=Values(constant=True, together=8)
     )
-    stops = SOUND._replace(
-        name="bn/ReLU", layer="bn", type_name="ReLU", is_layer=False, stops_gradient=True, inputs=(0,)
-    )
-    (cause,) = causes(constant, stops, layers=starved)
+    stops = replace(SOUND, name="bn/ReLU", layer="bn", type_name="ReLU", stops_gradient=True, inputs=(0,))
+    (cause,) = causes(constant, stops, layers=STARVED)
     assert (cause.kind, cause.layer) == (Kind.CONSTANT_INPUT, "bn")
-    elsewhere = stops._replace(inputs=())
-    assert [cause.kind for cause in causes(constant, elsewhere, layers=starved)] == [
+    elsewhere = replace(stops, inputs=())
+    assert [cause.kind for cause in causes(constant, elsewhere, layers=STARVED)] == [
         Kind.CONSTANT_INPUT,
         Kind.NO_GRADIENT,
     ]
@@ -122,14 +134,14 @@ def test_labels_and_indices(
     type_name: str, limit: int, least: float, largest: float, whole: bool, said: str
 ) -> None:
     targets = Targets("the labels", limit, least, largest, 0, whole)
-    found = causes(SOUND._replace(type_name=type_name, values=Values(targets=targets)))
+    found = causes(replace(SOUND, type_name=type_name, values=Values(targets=targets)))
     assert [said in cause.what for cause in found] == ([True] if said else [])
 
 
 @pytest.mark.parametrize(("tiny", "eps"), [(2.0**-14, "2**-14"), (2.0**-6, "2**-6")])
 def test_an_eps_is_one_that_the_storage_holds(tiny: float, eps: str) -> None:
     for type_name in ("Log", "Div2", "PowScalar"):
-        (cause,) = causes(SOUND._replace(type_name=type_name, nonfinite=3), loss=math.nan, tiny=tiny)
+        (cause,) = causes(replace(SOUND, type_name=type_name, nonfinite=3), loss=math.nan, tiny=tiny)
         assert eps in cause.remedy
 
 
@@ -149,8 +161,7 @@ def test_the_learning_rate_is_told_by_weights_and_updates() -> None:
 
 def test_weights_that_are_spoiled_together_are_one_cause() -> None:
     functions = [
-        SOUND._replace(name=f"fc{i}", layer=f"fc{i}", leaves=(ReadLeaf(f"fc{i}/W", True, 4, 0),))
-        for i in range(60)
+        replace(SOUND, name=f"fc{i}", layer=f"fc{i}", leaves=leaf(f"fc{i}/W", True, 4, 0)) for i in range(60)
     ]
     (cause,) = causes(*functions, training=Training(10.0, 3, []))
     assert (cause.layer, "59 other parameters" in cause.what) == ("fc0", True)
@@ -159,24 +170,23 @@ def test_weights_that_are_spoiled_together_are_one_cause() -> None:
 
 
 def test_a_dead_relu_is_told_beside_wrong_labels() -> None:
-    starved = [LayerNumbers("fc", "Affine", 0.0, 0, 0.0, {})]
-    silent = SOUND._replace(name="fc/ReLU", type_name="ReLU", is_layer=False, amax=0.0, inputs=(0,))
+    silent = replace(SOUND, name="fc/ReLU", type_name="ReLU", amax=0.0, inputs=(0,))
     labels = Values(targets=Targets("the labels", 5, 1.0, 5.0, 0, True))
-    loss = SOUND._replace(name="loss", type_name="SoftmaxCrossEntropy", values=labels)
-    found = causes(SOUND, silent, loss, layers=starved)
+    loss = replace(SOUND, name="loss", type_name="SoftmaxCrossEntropy", values=labels)
+    found = causes(SOUND, silent, loss, layers=STARVED)
     assert [cause.kind for cause in found] == [Kind.WRONG_LABELS, Kind.DEAD_RELU]
 
 
 def test_layers_that_change_gradients_by_themselves() -> None:
-    loud, quiet = SOUND._replace(growth=200.0), SOUND._replace(growth=1e-4)
-    weight = SOUND._replace(type_name="MulScalar", is_layer=False, loss_section=True, growth=1e-6)
-    found = causes(loud, quiet, weight, SOUND._replace(loss_section=True, growth=1e4))
+    loud, quiet = replace(SOUND, leaving=200.0), replace(SOUND, leaving=1e-4)
+    weight = replace(SOUND, type_name="MulScalar", loss_section=True, leaving=1e-6)
+    found = causes(loud, quiet, weight, replace(SOUND, loss_section=True, leaving=1e4))
     assert [cause.kind for cause in found] == [Kind.EXPLODING, Kind.SHRINKING, Kind.SMALL_LOSS]
     assert not any(cause.fatal for cause in found)
 
 
 def test_layers_that_change_them_together() -> None:
-    layers = [LayerNumbers(f"fc{i}", "Affine", 2.0 ** (8 * i), 10, 0.001, {}) for i in range(4)]
+    layers = [layer(f"fc{i}", amax=2.0 ** (8 * i)) for i in range(4)]
     (cause,) = causes(SOUND, layers=layers)
     assert (cause.kind, cause.layer) == (Kind.SPREAD, "fc0")
     assert "vanish" in cause.what
@@ -185,6 +195,6 @@ def test_layers_that_change_them_together() -> None:
 
 
 def test_what_no_scale_helps_comes_first() -> None:
-    broken = SOUND._replace(name="fc2", layer="fc2", breaks_gradient=True)
-    found = causes(SOUND._replace(growth=200.0), broken)
+    broken = replace(SOUND, name="fc2", layer="fc2", breaks_gradient=True)
+    found = causes(replace(SOUND, leaving=200.0), broken)
     assert [cause.fatal for cause in found] == [True, False]

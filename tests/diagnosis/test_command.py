@@ -13,10 +13,12 @@ import pytest
 from nnabla_adaloss.__main__ import main
 
 FILE = """
-from tests.diagnosis.nets import PLANTED, SOUND
-sound = SOUND["MLP"]
-tiny = PLANTED["tiny loss weight"].build
-dead = PLANTED["dead ReLU"].build
+from tests.diagnosis.healthy import mlp as sound
+from tests.diagnosis.troubles_of_layers import dead_first_layer, tiny_loss_weight
+def tiny():
+    return tiny_loss_weight.build(False)
+def dead():
+    return dead_first_layer.build(False)
 def several_elements():
     return sound()[0].parent.inputs[0]
 """
@@ -49,7 +51,7 @@ def test_json_and_a_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_what_no_scale_helps_is_another_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert analyse("dead") == 1
-    assert "No loss scale helps: dead/affine: its ReLU is dead" in capsys.readouterr().out
+    assert "No loss scale helps: fc1/affine: its ReLU is dead" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,22 @@ accused.
 
 from __future__ import annotations
 
+from typing import Dict
+
 import pytest
 
-from nnabla_adaloss import diagnose
+from nnabla_adaloss import Way, diagnose
 
+from . import troubles_of_data, troubles_of_layers
 from .healthy import HEALTHY
-from .troubles import TROUBLES
+from .nets import Trouble
+
+TROUBLES: Dict[str, Trouble] = {
+    name: found
+    for module in (troubles_of_data, troubles_of_layers)
+    for name, found in vars(module).items()
+    if isinstance(found, Trouble)
+}
 
 
 @pytest.mark.parametrize("name", TROUBLES)
@@ -18,14 +28,15 @@ def test_the_first_layer_its_cause_and_a_remedy_are_named(name: str) -> None:
     trouble = TROUBLES[name]
     source, feed = trouble.build(False)
     diagnosis = diagnose(source, feeder=feed)
-    first = diagnosis.verdict.causes[0]
-    assert (first.layer, first.kind.value, first.fatal) == (trouble.layer, trouble.kind, trouble.fatal), (
-        diagnosis
-    )
+    verdict = diagnosis.verdict
+    first, fatal = verdict.causes[0], trouble.needs is None
+    assert (first.layer, first.kind.value, first.fatal) == (trouble.layer, trouble.kind, fatal), diagnosis
     assert trouble.remedy in first.remedy, diagnosis
+    assert verdict.needs is trouble.needs, diagnosis
+    assert all(first.what in layer.line for layer in verdict.layers if layer.name == first.layer), diagnosis
     # What follows from it is not told.
-    assert sum(cause.fatal for cause in diagnosis.verdict.causes) == trouble.fatal, diagnosis
-    assert diagnosis.verdict.line.startswith(f"No loss scale helps: {trouble.layer}: ") == trouble.fatal
+    assert sum(cause.fatal for cause in verdict.causes) == fatal, diagnosis
+    assert verdict.line.startswith(f"No loss scale helps: {first}") == fatal
 
 
 @pytest.mark.parametrize("name", TROUBLES)
@@ -41,4 +52,5 @@ def test_nobody_is_accused_falsely(name: str) -> None:
     source, feed = HEALTHY[name]()
     diagnosis = diagnose(source, feeder=feed)
     assert not diagnosis.verdict.causes, diagnosis
-    assert diagnosis.verdict.needs is not None, diagnosis
+    assert diagnosis.verdict.needs is Way.NONE, diagnosis
+    assert diagnosis.verdict.line == "float16 needs no scaling here."

@@ -57,10 +57,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_a_loss_and_its_feeder() -> None:
-    program = load_program("train.py:build")
-    assert isinstance(program.loss, nn.Variable)
-    assert program.feeder is not None
-    assert load_program("train.py:loss_only").feeder is None
+    loss, feeder = load_program("train.py:build")
+    assert isinstance(loss, nn.Variable)
+    assert feeder is not None
+    assert load_program("train.py:loss_only")[1] is None
 
 
 @pytest.mark.parametrize(

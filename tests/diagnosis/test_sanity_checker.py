@@ -19,7 +19,8 @@ from nnabla_adaloss import (
     SanityChecker,
 )
 
-from .nets import PLANTED, SOUND
+from .healthy import convolutions, mlp
+from .troubles_of_layers import vanishing_sigmoid
 
 
 def updater_of(built: Any, **arguments: Any) -> AdaptiveLossScalingUpdater:
@@ -31,7 +32,7 @@ def updater_of(built: Any, **arguments: Any) -> AdaptiveLossScalingUpdater:
 
 def test_a_layer_that_loses_its_gradient_is_named_once() -> None:
     config = AdaLossConfig(loss_scale_method="approx_range")
-    updater = updater_of(PLANTED["vanishing"].build(), config=config)
+    updater = updater_of(vanishing_sigmoid.build(False), config=config)
     checker = SanityChecker(updater, every=2)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", LossScaleWarning)
@@ -45,7 +46,7 @@ def test_a_layer_that_loses_its_gradient_is_named_once() -> None:
 
 
 def test_scales_that_suit_lose_nothing() -> None:
-    updater = updater_of(PLANTED["vanishing"].build())
+    updater = updater_of(vanishing_sigmoid.build(False))
     checker = SanityChecker(updater, threshold=0.05)
     for _ in range(3):
         updater.update()
@@ -57,7 +58,7 @@ def test_scales_that_suit_lose_nothing() -> None:
 
 
 def test_a_check_teaches_nothing() -> None:
-    updater = updater_of(PLANTED["vanishing"].build())
+    updater = updater_of(vanishing_sigmoid.build(False))
     checker = SanityChecker(updater, threshold=1.0)
     for _ in range(2):
         updater.update()
@@ -98,13 +99,13 @@ def test_training_goes_on_as_without(method: str) -> None:
 
 
 def test_refused() -> None:
-    updater = updater_of(SOUND["MLP"]())
+    updater = updater_of(mlp())
     with pytest.raises(ValueError, match="every=0 must be 1 or more"):
         SanityChecker(updater, every=0)
     with pytest.raises(ValueError, match=r"threshold=1\.5 must lie in \[0, 1\]"):
         SanityChecker(updater, threshold=1.5)
     nn.clear_parameters()
-    loss, feed = SOUND["LeNet"]()
+    loss, feed = convolutions()
     with pytest.raises(TypeError, match="must be an AdaptiveLossScalingUpdater, got Dynamic"):
         SanityChecker(DynamicLossScalingUpdater(updater.solver, loss, feed))
     with pytest.raises(ValueError, match="stores everything in fp32"):

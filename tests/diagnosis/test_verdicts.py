@@ -6,6 +6,7 @@ from typing import Dict, Sequence
 
 import pytest
 
+from nnabla_adaloss.core.formats import get_format
 from nnabla_adaloss.diagnosis.numbers import Kept, LayerNumbers, NetworkNumbers, Way
 from nnabla_adaloss.diagnosis.verdicts import judge, power, serves
 
@@ -14,7 +15,7 @@ GOOD, LOST, OVERFLOWS = Kept(0.0, 0.0, 0.001), Kept(0.9, 0.0, 0.8), Kept(0.0, 0.
 
 def layer(name: str, amax: float = 1e-3, floor: float = 0.001, **kept: Kept) -> LayerNumbers:
     found: Dict[Way, Kept] = {way: kept.get(way.value, GOOD) for way in Way}
-    return LayerNumbers(name, "Affine", amax, 100, floor, found)
+    return LayerNumbers(name, "Affine", amax, 100, floor, found, get_format("float16"))
 
 
 def network(*layers: LayerNumbers) -> NetworkNumbers:

@@ -11,7 +11,11 @@ import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
 
-from .parts import Built, affine, classifier, cross_entropy, feeder, inputs, updater_of
+from nnabla_adaloss import Way
+
+from .nets import Built, affine, classifier, cross_entropy, feeder, inputs, trouble, updater_of
+
+LABELS = "the labels of shape (32, 1)"
 
 
 def of_data(spoil: Callable[[nn.Variable, nn.Variable], None]) -> Callable[[bool], Built]:
@@ -25,6 +29,7 @@ def of_data(spoil: Callable[[nn.Variable, nn.Variable], None]) -> Callable[[bool
     return build
 
 
+@trouble("bn/bn", "constant_input", "differs from sample to sample")
 def constant_input(mended: bool) -> Built:
     x, t = inputs()
     h = F.relu(PF.batch_normalization(affine(x, 16, "fc1"), name="bn"))
@@ -36,6 +41,7 @@ def constant_input(mended: bool) -> Built:
     return cross_entropy(affine(h, 5, "head"), t), feeder(x, t, spoil)
 
 
+@trouble("norm/instance_normalization", "constant_input", "larger batches or maps")
 def single_pixels(mended: bool) -> Built:
     size = 4 if mended else 1
 
@@ -46,6 +52,7 @@ def single_pixels(mended: bool) -> Built:
     return classifier(layers)
 
 
+@trouble("bn/bn", "constant_input", "larger batches")
 def batch_of_one(mended: bool) -> Built:
     size = 32 if mended else 1
     x, t = nn.Variable((size, 16)), nn.Variable((size, 1))
@@ -53,6 +60,7 @@ def batch_of_one(mended: bool) -> Built:
     return cross_entropy(affine(h, 5, "head"), t), feeder(x, t)
 
 
+@trouble("head/affine/Broadcast", "data_not_finite", "leave at least one place per row open")
 def masked_rows(mended: bool) -> Built:
     """An attention whose mask leaves nothing open."""
     x, t = inputs()
@@ -64,30 +72,49 @@ def masked_rows(mended: bool) -> Built:
     return cross_entropy(affine(h, 5, "head"), t), feeder(x, t)
 
 
+@trouble(LABELS, "wrong_labels", "count them from 0")
+@of_data
 def labels_from_one(x: nn.Variable, t: nn.Variable) -> None:
     t.d = t.d + 1
 
 
+@trouble(LABELS, "wrong_labels", "clean them")
+@of_data
 def nan_labels(x: nn.Variable, t: nn.Variable) -> None:
     t.d = np.where(np.arange(32)[:, None] == 3, np.nan, t.d)
 
 
+@trouble(LABELS, "wrong_labels", "feed labels")
+@of_data
 def masked_labels(x: nn.Variable, t: nn.Variable) -> None:
     t.d = -1
 
 
+@trouble(LABELS, "wrong_labels", "F.log_softmax")
+@of_data
 def shares_as_labels(x: nn.Variable, t: nn.Variable) -> None:
     t.d = t.d / 5.0
 
 
+@trouble("fc1/affine", "data_not_finite", "clean the data")
+@of_data
+def nan_in_data(x: nn.Variable, t: nn.Variable) -> None:
+    x.d[1, 2] = np.nan
+
+
+@trouble("fc1/affine", "data_not_finite", "clean the data")
+@of_data
 def infinite_data(x: nn.Variable, t: nn.Variable) -> None:
     x.d[1, 2] = np.inf
 
 
+@trouble("fc1/affine", "beyond_storage", "normalise the data")
+@of_data
 def data_as_it_came(x: nn.Variable, t: nn.Variable) -> None:
     x.d = x.d * 1e6
 
 
+@trouble(LABELS, "wrong_labels", "F.binary_cross_entropy")
 def soft_labels(mended: bool) -> Built:
     x, t = inputs()
     y = affine(F.tanh(affine(x, 16, "fc1")), 1, "head")
@@ -99,6 +126,7 @@ def soft_labels(mended: bool) -> Built:
     return F.mean(loss), feeder(x, t, spoil)
 
 
+@trouble(LABELS, "wrong_labels", "map them to that range")
 def bytes_as_targets(mended: bool) -> Built:
     x, t = inputs()
     y = F.sigmoid(affine(F.tanh(affine(x, 16, "fc1")), 1, "head"))
@@ -109,6 +137,7 @@ def bytes_as_targets(mended: bool) -> Built:
     return F.mean(F.binary_cross_entropy(y, t)), feeder(x, t, spoil)
 
 
+@trouble("the indices of shape (32, 4)", "wrong_indices", "make it 12 rows")
 def index_beyond_the_table(mended: bool) -> Built:
     x, t = nn.Variable((32, 4)), nn.Variable((32, 1))
     h = F.reshape(PF.embed(x, 12 if mended else 10, 8, name="embed"), (32, 32))
@@ -120,6 +149,7 @@ def index_beyond_the_table(mended: bool) -> Built:
     return cross_entropy(affine(h, 5, "head"), t), feed
 
 
+@trouble("backbone/affine", "untrained", "unlinked()")
 def unlinked_backbone(mended: bool) -> Built:
     x, t = inputs()
     h = F.tanh(affine(x, 16, "backbone"))
@@ -128,6 +158,7 @@ def unlinked_backbone(mended: bool) -> Built:
     return updater_of(loss, feeder(x, t), S.Sgd(0.1)), None
 
 
+@trouble("branch/affine", "untrained", "need_grad=False")
 def detached_branch(mended: bool) -> Built:
     x, t = inputs()
     trunk = F.tanh(affine(x, 16, "trunk"))
@@ -137,6 +168,7 @@ def detached_branch(mended: bool) -> Built:
     return updater_of(loss, feeder(x, t), S.Sgd(0.1)), None
 
 
+@trouble("fc1/affine", "untrained", "link it", needs=Way.NONE)
 def cut_in_the_middle(mended: bool) -> Built:
     x, t = inputs()
     h = F.tanh(affine(x, 16, "fc1"))
@@ -144,6 +176,7 @@ def cut_in_the_middle(mended: bool) -> Built:
     return cross_entropy(affine(F.tanh(affine(h, 16, "fc2")), 5, "head"), t), feeder(x, t)
 
 
+@trouble("net/fc2/affine", "untrained", "an unused output", needs=Way.NONE)
 def unused_layer(mended: bool) -> Built:
     x, t = inputs()
     with nn.parameter_scope("net"):
@@ -168,20 +201,24 @@ def trained(rate: float) -> Built:
     return updater_of(loss, feed, solver), None
 
 
+@trouble("fc1/affine", "learning_rate", "smaller learning rate")
 def exploded_weights(mended: bool) -> Built:
     return trained(0.1 if mended else 1e3)
 
 
+@trouble("fc1/affine", "learning_rate", "smaller learning rate")
 def too_large_first_update(mended: bool) -> Built:
     x, t = inputs()
     loss = cross_entropy(affine(F.relu(affine(x, 16, "fc1")), 5, "head"), t)
     return updater_of(loss, feeder(x, t), S.Adam(1e-3 if mended else 3.0)), None
 
 
+@trouble("fc1/affine", "weight_not_finite", "lower the learning rate")
 def weights_not_finite(mended: bool) -> Built:
     return trained(0.1 if mended else 1e38)
 
 
+@trouble("fc2/affine", "weight_not_finite", "restore earlier weights")
 def nan_in_a_weight(mended: bool) -> Built:
     built = classifier(lambda x: F.tanh(affine(F.tanh(affine(x, 16, "fc1")), 16, "fc2")))
     if not mended:

@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-from typing import Callable
-
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
 
-from .parts import Built, affine, classifier, cross_entropy, feeder, inputs, one_hot
+from nnabla_adaloss import Way
+
+from .nets import Built, affine, classifier, cross_entropy, feeder, inputs, one_hot, trouble
 
 
+@trouble("fc2/affine", "dead_relu", "biases of 0")
 def two_dead_relus(mended: bool) -> Built:
     bias = 0.0 if mended else -100.0
 
@@ -23,11 +24,13 @@ def two_dead_relus(mended: bool) -> Built:
     return classifier(layers)
 
 
+@trouble("fc1/affine", "dead_relu", "F.leaky_relu")
 def dead_first_layer(mended: bool) -> Built:
     activation = F.leaky_relu if mended else F.relu
     return classifier(lambda x: activation(affine(x, 16, "fc1", bias=-9.0)))
 
 
+@trouble("fc2/affine", "saturated", "smaller weights")
 def saturated_sigmoid(mended: bool) -> Built:
     factor = 1.0 if mended else 300.0
 
@@ -38,6 +41,7 @@ def saturated_sigmoid(mended: bool) -> Built:
     return classifier(layers)
 
 
+@trouble("q/affine/BatchMatmul", "saturated", "divide the queries")
 def saturated_attention(mended: bool) -> Built:
     factor = 1.0 if mended else 30.0
 
@@ -50,6 +54,7 @@ def saturated_attention(mended: bool) -> Built:
     return classifier(layers)
 
 
+@trouble("q/affine/BatchMatmul", "attention_overflow", "divide the queries")
 def attention_overflow(mended: bool) -> Built:
     """Queries and keys of 200: their products reach 1e6, and are divided too late."""
     factor = 1.0 if mended else 200.0
@@ -65,6 +70,7 @@ def attention_overflow(mended: bool) -> Built:
     return classifier(layers)
 
 
+@trouble("head/affine", "forward_not_finite", "F.log_softmax")
 def log_of_softmax(mended: bool) -> Built:
     x, t = inputs()
     y = affine(F.tanh(affine(x, 16, "fc1")), 5, "head", factor=120.0)
@@ -72,6 +78,7 @@ def log_of_softmax(mended: bool) -> Built:
     return -F.mean(F.sum(one_hot(t) * log, axis=1)), feeder(x, t)
 
 
+@trouble("head/affine", "stored_zero", "F.sigmoid_cross_entropy")
 def log_of_sigmoid(mended: bool) -> Built:
     """Probabilities of 1e-9: 0 in fp16, though not in fp32."""
     x, t = inputs()
@@ -85,6 +92,7 @@ def log_of_sigmoid(mended: bool) -> Built:
     return F.mean(loss), feeder(x, t)
 
 
+@trouble("head/affine", "forward_not_finite", "F.maximum_scalar(x, 2**-14)")
 def log_of_zero(mended: bool) -> Built:
     x, t = inputs()
     y = F.relu(affine(F.tanh(affine(x, 16, "fc1")), 5, "head"))
@@ -92,6 +100,7 @@ def log_of_zero(mended: bool) -> Built:
     return -F.mean(one_hot(t) * log), feeder(x, t)
 
 
+@trouble("fc1/affine/Div2", "forward_not_finite", "add 2**-14 to it")
 def zero_over_zero(mended: bool) -> Built:
     """Columns of a batch over their standard deviation; one column is the same everywhere."""
     x, t = inputs()
@@ -105,6 +114,7 @@ def zero_over_zero(mended: bool) -> Built:
     return cross_entropy(affine(F.tanh(affine(h, 16, "fc1")), 5, "head"), t), feeder(x, t, spoil)
 
 
+@trouble("fc1/affine", "backward_not_finite", "(x + 2**-14) before the root")
 def root_of_zero(mended: bool) -> Built:
     def layers(x: nn.Variable) -> nn.Variable:
         h = F.relu(affine(x, 16, "fc1"))
@@ -113,6 +123,7 @@ def root_of_zero(mended: bool) -> Built:
     return classifier(layers)
 
 
+@trouble("head/affine", "forward_not_finite", "F.softmax")
 def softmax_by_hand(mended: bool) -> Built:
     x, t = inputs()
     y = affine(F.tanh(affine(x, 16, "fc1")), 5, "head", factor=60.0)
@@ -121,6 +132,7 @@ def softmax_by_hand(mended: bool) -> Built:
     return F.mean((p - one_hot(t)) ** 2), feeder(x, t)
 
 
+@trouble("head/affine", "activation_overflow", "F.minimum_scalar(x, 10.0)")
 def exponential(mended: bool) -> Built:
     x, t = inputs()
     y = affine(F.tanh(affine(x, 16, "fc1")), 1, "head", factor=8.0)
@@ -128,6 +140,7 @@ def exponential(mended: bool) -> Built:
     return F.mean(F.exp(y) - t * y), feeder(x, t)
 
 
+@trouble("fc0/affine", "spread", "initialisation", needs=Way.ONE)
 def exploding_initialisation(mended: bool) -> Built:
     def layers(x: nn.Variable) -> nn.Variable:
         for index in range(5):
@@ -137,6 +150,7 @@ def exploding_initialisation(mended: bool) -> Built:
     return classifier(layers)
 
 
+@trouble("fc0/affine", "spread", "residual connections", needs=Way.ONE)
 def vanishing_tanh(mended: bool) -> Built:
     def layers(x: nn.Variable) -> nn.Variable:
         for index in range(5):
@@ -147,6 +161,7 @@ def vanishing_tanh(mended: bool) -> Built:
     return classifier(layers)
 
 
+@trouble("fc2/affine", "zero_weights", "randomly")
 def zero_weights(mended: bool) -> Built:
     factor = 1.0 if mended else 0.0
 
@@ -157,6 +172,7 @@ def zero_weights(mended: bool) -> Built:
     return classifier(layers)
 
 
+@trouble("huge/affine", "activation_overflow", "weights smaller")
 def activation_overflow(mended: bool) -> Built:
     def layers(x: nn.Variable) -> nn.Variable:
         h = affine(F.tanh(affine(x, 16, "fc1")), 16, "huge", 1.0 if mended else 5e4)
@@ -165,13 +181,62 @@ def activation_overflow(mended: bool) -> Built:
     return classifier(layers)
 
 
-def weighted(weight: float) -> Callable[[bool], Built]:
-    def build(mended: bool) -> Built:
-        loss, feed = classifier(lambda x: F.tanh(affine(x, 16, "fc1")))
-        return loss if mended else loss * weight, feed
-
-    return build
+@trouble("head/affine", "small_loss", "learning rate", needs=Way.ONE)
+def tiny_loss_weight(mended: bool) -> Built:
+    loss, feed = classifier(lambda x: F.tanh(affine(x, 16, "fc1")))
+    return loss if mended else loss * 1e-7, feed
 
 
+@trouble("quiet_head/affine", "small_loss", "be measured", needs=Way.ADAPTIVE)
+def branches_apart(mended: bool) -> Built:
+    """Two heads on one trunk; what one of them adds to the loss counts 2**-34 times as much."""
+    (x, t), u = inputs(), nn.Variable((32, 1))
+    h = F.relu(affine(x, 32, "trunk"))
+    loud = cross_entropy(affine(h, 5, "loud_head"), t)
+    quiet = cross_entropy(affine(F.relu(affine(h, 32, "quiet_fc")), 5, "quiet_head"), u)
+
+    def other_labels() -> None:
+        u.d = (t.d + 1) % 5
+
+    return loud + quiet if mended else loud * 2.0**10 + quiet * 2.0**-24, feeder(x, t, other_labels)
+
+
+@trouble("fc0/affine", "spread", "residual connections", needs=Way.ADAPTIVE)
+def vanishing_sigmoid(mended: bool) -> Built:
+    """Sixteen sigmoid layers, each of which shrinks gradients some ten times."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        for index in range(16):
+            h = F.sigmoid(affine(x, 32, f"fc{index}", 0.7))
+            x = x + h if mended and index else h
+        return x
+
+    return classifier(layers)
+
+
+@trouble("small/affine", "shrinking", "take the factor out", needs=Way.NONE)
+def scaled_layer(mended: bool) -> Built:
+    """One layer's output is multiplied by 1e-6; a normalization brings it back."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = affine(F.relu(affine(x, 16, "fc1")), 16, "small") * (1.0 if mended else 1e-6)
+        return F.tanh(PF.batch_normalization(h, name="bn", eps=1e-20))
+
+    return classifier(layers)
+
+
+@trouble("quiet/affine", "shrinking", "larger weights", needs=Way.ONE)
+def quiet_layer(mended: bool) -> Built:
+    factor = 1.0 if mended else 1e-6
+    return classifier(lambda x: affine(F.relu(affine(x, 16, "fc1")), 16, "quiet", factor))
+
+
+@trouble("loud/affine", "exploding", "smaller weights", needs=Way.NONE)
+def exploding_layer(mended: bool) -> Built:
+    factor = 1.0 if mended else 1e3
+    return classifier(lambda x: F.tanh(affine(F.relu(affine(x, 16, "fc1")), 16, "loud", factor) / factor))
+
+
+@trouble("fc1/affine", "no_gradient", "lower p")
 def dropout_of_everything(mended: bool) -> Built:
     return classifier(lambda x: F.dropout(F.tanh(affine(x, 16, "fc1")), 0.5 if mended else 0.99999))

@@ -7,7 +7,7 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -17,15 +17,25 @@ import pytest
 
 from nnabla_adaloss import Diagnosis, diagnose
 
-from .nets import PLANTED, SOUND
+from .healthy import mlp
+from .nets import Built
+from .troubles_of_data import nan_in_data
+from .troubles_of_layers import branches_apart, vanishing_sigmoid
+
+BUILDS: Dict[str, Callable[[], Built]] = {
+    "nan": lambda: nan_in_data.build(False),
+    "vanishing": lambda: vanishing_sigmoid.build(False),
+    "apart": lambda: branches_apart.build(False),
+    "healthy": mlp,
+}
 
 
 def diagnosis_of(name: str) -> Diagnosis:
-    loss, feed = PLANTED[name].build() if name in PLANTED else SOUND[name]()
+    loss, feed = BUILDS[name]()
     return diagnose(loss, feeder=feed, batches=1)
 
 
-@pytest.mark.parametrize("name", ["NaN in data", "branches apart", "MLP"])
+@pytest.mark.parametrize("name", ["nan", "apart", "healthy"])
 def test_a_dict_is_plain_json(name: str) -> None:
     found = diagnosis_of(name).as_dict()
     assert json.loads(json.dumps(found, allow_nan=False)) == found
@@ -75,7 +85,7 @@ class Reader(HTMLParser):
         self.text += data
 
 
-@pytest.mark.parametrize("name", ["NaN in data", "vanishing", "MLP"])
+@pytest.mark.parametrize("name", ["nan", "vanishing", "healthy"])
 def test_a_page_needs_nothing_else(name: str, tmp_path: Path) -> None:
     diagnosis = diagnosis_of(name)
     path = tmp_path / "page.html"

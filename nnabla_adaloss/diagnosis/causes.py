@@ -1,0 +1,518 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with a network that is no matter of the loss scale: judged from numbers alone.
+
+A cause is a function that yields what it finds, in one of the tables at the end of this file.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+from typing import Callable, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+from .numbers import FunctionNumbers, LayerNumbers, NetworkNumbers, ReadLeaf, Targets, Training
+
+# How many times larger than initialisations make it a weight may be after training before it is spoken of.
+_EXPLODED = 32.0
+# A relative error at which a gradient is not worth having.
+_USELESS = 0.5
+# An activation that has this share of its outputs where it is flat hardly learns.
+_SATURATED = 0.9
+# By how much a single function may change the size of gradients before it is spoken of.
+_EXPLODES = 2.0**7
+_SHRINKS = 2.0**-10
+# By how much gradients may differ from layer to layer before it is spoken of, where no function stands out.
+_SPREAD = 2.0**20
+# How many parameters are named that the loss does not depend on.
+_NAMED = 4
+
+_VARIED_DATA = "feed data that differs from sample to sample"
+
+_INDEXED: FrozenSet[str] = frozenset({"Embed", "OneHot"})
+_DIVISIONS: FrozenSet[str] = frozenset({"Div2", "RDivScalar"})
+_RECTIFIERS: FrozenSet[str] = frozenset({"ReLU", "ReLU6", "CReLU"})
+# They stop the gradient on purpose.
+_STOPS: FrozenSet[str] = frozenset({"Unlink", "Sink"})
+# What may stand between a softmax and the logarithm of it.
+_REARRANGES: FrozenSet[str] = frozenset(
+    {"Reshape", "Transpose", "Slice", "Split", "RSubScalar", "AddScalar", "MulScalar", "GatherNd", "Mul2"}
+)
+# What may stand between an exponential and the division by a sum of such.
+_SUMS: FrozenSet[str] = frozenset({"Sum", "Mean", "Broadcast", "BroadcastTo", "Reshape", "AddScalar"})
+
+
+class Kind(str, Enum):
+    """What is wrong."""
+
+    WEIGHT_NOT_FINITE = "weight_not_finite"
+    DATA_NOT_FINITE = "data_not_finite"
+    WRONG_LABELS = "wrong_labels"
+    WRONG_INDICES = "wrong_indices"
+    LEARNING_RATE = "learning_rate"
+    FORWARD_NOT_FINITE = "forward_not_finite"
+    BACKWARD_NOT_FINITE = "backward_not_finite"
+    BEYOND_STORAGE = "beyond_storage"
+    STORED_ZERO = "stored_zero"
+    ATTENTION_OVERFLOW = "attention_overflow"
+    ACTIVATION_OVERFLOW = "activation_overflow"
+    LARGE_LOSS = "large_loss"
+    CONSTANT_INPUT = "constant_input"
+    DEAD_RELU = "dead_relu"
+    ZERO_WEIGHTS = "zero_weights"
+    SATURATED = "saturated"
+    NO_GRADIENT = "no_gradient"
+    UNTRAINED = "untrained"
+    EXPLODING = "exploding"
+    SHRINKING = "shrinking"
+    SMALL_LOSS = "small_loss"
+    SPREAD = "spread"
+
+
+class Cause(NamedTuple):
+    """Something that is wrong, and what to do about it."""
+
+    kind: Kind
+    layer: str  # the function where there is no layer, or the labels
+    what: str
+    remedy: str
+    fatal: bool  # whether no loss scale helps
+
+    def __str__(self) -> str:
+        return f"{self.layer}: {self.what}. {self.remedy[0].upper()}{self.remedy[1:]}"
+
+
+Found = Iterator[Cause]
+Finders = Sequence[Callable[[FunctionNumbers, NetworkNumbers], Found]]
+
+
+def causes_of(network: NetworkNumbers) -> List[Cause]:
+    """Everything that is wrong, in forward order; what no scale helps first.
+
+    Consequences of other causes are left out: data that is not finite comes before what is computed from
+    it, weights that an update made too large before the activations that overflow.
+    """
+    updates = list(_too_large_update(network))
+    found = [*_one_for_all_weights(_by_function(_DATA, network)), *updates]
+    for finders in (_IN_FORWARD, _IN_BACKWARD, _AS_STORED):
+        found = found or _by_function(finders, network)
+    # Neither follows from wrong labels.
+    if all(cause.kind is Kind.WRONG_LABELS for cause in found):
+        found += _gradient_ends(network)
+    found += _untrained(network)
+    if not updates:
+        sizes = _by_function(_SIZES, network)
+        if not sizes and not found:
+            sizes = list(_spread(network.layers))
+        named = {cause.layer for cause in found}
+        found += [cause for cause in sizes if cause.layer not in named]
+    return sorted(found, key=lambda cause: not cause.fatal)
+
+
+def _by_function(finders: Finders, network: NetworkNumbers) -> List[Cause]:
+    """What is found of each function, in forward order."""
+    return [cause for f in network.functions for cause in _first(finders, f, network)]
+
+
+def _first(finders: Finders, f: FunctionNumbers, network: NetworkNumbers) -> List[Cause]:
+    """What the first that finds anything has found."""
+    return next(filter(None, (list(find(f, network)) for find in finders)), [])
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
+
+
+# Data, labels and weights that are wrong before anything is computed from them.
+
+
+def _wrong_targets(f: FunctionNumbers, network: NetworkNumbers) -> Found:
+    targets = f.values.targets
+    wrong = None if targets is None else _wrong(f, targets)
+    if targets is not None and wrong is not None:
+        kind = Kind.WRONG_INDICES if f.type_name in _INDEXED else Kind.WRONG_LABELS
+        yield Cause(kind, targets.name, *wrong, True)
+
+
+def _wrong(f: FunctionNumbers, targets: Targets) -> Optional[Tuple[str, str]]:
+    """What is wrong with labels or indices, and what to do; None when nothing is."""
+    limit, least, largest = targets.limit, targets.least, targets.largest
+    run = f"they run from {least:g} to {largest:g}"
+    a_share = least >= 0.0 and largest <= 1.0
+    if targets.nans:
+        return f"{f.type_name} reads {_count(targets.nans, 'NaN')} from them", "clean them"
+    if not limit:
+        if a_share:
+            return None
+        return f"{run}, and {f.type_name} takes numbers from 0 to 1", "map them to that range"
+    if not targets.whole:
+        remedy = "use whole numbers; for soft labels, sum -t * F.log_softmax(y)"
+        if f.type_name == "SigmoidCrossEntropy":
+            remedy = "use 0 and 1, or F.binary_cross_entropy(F.sigmoid(y), t)"
+        return f"they are not whole numbers, and {f.type_name} reads 0.7 as 0", remedy
+    if f.type_name == "SigmoidCrossEntropy":
+        return None if a_share else (f"{run}, and {f.type_name} takes 0 or 1", "map them to 0 and 1")
+    if f.type_name in _INDEXED:
+        if least >= 0.0 and largest < limit:
+            return None
+        has = "rows" if f.type_name == "Embed" else "classes"
+        return (
+            f"{run}, and {f.name} has {limit} {has}, 0 to {limit - 1}",
+            f"count them from 0, or make it {largest + 1:g} {has}",
+        )
+    if largest >= limit:
+        return (
+            f"{run}, and {f.type_name} has {limit} classes, 0 to {limit - 1}: it reads beyond its array",
+            f"count them from 0, or give the last layer {largest + 1:g} outputs",
+        )
+    if largest < 0.0:
+        return (
+            f"all of them are negative ({least:g} to {largest:g}), which {f.type_name} ignores: there is "
+            "nothing to learn",
+            "feed labels, or skip such batches",
+        )
+    return None
+
+
+def _leaf_not_finite(f: FunctionNumbers, network: NetworkNumbers) -> Found:
+    for leaf in f.leaves.values():
+        # An attention mask of minus infinity harms nobody.
+        if leaf.nans or _suffers(network):
+            held = _count(leaf.nans, "NaN") if leaf.nans else f"{leaf.infinities} infinities"
+            yield _weight(f, leaf, held, network.training) if leaf.is_parameter else _data(f, leaf, held)
+
+
+def _data(f: FunctionNumbers, leaf: ReadLeaf, held: str) -> Cause:
+    what = f"it reads data that holds {held} ({leaf.name})"
+    remedy = "clean the data, or drop what is not finite"
+    if not leaf.nans:
+        remedy += "; a mask must leave at least one place per row open"
+    return Cause(Kind.DATA_NOT_FINITE, f.place, what, remedy, True)
+
+
+def _weight(f: FunctionNumbers, leaf: ReadLeaf, held: str, training: Optional[Training]) -> Cause:
+    what = f"its parameter {leaf.name} holds {held}"
+    remedy = "restore earlier weights and check what updates them"
+    if training is not None and training.updates:
+        updates = _count(training.updates, "update")
+        what += f", after {updates} with a learning rate of {training.learning_rate:g}"
+        remedy = "restore earlier weights, and lower the learning rate or clip gradients"
+    return Cause(Kind.WEIGHT_NOT_FINITE, f.place, what, remedy, True)
+
+
+def _suffers(network: NetworkNumbers) -> bool:
+    """Whether the loss or a gradient is not finite in fp32."""
+    return not math.isfinite(network.loss) or any(f.breaks_gradient for f in network.functions)
+
+
+def _one_for_all_weights(found: List[Cause]) -> List[Cause]:
+    """The causes with one in the place of all that are about weights: a bad update spoils them together."""
+    weights = [cause for cause in found if cause.kind is Kind.WEIGHT_NOT_FINITE]
+    if len(weights) < 2:
+        return found
+    others = _count(len(weights) - 1, "other parameter")
+    first = weights[0]._replace(what=f"{weights[0].what} ({others} are not finite either)")
+    return [first if cause is weights[0] else cause for cause in found if cause not in weights[1:]]
+
+
+# What updates do to parameters: too much, or nothing.
+
+
+def _too_large_update(network: NetworkNumbers) -> Found:
+    """The first layer whose weight an update makes larger than itself, or has made too large."""
+    training = network.training
+    if training is None:
+        return
+    rate = f"a learning rate of {training.learning_rate:g}"
+    for step in training.steps:
+        size = max(step.weight, step.usual)
+        if training.updates and step.weight > _EXPLODED * step.usual:
+            times, updates = step.weight / step.usual, _count(training.updates, "update")
+            what = (
+                f"its weights are {times:.1e} times what is usual for its fan-in, after {updates} with {rate}"
+            )
+        elif step.update > size:
+            what = f"an update is {step.update / size:.1e} times as large as its weights, with {rate}"
+        else:
+            continue
+        again = "start again with" if training.updates else "use"
+        remedy = f"{again} a smaller learning rate, or warm it up and clip gradients"
+        yield Cause(Kind.LEARNING_RATE, step.layer, what, remedy, True)
+        return
+
+
+def _untrained(network: NetworkNumbers) -> Found:
+    """Parameters that the loss does not depend on."""
+    found = network.untrained
+    if found is None:
+        return
+    names, number = found.names, len(found.names)
+    layer = names[0].rpartition("/")[0] or names[0]
+    listed = ", ".join(names[:_NAMED]) + (f" and {number - _NAMED} more" if number > _NAMED else "")
+    whose = "of the solver" if found.by_solver else "of nnabla.get_parameters()"
+    what = f"the loss does not depend on {_count(number, 'parameter')} {whose}: {listed}"
+    remedy = "link it to the loss: look for unlinked(), need_grad=False or an unused output"
+    remedy += "" if found.by_solver else ", unless it is frozen on purpose"
+    yield Cause(Kind.UNTRAINED, layer, what, remedy, found.by_solver)
+
+
+# Functions that compute infinities or NaNs from finite numbers, in fp32 and as stored.
+
+
+def _forward_not_finite(f: FunctionNumbers, network: NetworkNumbers) -> Found:
+    if f.nonfinite and _suffers(network):
+        what = f"{f.subject} computes {f.nonfinite} infinities or NaNs{_reads(f)}, in fp32 too"
+        yield Cause(Kind.FORWARD_NOT_FINITE, f.place, what, _remedy(f, network), True)
+
+
+def _backward_not_finite(f: FunctionNumbers, network: NetworkNumbers) -> Found:
+    if f.breaks_gradient:
+        whose = "its gradient" if f.name == f.place else f"the gradient of its {f.type_name}"
+        what = f"{whose} is not finite{_reads(f)}, in fp32 too"
+        yield Cause(Kind.BACKWARD_NOT_FINITE, f.place, what, _remedy(f, network), True)
+
+
+def _reads(f: FunctionNumbers) -> str:
+    """What is wrong with what it reads, where that is known."""
+    values = f.values
+    if values.negatives:
+        return f" as it reads {_count(values.negatives, 'number')} below 0"
+    if not values.zeros:
+        return ""
+    return f" as it {'divides by' if f.type_name in _DIVISIONS else 'reads'} {_count(values.zeros, 'zero')}"
+
+
+def _remedy(f: FunctionNumbers, network: NetworkNumbers) -> str:
+    """What to do about a function that computes what is not finite, or whose gradient is not."""
+    functions = network.functions
+    eps = f"2**{round(math.log2(network.tiny))}"
+    away = "away from 0 by a number the storage can hold"
+    if f.type_name == "Log":
+        source = _source(f, functions)
+        if source == "Softmax":
+            return "use F.log_softmax for both, or F.softmax_cross_entropy of what the softmax reads"
+        if source == "Sigmoid":
+            return "use F.sigmoid_cross_entropy of what the sigmoid reads"
+        return f"keep its input {away}: F.log(F.maximum_scalar(x, {eps}))"
+    if f.type_name in _DIVISIONS:
+        if f.type_name == "Div2" and any(g.type_name == "Exp" for g in _before(f, network, _SUMS)):
+            return "use F.softmax, which subtracts the largest number first"
+        return f"keep the divisor {away}: add {eps} to it"
+    if f.type_name == "PowScalar":
+        return f"keep its input {away}: (x + {eps}) before the root"
+    if f.type_name == "Exp":
+        own = next((i for i, g in enumerate(functions) if g is f), None)
+        if any(own in g.inputs and g.type_name == "Sum" for g in functions):
+            return "use F.softmax, or F.log_softmax, which subtract the largest number first"
+        return "bound its input: F.minimum_scalar(x, 10.0)"
+    return "check its input: a logarithm, root or division at 0, or an exponential of a large number"
+
+
+def _source(f: FunctionNumbers, functions: Sequence[FunctionNumbers]) -> str:
+    """The type of the function that the input of `f` comes from, but for what rearranges it."""
+    while f.inputs:
+        f = functions[f.inputs[0]]
+        if f.type_name not in _REARRANGES:
+            return f.type_name
+    return ""
+
+
+def _before(
+    f: FunctionNumbers, network: NetworkNumbers, through: Optional[FrozenSet[str]] = None
+) -> Iterator[FunctionNumbers]:
+    """All functions that `f` depends on; by way of functions of some types, if they are given."""
+    waiting, seen = list(f.inputs), set(f.inputs)
+    while waiting:
+        g = network.functions[waiting.pop()]
+        yield g
+        if through is None or g.type_name in through:
+            waiting += set(g.inputs) - seen
+            seen |= set(g.inputs)
+
+
+def _leaves_storage(f: FunctionNumbers, network: NetworkNumbers) -> Found:
+    if not (f.beyond or f.overflowed) or not _suffers_as_stored(network):
+        return
+    ends, amax = f"{f.stored.name}, which ends at {f.stored.max:g}", f"{f.amax:.2g}"
+    kind, layer = Kind.ACTIVATION_OVERFLOW, f.place
+    what = f"what {f.subject} computes reaches {amax}, beyond {ends}"
+    remedy = "normalise its input, make its weights smaller, keep it in fp32, or use bfloat16"
+    if f.beyond:
+        kind, what = Kind.BEYOND_STORAGE, f"{f.beyond} holds numbers beyond {ends}"
+        remedy = "bring them into range: normalise the data, or start from smaller weights"
+    elif f.scores:
+        kind, layer = Kind.ATTENTION_OVERFLOW, f.name
+        what = f"its scores of an attention reach {amax}, beyond {ends}"
+        remedy = (
+            "normalise queries and keys, and divide the queries by the root of their size before the "
+            "product, not the scores after it"
+        )
+    elif f.stored_zeros and f.amax <= f.stored.max:
+        kind, remedy = Kind.STORED_ZERO, _remedy(f, network)
+        what = f"{f.subject} reads {_count(f.stored_zeros, 'number')} that become 0 in {f.stored.name}"
+    elif f.loss_section and f.type_name in ("MulScalar", "Sum"):
+        kind, what = Kind.LARGE_LOSS, f"the loss behind it reaches {amax} in {f.subject}, beyond {ends}"
+        remedy = "use F.mean" if f.type_name == "Sum" else "remove the factor and adapt the learning rate"
+    elif f.type_name == "Exp":
+        remedy = _remedy(f, network)
+    yield Cause(kind, layer, what, remedy, True)
+
+
+def _suffers_as_stored(network: NetworkNumbers) -> bool:
+    """Whether the loss or a gradient is of no use with activations and weights as stored."""
+    useful = all(layer.floor < _USELESS for layer in network.layers)
+    return not (math.isfinite(network.stored_loss) and useful)
+
+
+# Where forward loses what is to be learned from, or backward the gradient, in fp32 too.
+
+
+def _gradient_ends(network: NetworkNumbers) -> List[Cause]:
+    """The functions where it ends, in forward order; none that only follows from one before it."""
+    finders = (*_LOSES_INPUT, *(_LOSES_GRADIENT if _starved(network) else ()))
+    found: List[Cause] = []
+    follows: Set[int] = set()
+    for index, f in enumerate(network.functions):
+        causes = [] if not follows.isdisjoint(f.inputs) else _first(finders, f, network)
+        if causes or not follows.isdisjoint(f.inputs):
+            follows.add(index)
+        found += causes
+    return found
+
+
+def _constant_input(f: FunctionNumbers, network: NetworkNumbers) -> Found:
+    """A normalization that reads the same everywhere."""
+    if not f.values.constant:
+        return
+    names = _same_inputs(f, network)
+    source = names[0] if names else "what it reads"
+    remedy = _VARIED_DATA if names else "check its input, or remove the normalization"
+    if f.values.together == 1:
+        what = f"{f.subject} normalises one number at a time and turns all into zeros"
+        remedy = "feed larger batches or maps, or remove the normalization"
+    elif f.type_name.endswith("BatchNormalization"):
+        what = f"{source} is constant over the batch, so batch normalization turns it into zeros"
+    else:
+        what = f"{source} is constant, so {f.type_name} turns it into zeros"
+    yield Cause(Kind.CONSTANT_INPUT, f.place, what, remedy, True)
+
+
+def _saturated(f: FunctionNumbers, network: NetworkNumbers) -> Found:
+    if f.values.saturated < _SATURATED or f.loss_section or not f.gets_gradient:
+        return
+    what = "its outputs are where its derivative is 0"
+    remedy = "start from smaller weights, or normalise before it (PF.batch_normalization)"
+    if f.type_name == "Softmax":
+        what = "its rows are 1 in one place alone"
+        remedy = "divide the queries by the root of their size, or start from smaller weights"
+    what = f"{f.subject} is saturated: {f.values.saturated:.0%} of {what}"
+    yield Cause(Kind.SATURATED, f.place, what, remedy, True)
+
+
+def _dead_relu(f: FunctionNumbers, network: NetworkNumbers) -> Found:
+    if f.type_name in _RECTIFIERS and _silent(f, network):
+        what = "its ReLU is dead: every output is 0 in every batch, and so is every gradient behind it"
+        remedy = "start again with biases of 0 or a smaller learning rate, or use F.leaky_relu"
+        yield Cause(Kind.DEAD_RELU, f.place, what, remedy, _nothing_learns_before(f, network))
+
+
+def _drops_everything(f: FunctionNumbers, network: NetworkNumbers) -> Found:
+    if f.values.dropped and _silent(f, network):
+        what = f"its Dropout drops everything: p={f.values.dropped:g} is the share it drops"
+        remedy = "lower p: 0.5 is usual"
+        yield Cause(Kind.NO_GRADIENT, f.place, what, remedy, _nothing_learns_before(f, network))
+
+
+def _zero_weights(f: FunctionNumbers, network: NetworkNumbers) -> Found:
+    name = next((name for name, stuck in f.stuck_weights.items() if stuck), None)
+    if name is not None:
+        what = f"its weights are all 0 and get no gradient ({name})"
+        remedy = "initialise them randomly"
+        yield Cause(Kind.ZERO_WEIGHTS, f.place, what, remedy, _nothing_learns_before(f, network))
+
+
+def _no_gradient(f: FunctionNumbers, network: NetworkNumbers) -> Found:
+    # Of labels it is told elsewhere; a loss of 0 on what is learned by heart is none.
+    if not f.stops_gradient or f.type_name in _STOPS or f.values.targets is not None:
+        return
+    names = [] if f.amax else _same_inputs(f, network)
+    kind, what = Kind.NO_GRADIENT, f"{f.subject} passes no gradient, in fp32 too"
+    remedy = "check whether it masks everything or has no derivative"
+    if names:
+        kind, remedy = Kind.CONSTANT_INPUT, _VARIED_DATA
+        what = f"{names[0]} is constant over the batch, and {f.subject} computes nothing but zeros"
+    yield Cause(kind, f.place, what, remedy, _nothing_learns_before(f, network))
+
+
+def _same_inputs(f: FunctionNumbers, network: NetworkNumbers) -> List[str]:
+    """The inputs of the network that are the same for all samples and that `f` depends on."""
+    return [name for g in (f, *_before(f, network)) for name, same in g.same_inputs.items() if same]
+
+
+def _silent(f: FunctionNumbers, network: NetworkNumbers) -> bool:
+    """Whether it computes zeros, and not because it reads nothing else."""
+    return not f.amax and any(network.functions[i].amax for i in f.inputs)
+
+
+def _starved(network: NetworkNumbers) -> Set[str]:
+    """The layers that get no gradient."""
+    return {layer.name for layer in network.layers if not layer.nonzero}
+
+
+def _nothing_learns_before(f: FunctionNumbers, network: NetworkNumbers) -> bool:
+    """Whether no layer that `f` depends on gets a gradient by another way, and may mend `f`."""
+    layers = {g.layer for g in _before(f, network)} | ({f.layer} if f.layer != f.name else set())
+    return layers - {""} <= _starved(network)
+
+
+# Functions and layers that change the size of gradients: a scale may do, but there is more to mend.
+
+
+def _small_loss(f: FunctionNumbers, network: NetworkNumbers) -> Found:
+    weighs = f.loss_section and f.type_name in ("MulScalar", "Mul2")
+    if weighs and f.growth is not None and f.growth <= _SHRINKS:
+        what = f"the loss behind it is multiplied by {f.growth:.1e}"
+        remedy = "adapt the learning rate instead, or let the scale be measured"
+        yield Cause(Kind.SMALL_LOSS, f.place, what, remedy, False)
+
+
+def _exploding(f: FunctionNumbers, network: NetworkNumbers) -> Found:
+    if not f.loss_section and f.growth is not None and f.growth >= _EXPLODES:
+        what = f"{f.subject} makes gradients {f.growth:.1e} times larger"
+        remedy = "start from smaller weights, normalise, or clip gradients"
+        yield Cause(Kind.EXPLODING, f.place, what, remedy, False)
+
+
+def _shrinking(f: FunctionNumbers, network: NetworkNumbers) -> Found:
+    if not f.loss_section and f.growth is not None and f.growth <= _SHRINKS:
+        what = f"{f.subject} makes gradients {1.0 / f.growth:.1e} times smaller"
+        remedy = "start from larger weights, normalise, or take the factor out"
+        yield Cause(Kind.SHRINKING, f.place, what, remedy, False)
+
+
+def _spread(layers: Sequence[LayerNumbers]) -> Found:
+    """Layers that together change the size of gradients."""
+    known = [layer for layer in layers if layer.amax]
+    if not known:
+        return
+    largest, smallest = (find(known, key=lambda layer: layer.amax) for find in (max, min))
+    ratio = largest.amax / smallest.amax
+    if ratio < _SPREAD:
+        return
+    vanish = known.index(smallest) < known.index(largest)
+    what = (
+        f"gradients {'vanish' if vanish else 'explode'} on their way to the input: they differ {ratio:.1e} "
+        f"times between {smallest.name} and {largest.name}"
+    )
+    remedy = "normalise, add residual connections, or choose another activation or initialisation"
+    yield Cause(Kind.SPREAD, smallest.name if vanish else largest.name, what, remedy, False)
+
+
+# What is looked for in each function; of a table the first that finds anything is told.
+_DATA: Finders = (_wrong_targets, _leaf_not_finite)
+_IN_FORWARD: Finders = (_forward_not_finite,)
+_IN_BACKWARD: Finders = (_backward_not_finite,)
+_AS_STORED: Finders = (_leaves_storage,)
+# What forward makes of what it reads, whatever gradient arrives; and what is told where layers get none.
+_LOSES_INPUT: Finders = (_constant_input, _saturated)
+_LOSES_GRADIENT: Finders = (_dead_relu, _drops_everything, _zero_weights, _no_gradient)
+_SIZES: Finders = (_small_loss, _exploding, _shrinking)
