@@ -97,7 +97,8 @@ def test_a_state_that_is_not_finite_is_undone_where_gradients_are_fine() -> None
     total = nn.parameter.get_parameter_or_create("total", (1,), np.zeros(1), need_grad=False)
     # Nothing of an infinity comes through.
     updater = updater_of(two_layers(data(4, 3)) + F.sum(F.relu(-F.assign(total, total + added))))
-    for added.d, expected in ((1.0, 1.0), (math.inf, 1.0), (1.0, 2.0)):
+    for more, expected in ((1.0, 1.0), (math.inf, 1.0), (1.0, 2.0)):
+        added.d = more
         assert updater.update().updated
         assert float(total.d[0]) == expected
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import nnabla as nn
@@ -101,23 +102,20 @@ class Planted:
 def test_the_first_bad_layer_is_named(
     network: Network, value: float, delay: int, storage: Optional[str]
 ) -> None:
-    bad: Dict[str, str] = {}
-
-    def plant(planted: Planted) -> None:
-        for layer, gate in planted.gates.items():
-            gate.first = value if planted.batches == 2 and layer == bad["layer"] else 1.0
+    def plant(planted: Planted, bad: str) -> None:
+        planted.gates[bad].first = value if planted.batches == 2 else 1.0
 
     config = AdaLossConfig(delay=delay, measure_every=1)
     layers: Dict[str, Gate] = {}
     network(nn.Variable((BATCH, 16)), layers)
-    for bad["layer"] in layers:
-        planted = Planted(network, plant, config=config, max_retries=0, storage=storage)
+    for layer in layers:
+        planted = Planted(network, partial(plant, bad=layer), config=config, max_retries=0, storage=storage)
         for _ in range(2):
             assert planted.updater.update().overflow_layers == ()
         before = snapshot()
         result = planted.updater.update()
         assert (result.updated, result.reason) == (False, "overflow")
-        assert result.overflow_layers[0] == bad["layer"]
+        assert result.overflow_layers[0] == layer
         assert_equal(snapshot(), before)
         assert planted.updater.update().updated
 
