@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engine import AdaptiveLossScaling
-from ..graph.hooks import Hook
-from ..graph.loss import LossLike, run_backward
+from ..graph.loss import Hook, LossLike, run_backward
 from .layers import Layer
 
 Forward = Callable[[], None]

@@ -152,7 +152,7 @@ def first_overflow(
         return None
     for node in structure.nodes:
         if not bad.isdisjoint(node.outputs):
-            if node.single in raised and node.separates and node.inputs:
+            if len(node.outputs) == 1 and node.separates and node.inputs and node.outputs[0] in raised:
                 return components.of[node.inputs[0]]
             return components.producers[node.number]
         if node.number in functions:

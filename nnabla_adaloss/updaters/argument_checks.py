@@ -8,7 +8,7 @@ from typing import Any, Collection, Dict, Optional, Sequence, Tuple, Union
 import nnabla as nn
 
 from ..core.validation import integer, nonnegative_number
-from ..graph.hooks import Hook
+from ..graph.loss import Hook
 
 HookLike = Union[Hook, Tuple[Optional[Hook], Optional[Hook]], None]
 """A hook for forward and backward, or one for each, or none."""

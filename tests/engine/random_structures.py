@@ -59,25 +59,22 @@ def node(
         for target, factor in layers.items()
     )
     single = sizes.get(outputs[0]) == 1 and len(outputs) == 1
-    separates = clips or (at_loss and single)
     return NodeStructure(
-        number,
-        "Clip" if clips else "Product" if layers else "Sum",
-        {},
-        f"f{number}",
-        tuple(outputs),
-        tuple(inputs),
-        tuple(leaves),
-        slots,
-        at_loss,
-        False,
-        clips,
-        False,
-        False,
-        any(sizes.get(p) != 1 for p in (*inputs, *leaves)),
-        separates,
-        bool(inputs) and len(outputs) == 1 and not (leaves or layers or at_loss or clips),
-        outputs[0] if len(outputs) == 1 else None,
+        number=number,
+        type_name="Clip" if clips else "Product" if layers else "Sum",
+        args={},
+        label=f"f{number}",
+        outputs=tuple(outputs),
+        inputs=tuple(inputs),
+        leaves=tuple(leaves),
+        slots=slots,
+        loss_section=at_loss,
+        loss_exit=False,
+        non_homogeneous=clips,
+        in_place=False,
+        half=False,
+        expands=any(sizes.get(p) != 1 for p in (*inputs, *leaves)),
+        separates=clips or (at_loss and single),
     )
 
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
 from nnabla_adaloss.core.layer_record import Reason
-from nnabla_adaloss.engine import scheduling
+from nnabla_adaloss.engine import pass_runner
 from nnabla_adaloss.engine.choose import Choice
 from nnabla_adaloss.graph.components import Components
 from tests.engine.random_graphs import Network, assert_same_above_subnormals, build, networks_that_clip
@@ -61,7 +61,7 @@ def any_scales(seed: int, exponents: Optional[Tuple[int, int]]) -> Iterator[None
     if exponents is None:
         yield
         return
-    with mock.patch.object(scheduling, "choose", draw):
+    with mock.patch.object(pass_runner, "choose", draw):
         yield
 
 

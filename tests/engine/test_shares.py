@@ -14,8 +14,8 @@ import nnabla.parametric_functions as PF
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from nnabla_adaloss.engine import shares
-from nnabla_adaloss.engine.shares import Share, shares_of
+from nnabla_adaloss.engine import statistics as shares
+from nnabla_adaloss.engine.statistics import Share, shares_of
 from nnabla_adaloss.graph.plan import GraphPlan
 from nnabla_adaloss.graph.structure import GraphStructure
 from tests.engine.random_graphs import Network, networks

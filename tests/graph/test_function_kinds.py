@@ -19,7 +19,8 @@ import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
-from nnabla_adaloss.graph.function_kinds import float_context, hands_memory_on, written_inputs
+from nnabla_adaloss.graph.float_tail import float_context
+from nnabla_adaloss.graph.function_kinds import hands_memory_on, written_inputs
 
 IMAGES, CHANNELS = (2, 3, 4, 4), (1, 3, 1, 1)
 

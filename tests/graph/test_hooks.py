@@ -7,7 +7,7 @@ from typing import Any, List
 
 import pytest
 
-from nnabla_adaloss.graph.hooks import HookGuard, root_cause
+from nnabla_adaloss.graph.loss import HookGuard, root_cause
 
 
 class Planned(Exception):

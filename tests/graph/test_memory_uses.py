@@ -9,7 +9,7 @@ import nnabla as nn
 import nnabla.functions as F
 import pytest
 
-from nnabla_adaloss.graph.memory_uses import memory_uses
+from nnabla_adaloss.graph.function_kinds import memory_uses
 from nnabla_adaloss.graph.reading import GraphReading, read_graph
 
 pytestmark = pytest.mark.any_context

@@ -25,8 +25,7 @@ from typing import (
 import nnabla as nn
 
 from ...emulation.rounded_storage import RoundedStorage
-from ...graph.hooks import Hook, HookGuard, root_cause
-from ...graph.loss import LossLike, LossSeed, Seed, run_backward
+from ...graph.loss import Hook, HookGuard, LossLike, LossSeed, Seed, root_cause, run_backward
 from ...graph.node import Node
 from ...graph.plan import GraphPlan
 from ...kernels import Kernels, Measurements
@@ -43,8 +42,7 @@ from ..report import (
     unseen_before,
 )
 from ..schedule import Rescale, ScaleSchedule
-from ..shares import Share
-from ..statistics import Findings, Statistics
+from ..statistics import Findings, Share, Statistics
 
 _persistent, _gradient, _zeroing = attrgetter("persistent"), attrgetter("grad"), attrgetter("zeroing")
 

@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from nnabla.function import PythonFunction
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
-from nnabla_adaloss.engine import shares
+from nnabla_adaloss.engine import statistics as shares
 from nnabla_adaloss.engine.passes.hookless import HooklessPass
-from nnabla_adaloss.engine.shares import Share
+from nnabla_adaloss.engine.statistics import Share
 from tests.engine.random_graphs import Network, networks
 
 EVERY = 3

@@ -23,7 +23,7 @@ from nnabla_adaloss import (
 from nnabla_adaloss.core.methods import Range
 from nnabla_adaloss.engine.leaf_gradients import LeafSeen, TakenLeaf
 from nnabla_adaloss.engine.passes.backward_pass import leaf_arrays
-from nnabla_adaloss.engine.passes.hookless_steps import (
+from nnabla_adaloss.engine.passes.hookless import (
     HooklessLeaves,
     HooklessSteps,
     plan_steps,
