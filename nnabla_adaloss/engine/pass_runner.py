@@ -213,9 +213,14 @@ def next_schedule(
         power_of_two=config.power_of_two,
     )
     present = planned.cache.schedule
-    if not again and present is not None and present.fixed_scale == scale:
-        if present.structure is structure and present.components == choice.scales:
-            return present
+    held = present is not None and not again and present.fixed_scale == scale
+    if (
+        held
+        and present is not None
+        and present.structure is structure
+        and present.components == choice.scales
+    ):
+        return present
     return ScaleSchedule(structure, graph, choice.scales, scale, choice.reasons, wishes.unbounded)
 
 

@@ -78,6 +78,11 @@ class PassRequest(NamedTuple):
     look: Optional[Callable[[Node, float], None]] = None  # copies arrays for a method that looks at them
 
 
+Overflow = Tuple[Sequence[str], Optional[int], AbstractSet[int]]
+"""The functions whose gradients were not finite, the component where that began, and those before it that
+nothing tells of.
+"""
+
 LeafArrays = Tuple[List[nn.NdArray], bool]
 """Gradients of leaves, asked for once as nnabla makes a new object each time; whether all are lazily zero."""
 
@@ -205,40 +210,29 @@ class BackwardPass(ABC):
 
     def _report(self, findings: Findings, leaves: LeavesSeen, seen: Iterable[LeafSeen]) -> PassReport:
         """What has been found."""
-        request, found_bad = self._request, findings.nonfinite or math.inf in leaves.largest
-        if not (request.measure_all or request.share is not None or found_bad):
-            # As nearly always.
-            return PassReport(
-                self.plan,
-                self._schedule,
-                self.scales,
-                leaves,
-                kind=self.kind,
-                state_finite=findings.watched_finite is not False,
-            )
-        written = list(seen)
+        measure_all, share = self._request.measure_all, self._share
+        found_bad = findings.nonfinite or math.inf in leaves.largest
         amax: Mapping[int, float] = {}
-        if request.measure_all or request.share is not None:
-            share = self._share
+        overflow: Overflow = (), None, frozenset()
+        # Nearly always nothing is looked at.
+        written = list(seen) if measure_all or share is not None or found_bad else []
+        if measure_all or share is not None:
             counted = written if share is None else [one for one in written if one.leaf in share.leaves]
             gradients = self._gradients_seen(findings)
             amax = amax_of_components(self.plan.structure, self._schedule.graph, gradients, counted)
-        found_inf: Sequence[str] = ()
-        first: Optional[int] = None
-        suspected: AbstractSet[int] = frozenset()
-        rounded_bad = self._rounded_nonfinite() if request.measure_all or found_bad else set()
+        rounded_bad = self._rounded_nonfinite() if measure_all or found_bad else set()
         if found_bad or rounded_bad:
-            found_inf, first, suspected = self._overflow(findings.nonfinite, rounded_bad, leaves, written)
+            overflow = self._overflow(findings.nonfinite, rounded_bad, leaves, written)
         return PassReport(
             self.plan,
             self._schedule,
             self.scales,
             leaves,
-            found_inf,
+            overflow[0],
             amax,
-            request.measure_all,
-            first,
-            suspected,
+            measure_all,
+            overflow[1],
+            overflow[2],
             self.kind,
             findings.watched_finite is not False,
         )
@@ -277,10 +271,7 @@ class BackwardPass(ABC):
 
     def _overflow(
         self, arrived: Set[int], rounded: Set[int], leaves: LeavesSeen, seen: Sequence[LeafSeen]
-    ) -> Tuple[List[str], Optional[int], AbstractSet[int]]:
-        """The functions whose gradients were not finite, the component where that began, and those before it
-        that nothing tells of.
-        """
+    ) -> Overflow:
         structure, graph = self.plan.structure, self._schedule.graph
         bad = arrived | rounded
         bad_leaves = {leaf for leaf, amax in zip(*leaves[:2]) if amax == math.inf}
