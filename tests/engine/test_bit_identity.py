@@ -17,8 +17,8 @@ from nnabla_adaloss.core.layer_record import Reason
 from nnabla_adaloss.engine import pass_runner
 from nnabla_adaloss.engine.choose import Choice
 from nnabla_adaloss.graph.components import Components
+from tests.engine.nets import settle
 from tests.engine.random_graphs import Network, assert_same_above_subnormals, build, networks_that_clip
-from tests.engine.settled import settle
 
 EVERY = 3
 STOPPED_BY_RELU = ["affine", "relu", "relu", "one_of_many_outputs", "affine"]
