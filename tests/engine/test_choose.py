@@ -17,7 +17,7 @@ from nnabla_adaloss.core.layer_record import Reason
 from nnabla_adaloss.core.power_of_two import is_power_of_two
 from nnabla_adaloss.engine.choose import Choice, Room, Start, choose
 from nnabla_adaloss.graph.components import Components
-from nnabla_adaloss.graph.plan import GraphPlan
+from tests.engine import random_structures as graphs
 from tests.engine.random_structures import Drawn, structures
 
 pytestmark = pytest.mark.any_context
@@ -25,15 +25,8 @@ pytestmark = pytest.mark.any_context
 S0, U_MAX = 8.0, 65504.0
 
 
-class Graph:
+class Graph(graphs.Graph):
     """A graph that never runs, and what is known of its components; those that are not named are unknown."""
-
-    def __init__(self, loss: nn.Variable) -> None:
-        self.plan = GraphPlan(loss)
-        self.components = self.plan.structure.components(by_layer=True)
-
-    def index(self, v: nn.Variable) -> int:
-        return self.components.of[self.plan.positions[hash(v)]]
 
     def by_index(self, known: Mapping[nn.Variable, Any], other: Any) -> List[Any]:
         found = [other] * len(self.components.names)

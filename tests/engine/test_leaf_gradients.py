@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameter gradients get into their fp32 masters unscaled, wherever nnabla writes them."""
+"""Parameter gradients get into their fp32 masters unscaled; what one batch has spoilt stays its own."""
 
 from __future__ import annotations
 
 import math
-from typing import Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
+import nnabla.solvers as S
 import numpy as np
 import pytest
 
+from nnabla_adaloss import AdaptiveLossScaling, AdaptiveLossScalingUpdater, FormatEmulation
 from nnabla_adaloss.engine.leaf_gradients import LeafGradients, LeafSeen, Written, seen_of_leaves
 from nnabla_adaloss.graph.node import Node
 from nnabla_adaloss.graph.plan import GraphPlan
@@ -170,17 +172,6 @@ def test_what_is_written_nowhere_stays_lazily_zero(each: bool) -> None:
     assert all(v.grad.zeroing for v in node.leaves)
 
 
-@MODES
-@WHEN
-def test_all_functions_whose_gradients_are_not_finite_are_found(rounded: bool, each: bool) -> None:
-    stage = Stage(rounded=rounded, each=each)
-    for v in stage.parameters.values():
-        v.g = np.inf
-    stage.backward(16.0)
-    found = {stage.label(written) for written, largest in stage.results() if largest == np.inf}
-    assert {"head/affine", "w/affine"} <= found
-
-
 def test_what_functions_write_is_told_apart_where_each_is_by_itself_else_as_a_sum_for_the_first() -> None:
     v = nn.Variable((2,), need_grad=True)
 
@@ -201,3 +192,68 @@ def test_what_functions_write_is_told_apart_where_each_is_by_itself_else_as_a_su
     assert seen_of_leaves(alike, [3.0, 1.0, 4.0]) == [LeafSeen(0, 7, 4.0, 2.0), LeafSeen(1, 6, 1.0, 2.0)]
     # What an earlier batch has left in a gradient is not told apart either, and is no matter of this one.
     assert seen_of_leaves([entry(0, 7, 2.0, alone=False)] * 2, [3.0, 5.0]) == []
+
+
+class FineTuning:
+    """A head that is trained on layers that no solver has, and on an input whose gradient somebody wants."""
+
+    def __init__(self) -> None:
+        nn.clear_parameters()
+        rng = np.random.RandomState(0)
+        self.x, self.weight = nn.Variable((4, 3), need_grad=True), nn.Variable((1,))
+        h = F.tanh(PF.affine(F.tanh(PF.affine(self.x, 5, name="one", rng=rng)), 5, name="two", rng=rng))
+        self.loss = F.mean(
+            PF.affine(h, 2, name="head", rng=rng) ** 2 * F.broadcast(F.reshape(self.weight, (1, 1)), (4, 2))
+        )
+        self.parameters = nn.get_parameters()
+        self.solver = S.Sgd(0.01)
+        self.solver.set_parameters({n: v for n, v in self.parameters.items() if n.startswith("head")})
+        self.x.grad.zero()
+
+    def feed(self, weight: float) -> None:
+        self.x.d = np.random.default_rng(1).standard_normal(self.x.shape)
+        self.weight.d = weight
+
+
+@pytest.mark.parametrize("options", [{}, {"on_overflow": "next"}, {"accum_grad": 2}])
+@pytest.mark.parametrize("storage", [None, "float16"])
+def test_a_skipped_batch_is_not_told_of_the_next_ones(storage: Optional[str], options: Any) -> None:
+    n, size = FineTuning(), options.get("accum_grad", 1)
+    weights = iter(np.repeat([1.0, 1.0, np.nan, 1.0, 1.0, np.nan, 1.0], size))
+    updater = AdaptiveLossScalingUpdater(
+        n.solver,
+        n.loss,
+        lambda: n.feed(next(weights)),
+        storage=storage,
+        on_nonfinite_loss="skip",
+        **options,
+    )
+    results = [updater.update() for _ in range(7)]
+    assert [r.updated for r in results] == [True, True, False, True, True, False, True]
+    assert [bool(r.nonfinite_layers) for r in results] == [not r.updated for r in results]
+    assert results[2].nonfinite_layers == results[5].nonfinite_layers
+    assert updater.scaling.found_inf == []
+    assert np.isnan(n.parameters["one/affine/W"].g).all()
+
+
+@pytest.mark.parametrize("storage", [None, "float16"])
+def test_elements_that_are_finite_are_summed_on(storage: Optional[str]) -> None:
+    """One infinity in a gradient: the others are what they would have been without it."""
+    sums = []
+    for spoilt in (False, True):
+        n = FineTuning()
+        scaling = AdaptiveLossScaling(n.loss if storage is None else FormatEmulation(n.loss, storage))
+        gradient = n.parameters["one/affine/W"].grad
+        gradient.fill(0.5)
+        for batch in range(4):
+            if spoilt and batch == 1:
+                gradient.data[0, 0] = np.inf
+            n.solver.zero_grad()
+            n.feed(1.0)
+            scaling.forward()
+            scaling.backward(None)
+            if batch > 1:
+                assert scaling.found_inf == []
+        sums.append(gradient.data.copy())
+    assert np.isinf(sums[1][0, 0])
+    np.testing.assert_allclose(sums[1].flat[1:], sums[0].flat[1:], rtol=1e-6)
