@@ -14,7 +14,19 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, LossScaleWarning
 from nnabla_adaloss.core import LayerRecord, Method, Needs, Reason
-from tests.engine.nets import assert_close, assert_same, gradients, mlp, run, settled, zero_grads
+from nnabla_adaloss.engine import statistics
+from tests.engine.nets import (
+    assert_close,
+    assert_same,
+    gradients,
+    layers,
+    mlp,
+    run,
+    settle,
+    settled,
+    zero_grads,
+)
+from tests.updaters.test_overflow import Gate
 
 FIXED = {"loss_scale_method": "fixed", "use_bound": False}
 # Scales are chosen from the arrays of the batch itself, which a first pass measures.
@@ -185,18 +197,6 @@ def test_what_a_user_hook_raises_comes_out_as_itself(which: str, emulate: bool) 
     assert_same(run(scaling, 8.0), expected)
 
 
-def test_clipping_of_gradients_inside_the_graph_sees_unscaled_ones() -> None:
-    nn.clear_parameters()
-    rng = np.random.RandomState(0)
-    x = nn.Variable.from_numpy_array(rng.randn(4, 3).astype(np.float32))
-    h = F.tanh(PF.affine(x, 3, name="a", rng=rng))
-    low, high = (nn.Variable.from_numpy_array(np.full(h.shape, v, np.float32)) for v in (-0.01, 0.01))
-    h = F.clip_grad_by_norm(F.clip_grad_by_value(h, low, high), 0.02)
-    loss = F.sum(PF.affine(h, 2, name="b", rng=rng) ** 2)
-    expected = run(loss, 1.0)
-    assert_close(settled(AdaptiveLossScaling(loss, AT_ONCE), 1024.0), expected, rtol=1e-5)
-
-
 def test_sink_of_several_losses() -> None:
     nn.clear_parameters()
     rng = np.random.RandomState(0)
@@ -333,29 +333,6 @@ def test_records_of_choices_have_the_statistics_that_they_follow_from() -> None:
     assert all(record.g is not None and record.g.abs_max > 0.0 for record in chosen)
 
 
-def test_two_losses_that_toggle_need_grad_of_an_intermediate() -> None:
-    """As published GAN scripts do: the discriminator's loss stops at the fake, the generator's does not."""
-    nn.clear_parameters()
-    rng = np.random.RandomState(0)
-    z = nn.Variable.from_numpy_array(rng.randn(4, 3).astype(np.float32))
-    fake = F.tanh(PF.affine(z, 3, name="gen", rng=rng))
-    generator_loss = F.mean(PF.affine(fake, 2, name="dis", rng=rng) ** 2)
-    for emulated in (False, True):
-        fake.need_grad = False
-        scaling = AdaptiveLossScaling(FormatEmulation(generator_loss) if emulated else generator_loss)
-        for _ in range(3):
-            for need_grad in (False, True):
-                fake.need_grad = need_grad
-                zero_grads()
-                scaling.forward()
-                scaling.backward(8.0)
-                found = {name: v.grad.zeroing for name, v in nn.get_parameters().items()}
-                reached = gradients() if need_grad else {}
-                assert found["gen/affine/W"] is not need_grad
-                assert not found["dis/affine/W"]
-                assert all(np.count_nonzero(g) for g in reached.values())
-
-
 def test_a_net_whose_products_have_no_scale_is_no_loss_section() -> None:
     nn.clear_parameters()
     x = nn.Variable.from_numpy_array(np.random.RandomState(0).randn(4, 6).astype(np.float32), need_grad=True)
@@ -489,3 +466,106 @@ def test_a_method_of_arrays_cannot_be_delayed() -> None:
     )
     with pytest.raises(ValueError, match=message):
         AdaptiveLossScaling(mlp(), config)
+
+
+@pytest.mark.parametrize("method", ["fixed", "amax_history"])
+def test_both_inputs_of_what_only_passes_a_scale_on_carry_it(method: str) -> None:
+    x = nn.Variable.from_numpy_array(np.random.RandomState(0).randn(4, 5).astype(np.float32))
+    a, h = PF.affine(x, 5, name="a"), F.tanh(PF.affine(x, 5, name="h"))
+    y = F.add2(PF.affine(F.add2(a, h), 5, name="b"), h)
+    loss = F.mean(PF.affine(y, 3, name="c") ** 2)
+    weight = nn.get_parameters()["b/affine/W"]
+    weight.d = weight.d * 2.0**-12
+    expected = run(loss, 1.0)
+    scaling = AdaptiveLossScaling(loss, AdaLossConfig(method, fixed_loss_scale=4.0, use_bound=False))
+    for scale in (None, 8.0):
+        for _ in range(3):
+            assert_same(settled(scaling, scale), expected)
+    assert len({scaling.scale_of(v) for v in (a, h, y)}) == 1
+
+
+def test_seed_gradients_that_grow_from_pass_to_pass_are_measured_in_each() -> None:
+    y = layers(5, 5)
+    scaling = AdaptiveLossScaling(FormatEmulation(y, "float16"), AdaLossConfig(delay=1))
+    seed = np.random.default_rng(0).standard_normal(y.shape)
+    for iteration in range(10):
+        settle(scaling, iteration, clear=False, grad=seed * 2.0**iteration)
+        assert scaling.found_inf == []
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("same", [False, True])
+def test_what_an_overflow_holds_down_is_chosen_anew_in_the_next_iteration(same: bool, delay: int) -> None:
+    gate = Gate()
+    x = nn.Variable.from_numpy_array(np.random.RandomState(1).randn(8, 8).astype(np.float32))
+    h = F.tanh(gate(F.tanh(PF.affine(F.tanh(PF.affine(x, 8, name="a")), 8, name="b"))))
+    loss = F.mean(PF.affine(h, 8, name="c") ** 2)
+    scaling = AdaptiveLossScaling(FormatEmulation(loss, "float16"), AdaLossConfig(delay=delay))
+    for iteration in range(4):
+        settle(scaling, iteration, clear=False)
+        scaling.after_update()
+    before = scaling.layer_scales
+    gate.first = 2.0**12
+    run(scaling, iteration=4)
+    assert scaling.found_inf
+    assert scaling.after_overflow()
+    # The same batch once more, or the next one of the iteration; whatever that is, it is as those before.
+    gate.first = 1.0
+    run(scaling, iteration=4, again=same)
+    assert scaling.found_inf == []
+    assert scaling.layer_scales != before
+    scaling.after_update()
+    settle(scaling, 5, clear=False)
+    assert scaling.layer_scales == before
+
+
+def test_ranks_come_to_the_same_scales_whatever_single_batches_have_shown() -> None:
+    ranks = []
+    for rank in range(2):
+        with nn.parameter_scope(f"rank{rank}"):
+            x = nn.Variable.from_numpy_array(np.random.RandomState(rank).randn(4, 5).astype(np.float32))
+            h = PF.affine(F.tanh(PF.affine(x, 6, name="a")), 6, name="b")
+            loss = F.mean(PF.affine(F.tanh(h), 3, name="c") ** 2) * 2.0 ** (-9 * rank)
+            ranks.append(AdaptiveLossScaling(loss, AdaLossConfig(delay=1, dtype="float16")))
+    for iteration in range(3):
+        for scaling in ranks:
+            for again in (False, False):
+                run(scaling, iteration=iteration, again=again)
+        assert iteration == 0 or ranks[0].accumulated_scales == ranks[1].accumulated_scales
+        tables = np.stack([scaling.shared_statistics() for scaling in ranks])
+        for scaling in ranks:
+            scaling.adopt_statistics(tables)
+            scaling.end_iteration()
+
+
+def test_a_window_has_an_entry_for_each_cycle_in_which_everything_was_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(statistics, "_LEAST", 1)
+    scaling = AdaptiveLossScaling(mlp(), AdaLossConfig(measure_every=3))
+    entries = []
+    for iteration in range(9):
+        settle(scaling, iteration)
+        scaling.after_update()
+        entries.append(max(window[0] for window in scaling.state_dict()["components"]["windows"].values()))
+    # Each cycle begins with another share.
+    assert entries == [1, 1, 1, 2, 3, 3, 3, 3, 4]
+
+
+def test_an_engine_goes_on_from_that_of_the_graph_before() -> None:
+    def build() -> AdaptiveLossScaling:
+        x = nn.Variable.from_numpy_array(np.ones((2, 3), np.float32))
+        return AdaptiveLossScaling(F.mean(PF.affine(F.tanh(PF.affine(x, 3, name="a")), 2, name="b") ** 2))
+
+    before, after = build(), build()
+    settle(before, 7)
+    nn.get_parameters()["a/affine/W"].g = np.nan
+    before.forward()
+    before.backward()
+    assert before.found_inf
+    after.go_on_from(before)
+    assert after.iteration == before.iteration == 9
+    # What a batch before has spoilt is no matter of this one.
+    after.forward()
+    after.backward()
+    assert after.found_inf == []

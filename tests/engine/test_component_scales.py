@@ -77,14 +77,16 @@ def test_an_overflow_lowers_its_component_and_all_behind() -> None:
     assert scales.room(COMPONENTS).ceiling == [math.inf, 2.0**4, 2.0**4, math.inf]
 
 
-def test_a_finite_pass_over_the_same_batch_replaces_what_was_assumed() -> None:
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_finite_pass_over_the_same_batch_replaces_what_was_assumed(kept: bool) -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     overflow(scales, "a", 2.0**14, 2.0**8, 2.0**8, 2.0**8)
     see(scales, 1.0, 2.0**4, 2.0, 1.0)
-    scales.keep_batch()
-    assert not scales.limited
-    assert of_all(scales) == [2.0**14, 2.0**4, 2.0**7, 2.0**8]
-    scales.end_iteration()
+    if kept:
+        scales.keep_batch()
+        assert not scales.limited
+        assert of_all(scales) == [2.0**14, 2.0**4, 2.0**7, 2.0**8]
+    scales.end_iteration(good=not kept)
     assert of_all(scales) == [2.0**14, 2.0**4, 2.0**7, 2.0**8]
 
 
@@ -301,8 +303,9 @@ def searched(scales: ComponentScales, *magnitudes: Optional[float]) -> bool:
 
 def test_a_batch_of_tiny_gradients_gets_scales_of_its_own_and_the_window_stays() -> None:
     scales = scales_with(1.0, 1.0, 1.0)
-    for _ in range(3):
+    for count in range(1, 4):
         assert searched(scales, 1.0, 2.0**-40, 2.0**-40)
+        assert {window[0] for window in scales.state_dict()["windows"].values()} == {count}
         see(scales, 1.0, 1.0, 1.0)
         scales.end_iteration()
     assert of_all(scales)[:3] == [2.0**14, 2.0**8, 2.0**8]

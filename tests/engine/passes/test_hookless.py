@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 from unittest import mock
 
-import hypothesis.strategies as st
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
 from nnabla.function import PythonFunction
 
 from nnabla_adaloss import (
@@ -40,7 +38,6 @@ from nnabla_adaloss.engine.statistics import Share
 from nnabla_adaloss.graph.node import Scaling
 from nnabla_adaloss.kernels import CpuKernels
 from tests.engine.nets import FLOAT, assert_same, gradients, layers, run, settle
-from tests.engine.random_graphs import Network, networks
 
 EVERY = 3
 METHODS = ("approx_range", "amax_history")
@@ -53,85 +50,9 @@ def small_shares() -> Iterator[None]:
         yield
 
 
-def look(f: Any) -> None:
-    """A hook that sees each function: the pass needs hooks then."""
-
-
-class Way(NamedTuple):
-    """How a loss is gone through."""
-
-    method: str
-    scale: Optional[float]
-    clear_buffer: bool
-    accum_grad: int
-    storage: Optional[str]
-
-
-ways = st.builds(
-    Way,
-    st.sampled_from(METHODS),
-    st.sampled_from([None, 256.0]),
-    st.booleans(),
-    st.sampled_from([1, 2]),
-    st.sampled_from([None, None, "float16", "fp8_hybrid"]),
-)
-
-
-class Engine:
-    """One engine on a network, whose iterations are run one by one."""
-
-    def __init__(self, network: Network, way: Way, hook: Optional[Callable[[Any], None]]) -> None:
-        self.network, self.way, self.hook = network, way, hook
-        loss = network.loss if way.storage is None else FormatEmulation(network.loss, way.storage)
-        config = AdaLossConfig(loss_scale_method=way.method, measure_every=EVERY)
-        self.scaling = AdaptiveLossScaling(loss, config)
-
-    def iterate(self, iteration: int) -> Dict[str, Any]:
-        """Run one iteration; return all that it leaves behind."""
-        for leaf in self.network.leaves.values():
-            leaf.grad.zero()
-        for _ in range(self.way.accum_grad):
-            self.scaling.forward(clear_no_need_grad=self.way.clear_buffer)
-            self.scaling.backward(
-                self.way.scale,
-                clear_buffer=self.way.clear_buffer,
-                function_post_hook=self.hook,
-                iteration=iteration,
-            )
-        left = {name: bits(leaf.g) for name, leaf in self.network.leaves.items()}
-        for index, v in enumerate(self.scaling.plan.variables):
-            if v.persistent or not self.way.clear_buffer:
-                left[f"gradient {index}"] = bits(v.g)
-        state = self.scaling.state_dict()
-        state["cleared"] = [v.grad.clear_called for v in inner(self.scaling)]
-        return {**state, **left}
-
-
-def bits(array: np.ndarray) -> List[int]:
-    return np.array(array, np.float32).view(np.uint32).ravel().tolist()
-
-
 def inner(scaling: AdaptiveLossScaling) -> List[nn.Variable]:
     """All that get a gradient but leaves and the loss, whose gradient nnabla keeps with hooks only."""
     return [v for v in scaling.plan.variables if v.parent is not None and v != scaling.variable]
-
-
-@pytest.mark.slow
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
-@given(networks, ways, st.integers(0, 2**31))
-def test_it_measures_what_a_pass_with_hooks_measures(network: Network, way: Way, seed: int) -> None:
-    hookless, hooked = Engine(network, way, None), Engine(network, way, look)
-    # Some gradients are the user's own. Where activations are computed again, nnabla itself loses those.
-    rng = np.random.default_rng(seed)
-    for v in inner(hookless.scaling):
-        v.persistent = bool(rng.random() < 0.2) and not hookless.scaling.plan.recomputes
-    variables = hookless.scaling.plan.all_variables
-    persistent = [v.persistent for v in variables]
-    with small_shares():
-        for iteration in range(2 * EVERY + 1):
-            expected = hooked.iterate(iteration)
-            assert hookless.iterate(iteration) == expected
-            assert [v.persistent for v in variables] == persistent
 
 
 class Seen(NamedTuple):
