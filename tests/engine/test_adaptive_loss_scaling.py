@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 import nnabla as nn
 import nnabla.functions as F
@@ -101,14 +101,25 @@ def test_scales_that_are_none_are_refused(scale: float) -> None:
     assert_same(gradients(), before)
 
 
-def test_a_filled_gradient_is_added_to() -> None:
-    loss = mlp()
+@pytest.mark.parametrize("scale", [8.0, 1000.0])
+@pytest.mark.parametrize("storage", [None, "float32"])
+@pytest.mark.parametrize("hook", [None, lambda f: None])
+def test_gradients_are_added_to_what_is_there(hook: Any, storage: Optional[str], scale: float) -> None:
+    x = nn.Variable.from_numpy_array(np.random.RandomState(0).randn(4, 3).astype(np.float32))
+    h = x
+    for _ in range(2):
+        h = F.tanh(PF.affine(h, 3, name="shared"))
+    loss = F.mean(PF.affine(h, 2, name="head") ** 2)
     expected = run(loss, 1.0)
-    for v in nn.get_parameters().values():
-        v.grad.fill(1.0)
-    AdaptiveLossScaling(loss, AT_ONCE).backward(8.0)
-    for name, gradient in gradients().items():
-        np.testing.assert_allclose(gradient, 1.0 + expected[name], rtol=1e-6)
+    scaling = AdaptiveLossScaling(loss if storage is None else FormatEmulation(loss, storage))
+    for iteration in range(3):
+        for v in nn.get_parameters().values():
+            v.grad.fill(0.25)
+        for _ in range(2):
+            scaling.forward()
+            scaling.backward(scale, iteration=iteration, function_post_hook=hook)
+        for name, gradient in gradients().items():
+            np.testing.assert_allclose(gradient, 0.25 + 2 * expected[name], rtol=1e-5, atol=1e-7)
 
 
 def test_a_parameter_that_got_no_gradient_stays_lazily_zero() -> None:
