@@ -257,11 +257,7 @@ class ComponentScales:
         counts.
         """
         seen = _larger(_larger(self._lost, self._kept), self._assumed)
-        return [
-            float(self._measured_all),
-            float(self.searching),
-            *(seen.get(name, -1.0) for name in names),
-        ]
+        return [float(self._measured_all), float(self.searching), *(seen.get(name, -1.0) for name in names)]
 
     def adopt(self, names: Sequence[str], largest: Sequence[float]) -> None:
         """Take the largest that all ranks have `shared` for what this one has."""

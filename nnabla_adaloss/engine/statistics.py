@@ -247,10 +247,7 @@ class Share(NamedTuple):
 
 
 def shares_of(
-    structure: GraphStructure,
-    gradients: AbstractSet[int],
-    data: AbstractSet[int],
-    count: int,
+    structure: GraphStructure, gradients: AbstractSet[int], data: AbstractSet[int], count: int
 ) -> List[Share]:
     """Divide what is measured into `count` shares, one for each iteration.
 

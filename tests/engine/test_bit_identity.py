@@ -147,9 +147,7 @@ def test_scales_change_no_bit(network: Network, way: Way, seed: int) -> None:
 )
 # A bias has a gradient of -0.0 in both batches.
 @example(
-    build(533, STOPPED_BY_RELU, input_gradient=False),
-    Way("amax_history", None, None, True, 2, "float16"),
-    0,
+    build(533, STOPPED_BY_RELU, input_gradient=False), Way("amax_history", None, None, True, 2, "float16"), 0
 )
 def test_passes_with_hooks_and_without_store_the_same(network: Network, way: Way, seed: int) -> None:
     run_both_ways(network, way, seed)

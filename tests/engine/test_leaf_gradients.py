@@ -66,12 +66,7 @@ def test_a_skipped_batch_is_not_told_of_the_next_ones(storage: Optional[str], op
     n, size = FineTuning(), options.get("accum_grad", 1)
     weights = iter(np.repeat([1.0, 1.0, np.nan, 1.0, 1.0, np.nan, 1.0], size))
     updater = AdaptiveLossScalingUpdater(
-        n.solver,
-        n.loss,
-        lambda: n.feed(next(weights)),
-        storage=storage,
-        on_nonfinite_loss="skip",
-        **options,
+        n.solver, n.loss, lambda: n.feed(next(weights)), storage=storage, on_nonfinite_loss="skip", **options
     )
     results = [updater.update() for _ in range(7)]
     assert [r.updated for r in results] == [True, True, False, True, True, False, True]

@@ -13,12 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 
-from nnabla_adaloss import (
-    AdaLossConfig,
-    AdaptiveLossScaling,
-    AmaxHistory,
-    FormatEmulation,
-)
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AmaxHistory, FormatEmulation
 from tests.engine.nets import gradients, layers, run
 from tests.engine.random_graphs import Network, assert_same_above_subnormals, build, networks
 from tests.engine.test_bit_identity import bits

@@ -15,24 +15,12 @@ import numpy as np
 import pytest
 from nnabla.function import PythonFunction
 
-from nnabla_adaloss import (
-    AdaLossConfig,
-    AdaptiveLossScaling,
-    FormatEmulation,
-    GraphPlan,
-    Method,
-    Needs,
-)
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, GraphPlan, Method, Needs
 from nnabla_adaloss.core.methods import Range
 from nnabla_adaloss.engine import statistics as shares
 from nnabla_adaloss.engine.leaf_gradients import TakenLeaf
 from nnabla_adaloss.engine.passes.backward_pass import leaf_arrays
-from nnabla_adaloss.engine.passes.hookless import (
-    HooklessLeaves,
-    HooklessPass,
-    HooklessSteps,
-    plan_steps,
-)
+from nnabla_adaloss.engine.passes.hookless import HooklessLeaves, HooklessPass, HooklessSteps, plan_steps
 from nnabla_adaloss.engine.schedule import ScaleSchedule
 from nnabla_adaloss.engine.statistics import Share
 from nnabla_adaloss.graph.node import Scaling
