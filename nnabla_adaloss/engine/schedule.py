@@ -187,12 +187,10 @@ class ScheduleCache:
     def state_dict(self) -> Dict[str, Any]:
         """The schedule and its age, as plain numbers and lists."""
         schedule = self.schedule
-        if schedule is None:
-            return {"since": self._since, "scales": None, "fixed_scale": None}
         return {
             "since": self._since,
-            "scales": list(schedule.components),
-            "fixed_scale": schedule.fixed_scale,
+            "scales": schedule and list(schedule.components),
+            "fixed_scale": schedule and schedule.fixed_scale,
         }
 
     def load_state_dict(

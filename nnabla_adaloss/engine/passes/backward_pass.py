@@ -32,7 +32,7 @@ from ...kernels import Kernels, Measurements
 from ...kernels.arrays import stored_dtype
 from ...kernels.scratch import ScratchPool
 from ..layer_watch import LayerWatch
-from ..leaf_gradients import LeafSeen
+from ..leaf_gradients import LeafGradients, LeafSeen, seen_of_leaves
 from ..report import (
     LeavesSeen,
     PassReport,
@@ -207,6 +207,13 @@ class BackwardPass(ABC):
             self.kernels.scale_(array, factor)
             if self.storage is not None:
                 self.storage.store_gradient(plan.keys[position], array)
+
+    def _report_of(self, gradients: LeafGradients) -> PassReport:
+        """What has been found, where parameter gradients were taken one by one."""
+        gradients.finish()
+        findings, written = self.statistics.finish(), gradients.written
+        leaves = LeavesSeen([e.leaf for e in written], findings.largest, [e.scale for e in written])
+        return self._report(findings, leaves, seen_of_leaves(written, findings.largest))
 
     def _report(self, findings: Findings, leaves: LeavesSeen, seen: Iterable[LeafSeen]) -> PassReport:
         """What has been found."""

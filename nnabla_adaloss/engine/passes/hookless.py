@@ -18,7 +18,7 @@ from ...graph.node import Node, NodeStructure, Scaling
 from ...graph.plan import GraphPlan
 from ...graph.structure import GraphStructure
 from ...kernels.interface import GradientsInPlace
-from ..leaf_gradients import LeafGradients, LeafSeen, TakenLeaf, seen_of_leaves
+from ..leaf_gradients import LeafGradients, LeafSeen, TakenLeaf
 from ..report import LeavesSeen, PassReport
 from ..scaled_weights import ScaledWeights, SwappedFactors
 from ..schedule import Rescale, ScaleSchedule, Step
@@ -186,15 +186,10 @@ class HooklessPass(BackwardPass):
     def finish(self) -> PassReport:
         """End the pass, and report."""
         if self._leaves is not None:
-            self._leaves.finish()
-        found = self.statistics.finish()
-        if self._leaves is None:
-            written, largest = self._written, found.largest
-            leaves = LeavesSeen(written, largest, self._steps.leaves.scales(written))
-            return self._report(found, leaves, self._steps.leaves.seen(written, largest))
-        entries = self._leaves.written
-        leaves = LeavesSeen([e.leaf for e in entries], found.largest, [e.scale for e in entries])
-        return self._report(found, leaves, seen_of_leaves(entries, found.largest))
+            return self._report_of(self._leaves)
+        found, written = self.statistics.finish(), self._written
+        leaves = LeavesSeen(written, found.largest, self._steps.leaves.scales(written))
+        return self._report(found, leaves, self._steps.leaves.seen(written, found.largest))
 
     def _release(self) -> None:
         while self._kept:
