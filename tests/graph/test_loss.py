@@ -69,21 +69,16 @@ def test_scales(scale: Any) -> None:
     assert type(found) is float
 
 
-@pytest.mark.parametrize("scale", [0, -1.0, math.inf, math.nan, np.array(0.0), -0.0])
-def test_scales_out_of_range(scale: Any) -> None:
-    with pytest.raises(ValueError, match="factor=.* must be a positive finite number"):
+@pytest.mark.parametrize(
+    ("scale", "error"),
+    [
+        *((scale, ValueError) for scale in (0, -1.0, math.inf, math.nan, np.array(0.0), -0.0, 5e-324)),
+        *((scale, TypeError) for scale in (None, "8", True, [8.0], np.array([8.0]), 1j)),
+    ],
+)
+def test_what_is_no_scale(scale: Any, error: Any) -> None:
+    with pytest.raises(error, match="factor="):
         check_scale(scale, "factor")
-
-
-def test_a_scale_that_is_too_small_to_unscale() -> None:
-    with pytest.raises(ValueError, match=r"factor=5e-324 is too small to unscale .* 2\*\*-126 or more"):
-        check_scale(5e-324, "factor")
-
-
-@pytest.mark.parametrize("scale", [None, "8", True, [8.0], np.array([8.0]), 1j])
-def test_scales_that_are_no_numbers(scale: Any) -> None:
-    with pytest.raises(TypeError, match="scale=.* must be a number"):
-        check_scale(scale)
 
 
 @pytest.mark.parametrize("wrap", [False, True])
@@ -99,15 +94,6 @@ def test_backward_of_either_kind(wrap: bool) -> None:
         )
         np.testing.assert_array_equal(weight.g, np.full((3, 2), 0.5 * scale, np.float32))
     assert len(seen) == 8
-
-
-def test_a_scale() -> None:
-    seed = LossSeed(F.mean(output()))
-    for scale in (8.0, 2.0**-20, 8.0):
-        filled = seed.gradient(scale)
-        assert isinstance(filled, nn.NdArray)
-        assert filled.dtype == np.float32
-        np.testing.assert_array_equal(filled.data, np.array(scale, np.float32))
 
 
 def test_a_gradient_of_ones_own() -> None:
@@ -137,10 +123,13 @@ def test_one_array_serves_pass_after_pass(clear_buffer: bool) -> None:
     own = np.float32(0.25) * np.ones((), np.float32)
     loss.g = own
     seed = LossSeed(loss)
-    for scale in (8.0, 2.0, 8.0):
+    for scale in (8.0, 2.0**-20, 8.0):
         loss.forward()
         weight.grad.zero()
-        loss.backward(seed.gradient(scale), clear_buffer=clear_buffer)
+        filled = seed.gradient(scale)
+        assert isinstance(filled, nn.NdArray)
+        assert filled.dtype == np.float32
+        loss.backward(filled, clear_buffer=clear_buffer)
         np.testing.assert_array_equal(weight.g, np.full((3, 2), 0.5 * scale, np.float32))
     np.testing.assert_array_equal(loss.g, own)  # nnabla has put the loss's own gradient back
 
@@ -170,8 +159,11 @@ def test_whoever_cleans_up_is_called_once_right_after_the_exception() -> None:
     assert isinstance(guard.error, KeyboardInterrupt)
 
 
+@pytest.mark.parametrize("returns", [False, True])
 @pytest.mark.parametrize("error", [Planned("in a hook"), KeyboardInterrupt()])
-def test_after_the_first_exception_no_hook_runs_and_the_original_comes_out(error: BaseException) -> None:
+def test_after_the_first_exception_no_hook_runs_and_the_original_comes_out(
+    error: BaseException, returns: bool
+) -> None:
     guard, seen = HookGuard(), []
 
     def fail(f: Any) -> None:
@@ -185,24 +177,13 @@ def test_after_the_first_exception_no_hook_runs_and_the_original_comes_out(error
     def call() -> None:
         first(1)
         second(2)
-        raise SystemError("nnabla hides the cause")
+        if not returns:
+            raise SystemError("nnabla hides the cause")
 
     with pytest.raises(type(error)) as caught:
         guard.run(call)
     assert caught.value is error
     assert seen == [1]
-
-
-def test_an_exception_is_raised_even_when_the_call_returns() -> None:
-    guard = HookGuard()
-
-    def fail(f: Any) -> None:
-        raise Planned
-
-    hook = guard.chain(fail)
-    assert hook is not None
-    with pytest.raises(Planned):
-        guard.run(lambda: hook(1))
 
 
 def test_root_cause_looks_behind_system_errors_only() -> None:
