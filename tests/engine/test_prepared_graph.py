@@ -222,3 +222,22 @@ def test_a_share_has_what_can_be_the_largest_and_what_somebody_looks_at(
     looks_at_weights = "loss_scale_method" in config
     factors = {slot.factor for _, slot in structure.layer_slots.values()}
     assert set(share.weights) == (factors if looks_at_weights else set())
+
+
+def test_a_graph_of_a_known_topology_goes_on_with_its_statistics_and_schedule() -> None:
+    def engine(depth: int) -> AdaptiveLossScaling:
+        h = batch()
+        for name in "abc"[:depth]:
+            h = F.tanh(affine(h, name))
+        return AdaptiveLossScaling(end(h), AdaLossConfig("approx_range", measure_every=4))
+
+    first, other, again = engine(2), engine(1), engine(2)
+    for iteration in range(2):
+        settle(first, iteration)
+    known = first.state_dict()
+    other.go_on_from(first)
+    settle(other, 2)
+    again.go_on_from(other)
+    found = again.state_dict()
+    for part in ("statistics", "schedule"):
+        assert found[part] == known[part] != other.state_dict()[part]

@@ -13,7 +13,7 @@ import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, Method, Needs
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, Method, Needs, Precision
 from nnabla_adaloss.core.methods import Range
 from nnabla_adaloss.engine.saved_state import check_network, fingerprint
 from nnabla_adaloss.graph.names import registered_names
@@ -100,6 +100,14 @@ def test_an_engine_goes_on_in_another_process_as_it_would_have(iterations: int, 
         assert other.layer_scales == scaling.layer_scales
         assert other.loss_scale == scaling.loss_scale
         assert other.state_dict() == scaling.state_dict()
+
+
+def test_random_numbers_go_on_where_they_were_saved() -> None:
+    storage = Precision("float8_e5m2", stochastic_seed=0)
+    scaling, other = (AdaptiveLossScaling(FormatEmulation(loss(), storage)) for _ in range(2))
+    run(scaling)
+    other.load_state_dict(scaling.state_dict())
+    assert other.state_dict()["draws"] == scaling.state_dict()["draws"] > 0
 
 
 PARTS = ["schema", "network", "statistics", "components", "schedule", "layers", "draws", "iteration"]
