@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engine import AdaptiveLossScaling
-from ..graph.hooks import Hook
-from ..graph.loss import LossLike, run_backward
+from ..graph.loss import Hook, LossLike, run_backward
 from ..graph.node import Node
 from ..graph.plan import GraphPlan
 from .numbers import Kept

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional
 from ..core.validation import integer
 from ..emulation import FormatEmulation
 from ..engine import AdaptiveLossScaling
-from ..graph.hooks import Hook
+from ..graph.loss import Hook
 from ..graph.plan import GraphPlan
 from .passes import nearest_layers
 

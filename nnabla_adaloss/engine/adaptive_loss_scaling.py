@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 
 import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
 from ..core.config import AdaLossConfig
-from ..core.formats import get_format
-from ..core.layer_record import LayerObserver
 from ..core.methods import Fixed, Needs
 from ..core.precision import Precision
 from ..core.scale_history import HistoryPolicy
@@ -20,48 +18,35 @@ from ..core.validation import instance_or_none, integer, strings
 from ..emulation.rounded_storage import RoundedStorage
 from ..errors import GraphChangedError, warn
 from ..graph.float_tail import TailReader
-from ..graph.hooks import Hook
 from ..graph.loss import (
+    Hook,
     LossLike,
     LossSeed,
     Seed,
     check_scale,
     check_seed,
     refuse_a_loss_that_scales_itself,
+    refuse_a_second_division,
     variable_of,
 )
 from ..graph.names import Parameters, check_parameters, names_of, registered_names
 from ..graph.plan import GraphPlan
 from ..graph.structure import PlanOptions
 from ..kernels import select_kernels
-from ..monitor import Audience, LayerScaled, audience_of
+from ..monitor import Audience, audience_of
 from ..undo import BatchGuard, ForwardState, Undoable
 from .component_scales import ComponentScales
-from .layer_watch import LayerWatch, records_of
-from .passes.backward_pass import (
-    NO_HOOKS,
-    LeafArrays,
-    PassRequest,
-    UserHooks,
-    leaf_arrays,
-)
-from .passes.hooked import HookedPass
-from .passes.hookless import HooklessPass, HooklessSteps
-from .passes.hookless_steps import plan_steps
-from .prepared_graph import GraphPreparation, PreparedGraph
+from .leaf_gradients import SpoiltGradients
+from .pass_runner import PassRunner
+from .passes.backward_pass import UserHooks, leaf_arrays
+from .prepared_graph import GraphPreparation
 from .report import PassReport
 from .saved_state import read_state, state_of
-from .schedule import ScaleSchedule, ScheduleCache
-from .scheduling import next_schedule
-from .second_division import refuse_a_second_division
-from .spoilt_gradients import SpoiltGradients
+from .schedule import ScheduleCache
 from .wishes import Wishes
 
 # The largest gradient of a layer is too small where the format has fewer than eight bits below it.
 _FAINT = 2.0**8
-# Where host and network share the memory: a network whose scaled weights are larger has layers that take long
-# beside what is done around them.
-_MAX_BYTES = 2**23
 
 
 class AdaptiveLossScaling:
@@ -156,10 +141,15 @@ class AdaptiveLossScaling:
                 f"loss_scale_method={self.config.loss_scale_method!r} looks at arrays; "
                 "choose delay=0 or another method"
             )
-        self._observer = LayerObserver(self.config.recorder, self.config.debug_level)
-        self._max_bytes = self.config.planned_bytes
-        if self._max_bytes is None and not self.kernels.asynchronous:
-            self._max_bytes = _MAX_BYTES
+        self._runner = PassRunner(
+            self.loss,
+            LossSeed(self.variable),
+            self.config,
+            self.kernels,
+            self._storage,
+            self.audience,
+            delayed=bool(self._delay),
+        )
         constant = isinstance(method, Fixed) and method.fixed_loss_scale == 1.0
         self._graph = GraphPreparation(
             self._reader.read,
@@ -173,10 +163,7 @@ class AdaptiveLossScaling:
             kernels=self.kernels,
             storage=self._storage,
             by_layer=not constant,
-            looked_at=(
-                self._wishes.look_at_statistics,
-                self._observer.needed or self.audience is not None,
-            ),
+            looked_at=(self._wishes.look_at_statistics, self._runner.has_watchers),
             new_cache=partial(
                 ScheduleCache,
                 self.config.iterations_per_measurement,
@@ -188,11 +175,8 @@ class AdaptiveLossScaling:
         self.components = self._new_components(HistoryPolicy() if history is None else history)
         self.iteration = 0
         self._result: Optional[PassReport] = None
-        self._seed = LossSeed(self.variable)
         self._faint = _FAINT * self.config.range.u_min
         self._spoilt = SpoiltGradients(self.kernels)
-        # A start scale that was checked, and what comes of it.
-        self._checked: Tuple[Optional[float], float] = None, 0.0
 
     def _new_components(self, history: HistoryPolicy) -> ComponentScales:
         policy = self.config.method.policy(history).measured_every(self.config.iterations_per_measurement)
@@ -450,7 +434,7 @@ class AdaptiveLossScaling:
         elif type(iteration) is not int:
             iteration = integer("iteration", iteration)
         if scale is not None:
-            self._base(scale)
+            self._runner.base(scale)
         check_seed(self.variable, grad)
         # Also after the guard has looked before forward: that is when nnabla finds out who needs a gradient.
         planned = self._graph.current(wired=wired)
@@ -467,8 +451,17 @@ class AdaptiveLossScaling:
         try:
             if self.guard.state.written:
                 planned.statistics.watch(self.guard.state.arrays)
-            report = self._result = self._run(
-                planned, iteration, scale, found, hooks, grad, clear_buffer=clear_buffer, again=again
+            report = self._result = self._runner.run(
+                planned,
+                self.components,
+                self._wishes,
+                iteration,
+                scale,
+                found,
+                hooks,
+                grad,
+                clear_buffer=clear_buffer,
+                again=again,
             )
         except GraphChangedError:
             self._graph.drop()
@@ -483,129 +476,7 @@ class AdaptiveLossScaling:
 
     def probe(self, scale: float) -> None:
         """Run backward once more with S0 = `scale` and no layer scales, and learn nothing from it."""
-        planned, scale = self._graph.prepared(), check_scale(scale)
-        scales = [scale] * len(planned.components.names)
-        schedule = ScaleSchedule(planned.plan.structure, planned.components, scales, scale)
-        request = PassRequest(clear_buffer=True)
-        HookedPass(planned, request, schedule, "it is only tried").run(self.loss, self._seed)
-
-    def _base(self, scale: Optional[float]) -> float:
-        """The scale that the loss gradient starts with when nothing is known; S0, where that is given."""
-        given = self.components.policy.start_scale if scale is None else scale
-        if type(given) is not float or given != self._checked[0]:
-            check_scale(given)
-            self._checked = given, check_scale(given * self.config.init_scale, "scale * init_scale")
-        return self._checked[1]
-
-    def _run(
-        self,
-        planned: PreparedGraph,
-        iteration: int,
-        scale: Optional[float],
-        found: LeafArrays,
-        hooks: UserHooks,
-        grad: Optional[Seed],
-        *,
-        clear_buffer: bool,
-        again: bool,
-    ) -> PassReport:
-        """Run one pass, with the schedule in use or the next one, and learn from it."""
-        cache, components, graph = planned.cache, self.components, planned.components
-        schedule, chosen = None if again else cache.current(iteration, scale), False
-        learns, measure = not cache.for_good(scale), False
-        if schedule is None:
-            planned.statistics.begin(iteration, again=again)
-            unknown = learns and (
-                any(map(components.unknown(graph).__getitem__, graph.measured))
-                or planned.statistics.lacks_weights
-            )
-            # Nothing is known of a seed gradient of the caller's own.
-            measure = learns and (again or unknown or not self._delay or grad is not None)
-            before = cache.schedule
-            settings = self.config, components, self._wishes
-            schedule = next_schedule(
-                planned,
-                settings,
-                self._base(scale),
-                iteration,
-                scale,
-                seeded=grad is not None,
-                again=again,
-            )
-            chosen = schedule is not before
-            # Chosen again in the next iteration is what an overflow of this one holds down, and with delay=1
-            # what a batch of this one has shown: it is that of this rank alone.
-            kept = not (measure or components.alone) if self._delay else again or not measure
-            if kept and not components.limited:
-                cache.keep(schedule, iteration)
-            else:
-                cache.drop()
-        share = None if measure or not learns else planned.share(iteration)
-        told = self.audience is not None or self._observer.needed
-        request = PassRequest(
-            clear_buffer,
-            NO_HOOKS if hooks == NO_HOOKS else hooks,
-            self._told(planned, schedule, iteration, chosen=chosen) if told else None,
-            grad,
-            measure,
-            share,
-            self._wishes.look_at if measure and self._wishes.look_at_arrays else None,
-        )
-        report = self._pass(planned, schedule, request, found)
-        if measure or share is not None:
-            components.learn(graph, report, last=share is None or share.last)
-            if measure and not report.found_inf:
-                components.keep_batch()
-        if measure and not (self._delay or again):
-            # These statistics are what the batch is to be scaled by.
-            components.settled = False
-        return report
-
-    def _pass(
-        self, planned: PreparedGraph, schedule: ScaleSchedule, request: PassRequest, found: LeafArrays
-    ) -> PassReport:
-        """Run a pass: without hooks, if that can be."""
-        if planned.planned_for is not schedule and not request.measure_all:
-            before, planned.planned_for = planned.planned_for, schedule
-            # New scales are mostly what they were.
-            if before is None or not schedule.is_applied_as(before):
-                storage = self._storage
-                planned.steps = plan_steps(
-                    planned.plan,
-                    schedule,
-                    rounded=storage is not None,
-                    at_random=storage is not None and storage.precisions.at_random,
-                    max_bytes=self._max_bytes,
-                )
-        steps = planned.steps
-        running: Union[HookedPass, HooklessPass]
-        if request.measure_all:
-            running = HookedPass(planned, request, schedule, "measuring")
-        elif request.watch is not None or request.hooks is not NO_HOOKS:
-            running = HookedPass(planned, request, schedule, "single functions are watched")
-        elif isinstance(steps, HooklessSteps):
-            running = HooklessPass(planned, request, schedule, steps, found)
-        else:
-            running = HookedPass(planned, request, schedule, str(steps))
-        return running.run(self.loss, self._seed)
-
-    def _told(
-        self, planned: PreparedGraph, schedule: ScaleSchedule, iteration: int, *, chosen: bool
-    ) -> Optional[LayerWatch]:
-        """Report the scales of a pass to whoever records them; who is told of its layers as they run."""
-        audience = self.audience
-        watched = audience is not None and audience.wants(LayerScaled, iteration)
-        if not (watched or self._observer.needed):
-            return None
-        structure, which = planned.plan.structure, (iteration, self.components.began[1])
-        records = records_of(structure, planned.statistics, schedule, which, chosen=chosen)
-        if self._observer.needed:
-            for record in records:
-                self._observer(record)
-        if audience is None or not watched:
-            return None
-        stored = get_format(self.config.dtype or "float16")
-        return LayerWatch(audience, self.kernels, self._storage, stored, records)
+        self._runner.probe(self._graph.prepared(), check_scale(scale))
 
 
 def _config_for(

@@ -197,14 +197,10 @@ class ComponentScales:
         for index in set().union(*map(components.behind, (first, *report.suspected))):
             # What nothing is known of follows from what is before it.
             if index == first or self._amax(names[index]) or names[index] in self._assumed:
-                present = used[index] if index == first else self._present(names[index], used[index])
-                lower = self.policy.after_overflow(min(present, used[index]))
+                present = None if index == first else self.scale(names[index])
+                lower = self.policy.after_overflow(min(present or used[index], used[index]))
                 self._assumed[names[index]] = self.policy.assumed(lower, u_max=self.u_max(names[index]))
         return not self.policy.at_floor(scale)
-
-    def _present(self, name: str, used: float) -> float:
-        own = self.scale(name)
-        return used if own is None else own
 
     def lose_batch(self) -> None:
         """Remember what was assumed since an overflow: no pass over this batch will show what is so."""
@@ -257,11 +253,7 @@ class ComponentScales:
         counts.
         """
         seen = _larger(_larger(self._lost, self._kept), self._assumed)
-        return [
-            float(self._measured_all),
-            float(self.searching),
-            *(seen.get(name, -1.0) for name in names),
-        ]
+        return [float(self._measured_all), float(self.searching), *(seen.get(name, -1.0) for name in names)]
 
     def adopt(self, names: Sequence[str], largest: Sequence[float]) -> None:
         """Take the largest that all ranks have `shared` for what this one has."""

@@ -20,8 +20,7 @@ from ..undo import Undoable
 from .passes.backward_pass import PassContext
 from .passes.hookless import HooklessSteps
 from .schedule import ScaleSchedule, ScheduleCache
-from .shares import Share, shares_of
-from .statistics import Statistics, Wanted
+from .statistics import Share, Statistics, Wanted, shares_of
 
 # Both losses of an adversarial network, or recurrent networks of so many lengths.
 _REMEMBERED = 16

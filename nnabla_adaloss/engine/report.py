@@ -30,8 +30,6 @@ class PassReport:
 
     Attributes:
         found_inf: layers whose gradients are not finite, first in backward order first.
-        component: the first part of the network, in backward order, that was not finite, by the name of the
-            function that its first gradient belongs to; None: all were.
         kind: `"hookless"`; `"measuring"`: every gradient was measured; or why there were hooks around single
             functions.
         state_finite: whether running statistics, and whatever else forward has written, are finite.
@@ -49,6 +47,12 @@ class PassReport:
     kind: str = "hookless"
     state_finite: bool = True
 
+    def __repr__(self) -> str:
+        return (
+            f"PassReport(kind={self.kind!r}, found_inf={list(self.found_inf)}, component={self.component!r}, "
+            f"state_finite={self.state_finite})"
+        )
+
     @property
     def held(self) -> bool:
         """Whether the same batch, run again with every gradient measured, may tell more."""
@@ -60,11 +64,15 @@ class PassReport:
     def only_s0_helps(self) -> bool:
         """Whether what was not finite has the scale that a given S0 gives it."""
         graph = self.schedule.graph
-        given = self.schedule.fixed_scale is not None
-        return given and (self.overflowed in graph.governed or self.overflowed == graph.root)
+        # A shortcut around layers leads from a loss of several elements back to its own component.
+        decided = {graph.root} | graph.governed
+        return self.schedule.fixed_scale is not None and self.overflowed in decided
 
     @property
     def component(self) -> Optional[str]:
+        """The first part of the network, in backward order, that was not finite, by the name of the function
+        that its first gradient belongs to; None: all were.
+        """
         return None if self.overflowed is None else self.schedule.graph.names[self.overflowed]
 
     @property
@@ -152,7 +160,7 @@ def first_overflow(
         return None
     for node in structure.nodes:
         if not bad.isdisjoint(node.outputs):
-            if node.single in raised and node.separates and node.inputs:
+            if len(node.outputs) == 1 and node.separates and node.inputs and node.outputs[0] in raised:
                 return components.of[node.inputs[0]]
             return components.producers[node.number]
         if node.number in functions:

@@ -70,7 +70,7 @@ def fingerprint(plan: GraphPlan) -> List[str]:
     Batches of other sizes make no other network, nor do sentences of other lengths.
     """
     return [
-        " ".join([node.type_name, node.label, *(_by(leaf.shape) for leaf in node.leaves)])
+        " ".join([node.type_name, node.label, *("x".join(map(str, leaf.shape)) for leaf in node.leaves)])
         for node in plan.nodes.values()
     ]
 
@@ -81,7 +81,3 @@ def check_network(plan: GraphPlan, network: Sequence[str]) -> None:
     if list(network) != ours:
         theirs, mine = next((a, b) for a, b in zip_longest(network, ours) if a != b)
         raise ValueError(f"state is of another network: it has {theirs} where this one has {mine}")
-
-
-def _by(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape))

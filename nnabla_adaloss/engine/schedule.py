@@ -62,12 +62,8 @@ class ScaleSchedule:
                     return self.components[edge.after]
         return self.seed
 
-    def applies(self, structure: GraphStructure, components: Sequence[float]) -> bool:
-        """Whether a pass does the same with these scales."""
-        return self.structure is structure and self.components == components
-
     def is_applied_as(self, other: ScaleSchedule) -> bool:
-        """As `applies`, for a schedule of a graph of the same topology."""
+        """Whether a pass does the same with another schedule of a graph of the same topology."""
         given = self.fixed_scale is None, other.fixed_scale is None
         return self.components == other.components and given[0] == given[1]
 
@@ -113,11 +109,10 @@ def _steps_of(
             # A leaf's gradient is kept in an array of its own, which nothing brings to another scale.
             alone = [slot.target for slot in node.slots if slot.to_leaf]
             scales.update(dict.fromkeys((*node.outputs, *alone), step.scale))
-        elif not node.trivial:
+        elif node.leaves or node.slots:
             scale = scales[node.outputs[0]]
             alphas = tuple([scales.get(slot.target, scale) / scale for slot in node.slots])
-            if node.leaves or node.slots:
-                steps[node.number] = Step((), scale, alphas)
+            steps[node.number] = Step((), scale, alphas)
         reached.update(node.inputs)
     return steps, scales
 
@@ -192,12 +187,10 @@ class ScheduleCache:
     def state_dict(self) -> Dict[str, Any]:
         """The schedule and its age, as plain numbers and lists."""
         schedule = self.schedule
-        if schedule is None:
-            return {"since": self._since, "scales": None, "fixed_scale": None}
         return {
             "since": self._since,
-            "scales": list(schedule.components),
-            "fixed_scale": schedule.fixed_scale,
+            "scales": schedule and list(schedule.components),
+            "fixed_scale": schedule and schedule.fixed_scale,
         }
 
     def load_state_dict(

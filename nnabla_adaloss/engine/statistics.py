@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of the arrays of a graph: statistics for methods and for weights, measured in passes."""
+"""What is known of the arrays of a graph, and what each iteration measures of them."""
 
 from __future__ import annotations
 
+import math
 from typing import AbstractSet, Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import nnabla as nn
@@ -13,9 +14,13 @@ from ..core.statistics import ArrayStatistics, pool
 from ..core.validation import number
 from ..emulation.rounded_storage import RoundedStorage
 from ..graph.plan import GraphPlan
+from ..graph.structure import GraphStructure
 from ..kernels.arrays import are_readable, as_float32, stored_dtype
 from ..kernels.measurements import Measurements
 from ..kernels.scratch import ScratchPool
+
+# Elements that a share holds at least, if there are as many.
+_LEAST = 2**16
 
 _NONE = ArrayStatistics.of_zeros(0)
 
@@ -224,3 +229,57 @@ def loaded_statistics(values: Sequence[Any]) -> ArrayStatistics:
     for value in values:
         number("statistics", value)
     return ArrayStatistics(*values)
+
+
+class Share(NamedTuple):
+    """What one iteration measures. Variables go by position."""
+
+    gradients: Sequence[int]
+    weights: Sequence[int]
+    activations: Sequence[int]  # that layers multiply by: nnabla frees them in backward
+    leaves: AbstractSet[int]  # whose gradients, which every pass looks at, count for the components
+    last: bool  # whether everything has been measured when the pass ends
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is measured."""
+        return not (self.gradients or self.weights or self.activations or self.leaves)
+
+
+def shares_of(
+    structure: GraphStructure, gradients: AbstractSet[int], data: AbstractSet[int], count: int
+) -> List[Share]:
+    """Divide what is measured into `count` shares, one for each iteration.
+
+    The gradients that one iteration measures stay in memory until its backward ends: an even share bounds
+    that memory. Small shares are put together, in the iterations right before the next choice: there a call
+    costs more than what it measures. The gradient of the loss is left out: nnabla does not keep it, and it is
+    what backward is given.
+    """
+    sizes = [math.prod(shape) for shape in structure.described.shapes]
+    wanted = [p for p in structure.gradients if p in gradients and p not in structure.roots]
+    known_again = structure.described.kept.keys()
+    kept = _divided(wanted, sizes, count)
+    weights = _divided(sorted(data & known_again), sizes, count)
+    activations = _divided(sorted(data - known_again), sizes, count)
+    written = dict.fromkeys(leaf for node in structure.nodes for leaf in node.leaves)
+    leaves = _divided(list(written), sizes, count)
+    return [
+        Share(*parts[:3], frozenset(parts[3]), number == count - 1)
+        for number, parts in enumerate(zip(kept, weights, activations, leaves))
+    ]
+
+
+def _divided(positions: Sequence[int], sizes: Sequence[int], count: int) -> List[List[int]]:
+    """Positions in so many lists, of which the last ones have about the same size, and the others nothing.
+
+    The largest come first, each to the smallest list.
+    """
+    used = min(count, max(1, sum(sizes[position] for position in positions) // _LEAST))
+    lists: List[List[int]] = [[] for _ in range(used)]
+    filled = [0] * used
+    for position in sorted(positions, key=lambda p: (-sizes[p], p)):
+        smallest = filled.index(min(filled))
+        lists[smallest].append(position)
+        filled[smallest] += max(sizes[position], 1)
+    return [[] for _ in range(count - used)] + lists

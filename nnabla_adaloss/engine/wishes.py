@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..core.ada_loss import asked, bounded
 from ..core.config import AdaLossConfig
 from ..core.layer_record import Reason
-from ..core.methods import Needs, Range
+from ..core.methods import Needs
 from ..core.statistics import ArrayStatistics
 from ..core.validation import integer
 from ..emulation.gradient_ranges import GradientRanges
@@ -114,10 +114,8 @@ class Wishes:
                 history = (*known, (iteration, g))[-(self._config.method.window or 1) :]
                 self._histories = {**self._histories, layer: history}
                 inputs = tuple(one.scaled(scale) for _, one in history), w
-        return asked(self._config, *inputs, self._range(ranges, slot.target), slot.slot.fan_in)
-
-    def _range(self, ranges: Optional[GradientRanges], target: int) -> Range:
-        return self._config.range if ranges is None else ranges.of(target)
+        range_ = self._config.range if ranges is None else ranges.of(slot.target)
+        return asked(self._config, *inputs, range_, slot.slot.fan_in)
 
     def forget(self) -> None:
         """Drop what was computed from gradients and weights, as after loading other weights."""

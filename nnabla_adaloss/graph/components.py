@@ -114,15 +114,15 @@ def _numbered(nodes: Sequence[NodeStructure], sizes: Sequence[int], parents: Dic
         waiting = set().union(*(following[index] for index in waiting)) - behind_layers
     leaves = {leaf: producers[node.number] for node in reversed(nodes) for leaf in node.leaves}
     return Components(
-        of,
-        names,
-        producers,
-        single,
-        following,
-        leaves,
-        edges,
-        frozenset(range(len(names))) - behind_layers,
-        sum(node.loss_exit for node in nodes),
+        of=of,
+        names=names,
+        producers=producers,
+        single=single,
+        next=following,
+        leaves=leaves,
+        edges=edges,
+        governed=frozenset(range(len(names))) - behind_layers,
+        loss_exits=sum(node.loss_exit for node in nodes),
     )
 
 

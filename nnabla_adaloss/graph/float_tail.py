@@ -18,10 +18,10 @@ import nnabla.function
 from ..core.formats import FLOAT16, Format
 from ..core.validation import boolean
 from ..errors import warn
-from .function_kinds import OWN_REFERENCES, float_context, written_inputs
+from .function_kinds import OWN_REFERENCES, written_inputs
 from .matrix_products import is_matrix_product
 from .names import function_names, registered_names
-from .reading import GraphDescription, GraphReading, read_graph
+from .reading import GraphDescription, GraphReading, is_half, read_graph
 
 logger = logging.getLogger("nnabla_adaloss")
 
@@ -117,6 +117,12 @@ class TailReader:
             self._reported = True
             self.tail.report()
         self.moved, self._missing = False, []
+
+
+def float_context(context: nn.Context) -> nn.Context:
+    """The context that computes in float where `context` computes in half precision."""
+    backends = [f"{name.partition(':')[0]}:float" if is_half([name]) else name for name in context.backend]
+    return nn.Context(list(dict.fromkeys(backends)), context.array_class, context.device_id)
 
 
 def constants(described: GraphDescription, index: int) -> List[float]:

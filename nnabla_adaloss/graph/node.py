@@ -58,8 +58,6 @@ class NodeStructure(NamedTuple):
     half: bool
     expands: bool  # whether one of its inputs has several elements
     separates: bool  # whether input gradients may carry another scale than the output's, with no layer
-    trivial: bool  # whether it passes one scale on, and nothing else is to be done
-    single: Optional[int]  # its output, where it has one only
 
 
 class Node:

@@ -36,7 +36,6 @@ class GraphPlan:
         functions: all functions behind the loss, in forward order.
         all_variables: all variables behind it, by position.
         keys: their keys.
-        loss_exits: in how many places the gradient leaves the section between the loss and the first layers.
         layers: names of the layers that get a scale, in backward order.
         stopped: type names of the functions that backward does not visit.
         roots: the outputs that backward starts from.
@@ -79,7 +78,7 @@ class GraphPlan:
         self.functions, self.keys = reading.functions, reading.keys
         self.all_variables = variables = reading.variables
         keys = reading.keys
-        self.loss_exits, self.layers, self.stopped = structure.loss_exits, structure.layers, structure.stopped
+        self.layers, self.stopped = structure.layers, structure.stopped
         self.roots = [variables[p] for p in structure.roots]
         self.variables = [variables[p] for p in structure.gradients]
         self.variable_keys = [keys[p] for p in structure.gradients]
@@ -91,6 +90,11 @@ class GraphPlan:
         described = structure.described
         data = [p for p in reading.leaves if described.kept.get(p, _NAMELESS)[1] is None]
         self.watch.watch_shapes([reading.leaves[p] for p in data], [described.shapes[p] for p in data])
+
+    @property
+    def loss_exits(self) -> int:
+        """In how many places the gradient leaves the section between the loss and the first layers."""
+        return sum(known.loss_exit for known in self.structure.nodes)
 
     @property
     def recomputes(self) -> bool:

@@ -9,13 +9,16 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Seq
 
 import nnabla as nn
 
-from .function_kinds import is_half
-
 _info, _need_grad = attrgetter("info"), attrgetter("need_grad")
 _type_name, _args = attrgetter("type_name"), attrgetter("args")
 _context, _backend = attrgetter("context"), attrgetter("backend")
 _inputs, _outputs = attrgetter("inputs"), attrgetter("outputs")
 _shape, _recompute, _parent = attrgetter("shape"), attrgetter("recompute"), attrgetter("parent")
+
+
+def is_half(backends: Sequence[str]) -> bool:
+    """Whether the first of the `backends` of a context is one of half precision."""
+    return bool(backends) and backends[0].endswith((":half", ":mixed_half"))
 
 
 class Uses(NamedTuple):
@@ -180,24 +183,17 @@ def read_graph(loss: nn.Variable) -> GraphReading:
     needed = {p for p, need, producer in zip(read_positions, needs, producers) if need and producer is None}
     infos = list(map(_info, functions))
     described = GraphDescription(
-        list(map(_type_name, infos)),
-        list(map(_args, infos)),
-        list(map(_backend, map(_context, functions))),
-        list(map(_need_grad, functions)),
-        Uses(list(accumulate(map(len, inputs))), read_positions),
-        needs,
-        producers,
-        Uses(list(accumulate(map(len, outputs))), list(map(position, written_keys))),
-        list(map(_shape, variables)),
-        list(map(_recompute, variables)),
-        {},
+        type_names=list(map(_type_name, infos)),
+        args=list(map(_args, infos)),
+        backends=list(map(_backend, map(_context, functions))),
+        need_grads=list(map(_need_grad, functions)),
+        inputs=Uses(list(accumulate(map(len, inputs))), read_positions),
+        needs=needs,
+        producers=producers,
+        outputs=Uses(list(accumulate(map(len, outputs))), list(map(position, written_keys))),
+        shapes=list(map(_shape, variables)),
+        recomputed=list(map(_recompute, variables)),
+        kept={},
     )
-    return GraphReading(
-        functions,
-        variables,
-        list(by_key),
-        leaves,
-        needed,
-        described,
-        GraphWatch([loss, *variables], written, functions),
-    )
+    watch = GraphWatch([loss, *variables], written, functions)
+    return GraphReading(functions, variables, list(by_key), leaves, needed, described, watch)

@@ -13,12 +13,18 @@ import nnabla as nn
 
 from ..core.layer_selection import LayerSelection
 from .components import Components, components_of
-from .function_kinds import NEVER_ENLARGE, NON_HOMOGENEOUS, OWN_REFERENCES, is_half, written_inputs
+from .function_kinds import (
+    NEVER_ENLARGE,
+    NON_HOMOGENEOUS,
+    OWN_REFERENCES,
+    MemoryUses,
+    memory_uses,
+    written_inputs,
+)
 from .matrix_products import gemm_slots, is_matrix_product
-from .memory_uses import MemoryUses, memory_uses
 from .names import function_names
 from .node import LayerSlot, NodeStructure
-from .reading import GraphDescription
+from .reading import GraphDescription, is_half
 
 _SEVERAL = 2
 
@@ -37,9 +43,7 @@ class PlanOptions(NamedTuple):
 
 
 class GraphStructure:
-    """The roles of a graph's functions; ValueError where a pattern of the selection matches no layer. Of the
-    graph, it holds the leaves that the description keeps, so that no others get their keys.
-    """
+    """The roles of a graph's functions; ValueError where a pattern of the selection matches no layer."""
 
     def __init__(
         self, described: GraphDescription, options: PlanOptions, leaves: Sequence[nn.Variable]
@@ -63,8 +67,6 @@ class GraphStructure:
         self.nodes = [self._node(index, scalable[index], section) for index in self.order]
         self.gradients = list(dict.fromkeys(p for node in self.nodes for p in (*node.outputs, *node.inputs)))
         self.leaves = list(dict.fromkeys(p for node in self.nodes for p in node.leaves))
-        # In how many places the gradient leaves the section between the loss and the first layers.
-        self.loss_exits = sum(node.loss_exit for node in self.nodes)
         self.layers = [slot.layer for node in self.nodes for slot in node.slots]
         pairs = zip(described.type_names, described.need_grads)
         self.stopped = [type_name for type_name, need_grad in pairs if not need_grad]
@@ -95,15 +97,9 @@ class GraphStructure:
         found.described = described
         found.nodes = [found._reshaped(node) for node in self.nodes]
         # What is computed from nodes, shapes and arguments when it is asked for.
-        for name in (
-            "by_number",
-            "layer_slots",
-            "in_float",
-            "limiting_gradients",
-            "largest_gradients",
-            "memory_uses",
-        ):
-            vars(found).pop(name, None)
+        for name, value in vars(GraphStructure).items():
+            if isinstance(value, cached_property):
+                vars(found).pop(name, None)
         found.fixed = found._fixed()
         return found
 
@@ -187,20 +183,15 @@ class GraphStructure:
         """When leaves are read and outputs written."""
         return memory_uses(self.described)
 
-    def _ranks(self) -> List[int]:
-        """The ranks that nnabla's forward gives the functions: the longest way from a leaf.
-
-        nnabla itself is not asked: before forward it has others, which even order functions otherwise where
-        the graph was rewired.
-        """
+    def _backward_order(self) -> List[int]:
+        described = self.described
+        order: List[int] = []
+        # The ranks that nnabla's forward gives the functions: the longest way from a leaf. nnabla itself is
+        # not asked: before forward it has others, which even order functions otherwise where the graph was
+        # rewired.
         ranks: List[int] = []
         for producers in self._producers:
             ranks.append(1 + max([ranks[p] for p in producers if p is not None], default=0))
-        return ranks
-
-    def _backward_order(self) -> List[int]:
-        described, ranks = self.described, self._ranks()
-        order: List[int] = []
         seen: Set[int] = set()
         waiting: List[Tuple[int, int, int]] = []
 
@@ -272,24 +263,22 @@ class GraphStructure:
         non_homogeneous, in_section = type_name in self.options.non_homogeneous, index in section
         layers = tuple([s for s in slots if self.options.selection.selects(label, s.layer)]) if slots else ()
         return NodeStructure(
-            index,
-            type_name,
-            described.args[index],
-            label,
-            outputs,
-            tuple(inputs),
-            tuple(leaves),
-            layers,
-            in_section,
-            in_section and section.isdisjoint(inputs.values()),
-            non_homogeneous,
-            type_name in OWN_REFERENCES,
-            is_half(described.backends[index]),
+            number=index,
+            type_name=type_name,
+            args=described.args[index],
+            label=label,
+            outputs=outputs,
+            inputs=tuple(inputs),
+            leaves=tuple(leaves),
+            slots=layers,
+            loss_section=in_section,
+            loss_exit=in_section and section.isdisjoint(inputs.values()),
+            non_homogeneous=non_homogeneous,
+            in_place=type_name in OWN_REFERENCES,
+            half=is_half(described.backends[index]),
             # A scalar gradient that is about to be spread over many elements (mean, sum, broadcast).
-            any(self._sizes[position] == _SEVERAL for position in read),
-            non_homogeneous or (in_section and len(outputs) == 1 and self._sizes[outputs[0]] == 1),
-            bool(inputs) and len(outputs) == 1 and not (leaves or layers or in_section or non_homogeneous),
-            outputs[0] if len(outputs) == 1 else None,
+            expands=any(self._sizes[position] == _SEVERAL for position in read),
+            separates=non_homogeneous or (in_section and len(outputs) == 1 and self._sizes[outputs[0]] == 1),
         )
 
     def _fixed(self) -> List[Tuple[int, bool]]:

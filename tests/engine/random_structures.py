@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs of numbers alone: functions that read and write positions, as a plan has them; nothing runs."""
+"""Graphs that never run: of nnabla, and of numbers alone, as a plan has them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,30 @@ from types import SimpleNamespace
 from typing import Any, List, Mapping, NamedTuple, Sequence
 
 import hypothesis.strategies as st
+import nnabla as nn
 
 from nnabla_adaloss.graph.components import Components, components_of
 from nnabla_adaloss.graph.matrix_products import GemmSlot
 from nnabla_adaloss.graph.node import LayerSlot, NodeStructure
+from nnabla_adaloss.graph.plan import GraphPlan
 
 SLOT = GemmSlot(0, 1, 1.0, 1.0)
 KINDS = "layer", "layer", "sum", "clip", "clipping layer"
+
+
+class Graph:
+    """A graph of nnabla that never runs, with its components; variables go by themselves."""
+
+    def __init__(self, loss: nn.Variable) -> None:
+        self.plan = GraphPlan(loss)
+        self.structure = self.plan.structure
+        self.components = self.structure.components(by_layer=True)
+
+    def position(self, v: nn.Variable) -> int:
+        return self.plan.positions[hash(v)]
+
+    def index(self, v: nn.Variable) -> int:
+        return self.components.of[self.position(v)]
 
 
 class Drawn(NamedTuple):
@@ -42,42 +59,30 @@ def node(
     clips: bool = False,
     at_loss: bool = False,
 ) -> NodeStructure:
-    """A function; variables go by position.
-
-    Args:
-        number: its number.
-        outputs: what it writes.
-        inputs: what it reads that gets a gradient, leaves apart.
-        sizes: how many elements each has; several, where that is not told.
-        leaves: the leaves that it reads.
-        layers: the weight by which it multiplies the gradient of an input.
-        clips: whether its gradient is not linear in that of its output.
-        at_loss: whether it lies between the loss and the first layer.
+    """A function; `sizes` has how many elements variables have that have not several, and `layers` the weight
+    by which it multiplies the gradient of an input.
     """
     slots = tuple(
         LayerSlot(f"f{number}:{target}", SLOT, target, factor, target in leaves, False)
         for target, factor in layers.items()
     )
     single = sizes.get(outputs[0]) == 1 and len(outputs) == 1
-    separates = clips or (at_loss and single)
     return NodeStructure(
-        number,
-        "Clip" if clips else "Product" if layers else "Sum",
-        {},
-        f"f{number}",
-        tuple(outputs),
-        tuple(inputs),
-        tuple(leaves),
-        slots,
-        at_loss,
-        False,
-        clips,
-        False,
-        False,
-        any(sizes.get(p) != 1 for p in (*inputs, *leaves)),
-        separates,
-        bool(inputs) and len(outputs) == 1 and not (leaves or layers or at_loss or clips),
-        outputs[0] if len(outputs) == 1 else None,
+        number=number,
+        type_name="Clip" if clips else "Product" if layers else "Sum",
+        args={},
+        label=f"f{number}",
+        outputs=tuple(outputs),
+        inputs=tuple(inputs),
+        leaves=tuple(leaves),
+        slots=slots,
+        loss_section=at_loss,
+        loss_exit=False,
+        non_homogeneous=clips,
+        in_place=False,
+        half=False,
+        expands=any(sizes.get(p) != 1 for p in (*inputs, *leaves)),
+        separates=clips or (at_loss and single),
     )
 
 

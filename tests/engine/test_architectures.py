@@ -226,7 +226,7 @@ def test_no_scale_of_any_component_changes_a_bit(
     def at_random(components: Components, *_: Any, **__: Any) -> Choice:
         return Choice([2.0**k for k in rng.integers(-6, 10, len(components.names)).tolist()], {})
 
-    monkeypatch.setattr("nnabla_adaloss.engine.scheduling.choose", at_random)
+    monkeypatch.setattr("nnabla_adaloss.engine.pass_runner.choose", at_random)
     post = {"function_post_hook": lambda f: None} if hooked else {}
     found = gradients(scaling, None, clear_buffer, **post)
     assert len(set(scaling.result.schedule.components)) > 1

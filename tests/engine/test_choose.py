@@ -17,7 +17,7 @@ from nnabla_adaloss.core.layer_record import Reason
 from nnabla_adaloss.core.power_of_two import is_power_of_two
 from nnabla_adaloss.engine.choose import Choice, Room, Start, choose
 from nnabla_adaloss.graph.components import Components
-from nnabla_adaloss.graph.plan import GraphPlan
+from tests.engine import random_structures as graphs
 from tests.engine.random_structures import Drawn, structures
 
 pytestmark = pytest.mark.any_context
@@ -25,15 +25,8 @@ pytestmark = pytest.mark.any_context
 S0, U_MAX = 8.0, 65504.0
 
 
-class Graph:
+class Graph(graphs.Graph):
     """A graph that never runs, and what is known of its components; those that are not named are unknown."""
-
-    def __init__(self, loss: nn.Variable) -> None:
-        self.plan = GraphPlan(loss)
-        self.components = self.plan.structure.components(by_layer=True)
-
-    def index(self, v: nn.Variable) -> int:
-        return self.components.of[self.plan.positions[hash(v)]]
 
     def by_index(self, known: Mapping[nn.Variable, Any], other: Any) -> List[Any]:
         found = [other] * len(self.components.names)
@@ -121,12 +114,6 @@ def test_where_all_was_zero_a_far_larger_scale_is_tried_or_what_arrives_if_that_
     assert n.of(n.b) == [2.0**100]
 
 
-def test_no_scale_is_above_what_an_overflow_has_left() -> None:
-    n = Chain()
-    n.choose({n.c: 2.0**20, n.b: 2.0**20}, ceiling={n.b: 2.0**9, n.a: 2.0**7})
-    assert n.of(n.c, n.b, n.a) == [2.0**20, 2.0**9, 2.0**7]
-
-
 def test_components_at_most_two_bits_apart_share_a_scale() -> None:
     n = Chain()
     room = {n.c: 2.0**20, n.b: 2.0**19, n.a: 2.0**18}
@@ -207,20 +194,6 @@ def test_along_a_shortcut_there_is_one_scale() -> None:
         Reason.METHOD,
         Reason.BRANCHES,
     ]
-
-
-def test_the_first_way_to_a_component_decides() -> None:
-    stem = F.tanh(affine(nn.Variable((4, 3)), "stem"))
-    left, right = affine(stem, "left"), affine(F.sigmoid(stem), "right")
-    graph = Graph(F.mean(left * 2.0 + right))
-    first, second = graph.plan.structure.layers
-
-    def wish(layer: str, scale: float, base: float) -> Tuple[float, Reason]:
-        return (4.0, Reason.METHOD) if layer == first else (64.0, Reason.SCALE_BOUND)
-
-    found = graph.choose({left: 2.0**10, stem: 2.0**30}, wish=wish)
-    assert graph.of(left, right, stem) == [2.0**10, 2.0**10, 2.0**12]
-    assert found.reasons == {first: Reason.METHOD, second: Reason.BRANCHES}
 
 
 def test_scaled_copies_of_weights_stay_in_range_and_what_follows_goes_down_with_them() -> None:

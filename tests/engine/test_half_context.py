@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
-
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
@@ -13,10 +11,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater
-from tests.engine.settled import settle
-
-HALF = nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")
-FLOAT = nn.Context(["cpu:float"], "CpuCachedArray", "0")
+from tests.engine.nets import FLOAT, HALF, gradients, run, settle
 
 
 def network(context: nn.Context, weight: float = 1.0) -> nn.Variable:
@@ -31,50 +26,30 @@ def network(context: nn.Context, weight: float = 1.0) -> nn.Variable:
         return F.mean(F.softmax_cross_entropy(PF.affine(h, 3, name="c", rng=rng), t)) * weight
 
 
-def gradients(loss: Any, scale: float, calls: int = 1) -> Dict[str, np.ndarray]:
-    for v in nn.get_parameters().values():
-        v.grad.zero()
-    for _ in range(calls):
-        loss.forward(clear_no_need_grad=True)
-        loss.backward(scale, clear_buffer=True)
-    return present()
-
-
-def present() -> Dict[str, np.ndarray]:
-    return {name: v.g.copy() for name, v in nn.get_parameters().items()}
-
-
 def error(found: np.ndarray, exact: np.ndarray) -> float:
     return float(np.linalg.norm(found - exact) / (np.linalg.norm(exact) + 1e-30))
 
 
 @pytest.mark.parametrize("delay", [0, 1])
 def test_gradients_arrive_in_fp32_unscaled(delay: int) -> None:
-    exact = gradients(network(FLOAT), 1.0)
+    exact = run(network(FLOAT), 1.0, clear=True)
     scaling = AdaptiveLossScaling(network(HALF), AdaLossConfig(delay=delay))
     for iteration in range(2):
         settle(scaling, iteration, 8.0)
-    found = present()
+    found = gradients()
     for name, v in nn.get_parameters().items():
         assert v.grad.dtype == np.float32, name
         assert v.data.dtype == np.float32, name
         assert error(found[name], exact[name]) < 0.02, name
 
 
-def test_gradients_accumulate_in_fp32() -> None:
-    exact = gradients(network(FLOAT), 1.0)
-    found = gradients(AdaptiveLossScaling(network(HALF)), 8.0, calls=3)
-    for name in exact:
-        assert error(found[name], 3.0 * exact[name]) < 0.02, name
-
-
 def test_layer_scales_save_what_half_precision_loses() -> None:
-    exact = gradients(network(FLOAT), 1.0)
+    exact = run(network(FLOAT), 1.0, clear=True)
     exact = {name: 1e-6 * gradient for name, gradient in exact.items()}
-    lost = gradients(network(HALF, 1e-6), 1.0)
+    lost = run(network(HALF, 1e-6), 1.0, clear=True)
     scaling = AdaptiveLossScaling(network(HALF, 1e-6), AdaLossConfig(delay=0))
     settle(scaling, 0, 1.0)
-    kept = present()
+    kept = gradients()
     for name in ("conv/conv/W", "a/affine/W", "c/affine/W"):
         assert error(lost[name], exact[name]) > 0.2, name
         assert error(kept[name], exact[name]) < 0.05, name

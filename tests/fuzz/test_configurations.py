@@ -9,14 +9,13 @@ from typing import Any, Dict
 
 import hypothesis.strategies as st
 import nnabla as nn
-import nnabla.functions as F
-import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
 import pytest
 from hypothesis import given
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
+from tests.engine.nets import mlp
 from tests.fuzz.budget import budget
 
 pytestmark = pytest.mark.slow
@@ -85,9 +84,7 @@ arguments = st.lists(st.sampled_from(ARGUMENTS), max_size=3, unique=True).flatma
 
 
 def updater_with(**options: Any) -> AdaptiveLossScalingUpdater:
-    nn.clear_parameters()
-    x = nn.Variable.from_numpy_array(np.linspace(-1, 1, 12).reshape(4, 3).astype(np.float32))
-    loss = F.mean(PF.affine(F.tanh(PF.affine(x, 5, name="a")), 2, name="b") ** 2)
+    loss = mlp()
     solver = S.Sgd(1e-3)
     solver.set_parameters(nn.get_parameters())
     return AdaptiveLossScalingUpdater(solver, loss, **options)

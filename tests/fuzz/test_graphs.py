@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, Tuple
 
 import hypothesis.strategies as st
 import nnabla as nn
@@ -17,19 +17,52 @@ from nnabla_adaloss.core import get_precision
 from tests.engine import random_graphs
 from tests.engine.random_graphs import STEPS, Network
 from tests.fuzz.budget import budget
-from tests.fuzz.injection import SpoilGradient, places, spoil, values
+from tests.tampering import Tampering
 
 pytestmark = pytest.mark.slow
 
+# Infinities, NaN, subnormals of float16 and float32, zero, the edges of float16 and of float32.
+VALUES: Tuple[float, ...] = (
+    np.inf,
+    -np.inf,
+    np.nan,
+    2.0**-24,
+    -(2.0**-25),
+    1e-40,
+    0.0,
+    -0.0,
+    65504.0,
+    -65520.0,
+    1e38,
+    3e-5,
+)
+values = st.sampled_from(VALUES)
+places = st.sampled_from(["nowhere", "one element", "everywhere"])
 
-class Injection(NamedTuple):
-    """What is put where."""
 
-    place: str
-    value: float
+def spoil(array: np.ndarray, place: str, value: float) -> np.ndarray:
+    """Return a copy of ``array`` with ``value`` in it."""
+    spoilt = np.array(array, np.float32)
+    if place == "everywhere":
+        spoilt[...] = value
+    elif place == "one element" and spoilt.size:
+        spoilt.flat[spoilt.size // 2] = value
+    return spoilt
 
 
-injections = st.builds(Injection, places, values)
+class SpoilGradient(Tampering):
+    """Identity whose gradient is spoilt on its way back, in proportion to the scale that it carries."""
+
+    def __init__(self, place: str, value: float, ctx: Any = None) -> None:
+        super().__init__(ctx)
+        self.place, self.value = place, value
+
+    def changed(self, g: np.ndarray) -> np.ndarray:
+        # Multiplied, not replaced: all functions that the engine takes for linear are linear.
+        return g * spoil(np.ones_like(g), self.place, self.value)
+
+
+injections = st.tuples(places, values)
 
 
 @st.composite

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
+from tests.engine.nets import layers
 from tests.fuzz.budget import budget
 
 pytestmark = pytest.mark.slow
@@ -68,16 +69,9 @@ def test_tries_are_bounded_by_the_bits_to_lose(
 
 
 def test_a_small_auxiliary_loss_drives_no_scale_down() -> None:
-    nn.clear_parameters()
-    rng = np.random.RandomState(0)
-    x = nn.Variable.from_numpy_array(rng.randn(8, 6).astype(np.float32))
-    h = x
-    for name in ("a", "b", "c"):
-        h = F.tanh(PF.affine(h, 8, name=name, rng=rng))
-    main, auxiliary = (
-        F.mean(PF.affine(h, 2, name="d", rng=rng) ** 2),
-        F.mean(PF.affine(h, 3, name="e", rng=rng) ** 2),
-    )
+    h = layers(8, 8, 8, batch=8, width=6)
+    rng = np.random.RandomState(1)
+    main, auxiliary = (F.mean(PF.affine(h, 2, name=name, rng=rng) ** 2) for name in ("main", "auxiliary"))
     for delay in (0, 1):
         solver = S.Sgd(1e-3)
         solver.set_parameters(nn.get_parameters())

@@ -6,7 +6,6 @@ from typing import Dict, List, Set
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
@@ -14,16 +13,6 @@ from nnabla_adaloss import AdaptiveLossScaling
 from nnabla_adaloss.graph.components import Edge
 from tests.engine.random_graphs import Network, networks
 from tests.engine.test_architectures import NETWORKS
-
-
-def rng(seed: int = 0) -> np.random.RandomState:
-    return np.random.RandomState(seed)
-
-
-def data(*shape: int, need_grad: bool = False) -> nn.Variable:
-    v = nn.Variable(shape, need_grad=need_grad)
-    v.d = rng(3).randn(*shape)
-    return v
 
 
 class Found:
@@ -49,22 +38,18 @@ class Found:
         return [e for e in self.components.edges if (e.before, e.after) == (first, second)]
 
 
-def components(loss: nn.Variable, *, by_layer: bool) -> Found:
-    return Found(loss, by_layer=by_layer)
-
-
 def together(found: Found, *variables: nn.Variable) -> bool:
     return len(set(found.of(*variables))) == 1
 
 
 def test_layers_separate() -> None:
-    x = data(4, 8)
-    h = [PF.affine(x, 8, name="a", rng=rng())]
+    x = nn.Variable((4, 8))
+    h = [PF.affine(x, 8, name="a")]
     for name in "bc":
         h += [F.tanh(h[-1])]
-        h += [PF.affine(h[-1], 8, name=name, rng=rng())]
+        h += [PF.affine(h[-1], 8, name=name)]
     loss = F.mean(h[-1] ** 2)
-    found = components(loss, by_layer=True)
+    found = Found(loss, by_layer=True)
     assert together(found, h[0], h[1])
     assert together(found, h[2], h[3])
     assert len(set(found.of(loss, h[4], h[3], h[1]))) == 4
@@ -74,59 +59,48 @@ def test_layers_separate() -> None:
     # The data need no gradient: three layers, two components behind the one at the loss, and the loss's own.
     assert len(found.names) == 4
     assert found.name(loss) in found.single
-    plain = components(loss, by_layer=False)
+    plain = Found(loss, by_layer=False)
     assert together(plain, *h)
     assert len(plain.names) == 2
 
 
 def test_what_adds_connects() -> None:
-    x = PF.affine(data(4, 8), 8, name="stem", rng=rng())
+    x = PF.affine(nn.Variable((4, 8)), 8, name="stem")
     inner = F.tanh(x)
-    branch = PF.affine(inner, 8, name="branch", rng=rng())
+    branch = PF.affine(inner, 8, name="branch")
     joined = x + branch
-    found = components(F.mean(joined**2), by_layer=True)
+    found = Found(F.mean(joined**2), by_layer=True)
     # The residual's trunk carries one scale, into and out of its branch, where no layer leads anywhere.
     assert together(found, x, inner, branch, joined)
     assert all(edge.layer is None for edge in found.components.edges)
-    left, right = (PF.affine(F.tanh(x), 8, name=n, rng=rng()) for n in ("left", "right"))
-    found = components(F.mean(left * right), by_layer=True)
+    left, right = (PF.affine(F.tanh(x), 8, name=n) for n in ("left", "right"))
+    found = Found(F.mean(left * right), by_layer=True)
     assert together(found, left, right)
     assert not together(found, left, x)
 
 
 def test_attention_separates_scores_from_values() -> None:
-    x = data(2, 4, 8)
-    q, k, v = (PF.affine(x, 8, base_axis=2, name=n, rng=rng()) for n in "qkv")
+    x = nn.Variable((2, 4, 8))
+    q, k, v = (PF.affine(x, 8, base_axis=2, name=n) for n in "qkv")
     scores = F.batch_matmul(q, k, transpose_b=True)
     weights = F.softmax(scores)
     out = F.batch_matmul(weights, v)
-    found = components(F.mean(out**2), by_layer=True)
+    found = Found(F.mean(out**2), by_layer=True)
     assert together(found, scores, weights)
     assert not together(found, out, weights)
     # Either factor of a product of activations gets a scale of its own.
     assert len(set(found.of(out, q, k, v))) == 4
     assert [way.layer for way in found.ways(out, weights)] == ["v/affine/BatchMatmul"]
     assert [way.layer for way in found.ways(out, v)] == ["v/affine/BatchMatmul:1"]
-    assert together(components(F.mean(out**2), by_layer=False), q, k, v, scores, out)
-
-
-def test_each_step_of_a_recurrent_network_has_its_own() -> None:
-    h = F.constant(0.1, (2, 4))
-    states = []
-    for _ in range(5):
-        h = F.tanh(PF.affine(h, 4, name="cell", rng=rng()))
-        states.append(h)
-    found = components(F.mean(h**2), by_layer=True)
-    assert len(set(found.of(*states))) == 5
-    assert len(found.names) == 6
+    assert together(Found(F.mean(out**2), by_layer=False), q, k, v, scores, out)
 
 
 def test_scalars_at_the_loss_separate_and_losses_meet_behind_them() -> None:
-    y = PF.affine(data(4, 8), 8, name="a", rng=rng())
+    y = PF.affine(nn.Variable((4, 8)), 8, name="a")
     first, second = F.mean(y**2), F.mean(F.sigmoid(y))
     weighted = second * 1e-8
     loss = first + weighted
-    found = components(loss, by_layer=True)
+    found = Found(loss, by_layer=True)
     assert len(set(found.of(loss, second, first))) == 3
     assert together(found, first, weighted)
     assert found.name(y) not in found.single
@@ -138,9 +112,9 @@ def test_scalars_at_the_loss_separate_and_losses_meet_behind_them() -> None:
 
 
 def test_what_is_behind_a_component_is_all_that_backward_computes_from_it() -> None:
-    stem = PF.affine(data(4, 8), 8, name="stem", rng=rng())
-    left, right = (PF.affine(F.tanh(stem), 8, name=name, rng=rng()) for name in ("left", "right"))
-    found = components(F.mean(left**2) + F.mean(right**2), by_layer=True)
+    stem = PF.affine(nn.Variable((4, 8)), 8, name="stem")
+    left, right = (PF.affine(F.tanh(stem), 8, name=name) for name in ("left", "right"))
+    found = Found(F.mean(left**2) + F.mean(right**2), by_layer=True)
     assert found.components.behind(found.of(left)[0]) == {*found.of(left, stem)}
     assert found.components.behind(found.of(right)[0]) == {*found.of(right, stem)}
     assert found.components.behind(found.of(stem)[0]) == {*found.of(stem)}
@@ -148,9 +122,9 @@ def test_what_is_behind_a_component_is_all_that_backward_computes_from_it() -> N
 
 
 def test_a_leaf_belongs_to_the_component_of_the_first_function_that_writes_it() -> None:
-    h = [data(4, 8)]
+    h = [nn.Variable((4, 8))]
     for _ in range(2):
-        h.append(F.tanh(PF.affine(h[-1], 8, name="shared", rng=rng())))
+        h.append(F.tanh(PF.affine(h[-1], 8, name="shared")))
     plan = AdaptiveLossScaling(F.mean(h[-1] ** 2)).plan
     found = plan.structure.components(by_layer=True)
     first = next(node for node in plan.structure.nodes if node.leaves)
@@ -158,49 +132,49 @@ def test_a_leaf_belongs_to_the_component_of_the_first_function_that_writes_it() 
 
 
 def test_what_clips_gradients_separates() -> None:
-    h = PF.affine(data(4, 8), 8, name="a", rng=rng())
+    h = PF.affine(nn.Variable((4, 8)), 8, name="a")
     clipped = F.clip_grad_by_value(h, F.constant(-1.0, h.shape), F.constant(1.0, h.shape))
     y = F.tanh(clipped)
     for by_layer in (False, True):
-        found = components(F.mean(y**2), by_layer=by_layer)
+        found = Found(F.mean(y**2), by_layer=by_layer)
         assert together(found, clipped, y)
         assert not together(found, h, clipped)
         assert [way.layer for way in found.ways(clipped, h)] == [None]
 
 
 def test_behind_a_layer_nothing_is_governed_whatever_backward_visits_first() -> None:
-    deep, shallow = (PF.affine(data(4, 8), 8, name=n, rng=rng()) for n in ("deep", "shallow"))
+    deep, shallow = (PF.affine(nn.Variable((4, 8)), 8, name=n) for n in ("deep", "shallow"))
     below = deep
     for _ in range(4):
         below = F.tanh(below)
     clipped = F.clip_grad_by_value(below, F.constant(-1.0, (4, 8)), F.constant(1.0, (4, 8)))
     # The layer leads to what was clipped, too, but backward visits the clipping before it.
-    late = F.mean(PF.affine(shallow, 8, name="late", rng=rng()) ** 2)
-    found = components(F.mean(F.sigmoid(clipped + shallow)) + late, by_layer=True)
+    late = F.mean(PF.affine(shallow, 8, name="late") ** 2)
+    found = Found(F.mean(F.sigmoid(clipped + shallow)) + late, by_layer=True)
     assert together(found, clipped, shallow)
     assert found.components.governed.isdisjoint(found.of(clipped, deep))
 
 
 def test_an_input_that_wants_its_gradient_has_a_component_of_its_own() -> None:
-    x = data(4, 8, need_grad=True)
-    y = PF.affine(x, 8, name="a", rng=rng())
-    found = components(F.mean(y**2), by_layer=True)
+    x = nn.Variable((4, 8), need_grad=True)
+    y = PF.affine(x, 8, name="a")
+    found = Found(F.mean(y**2), by_layer=True)
     assert found.name(x) == "a/affine:input"
     assert not together(found, x, y)
-    assert x not in components(F.mean(y**2), by_layer=False)
+    assert x not in Found(F.mean(y**2), by_layer=False)
 
 
 @pytest.mark.parametrize("by_layer", [False, True])
 @pytest.mark.parametrize("clipped", [False, True])
 def test_what_no_visited_function_computes_has_a_component(clipped: bool, by_layer: bool) -> None:
     """A gradient penalty sets `need_grad` of data that is computed from other data."""
-    mixed = data(4, 8) * 0.5 + data(4, 8)
+    mixed = nn.Variable((4, 8)) * 0.5 + nn.Variable((4, 8))
     mixed.need_grad = True
     bounds = F.constant(-1.0, mixed.shape), F.constant(1.0, mixed.shape)
     read = F.clip_grad_by_value(mixed, *bounds) if clipped else mixed
-    y = PF.affine(read, 8, name="a", rng=rng())
+    y = PF.affine(read, 8, name="a")
     y.forward()
-    found = components(F.mean(y**2), by_layer=by_layer)
+    found = Found(F.mean(y**2), by_layer=by_layer)
     assert mixed in found
     assert together(found, mixed, y) == (not clipped and not by_layer)
     assert len(set(found.names)) == len(found.names)
@@ -209,8 +183,8 @@ def test_what_no_visited_function_computes_has_a_component(clipped: bool, by_lay
 @pytest.mark.parametrize("by_layer", [False, True])
 @pytest.mark.parametrize("network", sorted(NETWORKS))
 def test_names_outlive_the_graph(network: str, by_layer: bool) -> None:
-    first = components(NETWORKS[network](), by_layer=by_layer)
-    again = components(NETWORKS[network](), by_layer=by_layer)
+    first = Found(NETWORKS[network](), by_layer=by_layer)
+    again = Found(NETWORKS[network](), by_layer=by_layer)
     assert again.names == first.names
     assert again.single == first.single
     assert len(set(first.names)) == len(first.names)

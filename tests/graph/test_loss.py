@@ -1,19 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be wrapped, how its backward is run, and what that starts from."""
+"""What can be wrapped, how its backward is run, what that starts from, and what hooks raise in it."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Callable, Dict, List, Type
 
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
+from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
 
-from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
-from nnabla_adaloss.graph.loss import LossSeed, LossWrapper, check_scale, run_backward, variable_of
+from nnabla_adaloss import AdaptiveLossScaling, AdaptiveLossScalingUpdater, FormatEmulation
+from nnabla_adaloss.graph.loss import (
+    HookGuard,
+    LossSeed,
+    LossWrapper,
+    check_scale,
+    root_cause,
+    run_backward,
+    variable_of,
+)
+from tests.updaters.networks import Training, snapshot, training
 
 
 def output(batch: int = 2) -> nn.Variable:
@@ -59,21 +69,16 @@ def test_scales(scale: Any) -> None:
     assert type(found) is float
 
 
-@pytest.mark.parametrize("scale", [0, -1.0, math.inf, math.nan, np.array(0.0), -0.0])
-def test_scales_out_of_range(scale: Any) -> None:
-    with pytest.raises(ValueError, match="factor=.* must be a positive finite number"):
+@pytest.mark.parametrize(
+    ("scale", "error"),
+    [
+        *((scale, ValueError) for scale in (0, -1.0, math.inf, math.nan, np.array(0.0), -0.0, 5e-324)),
+        *((scale, TypeError) for scale in (None, "8", True, [8.0], np.array([8.0]), 1j)),
+    ],
+)
+def test_what_is_no_scale(scale: Any, error: Any) -> None:
+    with pytest.raises(error, match="factor="):
         check_scale(scale, "factor")
-
-
-def test_a_scale_that_is_too_small_to_unscale() -> None:
-    with pytest.raises(ValueError, match=r"factor=5e-324 is too small to unscale .* 2\*\*-126 or more"):
-        check_scale(5e-324, "factor")
-
-
-@pytest.mark.parametrize("scale", [None, "8", True, [8.0], np.array([8.0]), 1j])
-def test_scales_that_are_no_numbers(scale: Any) -> None:
-    with pytest.raises(TypeError, match="scale=.* must be a number"):
-        check_scale(scale)
 
 
 @pytest.mark.parametrize("wrap", [False, True])
@@ -89,15 +94,6 @@ def test_backward_of_either_kind(wrap: bool) -> None:
         )
         np.testing.assert_array_equal(weight.g, np.full((3, 2), 0.5 * scale, np.float32))
     assert len(seen) == 8
-
-
-def test_a_scale() -> None:
-    seed = LossSeed(F.mean(output()))
-    for scale in (8.0, 2.0**-20, 8.0):
-        filled = seed.gradient(scale)
-        assert isinstance(filled, nn.NdArray)
-        assert filled.dtype == np.float32
-        np.testing.assert_array_equal(filled.data, np.array(scale, np.float32))
 
 
 def test_a_gradient_of_ones_own() -> None:
@@ -127,9 +123,157 @@ def test_one_array_serves_pass_after_pass(clear_buffer: bool) -> None:
     own = np.float32(0.25) * np.ones((), np.float32)
     loss.g = own
     seed = LossSeed(loss)
-    for scale in (8.0, 2.0, 8.0):
+    for scale in (8.0, 2.0**-20, 8.0):
         loss.forward()
         weight.grad.zero()
-        loss.backward(seed.gradient(scale), clear_buffer=clear_buffer)
+        filled = seed.gradient(scale)
+        assert isinstance(filled, nn.NdArray)
+        assert filled.dtype == np.float32
+        loss.backward(filled, clear_buffer=clear_buffer)
         np.testing.assert_array_equal(weight.g, np.full((3, 2), 0.5 * scale, np.float32))
     np.testing.assert_array_equal(loss.g, own)  # nnabla has put the loss's own gradient back
+
+
+class Planned(Exception):
+    pass
+
+
+def test_no_hooks_are_no_hook() -> None:
+    assert HookGuard().chain(None, None) is None
+
+
+def test_whoever_cleans_up_is_called_once_right_after_the_exception() -> None:
+    seen: List[Any] = []
+    guard = HookGuard(lambda: seen.append("cleaned up"))
+
+    def fail(f: Any) -> None:
+        seen.append(f)
+        raise KeyboardInterrupt
+
+    first, second = guard.chain(fail), guard.chain(seen.append)
+    assert first is not None
+    assert second is not None
+    for hook in (first, second, first):
+        hook(1)
+    assert seen == [1, "cleaned up"]
+    assert isinstance(guard.error, KeyboardInterrupt)
+
+
+@pytest.mark.parametrize("returns", [False, True])
+@pytest.mark.parametrize("error", [Planned("in a hook"), KeyboardInterrupt()])
+def test_after_the_first_exception_no_hook_runs_and_the_original_comes_out(
+    error: BaseException, returns: bool
+) -> None:
+    guard, seen = HookGuard(), []
+
+    def fail(f: Any) -> None:
+        seen.append(f)
+        raise error
+
+    first, second = guard.chain(fail, seen.append), guard.chain(seen.append)
+    assert first is not None
+    assert second is not None
+
+    def call() -> None:
+        first(1)
+        second(2)
+        if not returns:
+            raise SystemError("nnabla hides the cause")
+
+    with pytest.raises(type(error)) as caught:
+        guard.run(call)
+    assert caught.value is error
+    assert seen == [1]
+
+
+def test_root_cause_looks_behind_system_errors_only() -> None:
+    error, outer = Planned(), SystemError()
+    outer.__cause__ = SystemError()
+    outer.__cause__.__cause__ = error
+    assert root_cause(outer) is error
+    assert root_cause(error) is error
+    error.__cause__ = ValueError()
+    assert root_cause(outer) is error
+    alone = SystemError()
+    assert root_cause(alone) is alone
+
+
+Wrap = Callable[[nn.Variable], Any]
+
+
+class WithSchedule(DynamicLossScalingUpdater):  # type: ignore[misc]
+    """One that does something around nnabla's loop."""
+
+    def update(self) -> None:
+        self.solver.set_learning_rate(0.05)
+        super().update()
+
+
+class WithoutDivision(DynamicLossScalingUpdater):  # type: ignore[misc]
+    """One with a loop of its own, made for gradients that come out unscaled."""
+
+    def update(self) -> None:
+        self.solver.zero_grad()
+        self.data_feeder()
+        self.loss.forward(clear_no_need_grad=self.clear_buffer)
+        self.loss.backward(self.scale, clear_buffer=self.clear_buffer)
+        self.solver.update()
+
+
+def emulated(loss: nn.Variable) -> AdaptiveLossScaling:
+    return AdaptiveLossScaling(FormatEmulation(loss, "float16"))
+
+
+def steps(train: Training, update: Callable[[], Any]) -> Dict[str, np.ndarray]:
+    before = snapshot(train.parameters)
+    update()
+    return {name: v.d - before[name] for name, v in train.parameters.items() if v.need_grad}
+
+
+@pytest.mark.parametrize(
+    ("wrap", "made"), [(AdaptiveLossScaling, WithSchedule), (emulated, DynamicLossScalingUpdater)]
+)
+def test_nnablas_updater_is_refused_and_no_parameter_changes(wrap: Wrap, made: Type[Any]) -> None:
+    train = training()
+    scaling = wrap(train.loss)
+    scaling.forward()
+    scaling.backward(8.0)
+    updater = made(train.solver, scaling, train.feed)
+    trained = {name: v for name, v in train.parameters.items() if v.need_grad}
+    before = snapshot(trained)
+    message = (
+        f"^{made.__name__} divides gradients by the scale, but its loss is an AdaptiveLossScaling, which "
+        "unscales them by itself: .*AdaptiveLossScalingUpdater$"
+    )
+    for _ in range(2):
+        with pytest.raises(TypeError, match=message):
+            updater.update()
+    for name, value in before.items():
+        np.testing.assert_array_equal(trained[name].d, value, err_msg=name)
+    # What the sentence says to do.
+    assert AdaptiveLossScalingUpdater(train.solver, scaling.loss, train.feed).update().updated
+
+
+def test_the_same_scale_is_taken_from_loops_that_divide_nothing() -> None:
+    train = training()
+    expected = steps(train, DynamicLossScalingUpdater(train.solver, train.loss, train.feed).update)
+    train = training()
+    updater = WithoutDivision(train.solver, AdaptiveLossScaling(train.loss), train.feed)
+    found = steps(train, updater.update)
+    for name, step in expected.items():
+        np.testing.assert_allclose(found[name], step, rtol=1e-4, atol=1e-9, err_msg=name)
+
+
+def test_within_nnablas_loop_another_loss_may_be_scaled() -> None:
+    """As by a data feeder that trains something, too."""
+    train = training()
+    scaling = AdaptiveLossScaling(train.loss)
+
+    def feed() -> None:
+        train.feed()
+        scaling.forward()
+        scaling.backward(8.0)
+        train.solver.zero_grad()
+
+    found = steps(train, DynamicLossScalingUpdater(train.solver, train.loss, feed).update)
+    assert all(step.any() for step in found.values())

@@ -1,16 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fan-ins, counted: with ones everywhere an input gradient is the number of products it sums."""
+"""Matrix products: every one that nnabla has is known, with its fan-in and the layout of its matrices.
+
+A later nnabla that brings another fails here: see "A matrix product" in docs/architecture.md.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Callable
+import importlib
+import inspect
+import pkgutil
+import re
+from typing import Any, Callable, Iterable, Iterator, List, Tuple
 
 import nnabla as nn
+import nnabla.backward_function as backward_package
+import nnabla.function as function_module
 import nnabla.functions as F
+import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
+from nnabla.function import PythonFunction
 
-from nnabla_adaloss.graph.matrix_products import gemm_slots
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, get_loss_scale_by_element_wise_range
+from nnabla_adaloss.graph.matrix_products import SCALABLE, gemm_slots, is_matrix_product, product_matrices
+from nnabla_adaloss.graph.node import Node, Scaling
+from nnabla_adaloss.graph.plan import GraphPlan
 
 
 def ones(*shape: int) -> nn.Variable:
@@ -59,3 +73,141 @@ def test_fan_in_is_the_number_of_products(case: str) -> None:
 
 def test_what_is_no_matrix_product_has_no_slot() -> None:
     assert gemm_slots("ReLU", {}, [(2, 3)], (2, 3)) == []
+
+
+def products_of(case: str) -> Tuple[Any, Any, Any]:
+    """Return a layer's output, its gradient, and the scalable inputs' matrices (gradient, factor)."""
+    rng = np.random.default_rng(len(case))
+    y = CASES[case]()
+    for v in y.parent.inputs:
+        v.d = rng.uniform(0.5, 1.0, v.shape)
+    y.forward()
+    g = rng.uniform(0.5, 1.0, y.shape).astype(np.float32)
+    for v in y.parent.inputs:
+        v.grad.zero()
+    y.backward(g)
+    (node,) = GraphPlan(y).nodes.values()
+    return y, g, [(s, *matrices(node, s, g, s.factor.d)) for s in node.scalings]
+
+
+def matrices(node: Node, scaling: Scaling, g: np.ndarray, factor: np.ndarray) -> Tuple[Any, Any]:
+    return product_matrices(node.type_name, node.args, scaling.slot, g, factor)
+
+
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_the_shared_axis_is_the_channels(case: str) -> None:
+    _, g, found = products_of(case)
+    for scaling, gradient, factor in found:
+        assert gradient.shape[1] == factor.shape[0]
+        assert gradient.size == g.size
+        assert factor.size == scaling.factor.size
+
+
+@pytest.mark.parametrize("case", ["affine", "affine_base_axis"])
+def test_an_affine_layers_product_is_its_input_gradient(case: str) -> None:
+    y, _, ((scaling, gradient, factor),) = products_of(case)
+    x = y.parent.inputs[0]
+    np.testing.assert_allclose((gradient @ factor).reshape(x.shape), x.g, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "case", ["deconvolution", "strided_deconvolution", "convolution", "grouped", "depthwise"]
+)
+def test_channels_pair_gradient_and_weight(case: str) -> None:
+    # With all but one output channel of the gradient zero, only that channel's weights have products.
+    y, g, _ = products_of(case)
+    (node,) = GraphPlan(y).nodes.values()
+    (scaling,) = node.scalings
+    for channel in range(g.shape[1]):
+        only = np.zeros_like(g)
+        only[:, channel] = 1.0
+        weight = y.parent.inputs[1]
+        weight.grad.zero()
+        y.forward()
+        y.backward(only)
+        seen, used = matrices(node, scaling, only, weight.g != 0)
+        assert np.flatnonzero(used.any(axis=1)).tolist() == [channel]
+        assert np.flatnonzero(seen.any(axis=0)).tolist() == [channel]
+
+
+@pytest.mark.parametrize("square", [False, True])
+def test_the_engine_asks_element_wise_methods_with_matrices(square: bool) -> None:
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+    width = 5 if square else 7
+    x = nn.Variable.from_numpy_array(rng.randn(4, 5).astype(np.float32), need_grad=True)
+    y = PF.affine(x, width, name="a", rng=rng)
+    w = nn.get_parameters()["a/affine/W"]
+    # Columns of very different size: pairing them the wrong way round gives another scale.
+    w.d = w.d * 10.0 ** -np.arange(width)
+    g = rng.randn(4, width).astype(np.float32) * 10.0 ** (np.arange(width) - width)
+    config = AdaLossConfig(loss_scale_method="element_wise_range", use_bound=False)
+    scaling = AdaptiveLossScaling(y, config)
+    for again in (False, True):
+        scaling.forward()
+        scaling.backward(1.0, grad=g, again=again)
+    expected = get_loss_scale_by_element_wise_range(
+        g.astype(np.float32), np.ascontiguousarray(w.d.T), config=config, fan_in=width
+    )
+    found = scaling.layer_scales["a/affine"]
+    assert found <= float(expected) < 2.0 * found
+    assert found > 1.0
+
+
+PRODUCT = re.compile(
+    r"affine|conv(?!ert)|correlation|matmul|dot|einsum|linear|dense|gemm|attention|rnn|lstm|gru",
+    re.IGNORECASE,
+)
+
+# What has such a name and is no product with weights.
+OTHERS = {
+    "AffineGrid",  # where an image is sampled: theta is an activation, and the grid is fixed
+    "DequantizeLinear",
+    "QuantizeLinear",
+}
+
+
+def function_types() -> Iterator[str]:
+    """Every function written in C++."""
+    for name, value in vars(function_module).items():
+        if not name.startswith("_") and name[0].isupper() and callable(value):
+            yield name
+
+
+def gradient_types() -> Iterator[str]:
+    """Every function written in Python that nn.grad makes of another; less what products inherit from."""
+    for module in pkgutil.iter_modules(backward_package.__path__):
+        for name, value in vars(
+            importlib.import_module(f"{backward_package.__name__}.{module.name}")
+        ).items():
+            written_in_python = inspect.isclass(value) and issubclass(value, PythonFunction)
+            if written_in_python and name not in ("LinearDataGrad", "LinearFilterGrad"):
+                yield name
+
+
+def suggesting(names: Iterable[str]) -> List[str]:
+    return sorted(name for name in set(names) if PRODUCT.search(name) and name not in OTHERS)
+
+
+FUNCTIONS = suggesting(function_types())
+GRADIENTS = suggesting(gradient_types())
+
+
+@pytest.mark.parametrize("type_name", FUNCTIONS + GRADIENTS)
+def test_a_product_is_known(type_name: str) -> None:
+    assert is_matrix_product(type_name)
+
+
+def test_the_search_finds_what_there_is() -> None:
+    assert {*SCALABLE, "Einsum", "GRU", "INQAffine", "LSTM", "PatchCorrelation", "RNN"} <= set(FUNCTIONS)
+    assert {
+        f"{layer}{part}Grad"
+        for layer in ("Affine", "Convolution", "Deconvolution")
+        for part in ("Data", "Filter")
+    } == set(GRADIENTS)
+    assert set(function_types()) >= OTHERS
+
+
+@pytest.mark.parametrize("type_name", [*sorted(OTHERS), "ReLU", "Embed", "EmbedFilterGrad", "PReLU", "Mul2"])
+def test_what_is_none_is_not_taken_for_one(type_name: str) -> None:
+    assert not is_matrix_product(type_name)

@@ -12,14 +12,12 @@ import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
 from nnabla.core.module import Module
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, GraphPlan
 from nnabla_adaloss.core import LayerSelection
 from nnabla_adaloss.graph.names import function_names, named, registered_names
 from nnabla_adaloss.graph.reading import read_graph
-from tests.engine.random_graphs import Network, networks
 from tests.engine.test_architectures import NETWORKS as ARCHITECTURES
 
 
@@ -47,25 +45,14 @@ def transformer() -> nn.Variable:
 def test_functions_without_parameters_stand_in_the_scope_around_them() -> None:
     plan = GraphPlan(transformer())
     assert len(plan.layers) == 17
-    assert set(plan.layers) == {
-        "block1/down/affine",
-        "block1/up/affine",
-        "block1/attn/out/affine",
-        "block1/attn/BatchMatmul#2",
-        "block1/attn/BatchMatmul#2:1",
-        "block1/attn/BatchMatmul",
-        "block1/attn/BatchMatmul:1",
-        "block1/attn/k/affine",
-        "block1/attn/q/affine",
-        "block1/attn/v/affine",
-        "block0/down/affine",
-        "block0/up/affine",
-        "block0/attn/out/affine",
-        "block0/attn/BatchMatmul#2",
-        "block0/attn/BatchMatmul#2:1",
-        "block0/attn/BatchMatmul",
-        "block0/attn/BatchMatmul:1",
-    }
+    attention = {"out/affine", "BatchMatmul#2", "BatchMatmul#2:1", "BatchMatmul", "BatchMatmul:1"}
+    affine = {f"block{block}/{name}/affine" for block in "01" for name in ("up", "down")}
+    # The first block's q, k and v read data, whose gradient is nobody's.
+    first = {f"block1/attn/{name}/affine" for name in "qkv"}
+    assert (
+        set(plan.layers)
+        == {f"block{block}/attn/{name}" for block in "01" for name in attention} | affine | first
+    )
     labels = {node.label for node in plan.nodes.values()}
     assert {"block0/attn/Softmax", "block1/ReLU"} <= labels
 
@@ -184,13 +171,6 @@ def test_names_are_unique_stable_and_patterns(name: str) -> None:
     check(NETWORKS[name])
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
-@given(networks)
-def test_names_of_random_graphs_are_unique(network: Network) -> None:
-    names = names_of(network.loss)
-    assert len(set(names)) == len(names)
-
-
 def test_freezing_a_layer_renames_nothing() -> None:
     x = nn.Variable((2, 3))
     loss = F.mean(PF.affine(PF.affine(PF.affine(x, 3, name="a"), 3, name="a"), 3, name="b"))
@@ -207,14 +187,3 @@ def test_a_pattern_that_matches_no_layer_is_an_error_that_lists_the_names() -> N
     for config in (AdaLossConfig(include=("nosuch*",)), AdaLossConfig(exclude=("b/affine", "c"))):
         with pytest.raises(ValueError, match="matches no layer; the network's layers are b/affine"):
             AdaptiveLossScaling(loss, config).backward(8.0)
-
-
-def test_names_are_those_of_the_scope_in_which_the_loss_is_wrapped() -> None:
-    parameters: Dict[str, Any] = OrderedDict()
-    with nn.parameter_scope("", parameters):
-        x = nn.Variable.from_numpy_array(np.ones((2, 3), np.float32))
-        loss = F.mean(PF.affine(PF.affine(x, 3, name="a"), 3, name="b"))
-        scaling = AdaptiveLossScaling(loss)
-    scaling.forward()
-    scaling.backward(8.0)
-    assert scaling.layers == ["b/affine"]

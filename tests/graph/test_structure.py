@@ -126,3 +126,11 @@ def test_what_has_one_element_is_another_matter_for_scales() -> None:
     structure = GraphStructure(described(taps(last=(1,))), OPTIONS, [])
     assert structure.of_alike(described(taps(last=(0, 1)))) is None
     assert structure.of_alike(described(taps(last=(0,)))) is not None
+
+
+def test_where_branches_meet_a_gradient_may_be_larger_than_those_that_arrive() -> None:
+    h = PF.affine(nn.Variable((2, 3)), 4, name="a")
+    loss = F.mean(F.sigmoid(h) + F.tanh(h))
+    reading = read_graph(loss)
+    structure = GraphStructure(reading.description({}), OPTIONS, [])
+    assert reading.keys.index(hash(h)) in structure.largest_gradients

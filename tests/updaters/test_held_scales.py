@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, HistoryPolicy, UpdateResult
-from nnabla_adaloss.engine import adaptive_loss_scaling
+from nnabla_adaloss.engine import pass_runner
 from tests.updaters.networks import (
     AS_THE_BASELINE,
     METHODS,
@@ -36,7 +36,7 @@ EVERY = 8
 def hooked_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no pass be planned."""
     reason = "not in this test"
-    monkeypatch.setattr(adaptive_loss_scaling, "plan_steps", lambda *args, **options: reason)
+    monkeypatch.setattr(pass_runner, "plan_steps", lambda *args, **options: reason)
 
 
 def trained(iterations: int, **options: Any) -> Tuple[List[UpdateResult], Dict[str, np.ndarray], Any]:

@@ -25,15 +25,14 @@ from typing import (
 import nnabla as nn
 
 from ...emulation.rounded_storage import RoundedStorage
-from ...graph.hooks import Hook, HookGuard, root_cause
-from ...graph.loss import LossLike, LossSeed, Seed, run_backward
+from ...graph.loss import Hook, HookGuard, LossLike, LossSeed, Seed, root_cause, run_backward
 from ...graph.node import Node
 from ...graph.plan import GraphPlan
 from ...kernels import Kernels, Measurements
 from ...kernels.arrays import stored_dtype
 from ...kernels.scratch import ScratchPool
 from ..layer_watch import LayerWatch
-from ..leaf_gradients import LeafSeen
+from ..leaf_gradients import LeafGradients, LeafSeen, seen_of_leaves
 from ..report import (
     LeavesSeen,
     PassReport,
@@ -43,8 +42,7 @@ from ..report import (
     unseen_before,
 )
 from ..schedule import Rescale, ScaleSchedule
-from ..shares import Share
-from ..statistics import Findings, Statistics
+from ..statistics import Findings, Share, Statistics
 
 _persistent, _gradient, _zeroing = attrgetter("persistent"), attrgetter("grad"), attrgetter("zeroing")
 
@@ -79,6 +77,11 @@ class PassRequest(NamedTuple):
     share: Optional[Share] = None  # what is measured for the next choice; None: nothing
     look: Optional[Callable[[Node, float], None]] = None  # copies arrays for a method that looks at them
 
+
+Overflow = Tuple[Sequence[str], Optional[int], AbstractSet[int]]
+"""The functions whose gradients were not finite, the component where that began, and those before it that
+nothing tells of.
+"""
 
 LeafArrays = Tuple[List[nn.NdArray], bool]
 """Gradients of leaves, asked for once as nnabla makes a new object each time; whether all are lazily zero."""
@@ -205,42 +208,38 @@ class BackwardPass(ABC):
             if self.storage is not None:
                 self.storage.store_gradient(plan.keys[position], array)
 
+    def _report_of(self, gradients: LeafGradients) -> PassReport:
+        """What has been found, where parameter gradients were taken one by one."""
+        gradients.finish()
+        findings, written = self.statistics.finish(), gradients.written
+        leaves = LeavesSeen([e.leaf for e in written], findings.largest, [e.scale for e in written])
+        return self._report(findings, leaves, seen_of_leaves(written, findings.largest))
+
     def _report(self, findings: Findings, leaves: LeavesSeen, seen: Iterable[LeafSeen]) -> PassReport:
         """What has been found."""
-        request, found_bad = self._request, findings.nonfinite or math.inf in leaves.largest
-        if not (request.measure_all or request.share is not None or found_bad):
-            # As nearly always.
-            return PassReport(
-                self.plan,
-                self._schedule,
-                self.scales,
-                leaves,
-                kind=self.kind,
-                state_finite=findings.watched_finite is not False,
-            )
-        written = list(seen)
+        measure_all, share = self._request.measure_all, self._share
+        found_bad = findings.nonfinite or math.inf in leaves.largest
         amax: Mapping[int, float] = {}
-        if request.measure_all or request.share is not None:
-            share = self._share
+        overflow: Overflow = (), None, frozenset()
+        # Nearly always nothing is looked at.
+        written = list(seen) if measure_all or share is not None or found_bad else []
+        if measure_all or share is not None:
             counted = written if share is None else [one for one in written if one.leaf in share.leaves]
             gradients = self._gradients_seen(findings)
             amax = amax_of_components(self.plan.structure, self._schedule.graph, gradients, counted)
-        found_inf: Sequence[str] = ()
-        first: Optional[int] = None
-        suspected: AbstractSet[int] = frozenset()
-        rounded_bad = self._rounded_nonfinite() if request.measure_all or found_bad else set()
+        rounded_bad = self._rounded_nonfinite() if measure_all or found_bad else set()
         if found_bad or rounded_bad:
-            found_inf, first, suspected = self._overflow(findings.nonfinite, rounded_bad, leaves, written)
+            overflow = self._overflow(findings.nonfinite, rounded_bad, leaves, written)
         return PassReport(
             self.plan,
             self._schedule,
             self.scales,
             leaves,
-            found_inf,
+            overflow[0],
             amax,
-            request.measure_all,
-            first,
-            suspected,
+            measure_all,
+            overflow[1],
+            overflow[2],
             self.kind,
             findings.watched_finite is not False,
         )
@@ -279,10 +278,7 @@ class BackwardPass(ABC):
 
     def _overflow(
         self, arrived: Set[int], rounded: Set[int], leaves: LeavesSeen, seen: Sequence[LeafSeen]
-    ) -> Tuple[List[str], Optional[int], AbstractSet[int]]:
-        """The functions whose gradients were not finite, the component where that began, and those before it
-        that nothing tells of.
-        """
+    ) -> Overflow:
         structure, graph = self.plan.structure, self._schedule.graph
         bad = arrived | rounded
         bad_leaves = {leaf for leaf, amax in zip(*leaves[:2]) if amax == math.inf}

@@ -11,8 +11,8 @@ from typing import AbstractSet, Any, List, Tuple
 
 from ...errors import GraphChangedError
 from ...graph.node import Node
-from ..leaf_gradients import LeafGradients, seen_of_leaves
-from ..report import LeavesSeen, PassReport
+from ..leaf_gradients import LeafGradients
+from ..report import PassReport
 from ..scaled_weights import ScaledWeights
 from ..schedule import Rescale, ScaleSchedule
 from .backward_pass import BackwardPass, Hooks, PassContext, PassRequest
@@ -71,14 +71,8 @@ class HookedPass(BackwardPass):
         self._leaves.restore()
 
     def finish(self) -> PassReport:
-        """End the pass: unscale what is left, and report."""
-        self._leaves.finish()
-        findings = self.statistics.finish()
-        entries = self._leaves.written
-        leaves = LeavesSeen(
-            [entry.leaf for entry in entries], findings.largest, [entry.scale for entry in entries]
-        )
-        return self._report(findings, leaves, seen_of_leaves(entries, findings.largest))
+        """End the pass, and report."""
+        return self._report_of(self._leaves)
 
     def _prepare(self, f: Any) -> None:
         node = self._nodes.get(hash(f))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exceptions in a pass: arrays are put back, and the original comes out. Gradients that a pass finds."""
+"""Exceptions in a pass: arrays are put back, and the original comes out."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any, List
 
 import nnabla as nn
 import nnabla.functions as F
@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling
-from nnabla_adaloss.engine.passes.backward_pass import leaf_arrays
 from nnabla_adaloss.engine.passes.hooked import HookedPass
 from nnabla_adaloss.engine.passes.hookless import HooklessPass
-from tests.engine.settled import settle
+from tests.engine.nets import assert_same, run, settle
 
 pytestmark = pytest.mark.any_context
 
@@ -31,18 +30,6 @@ def clipping() -> nn.Variable:
 
 def clip_range(h: nn.Variable) -> List[nn.Variable]:
     return [F.constant(value, h.shape) for value in (-1e-3, 1e-3)]
-
-
-def gradients() -> Dict[str, np.ndarray]:
-    return {name: v.g.copy() for name, v in nn.get_parameters().items()}
-
-
-def run(scaling: Any, *args: Any, **options: Any) -> Dict[str, np.ndarray]:
-    for v in nn.get_parameters().values():
-        v.grad.zero()
-    scaling.forward()
-    scaling.backward(*args, **options)
-    return gradients()
 
 
 @pytest.mark.parametrize("pass_type", [HooklessPass, HookedPass])
@@ -83,25 +70,4 @@ def test_after_an_exception_arrays_are_put_back_and_nothing_more_is_done(
     # By the guard, and once more when nnabla has returned.
     assert calls == ["rescale", "restore", "restore"]
     assert {name: (v.data, v.grad) for name, v in parameters.items()} == arrays
-    for name, found in run(scaling, 8.0, function_post_hook=hook).items():
-        np.testing.assert_array_equal(found, expected[name], err_msg=name)
-
-
-def zeroed_leaves(count: int) -> List[nn.Variable]:
-    found = [nn.Variable((2,), need_grad=True) for _ in range(count)]
-    for v in found:
-        v.grad.zero()
-    return found
-
-
-def test_leaf_arrays_come_in_the_order_of_the_leaves() -> None:
-    some = zeroed_leaves(3)
-    assert leaf_arrays(some)[0] == [v.grad for v in some]
-
-
-def test_leaf_arrays_tell_whether_all_are_lazily_zero() -> None:
-    some = zeroed_leaves(3)
-    assert leaf_arrays(some)[1]
-    some[1].grad.data = np.zeros(2, np.float32)  # zeros, but not lazily
-    assert not leaf_arrays(some)[1]
-    assert leaf_arrays([])[1]
+    assert_same(run(scaling, 8.0, function_post_hook=hook), expected)

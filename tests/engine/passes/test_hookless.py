@@ -1,26 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pass without hooks measures what one with hooks measures, and leaves nothing behind."""
+"""A pass without hooks: which schedules it can apply, and that it measures what one with hooks measures."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 from unittest import mock
 
-import hypothesis.strategies as st
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
 from nnabla.function import PythonFunction
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
-from nnabla_adaloss.engine import shares
-from nnabla_adaloss.engine.passes.hookless import HooklessPass
-from nnabla_adaloss.engine.shares import Share
-from tests.engine.random_graphs import Network, networks
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, GraphPlan, Method, Needs
+from nnabla_adaloss.core.methods import Range
+from nnabla_adaloss.engine import statistics as shares
+from nnabla_adaloss.engine.leaf_gradients import TakenLeaf
+from nnabla_adaloss.engine.passes.backward_pass import leaf_arrays
+from nnabla_adaloss.engine.passes.hookless import HooklessLeaves, HooklessPass, HooklessSteps, plan_steps
+from nnabla_adaloss.engine.schedule import ScaleSchedule
+from nnabla_adaloss.engine.statistics import Share
+from nnabla_adaloss.graph.node import Scaling
+from nnabla_adaloss.kernels import CpuKernels
+from tests.engine.nets import FLOAT, assert_same, gradients, layers, run, settle
 
 EVERY = 3
 METHODS = ("approx_range", "amax_history")
@@ -33,103 +38,9 @@ def small_shares() -> Iterator[None]:
         yield
 
 
-def look(f: Any) -> None:
-    """A hook that sees each function: the pass needs hooks then."""
-
-
-class Way(NamedTuple):
-    """How a loss is gone through."""
-
-    method: str
-    scale: Optional[float]
-    clear_buffer: bool
-    accum_grad: int
-    storage: Optional[str]
-
-
-ways = st.builds(
-    Way,
-    st.sampled_from(METHODS),
-    st.sampled_from([None, 256.0]),
-    st.booleans(),
-    st.sampled_from([1, 2]),
-    st.sampled_from([None, None, "float16", "fp8_hybrid"]),
-)
-
-
-class Engine:
-    """One engine on a network, whose iterations are run one by one."""
-
-    def __init__(self, network: Network, way: Way, hook: Optional[Callable[[Any], None]]) -> None:
-        self.network, self.way, self.hook = network, way, hook
-        loss = network.loss if way.storage is None else FormatEmulation(network.loss, way.storage)
-        config = AdaLossConfig(loss_scale_method=way.method, measure_every=EVERY)
-        self.scaling = AdaptiveLossScaling(loss, config)
-
-    def iterate(self, iteration: int) -> Dict[str, Any]:
-        """Run one iteration; return all that it leaves behind."""
-        for leaf in self.network.leaves.values():
-            leaf.grad.zero()
-        for _ in range(self.way.accum_grad):
-            self.scaling.forward(clear_no_need_grad=self.way.clear_buffer)
-            self.scaling.backward(
-                self.way.scale,
-                clear_buffer=self.way.clear_buffer,
-                function_post_hook=self.hook,
-                iteration=iteration,
-            )
-        left = {name: bits(leaf.g) for name, leaf in self.network.leaves.items()}
-        for index, v in enumerate(self.scaling.plan.variables):
-            if v.persistent or not self.way.clear_buffer:
-                left[f"gradient {index}"] = bits(v.g)
-        state = self.scaling.state_dict()
-        state["cleared"] = [v.grad.clear_called for v in inner(self.scaling)]
-        return {**state, **left}
-
-
-def bits(array: np.ndarray) -> List[int]:
-    return np.array(array, np.float32).view(np.uint32).ravel().tolist()
-
-
 def inner(scaling: AdaptiveLossScaling) -> List[nn.Variable]:
     """All that get a gradient but leaves and the loss, whose gradient nnabla keeps with hooks only."""
     return [v for v in scaling.plan.variables if v.parent is not None and v != scaling.variable]
-
-
-@pytest.mark.slow
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
-@given(networks, ways, st.integers(0, 2**31))
-def test_it_measures_what_a_pass_with_hooks_measures(network: Network, way: Way, seed: int) -> None:
-    hookless, hooked = Engine(network, way, None), Engine(network, way, look)
-    # Some gradients are the user's own. Where activations are computed again, nnabla itself loses those.
-    rng = np.random.default_rng(seed)
-    for v in inner(hookless.scaling):
-        v.persistent = bool(rng.random() < 0.2) and not hookless.scaling.plan.recomputes
-    variables = hookless.scaling.plan.all_variables
-    persistent = [v.persistent for v in variables]
-    with small_shares():
-        for iteration in range(2 * EVERY + 1):
-            expected = hooked.iterate(iteration)
-            assert hookless.iterate(iteration) == expected
-            assert [v.persistent for v in variables] == persistent
-
-
-def chain(wrong: Optional[Callable[[nn.Variable], nn.Variable]] = None) -> nn.Variable:
-    rng = np.random.RandomState(0)
-    h = nn.Variable.from_numpy_array(rng.randn(4, 5).astype(np.float32))
-    for index in range(6):
-        h = F.tanh(PF.affine(h, 5, name=f"layer{index}", rng=rng))
-        if index == 2 and wrong is not None:
-            h = wrong(h)
-    return F.mean(h**2)
-
-
-def run(scaling: AdaptiveLossScaling, count: int = 1) -> None:
-    for _ in range(count):
-        for v in nn.get_parameters().values():
-            v.grad.zero()
-        scaling.forward(clear_no_need_grad=True)
-        scaling.backward(clear_buffer=True)
 
 
 class Seen(NamedTuple):
@@ -157,13 +68,15 @@ def kept_by_passes(monkeypatch: pytest.MonkeyPatch) -> List[Seen]:
 def test_no_more_than_a_share_is_kept_and_only_until_the_pass_ends(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scaling = AdaptiveLossScaling(chain(), AdaLossConfig(loss_scale_method=method, measure_every=EVERY))
+    scaling = AdaptiveLossScaling(
+        F.mean(layers(*[5] * 6) ** 2), AdaLossConfig(loss_scale_method=method, measure_every=EVERY)
+    )
     seen = kept_by_passes(monkeypatch)
     with small_shares():
-        run(scaling)
+        run(scaling, clear=True)
         assert not seen
         for _ in range(2 * EVERY):
-            run(scaling)
+            run(scaling, clear=True)
             assert scaling.result.kind == "hookless"
             assert all(v.grad.clear_called for v in inner(scaling))
     assert len(seen) == 2 * EVERY
@@ -177,16 +90,6 @@ def test_no_more_than_a_share_is_kept_and_only_until_the_pass_ends(
             # Gradients of one size, in EVERY shares.
             assert len(kept) <= -(-len(everything) // EVERY)
         assert sorted(p for _, kept in cycle for p in kept) == everything
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_one_share_holds_all_where_that_is_little(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    scaling = AdaptiveLossScaling(chain(), AdaLossConfig(loss_scale_method=method, measure_every=EVERY))
-    seen = kept_by_passes(monkeypatch)
-    run(scaling, 1 + 2 * EVERY)
-    # Each cycle begins with another share.
-    last = [*(EVERY - 1) * [False], True]
-    assert [bool(kept) for _, kept in seen] == [*last, *last[-1:], *last[:-1]]
 
 
 class Wrong(PythonFunction):
@@ -222,12 +125,16 @@ class Wrong(PythonFunction):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_an_exception_in_backward_leaves_everything_as_it_was(method: str) -> None:
-    function = Wrong(nn.Context(["cpu:float"], "CpuCachedArray", "0"))
-    loss = chain(function) * 2.0**-20
-    expected = gradients_of(loss)
+    function = Wrong(FLOAT)
+    h = function(layers(5, 5, 5))
+    for index in range(3):
+        h = F.tanh(PF.affine(h, 5, name=f"behind{index}"))
+    loss = F.mean(h**2) * 2.0**-20
+    expected = run(loss)
     config = AdaLossConfig(loss_scale_method=method, measure_every=1, use_bound=False)
     scaling = AdaptiveLossScaling(loss, config)
-    run(scaling, 3)
+    for _ in range(3):
+        run(scaling, clear=True)
     assert scaling.result.kind == "hookless"
     mine = inner(scaling)[3]
     mine.persistent = True
@@ -237,20 +144,289 @@ def test_an_exception_in_backward_leaves_everything_as_it_was(method: str) -> No
     before = scaling.state_dict()
     function.raises = True
     with pytest.raises(KeyboardInterrupt):
-        run(scaling)
+        run(scaling, clear=True)
     assert [v.persistent for v in variables] == persistent
     assert {name: (v.data, v.grad) for name, v in nn.get_parameters().items()} == arrays
     assert scaling.state_dict()["iteration"] == before["iteration"]
     function.raises = False
-    run(scaling)
+    run(scaling, clear=True)
     assert [v.persistent for v in variables] == persistent
-    for name, v in nn.get_parameters().items():
-        np.testing.assert_array_equal(v.g, expected[name], err_msg=name)
+    assert_same(gradients(), expected)
 
 
-def gradients_of(loss: nn.Variable) -> Dict[str, np.ndarray]:
-    for v in nn.get_parameters().values():
+@dataclass(frozen=True)
+class Alternating(Method):
+    """Some scale other than 1, not the same for all layers."""
+
+    needs = Needs.STATISTICS
+
+    def scale(self, g: Any, W: Any, *, range: Range, fan_in: float) -> float:
+        return 4.0 if fan_in % 2 else 0.5
+
+
+def batch(*shape: int) -> nn.Variable:
+    return nn.Variable.from_numpy_array(np.random.default_rng(0).standard_normal(shape).astype(np.float32))
+
+
+def chain(weight: float = 1.0) -> nn.Variable:
+    h = batch(4, 3)
+    for width in (5, 6, 7):
+        h = F.tanh(PF.affine(h, width, name=f"a{width}"))
+    return F.mean(h**2) * weight
+
+
+def residual() -> nn.Variable:
+    h = PF.affine(batch(4, 5), 5, name="first")
+    return F.mean((h + PF.affine(F.tanh(PF.affine(h, 5, name="inner")), 5, name="branch")) ** 2)
+
+
+def clipped() -> nn.Variable:
+    h = F.clip_grad_by_norm(F.tanh(PF.affine(batch(4, 5), 5, name="first")), 1e-3)
+    return F.mean(PF.affine(h, 3, name="last") ** 2)
+
+
+def unrolled() -> nn.Variable:
+    h = PF.affine(batch(4, 5), 5, name="in")
+    for _ in range(3):
+        h = F.tanh(PF.affine(h, 5, name="again"))
+    return F.mean(h**2)
+
+
+def two_products() -> nn.Variable:
+    h = PF.affine(batch(2, 3, 4), 4, base_axis=2, name="q")
+    return F.mean(F.batch_matmul(F.tanh(h), F.tanh(h), transpose_b=True) ** 2)
+
+
+def penalized() -> nn.Variable:
+    loss = chain()
+    return loss + F.sum(nn.get_parameters()["a6/affine/W"] ** 2)
+
+
+def recomputed() -> nn.Variable:
+    h = F.tanh(PF.affine(batch(4, 5), 5, name="first"))
+    h.parent.inputs[0].recompute = True
+    h.recompute = True
+    return F.mean(PF.affine(h, 3, name="last") ** 2)
+
+
+class Chosen(NamedTuple):
+    plan: GraphPlan
+    schedule: ScaleSchedule
+
+
+def chosen(loss: Any, method: Any = Alternating(), scale: Optional[float] = 8.0, **options: Any) -> Chosen:
+    config = AdaLossConfig(loss_scale_method=method, measure_every=EVERY, use_bound=False, **options)
+    scaling = AdaptiveLossScaling(loss, config)
+    for iteration in range(2):
+        settle(scaling, iteration, scale)
+    found = scaling._graph.prepared().cache.current(2, scale)
+    assert found is not None
+    return Chosen(scaling.plan, found)
+
+
+def planned(found: Chosen, **conditions: Any) -> Any:
+    asked: Dict[str, Any] = {"rounded": False, "at_random": False, "max_bytes": None}
+    return plan_steps(found.plan, found.schedule, **{**asked, **conditions})
+
+
+def swapped(plan: GraphPlan, steps: HooklessSteps) -> List[Scaling]:
+    """The layers whose weights are swapped, in backward order."""
+    return [s for node in plan.nodes.values() for s in node.scalings if s.factor_key in steps.factors.keys]
+
+
+def test_a_chain_is_planned() -> None:
+    found = chosen(chain())
+    steps = planned(found)
+    assert isinstance(steps, HooklessSteps)
+    assert not steps.between
+    # The first layer's input gradient is nobody's.
+    assert [s.layer for s in swapped(found.plan, steps)] == ["a7/affine", "a6/affine"]
+    assert [leaf.scale for leaf in steps.leaves.leaves] == [8.0, 8.0, 32.0, 32.0, 16.0, 16.0]
+
+
+@pytest.mark.parametrize(
+    ("network", "said"),
+    [
+        (unrolled, "adds to a gradient of another scale"),
+        (two_products, "multiplied by an activation"),
+        (penalized, "read by other functions"),
+        (recomputed, "computed again"),
+    ],
+)
+def test_what_stands_in_the_way_is_said(network: Callable[[], nn.Variable], said: str) -> None:
+    steps = planned(chosen(network()))
+    assert isinstance(steps, str)
+    assert said in steps
+
+
+def test_what_clips_is_followed_by_a_call() -> None:
+    found = chosen(clipped())
+    steps = planned(found)
+    assert isinstance(steps, HooklessSteps)
+    (clip,) = (node for node in found.plan.structure.nodes if node.non_homogeneous)
+    own = found.schedule.steps[clip.number]
+    # Before the clipping, that is after the function before it; and after it.
+    assert own.before
+    assert own.after
+    assert steps.between[clip.number] == own.after
+    assert sorted(rescale for many in steps.between.values() for rescale in many) == sorted(
+        own.before + own.after
+    )
+
+
+@pytest.mark.parametrize("method", ["amax_history", "fixed"])
+def test_branches_need_no_call(method: str) -> None:
+    loss = residual()
+    branch = nn.get_parameters()["branch/affine/W"]
+    branch.d = branch.d * 2.0**-12
+    steps = planned(chosen(loss, method, None, fixed_loss_scale=4.0))
+    assert isinstance(steps, HooklessSteps)
+    assert not steps.between
+    assert steps.factors.keys
+
+
+def test_scaled_weights_may_take_no_more_memory_than_they_may() -> None:
+    found = chosen(chain())
+    # 7x6 and 6x5 numbers of 4 bytes.
+    assert isinstance(planned(found, max_bytes=288), HooklessSteps)
+    assert isinstance(planned(found, max_bytes=287), str)
+    # Weights that no scale changes are not copied.
+    assert isinstance(planned(chosen(chain(), "fixed"), max_bytes=0), HooklessSteps)
+
+
+def test_a_small_loss_weight_is_in_the_seed_where_nothing_is_rounded() -> None:
+    found = chosen(chain(2.0**-20))
+    assert any(step.before for step in found.schedule.steps.values())
+    steps = planned(found)
+    assert isinstance(steps, HooklessSteps)
+    assert not steps.between
+    assert steps.seed > found.schedule.seed
+    # Behind the loss everything is as it was.
+    scaled = swapped(found.plan, steps)
+    assert scaled
+    behind = [found.plan.positions[s.target_key] for s in scaled]
+    assert all(steps.scales[position] == found.schedule.scales[position] for position in behind)
+    # Stored in 16 bits, a number on the way might not be what it was.
+    rounded = planned(found, rounded=True)
+    assert isinstance(rounded, str) or rounded.between
+
+
+def seen_scales(loss: Any, scale: Optional[float], hook: Optional[Callable[[Any], None]]) -> List[Any]:
+    config = AdaLossConfig(loss_scale_method="amax_history", measure_every=EVERY)
+    scaling, found = AdaptiveLossScaling(loss, config), []
+    for iteration in range(3 * EVERY):
+        run(scaling, scale, iteration=iteration, function_post_hook=hook)
+        inner = [v.g.copy() for v in scaling.plan.variables if v.size > 1]
+        found.append([*inner, *(v.g.copy() for v in nn.get_parameters().values())])
+    return found
+
+
+@pytest.mark.parametrize("storage", [None, "float16"])
+@pytest.mark.parametrize("scale", [None, 8.0])
+def test_gradients_that_stay_readable_are_the_same(storage: Optional[str], scale: Optional[float]) -> None:
+    loss = chain(2.0**-20)
+    wrapped = loss if storage is None else FormatEmulation(loss, storage)
+    planned_, hooked = seen_scales(wrapped, scale, None), seen_scales(wrapped, scale, lambda f: None)
+    for a, b in zip(planned_, hooked):
+        for x, y in zip(a, b):
+            np.testing.assert_array_equal(x.view(np.uint32), y.view(np.uint32))
+
+
+def test_it_is_told_how_scales_were_applied() -> None:
+    scaling = AdaptiveLossScaling(chain(), AdaLossConfig(measure_every=EVERY))
+    assert set(settle(scaling, 0)) == {"measuring"}
+    assert settle(scaling, 1) == ["hookless"]
+    assert settle(scaling, 2, function_post_hook=lambda f: None) == ["single functions are watched"]
+    assert settle(scaling, 3) == ["hookless"]
+    config = AdaLossConfig("fixed", fixed_loss_scale=4.0, use_bound=False)
+    scaling = AdaptiveLossScaling(unrolled(), config)
+    for iteration in range(2):
+        (*_, kind) = settle(scaling, iteration, 8.0)
+    assert "adds to a gradient of another scale" in kind
+
+
+@pytest.mark.parametrize("scale", [None, 8.0])
+@pytest.mark.parametrize("method", ["approx_range", "amax_history"])
+def test_with_statistics_of_earlier_iterations_only_the_first_one_measures_as_it_runs(
+    method: str, scale: Optional[float]
+) -> None:
+    config = AdaLossConfig(loss_scale_method=method, measure_every=EVERY, use_bound=False)
+    scaling = AdaptiveLossScaling(chain(2.0**-20), config)
+    seen = [settle(scaling, iteration, scale) for iteration in range(2 * EVERY + 1)]
+    assert set(seen[0]) == {"measuring"}
+    assert seen[1:] == 2 * EVERY * [["hookless"]]
+
+
+def test_with_those_of_the_same_iteration_the_first_of_so_many_measures() -> None:
+    config = AdaLossConfig("approx_range", measure_every=EVERY, use_bound=False, delay=0)
+    scaling = AdaptiveLossScaling(chain(), config)
+    seen = [settle(scaling, iteration, 8.0) for iteration in range(2 * EVERY + 1)]
+    # It runs twice: to measure the batch, and with the scales that follow.
+    assert seen[0] == seen[EVERY] == seen[2 * EVERY] == 2 * ["measuring"]
+    assert [kinds for i, kinds in enumerate(seen) if i % EVERY] == 2 * (EVERY - 1) * [["hookless"]]
+
+
+def test_activations_that_are_computed_again_from_some_iteration_on() -> None:
+    loss = recomputed()
+    hidden = loss.parent.inputs[0]
+    chain = []
+    while hidden.parent is not None:
+        chain.append(hidden)
+        hidden = hidden.parent.inputs[0]
+    marked = [v for v in chain if v.recompute]
+    assert marked
+    for v in marked:
+        v.recompute = False
+    scaling = AdaptiveLossScaling(loss, AdaLossConfig(loss_scale_method="approx_range"))
+    for iteration in range(3):
+        if iteration == 2:
+            assert scaling.result.kind == "hookless"
+            for v in marked:
+                v.recompute = True
+        scaling.forward(clear_no_need_grad=True)
+        scaling.backward(8.0, clear_buffer=True)
+    assert scaling.result.kind != "hookless"
+
+
+def test_gradients_that_all_but_vanish_are_planned_with_a_large_seed() -> None:
+    loss = chain() * 2.0**-80
+    scaling = AdaptiveLossScaling(loss)
+    expected = run(loss)
+    for iteration in range(2):
+        settle(scaling, iteration)
+    assert scaling.result.kind == "hookless"
+    assert scaling.loss_scale > 2.0**60
+    assert_same(gradients(), expected)
+
+
+SCALES = [2.0, 8.0, 0.5]
+POSITIONS = [7, 3, 5]
+
+
+def taken() -> Tuple[HooklessLeaves, List[nn.Variable]]:
+    variables = [nn.Variable((2,), need_grad=True) for _ in SCALES]
+    for v in variables:
         v.grad.zero()
-    loss.forward()
-    loss.backward()
-    return {name: v.g.copy() for name, v in nn.get_parameters().items()}
+    leaves = [
+        TakenLeaf(position, 0, v, scale, False, False)
+        for position, v, scale in zip(POSITIONS, variables, SCALES)
+    ]
+    return HooklessLeaves(leaves), variables
+
+
+def test_what_was_written_is_unscaled_and_the_rest_stays_lazily_zero() -> None:
+    kernels = CpuKernels()
+    leaves, variables = taken()
+    for wrote in ([0, 1, 2], [0, 2], [], [0, 1, 2]):
+        for v in variables:
+            v.grad.zero()
+        masters = leaf_arrays(variables)[0]
+        for index in wrote:
+            variables[index].grad.data = np.array([3.0, -4.0], np.float32)
+        positions, gradients = leaves.written(masters)
+        assert positions == [POSITIONS[index] for index in wrote]
+        assert kernels.unscale_in_place(gradients) == [4.0 / SCALES[index] for index in wrote]
+        for index, v in enumerate(variables):
+            assert v.grad.zeroing == (index not in wrote)
+            if index in wrote:
+                np.testing.assert_array_equal(v.g, np.array([3.0, -4.0]) / SCALES[index])

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One backward pass: its scales are chosen or kept, it runs, and what it has shown is learned."""
+
+from __future__ import annotations
+
+import math
+from typing import Dict, Optional, Tuple, Union
+
+from ..core.config import AdaLossConfig
+from ..core.formats import get_format
+from ..core.layer_log import LayerObserver
+from ..core.power_of_two import floor_power_of_two
+from ..emulation.gradient_ranges import GradientRanges
+from ..emulation.rounded_storage import RoundedStorage
+from ..graph.loss import LossLike, LossSeed, Seed, check_scale
+from ..kernels import Kernels
+from ..monitor import Audience, LayerScaled
+from .choose import Room, Start, choose
+from .component_scales import ComponentScales
+from .layer_watch import LayerWatch, records_of
+from .passes import HookedPass, HooklessPass
+from .passes.backward_pass import NO_HOOKS, LeafArrays, PassRequest, UserHooks
+from .passes.hookless import HooklessSteps, plan_steps
+from .prepared_graph import PreparedGraph
+from .report import PassReport
+from .schedule import ScaleSchedule
+from .wishes import Wishes
+
+# Where host and network share the memory: a network whose scaled weights are larger has layers that take long
+# beside what is done around them.
+_MAX_BYTES = 2**23
+
+
+class PassRunner:
+    """Runs the passes of one loss."""
+
+    def __init__(
+        self,
+        loss: LossLike,
+        seed: LossSeed,
+        config: AdaLossConfig,
+        kernels: Kernels,
+        storage: Optional[RoundedStorage],
+        audience: Optional[Audience],
+        *,
+        delayed: bool,
+    ) -> None:
+        self._loss, self._seed, self._config, self._kernels = loss, seed, config, kernels
+        self._storage, self._audience, self._delayed = storage, audience, delayed
+        self._observer = LayerObserver(config)
+        self._max_bytes = config.planned_bytes
+        if self._max_bytes is None and not kernels.asynchronous:
+            self._max_bytes = _MAX_BYTES
+        # A start scale that was checked, and what comes of it.
+        self._checked: Tuple[Optional[float], float] = None, 0.0
+
+    @property
+    def has_watchers(self) -> bool:
+        """Whether anybody is told of layers."""
+        return self._audience is not None or self._observer.needed
+
+    def base(self, given: float) -> float:
+        """What the loss gradient starts with, of S0 or of the scale with which an engine starts."""
+        if type(given) is not float or given != self._checked[0]:
+            check_scale(given)
+            self._checked = given, check_scale(given * self._config.init_scale, "scale * init_scale")
+        return self._checked[1]
+
+    def run(
+        self,
+        planned: PreparedGraph,
+        components: ComponentScales,
+        wishes: Wishes,
+        iteration: int,
+        scale: Optional[float],
+        found: LeafArrays,
+        hooks: UserHooks,
+        grad: Optional[Seed],
+        *,
+        clear_buffer: bool,
+        again: bool,
+    ) -> PassReport:
+        """Run one pass, with the schedule in use or the next one, and learn from it."""
+        cache, graph = planned.cache, planned.components
+        schedule, chosen = None if again else cache.current(iteration, scale), False
+        learns, measure = not cache.for_good(scale), False
+        if schedule is None:
+            planned.statistics.begin(iteration, again=again)
+            unknown = learns and (
+                any(map(components.unknown(graph).__getitem__, graph.measured))
+                or planned.statistics.lacks_weights
+            )
+            # Nothing is known of a seed gradient of the caller's own.
+            measure = learns and (again or unknown or not self._delayed or grad is not None)
+            before = cache.schedule
+            schedule = next_schedule(
+                planned,
+                (self._config, components, wishes),
+                self.base(components.policy.start_scale if scale is None else scale),
+                iteration,
+                scale,
+                seeded=grad is not None,
+                again=again,
+            )
+            chosen = schedule is not before
+            # Chosen again in the next iteration is what an overflow of this one holds down, and with delay=1
+            # what a batch of this one has shown: it is that of this rank alone.
+            kept = not (measure or components.alone) if self._delayed else again or not measure
+            if kept and not components.limited:
+                cache.keep(schedule, iteration)
+            else:
+                cache.drop()
+        share = None if measure or not learns else planned.share(iteration)
+        told = self._audience is not None or self._observer.needed
+        which = iteration, components.began[1]
+        request = PassRequest(
+            clear_buffer,
+            NO_HOOKS if hooks == NO_HOOKS else hooks,
+            self._told(planned, schedule, which, chosen=chosen) if told else None,
+            grad,
+            measure,
+            share,
+            wishes.look_at if measure and wishes.look_at_arrays else None,
+        )
+        report = self._pass(planned, schedule, request, found)
+        if measure or share is not None:
+            components.learn(graph, report, last=share is None or share.last)
+            if measure and not report.found_inf:
+                components.keep_batch()
+        if measure and not (self._delayed or again):
+            # These statistics are what the batch is to be scaled by.
+            components.settled = False
+        return report
+
+    def probe(self, planned: PreparedGraph, scale: float) -> None:
+        """Run a pass with one scale for all, and learn nothing from it."""
+        scales = [scale] * len(planned.components.names)
+        schedule = ScaleSchedule(planned.plan.structure, planned.components, scales, scale)
+        request = PassRequest(clear_buffer=True)
+        HookedPass(planned, request, schedule, "it is only tried").run(self._loss, self._seed)
+
+    def _pass(
+        self, planned: PreparedGraph, schedule: ScaleSchedule, request: PassRequest, found: LeafArrays
+    ) -> PassReport:
+        """Run a pass: without hooks, if that can be."""
+        if planned.planned_for is not schedule and not request.measure_all:
+            before, planned.planned_for = planned.planned_for, schedule
+            # New scales are mostly what they were.
+            if before is None or not schedule.is_applied_as(before):
+                storage = self._storage
+                planned.steps = plan_steps(
+                    planned.plan,
+                    schedule,
+                    rounded=storage is not None,
+                    at_random=storage is not None and storage.precisions.at_random,
+                    max_bytes=self._max_bytes,
+                )
+        steps = planned.steps
+        running: Union[HookedPass, HooklessPass]
+        if request.measure_all:
+            running = HookedPass(planned, request, schedule, "measuring")
+        elif request.watch is not None or request.hooks is not NO_HOOKS:
+            running = HookedPass(planned, request, schedule, "single functions are watched")
+        elif isinstance(steps, HooklessSteps):
+            running = HooklessPass(planned, request, schedule, steps, found)
+        else:
+            running = HookedPass(planned, request, schedule, str(steps))
+        return running.run(self._loss, self._seed)
+
+    def _told(
+        self, planned: PreparedGraph, schedule: ScaleSchedule, which: Tuple[int, int], *, chosen: bool
+    ) -> Optional[LayerWatch]:
+        """Report the scales of a pass, by iteration and attempt, to whoever records them; who is told of its
+        layers as they run.
+        """
+        audience = self._audience
+        watched = audience is not None and audience.wants(LayerScaled, which[0])
+        if not (watched or self._observer.needed):
+            return None
+        records = records_of(planned.plan.structure, planned.statistics, schedule, which, chosen=chosen)
+        if self._observer.needed:
+            for record in records:
+                self._observer(record)
+        if audience is None or not watched:
+            return None
+        stored = get_format(self._config.dtype or "float16")
+        return LayerWatch(audience, self._kernels, self._storage, stored, records)
+
+
+def next_schedule(
+    planned: PreparedGraph,
+    settings: Tuple[AdaLossConfig, ComponentScales, Wishes],
+    base: float,
+    iteration: int,
+    scale: Optional[float],
+    *,
+    seeded: bool,
+    again: bool,
+) -> ScaleSchedule:
+    """The next schedule; the one in use, if it would be chosen again. `base` is what the loss gradient starts
+    with when nothing is known: S0, where `scale` gives it.
+    """
+    config, components, wishes = settings
+    graph, structure, fixed = planned.components, planned.plan.structure, scale is not None
+    ranges = ranges_of(planned, config)
+    known = components.room(graph, {} if ranges is None else ranges.of_components(graph))
+    choice = choose(
+        graph,
+        known,
+        _start(planned, config, components, known, base, fixed=fixed, seeded=seeded),
+        wishes.about(structure, planned.statistics, iteration, ranges, fixed=fixed),
+        _weight_room(planned, config, ranges),
+        power_of_two=config.power_of_two,
+    )
+    present = planned.cache.schedule
+    held = present is not None and not again and present.fixed_scale == scale
+    if (
+        held
+        and present is not None
+        and present.structure is structure
+        and present.components == choice.scales
+    ):
+        return present
+    return ScaleSchedule(structure, graph, choice.scales, scale, choice.reasons, wishes.unbounded)
+
+
+def _start(
+    planned: PreparedGraph,
+    config: AdaLossConfig,
+    components: ComponentScales,
+    known: Room,
+    base: float,
+    *,
+    fixed: bool,
+    seeded: bool,
+) -> Start:
+    graph = planned.components
+    root = graph.names[graph.root]
+    single = root in graph.single and not seeded
+    if fixed:
+        amax = components.amaxes_of(graph)
+        return Start(base, base, True, [1.0, *amax[1:]] if single else amax, config.range.u_max)
+    if not single:
+        return Start(known.of_root(base), base)
+    # The loss gradient is 1.
+    end = min(floor_power_of_two(components.u_max(root)), components.policy.max_scale)
+    return Start(end if any(known.room) else base, base)
+
+
+def _weight_room(
+    planned: PreparedGraph, config: AdaLossConfig, ranges: Optional[GradientRanges]
+) -> Dict[int, float]:
+    """By position of a weight, the largest alpha with which its scaled copy stays in range: 1 if it was
+    not measured.
+    """
+    largest = config.range.u_max
+    found: Dict[int, float] = {}
+    if planned.storage is not None:
+        # Scaled copies of weights are stored as weights are.
+        largest = min(largest, planned.storage.precisions.narrowest.stored_data.max)
+    for _, slot in planned.plan.structure.layer_slots.values():
+        weight = planned.statistics.data(slot.factor)
+        if weight is None and slot.factor in planned.statistics.wanted.data:
+            found[slot.factor] = 1.0
+        elif weight is not None and weight.abs_max:
+            own = largest if ranges is None else ranges.of_weight(slot)
+            room = max(floor_power_of_two(own / weight.abs_max), 1.0)
+            found[slot.factor] = min(room, found.get(slot.factor, math.inf))
+    return found
+
+
+def ranges_of(planned: PreparedGraph, config: AdaLossConfig) -> Optional[GradientRanges]:
+    """The range of each gradient, where layers differ; None: all have that of the configuration."""
+    storage = planned.storage
+    if storage is None or storage.precisions.only is not None:
+        return None
+    return GradientRanges(config, storage, planned.plan)

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When scales are chosen, how long they are kept, and what is learned and recorded of a pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, List
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import numpy as np
+import pytest
+
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
+from nnabla_adaloss.core import LayerRecord, Method, Reason
+from nnabla_adaloss.engine import statistics
+from tests.engine.nets import (
+    layers,
+    mlp,
+    run,
+    settle,
+    settled,
+)
+from tests.updaters.test_overflow import Gate
+
+FIXED = {"loss_scale_method": "fixed", "use_bound": False}
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_update_per_n_iteration_counts_iterations(every: int) -> None:
+    calls: List[int] = []
+
+    def method(g: np.ndarray, W: np.ndarray, *, config: AdaLossConfig, fan_in: float) -> float:
+        calls.append(scaling.iteration)
+        return 2.0
+
+    config = AdaLossConfig(loss_scale_method=method, update_per_n_iteration=3, measure_every=every)
+    scaling = AdaptiveLossScaling(mlp(), config)
+    for _ in range(7):
+        settled(scaling)
+    # Each of two layers before both passes that measure, once anything was; the second knows the iteration.
+    assert calls == [1, 1, 3, 3, 4, 4, 6, 6, 7, 7]
+
+
+@dataclass(frozen=True)
+class Constant(Method):
+    value: float
+
+    def scale(self, g: Any, W: Any, *, range: Any, fan_in: float) -> float:
+        return self.value
+
+
+@pytest.mark.parametrize("which", ["weight range", "room", "meeting of branches"])
+def test_a_record_holds_the_scale_that_was_applied(which: str) -> None:
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+    x = nn.Variable.from_numpy_array(rng.randn(4, 5).astype(np.float32))
+    h = F.tanh(PF.affine(x, 6, name="stem", rng=rng))
+    head = PF.affine(h, 6, name="head", rng=rng)
+    y = head * 1e-6
+    if which == "weight range":
+        nn.get_parameters()["head/affine/W"].d = 5000.0
+    elif which == "room":
+        y, nn.get_parameters()["head/affine/W"].d = head, 100.0
+    else:
+        # The shortcut leads from the loss to what is behind the layer: both carry the scale of that.
+        y = F.mean(y) + F.mean(h)
+    records: List[Any] = []
+    config = AdaLossConfig(Constant(64.0), use_bound=False, recorder=records.append, delay=0)
+    with nn.context_scope(nn.Context(["cpu:float"])):
+        scaling = AdaptiveLossScaling(FormatEmulation(F.mean(y)), config)
+    settled(scaling, None if which == "room" else 1.0)
+    record = records[-1]
+    assert scaling.layer_scales == {"head/affine": record.alpha}
+    assert scaling.accumulated_scales == {"head/affine": record.accumulated_scale}
+    assert (record.alpha != record.unbounded == 64.0, record.reason.value) == (True, which)
+
+
+def test_passes_of_one_iteration_are_numbered_in_records() -> None:
+    records: List[Any] = []
+    scaling = AdaptiveLossScaling(mlp(), AdaLossConfig(recorder=records.append))
+
+    def numbers() -> List[Any]:
+        found = [(record.iteration, record.attempt) for record in records]
+        records.clear()
+        assert found == sorted(found)
+        return list(dict.fromkeys(found))
+
+    for iteration in (1, 1, 1, 2, 3, 3):
+        run(scaling, 8.0, iteration=iteration)
+    assert numbers() == [(1, 0), (1, 1), (1, 2), (2, 0), (3, 0), (3, 1)]
+    state = scaling.state_dict()
+    for _ in range(2):
+        run(scaling, 8.0)
+    assert numbers() == [(4, 0), (5, 0)]
+    scaling.load_state_dict(state)
+    run(scaling, 8.0)
+    assert numbers() == [(4, 0)]
+
+    def fail(f: Any) -> None:
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        run(scaling, 8.0, iteration=5, function_post_hook=fail)
+    run(scaling, 8.0, iteration=5)
+    assert numbers()[-1] == (5, 1)
+
+
+def test_records_of_choices_have_the_statistics_that_they_follow_from() -> None:
+    records: List[LayerRecord] = []
+    scaling = AdaptiveLossScaling(mlp(), AdaLossConfig(recorder=records.append, measure_every=2))
+    for _ in range(6):
+        scaling.forward()
+        scaling.backward()
+        scaling.after_update()
+    chosen = [record for record in records if record.iteration and record.reason is not Reason.HELD]
+    assert chosen
+    assert all(record.g is not None and record.g.abs_max > 0.0 for record in chosen)
+
+
+def test_a_fixed_scale_is_guarded_against_overflow_as_any_other() -> None:
+    x = nn.Variable.from_numpy_array(np.ones((1, 3), np.float32))
+    h = PF.affine(x, 3, name="a")
+    loss = F.sum(PF.affine(h, 4, w_init=np.ones((3, 4)), name="b"))
+    scaling = AdaptiveLossScaling(loss, AdaLossConfig(fixed_loss_scale=2.0, **FIXED))
+    run(scaling, 2.0**10)
+    assert scaling.layer_scales == {"b/affine": 2.0}
+    # Each gradient behind the layer is 4, which leaves room for 2**12 with a margin of two bits.
+    run(scaling, 2.0**14)
+    assert scaling.accumulated_scales == {"b/affine": 2.0**11}
+
+
+def test_seed_gradients_that_grow_from_pass_to_pass_are_measured_in_each() -> None:
+    y = layers(5, 5)
+    scaling = AdaptiveLossScaling(FormatEmulation(y, "float16"), AdaLossConfig(delay=1))
+    seed = np.random.default_rng(0).standard_normal(y.shape)
+    for iteration in range(10):
+        settle(scaling, iteration, clear=False, grad=seed * 2.0**iteration)
+        assert scaling.found_inf == []
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("same", [False, True])
+def test_what_an_overflow_holds_down_is_chosen_anew_in_the_next_iteration(same: bool, delay: int) -> None:
+    gate = Gate()
+    x = nn.Variable.from_numpy_array(np.random.RandomState(1).randn(8, 8).astype(np.float32))
+    h = F.tanh(gate(F.tanh(PF.affine(F.tanh(PF.affine(x, 8, name="a")), 8, name="b"))))
+    loss = F.mean(PF.affine(h, 8, name="c") ** 2)
+    scaling = AdaptiveLossScaling(FormatEmulation(loss, "float16"), AdaLossConfig(delay=delay))
+    for iteration in range(4):
+        settle(scaling, iteration, clear=False)
+        scaling.after_update()
+    before = scaling.layer_scales
+    gate.first = 2.0**12
+    run(scaling, iteration=4)
+    assert scaling.found_inf
+    assert scaling.after_overflow()
+    # The same batch once more, or the next one of the iteration; whatever that is, it is as those before.
+    gate.first = 1.0
+    run(scaling, iteration=4, again=same)
+    assert scaling.found_inf == []
+    assert scaling.layer_scales != before
+    scaling.after_update()
+    settle(scaling, 5, clear=False)
+    assert scaling.layer_scales == before
+
+
+def test_ranks_come_to_the_same_scales_whatever_single_batches_have_shown() -> None:
+    ranks = []
+    for rank in range(2):
+        with nn.parameter_scope(f"rank{rank}"):
+            x = nn.Variable.from_numpy_array(np.random.RandomState(rank).randn(4, 5).astype(np.float32))
+            h = PF.affine(F.tanh(PF.affine(x, 6, name="a")), 6, name="b")
+            loss = F.mean(PF.affine(F.tanh(h), 3, name="c") ** 2) * 2.0 ** (-9 * rank)
+            ranks.append(AdaptiveLossScaling(loss, AdaLossConfig(delay=1, dtype="float16")))
+    for iteration in range(3):
+        for scaling in ranks:
+            for again in (False, False):
+                run(scaling, iteration=iteration, again=again)
+        assert iteration == 0 or ranks[0].accumulated_scales == ranks[1].accumulated_scales
+        tables = np.stack([scaling.shared_statistics() for scaling in ranks])
+        for scaling in ranks:
+            scaling.adopt_statistics(tables)
+            scaling.end_iteration()
+
+
+def test_a_window_has_an_entry_for_each_cycle_in_which_everything_was_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(statistics, "_LEAST", 1)
+    scaling = AdaptiveLossScaling(mlp(), AdaLossConfig(measure_every=3))
+    entries = []
+    for iteration in range(9):
+        settle(scaling, iteration)
+        scaling.after_update()
+        entries.append(max(window[0] for window in scaling.state_dict()["components"]["windows"].values()))
+    # Each cycle begins with another share.
+    assert entries == [1, 1, 1, 2, 3, 3, 3, 3, 4]
