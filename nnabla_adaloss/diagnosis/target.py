@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.validation import integer
-from ..graph.hooks import Hook
-from ..graph.loss import LossWrapper, variable_of
+from ..graph.loss import Hook, LossWrapper, variable_of
 from ..graph.names import named, registered_names
 from ..graph.plan import GraphPlan
 from ..graph.reading import GraphReading, read_graph

@@ -8,7 +8,7 @@ from typing import Dict, Optional, Tuple, Union
 
 from ..core.config import AdaLossConfig
 from ..core.formats import get_format
-from ..core.layer_log import LayerObserver
+from ..core.layer_record import LayerObserver
 from ..core.power_of_two import floor_power_of_two
 from ..emulation.gradient_ranges import GradientRanges
 from ..emulation.rounded_storage import RoundedStorage
@@ -47,7 +47,7 @@ class PassRunner:
     ) -> None:
         self._loss, self._seed, self._config, self._kernels = loss, seed, config, kernels
         self._storage, self._audience, self._delayed = storage, audience, delayed
-        self._observer = LayerObserver(config)
+        self._observer = LayerObserver(config.recorder, config.debug_level)
         self._max_bytes = config.planned_bytes
         if self._max_bytes is None and not kernels.asynchronous:
             self._max_bytes = _MAX_BYTES

@@ -13,8 +13,7 @@ from ..core.scale_policy import ScalePolicy, ScaleState
 from ..core.validation import boolean, instance, integer, nonnegative_number
 from ..emulation import with_storage
 from ..engine import AdaptiveLossScaling
-from ..graph.hooks import Hook
-from ..graph.loss import LossLike
+from ..graph.loss import Hook, LossLike
 from ..monitor import Audience
 from .global_scale import GlobalScale
 from .retries import Counters
