@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, Callable, Dict, NamedTuple, Sequence
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
 
 import nnabla as nn
+import nnabla.functions as F
 import nnabla.solvers as S
+from common.digits import Examples, load
 
 
 class Player(NamedTuple):
@@ -36,14 +37,19 @@ class Task(NamedTuple):
     score: Callable[[], float]
 
 
+def momentum(learning_rate: float) -> Any:
+    """SGD with momentum, as most networks are trained."""
+    return S.Momentum(learning_rate, 0.9)
+
+
 class Net(NamedTuple):
-    """A network of the study.
+    """A network and how it is trained.
 
     Attributes:
         title: what it is.
         measure: what its score is.
         build: makes it, from the seed that decides its batches.
-        learning_rate: that of the solver when the loss weight is 1; it falls to zero linearly.
+        learning_rate: that of the solver when the loss weight is 1.
         iterations: batches of each player.
         resolution: a difference of scores that means nothing.
         solver: makes the solver from its learning rate.
@@ -55,4 +61,28 @@ class Net(NamedTuple):
     learning_rate: float
     iterations: int
     resolution: float
-    solver: Callable[[float], Any] = partial(S.Momentum, momentum=0.9)
+    solver: Callable[[float], Any] = momentum
+
+
+def accuracy(
+    logits: Callable[[nn.Variable], nn.Variable], test: Optional[Examples] = None
+) -> Callable[[], float]:
+    """What tells the accuracy on images that are not trained on.
+
+    Args:
+        logits: makes the logits of images, with the parameters of the current scope.
+        test: the images; None: the 360 digits of the test set.
+    """
+    x, t = test or load().test
+    told = logits(nn.Variable.from_numpy_array(x))
+
+    def score() -> float:
+        told.forward(clear_buffer=True)
+        return float((told.d.argmax(axis=1) == t[:, 0]).mean())
+
+    return score
+
+
+def cross_entropy(logits: nn.Variable, t: nn.Variable) -> nn.Variable:
+    """The mean cross entropy."""
+    return F.mean(F.softmax_cross_entropy(logits, t))
