@@ -10,6 +10,7 @@ from typing import Callable, NamedTuple, Sequence
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "samples"))
 from networks import NETWORKS
@@ -29,6 +30,13 @@ class Case(NamedTuple):
     shape: Sequence[int]
     build: Callable[[nn.Variable], nn.Variable]
     times: int = 1
+
+    def loss(self) -> Callable[[], nn.Variable]:
+        """What builds the loss on one random batch; the parameters are those of the current scope."""
+        random = np.random.default_rng(0)
+        x = nn.Variable.from_numpy_array(random.standard_normal(self.shape).astype(np.float32))
+        t = nn.Variable.from_numpy_array(random.integers(0, 10, (self.shape[0], 1)))
+        return lambda: F.mean(F.softmax_cross_entropy(self.build(x), t))
 
 
 def demo(name: str) -> Case:

@@ -198,10 +198,10 @@ def _time(action: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def measure(case: Case, turn: int = 1) -> Dict[str, Any]:
-    """Times the four ways on one chain, so many iterations of each in turn."""
+def measure(case: Case) -> Dict[str, Any]:
+    """Times the four ways on one chain, in turns."""
     made = {way: trainer(case, way) for way in WAYS}
-    taken = take_turns({way: one.action for way, one in made.items()}, case.blocks, turn)
+    taken = take_turns({way: one.action for way, one in made.items()}, case.blocks)
     spent = {way: median(means(times, "wall")) for way, times in taken.items()}
     floor, asking = floor_of(spent["bare loop"], made["dynamic"], rebuilt=case.graph != "static")
     ratios = {way: ratio(taken, way, "dynamic", "wall") for way in WAYS}
@@ -255,61 +255,25 @@ def row(found: Dict[str, Any]) -> str:
     )
 
 
-def draw(found: List[Dict[str, Any]], path: Path) -> None:
-    """The ratios as a picture."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(10.5, 4.2), layout="constrained")
-    places = np.arange(len(found))
-    for shift, way, color in ((-0.2, "approx_range", "#0072b2"), (0.2, "amax_history", "#e69f00")):
-        axes.bar(places + shift, [f["over_dynamic"][way] for f in found], 0.38, label=way, color=color)
-        planned = [f["planned_over_dynamic"][way] for f in found]
-        axes.plot(places + shift, planned, "o", color="white", mec=color, ms=5)
-    for place, one in zip(places, found):
-        axes.plot([place - 0.4, place + 0.4], [one["floor_over_dynamic"]] * 2, color="black", lw=2)
-    axes.plot([], [], "o", color="white", mec="gray", ms=5, label="planned passes alone")
-    axes.plot([], [], color="black", lw=2, label="floor")
-    axes.axhline(1.0, color="gray", lw=1)
-    labels = [f"{f['layers']} x {f['width']}\n{f['graph'].replace('static', '')}" for f in found]
-    axes.set_xticks(places, labels)
-    axes.set_xlabel("layers x width")
-    axes.set_ylabel("time per iteration / nnabla's dynamic")
-    axes.legend(frameon=False, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=110)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--turn",
-        type=int,
-        choices=(1, 2, 4, 8),
-        default=1,
-        help="how many iterations of one updater follow each other; its caches are warm then (default: 1)",
-    )
-    parser.add_argument(
-        "--functions", action="store_true", help="networks of 1000 to 9000 functions that share memory"
-    )
-    parser.add_argument("--results", type=Path, help="write FILE.txt, FILE.json and FILE.png, too")
+    add = parser.add_argument
+    add("--functions", action="store_true", help="networks of 1000 to 9000 functions that share memory")
+    add("--results", type=Path, help="write FILE.txt and FILE.json, too")
     options = parser.parse_args()
     warnings.simplefilter("ignore", LossScaleWarning)
     print(HEADER)
     found, lines = [], [HEADER]
     for case in INTERWOVEN if options.functions else CASES:
-        found.append(measure(case, options.turn))
+        found.append(measure(case))
         lines.append(row(found[-1]))
         print(lines[-1], flush=True)
     if options.results is not None:
-        base = options.results
-        base.with_suffix(".txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        base.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        draw(found, base.with_suffix(".png"))
+        options.results.with_suffix(".txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        text = json.dumps(found, indent=1) + "\n"
+        options.results.with_suffix(".json").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -44,12 +44,9 @@ from nnabla_adaloss import (
 
 def trainer(case: Case, method: str, storage: str) -> Action:
     """What trains a network of its own on one batch."""
-    random = np.random.default_rng(0)
     nn.seed(0)
     with nn.parameter_scope("", OrderedDict()):
-        x = nn.Variable.from_numpy_array(random.standard_normal(case.shape).astype(np.float32))
-        t = nn.Variable.from_numpy_array(random.integers(0, 10, (case.shape[0], 1)))
-        loss = F.mean(F.softmax_cross_entropy(case.build(x), t))
+        loss = case.loss()()
         solver = S.Momentum(1e-3)
         solver.set_parameters(nn.get_parameters())
         stored = loss if storage == "none" else FormatEmulation(loss, storage)
