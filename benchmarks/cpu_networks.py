@@ -53,25 +53,6 @@ def chain(h: nn.Variable, layers: int, width: int) -> nn.Variable:
     return F.mean(h**2)
 
 
-def interwoven(x: nn.Variable, layers: int, width: int) -> nn.Variable:
-    """The loss of that many functions in threes, each with a constant of its own.
-
-    They read one output cut off from the graph, by twenty Variables in turn, and the last output shares its
-    memory with the first state, as in a recurrent net. Every eighth of the threes has a layer.
-    """
-    state = nn.Variable(x.shape)
-    state.data.zero()
-    h = F.tanh(PF.affine(x, width, name="first") + state)
-    cut_off = [h.get_unlinked_variable(need_grad=False) for _ in range(20)]
-    for index in range(layers // 3):
-        constant = nn.Variable(x.shape)
-        constant.data.fill(0.01)
-        read = cut_off[index % len(cut_off)]
-        h = F.tanh((h * read if index % 8 else PF.affine(h, width, name=f"layer{index}")) + constant)
-    state.data = h.data
-    return F.mean(h**2)
-
-
 def lenet(x: nn.Variable) -> nn.Variable:
     h = F.relu(F.max_pooling(PF.convolution(x, 16, (5, 5), name="conv1"), (2, 2)))
     h = F.relu(F.max_pooling(PF.convolution(h, 32, (5, 5), name="conv2"), (2, 2)))

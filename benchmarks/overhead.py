@@ -2,7 +2,6 @@
 """What adaptive loss scaling takes per iteration besides nnabla: many small layers, few large ones.
 
     OMP_NUM_THREADS=1 python benchmarks/overhead.py
-    OMP_NUM_THREADS=1 python benchmarks/overhead.py --functions
 
 Chains of affine layers and tanh are trained by a bare loop (zero_grad, forward, backward, update), by
 nnabla's DynamicLossScalingUpdater, and by AdaptiveLossScalingUpdater with both methods, which take turns
@@ -15,10 +14,6 @@ iterations of a cycle apart for approx_range: *planned* is the median one, *meas
 The floor is what an adaptive iteration cannot do without: the bare loop, one pass over the scaled weights
 and one over the parameters' gradients at the speed of memory, and asking nnabla for the address of each
 of these arrays; and where the graph is built anew, once for what tells how (as `planning.py` does).
-
-`--functions` trains other networks in place of chains, of as many functions as *layers* says: with constants,
-an output that many Variables refer to and a state that is carried on. Wanted are at most 1.3, however many
-functions.
 """
 
 from __future__ import annotations
@@ -38,7 +33,7 @@ import nnabla as nn
 import nnabla.solvers as S
 import numpy as np
 from blocks import BLOCK, Action, means, positions, ratio, take_turns
-from cpu_networks import chain, interwoven
+from cpu_networks import chain
 from planning import ask
 from training_speed import without_repeats
 
@@ -64,7 +59,6 @@ class Case(NamedTuple):
         batch: rows of the data.
         graph: `"static"`, or `"rebuilt"` for each iteration, or `"reshaped"` for a batch of another size.
         blocks: how many blocks of iterations are timed.
-        network: what is made of the data, so many layers or functions, and their width.
     """
 
     layers: int
@@ -72,7 +66,6 @@ class Case(NamedTuple):
     batch: int
     graph: str
     blocks: int
-    network: Callable[[nn.Variable, int, int], nn.Variable] = chain
 
 
 CASES = [
@@ -88,15 +81,6 @@ CASES = [
     Case(40, 32, 16, "rebuilt", 6),
     Case(10, 128, 32, "reshaped", 10),
     Case(40, 32, 16, "reshaped", 6),
-]
-
-INTERWOVEN = [
-    Case(1000, 8, 8, "static", 4, interwoven),
-    Case(3000, 8, 8, "static", 3, interwoven),
-    Case(9000, 8, 8, "static", 2, interwoven),
-    Case(1000, 8, 8, "rebuilt", 3, interwoven),
-    Case(3000, 8, 8, "rebuilt", 2, interwoven),
-    Case(9000, 8, 8, "rebuilt", 1, interwoven),
 ]
 
 
@@ -130,7 +114,7 @@ def trainer(case: Case, way: str) -> Trainer:
 
     def build() -> nn.Variable:
         with nn.parameter_scope("", scope):
-            return case.network(next(data), case.layers, case.width)
+            return chain(next(data), case.layers, case.width)
 
     loss = build()
     solver = S.Sgd(1e-3)
@@ -209,7 +193,6 @@ def measure(case: Case) -> Dict[str, Any]:
     common = median(at["dynamic"])
     return {
         **case._asdict(),
-        "network": case.network.__name__,
         "measuring_over_dynamic": {way: max(at[way]) / common for way in ADAPTIVE},
         "planned_over_dynamic": {way: median(at[way]) / common for way in ADAPTIVE},
         "ms": {way: 1e3 * s for way, s in spent.items()},
@@ -259,14 +242,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add = parser.add_argument
-    add("--functions", action="store_true", help="networks of 1000 to 9000 functions that share memory")
-    add("--results", type=Path, help="write FILE.txt and FILE.json, too")
+    parser.add_argument("--results", type=Path, help="write FILE.txt and FILE.json, too")
     options = parser.parse_args()
     warnings.simplefilter("ignore", LossScaleWarning)
     print(HEADER)
     found, lines = [], [HEADER]
-    for case in INTERWOVEN if options.functions else CASES:
+    for case in CASES:
         found.append(measure(case))
         lines.append(row(found[-1]))
         print(lines[-1], flush=True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from typing import List
 
-import blocks
-import footprint
 import host_time
 import overhead
 import pytest
@@ -59,17 +57,6 @@ def test_the_hosts_time_is_a_mean_and_the_kinds_of_iterations_are_beside_it() ->
     assert found["host_ms"] == 2000.0
     assert found["cheapest_ms"] == 1000.0
     assert found["dearest_over_median"] == 5.0
-
-
-def test_files_that_an_update_enters() -> None:
-    updates = footprint.files_of_updates("float16", 17)
-    assert {"updaters/adaptive.py", "updaters/tries.py"} & min(updates, key=len)
-    assert len(min(updates, key=len)) < len(max(updates[8:], key=len)) <= len(set().union(*updates))
-    assert not any(name.startswith(("/", "..")) for name in set().union(*updates))
-
-
-def test_files_are_those_of_the_package() -> None:
-    assert footprint.files_entered(lambda: blocks.measure(lambda: None)) == set()
 
 
 @pytest.mark.slow
