@@ -19,6 +19,18 @@ BLOCK = 16
 Action = Callable[[], Any]
 
 
+def bare_loop(solver: Any, loss: Any, scale: float = 1.0) -> Action:
+    """An iteration of nnabla alone."""
+
+    def update() -> None:
+        solver.zero_grad()
+        loss.forward(clear_no_need_grad=True)
+        loss.backward(scale, clear_buffer=True)
+        solver.update()
+
+    return update
+
+
 class Times(NamedTuple):
     """What one run of an action took, in seconds."""
 

@@ -17,14 +17,7 @@ from networks import NETWORKS
 
 
 class Case(NamedTuple):
-    """A network to train.
-
-    Attributes:
-        title: its name.
-        shape: of a batch.
-        build: makes the logits.
-        times: how many times as many blocks it takes: one that is fast takes more.
-    """
+    """A network to train."""
 
     title: str
     shape: Sequence[int]

@@ -197,12 +197,7 @@ extern "C" __global__ void spin(long long cycles) {
 
 
 class Stopwatch:
-    """Times what runs on the GPU, whatever the host takes to launch it.
-
-    Args:
-        runs: how many runs are queued behind each other, between a pair of events.
-        repeat: how often; the shortest counts.
-    """
+    """Times what runs on the GPU, whatever the host takes to launch it."""
 
     def __init__(self, runs: int = 5, repeat: int = 20) -> None:
         self._spin = cupy.RawKernel(SPIN, "spin")

@@ -40,7 +40,7 @@ import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
-from blocks import BLOCK, Times, means, positions, take_turns
+from blocks import BLOCK, Times, bare_loop, means, positions, take_turns
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
 from nnabla_adaloss.host_context import HOST
@@ -136,27 +136,8 @@ def address_time() -> float:
     return median(taken)
 
 
-def loop(solver: Any, loss: nn.Variable) -> Callable[[], Any]:
-    """An iteration of nnabla alone."""
-
-    def update() -> None:
-        solver.zero_grad()
-        loss.forward(clear_no_need_grad=True)
-        loss.backward(8.0, clear_buffer=True)
-        solver.update()
-
-    return update
-
-
 class Case(NamedTuple):
-    """A network and how it is scaled.
-
-    Attributes:
-        name: its name.
-        build: makes the logits.
-        shape: of a batch.
-        method: how the scales of layers are computed.
-    """
+    """A network and how it is scaled."""
 
     name: str
     build: Build
@@ -179,7 +160,7 @@ def measure(device: IdleDevice, case: Case, blocks: int) -> Dict[str, Any]:
                 updater = AdaptiveLossScalingUpdater(solver, loss, config=config)
                 actions["adaptive"] = updater.update
             else:
-                actions["nnabla"] = loop(solver, loss)
+                actions["nnabla"] = bare_loop(solver, loss, 8.0)
     assert updater.scaling.delay == 1
     for action in actions.values():
         action()

@@ -6,17 +6,12 @@ recorder with `every=2` looks at every other iteration, so that those it looks a
 take turns in one training, with the same arrays at the same addresses: the ratio of the two is what looking
 costs, and what machines do to memory cancels out. It is the median over pairs of neighbours. Wanted for
 `every=1`: at most 1.03 on the conv net.
-
-What iterations cost that nobody looks at is too small to be seen like that. It is timed by itself: the
-questions that engine and updater ask in each iteration, with a recorder and without one. Of an iteration they
-are wanted to be at most 0.1 % without a monitor. `every=100` is both put together: wanted at most 1.002.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-import timeit
 from collections import OrderedDict
 from pathlib import Path
 from statistics import median
@@ -28,9 +23,7 @@ from blocks import Times, measure
 from cpu_networks import CASES, Case
 from training_speed import without_repeats
 
-from nnabla_adaloss import AdaptiveLossScalingUpdater, Recorder, UpdateEnded
-
-NEVER = 10**9
+from nnabla_adaloss import AdaptiveLossScalingUpdater, Recorder
 
 
 def updater_of(case: Case, monitors: List[Any]) -> AdaptiveLossScalingUpdater:
@@ -57,12 +50,7 @@ def print_training(case: Case, rounds: int, folder: Path) -> None:
         )
         print(f"  {name:50}{walls:10.4f}{cpus:10.4f}", flush=True)
     iteration = median(times.wall for times in rest)
-    print(f"  one iteration that is not looked at: {1e3 * iteration:.1f} ms")
-    unwatched, asked = bookkeeping()
-    print(f"  questions asked in it: {1e6 * asked:.1f} µs with a recorder, {1e6 * unwatched:.1f} µs without")
-    print(f"  that is {100 * unwatched / iteration:.4f} % without a monitor")
-    every_100 = 1.0 + 0.99 * asked / iteration + 0.01 * (walls - 1.0)
-    print(f"  Recorder(every=100), to a file: {every_100:.5f}\n", flush=True)
+    print(f"  one iteration that is not looked at: {1e3 * iteration:.1f} ms\n", flush=True)
 
 
 def take_turns(updater: AdaptiveLossScalingUpdater, rounds: int) -> Tuple[List[Times], List[Times]]:
@@ -76,25 +64,6 @@ def take_turns(updater: AdaptiveLossScalingUpdater, rounds: int) -> Tuple[List[T
         looked.append(measure(update))
     assert updater.iteration % 2 == 0
     return looked, rest
-
-
-def bookkeeping() -> Tuple[float, float]:
-    """What an iteration pays that nobody looks at, in seconds: without a monitor, and with a recorder."""
-    found = []
-    for monitors in ([], [Recorder(every=NEVER)]):
-        updater = updater_of(CASES["lenet"], monitors)
-        updater.update()
-        scaling = updater.scaling
-        planned, schedule = scaling._graph.prepared(), scaling.result.schedule
-
-        def questions(scaling: Any = scaling, planned: Any = planned, schedule: Any = schedule) -> None:
-            # As `AdaptiveLossScaling.backward`, `BatchRun.run` and `AdaptiveLossScalingUpdater.update` do.
-            scaling._told(planned, schedule, 1, chosen=False)
-            if scaling.audience is not None:
-                scaling.audience.wants(UpdateEnded, 1)
-
-        found.append(min(timeit.repeat(questions, number=20_000, repeat=9)) / 20_000)
-    return found[0], found[1]
 
 
 def main() -> None:

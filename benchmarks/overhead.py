@@ -51,20 +51,12 @@ _SIZES = 32
 
 
 class Case(NamedTuple):
-    """A chain of layers.
-
-    Attributes:
-        layers: how many.
-        width: inputs and outputs of each.
-        batch: rows of the data.
-        graph: `"static"`, or `"rebuilt"` for each iteration, or `"reshaped"` for a batch of another size.
-        blocks: how many blocks of iterations are timed.
-    """
+    """A chain of layers."""
 
     layers: int
     width: int
     batch: int
-    graph: str
+    graph: str  # "static", "rebuilt" for each iteration, or "reshaped" for a batch of another size
     blocks: int
 
 
@@ -85,14 +77,7 @@ CASES = [
 
 
 class Trainer(NamedTuple):
-    """What trains a chain in one way.
-
-    Attributes:
-        action: an iteration.
-        build: builds its graph anew.
-        parameters: how many there are.
-        numbers: how many elements they have.
-    """
+    """What trains a chain in one way."""
 
     action: Action
     build: Callable[[], nn.Variable]

@@ -117,11 +117,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def chosen(jobs: Sequence[Any], conditions: Sequence[str]) -> List[Any]:
-    """The jobs that meet conditions such as `net=lenet,mlp8`.
-
-    Raises:
-        ValueError: no job has such a field, or such a value.
-    """
+    """The jobs that meet conditions such as `net=lenet,mlp8`."""
     for condition in conditions:
         field, _, values = condition.partition("=")
         if field not in jobs[0]._fields:

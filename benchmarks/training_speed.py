@@ -24,14 +24,10 @@ from typing import Any, Dict, List, Sequence
 
 import nnabla as nn
 import nnabla.solvers as S
-from blocks import Action, means, ratio, take_turns
+from blocks import Action, bare_loop, means, ratio, take_turns
 from cpu_networks import CASES, Case
 
-from nnabla_adaloss import (
-    AdaptiveLossScalingUpdater,
-    DynamicLossScalingUpdater,
-    FormatEmulation,
-)
+from nnabla_adaloss import AdaptiveLossScalingUpdater, DynamicLossScalingUpdater, FormatEmulation
 
 
 def trainer(case: Case, method: str, storage: str) -> Action:
@@ -47,14 +43,7 @@ def trainer(case: Case, method: str, storage: str) -> Action:
         if method == "dynamic":
             # nnabla's default feeder takes an argument that its update() does not pass.
             return DynamicLossScalingUpdater(solver, stored, lambda: None).update  # type: ignore[no-any-return]
-
-    def plain() -> None:
-        solver.zero_grad()
-        loss.forward(clear_no_need_grad=True)
-        loss.backward(clear_buffer=True)
-        solver.update()
-
-    return plain
+    return bare_loop(solver, loss)
 
 
 def without_repeats(updater: AdaptiveLossScalingUpdater) -> Action:

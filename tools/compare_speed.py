@@ -48,12 +48,7 @@ examples:
 
 
 class Worker:
-    """A process that trains with one checkout, until it is closed.
-
-    Args:
-        checkout: the folder that holds `nnabla_adaloss`.
-        options: arguments of the updater or of its `AdaLossConfig`.
-    """
+    """A process that trains with one checkout, until it is closed."""
 
     def __init__(self, checkout: Path, options: Dict[str, Any]) -> None:
         self._checkout, self._options = checkout, options

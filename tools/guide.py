@@ -71,12 +71,7 @@ def _anchor(name: str) -> str:
 
 
 def beside(text: str, folder: str = "") -> str:
-    """A document from beside `docs/`, with links as they are from within; what is no page loses its link.
-
-    Args:
-        text: the document.
-        folder: where it is.
-    """
+    """A document from beside `docs/`, with links as they are from within; what is no page loses its link."""
     return re.sub(r"(!?)\[([^\]]*)\]\(([^)]*)\)", lambda found: _link(found, folder), text)
 
 

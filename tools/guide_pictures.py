@@ -45,13 +45,7 @@ onload = () => {{
 
 
 class Look(NamedTuple):
-    """What a browser of some width makes of a page.
-
-    Attributes:
-        width: pixels that it takes; more than the browser has where something sticks out.
-        height: pixels from top to bottom.
-        missing: addresses of pictures that were not found.
-    """
+    """What a browser of some width makes of a page."""
 
     width: int
     height: int

@@ -82,11 +82,7 @@ def record(path: Path) -> None:
 
 
 def browser() -> str:
-    """The first browser there is.
-
-    Raises:
-        SystemExit: there is none; it says what to do.
-    """
+    """The first browser there is."""
     for name in BROWSERS:
         found = shutil.which(name)
         if found:

@@ -35,14 +35,7 @@ Action = Callable[[], Any]
 
 
 class Workload(NamedTuple):
-    """What is trained.
-
-    Attributes:
-        title: its name in the table.
-        build: makes the graph of the loss anew; the parameters are those of the current scope.
-        rebuilt: whether each iteration builds the graph anew.
-        storage: what is emulated, or None.
-    """
+    """What is trained."""
 
     title: str
     build: Callable[[], nn.Variable]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Dict, Iterator, List, Mapping, Sequence
+from typing import Any, Dict, Iterator, Mapping, Sequence
 
 from .experiment import Experiment, Line
 from .methods import METHOD_TITLES, REFERENCE, STORAGE_TITLES
@@ -24,7 +24,6 @@ IN_EIGHT_BITS = {
 }
 SEEDS, REFERENCE_SEEDS = 3, 5
 _MANY_LOST = 0.005
-_COUNTED = ("lost", "repeats", "overflows")
 
 _NOTE = (
     "A whole cell has 3 seeds, the reference 5. What a single seed comes to says little where training is "
@@ -108,7 +107,7 @@ def _table(name: str, nets: Mapping[str, Net], lines: Sequence[Line]) -> str:
         ),
     ]
     for storage in storages:
-        parts += [f"## {STORAGE_TITLES[storage]}\n", _cells(found, storage), _counts(found, storage)]
+        parts += [f"## {STORAGE_TITLES[storage]}\n", _cells(found, storage)]
     errors = [
         f"- {key.net}, {key.storage}, loss weight {weight_label(key.weight)}, {key.method}: {error}\n"
         for key, cell in found.items()
@@ -156,18 +155,3 @@ def _mark(cell: Cell | None) -> str:
     share = cell.per_batch("lost")
     lost = f" ({100.0 * share:.1f} % lost)" if share >= _MANY_LOST else ""
     return f"{'✓' if cell.passes else '✗'} {score}{lost}"
-
-
-def _counts(found: Mapping[Key, Cell], storage: str) -> str:
-    """What the adaptive ways and dynamic scaling did."""
-    note = "Of 1000 batches, over all loss weights: how many were lost, run again, and overflowed.\n\n"
-    grouped: Dict[Any, List[Cell]] = {}
-    for key, cell in found.items():
-        if key.storage == storage and key.method in ("dynamic_65536", "approx_range", "amax_history"):
-            grouped.setdefault((key.net, key.method), []).append(cell)
-    body = []
-    for (net, method), mine in grouped.items():
-        shares = [sum(cell.per_batch(field) for cell in mine) / len(mine) for field in _COUNTED]
-        underflow = percent(sum(cell.underflow for cell in mine) / len(mine))
-        body.append([net, method, *(f"{1e3 * share:.1f}" for share in shares), underflow])
-    return note + rows(["", "method", "lost", "repeated", "overflows", "underflow"], body)

@@ -19,17 +19,10 @@ Line = Dict[str, Any]
 
 
 class Experiment(NamedTuple):
-    """A list of jobs, and what to make of their results.
+    """A list of jobs, and what to make of their results."""
 
-    Attributes:
-        jobs: what to do, in this order: NamedTuples, whose fields come first in each line of results.
-        work: does one job and returns the rest of its line; a function of a module.
-        table: the text of the lines, in the order of the jobs, in Markdown.
-        draw: draws the lines into a file; None where the table is all.
-    """
-
-    jobs: Sequence[Any]
-    work: Callable[[Any], Line]
+    jobs: Sequence[Any]  # NamedTuples, whose fields come first in each line of results
+    work: Callable[[Any], Line]  # the rest of the line of a job; a function of a module
     table: Callable[[List[Line]], str]
     draw: Optional[Callable[[Path, List[Line]], None]] = None
 

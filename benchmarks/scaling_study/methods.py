@@ -41,31 +41,14 @@ STORAGE_TITLES = {
 
 
 class Overflow(NamedTuple):
-    """Gradients of a batch that were not finite.
+    """Gradients of a batch that were not finite."""
 
-    Attributes:
-        batch: its number, from 1 on.
-        layer: the first function in backward order where they were not; empty where nobody says.
-    """
-
-    batch: int
-    layer: str
+    batch: int  # from 1 on
+    layer: str  # the first function in backward order where they were not; empty where nobody says
 
 
 class Trainee:
-    """A loss and what trains it, and what becomes of its batches; also a monitor of its updater.
-
-    Args:
-        loss: the loss.
-        solver: has the parameters.
-        feed: fills the inputs with the next batch.
-
-    Attributes:
-        fed: how many batches there were.
-        overflows: in their order; a batch that is repeated may have several.
-        lost: the numbers of the batches that changed nothing.
-        repeats: how often a batch was run again.
-    """
+    """A loss and what trains it, and what becomes of its batches; also a monitor of its updater."""
 
     def __init__(self, loss: nn.Variable, solver: Any, feed: Callable[[], Any]) -> None:
         self.loss, self.solver, self._feed = loss, solver, feed
@@ -97,13 +80,7 @@ class Trainee:
 
 
 class Loop(NamedTuple):
-    """A training loop.
-
-    Attributes:
-        update: trains on a batch, or throws batches away.
-        emulation: knows what rounding did; None where nothing is emulated.
-        scaling: knows the scales, where they are adaptive.
-    """
+    """A training loop."""
 
     update: Callable[[], Any]
     emulation: Optional[FormatEmulation] = None
@@ -216,19 +193,7 @@ def train(
     before: Callable[[int], Any] = lambda batch: None,
     after: Callable[[int, Sequence[Loop]], Any] = lambda batch, loops: None,
 ) -> List[str]:
-    """Train on so many batches of each loss, in turn.
-
-    Args:
-        method: makes the loops.
-        trainees: what is trained.
-        storage: as a `Method` takes it.
-        batches: how many.
-        before: called before each turn, with the number of the batch, from 1 on.
-        after: called after each turn.
-
-    Returns:
-        What was warned of, each text once.
-    """
+    """Train on so many batches of each loss, in turn."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         loops = [method(trainee, storage) for trainee in trainees]

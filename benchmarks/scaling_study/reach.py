@@ -13,10 +13,10 @@ import numpy as np
 from common.digits import load
 from numpy.typing import NDArray
 
-from nnabla_adaloss import AdaLossConfig, Precision
+from nnabla_adaloss import Precision
 
 from .experiment import Experiment, Line
-from .methods import METHOD_TITLES, METHODS, STORAGES, Method, Trainee, adaptive, train
+from .methods import METHOD_TITLES, METHODS, STORAGES, Method, Trainee, train
 from .several_losses import PAIRS, Terms, terms
 from .text import paragraph, rows, weight_label
 
@@ -27,11 +27,7 @@ FORMATS: Dict[str, Precision] = {
     "float8_e5m2": Precision("float8_e5m2"),
     "float8_e4m3": Precision("float8_e4m3"),
 }
-LIFTED = "approx_range_lifted"
-WAYS: Dict[str, Method] = {
-    **{name: METHODS[name] for name in METHOD_TITLES},
-    LIFTED: adaptive(config=AdaLossConfig(loss_scale_method="approx_range", use_bound=False)),
-}
+WAYS: Dict[str, Method] = {name: METHODS[name] for name in METHOD_TITLES}
 # Of Okabe and Ito's colours; dashes and widths tell lines apart in grey, too.
 _LINES: Dict[str, Tuple[str, str, float, str]] = {
     "none": ("#999999", ":", 1.5, "no scaling"),
@@ -40,14 +36,12 @@ _LINES: Dict[str, Tuple[str, str, float, str]] = {
     "dynamic_65536": ("#0072b2", "--", 1.5, "dynamic from 65536"),
     "one_scale": ("#000000", "-", 1.5, "one measured scale"),
     "approx_range": ("#cc79a7", "-", 1.5, "approx_range"),
-    LIFTED: ("#cc79a7", "-.", 1.5, "approx_range without bounds"),
     "amax_history": ("#d55e00", "-", 3.0, "amax_history"),
 }
 _TITLES = {"heads": "two heads on one trunk", "towers": "two networks, one input"}
 _EXPONENTS = range(0, -21, -1)
 _UPDATES = 24
 _TIMES = 2.0
-_SHOWN = (1e-5, 1e-8, 1e-10, 1e-15, 1e-20)
 
 Gradients = Dict[str, NDArray[np.float64]]
 
@@ -126,8 +120,7 @@ def table(lines: List[Line]) -> str:
         ),
         paragraph(
             "In the tables: the smallest r at which the worst layer of the small loss has an error of at "
-            f"most {_TIMES:g} times the least that any method has at r = 1. {LIFTED} is approx_range "
-            "without its bounds (`use_bound=False`)."
+            f"most {_TIMES:g} times the least that any method has at r = 1."
         ),
     ]
     for net in PAIRS:
@@ -135,9 +128,6 @@ def table(lines: List[Line]) -> str:
         if mine:
             body = [[method, *(_smallest(mine, storage, method) for storage in FORMATS)] for method in WAYS]
             parts += [f"## {_TITLES[net].capitalize()}\n", rows(["", *FORMATS], body)]
-    heads = [line for line in lines if line["net"] == "heads"]
-    if heads:
-        parts += [f"## Errors by layer, {_TITLES['heads']}\n", *_by_layer(heads)]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -150,19 +140,6 @@ def _smallest(lines: Sequence[Line], storage: str, method: str) -> str:
             return reached or "none"
         reached = weight_label(line["ratio"])
     return reached
-
-
-def _by_layer(lines: Sequence[Line]) -> List[str]:
-    parts = []
-    for storage in FORMATS:
-        own = [line for line in lines if line["storage"] == storage and line["ratio"] in _SHOWN]
-        body = [
-            [weight_label(line["ratio"]), line["method"], *(f"{e:.2g}" for e in line["errors"].values())]
-            for line in sorted(own, key=lambda r: -float(r["ratio"]))
-        ]
-        if body:
-            parts += [f"{storage}:\n", rows(["r", "method", *own[0]["errors"]], body)]
-    return parts
 
 
 def draw(path: Path, lines: List[Line]) -> None:

@@ -63,14 +63,7 @@ PAIRS: Dict[str, Pair] = {"heads": _heads, "towers": _towers}
 
 
 class Terms(NamedTuple):
-    """Two losses on the same batches.
-
-    Attributes:
-        large: whether a digit is odd.
-        small: which it is.
-        feed: the next batch.
-        score: the accuracy of the latter.
-    """
+    """Two losses on the same batches."""
 
     large: nn.Variable
     small: nn.Variable
@@ -79,13 +72,7 @@ class Terms(NamedTuple):
 
 
 def terms(pair: Pair, data: Data, seed: int) -> Terms:
-    """Two losses of a network.
-
-    Args:
-        pair: makes the logits of both from the images.
-        data: the images.
-        seed: decides the order of the images.
-    """
+    """Two losses of a network."""
     train, test = data
     x = nn.Variable((_BATCH, *train.x.shape[1:]))
     digit, odd = nn.Variable((_BATCH, 1)), nn.Variable((_BATCH, 1))

@@ -12,13 +12,7 @@ from common.digits import Examples, load
 
 
 class Player(NamedTuple):
-    """A loss and what it trains; a GAN has two, everything else one.
-
-    Attributes:
-        loss: the loss, without the loss weight.
-        parameters: what is trained, by name.
-        feed: fills the inputs with the next batch.
-    """
+    """A loss and what it trains; a GAN has two, everything else one."""
 
     loss: nn.Variable
     parameters: Dict[str, nn.Variable]
@@ -26,12 +20,7 @@ class Player(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A network that is ready to be trained.
-
-    Attributes:
-        players: whose updates take turns.
-        score: how good the network is now; larger is better. It runs in fp32.
-    """
+    """A network that is ready to be trained."""
 
     players: Sequence[Player]
     score: Callable[[], float]
@@ -43,36 +32,21 @@ def momentum(learning_rate: float) -> Any:
 
 
 class Net(NamedTuple):
-    """A network and how it is trained.
-
-    Attributes:
-        title: what it is.
-        measure: what its score is.
-        build: makes it, from the seed that decides its batches.
-        learning_rate: that of the solver when the loss weight is 1.
-        iterations: batches of each player.
-        resolution: a difference of scores that means nothing.
-        solver: makes the solver from its learning rate.
-    """
+    """A network and how it is trained."""
 
     title: str
     measure: str
     build: Callable[[int], Task]
-    learning_rate: float
-    iterations: int
-    resolution: float
+    learning_rate: float  # when the loss weight is 1
+    iterations: int  # batches of each player
+    resolution: float  # a difference of scores that means nothing
     solver: Callable[[float], Any] = momentum
 
 
 def accuracy(
     logits: Callable[[nn.Variable], nn.Variable], test: Optional[Examples] = None
 ) -> Callable[[], float]:
-    """What tells the accuracy on images that are not trained on.
-
-    Args:
-        logits: makes the logits of images, with the parameters of the current scope.
-        test: the images; None: the 360 digits of the test set.
-    """
+    """What tells the accuracy on images that are not trained on."""
     x, t = test or load().test
     told = logits(nn.Variable.from_numpy_array(x))
 

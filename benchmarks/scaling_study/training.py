@@ -18,16 +18,7 @@ _SAMPLE_EVERY = 20
 
 
 class Run(NamedTuple):
-    """Which training; its key in the results.
-
-    Attributes:
-        net: name of the network.
-        storage: key of `STORAGES`; `"float32"` for the reference.
-        weight: what the loss is multiplied by.
-        method: key of `METHODS`.
-        seed: decides initial weights and batches.
-        iterations: batches of each player.
-    """
+    """Which training; its key in the results."""
 
     net: str
     storage: str
@@ -38,26 +29,14 @@ class Run(NamedTuple):
 
 
 class Result(NamedTuple):
-    """How a training went.
+    """How a training went."""
 
-    Attributes:
-        score: None where it ended with an error, or the score is no number.
-        batches: how many were fed, over all players.
-        lost: how many of these changed nothing: thrown away.
-        repeats: how often a batch was run again.
-        overflows: backward passes whose gradients were not finite.
-        underflow: share of the elements of gradients, as they were to be stored, that were not zero and
-            became zero. A gradient that consists of zeros counts as lost whole.
-        seconds: how long the training took.
-        error: what it ended with; empty where it did not.
-    """
-
-    score: Optional[float]
-    batches: int
-    lost: int
+    score: Optional[float]  # None: it ended with an error, or the score is no number
+    batches: int  # over all players
+    lost: int  # batches that changed nothing
     repeats: int
-    overflows: int
-    underflow: float
+    overflows: int  # backward passes whose gradients were not finite
+    underflow: float  # share of the elements of gradients that became zero; a gradient of zeros counts whole
     seconds: float
     error: str
 
@@ -67,11 +46,6 @@ def train(run: Run, net: Net, method: Optional[Method] = None) -> Result:
 
     The learning rate is divided by the loss weight, which takes it out of the steps of SGD again, and falls
     to zero linearly.
-
-    Args:
-        run: what to train, and how.
-        net: the network.
-        method: makes the loops; None: that of `run.method`.
     """
     nn.seed(run.seed)
     error, elements, flushed = "", 0, 0

@@ -23,10 +23,6 @@ class TrueGradients:
 
     The twin is built as the graph is, in the same parameter scope, so that it always has its parameters.
     Gradients of parameters are zero afterwards, as they are when a batch is fed.
-
-    Args:
-        loss: the loss of the twin.
-        feed: fills its inputs with the batch that the graph gets.
     """
 
     def __init__(self, loss: nn.Variable, feed: Callable[[], Any]) -> None:
@@ -65,10 +61,6 @@ class TrueGradients:
         """How many times larger the gradients that a layer writes are in a batch than in any of the window.
 
         Of several components the one that has grown most counts.
-
-        Args:
-            batch: its number, from 1 on.
-            layer: name of the layer; None is returned of one that the twin has not.
         """
         now, before = self._history[batch - 1], self._history[max(0, batch - 1 - WINDOW) : batch - 1]
         if layer not in self._of_layer or not before:

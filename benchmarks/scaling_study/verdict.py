@@ -36,13 +36,7 @@ class Reference(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """What the seeds of a cell came to.
-
-    Attributes:
-        passes: whether it is as good as single precision.
-        score: mean over the seeds; None where a training has none.
-        results: of the seeds.
-    """
+    """What the seeds of a cell came to."""
 
     passes: bool
     score: Optional[float]
