@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 import warnings
 from collections import OrderedDict
@@ -32,7 +31,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 import nnabla as nn
 import nnabla.solvers as S
 import numpy as np
-from blocks import BLOCK, Action, means, positions, ratio, take_turns
+from blocks import Action, means, positions, ratio, take_turns
 from cpu_networks import chain
 from planning import ask
 from training_speed import without_repeats
@@ -184,26 +183,8 @@ def measure(case: Case) -> Dict[str, Any]:
         "over_dynamic": ratios,
         "floor_ms": 1e3 * floor,
         "address_us": 1e6 * asking,
-        # Of the iterations of a cycle, a planned one makes the fewest.
-        "python_calls": {way: min(python_calls(made[way].action) for _ in range(BLOCK)) for way in WAYS},
         "floor_over_dynamic": floor / spent["dynamic"],
     }
-
-
-def python_calls(action: Action) -> int:
-    """How many Python functions an action calls."""
-    calls = 0
-
-    def note(frame: Any, event: str, _: Any) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    sys.setprofile(note)
-    try:
-        action()
-    finally:
-        sys.setprofile(None)
-    return calls
 
 
 HEADER = (

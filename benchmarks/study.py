@@ -21,8 +21,7 @@ writes a table of what became of them. The experiments:
   reach      two losses 1 : 1 to 1 : 1e-20 on one network: how right are the gradients of each layer?
   measuring  what is missed where one iteration in 1 to 32 measures?
   advice     do networks train as well as fp32 in the precisions that `diagnose` advises for their layers?
-  quiet      six networks whose gradients change slowly: does anything overflow after the first batches? Where
-             it does, a twin in fp32 tells how large the gradients really were.
+  quiet      six networks whose gradients change slowly: does anything overflow after the first batches?
   jumps      a loss that is multiplied by 2^10 or 2^20 after 100 batches, in networks of 4 to 64 layers: what
              does that cost? It should depend on the jump, and not on the depth.
   turns      two tasks on one trunk, 1 : 1e-6 to 1 : 1e-12, of which each batch trains one: are both learned?
