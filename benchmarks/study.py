@@ -62,10 +62,9 @@ def experiments() -> Dict[str, Any]:
     """By name, what makes an experiment, quick or whole."""
     from scaling_study import advice, comparison, jumps, measuring, quiet, reach, turns
 
-    found: Dict[str, Any] = {"study": comparison.study, "apart": comparison.apart}
-    others = {"reach": reach, "measuring": measuring, "advice": advice, "quiet": quiet}
-    found.update({name: module.experiment for name, module in others.items()})
-    return {**found, "jumps": jumps.experiment, "turns": turns.experiment}
+    others = [reach, measuring, advice, quiet, jumps, turns]
+    found = {module.__name__.rpartition(".")[2]: module.experiment for module in others}
+    return {"study": comparison.study, "apart": comparison.apart, **found}
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
