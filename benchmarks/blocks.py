@@ -19,6 +19,18 @@ BLOCK = 16
 Action = Callable[[], Any]
 
 
+def bare_loop(solver: Any, loss: Any, scale: float = 1.0) -> Action:
+    """An iteration of nnabla alone."""
+
+    def update() -> None:
+        solver.zero_grad()
+        loss.forward(clear_no_need_grad=True)
+        loss.backward(scale, clear_buffer=True)
+        solver.update()
+
+    return update
+
+
 class Times(NamedTuple):
     """What one run of an action took, in seconds."""
 
@@ -41,24 +53,19 @@ def measure(action: Action) -> Times:
     return Times(time.perf_counter() - wall, time.process_time() - cpu)
 
 
-def take_turns(actions: Dict[str, Action], blocks: int, turn: int = 1) -> Dict[str, List[Times]]:
+def take_turns(actions: Dict[str, Action], blocks: int) -> Dict[str, List[Times]]:
     """What each iteration took of so many blocks; half a block before them is not counted.
 
     Each turn starts with another action.
-
-    Args:
-        actions: what is timed.
-        blocks: how many blocks.
-        turn: how many iterations of one follow each other; a divisor of half a block.
     """
     names = list(actions)
     taken: Dict[str, List[Times]] = {name: [] for name in names}
-    for number in range(0, BLOCK // 2 + BLOCK * blocks, turn):
-        first = number // turn % len(names)
+    for number in range(BLOCK // 2 + BLOCK * blocks):
+        first = number % len(names)
         for name in names[first:] + names[:first]:
-            times = [measure(actions[name]) for _ in range(turn)]
+            times = measure(actions[name])
             if number >= BLOCK // 2:
-                taken[name] += times
+                taken[name].append(times)
     return taken
 
 

@@ -3,8 +3,8 @@
 
     python benchmarks/cpu_kernels.py
 
-Two tables: every kernel against the memory it has to touch (a sum that only reads, a copy that reads and
-writes), and all that adaptive scaling adds to one layer's backward against NumPy doing the same in float16.
+A table for each size: every kernel against the memory it has to touch (a pass that only reads, a copy that
+reads and writes).
 """
 
 from __future__ import annotations
@@ -12,19 +12,13 @@ from __future__ import annotations
 import argparse
 import ctypes
 import time
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Callable, List, Sequence
 
 import nnabla as nn
 import numpy as np
 
 from nnabla_adaloss.core.formats import FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16
 from nnabla_adaloss.kernels import CpuKernels
-
-LAYERS = {
-    "Affine, g 256x1024, W 1024x1024": ((256, 1024), (1024, 1024)),
-    "Convolution, g 64x64x32x32, W 64x64x3x3": ((64, 64, 32, 32), (64, 64, 3, 3)),
-}
-
 
 MEMCHR = ctypes.CDLL(None).memchr
 MEMCHR.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
@@ -95,37 +89,6 @@ def print_passes(megabytes: int, seconds: float) -> None:
         print(f"{name:36}{taken * 1e3:9.3f}{least * 1e3:9.3f}   {least / taken:15.0%}")
 
 
-def numpy_layer(g: np.ndarray, weight: np.ndarray, scaled: np.ndarray) -> None:
-    for x in (g, weight):
-        x.std(dtype=np.float32) ** 2 + x.mean(dtype=np.float32) ** 2
-        magnitudes = np.abs(x)
-        magnitudes.max()
-    np.multiply(weight, np.float16(4.0), out=scaled)
-
-
-def print_layer(name: str, shapes: Tuple[Tuple[int, ...], Tuple[int, ...]], seconds: float) -> None:
-    kernels = CpuKernels()
-    generator = np.random.default_rng(0)
-    g, weight = (generator.standard_normal(shape).astype(np.float16) * np.float16(0.01) for shape in shapes)
-    scaled = np.empty_like(weight)
-    work: Dict[str, Callable[[], object]] = {"NumPy float16": lambda: numpy_layer(g, weight, scaled)}
-    for dtype in (np.float16, np.float32):
-        nd_g, nd_weight, nd_scaled = (nd_array(x.astype(dtype)) for x in (g, weight, scaled))
-
-        def kernel_layer(
-            g: nn.NdArray = nd_g, weight: nn.NdArray = nd_weight, to: nn.NdArray = nd_scaled
-        ) -> None:
-            kernels.statistics(g)
-            kernels.statistics(weight)
-            kernels.scaled_copy(weight, to, 4.0)
-
-        work[f"kernels {np.dtype(dtype)}"] = kernel_layer
-    taken = dict(zip(work, fastest(list(work.values()), 3 * seconds)))
-    columns = "".join(f"   {label} {t * 1e3:8.3f} ms" for label, t in taken.items())
-    ratio = taken["NumPy float16"] / taken["kernels float16"]
-    print(f"{name}{columns}   float16: {ratio:.0f} times faster")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -139,9 +102,6 @@ def main() -> None:
     arguments = parser.parse_args()
     for megabytes in arguments.megabytes:
         print_passes(megabytes, arguments.seconds)
-    print("\nStatistics of the gradient and the weight, and a scaled copy of the weight")
-    for name, shapes in LAYERS.items():
-        print_layer(name, shapes, arguments.seconds)
 
 
 if __name__ == "__main__":

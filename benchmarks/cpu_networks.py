@@ -10,25 +10,26 @@ from typing import Callable, NamedTuple, Sequence
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "samples"))
 from networks import NETWORKS
 
 
 class Case(NamedTuple):
-    """A network to train.
-
-    Attributes:
-        title: its name.
-        shape: of a batch.
-        build: makes the logits.
-        times: how many times as many blocks it takes: one that is fast takes more.
-    """
+    """A network to train."""
 
     title: str
     shape: Sequence[int]
     build: Callable[[nn.Variable], nn.Variable]
     times: int = 1
+
+    def loss(self) -> Callable[[], nn.Variable]:
+        """What builds the loss on one random batch; the parameters are those of the current scope."""
+        random = np.random.default_rng(0)
+        x = nn.Variable.from_numpy_array(random.standard_normal(self.shape).astype(np.float32))
+        t = nn.Variable.from_numpy_array(random.integers(0, 10, (self.shape[0], 1)))
+        return lambda: F.mean(F.softmax_cross_entropy(self.build(x), t))
 
 
 def demo(name: str) -> Case:
@@ -42,25 +43,6 @@ def chain(h: nn.Variable, layers: int, width: int) -> nn.Variable:
     """The loss of that many affine layers and tanh."""
     for index in range(layers):
         h = F.tanh(PF.affine(h, width, name=f"layer{index}"))
-    return F.mean(h**2)
-
-
-def interwoven(x: nn.Variable, layers: int, width: int) -> nn.Variable:
-    """The loss of that many functions in threes, each with a constant of its own.
-
-    They read one output cut off from the graph, by twenty Variables in turn, and the last output shares its
-    memory with the first state, as in a recurrent net. Every eighth of the threes has a layer.
-    """
-    state = nn.Variable(x.shape)
-    state.data.zero()
-    h = F.tanh(PF.affine(x, width, name="first") + state)
-    cut_off = [h.get_unlinked_variable(need_grad=False) for _ in range(20)]
-    for index in range(layers // 3):
-        constant = nn.Variable(x.shape)
-        constant.data.fill(0.01)
-        read = cut_off[index % len(cut_off)]
-        h = F.tanh((h * read if index % 8 else PF.affine(h, width, name=f"layer{index}")) + constant)
-    state.data = h.data
     return F.mean(h**2)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an installation takes: room on disk, time to import, memory, and the files that an update enters."""
+"""What an installation takes: room on disk, time to import and memory."""
 
 from __future__ import annotations
 
@@ -8,17 +8,12 @@ import os
 import subprocess
 import sys
 from importlib.metadata import Distribution, distributions
-from types import FrameType
-from typing import Any, Callable, List, Optional, Set
+from typing import List
 
 DESCRIPTION = """\
 Prints the size of the installed packages, how much of the processor's time imports take in a fresh process
 and how much memory they leave it with, and the same for the first update. Run it in an environment that holds
 nothing else: pip install . in an empty one. Nothing is wanted of it but that nobody is surprised.
-
-The last table, all there is with --files, counts the files of the package whose functions an update() calls:
-in an iteration with known scales, in one that measures, in one that asks whether scales change, and in any of
-the first twenty. Who wants to follow an update has to read these.
 """
 
 IMPORTS = (
@@ -74,75 +69,11 @@ def least(program: str, rounds: int) -> List[float]:
     return [min(numbers) for numbers in zip(*([float(x) for x in run.split()[-2:]] for run in runs))]
 
 
-def files_entered(action: Callable[[], Any]) -> Set[str]:
-    """The files of the package whose functions an action calls."""
-    import nnabla_adaloss
-
-    folder = os.path.dirname(nnabla_adaloss.__file__) + os.sep
-    entered: Set[str] = set()
-
-    def note(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call":
-            entered.add(frame.f_code.co_filename)
-
-    sys.setprofile(note)
-    try:
-        action()
-    finally:
-        sys.setprofile(None)
-    return {name[len(folder) :] for name in entered if name.startswith(folder)}
-
-
-def files_of_updates(storage: Optional[str], iterations: int = 20) -> List[Set[str]]:
-    """The files that each of the first updates enters: two affine layers with batch normalization."""
-    import nnabla as nn
-    import nnabla.functions as F
-    import nnabla.parametric_functions as PF
-    import nnabla.solvers as S
-    import numpy as np
-
-    from nnabla_adaloss import AdaptiveLossScalingUpdater
-
-    nn.clear_parameters()
-    x = nn.Variable.from_numpy_array(np.random.default_rng(0).standard_normal((16, 8), np.float32))
-    h = F.relu(PF.batch_normalization(PF.affine(x, 8, name="a"), name="norm"))
-    loss = F.mean(PF.affine(h, 4, name="b") ** 2)
-    solver = S.Sgd(0.01)
-    solver.set_parameters(nn.get_parameters())
-    updater = AdaptiveLossScalingUpdater(solver, loss, storage=storage)
-    return [files_entered(updater.update) for _ in range(iterations)]
-
-
-def print_files(names: bool) -> None:
-    """How many files updates enter, or which."""
-    print("files of the package that update() enters, two affine layers with batch normalization")
-    print(
-        f"{'':22}{'a steady one':>14}{'one that measures':>19}{'one that asks':>15}{'the first twenty':>18}"
-    )
-    for storage in (None, "float16"):
-        updates = files_of_updates(storage)
-        # The first updates are told apart by nothing but what has to be found out once.
-        steady, measuring, *_, asking = sorted({frozenset(files) for files in updates[8:]}, key=len)
-        any_of_them = frozenset().union(*updates)
-        counts = len(steady), len(measuring), len(asking), len(any_of_them)
-        print("  {:20}{:14}{:19}{:15}{:18}".format(f"storage={storage!r}", *counts))
-        if names:
-            for name in sorted(any_of_them):
-                kinds = {"steady": steady, "measuring": measuring, "asking": asking}
-                marks = (f"{kind if name in files else '':10}" for kind, files in kinds.items())
-                print("    " + "".join(marks) + name)
-
-
 def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=DESCRIPTION)
     parser.add_argument("--rounds", type=int, default=5, help="each is timed so often (default: 5)")
-    parser.add_argument("--files", action="store_true", help="print the files that an update enters, only")
-    options = parser.parse_args()
-    if options.files:
-        print_files(names=True)
-        return
-    rounds = options.rounds
+    rounds = parser.parse_args().rounds
     sizes = {package.metadata["Name"]: size(package) / 1e6 for package in distributions()}
     largest = sorted(sizes, key=lambda name: -sizes[name])
     print(f"{len(sizes)} packages, {sum(sizes.values()):.0f} MB")
@@ -154,7 +85,6 @@ def main() -> None:
         print(f"  {statement:60} {seconds:5.2f} s {megabytes:6.0f} MB")
     seconds, megabytes = least(FIRST_UPDATE, rounds)
     print(f"  {'the first update alone':60} {seconds:5.2f} s {megabytes:6.0f} MB")
-    print_files(names=False)
 
 
 if __name__ == "__main__":

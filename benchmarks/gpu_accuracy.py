@@ -15,88 +15,60 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Dict, List
 
 import nnabla as nn
-import nnabla.functions as F
 import nnabla.solvers as S
 from gpu_device import Device
+from scaling_study.methods import METHODS, Trainee, train
+from scaling_study.task import accuracy, cross_entropy
 
-from nnabla_adaloss import (
-    AdaptiveLossScalingUpdater,
-    DynamicLossScalingUpdater,
-    FixedLossScalingUpdater,
-)
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
-
-Action = Callable[[], Any]
-
-
-def updater(method: str, solver: Any, loss: nn.Variable, feed: Action) -> Any:
-    """The training loop for `method` on a network that is half already."""
-    if method == "adaptive":
-        return AdaptiveLossScalingUpdater(solver, loss, feed)
-    if method == "dynamic":
-        return DynamicLossScalingUpdater(solver, loss, feed)
-    return FixedLossScalingUpdater(solver, loss, feed, scale=128.0 if method == "fixed (128)" else 1.0)
+COLUMNS = {
+    "fp32": "fp32",
+    "no scaling": "none",
+    "fixed (128)": "fixed_128",
+    "dynamic": "dynamic_8",
+    "adaptive": "amax_history",
+}
 
 
 def print_accuracies(half: nn.Context, single: nn.Context, iterations: int) -> List[Dict[str, Any]]:
     """Prints a table; returns its cells."""
-    from common.digits import load
     from networks import NETWORKS
 
-    data = load()
     cells: List[Dict[str, Any]] = []
-    methods = ("fp32", "no scaling", "fixed (128)", "dynamic", "adaptive")
-    print(f"\n{'test accuracy (thrown away)':34}" + "".join(f"{m:>16}" for m in methods))
+    print(f"\n{'test accuracy (thrown away)':34}" + "".join(f"{column:>16}" for column in COLUMNS))
     for name, network in NETWORKS.items():
         for weight in (1.0, 1e-3, 1e-6, 1e-9):
             row = f"{name + ', loss weight ' + format(weight, 'g'):34}"
-            for method in methods:
-                context = single if method == "fp32" else half
-                accuracy, skipped = train(network, data, weight, method, context, iterations)
-                row += f"{f'{accuracy:.1%} ({skipped})':>16}"
-                cells.append(
-                    {
-                        "net": name,
-                        "weight": weight,
-                        "method": method,
-                        "accuracy": accuracy,
-                        "skipped": skipped,
-                    }
-                )
+            for column, method in COLUMNS.items():
+                context = single if column == "fp32" else half
+                right, lost = accuracy_of(network, weight, method, context, iterations)
+                row += f"{f'{right:.1%} ({lost})':>16}"
+                cell = {"net": name, "weight": weight, "method": column, "accuracy": right, "skipped": lost}
+                cells.append(cell)
             print(row, flush=True)
     return cells
 
 
-def train(
-    network: Any, data: Any, weight: float, method: str, context: nn.Context, iterations: int
+def accuracy_of(
+    network: Any, weight: float, method: str, context: nn.Context, iterations: int
 ) -> tuple[float, int]:
     """Train one network; return its test accuracy and how many batches were thrown away."""
-    from common.digits import BatchFeeder
+    from common.digits import BatchFeeder, load
 
     nn.seed(0)
     with nn.parameter_scope("", OrderedDict()), nn.context_scope(context):
-        x = nn.Variable((network.batch_size, *data.train.x.shape[1:]))
-        t = nn.Variable((network.batch_size, 1))
-        loss = F.mean(F.softmax_cross_entropy(network.build(x), t)) * weight
+        data = load().train
+        x, t = nn.Variable((network.batch_size, *data.x.shape[1:])), nn.Variable((network.batch_size, 1))
+        loss = cross_entropy(network.build(x), t) * weight
         solver = S.Momentum(network.learning_rate / weight, 0.9)
         solver.set_parameters(nn.get_parameters())
-        feed = BatchFeeder(data.train, x, t, 0)
-        loop = updater(method, solver, loss, feed)
-        updates = 0
-        while feed.count < iterations:  # batches that are thrown away count
-            loop.update()
-            updates += not solver.check_inf_or_nan_grad()
-        logits = network.build(nn.Variable.from_numpy_array(data.test.x))
-        logits.forward(clear_buffer=True)
-        right = logits.d.argmax(axis=1) == data.test.t[:, 0]
-        return float(right.mean()), feed.count - updates
+        trainee = Trainee(loss, solver, BatchFeeder(data, x, t, 0))
+        train(METHODS[method], [trainee], None, iterations)
+        return accuracy(network.build)(), len(trainee.lost)
 
 
 def main() -> None:

@@ -35,19 +35,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class Step(NamedTuple):
-    """One thing to run.
-
-    Attributes:
-        name: of its files.
-        limit: seconds after which it is ended.
-        arguments: of Python.
-        writes_json: its command takes `--json FILE`.
-    """
+    """One thing to run."""
 
     name: str
-    limit: float
-    arguments: List[str]
-    writes_json: bool = False
+    limit: float  # seconds after which it is ended
+    arguments: List[str]  # of Python
+    writes_json: bool = False  # its command takes `--json FILE`
 
 
 def steps(context: str, quick: bool) -> Iterator[Step]:

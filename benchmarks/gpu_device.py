@@ -20,12 +20,7 @@ from nnabla_adaloss.kernels.cuda_launcher import CupyLauncher
 
 
 class Device:
-    """A context by its name, such as `cudnn:half`, or an end of the program that says what is missing.
-
-    Args:
-        name: extension and type of values.
-        number: which GPU.
-    """
+    """A context by its name, such as `cudnn:half`, or an end of the program that says what is missing."""
 
     def __init__(self, name: str, number: str = "0") -> None:
         self._extension, _, self.type_config = name.partition(":")

@@ -42,22 +42,8 @@ except ImportError:
 ENOUGH, FROM_MIB = 0.85, 256  # of the speed of a copy, where no cache holds the arrays
 LENGTHS = [0, 1, 2, 31, 33, 1023, 4097, 1_000_003]
 DTYPES = [np.float32, np.float16]
-SPECIAL = [
-    0.0,
-    -0.0,
-    np.inf,
-    -np.inf,
-    np.nan,
-    1.0,
-    65504.0,
-    -65520.0,
-    6e-8,
-    3e-8,
-    1e-40,
-    -1e-45,
-    3.4e38,
-    2.0**-126,
-]
+SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, 65504.0, -65520.0, 6e-8, 3e-8, 1e-40, -1e-45, 3.4e38]
+SPECIAL.append(2.0**-126)
 CPU = nn.Context(["cpu:float"], "CpuCachedArray", "0")
 
 
@@ -197,12 +183,7 @@ extern "C" __global__ void spin(long long cycles) {
 
 
 class Stopwatch:
-    """Times what runs on the GPU, whatever the host takes to launch it.
-
-    Args:
-        runs: how many runs are queued behind each other, between a pair of events.
-        repeat: how often; the shortest counts.
-    """
+    """Times what runs on the GPU, whatever the host takes to launch it."""
 
     def __init__(self, runs: int = 5, repeat: int = 20) -> None:
         self._spin = cupy.RawKernel(SPIN, "spin")

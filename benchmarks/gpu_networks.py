@@ -16,41 +16,21 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
 
 
 class Size(NamedTuple):
-    """How large a network is.
+    """How large a network is."""
 
-    Attributes:
-        batch: images, or sequences, in a batch.
-        length: sides of an image, or length of a sequence.
-        width: maps of the stem, or of a place in the sequence.
-        depth: blocks of the transformer.
-        classes: of images, or symbols.
-    """
-
-    batch: int
-    length: int
-    width: int
-    depth: int
-    classes: int
+    batch: int  # images, or sequences
+    length: int  # sides of an image, or length of a sequence
+    width: int  # maps of the stem, or of a place in the sequence
+    depth: int  # blocks of the transformer
+    classes: int  # of images, or symbols
 
 
-SIZES = {
-    "resnet50": Size(64, 224, 64, 0, 1000),
-    "transformer": Size(16, 128, 512, 6, 8000),
-}
-QUICK = {
-    "resnet50": Size(2, 32, 2, 0, 4),
-    "transformer": Size(2, 4, 8, 1, 8),
-}
+SIZES = {"resnet50": Size(64, 224, 64, 0, 1000), "transformer": Size(16, 128, 512, 6, 8000)}
+QUICK = {"resnet50": Size(2, 32, 2, 0, 4), "transformer": Size(2, 4, 8, 1, 8)}
 
 
-def build(network: str, size: Size, norm: str = "batch") -> nn.Variable:
-    """A loss whose inputs are filled once, so that no batch has to be copied to the device.
-
-    Args:
-        network: a key of `SIZES`.
-        size: how large.
-        norm: of the transformer: `batch`, which cuDNN has, or `layer`, which nnabla makes of other functions.
-    """
+def build(network: str, size: Size) -> nn.Variable:
+    """A loss whose inputs are filled once, so that no batch has to be copied to the device."""
     random = np.random.default_rng(0)
     if network == "resnet50":
         from common.resnet import resnet
@@ -64,7 +44,7 @@ def build(network: str, size: Size, norm: str = "batch") -> nn.Variable:
         )
     x, t = nn.Variable((size.batch, size.length)), nn.Variable((size.batch * size.length, 1))
     x.d, t.d = random.integers(0, size.classes, x.shape), random.integers(0, size.classes, t.shape)
-    return mean(F.softmax_cross_entropy(transformer(x, size, norm), t))
+    return mean(F.softmax_cross_entropy(transformer(x, size), t))
 
 
 def mean(losses: nn.Variable) -> nn.Variable:
@@ -73,14 +53,12 @@ def mean(losses: nn.Variable) -> nn.Variable:
     return F.average_pooling(pooled, pooled.shape[2:])
 
 
-def transformer(x: nn.Variable, size: Size, norm: str, head: int = 64) -> nn.Variable:
+def transformer(x: nn.Variable, size: Size, head: int = 64) -> nn.Variable:
     """Logits of the next symbol, shape (batch * length, classes); blocks that normalize first."""
     batch, length = x.shape
     width, heads = size.width, max(1, size.width // head)
 
     def normalized(h: nn.Variable, name: str) -> nn.Variable:
-        if norm == "layer":
-            return PF.layer_normalization(h, batch_axis=0, name=name)
         return PF.batch_normalization(h, batch_stat=True, name=name)
 
     def projected(h: nn.Variable, name: str) -> nn.Variable:

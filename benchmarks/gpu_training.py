@@ -54,23 +54,11 @@ from nnabla_adaloss.graph.loss import LossSeed
 BLOCK = 16
 FLOOR = "fixed, unchecked"
 METHODS = ("fp32", FLOOR, "dynamic", "adaptive", "approx_range")
-PHASES = (
-    "before forward",
-    "forward",
-    "after forward",
-    "before backward",
-    "backward",
-    "after backward",
-)
+PHASES = ("before forward", "forward", "after forward", "before backward", "backward", "after backward")
 
 
 class TimedLoss:
-    """A loss that notes when its forward and its backward begin and end.
-
-    Args:
-        variable: the loss.
-        seed: makes the gradient that backward starts from, as for a plain Variable; None: nnabla does.
-    """
+    """A loss that notes when its forward and its backward begin and end."""
 
     def __init__(self, variable: nn.Variable, seed: Optional[LossSeed]) -> None:
         self.variable, self._seed = variable, seed
@@ -90,18 +78,7 @@ class TimedLoss:
 
 
 class Training:
-    """One network that is trained with one method.
-
-    Args:
-        method: one of `METHODS`.
-        variable: makes its loss.
-        device: where.
-        timed: note when forward and backward begin and end.
-
-    Attributes:
-        update: an iteration.
-        loss: its loss.
-    """
+    """One network that is trained with one method."""
 
     def __init__(
         self, method: str, variable: Callable[[], nn.Variable], device: Device, timed: bool = False
@@ -235,12 +212,7 @@ def main() -> None:
     )
     add = parser.add_argument
     add("--network", choices=tuple(SIZES), default="resnet50", help="(default: resnet50)")
-    add(
-        "--context",
-        default="cudnn:half",
-        metavar="EXT:TYPE",
-        help="(default: cudnn:half)",
-    )
+    add("--context", default="cudnn:half", metavar="EXT:TYPE", help="(default: cudnn:half)")
     add("--device", default="0", metavar="N", help="which GPU (default: 0)")
     add("--batch", type=int, metavar="N", help="(default: 64 images, 16 sequences)")
     add(
@@ -251,16 +223,7 @@ def main() -> None:
         metavar="METHOD",
         help="some of: %(choices)s",
     )
-    add(
-        "--blocks",
-        type=int,
-        default=6,
-        metavar="N",
-        help="of each method (default: 6)",
-    )
-    add(
-        "--norm", choices=("batch", "layer"), default="batch", help="the transformer's; layer fails on Hopper"
-    )
+    add("--blocks", type=int, default=6, metavar="N", help="of each method (default: 6)")
     add("--quick", action="store_true", help="a tiny network and one block: to see that it works")
     add("--json", type=Path, metavar="FILE", help="write what was measured here, too")
     options = parser.parse_args()
@@ -270,9 +233,9 @@ def main() -> None:
         size = size._replace(batch=options.batch)
 
     def variable() -> nn.Variable:
-        return build(options.network, size, options.norm)
+        return build(options.network, size)
 
-    head = {**device.versions(), "network": options.network, "norm": options.norm, **size._asdict()}
+    head = {**device.versions(), "network": options.network, **size._asdict()}
     print(", ".join(f"{key} {value}" for key, value in head.items()), flush=True)
     rows = measure(device, options.methods, 1 if options.quick else options.blocks, variable)
     print(table(rows))

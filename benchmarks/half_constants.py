@@ -4,8 +4,8 @@
     python benchmarks/half_constants.py
 
 Prints, for each loss, the error of the parameter gradients of its first update against fp32, as the ratio of
-Euclidean norms of the worst parameter: native half without the float tail and with it (the default), emulated
-float16 with it, and what is said. 1 is a gradient that is lost.
+Euclidean norms of the worst parameter, without the float tail and with it (the default): in native half, and
+in emulated float16. Then what native half with the float tail says. 1 is a gradient that is lost.
 """
 
 from __future__ import annotations
@@ -37,24 +37,19 @@ CASES: Dict[str, Loss] = {
     "mean(a)": lambda a, b: F.mean(a),
     "mean(a) * 1e-7": lambda a, b: F.mean(a) * 1e-7,
     "mean(a) * 1e-8": lambda a, b: F.mean(a) * 1e-8,
-    "mean(a) * 1e-11": lambda a, b: F.mean(a) * 1e-11,
+    "mean(a) * 1e-10": lambda a, b: F.mean(a) * 1e-10,
+    "mean(a) * 1e-12": lambda a, b: F.mean(a) * 1e-12,
     "mean(a) * 1e-30": lambda a, b: F.mean(a) * 1e-30,
+    "mean(a) * 1e4": lambda a, b: F.mean(a) * 1e4,
     "mean(a) * 1e8": lambda a, b: F.mean(a) * 1e8,
     "1e-9 * mean(a) * 1e9": lambda a, b: 1e-9 * F.mean(a) * 1e9,
-    "mean(a) + 1e-6 * mean(b)": lambda a, b: F.mean(a) + 1e-6 * F.mean(b),
     "mean(a) + 1e-9 * mean(b)": lambda a, b: F.mean(a) + 1e-9 * F.mean(b),
-    "mean(a) * constant(1e-9)": lambda a, b: F.mean(a) * F.constant(1e-9, ()),
     "mean(a) * Variable(1e-9)": lambda a, b: F.mean(a) * F.reshape(_weight(1e-9, 1), ()),
-    "mean(a) / 1e9": lambda a, b: F.mean(a) / 1e9,
     "1e-9 / (1 + mean(a))": lambda a, b: 1e-9 / (1.0 + F.mean(a)),
-    "exp(-mean(a)) * 1e-9": lambda a, b: F.exp(-F.mean(a)) * 1e-9,
     "sum(stack(mean(a), 1e-9 * mean(b)))": lambda a, b: F.sum(F.stack(F.mean(a), 1e-9 * F.mean(b))),
     "mean(a * 1e-9)": lambda a, b: F.mean(a * 1e-9),
     "mean(a * Variable(1e-9))": lambda a, b: F.mean(a * _weight(1e-9, 16, 4)),
-    "mean(a * 1e-5 * 1e-5)": lambda a, b: F.mean(a * 1e-5 * 1e-5),
     "mean(maximum(a, 1e-8))": lambda a, b: F.mean(F.maximum_scalar(a, 1e-8)),
-    "mean(log(a + 1e-8))": lambda a, b: F.mean(F.log(a + 1e-8)),
-    "mean((a + 1e-8) ** 0.5)": lambda a, b: F.mean((a + 1e-8) ** 0.5),
     "mean(a / (b + 1e-8))": lambda a, b: F.mean(a / (b + 1e-8)),
     "mean(1e-9 / (a + 1))": lambda a, b: F.mean(1e-9 / (a + 1.0)),
     "mean(huber(a, b, 1e-7))": lambda a, b: F.mean(F.huber_loss(a, b, 1e-7)),
@@ -63,19 +58,12 @@ CASES: Dict[str, Loss] = {
 
 
 class Row(NamedTuple):
-    """One loss.
-
-    Attributes:
-        loss: the loss, as it is written.
-        before: the error in native half without the float tail.
-        after: with it.
-        emulated: the error in emulated float16.
-        said: the reason of the update in native half where it is another than `"updated"`, or the warning.
-    """
+    """One loss: the errors, and the reason of the update in native half where it is not `"updated"`."""
 
     loss: str
-    before: float
-    after: float
+    half_without: float
+    half: float
+    emulated_without: float
     emulated: float
     said: str
 
@@ -135,17 +123,19 @@ def measure(name: str) -> Row:
     """Train one update of the loss `name` of `CASES` in each way."""
     loss = CASES[name]
     exact, _ = gradients(loss, FLOAT, "float32")
-    before, _ = gradients(loss, HALF, "", float_tail=False)
-    after, said = gradients(loss, HALF, "")
+    half_without, _ = gradients(loss, HALF, "", float_tail=False)
+    half, said = gradients(loss, HALF, "")
+    emulated_without, _ = gradients(loss, FLOAT, "float16", float_tail=False)
     emulated, _ = gradients(loss, FLOAT, "float16")
-    return Row(name, error(before, exact), error(after, exact), error(emulated, exact), said)
+    found = half_without, half, emulated_without, emulated
+    return Row(name, *(error(one, exact) for one in found), said)
 
 
 def table(rows: List[Row]) -> str:
     """The rows as text."""
-    lines = [f"{'loss':38}{'half':>9}{'+ tail':>9}{'emulated':>10}  said"]
+    lines = [f"{'loss':38}{'half':>9}{'+ tail':>9}{'emulated':>10}{'+ tail':>9}  said"]
     for row in rows:
-        numbers = f"{row.before:9.2g}{row.after:9.2g}{row.emulated:10.2g}"
+        numbers = f"{row.half_without:9.2g}{row.half:9.2g}{row.emulated_without:10.2g}{row.emulated:9.2g}"
         lines.append(f"{row.loss:38}{numbers}  {row.said or '-'}")
     return "\n".join(lines)
 

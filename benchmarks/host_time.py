@@ -40,7 +40,7 @@ import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
-from blocks import BLOCK, Times, means, positions, take_turns
+from blocks import BLOCK, Times, bare_loop, means, positions, take_turns
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
 from nnabla_adaloss.host_context import HOST
@@ -135,27 +135,8 @@ def address_time() -> float:
     return median(taken)
 
 
-def loop(solver: Any, loss: nn.Variable) -> Callable[[], Any]:
-    """An iteration of nnabla alone."""
-
-    def update() -> None:
-        solver.zero_grad()
-        loss.forward(clear_no_need_grad=True)
-        loss.backward(8.0, clear_buffer=True)
-        solver.update()
-
-    return update
-
-
 class Case(NamedTuple):
-    """A network and how it is scaled.
-
-    Attributes:
-        name: its name.
-        build: makes the logits.
-        shape: of a batch.
-        method: how the scales of layers are computed.
-    """
+    """A network and how it is scaled."""
 
     name: str
     build: Build
@@ -178,7 +159,7 @@ def measure(device: IdleDevice, case: Case, blocks: int) -> Dict[str, Any]:
                 updater = AdaptiveLossScalingUpdater(solver, loss, config=config)
                 actions["adaptive"] = updater.update
             else:
-                actions["nnabla"] = loop(solver, loss)
+                actions["nnabla"] = bare_loop(solver, loss, 8.0)
     assert updater.scaling.delay == 1
     for action in actions.values():
         action()
@@ -222,13 +203,6 @@ def times_of(taken: Dict[str, List[Times]]) -> Dict[str, Any]:
     }
 
 
-def print_positions(found: Dict[str, Any]) -> None:
-    """The iterations of a block, one by one."""
-    print(f"{'iteration of the block':>24}{'least':>9}{'median':>9}{'most':>9} ms, with nnabla's own")
-    for number, (least, middle, most) in enumerate(found["positions_ms"], 1):
-        print(f"{number:24}{least:9.2f}{middle:9.2f}{most:9.2f}")
-
-
 def resnet50(x: nn.Variable) -> nn.Variable:
     """All its layers, with one map in the stem."""
     from common.resnet import resnet
@@ -252,7 +226,6 @@ def main() -> None:
     parser.add_argument(
         "--blocks", type=int, default=4, help=f"blocks of {BLOCK} iterations that are timed (default: 4)"
     )
-    parser.add_argument("--positions", action="store_true", help="print each iteration of a block, too")
     parser.add_argument("--json", type=Path, help="write what was measured here, too")
     options = parser.parse_args()
     if options.blocks < 1:
@@ -266,11 +239,7 @@ def main() -> None:
         methods = "approx_range", "amax_history"
         cases = [Case("ResNet-50, one map", resnet50, (1, 3, 32, 32), method) for method in methods]
         cases += [Case(f"{n} affine layers", chain(n), (1, 2)) for n in (10, 100, 1000)]
-        rows = []
-        for case in cases:
-            rows.append(measure(device, case, options.blocks))
-            if options.positions:
-                print_positions(rows[-1])
+        rows = [measure(device, case, options.blocks) for case in cases]
     if options.json is not None:
         options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
 

@@ -26,21 +26,13 @@ LENGTHS, LONGEST = 400, 512
 
 
 class Way(NamedTuple):
-    """What is trained, and with what.
+    """What is trained, and with what."""
 
-    Attributes:
-        kind: the updater; None: nnabla alone.
-        method: how layers are scaled; None: they are not.
-        storage: an emulated storage, or None.
-        planned_bytes: of `AdaLossConfig`.
-        lengths: whether attention is trained, on sentences of many lengths.
-    """
-
-    kind: Optional[str] = None
+    kind: Optional[str] = None  # of the updater; None: nnabla alone
     method: Optional[str] = None
     storage: Optional[str] = None
     planned_bytes: Optional[int] = None
-    lengths: bool = False
+    lengths: bool = False  # attention is trained, on sentences of many lengths
 
 
 WAYS: Dict[str, Way] = {
@@ -93,14 +85,9 @@ def train(way: Way, iterations: int) -> None:
 
 def _updater(way: Way, solver: Any, loss: Any, build: Optional[Callable[[], Any]]) -> Any:
     if way.kind is None:
+        from blocks import bare_loop
 
-        def alone() -> None:
-            solver.zero_grad()
-            loss.forward(clear_no_need_grad=True)
-            loss.backward(clear_buffer=True)
-            solver.update()
-
-        return alone
+        return bare_loop(solver, loss)
     from nnabla_adaloss import (
         AdaLossConfig,
         AdaptiveLossScalingUpdater,

@@ -6,47 +6,30 @@ recorder with `every=2` looks at every other iteration, so that those it looks a
 take turns in one training, with the same arrays at the same addresses: the ratio of the two is what looking
 costs, and what machines do to memory cancels out. It is the median over pairs of neighbours. Wanted for
 `every=1`: at most 1.03 on the conv net.
-
-What iterations cost that nobody looks at is too small to be seen like that. It is timed by itself: the
-questions that engine and updater ask in each iteration, with a recorder and without one. Of an iteration they
-are wanted to be at most 0.1 % without a monitor. `every=100` is both put together: wanted at most 1.002.
-
-`--long 100000` trains a small network for so many iterations, each recorded, and tells how much memory the
-process takes.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-import time
-import timeit
 from collections import OrderedDict
 from pathlib import Path
 from statistics import median
 from typing import Any, List, Tuple
 
 import nnabla as nn
-import nnabla.functions as F
-import nnabla.parametric_functions as PF
 import nnabla.solvers as S
-import numpy as np
 from blocks import Times, measure
 from cpu_networks import CASES, Case
 from training_speed import without_repeats
 
-from nnabla_adaloss import AdaptiveLossScalingUpdater, Recorder, UpdateEnded
-
-NEVER = 10**9
+from nnabla_adaloss import AdaptiveLossScalingUpdater, Recorder
 
 
 def updater_of(case: Case, monitors: List[Any]) -> AdaptiveLossScalingUpdater:
-    random = np.random.default_rng(0)
     nn.seed(0)
     with nn.parameter_scope("", OrderedDict()):
-        x = nn.Variable.from_numpy_array(random.standard_normal(case.shape).astype(np.float32))
-        t = nn.Variable.from_numpy_array(random.integers(0, 10, (case.shape[0], 1)))
-        loss = F.mean(F.softmax_cross_entropy(case.build(x), t))
+        loss = case.loss()()
         solver = S.Momentum(1e-3)
         solver.set_parameters(nn.get_parameters())
         return AdaptiveLossScalingUpdater(solver, loss, storage="float16", monitors=monitors)
@@ -67,12 +50,7 @@ def print_training(case: Case, rounds: int, folder: Path) -> None:
         )
         print(f"  {name:50}{walls:10.4f}{cpus:10.4f}", flush=True)
     iteration = median(times.wall for times in rest)
-    print(f"  one iteration that is not looked at: {1e3 * iteration:.1f} ms")
-    unwatched, asked = bookkeeping()
-    print(f"  questions asked in it: {1e6 * asked:.1f} µs with a recorder, {1e6 * unwatched:.1f} µs without")
-    print(f"  that is {100 * unwatched / iteration:.4f} % without a monitor")
-    every_100 = 1.0 + 0.99 * asked / iteration + 0.01 * (walls - 1.0)
-    print(f"  Recorder(every=100), to a file: {every_100:.5f}\n", flush=True)
+    print(f"  one iteration that is not looked at: {1e3 * iteration:.1f} ms\n", flush=True)
 
 
 def take_turns(updater: AdaptiveLossScalingUpdater, rounds: int) -> Tuple[List[Times], List[Times]]:
@@ -88,65 +66,17 @@ def take_turns(updater: AdaptiveLossScalingUpdater, rounds: int) -> Tuple[List[T
     return looked, rest
 
 
-def bookkeeping() -> Tuple[float, float]:
-    """What an iteration pays that nobody looks at, in seconds: without a monitor, and with a recorder."""
-    found = []
-    for monitors in ([], [Recorder(every=NEVER)]):
-        updater = updater_of(CASES["lenet"], monitors)
-        updater.update()
-        scaling = updater.scaling
-        planned, schedule = scaling._graph.prepared(), scaling.result.schedule
-
-        def questions(scaling: Any = scaling, planned: Any = planned, schedule: Any = schedule) -> None:
-            # As `AdaptiveLossScaling.backward`, `BatchRun.run` and `AdaptiveLossScalingUpdater.update` do.
-            scaling._told(planned, schedule, 1, chosen=False)
-            if scaling.audience is not None:
-                scaling.audience.wants(UpdateEnded, 1)
-
-        found.append(min(timeit.repeat(questions, number=20_000, repeat=9)) / 20_000)
-    return found[0], found[1]
-
-
-def small(x: nn.Variable) -> nn.Variable:
-    return PF.affine(F.tanh(PF.affine(x, 10, name="a")), 10, name="b")
-
-
-def print_memory(iterations: int, folder: Path) -> None:
-    """How much memory a process takes while a small net is trained for long."""
-    import psutil
-
-    process = psutil.Process()
-    recorder = Recorder(path=folder / "long.jsonl")
-    updater = updater_of(Case("small", (4, 8), small), [recorder])
-    began = time.perf_counter()
-    print(f"{iterations} iterations, each recorded to memory and to a file")
-    for number in range(1, iterations + 1):
-        updater.update()
-        if number % (iterations // 10) == 0:
-            size = (folder / "long.jsonl").stat().st_size
-            print(
-                f"  {number:8} iterations: {process.memory_info().rss / 2**20:7.1f} MiB in memory, "
-                f"{len(recorder.recording.rows)} rows, file {size / 2**20:6.1f} MiB, "
-                f"{time.perf_counter() - began:5.0f} s",
-                flush=True,
-            )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("network", nargs="*", help=f"{', '.join(CASES)} (default: lenet)")
     parser.add_argument("--rounds", type=int, default=150, help="pairs of iterations per recorder")
-    parser.add_argument("--long", type=int, metavar="ITERATIONS", help="watch memory for so many iterations")
     options = parser.parse_args()
     unknown = sorted(set(options.network) - set(CASES))
     if unknown or options.rounds < 1:
         parser.error(f"unknown network: {', '.join(unknown)}" if unknown else "--rounds must be 1 or more")
     with tempfile.TemporaryDirectory() as folder:
-        if options.long:
-            print_memory(options.long, Path(folder))
-            return
         for name in options.network or ["lenet"]:
             print_training(CASES[name], options.rounds, Path(folder))
 

@@ -2,7 +2,6 @@
 """What adaptive loss scaling takes per iteration besides nnabla: many small layers, few large ones.
 
     OMP_NUM_THREADS=1 python benchmarks/overhead.py
-    OMP_NUM_THREADS=1 python benchmarks/overhead.py --functions
 
 Chains of affine layers and tanh are trained by a bare loop (zero_grad, forward, backward, update), by
 nnabla's DynamicLossScalingUpdater, and by AdaptiveLossScalingUpdater with both methods, which take turns
@@ -15,17 +14,12 @@ iterations of a cycle apart for approx_range: *planned* is the median one, *meas
 The floor is what an adaptive iteration cannot do without: the bare loop, one pass over the scaled weights
 and one over the parameters' gradients at the speed of memory, and asking nnabla for the address of each
 of these arrays; and where the graph is built anew, once for what tells how (as `planning.py` does).
-
-`--functions` trains other networks in place of chains, of as many functions as *layers* says: with constants,
-an output that many Variables refer to and a state that is carried on. Wanted are at most 1.3, however many
-functions.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 import warnings
 from collections import OrderedDict
@@ -37,8 +31,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 import nnabla as nn
 import nnabla.solvers as S
 import numpy as np
-from blocks import BLOCK, Action, means, positions, ratio, take_turns
-from cpu_networks import chain, interwoven
+from blocks import Action, means, positions, ratio, take_turns
+from cpu_networks import chain
 from planning import ask
 from training_speed import without_repeats
 
@@ -56,23 +50,13 @@ _SIZES = 32
 
 
 class Case(NamedTuple):
-    """A chain of layers.
-
-    Attributes:
-        layers: how many.
-        width: inputs and outputs of each.
-        batch: rows of the data.
-        graph: `"static"`, or `"rebuilt"` for each iteration, or `"reshaped"` for a batch of another size.
-        blocks: how many blocks of iterations are timed.
-        network: what is made of the data, so many layers or functions, and their width.
-    """
+    """A chain of layers."""
 
     layers: int
     width: int
     batch: int
-    graph: str
+    graph: str  # "static", "rebuilt" for each iteration, or "reshaped" for a batch of another size
     blocks: int
-    network: Callable[[nn.Variable, int, int], nn.Variable] = chain
 
 
 CASES = [
@@ -90,25 +74,9 @@ CASES = [
     Case(40, 32, 16, "reshaped", 6),
 ]
 
-INTERWOVEN = [
-    Case(1000, 8, 8, "static", 4, interwoven),
-    Case(3000, 8, 8, "static", 3, interwoven),
-    Case(9000, 8, 8, "static", 2, interwoven),
-    Case(1000, 8, 8, "rebuilt", 3, interwoven),
-    Case(3000, 8, 8, "rebuilt", 2, interwoven),
-    Case(9000, 8, 8, "rebuilt", 1, interwoven),
-]
-
 
 class Trainer(NamedTuple):
-    """What trains a chain in one way.
-
-    Attributes:
-        action: an iteration.
-        build: builds its graph anew.
-        parameters: how many there are.
-        numbers: how many elements they have.
-    """
+    """What trains a chain in one way."""
 
     action: Action
     build: Callable[[], nn.Variable]
@@ -130,7 +98,7 @@ def trainer(case: Case, way: str) -> Trainer:
 
     def build() -> nn.Variable:
         with nn.parameter_scope("", scope):
-            return case.network(next(data), case.layers, case.width)
+            return chain(next(data), case.layers, case.width)
 
     loss = build()
     solver = S.Sgd(1e-3)
@@ -198,10 +166,10 @@ def _time(action: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def measure(case: Case, turn: int = 1) -> Dict[str, Any]:
-    """Times the four ways on one chain, so many iterations of each in turn."""
+def measure(case: Case) -> Dict[str, Any]:
+    """Times the four ways on one chain, in turns."""
     made = {way: trainer(case, way) for way in WAYS}
-    taken = take_turns({way: one.action for way, one in made.items()}, case.blocks, turn)
+    taken = take_turns({way: one.action for way, one in made.items()}, case.blocks)
     spent = {way: median(means(times, "wall")) for way, times in taken.items()}
     floor, asking = floor_of(spent["bare loop"], made["dynamic"], rebuilt=case.graph != "static")
     ratios = {way: ratio(taken, way, "dynamic", "wall") for way in WAYS}
@@ -209,33 +177,14 @@ def measure(case: Case, turn: int = 1) -> Dict[str, Any]:
     common = median(at["dynamic"])
     return {
         **case._asdict(),
-        "network": case.network.__name__,
         "measuring_over_dynamic": {way: max(at[way]) / common for way in ADAPTIVE},
         "planned_over_dynamic": {way: median(at[way]) / common for way in ADAPTIVE},
         "ms": {way: 1e3 * s for way, s in spent.items()},
         "over_dynamic": ratios,
         "floor_ms": 1e3 * floor,
         "address_us": 1e6 * asking,
-        # Of the iterations of a cycle, a planned one makes the fewest.
-        "python_calls": {way: min(python_calls(made[way].action) for _ in range(BLOCK)) for way in WAYS},
         "floor_over_dynamic": floor / spent["dynamic"],
     }
-
-
-def python_calls(action: Action) -> int:
-    """How many Python functions an action calls."""
-    calls = 0
-
-    def note(frame: Any, event: str, _: Any) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    sys.setprofile(note)
-    try:
-        action()
-    finally:
-        sys.setprofile(None)
-    return calls
 
 
 HEADER = (
@@ -255,61 +204,23 @@ def row(found: Dict[str, Any]) -> str:
     )
 
 
-def draw(found: List[Dict[str, Any]], path: Path) -> None:
-    """The ratios as a picture."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(10.5, 4.2), layout="constrained")
-    places = np.arange(len(found))
-    for shift, way, color in ((-0.2, "approx_range", "#0072b2"), (0.2, "amax_history", "#e69f00")):
-        axes.bar(places + shift, [f["over_dynamic"][way] for f in found], 0.38, label=way, color=color)
-        planned = [f["planned_over_dynamic"][way] for f in found]
-        axes.plot(places + shift, planned, "o", color="white", mec=color, ms=5)
-    for place, one in zip(places, found):
-        axes.plot([place - 0.4, place + 0.4], [one["floor_over_dynamic"]] * 2, color="black", lw=2)
-    axes.plot([], [], "o", color="white", mec="gray", ms=5, label="planned passes alone")
-    axes.plot([], [], color="black", lw=2, label="floor")
-    axes.axhline(1.0, color="gray", lw=1)
-    labels = [f"{f['layers']} x {f['width']}\n{f['graph'].replace('static', '')}" for f in found]
-    axes.set_xticks(places, labels)
-    axes.set_xlabel("layers x width")
-    axes.set_ylabel("time per iteration / nnabla's dynamic")
-    axes.legend(frameon=False, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=110)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--turn",
-        type=int,
-        choices=(1, 2, 4, 8),
-        default=1,
-        help="how many iterations of one updater follow each other; its caches are warm then (default: 1)",
-    )
-    parser.add_argument(
-        "--functions", action="store_true", help="networks of 1000 to 9000 functions that share memory"
-    )
-    parser.add_argument("--results", type=Path, help="write FILE.txt, FILE.json and FILE.png, too")
+    parser.add_argument("--results", type=Path, help="write FILE.txt and FILE.json, too")
     options = parser.parse_args()
     warnings.simplefilter("ignore", LossScaleWarning)
     print(HEADER)
     found, lines = [], [HEADER]
-    for case in INTERWOVEN if options.functions else CASES:
-        found.append(measure(case, options.turn))
+    for case in CASES:
+        found.append(measure(case))
         lines.append(row(found[-1]))
         print(lines[-1], flush=True)
     if options.results is not None:
-        base = options.results
-        base.with_suffix(".txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        base.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        draw(found, base.with_suffix(".png"))
+        options.results.with_suffix(".txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        text = json.dumps(found, indent=1) + "\n"
+        options.results.with_suffix(".json").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

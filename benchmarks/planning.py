@@ -18,8 +18,7 @@ from statistics import median
 from typing import Any, Callable, Dict, List
 
 import nnabla as nn
-import nnabla.functions as F
-import nnabla.parametric_functions as PF
+from cpu_networks import chain
 
 from nnabla_adaloss.core.layer_selection import LayerSelection
 from nnabla_adaloss.engine.prepared_graph import KnownGraphs
@@ -31,14 +30,6 @@ from nnabla_adaloss.graph.structure import PlanOptions
 
 _HALF = nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")
 _OPTIONS = PlanOptions.of(LayerSelection(), adaptive=True, non_homogeneous=())
-
-
-def chain(layers: int, batch: int = 16) -> nn.Variable:
-    """A chain with two functions per layer, and two for the loss."""
-    h = nn.Variable((batch, 32))
-    for index in range(layers):
-        h = F.tanh(PF.affine(h, 32, name=f"layer{index}"))
-    return F.mean(h**2)
 
 
 def ask(loss: nn.Variable) -> List[Any]:
@@ -56,12 +47,12 @@ def ask(loss: nn.Variable) -> List[Any]:
 def measure(layers: int, rounds: int) -> Dict[str, float]:
     """Microseconds per function."""
     nn.clear_parameters()
-    chain(layers)
+    chain(nn.Variable((16, 32)), layers, 32)
     names, same, other = registered_names(), KnownGraphs(), KnownGraphs()
     taken: Dict[str, List[float]] = {}
 
     def clock(name: str, action: Callable[[nn.Variable], Any], batch: int = 16) -> None:
-        loss = chain(layers, batch)
+        loss = chain(nn.Variable((batch, 32)), layers, 32)
         start = time.thread_time()
         kept = action(loss)
         taken.setdefault(name, []).append((time.thread_time() - start) * 1e6 / (2 * layers + 2))
@@ -84,21 +75,20 @@ def measure(layers: int, rounds: int) -> Dict[str, float]:
 
 
 def main() -> None:
-    print(
-        f"{'layers':>6}{'plan':>10}{'of another shape':>19}{'read and bind':>16}{'read':>10}"
-        f"{'floor':>10}{'in half':>10}   (µs per function)"
-    )
+    columns = {
+        "plan": 10,
+        "of another shape": 19,
+        "read and bind": 16,
+        "read": 10,
+        "floor": 10,
+        "in half": 10,
+    }
+    head = "".join(f"{name:>{width}}" for name, width in columns.items())
+    print(f"{'layers':>6}{head}   (µs per function)")
     for layers, rounds in ((10, 200), (100, 40), (1000, 8)):
         found = measure(layers, rounds)
-        columns = (
-            (found["plan"], 10),
-            (found["of another shape"], 19),
-            (found["read and bind"], 16),
-            (found["read"], 10),
-            (found["floor"], 10),
-            (found["in half"], 10),
-        )
-        print(f"{layers:6}" + "".join(f"{value:{width}.1f}" for value, width in columns), flush=True)
+        row = "".join(f"{found[name]:{width}.1f}" for name, width in columns.items())
+        print(f"{layers:6}{row}", flush=True)
 
 
 if __name__ == "__main__":

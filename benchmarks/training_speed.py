@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times whole training iterations on a CPU, and the engine's own work per function.
+"""Times whole training iterations on a CPU.
 
 Each network is trained in fp32, with nnabla's dynamic loss scaling under emulated fp16 storage (or that
 of `--storage`), and with adaptive loss scaling at its defaults under the same: a measured global scale,
 and no batch that runs twice but the first (an error tells if one does). The three take turns iteration by
 iteration, in changing order. One in eight adaptive iterations looks at arrays, so a ratio is that of the
-means over blocks of 16 iterations, and of all blocks the median (`blocks.py`). A first table tells what
+means over blocks of 16 iterations, and of all blocks the median (`blocks.py`). The table tells what
 adaptive scaling adds to dynamic (wanted: at most 1.03, 1.08 on the demo's networks of a few milliseconds),
 and what the emulation adds to fp32 (wanted: at most 1.40 in float16, 1.60 in fp8_hybrid).
-
-The second table is about a chain of 500 tanh of four elements, where there is next to nothing to compute:
-what is left is what the engine does for each function that gets no scale of its own, with a global scale
-that is given and with one that is measured (wanted: at most 5 µs).
 
 Wall time is what one waits for, and suffers when other processes want the cores; processor time, summed
 over threads, suffers less. On an idle machine the two columns tell the same.
@@ -24,32 +20,21 @@ import json
 from collections import OrderedDict
 from pathlib import Path
 from statistics import median
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Dict, List, Sequence
 
 import nnabla as nn
-import nnabla.functions as F
 import nnabla.solvers as S
-import numpy as np
-from blocks import Action, means, ratio, take_turns
+from blocks import Action, bare_loop, means, ratio, take_turns
 from cpu_networks import CASES, Case
 
-from nnabla_adaloss import (
-    AdaLossConfig,
-    AdaptiveLossScaling,
-    AdaptiveLossScalingUpdater,
-    DynamicLossScalingUpdater,
-    FormatEmulation,
-)
+from nnabla_adaloss import AdaptiveLossScalingUpdater, DynamicLossScalingUpdater, FormatEmulation
 
 
 def trainer(case: Case, method: str, storage: str) -> Action:
     """What trains a network of its own on one batch."""
-    random = np.random.default_rng(0)
     nn.seed(0)
     with nn.parameter_scope("", OrderedDict()):
-        x = nn.Variable.from_numpy_array(random.standard_normal(case.shape).astype(np.float32))
-        t = nn.Variable.from_numpy_array(random.integers(0, 10, (case.shape[0], 1)))
-        loss = F.mean(F.softmax_cross_entropy(case.build(x), t))
+        loss = case.loss()()
         solver = S.Momentum(1e-3)
         solver.set_parameters(nn.get_parameters())
         stored = loss if storage == "none" else FormatEmulation(loss, storage)
@@ -58,14 +43,7 @@ def trainer(case: Case, method: str, storage: str) -> Action:
         if method == "dynamic":
             # nnabla's default feeder takes an argument that its update() does not pass.
             return DynamicLossScalingUpdater(solver, stored, lambda: None).update  # type: ignore[no-any-return]
-
-    def plain() -> None:
-        solver.zero_grad()
-        loss.forward(clear_no_need_grad=True)
-        loss.backward(clear_buffer=True)
-        solver.update()
-
-    return plain
+    return bare_loop(solver, loss)
 
 
 def without_repeats(updater: AdaptiveLossScalingUpdater) -> Action:
@@ -110,69 +88,24 @@ def print_training(names: Sequence[str], blocks: int, storage: str) -> List[Dict
     return found
 
 
-def print_overhead(functions: int, blocks: int) -> None:
-    with nn.parameter_scope("", OrderedDict()):
-        h = nn.parameter.get_parameter_or_create("x", (4,), np.ones(4))
-        for _ in range(functions):
-            h = F.tanh(h)
-        h = F.sum(h)
-        config = AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=1.0)
-        # One each: scales that were held with the one are not those of the other.
-        given, measured = AdaptiveLossScaling(h, config), AdaptiveLossScaling(h, config)
-
-    def nothing(function: Any) -> None:
-        pass
-
-    # As updaters do it: gradients that stay readable would have to be unscaled, each by itself.
-    def forward_and(backward: Callable[..., Any], *scale: float, **hooks: Any) -> Action:
-        def run() -> None:
-            h.forward(clear_no_need_grad=True)
-            backward(*scale, clear_buffer=True, **hooks)
-
-        return run
-
-    actions: Dict[str, Action] = {
-        "native": forward_and(h.backward, 1.0),
-        "empty hooks": forward_and(h.backward, 1.0, function_pre_hook=nothing, function_post_hook=nothing),
-        "engine, scale given": forward_and(given.backward, 8.0),
-        "engine, scale measured": forward_and(measured.backward),
-    }
-    taken = take_turns(actions, blocks)
-    print(f"\n{'backward of ' + str(functions) + ' tanh':40}{'µs per function above native':>38}")
-    print(f"{'':40}{'wall':>30}{'cpu':>8}")
-    for name in actions:
-        if name == "native":
-            continue
-        row = f"{name:40}"
-        for clock, width in (("wall", 30), ("cpu", 8)):
-            pairs = zip(means(taken[name], clock), means(taken["native"], clock))
-            above = median(a - b for a, b in pairs)
-            row += f"{1e6 * above / functions:{width}.2f}"
-        print(row)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("network", nargs="*", help=f"{', '.join(CASES)} or overhead (default: all)")
+    parser.add_argument("network", nargs="*", help=f"{', '.join(CASES)} (default: all)")
     parser.add_argument("--blocks", type=int, default=3, help="blocks of 16 iterations of each (default: 3)")
     parser.add_argument("--json", type=Path, help="write the ratios here, too")
     parser.add_argument(
         "--storage", default="float16", help="what is emulated (default: float16); none: nothing is"
     )
     options = parser.parse_args()
-    chosen = options.network or [*CASES, "overhead"]
-    unknown = sorted(set(chosen) - {*CASES, "overhead"})
+    unknown = sorted(set(options.network) - {*CASES})
     if unknown or options.blocks < 1:
         parser.error(f"unknown network: {', '.join(unknown)}" if unknown else "--blocks must be 1 or more")
-    networks = [name for name in CASES if name in chosen]
-    if networks:
-        ratios = print_training(networks, options.blocks, options.storage)
-        if options.json is not None:
-            options.json.write_text(json.dumps(ratios, indent=2) + "\n", encoding="utf-8")
-    if "overhead" in chosen:
-        print_overhead(500, 8 * options.blocks)
+    names = [name for name in CASES if name in (options.network or CASES)]
+    ratios = print_training(names, options.blocks, options.storage)
+    if options.json is not None:
+        options.json.write_text(json.dumps(ratios, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

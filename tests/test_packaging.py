@@ -71,6 +71,11 @@ def test_what_is_to_be_cited_is_this_version() -> None:
     assert re.findall(r"^version: (.*)$", citation, re.M) == [nnabla_adaloss.__version__]
 
 
+def test_source_distributions_hold_no_lines_of_results() -> None:
+    lines = (ROOT / "MANIFEST.in").read_text("utf-8").splitlines()
+    assert lines.index("graft benchmarks") < lines.index("recursive-exclude benchmarks/results *.jsonl")
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 120
 

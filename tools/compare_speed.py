@@ -9,14 +9,15 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from statistics import median, quantiles
-from types import TracebackType
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from tools.speed_worker import WORKLOADS
 
 HERE = Path(__file__).resolve().parent
+BLOCK = 16  # iterations: whole cycles of those that measure and those that do not
 
 DESCRIPTION = """\
 Trains the same networks with two checkouts, each in a process of its own with one thread, which take turns
@@ -47,35 +48,19 @@ examples:
 
 
 class Worker:
-    """A process that trains with one checkout; leaving the `with` block ends it.
-
-    Args:
-        checkout: the folder that holds `nnabla_adaloss`.
-        options: arguments of the updater or of its `AdaLossConfig`.
-    """
+    """A process that trains with one checkout, until it is closed."""
 
     def __init__(self, checkout: Path, options: Dict[str, Any]) -> None:
         self._checkout, self._options = checkout, options
         environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, str(HERE / "speed_worker.py")]
+        pipe = subprocess.PIPE
         self._process = subprocess.Popen(
-            command,
-            cwd=checkout,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            command, cwd=checkout, env=environment, stdin=pipe, stdout=pipe, text=True
         )
 
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(
-        self,
-        kind: Optional[Type[BaseException]],
-        error: Optional[BaseException],
-        trace: Optional[TracebackType],
-    ) -> None:
+    def close(self) -> None:
+        """End the process."""
         self._process.kill()
         self._process.communicate()
 
@@ -87,18 +72,17 @@ class Worker:
             raise RuntimeError(f"{self._checkout}: the package was imported from {package}")
         return str(answer["title"])
 
-    def seconds(self, way: str, iterations: int) -> float:
+    def seconds(self, way: str) -> float:
         """Seconds that a block of iterations takes."""
-        return float(self._ask({"way": way, "iterations": iterations})["seconds"])
+        return float(self._ask({"way": way, "iterations": BLOCK})["seconds"])
 
     def _ask(self, request: Dict[str, Any]) -> Dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         try:
             print(json.dumps(request), file=self._process.stdin, flush=True)
-            answer: Dict[str, Any] = json.loads(self._process.stdout.readline() or '{"error": "it ended"}')
+            line = self._process.stdout.readline() if self._process.stdout else ""
         except BrokenPipeError:
-            answer = {"error": "it ended"}
+            line = ""
+        answer: Dict[str, Any] = json.loads(line or '{"error": "it ended"}')
         if "error" in answer:
             raise RuntimeError(f"{self._checkout}: {request}: {answer['error']}")
         return answer
@@ -126,7 +110,7 @@ def spread(numbers: Sequence[float]) -> Spread:
 Blocks = Dict[Tuple[str, str], List[float]]
 
 
-def take_turns(workers: Dict[str, Worker], seconds: float, block: int, title: str) -> Blocks:
+def take_turns(workers: Dict[str, Worker], seconds: float, title: str) -> Blocks:
     """What blocks took, by worker and way, for about so many seconds, and three times each at least.
 
     The turns change their order from round to round: what comes first would otherwise always come first.
@@ -136,13 +120,13 @@ def take_turns(workers: Dict[str, Worker], seconds: float, block: int, title: st
     # What is compared runs one after the other: both ways of a checkout, and the same way of both.
     old, new = workers
     turns = [(old, "dynamic"), (old, "adaptive"), (new, "adaptive"), (new, "dynamic")]
-    warm = sum(workers[name].seconds(way, block) for name, way in turns)
+    warm = sum(workers[name].seconds(way) for name, way in turns)
     taken: Blocks = {turn: [] for turn in turns}
     rounds = max(3, int(seconds / warm))
     for number in tqdm(range(rounds), desc=title, unit=" rounds", leave=False, disable=None):
         shift = number % len(turns)
         for name, way in turns[shift:] + turns[:shift]:
-            taken[name, way].append(workers[name].seconds(way, block))
+            taken[name, way].append(workers[name].seconds(way))
     return taken
 
 
@@ -191,12 +175,6 @@ def argument(text: str) -> Tuple[str, Any]:
         return name, value
 
 
-def _whole(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from 1 on")
-    return int(text)
-
-
 def main(arguments: Optional[Sequence[str]] = None) -> None:
     """Compare, and print a table."""
     parser = argparse.ArgumentParser(
@@ -218,32 +196,22 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
             help=f"an argument of the {side} checkout's updater or AdaLossConfig; may be repeated",
         )
     parser.add_argument("--seconds", type=float, default=20.0, help="CPU time per case (default: 20)")
-    parser.add_argument("--block", type=_whole, default=16, help="iterations per block (default: 16)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here, too")
     # Options may stand between the folders and the cases.
     options = parser.parse_intermixed_args(arguments)
     unknown = sorted(set(options.cases) - set(WORKLOADS))
     if unknown:
         parser.error(f"unknown case: {', '.join(unknown)}; there are {', '.join(WORKLOADS)}")
     print(HEADER)
-    found = []
     try:
-        old, new = Worker(options.old_dir, dict(options.old)), Worker(options.new_dir, dict(options.new))
-        with old, new:
-            workers = {"old": old, "new": new}
+        first, second = Worker(options.old_dir, dict(options.old)), Worker(options.new_dir, dict(options.new))
+        with closing(first) as old, closing(second) as new:
             for case in options.cases or WORKLOADS:
-                title, _ = [worker.build(case) for worker in workers.values()]
-                taken = take_turns(workers, options.seconds, options.block, title)
-                columns = compared(taken)
-                dynamic = median(taken["new", "dynamic"]) / options.block
-                print(row(title, columns, dynamic), flush=True)
-                blocks = {f"{name} {way}": times for (name, way), times in taken.items()}
-                quartiles = {name: list(column) for name, column in columns.items()}
-                found.append({"case": case, "block": options.block, "seconds": blocks, **quartiles})
+                title, _ = old.build(case), new.build(case)
+                taken = take_turns({"old": old, "new": new}, options.seconds, title)
+                dynamic = median(taken["new", "dynamic"]) / BLOCK
+                print(row(title, compared(taken), dynamic), flush=True)
     except RuntimeError as error:
         sys.exit(f"compare_speed: {error}")
-    if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

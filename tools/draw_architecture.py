@@ -40,14 +40,7 @@ _STYLE = """\
 
 
 def graph_of(package: Path) -> str:
-    """The folders of a package and their imports, in Graphviz' language.
-
-    Args:
-        package: folder of the package.
-
-    Raises:
-        ValueError: `package` is no package.
-    """
+    """The folders of a package and their imports, in Graphviz' language."""
     if not (package / "__init__.py").is_file():
         raise ValueError(f"package={str(package)!r} has no __init__.py: give the folder of a Python package")
     package = package.resolve()
@@ -95,11 +88,7 @@ def draw(graph: str, path: Path) -> None:
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Run the command.
-
-    Args:
-        arguments: what follows the program's name; default: `sys.argv[1:]`.
-    """
+    """Run the command."""
     parser = argparse.ArgumentParser(
         description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )

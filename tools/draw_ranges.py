@@ -26,15 +26,10 @@ EXPONENTS = range(-48, 20)
 
 
 class Spread(NamedTuple):
-    """How the magnitudes of a layer's gradient are spread.
-
-    Attributes:
-        shares: of the elements that are not zero, with each of `EXPONENTS`, as they are with their scale.
-        scale: the binary logarithm of the scale.
-    """
+    """How the magnitudes of a layer's gradient are spread."""
 
     shares: npt.NDArray[np.float64]
-    scale: int
+    scale: int  # its binary logarithm
 
 
 def measure() -> Dict[str, Spread]:

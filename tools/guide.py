@@ -74,10 +74,6 @@ def _anchor(name: str) -> str:
 def beside(text: str, folder: str = "") -> str:
     """A document from beside `docs/`, with links as they are from within; what is no page loses its link, and
     badges go: the guide fetches nothing.
-
-    Args:
-        text: the document.
-        folder: where it is.
     """
     return re.sub(r"(!?)\[([^\]]*)\]\(([^)]*)\)", lambda found: _link(found, folder), _BADGE.sub("", text))
 

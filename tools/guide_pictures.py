@@ -7,12 +7,11 @@ import argparse
 import html
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import List, NamedTuple, Optional, Sequence
 
-from tools.report_pictures import browser
+from tools.report_pictures import browse
 
 ROOT = Path(__file__).resolve().parent.parent
 GUIDE = ROOT / "build" / "guide"
@@ -46,54 +45,32 @@ onload = () => {{
 
 
 class Look(NamedTuple):
-    """What a browser of some width makes of a page.
-
-    Attributes:
-        width: pixels that it takes; more than the browser has where something sticks out.
-        height: pixels from top to bottom.
-        missing: addresses of pictures that were not found.
-    """
+    """What a browser of some width makes of a page."""
 
     width: int
     height: int
     missing: List[str]
 
 
-def look_at(page: Path, frame: Path, width: int) -> Look:
-    """Lay a page out; `frame` is a file to be written meanwhile."""
+def photograph(page: Path, target: Path, width: int) -> Look:
+    """Write a picture of a page from top to bottom, in a browser of that width; return what it is like."""
+    from PIL import Image
+
+    frame, sides = target.with_suffix(".html"), max(width, 500)
     frame.write_text(_FRAME.format(page=page.as_uri(), width=width, height=1600), "utf-8")
-    shown = _browse(frame, width, 1600, "--dump-dom")
-    frame.unlink()
+    shown = browse(frame, "--allow-file-access-from-files", f"--window-size={sides},1600", "--dump-dom")
     found = re.search(r'data-found="([^"]*)"', shown)
     if found is None:
         raise RuntimeError(f"the browser did not load {page}")
-    return Look(*json.loads(html.unescape(found[1])))
-
-
-def photograph(page: Path, target: Path, width: int) -> Look:
-    """Write a picture of a page from top to bottom, in a browser of that width; return what it is like."""
-    frame = target.with_suffix(".html")
-    look = look_at(page, frame, width)
+    look = Look(*json.loads(html.unescape(found[1])))
     height = min(look.height, _TALLEST)
     frame.write_text(_FRAME.format(page=page.as_uri(), width=width, height=height), "utf-8")
-    _browse(frame, width, height, f"--screenshot={target}")
+    options = f"--window-size={sides},{height}", f"--screenshot={target}"
+    browse(frame, "--allow-file-access-from-files", *options)
     frame.unlink()
-    _cut(target, width)
+    picture = Image.open(target).convert("RGB")
+    picture.crop((0, 0, width, picture.height)).save(target)
     return look
-
-
-def _browse(frame: Path, width: int, height: int, what: str) -> str:
-    command = [browser(), "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-    command += ["--virtual-time-budget=3000", "--allow-file-access-from-files"]
-    command += [f"--window-size={max(width, 500)},{height}", what, frame.as_uri()]
-    return subprocess.run(command, check=True, capture_output=True, encoding="utf-8", timeout=120).stdout
-
-
-def _cut(path: Path, width: int) -> None:
-    from PIL import Image
-
-    picture = Image.open(path).convert("RGB")
-    picture.crop((0, 0, width, picture.height)).save(path)
 
 
 def faults(look: Look, width: int) -> List[str]:

@@ -26,26 +26,14 @@ _TRAIN_IMAGES = 4000
 
 
 class Scans(NamedTuple):
-    """Images and what is on them.
-
-    Attributes:
-        pixels: uint8, shape (n, height, width); 255 is ink.
-        labels: uint8, shape (n,).
-    """
+    """Images and what is on them."""
 
     pixels: npt.NDArray[np.uint8]
     labels: npt.NDArray[np.uint8]
 
 
 def write_mnist(folder: Path, part: str, scans: Scans, *, packed: bool) -> None:
-    """Write MNIST's two files of a part, in IDX format: big-endian lengths, then bytes.
-
-    Args:
-        folder: where to.
-        part: `train` or `t10k`.
-        scans: what to write.
-        packed: as `.gz`.
-    """
+    """Write MNIST's two files of a part, in IDX format: big-endian lengths, then bytes."""
     pixels, labels = scans
     images = struct.pack(">BBBBiii", 0, 0, 8, 3, *pixels.shape) + pixels.tobytes()
     for name, content in (

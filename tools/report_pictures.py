@@ -82,11 +82,7 @@ def record(path: Path) -> None:
 
 
 def browser() -> str:
-    """The first browser there is.
-
-    Raises:
-        SystemExit: there is none; it says what to do.
-    """
+    """The first browser there is."""
     for name in BROWSERS:
         found = shutil.which(name)
         if found:
@@ -94,30 +90,30 @@ def browser() -> str:
     sys.exit(f"no browser: none of {', '.join(BROWSERS)} is installed (Debian: apt install chromium)")
 
 
+def browse(page: Path, *options: str) -> str:
+    """Have a browser without a window look at a page; return what it prints."""
+    command = [browser(), "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    command += ["--virtual-time-budget=3000", *options, page.as_uri()]
+    return subprocess.run(command, check=True, capture_output=True, encoding="utf-8", timeout=120).stdout
+
+
 def photograph(page: Path, folder: Path) -> List[Path]:
     """Write the pictures of a page; return their paths."""
-    chromium = [browser(), "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-    chromium += ["--virtual-time-budget=1000"]
     made = []
     for name, (width, height) in SIZES.items():
-        target = folder / f"report_{name}.png"
-        size = f"--window-size={width},{height}"
-        _call([*chromium, size, f"--screenshot={target}", page.as_uri()])
-        made.append(target)
+        made.append(folder / f"report_{name}.png")
+        browse(page, f"--window-size={width},{height}", f"--screenshot={made[-1]}")
     if not shutil.which("pdftoppm"):
         sys.exit("no pdftoppm for the picture of the paper (Debian: apt install poppler-utils)")
     paper = folder / "report.pdf"
-    _call([*chromium, "--no-pdf-header-footer", f"--print-to-pdf={paper}", page.as_uri()])
-    _call(["pdftoppm", "-png", "-r", "60", str(paper), str(folder / "sheet")])
+    browse(page, "--no-pdf-header-footer", f"--print-to-pdf={paper}")
+    command = ["pdftoppm", "-png", "-r", "60", str(paper), str(folder / "sheet")]
+    subprocess.run(command, check=True, timeout=120)
     sheets = sorted(folder.glob("sheet-*.png"))
     made.append(_side_by_side(sheets, folder / "report_print.png"))
     for path in (paper, *sheets):
         path.unlink()
     return made
-
-
-def _call(command: Sequence[str]) -> None:
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120)
 
 
 def _side_by_side(sheets: Sequence[Path], target: Path) -> Path:

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, Callable, Dict, NamedTuple, Optional, TextIO
 
 import nnabla as nn
-import nnabla.functions as F
 import nnabla.solvers as S
 import numpy as np
 
@@ -36,14 +35,7 @@ Action = Callable[[], Any]
 
 
 class Workload(NamedTuple):
-    """What is trained.
-
-    Attributes:
-        title: its name in the table.
-        build: makes the graph of the loss anew; the parameters are those of the current scope.
-        rebuilt: whether each iteration builds the graph anew.
-        storage: what is emulated, or None.
-    """
+    """What is trained."""
 
     title: str
     build: Callable[[], nn.Variable]
@@ -60,11 +52,8 @@ def _chain(layers: int, width: int, *, rebuilt: bool = False) -> Workload:
 
 def _network(name: str, storage: Optional[str] = None) -> Workload:
     case = cpu_networks.CASES[name]
-    random = np.random.default_rng(0)
-    x = nn.Variable.from_numpy_array(random.standard_normal(case.shape).astype(np.float32))
-    t = nn.Variable.from_numpy_array(random.integers(0, 10, (case.shape[0], 1)))
     title = case.title if storage is None else f"{case.title}, {storage}"
-    return Workload(title, lambda: F.mean(F.softmax_cross_entropy(case.build(x), t)), storage=storage)
+    return Workload(title, case.loss(), storage=storage)
 
 
 WORKLOADS: Dict[str, Callable[[], Workload]] = {

@@ -1,21 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trainings whose loss holds derivatives: differential equations, and penalties on gradients."""
+"""Trainings whose loss holds derivatives: differential equations."""
 
 from __future__ import annotations
-
-from typing import List
 
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import numpy as np
-from common.digits import BatchFeeder, load
 
 from .task import Player, Task
 
 _POINTS = 64
-_BATCH = 32
-_PENALTY = 1e-3
 
 
 def _curve(x: nn.Variable) -> nn.Variable:
@@ -73,27 +68,3 @@ def coefficient(weight: float, seed: int) -> Task:
         wanted.d = np.sin(np.pi * x.d)
 
     return Task([Player(loss, parameters, feed)], lambda: -abs(1.0 - float(c.d[0, 0])))
-
-
-def penalized(seed: int) -> Task:
-    """Digits, and a thousandth of the squared gradient of the loss of each image; scored by the accuracy."""
-    train, test = load()
-    x, t = nn.Variable((_BATCH, 1, 8, 8), need_grad=True), nn.Variable((_BATCH, 1))
-
-    def logits(x: nn.Variable) -> nn.Variable:
-        h = F.reshape(x, (x.shape[0], -1), inplace=False)
-        for index in range(2):
-            h = F.tanh(PF.affine(h, 64, name=f"fc{index}"))
-        return PF.affine(h, 10, name="out")
-
-    losses = F.softmax_cross_entropy(logits(x), t)
-    gradients: List[nn.Variable] = nn.grad([F.sum(losses)], [x])
-    loss = F.mean(losses) + F.mean(F.sum(gradients[0] ** 2, axis=(1, 2, 3))) * _PENALTY
-    parameters, batches = nn.get_parameters(), BatchFeeder(train, x, t, seed)
-    told = logits(nn.Variable.from_numpy_array(test.x))
-
-    def score() -> float:
-        told.forward(clear_buffer=True)
-        return float((told.d.argmax(axis=1) == test.t[:, 0]).mean())
-
-    return Task([Player(loss, parameters, batches)], score)

@@ -1,71 +1,72 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an experiment is made of, so that all of them are run, stopped and gone on with alike."""
+"""What an experiment is made of, and a file of results with which it can be stopped and resumed."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
+import multiprocessing
+import os
+import warnings
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
-from . import records
-from .working import do_all
+from tqdm import tqdm
+
+Line = Dict[str, Any]
 
 
 class Experiment(NamedTuple):
-    """A list of jobs, and what to make of their results.
+    """A list of jobs, and what to make of their results."""
 
-    Attributes:
-        name: what its files are called.
-        jobs: what is to be done, in this order: tuples with names, which come first in each line of results.
-        work: does one job and returns the rest of its line, `"seconds"` among it; a function of a module.
-        table: the text of all lines, in Markdown, from the name of the picture's file and the lines.
-        draw: draws the lines into the file of the picture; None where there is none to draw.
-    """
-
-    name: str
-    jobs: Sequence[Any]
-    work: Callable[[Any], Dict[str, Any]]
-    table: Callable[[str, List[Dict[str, Any]]], str]
-    draw: Optional[Callable[[Path, List[Dict[str, Any]]], Any]] = None
+    jobs: Sequence[Any]  # NamedTuples, whose fields come first in each line of results
+    work: Callable[[Any], Line]  # the rest of the line of a job; a function of a module
+    table: Callable[[List[Line]], str]
+    draw: Optional[Callable[[Path, List[Line]], None]] = None
 
 
-def run(experiment: Experiment, path: Path, *, processes: int, budget: Optional[float]) -> None:
-    """Do the jobs that are not in the file of results yet."""
-    with records.appending(path) as file:
-        there = records.read(path)
-        missing = missing_of(experiment.jobs, there)
-        seconds: Dict[Any, List[float]] = {}
-
-        def remember(record: Dict[str, Any]) -> None:
-            seconds.setdefault(record["net"], []).append(record["seconds"])
-
-        def done(record: Dict[str, Any]) -> None:
-            remember(record)
-            file.add(record)
-
-        def expected(job: Any) -> float:
-            # The first training of a process may have to compile kernels.
-            return 1.5 * median(seconds.get(job.net, [0.0]))
-
-        for record in there:
-            remember(record)
-        count = do_all(
-            missing,
-            experiment.work,
-            done,
-            processes=processes,
-            budget=budget,
-            expected=expected,
-            title=experiment.name,
-        )
-    total = len(experiment.jobs)
-    print(f"{total - len(missing)} of {total} were there, {count} were done now: {path}")
+def read(path: Path) -> List[Line]:
+    """The objects of all whole lines; a line that a kill cut off does not count."""
+    found = []
+    for line in path.read_text("utf-8").splitlines() if path.exists() else ():
+        with contextlib.suppress(json.JSONDecodeError):
+            found.append(json.loads(line))
+    return found
 
 
-def missing_of(jobs: Sequence[Any], there: Sequence[Dict[str, Any]]) -> List[Any]:
-    """The jobs that no record tells of."""
-    if not jobs:
-        return []
-    fields = jobs[0]._fields
-    known = {tuple(record.get(field) for field in fields) for record in there}
-    return [job for job in jobs if tuple(job) not in known]
+def lines_of(jobs: Sequence[Any], lines: Sequence[Line]) -> Dict[Any, Line]:
+    """By job, its line; jobs without one are missing."""
+    known = {tuple(line.get(field) for field in jobs[0]._fields): line for line in lines} if jobs else {}
+    return {job: known[tuple(job)] for job in jobs if tuple(job) in known}
+
+
+def run(jobs: Sequence[Any], work: Callable[[Any], Line], path: Path, processes: int) -> None:
+    """Do the jobs that have no line in the file of results, and add a line for each as soon as it is done."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    done = lines_of(jobs, read(path))
+    missing = [job for job in jobs if job not in done]
+    # Small networks are no faster with two threads.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    # Spawned, because a fork of a process that has threads may hang.
+    pool = multiprocessing.get_context("spawn").Pool(processes, _be_quiet)
+    with path.open("a", encoding="utf-8") as file, pool:
+        if file.tell() and not path.read_bytes().endswith(b"\n"):
+            file.write("\n")
+        results = pool.imap_unordered(partial(_line, work), missing)
+        for line in tqdm(results, total=len(missing), desc=path.stem, unit=" jobs", disable=None):
+            file.write(json.dumps(line, allow_nan=False) + "\n")
+            file.flush()
+    print(f"{len(done)} of {len(jobs)} were there, {len(missing)} were done now: {path}")
+
+
+def _line(work: Callable[[Any], Line], job: Any) -> Line:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return {**job._asdict(), **work(job)}
+
+
+def _be_quiet() -> None:
+    for name in ("nnabla", "nnabla_adaloss"):
+        logging.getLogger(name).setLevel(logging.WARNING)

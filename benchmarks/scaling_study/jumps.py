@@ -1,89 +1,150 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A loss that is multiplied from one batch to the next, and when the scale is right again."""
+"""A loss that is suddenly larger, and stays so: how many steps that costs, in networks of 4 to 64 layers."""
 
 from __future__ import annotations
 
-import math
-from typing import Any, Callable, Dict, Optional
+import time
+from collections import OrderedDict
+from functools import partial
+from typing import Callable, Dict, List, NamedTuple, Optional
 
 import nnabla as nn
+import nnabla.functions as F
+import nnabla.initializer as I
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
 
-from .methods import Job
-from .training import LoopMaker
+from .classifiers import classifier
+from .experiment import Experiment, Line
+from .methods import METHODS, REFERENCE, Trainee, longest_row, train
+from .nets import QUIET
+from .task import Task
+from .text import paragraph, rows
 
-# The batch that is first multiplied.
-AT = 100
-# What the loss is multiplied by in batch `AT`, and in those that follow.
-JUMPS = {
-    "none": (1.0, 1.0),
-    "2^10, one batch": (2.0**10, 1.0),
-    "2^-10, one batch": (2.0**-10, 1.0),
-    "2^10, for good": (2.0**10, 2.0**10),
-    "2^-10, for good": (2.0**-10, 2.0**-10),
+QUIET_BATCHES = 100
+"""Batches before the jump."""
+
+AFTER = 300
+"""Batches from the jump on."""
+
+_WIDTH = 32
+_LEARNING_RATE = 0.05
+
+
+def _jump(factor: float, batch: int) -> float:
+    return 1.0 if batch <= QUIET_BATCHES else factor
+
+
+def _alternating(batch: int) -> float:
+    return 1.0 if batch <= QUIET_BATCHES else 1e6 if batch % 2 else 1e-6
+
+
+WEIGHTS: Dict[str, Callable[[int], float]] = {
+    "2^10, for good": partial(_jump, 2.0**10),
+    "2^20, for good": partial(_jump, 2.0**20),
+    "1e6 and 1e-6 in turn": _alternating,
 }
-# A scale is right that differs by no more than this, for so many batches, from that of a training without.
-NEAR = 4.0
-STAYS = 20
+"""What the loss is multiplied by, by number of the batch."""
+
+_METHODS = ("amax_history", "skip", "GradScaler", "halving")
 
 
-def jumping(jump: str, make: LoopMaker) -> LoopMaker:
-    """What makes the loop of `make` with a loss that jumps.
+class JumpJob(NamedTuple):
+    """One training."""
 
-    Args:
-        jump: key of `JUMPS`.
-        make: makes the loop.
-    """
-
-    def made(job: Job) -> Any:
-        factor = nn.Variable(job.loss.shape)
-        return make(job._replace(loss=job.loss * factor, feed=_Jumping(job, factor, jump)))
-
-    return made
+    net: str
+    weights: str
+    method: str
+    seed: int
+    after: int
 
 
-class _Jumping:
-    """Feeds, multiplies the loss, and divides the learning rate likewise: steps stay what they are."""
-
-    def __init__(self, job: Job, factor: nn.Variable, jump: str) -> None:
-        self._feed: Callable[[], Any] = job.feed
-        self._solver, self._factor = job.solver, factor
-        self._at_once, self._later = JUMPS[jump]
-        self._count = 0
-        self._set: Optional[float] = None
-        self._rate = 0.0
-
-    def __call__(self) -> None:
-        rate = self._solver.learning_rate()
-        if rate != self._set:
-            # Somebody else has set it since.
-            self._rate = rate
-        factor = 1.0 if self._count < AT else self._at_once if self._count == AT else self._later
-        self._solver.set_learning_rate(self._rate / factor)
-        self._set = self._solver.learning_rate()
-        self._factor.d = factor
-        self._count += 1
-        self._feed()
+def mlp(layers: int, x: nn.Variable, *, training: bool) -> nn.Variable:
+    """Tanh layers that begin as rotations, so that deep ones learn as well as others (Saxe et al. 2014)."""
+    h = F.reshape(x, (x.shape[0], -1))
+    for index in range(layers):
+        h = F.tanh(PF.affine(h, _WIDTH, w_init=I.OrthogonalInitializer(), name=f"layer{index}"))
+    return PF.affine(h, 10, name="out")
 
 
-def until_right(record: Dict[str, Any], calm: Dict[str, Any]) -> Optional[int]:
-    """After how many batches from the jump on the scale is right for `STAYS` batches; None: never.
+NETS: Dict[str, Callable[[int], Task]] = {
+    **{f"mlp{n}": partial(classifier, partial(mlp, n), 32) for n in (4, 16, 32, 64)},
+    # In these the largest gradients are not those that layers read.
+    **{name: QUIET[name].build for name in ("gcn", "transformer")},
+}
 
-    Args:
-        record: `"jump"`, and for each update `"fed"`, how many batches there were by then, and `"exponents"`,
-            the binary logarithm of the scale.
-        calm: that of the training without a jump.
-    """
-    at_once, later = (math.log2(factor) for factor in JUMPS[record["jump"]])
-    wanted = dict(zip(calm["fed"], calm["exponents"]))
-    until, right = 0, 0
-    for fed, exponent in zip(record["fed"], record["exponents"]):
-        if fed <= AT or fed not in wanted:
-            continue
-        jump = at_once if fed == AT + 1 else later
-        if abs(exponent - (wanted[fed] - jump)) > math.log2(NEAR):
-            until, right = fed - AT, 0
-            continue
-        right += 1
-        if right == STAYS:
-            return until
-    return None
+
+def experiment(quick: bool) -> Experiment:
+    """All ways of a jump after each other, the reference first."""
+    jobs = [
+        JumpJob(net, weights, method, 0, 60 if quick else AFTER)
+        for weights in WEIGHTS
+        for net in NETS
+        for method in (REFERENCE, *_METHODS)
+    ]
+    return Experiment(jobs, work, table)
+
+
+def work(job: JumpJob) -> Line:
+    """Train, and count what the jump has cost."""
+    nn.seed(job.seed)
+    start = time.perf_counter()
+    weight_of = WEIGHTS[job.weights]
+    with nn.parameter_scope("", OrderedDict()):
+        task = NETS[job.net](job.seed)
+        (player,) = task.players
+        weight, solver = nn.Variable(()), S.Sgd(_LEARNING_RATE)
+        solver.set_parameters(player.parameters)
+
+        def feed() -> None:
+            # Steps stay what they are: only the storage has to do with the weight.
+            weight.d = weight_of(trainee.fed)
+            solver.set_learning_rate(_LEARNING_RATE / weight_of(trainee.fed))
+            player.feed()
+
+        trainee = Trainee(player.loss * weight, solver, feed)
+        warned = train(METHODS[job.method], [trainee], "float16", QUIET_BATCHES + job.after)
+        score = task.score()
+    lost = [batch for batch in trainee.lost if batch > QUIET_BATCHES]
+    overflows = [overflow.batch for overflow in trainee.overflows if overflow.batch > QUIET_BATCHES]
+    return {
+        "lost": len(lost),
+        "in_a_row": longest_row(lost),
+        "repeats": len(overflows) - len(lost),
+        "last_overflow": max(overflows, default=QUIET_BATCHES) - QUIET_BATCHES,
+        "score": score,
+        "warnings": warned,
+        "seconds": round(time.perf_counter() - start, 2),
+    }
+
+
+def table(lines: List[Line]) -> str:
+    """A row for each network and jump, the ways beside each other."""
+    text = (
+        f"Made by `python benchmarks/study.py jumps`. Tanh MLPs of width {_WIDTH} and two networks of the "
+        f"quiet trainings in emulated float16: {QUIET_BATCHES} quiet batches, then the loss is "
+        "multiplied, and the "
+        "learning rate divided likewise. Lost batches from the jump on, of how many; in brackets the longest "
+        "row of them; *rep.*: batches run again. *halving*: nnabla's updater, whose scale is the largest "
+        "that did not overflow before. A mark (!) says that something was warned of. Scores: fp32, and the "
+        "ways in their order; of MLPs and the graph network the accuracy on 360 images."
+    )
+    head = ["", "network", *_METHODS, "score: fp32", "the ways"]
+    known = {(r["weights"], r["net"], r["method"]): r for r in lines}
+    body = []
+    for weights, net in dict.fromkeys((r["weights"], r["net"]) for r in lines):
+        mine = [known.get((weights, net, method)) for method in _METHODS]
+        fp32 = known.get((weights, net, REFERENCE))
+        scores = [f"{one['score']:.3f}" for one in mine if one is not None]
+        body.append(
+            [weights, net, *map(_shown, mine), f"{fp32['score']:.3f}" if fp32 else "", " ".join(scores)]
+        )
+    return "\n".join(["# A loss that jumps\n", paragraph(text), rows(head, body)])
+
+
+def _shown(record: Optional[Line]) -> str:
+    if record is None:
+        return ""
+    repeats = f", {record['repeats']} rep." if record["repeats"] else ""
+    row = f" ({record['in_a_row']})" if record["lost"] else ""
+    return f"{record['lost']} of {record['after']}{row}{repeats}{' !' if record['warnings'] else ''}"

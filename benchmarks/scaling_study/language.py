@@ -16,14 +16,7 @@ _TEST_WINDOWS = 256
 
 
 def transformer(seed: int, batch: int = _BATCH, length: int = _LENGTH, width: int = _WIDTH) -> Task:
-    """A training that is scored by minus the mean loss of a letter that it has not seen, in nats.
-
-    Args:
-        seed: decides the batches.
-        batch: how many pieces of text are in one.
-        length: how many letters are in each.
-        width: how many numbers stand for a letter.
-    """
+    """A training that is scored by minus the mean loss of a letter that it has not seen, in nats."""
     train, test, symbols = text()
     x, t = nn.Variable((batch, length)), nn.Variable((batch, length, 1))
     loss = F.mean(F.softmax_cross_entropy(logits(x, symbols, width), t))

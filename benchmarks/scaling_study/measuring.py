@@ -1,37 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs to look at arrays in one of n iterations, and what is missed in the others."""
+"""What is missed where only one iteration in n measures: underflow, and overflows."""
 
 from __future__ import annotations
 
-import time
-from statistics import fmean, median
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from statistics import fmean
+from typing import List, NamedTuple
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
+from nnabla_adaloss import AdaLossConfig
 
-from .experiment import Experiment
-from .jumps import AT, JUMPS, jumping
-from .measuring_picture import draw
-from .measuring_table import markdown
-from .methods import Job, Loop, adaptive
-from .trace import Trace
-from .training import LoopMaker, Run, Trainee, train
+from .experiment import Experiment, Line
+from .methods import adaptive
+from .nets import NETS
+from .text import paragraph, percent, rows
+from .training import Run, train
 
-_EVERY = (1, 4, 8, 16, 32, 64)
-_METHODS = ("approx_range", "amax_history")
-_CALM = (
-    ("lenet", "float16"),
-    ("gan", "float16"),
-    ("mlp8", "float16"),
-    ("lenet", "e4m3_stored"),
-    ("mlp8", "e4m3_stored"),
-)
-_JUMPING = "lenet"
-_SEEDS = 2
-_ITERATIONS = 800
+EVERY = (1, 4, 8, 16, 32)
+_NETS = ("lenet", "mlp8")
+_STORAGES = ("float16", "e4m3_stored")
+_ITERATIONS = 400
 _WEIGHT = 1e-3
-# Nothing is emulated: what is timed is what nnabla takes without the package's rounding.
-_NATIVE = "native"
 
 
 class MeasuringJob(NamedTuple):
@@ -39,99 +26,46 @@ class MeasuringJob(NamedTuple):
 
     net: str
     storage: str
-    method: str
     every: int
-    jump: str
     seed: int
+    iterations: int
 
 
-def experiment(only: Optional[Sequence[str]]) -> Experiment:
-    """Times first, then a seed of all cells, the jumps, and the other seed."""
-    nets = only or dict.fromkeys(net for net, _ in _CALM)
-    cells = [cell for cell in _CALM if cell[0] in nets]
-    # Both kinds of iterations take turns, so that they can be compared on a machine that does other things.
-    jobs = [MeasuringJob(net, _NATIVE, method, 2, "none", 0) for net in nets for method in _METHODS]
-    for seed in range(_SEEDS):
-        jobs += _trainings(cells, ["none"], seed)
-        if seed == 0 and _JUMPING in nets:
-            jobs += _trainings([(_JUMPING, "float16")], [jump for jump in JUMPS if jump != "none"], seed)
-    return Experiment("measuring", jobs, work, markdown, draw)
+def experiment(quick: bool) -> Experiment:
+    """All distances of a network after each other."""
+    iterations = 32 if quick else _ITERATIONS
+    cells = [(net, storage) for storage in _STORAGES for net in _NETS]
+    jobs = [MeasuringJob(*cell, every, 0, iterations) for cell in cells for every in EVERY]
+    return Experiment(jobs, work, table)
 
 
-def _trainings(cells: Sequence[Tuple[str, str]], jumps: Sequence[str], seed: int) -> List[MeasuringJob]:
-    return [
-        MeasuringJob(net, storage, method, every, jump, seed)
-        for net, storage in cells
-        for method in _METHODS
-        for jump in jumps
-        for every in _EVERY
-    ]
+def work(job: MeasuringJob) -> Line:
+    """Train with the defaults but for the distance."""
+    run = Run(job.net, job.storage, _WEIGHT, "amax_history", job.seed, job.iterations)
+    method = adaptive(config=AdaLossConfig(measure_every=job.every))
+    return train(run, NETS[job.net], method)._asdict()
 
 
-def work(job: MeasuringJob) -> Dict[str, Any]:
-    """Train, look at every gradient in every iteration, and count."""
-    trace, clock = Trace(), _Clock()
-
-    def watch(trainee: Trainee) -> None:
-        clock(trainee)
-        if job.storage != _NATIVE:
-            trace(trainee)
-        clock.start()
-
-    config = AdaLossConfig(loss_scale_method=job.method, measure_every=job.every, delay=0)
-    native = job.storage == _NATIVE
-    make = _native(config) if native else adaptive(config=config)
-    run = Run(job.net, "float16" if native else job.storage, _WEIGHT, job.method, job.seed, _ITERATIONS)
-    result = train(run, jumping(job.jump, make), watch)
-    kept = ("score", "batches", "lost", "repeats", "overflows", "seconds", "error")
-    after = [share for fed, share in zip(trace.fed, trace.underflow) if AT < fed <= 2 * AT]
-    return {
-        **job._asdict(),
-        **{name: getattr(result, name) for name in kept},
-        "underflow": fmean(trace.underflow or [0.0]),
-        "underflow_after": fmean(after or [0.0]),
-        "scales": _changes(trace) if job.net == _JUMPING else [],
-        **clock.as_dict(),
-    }
-
-
-def _native(config: AdaLossConfig) -> LoopMaker:
-    def make(job: Job) -> Loop:
-        updater = AdaptiveLossScalingUpdater(job.solver, job.loss, job.feed, config=config)
-        return Loop(updater, None, updater.scaling)
-
-    return make
-
-
-def _changes(trace: Trace) -> List[List[float]]:
-    """Batches with another scale than the one before, with its exponent."""
-    pairs = list(zip(trace.fed, trace.exponents))
-    before = [None, *trace.exponents]
-    return [[fed, exponent] for (fed, exponent), last in zip(pairs, before) if exponent != last]
-
-
-class _Clock:
-    """Counts iterations that measure, and times them and the others."""
-
-    def __init__(self) -> None:
-        self._seconds: Dict[bool, List[float]] = {True: [], False: []}
-        self.start()
-
-    def start(self) -> None:
-        """Another iteration begins."""
-        self._start = time.perf_counter()
-
-    def __call__(self, trainee: Trainee) -> None:
-        """It has ended."""
-        scaling = trainee.loop.scaling
-        assert scaling is not None
-        measured = scaling.result.kind == "measuring"
-        self._seconds[measured].append(time.perf_counter() - self._start)
-
-    def as_dict(self) -> Dict[str, Any]:
-        """The share of iterations that measured, and how long the others took as a share of their time."""
-        measuring, holding = self._seconds[True], self._seconds[False]
-        return {
-            "measured": len(measuring) / max(1, len(measuring) + len(holding)),
-            "holding_over_measuring": median(holding) / median(measuring) if measuring and holding else None,
-        }
+def table(lines: List[Line]) -> str:
+    """A row for each distance."""
+    text = (
+        "Made by `python benchmarks/study.py measuring`: `AdaLossConfig(measure_every=n)` on LeNet and an "
+        f"MLP of eight layers, {_ITERATIONS} iterations, loss weight {_WEIGHT:g}. Underflow is the share "
+        "of the "
+        "elements of gradients that became zero, where a gradient that consists of zeros counts whole; then "
+        "how many of 1000 batches overflowed; each was repeated. Then the scores of both networks."
+    )
+    body = []
+    for every in EVERY:
+        row = [str(every)]
+        for storage in _STORAGES:
+            mine = [line for line in lines if (line["every"], line["storage"]) == (every, storage)]
+            if mine:
+                over = 1e3 * fmean(line["overflows"] / line["batches"] for line in mine)
+                underflow = percent(fmean(line["underflow"] for line in mine))
+                scores = " ".join("none" if r["score"] is None else f"{r['score']:.3f}" for r in mine)
+                row.append(f"{underflow}, {over:.1f}; {scores}")
+            else:
+                row.append("")
+        body.append(row)
+    return "\n".join(["# How often to measure\n", paragraph(text), rows(["n", *_STORAGES], body)])

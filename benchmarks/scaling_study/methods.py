@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The storages and the ways to scale a loss that are compared, each as a user meets it: with its defaults."""
+"""The storages and the ways to scale a loss that are compared, each with its defaults."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, NamedTuple, Optional, Protocol
+import warnings
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 import nnabla as nn
 
@@ -11,9 +12,13 @@ from nnabla_adaloss import (
     AdaLossConfig,
     AdaptiveLossScaling,
     AdaptiveLossScalingUpdater,
+    BatchRepeated,
+    BatchThrownAway,
     DynamicLossScalingUpdater,
     FixedLossScalingUpdater,
     FormatEmulation,
+    GradScaler,
+    Overflowed,
     Precision,
 )
 
@@ -35,102 +40,138 @@ STORAGE_TITLES = {
 }
 
 
-class Updater(Protocol):
-    """What all training loops have in common."""
+class Overflow(NamedTuple):
+    """Gradients of a batch that were not finite."""
 
-    scale: float
-
-    def update(self) -> Any:
-        """Train on one batch, or throw batches away."""
+    batch: int  # from 1 on
+    layer: str  # the first function in backward order where they were not; empty where nobody says
 
 
-class Job(NamedTuple):
-    """What a training loop is made for."""
+class Trainee:
+    """A loss and what trains it, and what becomes of its batches; also a monitor of its updater."""
 
-    solver: Any
-    loss: nn.Variable
-    feed: Callable[[], Any]
-    storage: Precision
+    def __init__(self, loss: nn.Variable, solver: Any, feed: Callable[[], Any]) -> None:
+        self.loss, self.solver, self._feed = loss, solver, feed
+        self.fed = self.repeats = 0
+        self.overflows: List[Overflow] = []
+        self.lost: List[int] = []
+
+    def feed(self) -> None:
+        """Feed the next batch."""
+        self.fed += 1
+        self._feed()
+
+    def lose(self, batch: int, layers: Sequence[str] = ()) -> None:
+        """A batch overflowed and was thrown away, by a loop that has no monitors."""
+        self.overflows.append(Overflow(batch, next(iter(layers), "")))
+        self.lost.append(batch)
+
+    def on_overflowed(self, event: Overflowed) -> None:
+        """A pass of the present batch overflowed."""
+        self.overflows.append(Overflow(self.fed, next(iter(event.layers), "")))
+
+    def on_batch_repeated(self, event: BatchRepeated) -> None:
+        """The present batch is about to run again."""
+        self.repeats += 1
+
+    def on_batch_thrown_away(self, event: BatchThrownAway) -> None:
+        """The present batch is lost."""
+        self.lost.append(self.fed)
 
 
 class Loop(NamedTuple):
-    """A training loop with what can be looked at.
+    """A training loop."""
 
-    Attributes:
-        updater: its `update()` trains on a batch.
-        emulation: knows what rounding did; None in fp32.
-        scaling: knows the scales of layers, where they have some.
-    """
-
-    updater: Updater
+    update: Callable[[], Any]
     emulation: Optional[FormatEmulation] = None
     scaling: Optional[AdaptiveLossScaling] = None
 
 
-class PlainUpdater:
+Method = Callable[[Trainee, Any], Loop]
+"""Makes the loop of a training; the storage is one to emulate, or None for that of the context."""
+
+
+def _fp32(trainee: Trainee, storage: Any) -> Loop:
     """The loop one writes without loss scaling."""
 
-    scale = 1.0
+    def update() -> None:
+        trainee.solver.zero_grad()
+        trainee.feed()
+        trainee.loss.forward(clear_no_need_grad=True)
+        trainee.loss.backward(clear_buffer=True)
+        trainee.solver.update()
 
-    def __init__(self, solver: Any, loss: nn.Variable, feed: Callable[[], Any]) -> None:
-        self.solver, self.loss, self.feed = solver, loss, feed
-
-    def update(self) -> None:
-        """Train on one batch."""
-        self.solver.zero_grad()
-        self.feed()
-        self.loss.forward(clear_no_need_grad=True)
-        self.loss.backward(clear_buffer=True)
-        self.solver.update()
+    return Loop(update)
 
 
-def _fp32(job: Job) -> Loop:
-    return Loop(PlainUpdater(job.solver, job.loss, job.feed))
+def _without_monitors(updater: Any, **arguments: Any) -> Method:
+    """An updater that does not say which batches it throws away.
 
-
-def _stored(job: Job) -> FormatEmulation:
-    """The loss in its storage, with the float tail that the package's updaters give it by default.
-
-    nnabla's dynamic scaling gets it as well, so that methods differ in their scales alone.
+    The loss gets the float tail that the package's updaters give it by default, so that only scales differ.
     """
-    return FormatEmulation(job.loss, job.storage, float_tail=True)
 
+    def make(trainee: Trainee, storage: Any) -> Loop:
+        stored = trainee.loss if storage is None else FormatEmulation(trainee.loss, storage, float_tail=True)
+        made = updater(trainee.solver, stored, trainee.feed, **arguments)
 
-def _fixed(scale: float) -> Callable[[Job], Loop]:
-    def make(job: Job) -> Loop:
-        loss = _stored(job)
-        return Loop(FixedLossScalingUpdater(job.solver, loss, job.feed, scale=scale), loss)
+        def update() -> None:
+            before = trainee.fed
+            made.update()
+            # After a skipped update, the gradients that caused it are still there.
+            for batch in range(before + 1, trainee.fed + bool(trainee.solver.check_inf_or_nan_grad())):
+                trainee.lose(batch)
 
-    return make
-
-
-def _dynamic(**arguments: Any) -> Callable[[Job], Loop]:
-    def make(job: Job) -> Loop:
-        loss = _stored(job)
-        return Loop(DynamicLossScalingUpdater(job.solver, loss, job.feed, **arguments), loss)
+        return Loop(update, None if storage is None else stored)
 
     return make
 
 
-def adaptive(**arguments: Any) -> Callable[[Job], Loop]:
-    """What makes an adaptive loop with these arguments of its updater."""
+def adaptive(**arguments: Any) -> Method:
+    """An adaptive loop with these arguments of its updater."""
 
-    def make(job: Job) -> Loop:
-        loss = _stored(job)
-        updater = AdaptiveLossScalingUpdater(job.solver, loss, job.feed, **arguments)
-        return Loop(updater, loss, updater.scaling)
+    def make(trainee: Trainee, storage: Any) -> Loop:
+        updater = AdaptiveLossScalingUpdater(
+            trainee.solver, trainee.loss, trainee.feed, storage=storage, monitors=[trainee], **arguments
+        )
+        stored = updater.scaling.loss
+        return Loop(updater.update, stored if isinstance(stored, FormatEmulation) else None, updater.scaling)
 
     return make
 
 
-METHODS: Dict[str, Callable[[Job], Loop]] = {
-    "none": _fixed(1.0),
-    "fixed_128": _fixed(128.0),
-    "dynamic_8": _dynamic(),
-    "dynamic_65536": _dynamic(scale=65536.0, N=2000),
+def _grad_scaler(trainee: Trainee, storage: Any) -> Loop:
+    """A loop of one's own. It repeats the first batch unseen, and no other."""
+    scaler = GradScaler(trainee.solver, storage=storage)
+
+    def update() -> None:
+        trainee.solver.zero_grad()
+        trainee.feed()
+        scaler.forward(trainee.loss, clear_no_need_grad=True)
+        scaler.backward(trainee.loss, clear_buffer=True)
+        layers = scaler.scaling(trainee.loss).found_inf
+        if not scaler.step(trainee.solver):
+            trainee.lose(trainee.fed, layers)
+        scaler.update()
+
+    return Loop(update)
+
+
+REFERENCE = "fp32"
+METHODS: Dict[str, Method] = {
+    REFERENCE: _fp32,
+    "none": _without_monitors(FixedLossScalingUpdater, scale=1.0),
+    "fixed_128": _without_monitors(FixedLossScalingUpdater, scale=128.0),
+    "dynamic_8": _without_monitors(DynamicLossScalingUpdater),
+    "dynamic_65536": _without_monitors(DynamicLossScalingUpdater, scale=65536.0, N=2000),
     "one_scale": adaptive(config=AdaLossConfig(loss_scale_method="fixed")),
     "approx_range": adaptive(config=AdaLossConfig(loss_scale_method="approx_range")),
     "amax_history": adaptive(),
+    # As a user may set the updater or write the loop, in trainings that should stay quiet.
+    "next": adaptive(on_overflow="next"),
+    "skip": adaptive(on_overflow="next", max_retries=0),
+    "GradScaler": _grad_scaler,
+    # Halved until it fits, in the first batches: from then on the largest scale that does not overflow.
+    "halving": _without_monitors(DynamicLossScalingUpdater, scale=2.0**40),
 }
 METHOD_TITLES = {
     "none": "no scaling",
@@ -141,9 +182,46 @@ METHOD_TITLES = {
     "approx_range": "adaptive, approx_range",
     "amax_history": "adaptive, defaults (amax_history)",
 }
-REFERENCE = "fp32"
+"""Those that are compared by what networks learn with them."""
 
 
-def make_loop(method: str, job: Job) -> Loop:
-    """The loop of a method, or plain training where that is `REFERENCE`."""
-    return _fp32(job) if method == REFERENCE else METHODS[method](job)
+def train(
+    method: Method,
+    trainees: Sequence[Trainee],
+    storage: Any,
+    batches: int,
+    before: Callable[[int], Any] = lambda batch: None,
+    after: Callable[[int, Sequence[Loop]], Any] = lambda batch, loops: None,
+) -> List[str]:
+    """Train on so many batches of each loss, in turn."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loops = [method(trainee, storage) for trainee in trainees]
+        for batch in range(1, batches + 1):
+            before(batch)
+            for trainee, loop in zip(trainees, loops):
+                # An update that threw batches away has used up later ones.
+                if trainee.fed < batch:
+                    loop.update()
+            after(batch, loops)
+    return list(dict.fromkeys(str(warning.message) for warning in caught))
+
+
+def rounded(emulation: FormatEmulation) -> Any:
+    """How many elements of gradients the last backward stored, and how many of them it lost to zero."""
+    elements = flushed = 0
+    for found in emulation.emulated_storage.gradients.values():
+        count, zeros = found.statistics.count, found.statistics.zeros
+        elements += count
+        # Behind a gradient that was lost whole, nothing is left to be flushed.
+        flushed += count if zeros == count else found.underflowed
+    return elements, flushed
+
+
+def longest_row(batches: Sequence[int]) -> int:
+    """How many of these numbers follow each other at most."""
+    longest, row, before = 0, 0, None
+    for batch in batches:
+        row = row + 1 if before is not None and batch == before + 1 else 1
+        longest, before = max(longest, row), batch
+    return longest

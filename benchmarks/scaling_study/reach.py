@@ -3,25 +3,45 @@
 
 from __future__ import annotations
 
-import time
-import warnings
 from collections import OrderedDict
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import nnabla as nn
 import nnabla.solvers as S
 import numpy as np
+from common.digits import load
 from numpy.typing import NDArray
 
-from .experiment import Experiment
-from .methods import Job
-from .reach_picture import draw
-from .reach_table import markdown
-from .reach_ways import FORMATS, WAYS
-from .several_losses import PAIRS, Terms, terms
+from nnabla_adaloss import Precision
 
+from .experiment import Experiment, Line
+from .methods import METHOD_TITLES, METHODS, STORAGES, Method, Trainee, train
+from .several_losses import PAIRS, Terms, terms
+from .text import paragraph, rows, weight_label
+
+FORMATS: Dict[str, Precision] = {
+    "float16": STORAGES["float16"],
+    "bfloat16": Precision("bfloat16"),
+    "fp8_hybrid": STORAGES["fp8_hybrid"],
+    "float8_e5m2": Precision("float8_e5m2"),
+    "float8_e4m3": Precision("float8_e4m3"),
+}
+WAYS: Dict[str, Method] = {name: METHODS[name] for name in METHOD_TITLES}
+# Of Okabe and Ito's colours; dashes and widths tell lines apart in grey, too.
+_LINES: Dict[str, Tuple[str, str, float, str]] = {
+    "none": ("#999999", ":", 1.5, "no scaling"),
+    "fixed_128": ("#e69f00", ":", 1.5, "fixed 128"),
+    "dynamic_8": ("#56b4e9", "--", 1.5, "dynamic from 8"),
+    "dynamic_65536": ("#0072b2", "--", 1.5, "dynamic from 65536"),
+    "one_scale": ("#000000", "-", 1.5, "one measured scale"),
+    "approx_range": ("#cc79a7", "-", 1.5, "approx_range"),
+    "amax_history": ("#d55e00", "-", 3.0, "amax_history"),
+}
+_TITLES = {"heads": "two heads on one trunk", "towers": "two networks, one input"}
 _EXPONENTS = range(0, -21, -1)
 _UPDATES = 24
+_TIMES = 2.0
 
 Gradients = Dict[str, NDArray[np.float64]]
 
@@ -35,42 +55,32 @@ class ReachJob(NamedTuple):
     ratio: float
 
 
-def experiment(only: Optional[Sequence[str]]) -> Experiment:
+def experiment(quick: bool) -> Experiment:
     """All ratios of a format and method after each other."""
     jobs = [
         ReachJob(net, storage, method, float(f"1e{exponent}"))
-        for net in (only or PAIRS)
-        for storage in FORMATS
+        for net in (("heads",) if quick else PAIRS)
+        for storage in (("float16",) if quick else FORMATS)
         for method in WAYS
         for exponent in _EXPONENTS
     ]
-    return Experiment("reach", jobs, work, markdown, draw)
+    return Experiment(jobs, work, table, draw)
 
 
-def work(job: ReachJob) -> Dict[str, Any]:
+def work(job: ReachJob) -> Line:
     """Run batches without changing the parameters, so that scales settle, and compare the last gradients."""
     nn.seed(0)
-    start = time.perf_counter()
-    with nn.parameter_scope("", OrderedDict()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        losses = terms(job.net, 0)
+    with nn.parameter_scope("", OrderedDict()):
+        losses = terms(PAIRS[job.net], load(), 0)
         parameters = nn.get_parameters()
         losses.feed()
         exact = combined(losses, parameters, job.ratio)
         solver = S.Sgd(0.0)
         solver.set_parameters(parameters)
-        loss = losses.large + losses.small * job.ratio
-        loop = WAYS[job.method](Job(solver, loss, lambda: None, FORMATS[job.storage]))
-        for _ in range(_UPDATES):
-            loop.updater.update()
+        trainee = Trainee(losses.large + losses.small * job.ratio, solver, lambda: None)
+        train(WAYS[job.method], [trainee], FORMATS[job.storage], _UPDATES)
         errors = {name: _error(p.g, exact[name]) for name, p in parameters.items() if name.endswith("W")}
-    return {
-        **job._asdict(),
-        "errors": {name.rsplit("/", 2)[0]: float(f"{error:.3g}") for name, error in errors.items()},
-        "alphas": {} if loop.scaling is None else dict(loop.scaling.layer_scales),
-        "scale": loop.updater.scale,
-        "seconds": round(time.perf_counter() - start, 3),
-    }
+    return {"errors": {name.rsplit("/", 2)[0]: float(f"{error:.3g}") for name, error in errors.items()}}
 
 
 def combined(losses: Terms, parameters: Dict[str, nn.Variable], ratio: float) -> Gradients:
@@ -90,3 +100,78 @@ def _error(found: NDArray[np.float32], exact: NDArray[np.float64]) -> float:
     """The relative error; 1, that of a gradient that is lost, where what was found is not finite."""
     error = float(np.linalg.norm(found.astype(np.float64) - exact) / np.linalg.norm(exact))
     return error if np.isfinite(error) else 1.0
+
+
+def of_small_loss(line: Line) -> float:
+    """The error of the worst layer that only the small loss trains."""
+    return float(max(error for name, error in line["errors"].items() if name.startswith("small")))
+
+
+def table(lines: List[Line]) -> str:
+    """The smallest ratio that each method reaches, and errors by layer at some."""
+    parts = [
+        "# How far one scale reaches\n",
+        "Made by `python benchmarks/study.py reach` (`--report` makes it again from what is there).\n",
+        paragraph(
+            "Two losses, 1 : r, tell of a batch of digits whether they are odd, and which they are. The "
+            "parameters stay as they are, 24 times the same batch, so that scales settle. The error of a "
+            "layer's weight gradient is the norm of its difference from that of float32, the terms added in "
+            "float64, divided by the norm of the latter; the rounding of activations and weights is in it."
+        ),
+        paragraph(
+            "In the tables: the smallest r at which the worst layer of the small loss has an error of at "
+            f"most {_TIMES:g} times the least that any method has at r = 1."
+        ),
+    ]
+    for net in PAIRS:
+        mine = [line for line in lines if line["net"] == net]
+        if mine:
+            body = [[method, *(_smallest(mine, storage, method) for storage in FORMATS)] for method in WAYS]
+            parts += [f"## {_TITLES[net].capitalize()}\n", rows(["", *FORMATS], body)]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _smallest(lines: Sequence[Line], storage: str, method: str) -> str:
+    own = [line for line in lines if line["storage"] == storage]
+    at_one = [of_small_loss(line) for line in own if line["ratio"] == 1.0]
+    reached = ""
+    for line in sorted((r for r in own if r["method"] == method), key=lambda r: -float(r["ratio"])):
+        if of_small_loss(line) > _TIMES * min(at_one):
+            return reached or "none"
+        reached = weight_label(line["ratio"])
+    return reached
+
+
+def draw(path: Path, lines: List[Line]) -> None:
+    """Draw a panel for each format, and a row for each net: the ratio against the error."""
+    from matplotlib.figure import Figure
+
+    nets = [net for net in _TITLES if any(line["net"] == net for line in lines)]
+    figure = Figure(figsize=(14.0, 3.3 * len(nets) + 0.8), layout="constrained")
+    panels = figure.subplots(len(nets), len(FORMATS), squeeze=False, sharey=True)
+    for row, net in zip(panels, nets):
+        for axes, storage in zip(row, FORMATS):
+            _panel(axes, [r for r in lines if (r["net"], r["storage"]) == (net, storage)])
+            axes.set_title(storage, fontsize=11, loc="left")
+        row[0].set_ylabel(f"{_TITLES[net]}\nerror of the worst layer\nof the small loss", fontsize=9)
+    for axes in panels[-1]:
+        axes.set_xlabel("small loss / large loss", fontsize=9)
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False, fontsize=10)
+    figure.savefig(path, dpi=100)
+
+
+def _panel(axes: Any, lines: List[Line]) -> None:
+    for method in WAYS:
+        mine = sorted((r for r in lines if r["method"] == method), key=lambda r: -float(r["ratio"]))
+        color, dashes, width, label = _LINES[method]
+        ratios, errors = [r["ratio"] for r in mine], [of_small_loss(r) for r in mine]
+        # Dashes show what they lie on.
+        on_top = 3.0 if dashes == "--" else 2.0
+        axes.plot(ratios, errors, color=color, ls=dashes, lw=width, label=label, zorder=on_top)
+    axes.set(xscale="log", yscale="log", ylim=(3e-4, 3.0), xlim=(1.0, 1e-20))
+    axes.set_xticks([1.0, 1e-5, 1e-10, 1e-15, 1e-20], ["1", "1e-5", "1e-10", "1e-15", "1e-20"])
+    axes.minorticks_off()
+    axes.tick_params(labelsize=8)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -12,7 +12,7 @@ import numpy as np
 from common.digits import BatchFeeder, Data, enlarged, load
 from numpy.typing import NDArray
 
-from .task import Player, Task
+from .task import Player, Task, accuracy, cross_entropy
 
 _BATCH = 64
 _WIDTH = 64
@@ -47,7 +47,7 @@ def _towers(x: nn.Variable) -> Variables:
     return _head(_trunk(x, "large"), 2, "large"), _head(_trunk(x, "small"), 10, "small")
 
 
-def _lenet(x: nn.Variable) -> Variables:
+def lenet_pair(x: nn.Variable) -> Variables:
     """Two heads on the convolutions of LeNet-5, with the usual 16 and 32 maps."""
     h = F.relu(F.max_pooling(PF.convolution(x, 16, (5, 5), name="conv1"), (2, 2)))
     h = F.relu(F.max_pooling(PF.convolution(h, 32, (5, 5), name="conv2"), (2, 2)))
@@ -62,19 +62,8 @@ def _relu_head(h: nn.Variable, classes: int, name: str) -> nn.Variable:
 PAIRS: Dict[str, Pair] = {"heads": _heads, "towers": _towers}
 
 
-def _cross_entropy(logits: nn.Variable, t: nn.Variable) -> nn.Variable:
-    return F.mean(F.softmax_cross_entropy(logits, t))
-
-
 class Terms(NamedTuple):
-    """Two losses on the same batches.
-
-    Attributes:
-        large: whether a digit is odd.
-        small: which it is.
-        feed: the next batch.
-        score: the accuracy of the latter.
-    """
+    """Two losses on the same batches."""
 
     large: nn.Variable
     small: nn.Variable
@@ -82,53 +71,37 @@ class Terms(NamedTuple):
     score: Callable[[], float]
 
 
-def terms(net: str, seed: int) -> Terms:
-    """Two losses of a net of `PAIRS`."""
-    return terms_of(PAIRS[net], load(), _BATCH, seed)
-
-
-def terms_of(pair: Pair, data: Data, batch_size: int, seed: int) -> Terms:
-    """Two losses of any network.
-
-    Args:
-        pair: makes the logits of both from the images.
-        data: the images.
-        batch_size: how many make a batch.
-        seed: decides the order of the images.
-    """
+def terms(pair: Pair, data: Data, seed: int) -> Terms:
+    """Two losses of a network."""
     train, test = data
-    x = nn.Variable((batch_size, *train.x.shape[1:]))
-    digit, odd = nn.Variable((batch_size, 1)), nn.Variable((batch_size, 1))
+    x = nn.Variable((_BATCH, *train.x.shape[1:]))
+    digit, odd = nn.Variable((_BATCH, 1)), nn.Variable((_BATCH, 1))
     large, small = pair(x)
     batches = BatchFeeder(train, x, digit, seed)
-    _, told = pair(nn.Variable.from_numpy_array(test.x))
 
     def feed() -> None:
         batches()
         odd.d = digit.d % 2
 
-    def score() -> float:
-        told.forward(clear_buffer=True)
-        return float((told.d.argmax(axis=1) == test.t[:, 0]).mean())
-
-    return Terms(_cross_entropy(large, odd), _cross_entropy(small, digit), feed, score)
+    score = accuracy(lambda x: pair(x)[1], test)
+    return Terms(cross_entropy(large, odd), cross_entropy(small, digit), feed, score)
 
 
 def two_losses(net: str, weight: float, seed: int) -> Task:
     """Odd or even, and `weight` times which digit; scored by the latter's accuracy."""
-    large, small, feed, score = terms(net, seed)
+    large, small, feed, score = terms(PAIRS[net], load(), seed)
     return Task([Player(large + small * weight, nn.get_parameters(), feed)], score)
 
 
 def lenet_heads(weight: float, seed: int) -> Task:
     """The same on a LeNet of the usual size, whose images have 32 x 32 pixels."""
-    large, small, feed, score = terms_of(_lenet, enlarged(32), _BATCH, seed)
+    large, small, feed, score = terms(lenet_pair, enlarged(32), seed)
     return Task([Player(large + small * weight, nn.get_parameters(), feed)], score)
 
 
 def annealed(start: float, end: float, iterations: int, seed: int) -> Task:
     """Two heads; the weight of the scored one is 0 for a tenth of the training, then rises from `start`."""
-    large, small, feed, score = terms("heads", seed)
+    large, small, feed, score = terms(PAIRS["heads"], load(), seed)
     weight, count = nn.Variable.from_numpy_array(np.zeros((), np.float32)), 0
 
     def rise() -> None:
@@ -162,7 +135,7 @@ def auxiliary(weight: float, seed: int) -> Task:
         return squares.mean(axis=(3, 5))  # type: ignore[no-any-return]
 
     digits, where = net(x)
-    loss = _cross_entropy(digits, t) + F.mean(F.squared_error(where, ink)) * weight
+    loss = cross_entropy(digits, t) + F.mean(F.squared_error(where, ink)) * weight
     parameters, batches = nn.get_parameters(), BatchFeeder(train, x, t, seed)
     _, told = net(nn.Variable.from_numpy_array(test.x))
     wanted = inked(test.x)
@@ -174,37 +147,6 @@ def auxiliary(weight: float, seed: int) -> Task:
     def score() -> float:
         told.forward(clear_buffer=True)
         return 1.0 - float(((told.d - wanted) ** 2).mean() / wanted.var())
-
-    return Task([Player(loss, parameters, feed)], score)
-
-
-def distilled(temperature: float, seed: int) -> Task:
-    """A student of a teacher, the soft loss as it is, 1/T^2 of the hard one in its gradients.
-
-    The teacher tells digits by their distance to the training images of each, so that it needs no training.
-    """
-    train, test = load()
-    x, t, soft = nn.Variable((_BATCH, 1, 8, 8)), nn.Variable((_BATCH, 1)), nn.Variable((_BATCH, 10))
-    centres = np.stack([train.x[train.t[:, 0] == digit].mean(axis=0).ravel() for digit in range(10)])
-
-    def net(x: nn.Variable) -> nn.Variable:
-        return PF.affine(_trunk(x), 10, name="out")
-
-    logits = net(x)
-    kl = -F.mean(F.sum(soft * F.log_softmax(logits / temperature), axis=1))
-    loss = 0.1 * _cross_entropy(logits, t) + 0.9 * kl
-    parameters, batches = nn.get_parameters(), BatchFeeder(train, x, t, seed)
-    told = net(nn.Variable.from_numpy_array(test.x))
-
-    def feed() -> None:
-        batches()
-        teacher = -((x.d.reshape(_BATCH, 1, 64) - centres) ** 2).sum(axis=2) / temperature
-        exponentials = np.exp(teacher - teacher.max(axis=1, keepdims=True))
-        soft.d = exponentials / exponentials.sum(axis=1, keepdims=True)
-
-    def score() -> float:
-        told.forward(clear_buffer=True)
-        return float((told.d.argmax(axis=1) == test.t[:, 0]).mean())
 
     return Task([Player(loss, parameters, feed)], score)
 

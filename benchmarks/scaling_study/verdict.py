@@ -7,7 +7,7 @@ from statistics import mean, stdev
 from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from .methods import REFERENCE
-from .nets import NETS
+from .task import Net
 from .training import Result, Run
 
 RULE = (
@@ -36,41 +36,35 @@ class Reference(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """What the seeds of a cell came to.
-
-    Attributes:
-        passes: whether it is as good as single precision.
-        score: mean over the seeds; None where a training has none.
-        seeds: how many there are.
-        lost: share of the batches that were thrown away.
-        repeated: how many batches were run again, of 1000.
-        overflows: backward passes that overflowed, of 1000 batches.
-        underflow: mean share of gradient elements that became zero.
-        errors: what trainings ended with.
-    """
+    """What the seeds of a cell came to."""
 
     passes: bool
     score: Optional[float]
-    seeds: int
-    lost: float
-    repeated: float
-    overflows: float
-    underflow: float
-    errors: List[str]
+    results: List[Result]
+
+    def total(self, field: str) -> float:
+        """The sum of a field of all results."""
+        return float(sum(getattr(result, field) for result in self.results))
+
+    def per_batch(self, field: str) -> float:
+        """The same, divided by the number of batches."""
+        return self.total(field) / self.total("batches")
+
+    @property
+    def underflow(self) -> float:
+        """The mean of the results'."""
+        return mean(result.underflow for result in self.results)
 
 
 Results = Mapping[Run, Result]
 
 
-def references(results: Results) -> Dict[str, Reference]:
+def references(results: Results, nets: Mapping[str, Net]) -> Dict[str, Reference]:
     """What each network comes to in single precision; of networks with two seeds or more."""
     found: Dict[str, Reference] = {}
-    for net, description in NETS.items():
-        scores = [
-            r.score
-            for run, r in results.items()
-            if run.net == net and run.method == REFERENCE and r.score is not None
-        ]
+    for net, description in nets.items():
+        of_net = [r.score for run, r in results.items() if (run.net, run.method) == (net, REFERENCE)]
+        scores = [score for score in of_net if score is not None]
         if len(scores) >= 2:
             middle, deviation = mean(scores), stdev(scores)
             wanted = middle - max(2.0 * deviation, description.resolution)
@@ -78,9 +72,9 @@ def references(results: Results) -> Dict[str, Reference]:
     return found
 
 
-def cells(results: Results) -> Dict[Key, Cell]:
+def cells(results: Results, nets: Mapping[str, Net]) -> Dict[Key, Cell]:
     """All cells of which there is a training and a reference."""
-    known = references(results)
+    known = references(results, nets)
     grouped: Dict[Key, List[Result]] = {}
     for run, result in results.items():
         if run.method != REFERENCE and run.net in known:
@@ -91,17 +85,7 @@ def cells(results: Results) -> Dict[Key, Cell]:
 def _cell(results: List[Result], wanted: float) -> Cell:
     scores = [r.score for r in results if r.score is not None]
     score = mean(scores) if len(scores) == len(results) else None
-    batches = sum(r.batches for r in results)
-    return Cell(
-        score is not None and score >= wanted,
-        score,
-        len(results),
-        sum(r.lost for r in results) / batches,
-        1e3 * sum(r.repeats for r in results) / batches,
-        1e3 * sum(r.overflows for r in results) / batches,
-        mean(r.underflow for r in results),
-        [r.error for r in results if r.error],
-    )
+    return Cell(score is not None and score >= wanted, score, results)
 
 
 def count(found: Mapping[Key, Cell], storage: str, method: str) -> Tuple[int, int]:

@@ -30,8 +30,7 @@ class AdaLossConfig:
             or a `Method`, or a function `f(g, W, *, config, fan_in) -> float` of NumPy arrays (`W` may be
             None). `"approx_range"` assumes normal distributions (section 3.3 of the paper). `"amax_history"`
             gives each part of the network the largest scale that its gradients leave room for. None:
-            `"amax_history"` in a network, because it alone holds losses of very different sizes
-            (benchmarks/results/reach.md); `"approx_range"` for a layer by itself, which is not part of one.
+            `"amax_history"` in a network; `"approx_range"` for a layer by itself, which is not part of one.
         fixed_loss_scale: the scale of every layer when the method is `"fixed"`.
         init_scale: factor the loss gradient is multiplied by, on top of the global loss scale.
         n_uf_threshold: for `"approx_range"`: p, accepted share of input gradient elements that underflow;
@@ -51,8 +50,7 @@ class AdaLossConfig:
             (benchmarks/results/measuring.md).
         scale_upper_bound: largest scale of one layer, for all methods but `"amax_history"`.
         accum_upper_bound: largest accumulated scale, i.e. product of the scales from the loss to a layer;
-            likewise. Both are as published: without them `"approx_range"` keeps less of a small loss
-            (benchmarks/results/reach.md).
+            likewise. Both are as published.
         use_bound: whether the two upper bounds apply. What was measured limits scales in any case.
         power_of_two: round scales down to powers of two, so that scaling never rounds a gradient.
         max_rescue_ratio: for `"element_wise_range"`: share of the products, largest first, that is to be kept

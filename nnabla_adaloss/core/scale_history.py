@@ -28,7 +28,7 @@ _STEPS = 4.0
 # its weight; and of scales that change less often, fewer are chosen anew.
 _APART = 4.0
 
-# Fewer measurements than these show too little of how large gradients become: benchmarks/results/windows.md.
+# Fewer measurements than these show too little of how large gradients become.
 _LEAST_MEASUREMENTS = 16
 
 

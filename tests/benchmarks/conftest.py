@@ -4,5 +4,5 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# Benchmarks are programs, each with its folder at the head of the path.
+# Test modules import the benchmarks at their head.
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))

@@ -30,10 +30,7 @@ def start(gpu_all: ModuleType, monkeypatch: pytest.MonkeyPatch, folder: Path, *a
 
 
 def test_what_dies_or_hangs_ends_no_other_and_what_succeeded_is_not_repeated(
-    gpu_all: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    gpu_all: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     count = f"open({str(tmp_path / 'runs')!r}, 'a').write('x')"
     write = "import sys; open(sys.argv[2], 'w').write('[1]')"

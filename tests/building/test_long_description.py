@@ -12,7 +12,6 @@ import zipfile
 from email import message_from_string
 from email.message import Message
 from pathlib import Path
-from typing import List
 
 import pytest
 
@@ -54,16 +53,7 @@ def metadata(folder: Path) -> Message:
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "building", "nnabla_adaloss"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, folder / name)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--wheel-dir",
-        str(folder / "made"),
-    ]
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", f"{folder}/made"]
     subprocess.run([*command, str(folder)], check=True)
     (wheel,) = (folder / "made").glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -80,16 +70,13 @@ def shown(described: Message) -> str:
     return str(page)
 
 
-def addresses(page: str) -> List[str]:
-    """Where links and pictures lead, but for those to headings of the page."""
-    return re.findall(r'(?:href|src)="([^#"][^"]*)"', page)
-
-
 @pytest.mark.slow
 def test_an_index_shows_links_and_pictures_that_lead_to_the_source(tmp_path: Path) -> None:
     page = shown(metadata(tmp_path))
+    # But for those to headings of the page.
+    addresses = re.findall(r'(?:href|src)="([^#"][^"]*)"', page)
     source = declared_source((ROOT / "pyproject.toml").read_text("utf-8"))
-    assert f"{source}/blob/HEAD/docs/recipes.md" in addresses(page)
-    assert f"{source}/raw/HEAD/docs/images/demo.png" in addresses(page)
-    assert [to for to in addresses(page) if not to.startswith("https://")] == []
+    assert f"{source}/blob/HEAD/docs/recipes.md" in addresses
+    assert f"{source}/raw/HEAD/docs/images/demo.png" in addresses
+    assert [to for to in addresses if not to.startswith("https://")] == []
     assert "<table>" in page

@@ -4,7 +4,20 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any, Collection, Dict, Hashable, List, Mapping, NamedTuple, Tuple, Union
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Dict,
+    Hashable,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 import nnabla as nn
 import nnabla.functions as F
@@ -163,6 +176,78 @@ class Examination:
         loss = self.loss()
         arrays = {"outputs": self._output.d.copy(), **values_of(nn.get_parameters(grad_only=False))}
         return Outcome(learned, loss, self.before, arrays)
+
+
+# Of so many examples: what is put in, what comes out, and the loss.
+Network = Callable[[int], Tuple[Sequence[nn.Variable], nn.Variable, nn.Variable]]
+
+
+class Training:
+    """A net that is trained on a stream with one solver, and examined.
+
+    Args:
+        kind: of the updater; see `updater_of`.
+        network: builds the net.
+        batch: draws the inputs of so many examples.
+        stream: numbers the batches.
+        solver: gets all parameters, unless it has some already.
+        size: examples in a batch.
+        tests: examples in the examination.
+        examined: builds the net that is examined; None: as the one that is trained.
+        name: tells batches of several solvers apart.
+        options: further options of the updater.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        network: Network,
+        batch: Callable[[np.random.Generator, int], Sequence[Any]],
+        stream: Stream,
+        solver: Any,
+        *,
+        size: int = 32,
+        tests: int = 200,
+        examined: Optional[Network] = None,
+        name: str = "",
+        **options: Any,
+    ) -> None:
+        inputs, output, loss = (examined or network)(tests)
+        _fill(inputs, batch(np.random.default_rng(2), tests))
+        self.examination = Examination(loss, output)
+        self.inputs, _, self.loss = network(size)
+        self.stream = stream
+
+        def feed() -> None:
+            _fill(self.inputs, batch(stream.next(), size))
+
+        if not solver.get_parameters():
+            solver.set_parameters(nn.get_parameters())
+        self.updater: Any = updater_of(kind, solver, stream.gated(self.loss), feed, **options)
+        self._progress = Progress(solver, stream, name)
+
+    def update(self) -> Any:
+        """Train on the next batch; what the updater returns."""
+        result = self.updater.update()
+        self._progress.note()
+        return result
+
+    @property
+    def learned(self) -> List[Hashable]:
+        """The batches that parameters were updated with."""
+        return self._progress.learned
+
+    def run(self, before: Callable[[], Any] = lambda: None) -> Outcome:
+        """Train on all batches, each after a call of `before`."""
+        while self.stream.left:
+            before()
+            self.update()
+        return self.examination.outcome(self.learned)
+
+
+def _fill(variables: Sequence[nn.Variable], arrays: Sequence[Any]) -> None:
+    for variable, array in zip(variables, arrays):
+        variable.d = array
 
 
 def checksum(arrays: Mapping[str, np.ndarray]) -> int:

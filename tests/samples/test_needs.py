@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.samples.running import ROOT, run
+
 # Python imports `sitecustomize` before it runs anything.
 ABSENT = """
 from importlib.machinery import PathFinder
@@ -31,15 +29,7 @@ def test_what_samples_need_is_the_extra_of_the_package() -> None:
 @pytest.mark.parametrize("sample", ["minimal", "three_lines", "demo", "compare", "distributed"])
 def test_without_it_a_sample_says_what_to_install(sample: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(ABSENT)
-    path = os.pathsep.join(filter(None, (str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH"))))
-    done = subprocess.run(
-        [sys.executable, str(ROOT / f"samples/{sample}.py")],
-        env={**os.environ, "PYTHONPATH": path},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run(sample, path=tmp_path)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last == "The samples need scikit-learn: python -m pip install scikit-learn"

@@ -62,14 +62,6 @@ def test_the_guide_is_built_without_a_warning(tmp_path: Path) -> None:
 
 @MKDOCS
 @pytest.mark.slow
-def test_a_sound_page_is_built(small: Path, tmp_path: Path) -> None:
-    (small / "docs" / "index.md").write_text("# Page\n\n[a](#page)\n\n::: nnabla_adaloss.AdaLoss\n", "utf-8")
-    process = build(small, tmp_path / "built")
-    assert process.returncode == 0, process.stdout + process.stderr
-
-
-@MKDOCS
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -31,19 +31,9 @@ NOT_CIFAR: Dict[str, Tuple[Callable[[Path], Any], str]] = {
         lambda folder: (folder / "data_batch_3.bin").unlink(),
         r"data_batch_3\.bin is missing: it holds images of CIFAR-10's binary version, 3073 bytes each",
     ),
-    "pickled": (
-        spoil("test_batch.bin", lambda _: b"pickle"),
-        r"test_batch\.bin has 6 bytes, which is no multiple",
-    ),
     "empty": (spoil("data_batch_1.bin", lambda _: b""), r"data_batch_1\.bin has 0 bytes"),
-    "cut short": (
-        spoil("data_batch_2.bin", lambda content: content[:-1]),
-        r"_2\.bin has 6145 bytes",
-    ),
-    "others": (
-        spoil("data_batch_5.bin", lambda content: b"c" + content[1:]),
-        r"_5\.bin holds the label 99",
-    ),
+    "cut short": (spoil("data_batch_2.bin", lambda content: content[:-1]), r"_2\.bin has 6145 bytes"),
+    "others": (spoil("data_batch_5.bin", lambda content: b"c" + content[1:]), r"_5\.bin holds the label 99"),
 }
 
 

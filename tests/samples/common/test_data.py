@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digits, scenes, and batches of them."""
+"""Digits, scenes, batches of them, and how far two sets are apart."""
 
 from __future__ import annotations
 
@@ -42,3 +42,46 @@ def test_boxes_are_where_the_digits_are() -> None:
         assert all(overlap(box, other) == 0.0 for other in scene.boxes if other is not box)
     assert (scene.pixels[0][outside] == -1.0).all()
     assert overlap(Box(0, 4.0, 4.0, 8.0), Box(0, 8.0, 4.0, 8.0)) == pytest.approx(1 / 3)
+
+
+def test_the_distance_of_a_distribution_to_itself_is_small() -> None:
+    from common.discrepancy import discrepancy
+
+    random = np.random.RandomState(0)
+    a, b = random.randn(300, 4).astype(np.float32), random.randn(300, 4).astype(np.float32)
+    assert discrepancy(a, b) < 0.05 < discrepancy(a, b + 1.0) < discrepancy(a, b + 3.0)
+    assert np.isnan(discrepancy(np.full_like(a, np.nan), b))
+
+
+def test_images_in_float16_have_a_finite_distance() -> None:
+    from common.discrepancy import discrepancy
+
+    random = np.random.RandomState(0)
+    a, b = random.randn(700, 64).astype(np.float16), random.randn(700, 64).astype(np.float32)
+    expected = discrepancy(a.astype(np.float32), b)
+    assert discrepancy(a, b) == discrepancy(a, b.astype(np.float32)) == expected
+    assert np.isfinite(discrepancy(a, b.astype(np.float16)))
+
+
+def test_an_epoch_shows_each_example_once() -> None:
+    from common.feeder import in_epochs
+
+    epochs = [np.concatenate([in_epochs(10, 3, 0, 3 * epoch + n) for n in range(3)]) for epoch in (0, 1)]
+    for epoch in epochs:
+        assert len(set(epoch)) == 9
+        assert set(epoch) < set(range(10))
+    assert list(epochs[0]) != list(epochs[1])
+
+
+def test_a_batch_follows_from_its_number_alone() -> None:
+    from common.feeder import Feeder, in_epochs
+
+    found = []
+    feed = Feeder(lambda number: found.append(list(in_epochs(10, 4, 7, number))))
+    for _ in range(6):
+        feed()
+    assert feed.count == 6
+    feed.count = 3
+    feed()
+    assert found[-1] == found[3]
+    assert list(in_epochs(10, 4, 8, 3)) != found[3]

@@ -62,10 +62,7 @@ def test_all_kinds_of_images_come_to_the_same(tmp_path: Path) -> None:
 
 
 NO_IMAGES: Dict[str, Tuple[Callable[[Path], Any], str]] = {
-    "missing": (
-        shutil.rmtree,
-        r"train is missing: it holds a folder for each class, with \.jpg or \.png",
-    ),
+    "missing": (shutil.rmtree, r"train is missing: it holds a folder for each class, with \.jpg or \.png"),
     "no val": (lambda folder: shutil.rmtree(folder / "val"), r"val is missing"),
     "empty": (
         lambda folder: [path.unlink() for path in (folder / "val").rglob("*.*")],

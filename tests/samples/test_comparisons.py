@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""demo.py and compare.py: what they find, and what they say of themselves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import pytest
+
+from tests.samples.running import run
+
+Results = Dict[Tuple[str, float, str], Dict[str, Any]]
+
+
+def read(folder: Path) -> Results:
+    content = json.loads((folder / "results.json").read_text("utf-8"))
+    return {(r["network"], r["loss_weight"], r["method"]): r for r in content["results"]}
+
+
+@pytest.mark.slow
+def test_quick_comparison(tmp_path: Path) -> None:
+    # One test with several claims: a fixture would train once more in each of pytest's parallel processes.
+    done = run("compare", "--quick", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    results = read(tmp_path)
+    assert len(results) == 2 * 3 * 5
+    assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG\r\n")
+    check_table(done.stdout, results)
+    for network in ("lenet", "mlp"):
+        check_loss_weights(network, results)
+        check_smallest_loss_weight(network, results)
+
+
+def check_table(printed: str, results: Results) -> None:
+    for (_, _, method), result in results.items():
+        row = f"{result['test_accuracy']:.1%}"
+        assert any(method in line and row in line for line in printed.splitlines())
+        assert 0.0 <= result["underflow"] <= 1.0
+        assert len(result["iterations"]) == len(result["global_scale"])
+        assert result["scales"].keys() == result["underflow_by_layer"].keys()
+
+
+def check_smallest_loss_weight(network: str, results: Results) -> None:
+    fp32 = results[network, 1e-6, "fp32"]
+    unscaled = results[network, 1e-6, "no scaling"]
+    dynamic = results[network, 1e-6, "dynamic"]
+    adaptive = results[network, 1e-6, "adaptive"]
+    assert fp32["test_accuracy"] > 0.7
+    assert unscaled["underflow"] > 0.9
+    assert unscaled["test_accuracy"] < 0.3
+    assert adaptive["test_accuracy"] > fp32["test_accuracy"] - 0.02
+    assert adaptive["underflow"] < 0.05 < dynamic["underflow"]
+    assert adaptive["skipped_updates"] == 0
+
+
+def check_loss_weights(network: str, results: Results) -> None:
+    # fp32 learns the same with each.
+    losses = [results[network, weight, "fp32"]["final_loss"] for weight in (1.0, 1e-4, 1e-6)]
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-2)
+
+
+@pytest.mark.slow
+def test_one_seed_gives_one_comparison() -> None:
+    from common.digits import load
+    from comparison import compare_methods
+    from training import Settings
+
+    def results(seed: int) -> List[Tuple[Any, ...]]:
+        found = compare_methods("mlp", 1e-4, load(), Settings(12, seed, 2), lambda trained: None)
+        return [r._replace(milliseconds=0.0, relative_time=0.0) for r in found]
+
+    first = results(seed=3)
+    assert first == results(seed=3)
+    assert first != results(seed=4)
+
+
+@pytest.mark.slow
+def test_small_demo(tmp_path: Path) -> None:
+    arguments = ("--iterations", "150", "--networks", "two_losses", "--loss-weights", "1", "1e-12")
+    done = run("demo", *arguments, "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    rows = {line[:15].strip(): line[15:] for line in done.stdout.split("\n\n")[0].splitlines()}
+    methods = ("dynamic", "dynamic (65536)", "one measured", "adaptive")
+    assert rows["loss weight"].split() == ["1:1", "1:1e-12"]
+    assert rows["adaptive"].count("✓") == 2
+    for method in methods[:-1]:
+        assert rows[method].count("✓") == 1, method
+        assert rows[method].endswith("✗"), method
+    last_lines = done.stdout.split("\n\n")[2].splitlines()
+    assert [line[:16].strip() for line in last_lines] == list(methods)
+    assert last_lines[-1].endswith("works untouched in 2 of 2, 0 batches thrown away")
+    assert f"Picture: {tmp_path / 'demo.png'}" in done.stdout
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+
+@pytest.mark.slow
+def test_one_loss_as_small_as_1e_minus_9(tmp_path: Path) -> None:
+    arguments = ("--iterations", "100", "--networks", "mlp", "--loss-weights", "1e-9")
+    done = run("demo", *arguments, "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    rows = {line[:15].strip(): line[15:] for line in done.stdout.split("\n\n")[0].splitlines()}
+    assert rows["dynamic"].endswith("✗")
+    assert rows["one measured"].endswith("✓")
+    assert rows["adaptive"].endswith("✓")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["dynamic (65536)", "adaptive"])
+def test_one_seed_gives_one_score(method: str) -> None:
+    from common.digits import load
+    from demo import train
+    from training import Settings
+
+    counted = []
+
+    def score(seed: int) -> object:
+        return train("mlp", 1.0, method, load(), Settings(20, seed), counted.append)
+
+    first = score(seed=3)
+    assert sum(counted) == 20
+    assert first == score(seed=3)
+    assert first != score(seed=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sample", "words"),
+    [
+        ("demo", ("--loss-weights", "DynamicLossScalingUpdater", "How to read the table", "demo.png")),
+        ("compare", ("--quick", "Underflow", "results.json")),
+    ],
+)
+def test_help_says_what_is_compared_and_how(sample: str, words: Tuple[str, ...]) -> None:
+    printed = run(sample, "--help").stdout
+    words += ("--out", "--seed", "learning rate is divided")
+    assert [word for word in words if word not in printed] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sample", "option", "value", "message"),
+    [
+        ("compare", "--iterations", "0", "0 is not 1 or more"),
+        ("demo", "--iterations", "0", "0 is not 1 or more"),
+        ("demo", "--loss-weights", "0", "0 is not positive and finite"),
+        ("demo", "--loss-weights", "inf", "inf is not positive and finite"),
+    ],
+)
+def test_wrong_option_is_refused(sample: str, option: str, value: str, message: str) -> None:
+    done = run(sample, option, value)
+    assert done.returncode == 2
+    assert f"{option}: {message}" in done.stderr
