@@ -33,7 +33,7 @@ def test_every_array_that_holds_something_is_in_one_message_that_is_not_too_long
 
 def test_small_arrays_share_a_message_across_a_large_one():
     assert plan_messages((1, 99, 1, 0, 2), small_array=10, message=100) == ((0, 2, 4), (1,))
-    assert plan_messages((6, 6, 6), small_array=10, message=12) == ((0, 1), (2,))
+    assert plan_messages((6, 6, 6, 6, 6), small_array=10, message=12) == ((0, 1), (2, 3), (4,))
     assert plan_messages((1, 1), small_array=0) == ((0,), (1,))
     assert plan_messages(()) == ()
 

@@ -34,7 +34,7 @@ def test_what_was_never_written_stays_lazily_zero_and_what_was_filled_becomes_fl
     assert stored_dtype(zero) is None
     prepare_master(zero, HOST)
     assert zero.zeroing
-    assert stored_dtype(filled) == FLOAT32
+    assert stored_dtype(filled) == filled.dtype == FLOAT32
     np.testing.assert_array_equal(filled.data, np.full(3, 2.5, np.float32))
 
 
@@ -77,7 +77,7 @@ def test_infinities_nans_and_signed_zeros_survive() -> None:
 def test_written_arrays_are_readable_and_those_that_need_a_closer_look_are_not() -> None:
     assert are_readable([array_of(np.float16, 2), array_of(np.float32, 2), array_of(np.float32, 0)])
     assert are_readable([])
-    good, zero, filled = array_of(np.float32, 2), nn.NdArray((3,)), nn.NdArray((3,))
+    good, zero, filled = array_of(np.float32, 2), array_of(np.float32, 3), nn.NdArray((3,))
     zero.zero()
     filled.fill(2.5)
     for other in (zero, filled, array_of(np.float64, 2)):
