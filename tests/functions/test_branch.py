@@ -117,12 +117,13 @@ def test_branches_of_branches_and_accumulation() -> None:
 @pytest.mark.any_context
 def test_branches_without_a_tracker_are_added() -> None:
     x = variable(np.ones(3))
-    a, b = branch(x, 2)
-    loss = F.sum(a * 2.0) + F.sum(b * 3.0)
-    loss.forward()
-    x.g = 1.0
-    loss.backward()
-    np.testing.assert_array_equal(x.g, np.full(3, 6.0, np.float32))
+    for start in (x, x * 1.0):
+        a, b = branch(start, 2)
+        loss = F.sum(a * 2.0) + F.sum(b * 3.0)
+        loss.forward()
+        x.g = 1.0
+        loss.backward()
+        np.testing.assert_array_equal(x.g, np.full(3, 6.0, np.float32))
 
 
 def test_nonfinite_branches_are_reported_not_raised() -> None:

@@ -257,3 +257,23 @@ def test_the_element_that_is_in_most_products_may_not_overflow(tracked: bool) ->
     else:
         (g,) = gradients_of(loss, x)
         assert np.abs(g).max() <= 65504.0
+
+
+def test_the_scaled_weight_stays_in_range() -> None:
+    tracker = ScaleTracker(AdaLossConfig("fixed", fixed_loss_scale=16.0))
+    x, w = variable(np.ones((1, 2))), variable(np.full((2, 2), 20000.0))
+    _, loss = one_layer(tracker, x, w, np.full((1, 2), 1e-6))
+    gradients_of(loss, x, w)
+    assert tracker.layer_scales == {"Affine": 2.0}
+
+
+def test_without_a_tracker_scales_are_kept_for_some_iterations() -> None:
+    records: List[LayerRecord] = []
+    x, w = variable(np.ones((1, 2))), variable(np.ones((2, 2)))
+    config = AdaLossConfig(recorder=records.append, update_per_n_iteration=2, use_bound=False)
+    y = adaptive_loss_scaling(F.affine(x, w), w, config)
+    y.forward()
+    for size in (1e-5, 1e-9, 1e-9):
+        y.backward(np.float32([[size, -size]]))
+    alphas = [record.alpha for record in records]
+    assert alphas[0] == alphas[1] < alphas[2]
