@@ -12,7 +12,7 @@ import nnabla.solvers as S
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig
+from nnabla_adaloss import AdaLossConfig, LossScaleError
 from nnabla_adaloss.core.scale_policy import ScaleState
 from tests.tampering import Tampering
 from tests.updaters.networks import METHODS, data, two_layers, updater_of
@@ -122,6 +122,20 @@ def test_repeats_grow_with_a_jump_and_not_with_the_depth(
     assert deep.batches == 4
     # With delay=0 the next batch is measured again.
     assert [result.retries for result in deep.train(3)] == [int(not delay), 0, 0]
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+def test_a_batch_that_was_repeated_as_often_as_allowed_is_lost(policy: str) -> None:
+    deep = Deep(max_retries=1, on_scale_floor=policy)
+    deep.factors[3] = 2.0**20
+    if policy == "raise":
+        with pytest.raises(LossScaleError, match="overflowed 2 times in iteration 4, with ever lower scales"):
+            deep.updater.update()
+    else:
+        assert deep.updater.update()[0:4:3] == (False, "overflow")
+    assert deep.batches == 4
+    assert deep.updater.counters.lost == {"retries": 1}
+    assert deep.updater.update().updated
 
 
 @pytest.mark.parametrize(("jump", "lost"), [(2.0**10, 4), (2.0**20, 6)])
