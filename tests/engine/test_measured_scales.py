@@ -107,14 +107,15 @@ def test_each_component_fills_the_range_but_for_the_margin(method: str, delay: i
     amaxes = components.amaxes()
     # All but the loss itself, whose gradient is 1.
     assert set(amaxes) == set(scaling.plan.structure.components(by_layer=True).names[1:])
-    u_max = scaling.config.range.u_max
+    u_max, single = scaling.config.range.u_max, scaling.result.schedule.graph.single
     for name, amax in amaxes.items():
         scale = components.scale(name)
         assert scale == policy.scale(amax, u_max=components.u_max(name))
         if scale < policy.max_scale:
             assert components.u_max(name) / (2.0 * policy.margin) < scale * amax
         assert scale * amax <= components.u_max(name) / policy.margin
-        assert components.u_max(name) >= u_max
+        # Of a single element, 16 bits are stored at least.
+        assert (components.u_max(name) > u_max) == (name in single and storage.startswith("float8"))
 
 
 @pytest.mark.parametrize("delay", [0, 1])

@@ -237,6 +237,9 @@ def test_an_overflow_is_told_by_the_function_where_it_began() -> None:
     result = scaling.result
     assert result.component == "first/affine/Tanh"
     assert list(result.found_inf) == ["first/affine/Tanh", "first/affine"]
+    assert repr(result).startswith(
+        "PassReport(kind='measuring', found_inf=['first/affine/Tanh', 'first/affine'],"
+    )
 
 
 def test_with_a_given_s0_an_overflow_joined_with_the_loss_is_no_matter_of_other_scales() -> None:

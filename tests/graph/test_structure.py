@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, Dict, Tuple
 
 import hypothesis.strategies as st
@@ -57,9 +58,12 @@ def attention(length: int) -> nn.Variable:
 
 def test_what_follows_from_lengths_is_found_out_anew() -> None:
     structure, wanted = GraphStructure(described(attention(3)), OPTIONS, []), described(attention(5))
-    found = structure.of_alike(wanted)
+    asked = [name for name, value in vars(GraphStructure).items() if isinstance(value, cached_property)]
+    assert all(getattr(structure, name) is not None for name in asked)
+    found, made = structure.of_alike(wanted), GraphStructure(wanted, OPTIONS, [])
     assert found is not None
-    assert facts(found) == facts(GraphStructure(wanted, OPTIONS, []))
+    assert facts(found) == facts(made)
+    assert [getattr(found, name) for name in asked] == [getattr(made, name) for name in asked]
     before, now = (
         [slot.slot.fan_in for node in one.nodes for slot in node.slots if node.type_name == "BatchMatmul"]
         for one in (structure, found)
