@@ -116,14 +116,17 @@ class RoundedStorage:
         return self.data.get(key)
 
     def store_gradient(self, key: int, array: nn.NdArray) -> None:
-        """Round a gradient again that was scaled in place, keeping the counts of its first rounding."""
+        """Round a gradient again that was scaled in place, keeping the counts of its first rounding; one that
+        was not rounded is not stored in the format, as what functions in float hand on among themselves.
+        """
         before = self.gradients.get(key)
+        if before is None:
+            return
         self.round_gradient(key, array)
-        if before is not None:
-            now = self.gradients[key]
-            self.gradients[key] = RoundingStatistics(
-                now.statistics, before.underflowed + now.underflowed, before.overflowed + now.overflowed
-            )
+        now = self.gradients[key]
+        self.gradients[key] = RoundingStatistics(
+            now.statistics, before.underflowed + now.underflowed, before.overflowed + now.overflowed
+        )
 
     def store(self, key: int, array: nn.NdArray) -> None:
         """Round the scaled copy of the weight `key`; what only operands are rounded to is for its reader to

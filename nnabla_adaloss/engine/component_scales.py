@@ -172,7 +172,8 @@ class ComponentScales:
         self._zeros[name] = tries + 1
         # What a program has no gradient for is looked for once; the loss gradient itself is not zero.
         is_root = index == components.root
-        fed = is_root or name in self._tried or _is_fed(components, report.amax, index)
+        fed = is_root or name in self._tried or index in report.flushed
+        fed = fed or _is_fed(components, report.amax, index)
         if not tries or (tries < _SEARCHES and fed):
             self.settled = False
             if tries or is_root:

@@ -46,6 +46,7 @@ class PassReport:
     suspected: AbstractSet[int] = frozenset()
     kind: str = "hookless"
     state_finite: bool = True
+    flushed: AbstractSet[int] = frozenset()  # components of which rounding has flushed something to zero
 
     def __repr__(self) -> str:
         return (

@@ -242,7 +242,14 @@ class BackwardPass(ABC):
             overflow[2],
             self.kind,
             findings.watched_finite is not False,
+            self._flushed() if measure_all else frozenset(),
         )
+
+    def _flushed(self) -> AbstractSet[int]:
+        """The components in which an emulated storage has flushed something to zero."""
+        keys, of = self.plan.keys, self._schedule.graph.of
+        rounded = {} if self.storage is None else self.storage.gradients
+        return {of[p] for p in self.scales if p in of and keys[p] in rounded and rounded[keys[p]].underflowed}
 
     def _gradients_seen(self, findings: Findings) -> Iterable[Tuple[int, float]]:
         """The gradients of which something was seen, each with the largest magnitude, unscaled.
