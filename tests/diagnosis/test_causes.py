@@ -64,19 +64,6 @@ def test_activations_that_overflow_harm_only_where_they_matter() -> None:
     assert cause.kind is Kind.ATTENTION_OVERFLOW
 
 
-def test_data_beyond_the_storage() -> None:
-    (cause,) = causes(replace(SOUND, beyond="the input of shape (2, 3)"), stored_loss=math.inf)
-    assert cause.kind is Kind.BEYOND_STORAGE
-    assert str(cause).startswith("fc: the input of shape (2, 3) holds numbers beyond float16")
-
-
-def test_a_gradient_that_breaks() -> None:
-    root = replace(SOUND, name="fc/PowScalar", type_name="PowScalar", breaks_gradient=True)
-    (cause,) = causes(root)
-    assert (cause.kind, cause.layer) == (Kind.BACKWARD_NOT_FINITE, "fc")
-    assert "before the root" in cause.remedy
-
-
 def test_where_gradients_end() -> None:
     stops = replace(SOUND, stops_gradient=True)
     silent = replace(stops, name="fc/ReLU", type_name="ReLU", amax=0.0, inputs=(0,))
@@ -183,15 +170,6 @@ def test_layers_that_change_gradients_by_themselves() -> None:
     found = causes(loud, quiet, weight, replace(SOUND, loss_section=True, leaving=1e4))
     assert [cause.kind for cause in found] == [Kind.EXPLODING, Kind.SHRINKING, Kind.SMALL_LOSS]
     assert not any(cause.fatal for cause in found)
-
-
-def test_layers_that_change_them_together() -> None:
-    layers = [layer(f"fc{i}", amax=2.0 ** (8 * i)) for i in range(4)]
-    (cause,) = causes(SOUND, layers=layers)
-    assert (cause.kind, cause.layer) == (Kind.SPREAD, "fc0")
-    assert "vanish" in cause.what
-    (cause,) = causes(SOUND, layers=layers[::-1])
-    assert (cause.layer, "explode" in cause.what) == ("fc3", True)
 
 
 def test_what_no_scale_helps_comes_first() -> None:
