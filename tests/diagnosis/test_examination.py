@@ -28,7 +28,7 @@ from nnabla_adaloss import (
 from tests.engine.test_architectures import NETWORKS
 
 from .healthy import mlp
-from .nets import Built
+from .nets import noisy_net
 from .troubles_of_layers import activation_overflow, branches_apart, tiny_loss_weight
 
 
@@ -60,22 +60,6 @@ def test_underflow_is_what_the_emulation_loses() -> None:
         np.linalg.norm(stored - W.g) / np.linalg.norm(W.g), head.kept[Way.ONE].error, rtol=0.5
     )
     assert head.kept[Way.NONE].underflow == 1.0
-
-
-def noisy_net() -> Built:
-    """Everything that passes could leave a trace in."""
-    random.seed(0)
-    np.random.seed(0)  # noqa: NPY002
-    x, t = nn.Variable((8, 6)), nn.Variable((8, 1))
-    h = PF.batch_normalization(PF.affine(x, 6, name="fc1"), name="bn")
-    h = F.dropout(F.relu(h) + F.randn(shape=h.shape) * 0.1, 0.5)
-    loss = F.mean(F.softmax_cross_entropy(PF.affine(h, 3, name="fc2"), t))
-
-    def feed() -> None:
-        x.d, t.d = np.random.randn(*x.shape), np.random.randint(0, 3, t.shape)  # noqa: NPY002
-        x.d += random.random()
-
-    return loss, feed
 
 
 def state_of_everything(x: Any) -> Dict[str, bytes]:
