@@ -28,7 +28,7 @@ from nnabla_adaloss import (
 from tests.engine.test_architectures import NETWORKS
 
 from .healthy import mlp
-from .nets import noisy_net
+from .nets import affine, cross_entropy, feeder, inputs, noisy_net
 from .troubles_of_layers import activation_overflow, branches_apart, tiny_loss_weight
 
 
@@ -140,6 +140,28 @@ def test_an_updater_is_taken_with_its_feeder(updater_of: Callable[..., Any]) -> 
     assert (diagnosis.numbers.batches, len(calls) - fed) == (3, 3)
     assert diagnosis.verdict.needs is Way.NONE
     updater.update()
+
+
+def test_what_stops_the_gradient_of_one_batch_is_no_cause() -> None:
+    (x, t), gate = inputs(), nn.Variable((32, 16))
+    dead = F.relu(affine(x, 16, "dead", bias=-100.0))
+    loss = cross_entropy(affine(affine(x, 16, "live") * gate + dead, 5, "head"), t)
+    gates = iter([1.0, 0.0])
+
+    def set_gate() -> None:
+        gate.d = next(gates)
+
+    causes = diagnose(loss, feeder=feeder(x, t, set_gate), batches=2).verdict.causes
+    assert [(cause.kind.value, cause.layer) for cause in causes] == [("dead_relu", "dead/affine")]
+
+
+def test_a_shared_weight_counts_in_its_first_layer() -> None:
+    x, t = inputs()
+    h = F.tanh(affine(F.tanh(affine(x, 16, "shared")), 16, "shared"))
+    diagnosis = diagnose(cross_entropy(affine(h, 5, "head"), t), feeder=feeder(x, t), batches=1)
+    found = {layer.name: layer.nonzero for layer in diagnosis.numbers.layers}
+    outputs, weights = 32 * 16, 16 * 16 + 16
+    assert sorted([found["shared/affine"], found["shared/affine#2"]]) == [outputs, outputs + weights]
 
 
 def test_without_a_feeder_the_data_that_is_there_is_one_batch() -> None:
