@@ -172,6 +172,17 @@ def test_layers_that_change_gradients_by_themselves() -> None:
     assert not any(cause.fatal for cause in found)
 
 
+def test_what_a_too_large_update_does_to_gradients_is_not_told() -> None:
+    loud = replace(SOUND, name="fc2", layer="fc2", leaving=200.0)
+    (cause,) = causes(loud, training=Training(10.0, 3, [WeightStep("fc", 100.0, 0.1, 0.0)]))
+    assert cause.kind is Kind.LEARNING_RATE
+
+
+def test_a_layer_that_is_named_for_another_cause_is_named_once() -> None:
+    (cause,) = causes(replace(SOUND, leaving=200.0, breaks_gradient=True))
+    assert cause.kind is Kind.BACKWARD_NOT_FINITE
+
+
 def test_what_no_scale_helps_comes_first() -> None:
     broken = replace(SOUND, name="fc2", layer="fc2", breaks_gradient=True)
     found = causes(replace(SOUND, leaving=200.0), broken)
