@@ -73,8 +73,18 @@ def test_where_gradients_end() -> None:
     assert (cause.kind, "fc/W" in cause.what) == (Kind.ZERO_WEIGHTS, True)
     (cause,) = causes(replace(stops, name="fc/Tanh", type_name="Tanh"), layers=STARVED)
     assert (cause.kind, "its Tanh" in cause.what) == (Kind.NO_GRADIENT, True)
+    # What reads nothing but zeros is not to blame for computing zeros.
+    (cause,) = causes(replace(SOUND, amax=0.0), silent, layers=STARVED)
+    assert cause.kind is Kind.NO_GRADIENT
     # Where other branches bring a gradient, it is nobody's fault.
     assert causes(stops) == []
+
+
+def test_a_softmax_may_be_sure_in_the_loss() -> None:
+    sure = replace(SOUND, type_name="Softmax", values=Values(saturated=1.0))
+    (cause,) = causes(sure)
+    assert cause.kind is Kind.SATURATED
+    assert causes(replace(sure, loss_section=True)) == []
 
 
 def test_a_dead_branch_beside_one_that_learns_may_wake_up() -> None:
