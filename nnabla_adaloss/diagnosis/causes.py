@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from enum import Enum
-from typing import Callable, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Callable, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set
 
-from .numbers import FunctionNumbers, LayerNumbers, NetworkNumbers, ReadLeaf, Targets, Training
+from .numbers import FunctionNumbers, LayerNumbers, NetworkNumbers
 
 # How many times larger than initialisations make it a weight may be after training before it is spoken of.
 _EXPLODED = 32.0
@@ -126,77 +126,63 @@ def _count(number: int, what: str) -> str:
 
 
 def _wrong_targets(f: FunctionNumbers, network: NetworkNumbers) -> Found:
+    """Labels and indices that there is nothing for."""
     targets = f.values.targets
-    wrong = None if targets is None else _wrong(f, targets)
-    if targets is not None and wrong is not None:
-        kind = Kind.WRONG_INDICES if f.type_name in _INDEXED else Kind.WRONG_LABELS
-        yield Cause(kind, targets.name, *wrong, True)
-
-
-def _wrong(f: FunctionNumbers, targets: Targets) -> Optional[Tuple[str, str]]:
-    """What is wrong with labels or indices, and what to do; None when nothing is."""
-    limit, least, largest = targets.limit, targets.least, targets.largest
-    run = f"they run from {least:g} to {largest:g}"
-    a_share = least >= 0.0 and largest <= 1.0
+    if targets is None:
+        return
+    limit, least, largest, type_name = targets.limit, targets.least, targets.largest, f.type_name
+    indices, binary = type_name in _INDEXED, type_name == "SigmoidCrossEntropy"
+    run, within = f"they run from {least:g} to {largest:g}, and", least >= 0.0 and largest <= 1.0
     if targets.nans:
-        return f"{f.type_name} reads {_count(targets.nans, 'NaN')} from them", "clean them"
-    if not limit:
-        if a_share:
-            return None
-        return f"{run}, and {f.type_name} takes numbers from 0 to 1", "map them to that range"
-    if not targets.whole:
+        what, remedy = f"{type_name} reads {_count(targets.nans, 'NaN')} from them", "clean them"
+    elif not limit:
+        if within:
+            return
+        what, remedy = f"{run} {type_name} takes numbers from 0 to 1", "map them to that range"
+    elif not targets.whole:
+        what = f"they are not whole numbers, and {type_name} reads 0.7 as 0"
         remedy = "use whole numbers; for soft labels, sum -t * F.log_softmax(y)"
-        if f.type_name == "SigmoidCrossEntropy":
+        if binary:
             remedy = "use 0 and 1, or F.binary_cross_entropy(F.sigmoid(y), t)"
-        return f"they are not whole numbers, and {f.type_name} reads 0.7 as 0", remedy
-    if f.type_name == "SigmoidCrossEntropy":
-        return None if a_share else (f"{run}, and {f.type_name} takes 0 or 1", "map them to 0 and 1")
-    if f.type_name in _INDEXED:
-        if least >= 0.0 and largest < limit:
-            return None
-        has = "rows" if f.type_name == "Embed" else "classes"
-        return (
-            f"{run}, and {f.name} has {limit} {has}, 0 to {limit - 1}",
-            f"count them from 0, or make it {largest + 1:g} {has}",
-        )
-    if largest >= limit:
-        return (
-            f"{run}, and {f.type_name} has {limit} classes, 0 to {limit - 1}: it reads beyond its array",
-            f"count them from 0, or give the last layer {largest + 1:g} outputs",
-        )
-    if largest < 0.0:
-        return (
-            f"all of them are negative ({least:g} to {largest:g}), which {f.type_name} ignores: there is "
-            "nothing to learn",
-            "feed labels, or skip such batches",
-        )
-    return None
+    elif binary:
+        if within:
+            return
+        what, remedy = f"{run} {type_name} takes 0 or 1", "map them to 0 and 1"
+    elif indices and (least < 0.0 or largest >= limit):
+        has = "rows" if type_name == "Embed" else "classes"
+        what = f"{run} {f.name} has {limit} {has}, 0 to {limit - 1}"
+        remedy = f"count them from 0, or make it {largest + 1:g} {has}"
+    elif largest >= limit:
+        what = f"{run} {type_name} has {limit} classes, 0 to {limit - 1}: it reads beyond its array"
+        remedy = f"count them from 0, or give the last layer {largest + 1:g} outputs"
+    elif largest < 0.0:
+        nothing = f"which {type_name} ignores: there is nothing to learn"
+        what = f"all of them are negative ({least:g} to {largest:g}), {nothing}"
+        remedy = "feed labels, or skip such batches"
+    else:
+        return
+    kind = Kind.WRONG_INDICES if indices else Kind.WRONG_LABELS
+    yield Cause(kind, targets.name, what, remedy, True)
 
 
 def _leaf_not_finite(f: FunctionNumbers, network: NetworkNumbers) -> Found:
     for leaf in f.leaves.values():
         # An attention mask of minus infinity harms nobody.
-        if leaf.nans or _suffers(network):
-            held = _count(leaf.nans, "NaN") if leaf.nans else f"{leaf.infinities} infinities"
-            yield _weight(f, leaf, held, network.training) if leaf.is_parameter else _data(f, leaf, held)
-
-
-def _data(f: FunctionNumbers, leaf: ReadLeaf, held: str) -> Cause:
-    what = f"it reads data that holds {held} ({leaf.name})"
-    remedy = "clean the data, or drop what is not finite"
-    if not leaf.nans:
-        remedy += "; a mask must leave at least one place per row open"
-    return Cause(Kind.DATA_NOT_FINITE, f.place, what, remedy, True)
-
-
-def _weight(f: FunctionNumbers, leaf: ReadLeaf, held: str, training: Optional[Training]) -> Cause:
-    what = f"its parameter {leaf.name} holds {held}"
-    remedy = "restore earlier weights and check what updates them"
-    if training is not None and training.updates:
-        updates = _count(training.updates, "update")
-        what += f", after {updates} with a learning rate of {training.learning_rate:g}"
-        remedy = "restore earlier weights, and lower the learning rate or clip gradients"
-    return Cause(Kind.WEIGHT_NOT_FINITE, f.place, what, remedy, True)
+        if not leaf.nans and not _suffers(network):
+            continue
+        held = _count(leaf.nans, "NaN") if leaf.nans else f"{leaf.infinities} infinities"
+        kind, what = Kind.DATA_NOT_FINITE, f"it reads data that holds {held} ({leaf.name})"
+        remedy = "clean the data, or drop what is not finite"
+        remedy += "" if leaf.nans else "; a mask must leave at least one place per row open"
+        if leaf.is_parameter:
+            kind, what = Kind.WEIGHT_NOT_FINITE, f"its parameter {leaf.name} holds {held}"
+            remedy = "restore earlier weights and check what updates them"
+            training = network.training
+            if training is not None and training.updates:
+                updates = _count(training.updates, "update")
+                what += f", after {updates} with a learning rate of {training.learning_rate:g}"
+                remedy = "restore earlier weights, and lower the learning rate or clip gradients"
+        yield Cause(kind, f.place, what, remedy, True)
 
 
 def _suffers(network: NetworkNumbers) -> bool:

@@ -113,6 +113,7 @@ def _legend(network: NetworkNumbers) -> Sequence[Tuple[str, str]]:
         (_heading(Way.START, network), "the scale that nnabla's DynamicLossScalingUpdater starts with"),
         (_heading(Way.END, network), "the largest scale without overflow, where it would end"),
         ("adaptive", "AdaptiveLossScalingUpdater at its defaults"),
+        ("not checked", "whether labels are right, and whether the loss says what is to be learned"),
     ]
 
 

@@ -96,7 +96,7 @@ def adversarial() -> Tuple[nn.Variable, Callable[[], None]]:
         fake = affine(F.relu(affine(z, 16, "fc1")), 16, "fc2")
     with nn.parameter_scope("discriminator"):
         fake.need_grad = False
-        on_real, on_fake = (affine(F.leaky_relu(affine(v, 16, "fc1")), 1, "fc2") for v in (x, fake))
+        on_real, on_fake = (affine(F.leaky_relu(affine(v, 16, "fc1")), 1, "fc2") for v in (0.5 * x, fake))
     ones, zeros = F.constant(1, on_real.shape), F.constant(0, on_fake.shape)
     loss = F.mean(F.sigmoid_cross_entropy(on_real, ones) + F.sigmoid_cross_entropy(on_fake, zeros))
     return loss, feeder(x, z)

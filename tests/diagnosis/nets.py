@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any, Callable, NamedTuple, Optional, Tuple
 
 import nnabla as nn
@@ -64,9 +65,24 @@ def classifier(layers: Callable[[nn.Variable], nn.Variable]) -> Built:
     return cross_entropy(affine(layers(x), 5, "head"), t), feeder(x, t)
 
 
-def updater_of(loss: nn.Variable, feed: Any, solver: Any, parameters: Any = None) -> Any:
+def updater_of(loss: nn.Variable, feed: Any, solver: Any, parameters: Any = None, **arguments: Any) -> Any:
     solver.set_parameters(nn.get_parameters() if parameters is None else parameters)
-    return AdaptiveLossScalingUpdater(solver, loss, feed, storage="float16")
+    return AdaptiveLossScalingUpdater(solver, loss, feed, **{"storage": "float16", **arguments})
+
+
+def noisy_net() -> Built:
+    """Everything that passes could leave a trace in."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    x, t = nn.Variable((8, 6)), nn.Variable((8, 1))
+    h = PF.batch_normalization(affine(x, 6, "fc1"), name="bn")
+    h = F.dropout(F.relu(h) + F.randn(shape=h.shape) * 0.1, 0.5)
+
+    def feed() -> None:
+        x.d, t.d = np.random.randn(*x.shape), np.random.randint(0, 3, t.shape)  # noqa: NPY002
+        x.d += random.random()
+
+    return cross_entropy(affine(h, 3, "fc2"), t), feed
 
 
 def one_hot(t: nn.Variable) -> nn.Variable:

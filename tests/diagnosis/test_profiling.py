@@ -10,19 +10,17 @@ import nnabla.solvers as S
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, profile
+from nnabla_adaloss import AdaLossConfig, profile
 from nnabla_adaloss.diagnosis.profiling import _KERNELS
 from nnabla_adaloss.kernels import Kernels
 
+from . import nets
 from .healthy import HEALTHY
 
 
-def updater_of(name: str, **arguments: Any) -> AdaptiveLossScalingUpdater:
+def updater_of(name: str, **arguments: Any) -> Any:
     nn.clear_parameters()
-    loss, feed = HEALTHY[name]()
-    solver = S.Sgd(0.1)
-    solver.set_parameters(nn.get_parameters())
-    return AdaptiveLossScalingUpdater(solver, loss, feed, **{"storage": "float16", **arguments})
+    return nets.updater_of(*HEALTHY[name](), S.Sgd(0.1), **arguments)
 
 
 @pytest.mark.parametrize("method", ["approx_range", "amax_history"])

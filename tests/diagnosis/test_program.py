@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`FILE.py:function`: what is wrong with either is said."""
+"""`python -m nnabla_adaloss analyse FILE.py:function`, called in this process."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Iterator
@@ -10,24 +11,27 @@ from typing import Iterator
 import nnabla as nn
 import pytest
 
+from nnabla_adaloss.__main__ import main
 from nnabla_adaloss.diagnosis.program import ProgramError, load_program
 
 FILE = """
 import nnabla as nn, nnabla.functions as F, nnabla.parametric_functions as PF
 from neighbour import SIZE
+from tests.diagnosis.healthy import mlp
+from tests.diagnosis.troubles_of_layers import dead_first_layer, tiny_loss_weight
 
 def build():
     x = nn.Variable((2, SIZE))
     return F.mean(PF.affine(x, 3) ** 2), lambda: None
+
+def fails():
+    return {}["data"]
 
 def loss_only():
     return build()[0]
 
 def of_size(size):
     return build()
-
-def fails():
-    return {}["data"]
 
 def nothing():
     build()
@@ -37,6 +41,18 @@ def three():
 
 def no_feeder():
     return build()[0], 3
+
+def sound():
+    return mlp()
+
+def tiny():
+    return tiny_loss_weight.build(False)
+
+def dead():
+    return dead_first_layer.build(False)
+
+def several_elements():
+    return mlp()[0].parent.inputs[0]
 
 SIZE_OF_BATCH = 3
 """
@@ -71,7 +87,7 @@ def test_a_loss_and_its_feeder() -> None:
         ("trian.py:build", r"there is no file trian\.py; did you mean train\.py\?"),
         ("elsewhere/train.py:build", r"there is no file elsewhere/train\.py$"),
         ("train.py:biuld", r"train\.py has no function 'biuld'; did you mean build\?"),
-        ("train.py:xyz", "has no function 'xyz'; it has build, loss_only"),
+        ("train.py:xyz", "has no function 'xyz'; it has build, fails, loss_only"),
         ("train.py:SIZE_OF_BATCH", "has no function 'SIZE_OF_BATCH'"),
         ("neighbour.py:build", "has no function 'build'; it has none"),
         ("notes.txt:build", r"notes\.txt is no file of Python"),
@@ -80,7 +96,7 @@ def test_a_loss_and_its_feeder() -> None:
             r"broken\.py cannot be imported: ModuleNotFoundError: .*no_such_package.* \(line 3\)",
         ),
         ("train.py:of_size", r"train\.py:of_size needs arguments \(size\): write a function without"),
-        ("train.py:fails", r"train\.py:fails raised KeyError: 'data' \(line 16\)"),
+        ("train.py:fails", r"train\.py:fails raised KeyError: 'data' \(line 12\)"),
         ("train.py:nothing", r"returned nothing \(a return is missing\?\): return the loss"),
         ("train.py:three", "returned a tuple of 3"),
         ("train.py:no_feeder", "returned a feeder that is a int"),
@@ -89,3 +105,56 @@ def test_a_loss_and_its_feeder() -> None:
 def test_what_is_wrong_is_said(place: str, message: str) -> None:
     with pytest.raises(ProgramError, match=message):
         load_program(place)
+
+
+def analyse(name: str, *options: str) -> int:
+    nn.clear_parameters()
+    return main(["analyse", f"train.py:{name}", *options])
+
+
+def test_a_sound_network(capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyse("sound") == 0
+    assert "float16 needs no scaling here." in capsys.readouterr().out
+
+
+def test_json_and_a_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyse("tiny", "--json", "--batches", "2", "--storage", "bf16", "-o", "page.html") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["batches"], found["storage"]) == (2, "bfloat16")
+    assert found["verdict"] in (folder / "page.html").read_text("utf-8")
+
+
+def test_what_no_scale_helps_is_another_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyse("dead") == 1
+    assert "No loss scale helps: fc1/affine: its ReLU is dead" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nosuch"], "error: train.py has no function 'nosuch'"),
+        (["several_elements"], "train.py:several_elements: loss has shape (32, 1), not one"),
+        (["sound", "--batches", "0"], "batches=0 must be 1 or more"),
+        (["sound", "-o", "no/such/folder.html"], "there is no folder no/such to write folder.html to"),
+    ],
+)
+def test_what_cannot_be_examined(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert analyse(*arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_unknown_format_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_code:
+        analyse("sound", "--storage", "float17")
+    assert exit_code.value.code == 2
+    assert "fp8_hybrid" in capsys.readouterr().err
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["analyse", "--help"])
+    text = capsys.readouterr().out
+    assert "exit codes:" in text
+    assert "return loss, feed" in text

@@ -95,6 +95,8 @@ def test_a_page_needs_nothing_else(name: str, tmp_path: Path) -> None:
     assert reader.links == []
     assert reader.open == []
     assert diagnosis.verdict.line in reader.text
+    # A cause that is the verdict is not told again.
+    assert ("What else was found" in reader.text) == (name == "vanishing")
     assert all(layer.name in reader.text for layer in diagnosis.numbers.layers)
 
 

@@ -13,21 +13,19 @@ import pytest
 
 from nnabla_adaloss import (
     AdaLossConfig,
-    AdaptiveLossScalingUpdater,
     DynamicLossScalingUpdater,
     LossScaleWarning,
     SanityChecker,
 )
 
+from . import nets
 from .healthy import convolutions, mlp
+from .nets import Built, noisy_net
 from .troubles_of_layers import vanishing_sigmoid
 
 
-def updater_of(built: Any, **arguments: Any) -> AdaptiveLossScalingUpdater:
-    loss, feed = built
-    solver = S.Momentum(0.01)
-    solver.set_parameters(nn.get_parameters())
-    return AdaptiveLossScalingUpdater(solver, loss, feed, **{"storage": "float16", **arguments})
+def updater_of(built: Built, **arguments: Any) -> Any:
+    return nets.updater_of(*built, S.Momentum(0.01), **arguments)
 
 
 def test_a_layer_that_loses_its_gradient_is_named_once() -> None:
@@ -67,25 +65,12 @@ def test_a_check_teaches_nothing() -> None:
     assert updater.scaling.state_dict() == learned
 
 
-def noisy() -> Any:
-    x, t = nn.Variable((8, 6)), nn.Variable((8, 1))
-    rng = np.random.default_rng(0)
-    h = PF.batch_normalization(PF.affine(x, 6, name="fc1", rng=np.random.RandomState(0)), name="bn")
-    h = F.dropout(F.relu(h), 0.5)
-    loss = F.mean(F.softmax_cross_entropy(PF.affine(h, 3, name="fc2", rng=np.random.RandomState(1)), t))
-
-    def feed() -> None:
-        x.d, t.d = rng.standard_normal(x.shape), rng.integers(0, 3, t.shape)
-
-    return loss, feed
-
-
 @pytest.mark.parametrize("method", ["approx_range", "amax_history"])
 def test_training_goes_on_as_without(method: str) -> None:
     def train(every: int) -> Dict[str, np.ndarray]:
         nn.clear_parameters()
         nn.seed(1)
-        updater = updater_of(noisy(), config=AdaLossConfig(loss_scale_method=method))
+        updater = updater_of(noisy_net(), config=AdaLossConfig(loss_scale_method=method))
         checker = SanityChecker(updater, every=every)
         for _ in range(8):
             updater.update()
@@ -112,13 +97,9 @@ def test_refused() -> None:
         SanityChecker(updater_of((loss, feed), storage=None, config=AdaLossConfig()))
 
 
-@pytest.mark.parametrize("loss_in_half", [True, False])
-def test_what_is_computed_in_half_is_refused_with_its_first_function(loss_in_half: bool) -> None:
-    half = nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")
-    with nn.context_scope(half):
+def test_what_is_computed_in_half_is_refused_with_its_first_function() -> None:
+    with nn.context_scope(nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")):
         y = PF.affine(nn.Variable.from_numpy_array(np.ones((2, 3))), 2, name="fc")
-    with nn.context_scope(half if loss_in_half else nn.Context(["cpu:float"], "CpuCachedArray", "0")):
-        loss = F.mean(y**2)
-    updater = updater_of((loss, lambda: None), storage=None, config=AdaLossConfig())
+    updater = updater_of((F.mean(y**2), lambda: None), storage=None, config=AdaLossConfig())
     with pytest.raises(ValueError, match="^fc/affine is computed in cpu:half, so there is no fp32"):
         SanityChecker(updater)
