@@ -242,9 +242,9 @@ def _start(
         return Start(base, base, True, [1.0, *amax[1:]] if single else amax, config.range.u_max)
     if not single:
         return Start(known.of_root(base), base)
-    # The loss gradient is 1.
+    # The loss gradient is 1. Where all was zero, a small constant behind it may have flushed it.
     end = min(floor_power_of_two(components.u_max(root)), components.policy.max_scale)
-    return Start(end if any(known.room) else base, base)
+    return Start(end if any(known.room) or any(known.tried) else base, base)
 
 
 def _weight_room(

@@ -70,9 +70,11 @@ def test_a_gradient_that_is_stored_again_keeps_the_counts_of_the_first_time(stor
     assert storage.gradients[4][1:] == (2, 2)
 
 
-def test_a_gradient_may_be_stored_for_the_first_time_after_it_was_scaled(storage: RoundedStorage) -> None:
-    storage.store_gradient(4, array())
-    assert storage.gradients[4][1:] == (1, 2)
+def test_what_was_not_rounded_is_not_stored_when_it_is_scaled(storage: RoundedStorage) -> None:
+    in_float = array()
+    storage.store_gradient(4, in_float)
+    np.testing.assert_array_equal(in_float.data, array().data)
+    assert not storage.gradients
 
 
 def test_the_scaled_copy_of_a_weight_is_stored_as_weights_are(storage: RoundedStorage) -> None:
