@@ -37,9 +37,9 @@ class AmaxHistory(Method):
         >>> loss = F.mean(PF.affine(F.tanh(PF.affine(x, 5, name="a")), 2, name="b") ** 2) * 1e-9
         >>> config = AdaLossConfig(loss_scale_method=AmaxHistory(margin=16.0), delay=0)
         >>> scaling = AdaptiveLossScaling(FormatEmulation(loss, "float16"), config)
-        >>> for again in (False, True, True):  # the first passes measure
+        >>> for number in range(4):  # the first passes measure
         ...     scaling.forward()
-        ...     report = scaling.backward(iteration=0, again=again)
+        ...     report = scaling.backward(iteration=0, again=number > 0)
         >>> scaling.settled, scaling.found_inf
         (True, [])
     """
