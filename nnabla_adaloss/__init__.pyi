@@ -64,5 +64,7 @@ from .updaters import Counters as Counters
 from .updaters import DynamicLossScalingUpdater as DynamicLossScalingUpdater
 from .updaters import FixedLossScalingUpdater as FixedLossScalingUpdater
 from .updaters import UpdateResult as UpdateResult
+from .updaters import load_checkpoint as load_checkpoint
+from .updaters import save_checkpoint as save_checkpoint
 
 __version__: str

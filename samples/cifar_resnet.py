@@ -6,7 +6,7 @@ Reads CIFAR's binary version from --data-dir; without it, uses scikit-learn's di
   python samples/cifar_resnet.py                                                   digits, a minute
   python samples/cifar_resnet.py --network resnet110 --iterations 10               deeper
   python samples/cifar_resnet.py --data-dir cifar-10-batches-bin --iterations 64000 --batch-size 128 \\
-      --lr 0.1 --checkpoint build/resnet20 -c cudnn -t half                        as published, on a GPU
+      --lr 0.1 --checkpoint build/resnet20.checkpoint -c cudnn -t half             as published, on a GPU
   mpirun -n 4 python samples/cifar_resnet.py --distributed -c cudnn -t half ...    four GPUs (NCCL)
   mpirun -n 2 python samples/cifar_resnet.py --distributed                         two ranks on a CPU
 

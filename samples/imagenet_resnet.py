@@ -7,7 +7,7 @@ layout to build/digits, for which a quarter of the maps and 32x32 pixels are eno
   python samples/imagenet_resnet.py                                        ResNet-18 on digits, half a minute
   python samples/imagenet_resnet.py --network resnet50 --iterations 30     ResNet-50
   python samples/imagenet_resnet.py --data-dir imagenet --network resnet50 --iterations 450000 \\
-      --batch-size 256 --lr 0.1 --checkpoint build/resnet50 -c cudnn -t half              one GPU
+      --batch-size 256 --lr 0.1 --checkpoint build/resnet50.checkpoint -c cudnn -t half              one GPU
   mpirun -n 8 python samples/imagenet_resnet.py --distributed ...                         eight GPUs (NCCL)
   mpirun -n 2 python samples/imagenet_resnet.py --distributed                             two CPU ranks
 

@@ -2,8 +2,8 @@
 """A small language model: a transformer that predicts the next letter of Python's help.
 
   python samples/transformer.py                                      a minute
-  python samples/transformer.py --checkpoint build/model             press Ctrl-C any time, then
-  python samples/transformer.py --checkpoint build/model --resume    resumes bit for bit
+  python samples/transformer.py --checkpoint build/model.checkpoint             press Ctrl-C any time, then
+  python samples/transformer.py --checkpoint build/model.checkpoint --resume    resumes bit for bit
   python samples/transformer.py --width 512 --heads 8 --blocks 8 --length 256 -c cudnn -t half      one GPU
   mpirun -n 2 python samples/transformer.py --distributed            ranks on CPUs
   mpirun -n 4 python samples/transformer.py --distributed -c cudnn -t half --batch-size 64          four GPUs

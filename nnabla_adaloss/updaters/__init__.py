@@ -4,6 +4,7 @@
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
 
 from .adaptive import AdaptiveLossScalingUpdater
+from .checkpoint import load_checkpoint, save_checkpoint
 from .fixed import FixedLossScalingUpdater
 from .retries import Counters, UpdateResult
 
@@ -13,4 +14,6 @@ __all__ = [
     "DynamicLossScalingUpdater",
     "FixedLossScalingUpdater",
     "UpdateResult",
+    "load_checkpoint",
+    "save_checkpoint",
 ]

@@ -51,9 +51,9 @@ def parser(head: Optional[str], *, iterations: int, batch_size: int, lr: float) 
         help="float, half, ... (default: float; with -c cpu, half is real and hundreds of times slower)",
     )
     add("-d", "--device-id", default="0", metavar="ID", help="which GPU (default: 0)")
-    add("--checkpoint", type=Path, metavar="FOLDER", help="save periodically and at the end")
+    add("--checkpoint", type=Path, metavar="FILE", help="save periodically and at the end")
     add("--checkpoint-every", type=positive, default=100, metavar="N", help="(default: 100 iterations)")
-    add("--resume", action="store_true", help="resume from the last checkpoint there, if any")
+    add("--resume", action="store_true", help="resume from that file, if it is there")
     return made
 
 
@@ -65,7 +65,7 @@ def start(made: argparse.ArgumentParser, arguments: Optional[Sequence[str]]) -> 
     """
     options = made.parse_args(arguments)
     if options.resume and options.checkpoint is None:
-        made.error("--resume: say where the checkpoints are with --checkpoint FOLDER")
+        made.error("--resume: say which file to resume from with --checkpoint FILE")
     if options.storage == "none" or options.type_config != "float":
         options.storage = None
     else:

@@ -12,7 +12,8 @@ from typing import Any, Callable, Iterator, Optional, Type
 import nnabla as nn
 from tqdm import tqdm
 
-from .checkpoint import Checkpoints
+from nnabla_adaloss import load_checkpoint, save_checkpoint
+
 from .ranks import ALONE, Ranks
 
 
@@ -35,10 +36,10 @@ class Session:
     def __init__(self, options: argparse.Namespace, *updaters: Any, ranks: Ranks = ALONE) -> None:
         self._total, self._every = options.iterations, options.checkpoint_every
         self._ranks = ranks
-        self._checkpoints = None if options.checkpoint is None else Checkpoints(options.checkpoint, updaters)
-        self._done = 0
-        if self._checkpoints is not None and options.resume:
-            self._done = self._checkpoints.load()
+        self._updaters, self._file = updaters, options.checkpoint
+        # nnabla's own updater has no state to save, but for its scale.
+        self._parts = [each if hasattr(each, "state_dict") else each.solver for each in updaters]
+        self._done = self._load() if options.resume and self._file.exists() else 0
         self._stopped = False
         self._handler: Any = None
 
@@ -72,7 +73,7 @@ class Session:
         if self._handler is not None:
             signal.signal(signal.SIGINT, self._handler)
         if self._stopped and kind is None:
-            saved = "go on with --resume" if self._checkpoints is not None else "nothing is saved"
+            saved = "go on with --resume" if self._file is not None else "nothing is saved"
             sys.exit(f"Stopped after {self._done} of {self._total} updates: {saved}.")
 
     def show(self, scale: float, loss: nn.Variable) -> None:
@@ -86,8 +87,23 @@ class Session:
             tqdm.write(line)
 
     def _save(self) -> None:
-        if self._checkpoints is not None and self._ranks.rank == 0:
-            self._checkpoints.save(self._done)
+        if self._file is None or self._ranks.rank:
+            return
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        extra = {
+            "iteration": self._done,
+            "batches": [updater.data_feeder.count for updater in self._updaters],
+            "scales": [updater.scale for updater in self._updaters],
+        }
+        save_checkpoint(self._file, *self._parts, extra=extra)
+
+    def _load(self) -> int:
+        extra = load_checkpoint(self._file, *self._parts)
+        for updater, count, scale in zip(self._updaters, extra["batches"], extra["scales"]):
+            updater.data_feeder.count = count
+            if updater not in self._parts:
+                updater.scale = scale
+        return int(extra["iteration"])
 
     def _stop(self, *_: Any) -> None:
         if self._stopped:

@@ -27,7 +27,7 @@ def test_storage_is_emulated_where_the_context_is_float() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--resume"], "--resume: say where the checkpoints are with --checkpoint FOLDER"),
+        (["--resume"], "--resume: say which file to resume from with --checkpoint FILE"),
         (["--iterations", "0"], "--iterations: 0 is not 1 or more"),
         (["--lr", "nan"], "--lr: nan is not positive and finite"),
         (

@@ -53,20 +53,14 @@ def train(made: Any, given: argparse.Namespace, interrupt_at: int = -1) -> List[
     return done
 
 
-def test_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
-    made = updater(AdaptiveLossScalingUpdater, storage="float16")
-    assert train(made, options(tmp_path)) == list(range(9))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000008", "00000009"]
-
-
 def test_ctrl_c_ends_after_the_iteration_and_saves(tmp_path: Path) -> None:
     handler = signal.getsignal(signal.SIGINT)
     made = updater(AdaptiveLossScalingUpdater, storage="float16")
     with pytest.raises(SystemExit, match="Stopped after 4 of 9 updates: go on with --resume"):
-        train(made, options(tmp_path), interrupt_at=3)
+        train(made, options(tmp_path / "c"), interrupt_at=3)
     assert signal.getsignal(signal.SIGINT) is handler
     again = updater(AdaptiveLossScalingUpdater, storage="float16")
-    assert train(again, options(tmp_path, resume=True)) == list(range(4, 9))
+    assert train(again, options(tmp_path / "c", resume=True)) == list(range(4, 9))
     assert again.data_feeder.count == 9
     resumed = nn.get_parameters()["a/affine/W"].d.copy()
     train(updater(AdaptiveLossScalingUpdater, storage="float16"), options(None))
@@ -74,13 +68,13 @@ def test_ctrl_c_ends_after_the_iteration_and_saves(tmp_path: Path) -> None:
 
 
 def test_the_scale_of_nnablas_updater_is_kept(tmp_path: Path) -> None:
-    train(updater(DynamicLossScalingUpdater, scale=4.0, N=3), options(tmp_path))
+    train(updater(DynamicLossScalingUpdater, scale=4.0, N=3), options(tmp_path / "c"))
     again = updater(DynamicLossScalingUpdater, scale=4.0, N=3)
-    assert train(again, options(tmp_path, resume=True)) == []
+    assert train(again, options(tmp_path / "c", resume=True)) == []
     assert again.scale == 16.0
 
 
-def test_nothing_is_saved_unless_a_folder_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_saved_unless_a_file_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="nothing is saved"):
         train(updater(DynamicLossScalingUpdater), options(None), interrupt_at=0)
@@ -88,4 +82,4 @@ def test_nothing_is_saved_unless_a_folder_is_given(tmp_path: Path, monkeypatch: 
 
 
 def test_there_may_be_nothing_to_go_on_from(tmp_path: Path) -> None:
-    assert len(train(updater(DynamicLossScalingUpdater), options(tmp_path, resume=True))) == 9
+    assert len(train(updater(DynamicLossScalingUpdater), options(tmp_path / "c", resume=True))) == 9

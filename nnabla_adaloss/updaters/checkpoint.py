@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole training in one file: parameters, solvers, and what updaters and scalers have learned."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Union
+
+import nnabla as nn
+import numpy as np
+from nnabla.solver import Solver, SolverState
+
+from ..state import StateFileError
+from ..state.whole_file import replace_file, special_kind
+
+_VERSION = 1
+_HEAD = "nnabla_adaloss checkpoint"
+_SIGNATURE = b"PK"  # with which every archive begins
+
+_DAMAGED = (ValueError, KeyError, TypeError, AttributeError, EOFError, RuntimeError, OSError)
+
+Arrays = Dict[str, Any]
+
+
+def save_checkpoint(
+    path: Union[str, os.PathLike[str]], *parts: Any, extra: Optional[Mapping[str, Any]] = None
+) -> None:
+    """Save all that a training needs to go on bit for bit into one file, whole or not at all.
+
+    These are the parameters of the current scope (running statistics included) and of the solvers, the states
+    of the solvers, and those of updaters and scalers with their iteration. Data and random generators are
+    yours: derive them from `updater.iteration`, or give `extra`. Of several ranks, one saves.
+
+    Args:
+        path: the file; its folder must exist. An older one is replaced when the new one is complete.
+        *parts: updaters, which bring their solver along; scalers and solvers of a loop of your own.
+        extra: what else you need to go on, as JSON holds it: `load_checkpoint` returns it. None: `{}`.
+
+    Raises:
+        TypeError: a part is neither a solver nor has a state, or JSON cannot hold `extra`.
+        OSError: the file cannot be written; an older one is left as it was.
+
+    Example:
+        >>> import os, tempfile
+        >>> import nnabla.functions as F, nnabla.parametric_functions as PF, nnabla.solvers as S
+        >>> from nnabla_adaloss import AdaptiveLossScalingUpdater
+        >>> loss, solver = F.mean(PF.affine(nn.Variable((2, 3)), 1) ** 2), S.Adam()
+        >>> solver.set_parameters(nn.get_parameters())
+        >>> updater = AdaptiveLossScalingUpdater(solver, loss)
+        >>> path = os.path.join(tempfile.mkdtemp(), "last.checkpoint")
+        >>> save_checkpoint(path, updater, extra={"epoch": 3})
+        >>> load_checkpoint(path, updater)
+        {'epoch': 3}
+    """
+    saved = _with_solvers(parts)
+    arrays: Arrays = {f"parameters/{name}": v.d for name, v in _parameters(saved).items()}
+    head: Dict[str, Any] = {"kind": _HEAD, "version": _VERSION, "extra": dict(extra or {}), "parts": []}
+    for number, part in enumerate(saved):
+        if isinstance(part, Solver):
+            states = part.get_states()
+            head["parts"].append({"solver": part.name, "steps": {name: s.t for name, s in states.items()}})
+            for name, state in states.items():
+                arrays.update({f"{number}/{name}/{key}": v.d for key, v in state.pstate.items()})
+        else:
+            head["parts"].append(part.state_dict())
+    written = io.BytesIO()
+    np.savez(written, head=np.frombuffer(json.dumps(head).encode(), np.uint8), **arrays)
+    replace_file(path, written.getvalue(), _SIGNATURE)
+
+
+def load_checkpoint(path: Union[str, os.PathLike[str]], *parts: Any) -> Dict[str, Any]:
+    """Go on from a file that `save_checkpoint` wrote; returns its `extra`.
+
+    Build network, solvers and updaters first, and give the same parts in the same order.
+
+    Raises:
+        ValueError: the file is damaged or no checkpoint, or it is of another network, of other solvers, or of
+            updaters with other settings: the message names what differs. Nothing changes then.
+        OSError: the file cannot be read.
+    """
+    loaded = _with_solvers(parts)
+    parameters = _parameters(loaded)
+    head, arrays = _read(os.fsdecode(path))
+    _check(head, arrays, loaded, parameters)
+    with _undone_on_errors(loaded, parameters):
+        for name, variable in parameters.items():
+            variable.d = arrays[f"parameters/{name}"]
+        for number, (part, saved) in enumerate(zip(loaded, head["parts"])):
+            if isinstance(part, Solver):
+                _set_states(part, saved["steps"], _below(f"{number}/", arrays))
+        # After the parameters, against which they are checked.
+        for part, saved in zip(loaded, head["parts"]):
+            if not isinstance(part, Solver):
+                part.load_state_dict(saved)
+    extra: Dict[str, Any] = head["extra"]
+    return extra
+
+
+def _with_solvers(parts: Any) -> List[Any]:
+    """The parts, each solver of an updater before it."""
+    found: List[Any] = []
+    for part in parts:
+        if isinstance(part, Solver):
+            found.append(part)
+            continue
+        if not hasattr(part, "load_state_dict"):
+            raise TypeError(
+                f"{part!r} is neither a solver nor an updater or scaler with a state: leave it out"
+            )
+        solver = getattr(part, "solver", None)
+        found += [solver, part] if isinstance(solver, Solver) else [part]
+    return found
+
+
+def _parameters(parts: List[Any]) -> Dict[str, nn.Variable]:
+    """Those of the current scope, and those that only a solver has, by name."""
+    found = dict(nn.get_parameters(grad_only=False))
+    known = {variable.data for variable in found.values()}
+    for number, part in enumerate(parts):
+        if isinstance(part, Solver):
+            own = part.get_parameters().items()
+            found.update({f"{number}:{name}": v for name, v in own if v.data not in known})
+    return found
+
+
+def _read(name: str) -> Any:
+    """The head of a checkpoint and its arrays."""
+    kind = special_kind(os.stat(name))
+    if kind:
+        raise StateFileError(f"{name} is {kind}, no checkpoint: give the path of a file")
+    with open(name, "rb") as file:
+        try:
+            with np.load(file, allow_pickle=False) as archive:
+                arrays = {key: archive[key] for key in archive.files}
+            head = json.loads(arrays.pop("head").tobytes())
+            kind, version = head["kind"], head["version"]
+        # A damaged archive may ask for a password, another version, or a place before its beginning.
+        except (*_DAMAGED, zipfile.BadZipFile) as error:
+            raise StateFileError(f"{name} is damaged, or no checkpoint of nnabla_adaloss ({error})") from None
+    if kind != _HEAD or not isinstance(version, int) or version > _VERSION:
+        raise StateFileError(
+            f"{name} holds {kind!r} of version {version!r}; this package reads {_HEAD!r} up to {_VERSION}"
+        )
+    return head, arrays
+
+
+def _check(head: Any, arrays: Arrays, parts: List[Any], parameters: Dict[str, nn.Variable]) -> None:
+    """ValueError unless a checkpoint is of these parts and parameters."""
+    if len(head["parts"]) != len(parts):
+        raise ValueError(
+            f"the checkpoint has {len(head['parts'])} solvers, updaters and scalers, {len(parts)} were given"
+        )
+    saved = {name: array.shape for name, array in _below("parameters/", arrays).items()}
+    wanted = {name: variable.shape for name, variable in parameters.items()}
+    _same("parameters", saved, wanted)
+    for part, found in zip(parts, head["parts"]):
+        if ("solver" in found) != isinstance(part, Solver):
+            raise ValueError(
+                "give the same solvers, updaters and scalers in the order in which they were saved"
+            )
+        if isinstance(part, Solver):
+            if part.name != found["solver"]:
+                raise ValueError(f"the checkpoint is of the solver {found['solver']}, not of {part.name}")
+            _same(f"states of the solver {part.name}", found["steps"], part.get_states(), shapes=False)
+
+
+def _same(what: str, saved: Mapping[str, Any], wanted: Mapping[str, Any], *, shapes: bool = True) -> None:
+    """ValueError with the first few names that only one of both has, or that differ in shape."""
+    odd = sorted(saved.keys() ^ wanted.keys())
+    odd += [n for n in wanted if shapes and n in saved and tuple(saved[n]) != tuple(wanted[n])]
+    if odd:
+        pairs = [f"{n} ({saved.get(n, 'not saved')}, here {wanted.get(n, 'not there')})" for n in odd[:3]]
+        names = ", ".join(pairs if shapes else odd[:3])
+        raise ValueError(
+            f"the checkpoint is of another network: {len(odd)} of its {what} differ, such as {names}. "
+            "Build the network that was saved"
+        )
+
+
+def _below(prefix: str, arrays: Arrays) -> Arrays:
+    return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def _set_states(solver: Any, steps: Mapping[str, int], arrays: Arrays) -> None:
+    states = {}
+    for name, step in steps.items():
+        state = states[name] = SolverState()
+        state.t = step
+        state.pstate = {
+            key.rpartition("/")[2]: nn.Variable.from_numpy_array(array)
+            for key, array in arrays.items()
+            if key.rpartition("/")[0] == name
+        }
+    solver.set_states(states)
+
+
+@contextmanager
+def _undone_on_errors(parts: List[Any], parameters: Dict[str, nn.Variable]) -> Iterator[None]:
+    """What is loaded within is taken back where something of it does not fit."""
+    values = {name: variable.d.copy() for name, variable in parameters.items()}
+    states = [part.get_states() if isinstance(part, Solver) else part.state_dict() for part in parts]
+    try:
+        yield
+    except BaseException:
+        for name, variable in parameters.items():
+            variable.d = values[name]
+        for part, state in zip(parts, states):
+            part.set_states(state) if isinstance(part, Solver) else part.load_state_dict(state)
+        raise

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One file holds a training, and nothing of a file that does not belong to it is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Callable, List, Tuple
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nnabla_adaloss import AdaptiveLossScalingUpdater, GradScaler, load_checkpoint, save_checkpoint
+
+SOLVERS = {"Sgd": lambda: S.Sgd(0.05), "Adam": lambda: S.Adam(1e-2), "Lars": lambda: S.Lars(0.05)}
+
+
+def network(x: nn.Variable, width: int = 6) -> nn.Variable:
+    rng = np.random.RandomState(0)
+    h = PF.batch_normalization(PF.affine(x, width, name="a", rng=rng), name="norm")
+    return F.mean(PF.affine(F.tanh(h), 3, name="b", rng=rng) ** 2)
+
+
+def training(solver: Any = None, width: int = 6, **options: Any) -> AdaptiveLossScalingUpdater:
+    """A training that begins, with parameters of its own."""
+    nn.clear_parameters()
+    x = nn.Variable((8, 5))
+    loss = network(x, width)
+    solver = S.Adam(1e-2) if solver is None else solver
+    solver.set_parameters(nn.get_parameters())
+
+    def feed() -> None:
+        x.d = np.random.default_rng(updater.iteration).standard_normal(x.shape)
+
+    updater = AdaptiveLossScalingUpdater(solver, loss, feed, storage="float16", **options)
+    return updater
+
+
+def everything(*updaters: AdaptiveLossScalingUpdater) -> Tuple[Any, ...]:
+    """What a checkpoint holds, as it is now."""
+    values = {name: variable.d.copy() for name, variable in nn.get_parameters(grad_only=False).items()}
+    states = [
+        {name: (s.t, {key: v.d.copy() for key, v in s.pstate.items()}) for name, s in found.items()}
+        for found in (updater.solver.get_states() for updater in updaters)
+    ]
+    return values, states, [updater.state_dict() for updater in updaters]
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_a_training_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "last.checkpoint"
+    first = training(SOLVERS[name]())
+    for _ in range(11):
+        first.update()
+    save_checkpoint(path, first, extra={"epoch": 2, "best": 0.25})
+    saved = everything(first)
+    for _ in range(11):
+        first.update()
+    expected = everything(first)
+
+    again = training(SOLVERS[name]())
+    again.update()
+    assert load_checkpoint(path, again) == {"epoch": 2, "best": 0.25}
+    np.testing.assert_equal(everything(again), saved)
+    for _ in range(11):
+        again.update()
+    np.testing.assert_equal(everything(again), expected)
+
+
+def test_loops_of_ones_own(tmp_path: Path) -> None:
+    def trained(resumed: bool) -> Any:
+        nn.clear_parameters()
+        x = nn.Variable((8, 5))
+        loss, solver = network(x), S.Momentum(0.05)
+        solver.set_parameters(nn.get_parameters())
+        scaler = GradScaler(solver, storage="float16")
+        first = load_checkpoint(tmp_path / "c", scaler, solver)["step"] if resumed else 0
+        for step in range(first, 10):
+            if step == 5 and not resumed:
+                save_checkpoint(tmp_path / "c", scaler, solver, extra={"step": step})
+            x.d = np.random.default_rng(step).standard_normal(x.shape)
+            scaler.forward(loss)
+            solver.zero_grad()
+            scaler.backward(loss)
+            scaler.step(solver)
+            scaler.update()
+        values = {name: variable.d.copy() for name, variable in nn.get_parameters(grad_only=False).items()}
+        return first, values, scaler.state_dict()
+
+    straight, resumed = trained(resumed=False), trained(resumed=True)
+    assert (straight[0], resumed[0]) == (0, 5)
+    np.testing.assert_equal(resumed[1:], straight[1:])
+
+
+def test_parameters_that_only_the_solver_knows(tmp_path: Path) -> None:
+    def alone() -> Tuple[AdaptiveLossScalingUpdater, nn.Variable]:
+        nn.clear_parameters()
+        x, w = nn.Variable.from_numpy_array(np.ones((4, 3))), nn.Variable((3, 2), need_grad=True)
+        w.d = 1.0
+        solver = S.Sgd(0.1)
+        solver.set_parameters({"w": w})
+        return AdaptiveLossScalingUpdater(solver, F.mean(F.affine(x, w) ** 2), storage="float16"), w
+
+    updater, w = alone()
+    updater.update()
+    save_checkpoint(tmp_path / "c", updater)
+    again, read = alone()
+    load_checkpoint(tmp_path / "c", again)
+    np.testing.assert_array_equal(read.d, w.d)
+    assert (read.d != 1.0).all()
+
+
+def two_of_a_kind() -> List[AdaptiveLossScalingUpdater]:
+    updater = training()
+    other = S.Sgd(0.1)
+    other.set_parameters({"b": nn.get_parameters()["b/affine/b"]})
+    return [updater, AdaptiveLossScalingUpdater(other, updater.loss, storage="float16")]
+
+
+def test_several_updaters(tmp_path: Path) -> None:
+    updaters = two_of_a_kind()
+    for updater in updaters:
+        updater.update()
+    save_checkpoint(tmp_path / "c", *updaters)
+    saved = everything(*updaters)
+    again = two_of_a_kind()
+    load_checkpoint(tmp_path / "c", *again)
+    np.testing.assert_equal(everything(*again), saved)
+    with pytest.raises(ValueError, match="4 solvers, updaters and scalers, 2 were given"):
+        load_checkpoint(tmp_path / "c", again[0])
+
+
+@pytest.mark.parametrize(
+    ("other", "match"),
+    [
+        (lambda: training(width=7), r"another network.* such as .*\(6,\)"),
+        (lambda: training(S.Sgd(0.1)), "solver Adam, not of Sgd"),
+        # Only the updater itself notices, when the parameters are loaded.
+        (lambda: training(accum_grad=2), "accum_grad"),
+    ],
+    ids=["network", "solver", "settings"],
+)
+def test_what_does_not_belong_together_is_refused(
+    other: Callable[[], AdaptiveLossScalingUpdater], match: str, tmp_path: Path
+) -> None:
+    updater = training()
+    updater.update()
+    save_checkpoint(tmp_path / "c", updater)
+    updater = other()
+    updater.update()
+    before = everything(updater)
+    with pytest.raises(ValueError, match=match):
+        load_checkpoint(tmp_path / "c", updater)
+    np.testing.assert_equal(everything(updater), before)
+
+
+def test_no_part_is_forgotten_or_of_another_kind(tmp_path: Path) -> None:
+    updater = training()
+    with pytest.raises(TypeError, match="neither a solver nor"):
+        save_checkpoint(tmp_path / "c", updater, updater.loss)
+    scaler = GradScaler(updater.solver)
+    save_checkpoint(tmp_path / "c", scaler, updater.solver)
+    with pytest.raises(ValueError, match="same solvers"):
+        load_checkpoint(tmp_path / "c", updater.solver, scaler)
+
+
+@pytest.fixture(scope="module")
+def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("whole") / "c"
+    updater = training()
+    updater.update()
+    save_checkpoint(path, updater)
+    return path.read_bytes()
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_damaged_file_changes_nothing(
+    content: bytes, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    at = data.draw(st.integers(0, len(content) - 1), label="at")
+    if data.draw(st.booleans(), label="truncated"):
+        damaged = content[:at]
+    else:
+        damaged = content[:at] + bytes([content[at] ^ data.draw(st.integers(1, 255))]) + content[at + 1 :]
+    path = tmp_path_factory.mktemp("damaged") / "c"
+    path.write_bytes(damaged)
+    updater = training()
+    before = everything(updater)
+    try:
+        load_checkpoint(path, updater)
+    except ValueError:
+        np.testing.assert_equal(everything(updater), before)
+    else:  # times, names of the makers and such: what is loaded is whole all the same
+        path.write_bytes(content)
+        loaded, whole = everything(updater), training()
+        load_checkpoint(path, whole)
+        np.testing.assert_equal(loaded, everything(whole))
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        load_checkpoint(tmp_path / "none", training())
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(ValueError, match="text is damaged, or no checkpoint"):
+        load_checkpoint(tmp_path / "text", training())
