@@ -8,13 +8,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Sequence
 
 import pytest
 
 import nnabla_adaloss
-
-pytestmark = pytest.mark.slow
+from nnabla_adaloss import __main__ as program
+from nnabla_adaloss.doctor import Area, Finding, Status
 
 
 def run(*arguments: str, shadow: str = "") -> subprocess.CompletedProcess[str]:
@@ -32,6 +32,7 @@ def findings_of(process: subprocess.CompletedProcess[str], area: str) -> Dict[st
     return {finding["subject"]: finding for finding in report if finding["area"] == area}
 
 
+@pytest.mark.slow
 def test_usage_and_version() -> None:
     process = run()
     assert process.returncode == 2
@@ -39,6 +40,7 @@ def test_usage_and_version() -> None:
     assert run("--version").stdout == f"nnabla-adaloss {nnabla_adaloss.__version__}\n"
 
 
+@pytest.mark.slow
 def test_the_cpu_is_enough() -> None:
     process = run("doctor")
     assert process.stdout.startswith("CPU: works\n")
@@ -46,6 +48,7 @@ def test_the_cpu_is_enough() -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.slow
 def test_what_is_asked_for_and_missing_makes_the_exit_code(tmp_path: Path) -> None:
     for empty in ("nnabla_ext/cuda/libnnabla_cuda-116_8.so", "nvidia/__init__.py", "mpi4py/__init__.py"):
         (tmp_path / empty).parent.mkdir(parents=True, exist_ok=True)
@@ -63,6 +66,16 @@ def test_what_is_asked_for_and_missing_makes_the_exit_code(tmp_path: Path) -> No
     assert process.returncode == 1
 
 
+@pytest.mark.parametrize(("asked", "code"), [((), 0), (("--mpi",), 1), (("--gpu", "--mpi"), 1)])
+def test_all_that_is_asked_for_has_to_work(
+    asked: Sequence[str], code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [Finding(Area.CPU, Status.WORKS, "nnabla"), Finding(Area.MPI, Status.MISSING, "mpi4py")]
+    monkeypatch.setattr(program, "examine", lambda **_: found)
+    assert program.main(["doctor", *asked]) == code
+
+
+@pytest.mark.slow
 def test_nnabla_and_numpy_do_not_fit(tmp_path: Path) -> None:
     (tmp_path / "nnabla").mkdir()
     (tmp_path / "nnabla" / "__init__.py").write_text("raise ValueError('numpy.dtype size changed, may ...')")
@@ -72,6 +85,7 @@ def test_nnabla_and_numpy_do_not_fit(tmp_path: Path) -> None:
     assert process.returncode == 1
 
 
+@pytest.mark.slow
 def test_whose_fault_it_is(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "from nnabla_adaloss.kernels import CpuKernels\n"

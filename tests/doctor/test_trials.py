@@ -12,7 +12,7 @@ import pytest
 
 from nnabla_adaloss.doctor.findings import Area, Finding, Status
 from nnabla_adaloss.doctor.isolation import Outcome
-from nnabla_adaloss.doctor.trials import blamed, findings_of, try_functions
+from nnabla_adaloss.doctor.trials import TRIALS, Trial, blamed, findings_of, try_function, try_functions
 
 NAMES = ("exp", "tanh", "affine", "mean")
 WORKS = Outcome([])
@@ -70,6 +70,13 @@ def test_the_function_that_fails_is_named_and_the_others_are_tried(
     first, found, *others = errors_of(time_limit=10.0)
     assert found.startswith(error)
     assert {first, *others} == {""}
+
+
+def test_nan_is_no_right_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Trial(lambda n, x: n.F.log(-n.F.exp(x)), [(4, 4)], lambda x: x)
+    monkeypatch.setitem(TRIALS, "nan", trial)
+    with pytest.raises(ArithmeticError, match="its output differs by nan"):
+        try_function("cpu", "float", "nan")
 
 
 @pytest.mark.slow

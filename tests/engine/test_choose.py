@@ -209,6 +209,19 @@ def test_scaled_copies_of_weights_stay_in_range_and_what_follows_goes_down_with_
     assert found.reasons["inner/affine"] == Reason.WEIGHT_RANGE
 
 
+def test_a_weight_that_lowers_a_shortcut_lowers_what_came_before_it_too() -> None:
+    stem = F.tanh(affine(nn.Variable((4, 3)), "stem"))
+    first = F.tanh(affine(stem, "first in"))
+    between = stem + affine(first, "first out")
+    second = F.tanh(affine(between, "second in"))
+    joined = between + affine(second, "second out")
+    last = affine(F.tanh(joined), "last")
+    graph = Graph(F.mean(last))
+    room = {last: 2.0**20, joined: 2.0**20, second: 2.0**22, first: 2.0**10}
+    graph.choose(room, weight_room={"second out/affine": 4.0, "first in/affine": 1.0})
+    assert graph.of(joined, second, first, stem) == [2.0**10, 2.0**12, 2.0**10, 2.0**10]
+
+
 # A given S0.
 
 

@@ -58,6 +58,19 @@ def test_applies_the_scale_of_the_core(seed: int, size: float, method: str, use_
         np.testing.assert_array_equal(bits(a), bits(b))
 
 
+def test_two_backwards_after_one_forward_have_the_same_scale() -> None:
+    tracker = ScaleTracker(AdaLossConfig(u_min=1.0, use_bound=False), scale=1.0)
+    x, w = normal(4, 5), variable(0.1 * normal(5, 6).d)
+    _, loss = one_layer(tracker, x, w, 0.01 * normal(4, 6).d)
+    loss.forward()
+    found = []
+    for _ in range(2):
+        gradients((x, w), loss.backward)
+        found.append(dict(tracker.layer_scales))
+    assert found[0] == found[1]
+    assert found[0]["Affine"] > 1.0
+
+
 def test_the_weight_gradient_carries_s_and_the_input_gradient_s_times_alpha() -> None:
     config = AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=16.0)
     tracker = ScaleTracker(config, scale=2.0)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import LossScaleWarning
-from nnabla_adaloss.graph.float_tail import FloatTail, TailReader, float_tail, is_computed
+from nnabla_adaloss.graph.float_tail import FloatTail, TailReader, constants, float_tail, is_computed
 from nnabla_adaloss.graph.reading import GraphReading, read_graph
 from tests.engine.nets import HALF
 from tests.tampering import Tampering
@@ -187,3 +187,8 @@ def test_a_graph_with_nothing_to_move_does_not_use_up_the_report(caplog: pytest.
             reader.before_backward()
             plain, loss = reader, graph(lambda h: F.mean(h) * 1e-8)
     assert len(caplog.records) == 1
+
+
+def test_the_constant_of_a_mean_is_that_of_the_axes_it_is_taken_over() -> None:
+    y = F.mean(nn.Variable((4, 10), need_grad=True), axis=1)
+    assert constants(read_graph(y).described, 0) == [0.1]

@@ -138,3 +138,17 @@ def test_where_branches_meet_a_gradient_may_be_larger_than_those_that_arrive() -
     reading = read_graph(loss)
     structure = GraphStructure(reading.description({}), OPTIONS, [])
     assert reading.keys.index(hash(h)) in structure.largest_gradients
+
+
+def test_what_can_be_largest_goes_by_the_batch() -> None:
+    bias = nn.parameter.get_parameter_or_create("b", (1, 5), need_grad=True)
+
+    def structure(batch: int) -> GraphStructure:
+        h = F.tanh(PF.affine(nn.Variable((batch, 3)), 5, name="a"))
+        return GraphStructure(described(F.mean(F.sigmoid(h + F.tanh(bias)))), OPTIONS, [])
+
+    one, four = structure(1), structure(4)
+    before = one.largest_gradients
+    found = one.of_alike(four.described)
+    assert found is not None
+    assert found.largest_gradients == four.largest_gradients != before

@@ -54,6 +54,7 @@ def test_a_layer_at_an_iteration() -> None:
     with pytest.raises(KeyError, match="no layer 'c' was recorded; there are a, b"):
         recording.at("c", 9)
     assert [row.attempt for row in recording.of_layer("a")] == [0, 1]
+    assert recording.by_layer() == {"a": [rows[0], rows[2]], "b": [rows[3]]}
 
 
 def test_lost_batches() -> None:

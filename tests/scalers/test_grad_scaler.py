@@ -711,3 +711,14 @@ def test_a_batch_that_has_underflowed_runs_again_with_scales_of_its_own() -> Non
         for name, g in exact_gradients(deep.loss).items():
             np.testing.assert_allclose(found[name], g, rtol=0.1, atol=0.02 * np.abs(g).max())
         assert deep.iterate()
+
+
+def test_the_scale_is_that_of_the_loss_that_was_last_used() -> None:
+    nn.clear_parameters()
+    x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
+    losses = [F.mean(PF.affine(x, 5, name=name) ** 2) * weight for name, weight in (("a", 1.0), ("b", 1e-5))]
+    solver = solver_of(S.Sgd(0.0))
+    scaler = GradScaler(solver, storage="float16")
+    for loss in (*losses, losses[0]):
+        step(scaler, solver, loss)
+    assert scaler.get_scale() == scaler.get_scale(losses[0]) != scaler.get_scale(losses[1])

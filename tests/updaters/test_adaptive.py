@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, List
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
+import nnabla.solvers as S
 import numpy as np
 import pytest
 
@@ -187,6 +188,17 @@ def test_on_gradients_sees_unscaled_gradients_before_the_update() -> None:
 
     updater_on(train, scale=2.0**14, on_gradients=look).update()
     assert 0.0 < seen[0] < 10.0
+
+
+def test_gradients_are_clipped_before_weight_decay() -> None:
+    nn.clear_parameters()
+    loss = F.mean(PF.affine(data(4, 3), 5, name="a") ** 2)
+    before = snapshot()
+    solver = solver_of(S.Sgd(0.1))
+    options = {"weight_decay": 0.5, "on_gradients": lambda solver: solver.scale_grad(0.0), "storage": "float16"}
+    assert AdaptiveLossScalingUpdater(solver, loss, **options).update().updated
+    for name, value in snapshot().items():
+        np.testing.assert_allclose(value, before[name] * (1.0 - 0.1 * 0.5), rtol=1e-6)
 
 
 def test_average_divides_by_the_number_of_batches() -> None:
