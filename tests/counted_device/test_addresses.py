@@ -110,6 +110,7 @@ def check_gradients(loss: nn.Variable, config: Optional[AdaLossConfig] = None) -
 
 
 @pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.parametrize("method", ["approx_range", "amax_history"])
 @pytest.mark.parametrize("network", sorted(ALL))
 def test_architectures(on_gpu: CountedDevice, network: str, method: str) -> None:
@@ -139,6 +140,7 @@ def test_kernels_of_the_cpu_find_what_is_on_the_device(on_device: CountedDevice)
 
 
 @pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.parametrize("step", sorted(STEPS))
 def test_parts_of_random_graphs(on_gpu: CountedDevice, step: str) -> None:
     def network() -> nn.Variable:
@@ -151,6 +153,7 @@ def test_parts_of_random_graphs(on_gpu: CountedDevice, step: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.parametrize("network", sorted({*ALL} - {"lstm", "spectral_normalization"}))
 def test_architectures_in_half(on_gpu: CountedDevice, network: str) -> None:
     loss = loss_on(on_gpu, ALL[network], "half")

@@ -93,6 +93,7 @@ def sizes_of_weights() -> List[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.parametrize("method", ["amax_history", Four()])
 @pytest.mark.parametrize("type_config", ["float", "half"])
 def test_lenet(on_device: CountedDevice, type_config: str, method: Union[str, Method]) -> None:
@@ -109,6 +110,7 @@ def test_lenet(on_device: CountedDevice, type_config: str, method: Union[str, Me
 
 
 @pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.parametrize("type_config", ["float", "half"])
 def test_batches_that_are_accumulated_wait_once_each(on_device: CountedDevice, type_config: str) -> None:
     _, counts = counted(on_device, lenet, SHAPE, type_config, accum_grad=3)
@@ -117,6 +119,7 @@ def test_batches_that_are_accumulated_wait_once_each(on_device: CountedDevice, t
 
 
 @pytest.mark.slow
+@pytest.mark.gate
 def test_resnet50(on_device: CountedDevice) -> None:
     updater, counts = counted(on_device, narrow_resnet50, (2, 3, 32, 32), "float", measure_every=1)
     assert scaled_layers(updater) > 15
@@ -187,6 +190,7 @@ def test_what_solver_checks_wait_for_is_counted(on_device: CountedDevice) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.gate
 def test_a_planned_pass_of_resnet50(on_device: CountedDevice) -> None:
     updater, counts = counted(on_device, narrow_resnet50, (2, 3, 32, 32), "float", update_per_n_iteration=8)
     assert scaled_layers(updater) > 15

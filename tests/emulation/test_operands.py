@@ -264,6 +264,7 @@ def test_layer_scales_change_no_bit(name: str, stochastic_seed: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.gate
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.integers(0, 2**31),

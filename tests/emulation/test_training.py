@@ -68,6 +68,7 @@ def test_an_update_looks_for_no_module(made: Any, storage: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.parametrize(
     "storage",
     [

@@ -129,6 +129,7 @@ def run_both_ways(network: Network, way: Way, seed: int) -> List[Bits]:
 
 
 @pytest.mark.slow
+@pytest.mark.gate
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(networks_that_clip, ways((-8, 30), st.none()), st.integers(0, 2**31))
 def test_scales_change_no_bit(network: Network, way: Way, seed: int) -> None:
@@ -139,6 +140,7 @@ def test_scales_change_no_bit(network: Network, way: Way, seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.gate
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     networks_that_clip,
@@ -154,6 +156,7 @@ def test_passes_with_hooks_and_without_store_the_same(network: Network, way: Way
 
 
 @pytest.mark.slow
+@pytest.mark.gate
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(networks_that_clip, ways((-8, 30), st.none()), st.integers(0, 2**31), st.sampled_from([None, look]))
 def test_gradients_that_stay_readable_are_unscaled(network: Network, way: Way, seed: int, hook: Any) -> None:

@@ -56,6 +56,7 @@ def test_layer_scales_save_what_half_precision_loses() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.gate
 def test_the_updater_trains() -> None:
     loss = network(HALF, 1e-4)
     solver = S.Momentum(0.1 * 1e4)

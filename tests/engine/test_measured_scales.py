@@ -31,6 +31,7 @@ def in_fp32(method: str, delay: int = 0) -> AdaLossConfig:
 
 
 @pytest.mark.slow
+@pytest.mark.gate
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     networks,

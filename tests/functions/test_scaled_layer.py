@@ -31,6 +31,7 @@ def one_layer(
 
 
 @pytest.mark.slow
+@pytest.mark.gate
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(0, 2**31),

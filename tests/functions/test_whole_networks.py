@@ -128,6 +128,7 @@ def run_both(
 
 
 @pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.parametrize("network", [mlp, residual])
 def test_gradients_are_those_of_the_engine(network: Callable, parameters: Dict[str, nn.Variable]) -> None:
     tracker, engine, found = run_both(network, Layers, parameters)
@@ -142,6 +143,7 @@ def test_gradients_are_those_of_the_engine(network: Callable, parameters: Dict[s
 
 # nnabla's convolution adds to what it finds sample by sample; unscale adds the finished gradient.
 @pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.parametrize(("plain_layers", "accum_grad"), [(Layers, 3), (PlainFanOut, 1)])
 def test_others_differ_by_the_order_of_additions_only(
     plain_layers: Type[Layers], accum_grad: int, parameters: Dict[str, nn.Variable]
@@ -154,6 +156,7 @@ def test_others_differ_by_the_order_of_additions_only(
 
 
 @pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.parametrize("network", [mlp, residual])
 def test_gradients_are_those_of_nnabla(network: Callable, parameters: Dict[str, nn.Variable]) -> None:
     tracker = ScaleTracker(CONFIG)
@@ -172,6 +175,7 @@ def test_the_engine_refuses_a_graph_that_scales_itself(parameters: Dict[str, nn.
 
 
 @pytest.mark.slow
+@pytest.mark.gate
 def test_emulated_storage_leaves_unscaled_gradients_in_fp32(parameters: Dict[str, nn.Variable]) -> None:
     exact = loss_of(residual, Layers(None, parameters))
     leaves = list(parameters.values())

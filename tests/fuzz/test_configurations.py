@@ -18,7 +18,7 @@ from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
 from tests.engine.nets import mlp
 from tests.fuzz.budget import budget
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.gate]
 
 
 def half(g: Any, W: Any, *, config: AdaLossConfig, fan_in: float) -> float:

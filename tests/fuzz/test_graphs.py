@@ -19,7 +19,7 @@ from tests.engine.random_graphs import STEPS, Network
 from tests.fuzz.budget import budget
 from tests.tampering import Tampering
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.gate]
 
 # Infinities, NaN, subnormals of float16 and float32, zero, the edges of float16 and of float32.
 VALUES: Tuple[float, ...] = (

@@ -14,7 +14,7 @@ from hypothesis import given
 from nnabla_adaloss.state import StateFileError, read_state, write_state
 from tests.fuzz.budget import budget
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.gate]
 
 STATE = {
     "scale": 2.0**-24,

@@ -18,7 +18,7 @@ from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
 from tests.engine.nets import layers
 from tests.fuzz.budget import budget
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.gate]
 
 factors = st.integers(-20, 12).map(lambda e: 2.0**e)
 

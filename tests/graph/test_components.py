@@ -191,6 +191,7 @@ def test_names_outlive_the_graph(network: str, by_layer: bool) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.gate
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(networks)
 def test_every_gradient_has_one_component_and_every_component_one_name(network: Network) -> None:

@@ -84,6 +84,7 @@ def test_levels_agree_bit_for_bit(level: str, length: int, kind: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.parametrize("kind", ["normal", "half zeros", "wide"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_the_number_of_threads_changes_no_bit(kind: str, dtype: type) -> None:

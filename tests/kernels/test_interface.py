@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, List, Tuple
 
 import nnabla as nn
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nnabla_adaloss.core.formats import FLOAT8_E4M3, FLOAT16, FLOAT32, FORMATS, Format
+from nnabla_adaloss.core.formats import FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16, FLOAT32, FORMATS, Format
 from nnabla_adaloss.kernels import (
     EXPONENT_BINS,
     GradientsInPlace,

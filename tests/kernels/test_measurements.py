@@ -119,6 +119,7 @@ def test_magnitudes_come_in_the_order_of_the_gradients_also_beyond_one_table(
 
 
 @pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("seed", range(4))
 def test_the_engine_gives_the_same_gradients_with_either_kernels(

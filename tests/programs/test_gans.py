@@ -152,6 +152,7 @@ PROGRAMS: List[Callable[[str], Outcome]] = [gan, gradient_penalty]
 
 
 @pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_learns_what_it_learns_with_nnablas_updater(program: Callable[[str], Outcome]) -> None:
     start()

@@ -36,6 +36,7 @@ def parameter_average(kind: str) -> Outcome:
 
 
 @pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.usefixtures("_short")
 @pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
 @pytest.mark.parametrize(

@@ -171,6 +171,7 @@ def test_a_folder_or_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.gate
 def test_a_flipped_byte_anywhere_is_noticed_or_harmless(path: Path) -> None:
     content = path.read_bytes()
     body = content.index(b"\n") + 1
@@ -466,6 +467,7 @@ def test_a_writer_whose_temporary_file_is_taken_begins_again(
 
 
 @pytest.mark.slow
+@pytest.mark.gate
 def test_writers_at_once_and_killed_ones_do_not_hurt_each_other(tmp_path: Path) -> None:
     path = tmp_path / "state"
     states = [{"writer": writer, "values": [float(writer)] * 2000} for writer in range(4)]

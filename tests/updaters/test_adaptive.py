@@ -195,7 +195,11 @@ def test_gradients_are_clipped_before_weight_decay() -> None:
     loss = F.mean(PF.affine(data(4, 3), 5, name="a") ** 2)
     before = snapshot()
     solver = solver_of(S.Sgd(0.1))
-    options = {"weight_decay": 0.5, "on_gradients": lambda solver: solver.scale_grad(0.0), "storage": "float16"}
+    options = {
+        "weight_decay": 0.5,
+        "on_gradients": lambda solver: solver.scale_grad(0.0),
+        "storage": "float16",
+    }
     assert AdaptiveLossScalingUpdater(solver, loss, **options).update().updated
     for name, value in snapshot().items():
         np.testing.assert_allclose(value, before[name] * (1.0 - 0.1 * 0.5), rtol=1e-6)

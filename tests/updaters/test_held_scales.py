@@ -48,6 +48,7 @@ def trained(iterations: int, **options: Any) -> Tuple[List[UpdateResult], Dict[s
 
 
 @pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from tests.updaters.networks import assert_equal, data, gradients, snapshot, upd
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.gate,
     pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs POSIX timers"),
     # Where Ctrl-C lands in a callback of the garbage collector, Python can only say so.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),

@@ -353,6 +353,7 @@ def replaced(state: Dict[str, Any], path: Tuple[Any, ...], value: Any) -> Dict[s
 
 
 @pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.filterwarnings("ignore:the parameters are not those")
 def test_any_entry_of_a_wrong_type_is_refused_or_harmless() -> None:
     """A state that was edited by hand has no checksum to give it away."""
@@ -371,6 +372,7 @@ def test_any_entry_of_a_wrong_type_is_refused_or_harmless() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
 @pytest.mark.parametrize("delay", [0, 1])
 def test_what_can_be_loaded_can_be_saved_and_loaded_again(tmp_path: Path, delay: int) -> None:
