@@ -43,8 +43,7 @@ class GraphPlan:
         variable_keys: their keys.
         kept_keys: keys of those whose gradients stay even when buffers are cleared.
         leaves: the leaves that get a gradient, by variable key.
-        fixed_leaves: the leaves without, and whether forward writes them, once for each use; and those of the
-            others that forward writes.
+        fixed_leaves: the leaves without, and whether forward writes them; of the others, those it writes.
         watch: notices when the graph is not what it was.
 
     Raises:
@@ -84,7 +83,7 @@ class GraphPlan:
         self.variable_keys = [keys[p] for p in structure.gradients]
         self.kept_keys = {keys[p] for p in structure.kept_gradients}
         self.leaves = {keys[p]: reading.leaves[p] for p in structure.leaves}
-        self.fixed_leaves = [(reading.leaves[p], written) for p, written in structure.fixed]
+        self.fixed_leaves = [(reading.leaves[p], written) for p, written in structure.fixed.items()]
         self.watch = reading.watch
         # A leaf without a name is no parameter: `reset_shape` gives it batches of another size.
         described = structure.described

@@ -7,7 +7,7 @@ import heapq
 import math
 from copy import copy
 from functools import cached_property
-from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 
@@ -73,8 +73,6 @@ class GraphStructure:
         self.roots = self._outputs[-1]
         # Sink keeps the gradients of its inputs even when buffers are cleared.
         self.kept_gradients = {p for node in self.nodes if node.type_name == "Sink" for p in node.inputs}
-        # The leaves without gradient, and whether forward writes them, once for each use; and those of the
-        # others that forward writes.
         self.fixed = self._fixed()
         self.kept_keys = {key for key, _ in described.kept.values()}
 
@@ -281,18 +279,18 @@ class GraphStructure:
             separates=non_homogeneous or (in_section and len(outputs) == 1 and self._sizes[outputs[0]] == 1),
         )
 
-    def _fixed(self) -> List[Tuple[int, bool]]:
-        described, found = self.described, []
-        for index, inputs in enumerate(self._inputs):
-            written: Any = None
-            uses = zip(inputs, self._producers[index], self._needs[index])
+    def _fixed(self) -> Dict[int, bool]:
+        """The leaves without gradient, and whether forward writes them; of the others, those it writes."""
+        described = self.described
+        found: Dict[int, bool] = {}
+        for index, producers in enumerate(self._producers):
+            if None not in producers:
+                continue
+            written = written_inputs(described.type_names[index], described.args[index])
+            uses = zip(self._inputs[index], producers, self._needs[index])
             for number, (position, producer, need) in enumerate(uses):
-                if producer is not None:
-                    continue
-                if written is None:
-                    written = written_inputs(described.type_names[index], described.args[index])
-                if not need or number in written:
-                    found.append((position, number in written))
+                if producer is None and (not need or number in written):
+                    found[position] = found.get(position, False) or number in written
         return found
 
 

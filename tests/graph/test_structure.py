@@ -81,7 +81,7 @@ def test_which_leaves_forward_writes_is_a_matter_of_arguments() -> None:
     found = structure.of_alike(wanted)
     assert found is not None
     assert facts(found) == facts(GraphStructure(wanted, OPTIONS, []))
-    assert [written for _, written in found.fixed] != [written for _, written in structure.fixed]
+    assert [*found.fixed.values()] != [*structure.fixed.values()]
 
 
 def network(*, depth: int = 2, batch: int = 4, activation: Any = F.tanh, frozen: bool = False) -> nn.Variable:
