@@ -130,7 +130,7 @@ class BatchGuard:
     def loss_is_zero(self) -> bool:
         """True when the loss is zero, and was not rounded to zero by the storage."""
         loss = variable_of(self._loss)
-        rounded = None if self._storage is None else self._storage.data_rounding(hash(loss))
+        rounded = None if self._storage is None else self._storage.data.get(hash(loss))
         return not loss.d.any() and not (rounded is not None and rounded.underflowed)
 
     def _fault(self, f: Any, plan: GraphPlan) -> Optional[str]:
@@ -145,7 +145,7 @@ class BatchGuard:
         for v in f.outputs:
             bad = self._nonfinite(v)
             if bad:
-                rounded = None if storage is None else storage.data_rounding(hash(v))
+                rounded = None if storage is None else storage.data.get(hash(v))
                 if storage is None or rounded is None or not rounded.overflowed:
                     return f"computes {bad} infinities or NaNs from finite inputs"
                 stored = storage.data_format(hash(v), v.size)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import FormatEmulation
-from nnabla_adaloss.emulation.rules import fp32_leaves, half_gradients, half_leaves, half_outputs
+from nnabla_adaloss.emulation.rules import half_gradients, half_outputs, leaves_of
 
 Normalization = Callable[..., List[nn.Variable]]
 
@@ -137,15 +137,13 @@ def test_which_leaves_are_read_and_which_gradients_are_written_in_half(
 ) -> None:
     f = made().parent
     leaves = [index for index, v in enumerate(f.inputs) if v.parent is None]
-    assert places(half_leaves(f), f) == half
-    assert places(fp32_leaves(f), f) == [index for index in leaves if index not in half]
+    assert [places(found, f) for found in leaves_of(f)] == [half, [i for i in leaves if i not in half]]
     assert places(half_gradients(f), f) == gradients
 
 
 def test_arithmetic_casts_no_data_to_less_than_16_bits() -> None:
     f = addition().parent
-    assert places(half_leaves(f, casts_data=False), f) == [0]
-    assert places(fp32_leaves(f, casts_data=False), f) == [1]
+    assert [places(found, f) for found in leaves_of(f, casts_data=False)] == [[0], [1]]
 
 
 def test_a_gradient_between_two_functions_is_half_when_one_of_them_is() -> None:
