@@ -82,12 +82,7 @@ class RoundingPlan:
                 in_fp32.update({*map(hash, of_fp32)} - operands)
         # A leaf that is also read in fp32 stays as it is for both.
         self.leaves: Keyed = [(key, v) for key, v in half.items() if key not in in_fp32]
-        self._watch = reading.watch
-
-    @property
-    def is_current(self) -> bool:
-        """True while the graph is what it was: nothing rewired, no `need_grad` changed."""
-        return not self._watch.changed
+        self.reading = reading
 
     def rounding_of(self, f: Any) -> Rounding:
         """What is rounded for `f`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cached_property
+from operator import attrgetter
 from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
@@ -18,6 +19,7 @@ from .reading import GraphReading, read_graph
 from .structure import GraphStructure, PlanOptions
 
 _NAMELESS = 0, None
+_shape = attrgetter("shape")
 
 
 class GraphPlan:
@@ -44,7 +46,7 @@ class GraphPlan:
         kept_keys: keys of those whose gradients stay even when buffers are cleared.
         leaves: the leaves that get a gradient, by variable key.
         fixed_leaves: the leaves without, and whether forward writes them; of the others, those it writes.
-        watch: notices when the graph is not what it was.
+        reading: the graph as it was read; notices when it is not what it was.
 
     Raises:
         ValueError: a pattern of the selection matches no layer.
@@ -60,7 +62,7 @@ class GraphPlan:
         names: Optional[ParameterNames] = None,
     ) -> None:
         reading = read_graph(loss)
-        options = PlanOptions.of(selection, adaptive=adaptive, non_homogeneous=non_homogeneous)
+        options = PlanOptions(selection, adaptive, frozenset(non_homogeneous))
         described = reading.description(completed_names(names, reading))
         kept = [reading.leaves[position] for position in described.kept]
         self._bind(reading, GraphStructure(described, options, kept))
@@ -74,9 +76,8 @@ class GraphPlan:
 
     def _bind(self, reading: GraphReading, structure: GraphStructure) -> None:
         self.structure = structure
-        self.functions, self.keys = reading.functions, reading.keys
-        self.all_variables = variables = reading.variables
-        keys = reading.keys
+        self.functions = reading.functions
+        self.all_variables, self.keys = variables, keys = reading.variables, reading.keys
         self.layers, self.stopped = structure.layers, structure.stopped
         self.roots = [variables[p] for p in structure.roots]
         self.variables = [variables[p] for p in structure.gradients]
@@ -84,16 +85,17 @@ class GraphPlan:
         self.kept_keys = {keys[p] for p in structure.kept_gradients}
         self.leaves = {keys[p]: reading.leaves[p] for p in structure.leaves}
         self.fixed_leaves = [(reading.leaves[p], written) for p, written in structure.fixed.items()]
-        self.watch = reading.watch
+        self.reading = reading
         # A leaf without a name is no parameter: `reset_shape` gives it batches of another size.
         described = structure.described
         data = [p for p in reading.leaves if described.kept.get(p, _NAMELESS)[1] is None]
-        self.watch.watch_shapes([reading.leaves[p] for p in data], [described.shapes[p] for p in data])
+        self._data = [reading.leaves[p] for p in data]
+        self._data_shapes = [described.shapes[p] for p in data]
 
     @property
-    def loss_exits(self) -> int:
-        """In how many places the gradient leaves the section between the loss and the first layers."""
-        return sum(known.loss_exit for known in self.structure.nodes)
+    def reshaped(self) -> bool:
+        """Whether data have another shape than they had."""
+        return list(map(_shape, self._data)) != self._data_shapes
 
     @property
     def recomputes(self) -> bool:
@@ -113,11 +115,8 @@ class GraphPlan:
     @cached_property
     def nodes(self) -> Dict[int, Node]:
         """What is known of each function, by function key, in backward order."""
-        functions, variables, keys = self.function_keys, self.all_variables, self.keys
-        return {
-            functions[known.number]: Node(known, functions[known.number], variables, keys)
-            for known in self.structure.nodes
-        }
+        keyed = ((self.function_keys[known.number], known) for known in self.structure.nodes)
+        return {key: Node(known, key, self.all_variables, self.keys) for key, known in keyed}
 
     @cached_property
     def labels(self) -> Dict[int, str]:

@@ -34,12 +34,7 @@ class PlanOptions(NamedTuple):
 
     selection: LayerSelection
     adaptive: bool  # False: no function between the loss and the first layer may be rescaled
-    non_homogeneous: FrozenSet[str]  # types of functions whose gradient is not linear in the output gradient
-
-    @classmethod
-    def of(cls, selection: LayerSelection, *, adaptive: bool, non_homogeneous: Sequence[str]) -> PlanOptions:
-        """Options with further functions that are not homogeneous, beyond nnabla's own."""
-        return cls(selection, adaptive, NON_HOMOGENEOUS | frozenset(non_homogeneous))
+    non_homogeneous: FrozenSet[str]  # beyond nnabla's own: types whose gradient is not linear in the output's
 
 
 class GraphStructure:
@@ -258,7 +253,8 @@ class GraphStructure:
             else:
                 inputs[position] = producer
         outputs = tuple(self._outputs[index])
-        non_homogeneous, in_section = type_name in self.options.non_homogeneous, index in section
+        non_homogeneous = type_name in NON_HOMOGENEOUS or type_name in self.options.non_homogeneous
+        in_section = index in section
         layers = tuple([s for s in slots if self.options.selection.selects(label, s.layer)]) if slots else ()
         return NodeStructure(
             number=index,

@@ -19,7 +19,7 @@ from nnabla_adaloss.graph.reading import GraphDescription, read_graph
 from nnabla_adaloss.graph.structure import GraphStructure, PlanOptions
 from tests.engine.random_graphs import WIDTH, build, seeds
 
-OPTIONS = PlanOptions.of(LayerSelection(), adaptive=True, non_homogeneous=())
+OPTIONS = PlanOptions(LayerSelection(), True, frozenset())
 # Those that take batches of any size.
 ANY_BATCH = ["affine", "shared", "tied", "tanh", "relu", "add", "multiply", "prelu", "batch_normalization"]
 
