@@ -8,7 +8,7 @@ from typing import Any, FrozenSet, List, Sequence, Tuple
 import nnabla as nn
 
 from ..graph.function_kinds import OWN_REFERENCES
-from ..graph.matrix_products import is_scalable
+from ..graph.matrix_products import SCALABLE
 
 # cudnn:half computes these in float: what they write stays fp32 until a half function reads it.
 _REDUCTIONS: FrozenSet[str] = frozenset({"Softmax", "LogSoftmax", "SoftmaxCrossEntropy", "CumSum", "CumProd"})
@@ -56,7 +56,7 @@ def leaves_of(f: Any, *, casts_data: bool = True) -> Tuple[List[nn.Variable], Li
     # Functions with references of their own read weights through them: no swap reaches these.
     if type_name not in KEEPS_FP32 and type_name not in OWN_REFERENCES:
         # Other leaves without a gradient may be labels or indices, which a half GPU keeps as they are.
-        casts = is_scalable(type_name) or (casts_data and type_name in _ARITHMETIC)
+        casts = type_name in SCALABLE or (casts_data and type_name in _ARITHMETIC)
         read = _parameters_in_half(type_name, inputs)
         half = [v for v in read if v.parent is None and (v.need_grad or casts)]
     keys = set(map(hash, half))

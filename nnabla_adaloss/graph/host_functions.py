@@ -15,8 +15,6 @@ from .reading import GraphDescription
 # makes itself.
 _MOVES_NOTHING: FrozenSet[str] = frozenset({"Constant", "FusedConvolution", "Shape", "Sink", "Unlink"})
 
-_BYTES_OF_HALF, _BYTES_OF_FLOAT = 2, 4
-
 
 class HostFunction(NamedTuple):
     """A function that runs on the host, in a network on a GPU."""
@@ -61,12 +59,8 @@ def host_functions(
         for position in written[index]:
             if position not in stays:
                 elements += math.prod(described.shapes[position]) * (2 if described.need_grads[index] else 1)
-        moved = elements * _element_bytes(contexts[index].backend)
+        # Those of the host's implementation, the first that the context has.
+        first = next((name for name in contexts[index].backend if name.startswith("cpu")), "")
+        moved = elements * (2 if first.endswith(":half") else 4)
         found.append(HostFunction(names[index], described.type_names[index], moved))
     return found
-
-
-def _element_bytes(backends: Sequence[str]) -> int:
-    """Of the host's implementation, the first that the context has."""
-    first = next((name for name in backends if name.startswith("cpu")), "")
-    return _BYTES_OF_HALF if first.endswith(":half") else _BYTES_OF_FLOAT

@@ -72,18 +72,16 @@ def variable_of(loss: LossLike) -> nn.Variable:
         variable = loss.variable
     else:
         raise TypeError(f"loss must be an nnabla.Variable or a wrapper of one, got {type(loss).__name__}")
-    if variable.parent is None or not (variable.need_grad or _has_a_leaf_that_needs_a_gradient(variable)):
+    # nnabla finds out in the next forward what a leaf that needs a gradient means for a rewired graph.
+    if variable.parent is None or not (
+        variable.need_grad
+        or any(v.need_grad and v.parent is None for read in visited(variable)[1] for v in read)
+    ):
         raise ValueError(
             "loss needs no gradient: it is not computed from any variable with need_grad=True; "
             "pass the output of the network's loss function"
         )
     return variable
-
-
-def _has_a_leaf_that_needs_a_gradient(loss: nn.Variable) -> bool:
-    # nnabla finds out in the next forward what this means for a graph that was rewired.
-    _, inputs, _ = visited(loss)
-    return any(v.need_grad and v.parent is None for read in inputs for v in read)
 
 
 def refuse_a_loss_that_scales_itself(described: GraphDescription) -> None:

@@ -12,7 +12,7 @@ import nnabla as nn
 
 from ..core.layer_selection import LayerSelection
 from .host_functions import HostFunction, host_functions
-from .matrix_products import is_matrix_product, is_scalable
+from .matrix_products import SCALABLE, is_matrix_product
 from .names import ParameterNames, registered_names
 from .node import Node
 from .reading import GraphReading, read_graph
@@ -169,7 +169,7 @@ def _row(node: Node, *, fan_out: bool) -> Tuple[str, str, str, str, str]:
         role = "scaled"
     elif node.loss_section:
         role = "passed through (loss)"
-    elif is_matrix_product(node.type_name) and not is_scalable(node.type_name):
+    elif is_matrix_product(node.type_name) and node.type_name not in SCALABLE:
         role = "passed through (no scale of its own)"
     else:
         role = "passed through"

@@ -68,7 +68,6 @@ class GraphStructure:
         self.roots = self._outputs[-1]
         # Sink keeps the gradients of its inputs even when buffers are cleared.
         self.kept_gradients = {p for node in self.nodes if node.type_name == "Sink" for p in node.inputs}
-        self.fixed = self._fixed()
         self.kept_keys = {key for key, _ in described.kept.values()}
 
     def of_alike(self, described: GraphDescription) -> Optional[GraphStructure]:
@@ -93,7 +92,6 @@ class GraphStructure:
         for name, value in vars(GraphStructure).items():
             if isinstance(value, cached_property):
                 vars(found).pop(name, None)
-        found.fixed = found._fixed()
         return found
 
     def _reshaped(self, node: NodeStructure) -> NodeStructure:
@@ -275,7 +273,8 @@ class GraphStructure:
             separates=non_homogeneous or (in_section and len(outputs) == 1 and self._sizes[outputs[0]] == 1),
         )
 
-    def _fixed(self) -> Dict[int, bool]:
+    @cached_property
+    def fixed(self) -> Dict[int, bool]:
         """The leaves without gradient, and whether forward writes them; of the others, those it writes."""
         described = self.described
         found: Dict[int, bool] = {}

@@ -3,17 +3,10 @@
 
 from __future__ import annotations
 
-import faulthandler
-import inspect
-import itertools
-import multiprocessing
-import os
-import re
 from functools import partial
-from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Optional, Set, Tuple
 
 import nnabla as nn
-import nnabla.function_bases as function_bases
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import numpy as np
@@ -61,8 +54,12 @@ def min_max_quantized(**options: Any) -> nn.Variable:
 
 
 def binary(function: Callable[..., Any], count: int) -> nn.Variable:
-    x, w = variable(2, 3), variable(3, 4)
-    return function(x, w, *(variable(*shape) for shape in [(3, 4), (4, 1)][:count]))
+    return function(variable(2, 3), *(variable(*shape) for shape in [(3, 4), (3, 4), (4, 1)][: 1 + count]))
+
+
+def binary_convolution(function: Callable[..., Any], count: int) -> nn.Variable:
+    shapes = [(3, 3, 3, 3), (3, 3, 3, 3), (3,)]
+    return function(variable(*IMAGES), *(variable(*shape) for shape in shapes[: 1 + count]))
 
 
 CASES: Dict[str, Tuple[Callable[[], nn.Variable], Set[int]]] = {
@@ -88,6 +85,8 @@ CASES: Dict[str, Tuple[Callable[[], nn.Variable], Set[int]]] = {
     "spectral norm": (lambda: F.spectral_norm(variable(4, 3), variable(4)), {1}),
     "binary connect": (partial(binary, F.binary_connect_affine, 1), {2}),
     "binary weight": (partial(binary, F.binary_weight_affine, 2), {2, 3}),
+    "binary connect convolution": (partial(binary_convolution, F.binary_connect_convolution, 1), {2}),
+    "binary weight convolution": (partial(binary_convolution, F.binary_weight_convolution, 2), {2, 3}),
     "quantize linear": (lambda: F.quantize_linear(variable(2, 3), variable(1, 1), variable(1, 1)), {2}),
     "lstm": (
         lambda: F.lstm(variable(2, 3, 4), variable(1, 1, 3, 5), variable(1, 1, 3, 5), variable(1, 4, 5, 9))[
@@ -108,8 +107,15 @@ def test_what_forward_writes_is_known(name: str) -> None:
     assert changed(y) == written == known(y)
 
 
-def test_weights_that_are_fixed_while_training_are_written() -> None:
-    y = PF.inq_affine(variable(2, 3), 4, inq_iterations=(1, 2))
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PF.inq_affine(variable(2, 3), 4, inq_iterations=(1, 2)),
+        lambda: PF.inq_convolution(variable(*IMAGES), 4, (3, 3), inq_iterations=(1, 2)),
+    ],
+)
+def test_weights_that_are_fixed_while_training_are_written(make: Callable[[], nn.Variable]) -> None:
+    y = make()
     # They are put back to what they were when they were fixed.
     y.forward()
     y.forward()
@@ -136,78 +142,8 @@ def test_what_hands_the_memory_of_its_input_on_is_known(make: Any, handed: bool)
     assert handed == (f.inplace_data(0) == 1)
 
 
-# Every function of nnabla, with inputs of shapes that it takes.
-
-SHAPES = [IMAGES, (2, 3), (3,), CHANNELS, (4, 4), (1,), (2, 3, 4), (3, 3, 3, 3)]
-COMBINATIONS = 100
-
-
-def function_names() -> List[str]:
-    functions = inspect.getmembers(function_bases, inspect.isfunction)
-    return [name for name, f in functions if "n_outputs" in inspect.signature(f).parameters]
-
-
-def inputs_of(name: str) -> Tuple[List[str], List[str]]:
-    """Names of the inputs that a function needs, and of those that it may have."""
-    function = getattr(function_bases, name)
-    documented = (function.__doc__ or "").partition("Args:")[2]
-    needed: List[str] = []
-    optional: List[str] = []
-    for parameter in inspect.signature(function).parameters.values():
-        kind = re.search(rf"\b{parameter.name}\(~?([^)]*)\)", documented)
-        if kind is None or "Variable" not in kind.group(1):
-            continue
-        (needed if parameter.default is inspect.Parameter.empty else optional).append(parameter.name)
-    return needed, [n for n in optional if n != "outputs"]
-
-
-def unknown_of(name: str) -> Optional[Set[int]]:
-    """The inputs that a function writes although that is not known of it; None when it could not be run."""
-    needed, optional = inputs_of(name)
-    for inputs in ([*needed, *optional], needed):
-        for shapes in itertools.islice(itertools.product(SHAPES, repeat=len(inputs)), COMBINATIONS):
-            try:
-                given = dict(zip(inputs, [variable(*shape) for shape in shapes]))
-                outputs = getattr(function_bases, name)(**given)
-                y = outputs if isinstance(outputs, nn.Variable) else outputs[0]
-                found = changed(y)
-            except Exception:  # of whatever kind: these shapes do not fit
-                continue
-            return found - known(y)
-    return None
-
-
-def try_all(names: Sequence[str], results: Any) -> None:
-    faulthandler.disable()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    for name in names:
-        results.send((name, None))
-        results.send((name, unknown_of(name)))
-
-
-def run_all(names: Sequence[str]) -> Dict[str, Optional[Set[int]]]:
-    """`unknown_of` each, in a process that may crash: a few functions do on shapes that do not fit."""
-    found: Dict[str, Optional[Set[int]]] = {}
-    fork = multiprocessing.get_context("fork")
-    while len(found) < len(names):
-        receiver, sender = fork.Pipe(duplex=False)
-        process = fork.Process(target=try_all, args=([n for n in names if n not in found], sender))
-        process.start()
-        sender.close()
-        try:
-            while True:
-                name, unknown = receiver.recv()
-                found[name] = unknown
-        except EOFError:
-            process.join()
-    return found
-
-
-@pytest.mark.slow
-def test_no_other_function_writes_an_input() -> None:
-    found = run_all(function_names())
-    assert {name: unknown for name, unknown in found.items() if unknown} == {}
-    assert sum(unknown is not None for unknown in found.values()) > 160
+def test_what_needs_several_ranks_writes_as_on_one() -> None:
+    assert written_inputs("SyncBatchNormalization", {"batch_stat": True}) == {3, 4}
 
 
 def test_a_float_context_has_each_backend_once() -> None:
@@ -243,55 +179,19 @@ def test_parameters_are_left_out() -> None:
     assert list(types(reading, memory_uses(reading.description({})).leaves)) == [x, w]
 
 
-def after(y: nn.Variable) -> nn.Variable:
-    return F.sin(y) * F.exp(cut(y))
-
-
-def before(y: nn.Variable) -> nn.Variable:
-    return F.exp(cut(y)) * F.sin(y)
-
-
-def both(y: nn.Variable) -> nn.Variable:
-    return before(y) + F.cos(cut(y))
-
-
-def in_one_function(y: nn.Variable) -> nn.Variable:
-    return y - cut(y)
-
-
-def reshaped_before(y: nn.Variable) -> nn.Variable:
-    return F.reshape(cut(y), (6,)) * F.reshape(y, (6,))
-
-
-def copied_before(y: nn.Variable) -> nn.Variable:
-    return F.reshape(cut(y), (6,), inplace=False) * F.reshape(y, (6,))
-
-
-def of_a_reshaped_one(y: nn.Variable) -> nn.Variable:
-    flat = F.reshape(y, (6,))
-    return F.sin(flat) * cut(flat)
-
-
-def before_it_is_reshaped(y: nn.Variable) -> nn.Variable:
-    return F.mean(F.sin(y)) + F.mean(F.exp(cut(y))) + F.mean(F.cos(F.reshape(y, (6,))))
-
-
-def read_before_and_unlinked(y: nn.Variable) -> nn.Variable:
-    return F.exp(F.unlink(cut(y))) * y
-
-
 @pytest.mark.parametrize(
     ("build", "first"),
     [
-        (after, None),
-        (before, "Exp"),
-        (both, "Exp"),
-        (in_one_function, None),
-        (reshaped_before, None),
-        (copied_before, "Reshape"),
-        (of_a_reshaped_one, None),
-        (before_it_is_reshaped, None),
-        (read_before_and_unlinked, "Exp"),
+        (lambda y: F.sin(y) * F.exp(cut(y)), None),
+        (lambda y: F.exp(cut(y)) * F.sin(y), "Exp"),
+        (lambda y: F.exp(cut(y)) * F.sin(y) + F.cos(cut(y)), "Exp"),
+        (lambda y: y - cut(y), None),
+        # Reshaped in place, it is neither read nor written.
+        (lambda y: F.reshape(cut(y), (6,)) * F.reshape(y, (6,)), None),
+        (lambda y: F.reshape(cut(y), (6,), inplace=False) * F.reshape(y, (6,)), "Reshape"),
+        (lambda y: (lambda flat: F.sin(flat) * cut(flat))(F.reshape(y, (6,))), None),
+        (lambda y: F.mean(F.sin(y)) + F.mean(F.exp(cut(y))) + F.mean(F.cos(F.reshape(y, (6,)))), None),
+        (lambda y: F.exp(F.unlink(cut(y))) * y, "Exp"),
     ],
 )
 def test_what_is_read_cut_off_from_the_graph_is_told_by_the_order(

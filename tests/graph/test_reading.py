@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 
 from nnabla_adaloss.graph.names import registered_names
 from nnabla_adaloss.graph.plan import GraphPlan
-from nnabla_adaloss.graph.reading import GraphDescription, GraphWatch, read_graph, visited
+from nnabla_adaloss.graph.reading import GraphDescription, read_graph, visited
 from tests.engine.random_graphs import Network, build, chosen_steps, networks, seeds
 
 
@@ -131,32 +131,29 @@ def test_a_graph_is_described_before_forward_as_after_it() -> None:
     assert all(described == found[0] for described in found)
 
 
-# Changes that are noticed, and those that are none.
-
-
 def test_what_is_noticed_and_what_is_not() -> None:
     x = nn.Variable.from_numpy_array(np.ones((2, 3), np.float32), need_grad=True)
     h = F.tanh(x)
     y = F.sum(h)
-    watch = GraphWatch([x, h, y], [h])
+    reading = read_graph(y)
     y.forward(clear_no_need_grad=True)
     y.backward(clear_buffer=True)
     x.d = 2.0
     x.grad.zero()
-    assert not watch.changed
-    for v in (x, h):
+    assert reading.is_current
+    for v in reading.variables[:2]:
         v.need_grad = False
-        assert watch.changed
-        assert not watch.rewired
+        assert not reading.is_current
+        assert not reading.rewired
         v.need_grad = True
-        assert not watch.changed
+        assert reading.is_current
     h.recompute = True
-    assert watch.changed
+    assert not reading.is_current
     h.recompute = False
-    assert not watch.changed
+    assert reading.is_current
     h.rewire_on(F.sigmoid(x))
-    assert watch.rewired
-    assert watch.changed
+    assert reading.rewired
+    assert not reading.is_current
 
 
 def test_a_function_that_needs_a_gradient_since_the_last_forward() -> None:
@@ -165,21 +162,20 @@ def test_a_function_that_needs_a_gradient_since_the_last_forward() -> None:
     h = F.tanh(x)
     h.need_grad = True
     x.need_grad = True
-    watch = GraphWatch([x, h], [h], [h.parent])
+    reading = read_graph(h)
     h.forward()
-    assert watch.changed
-    assert not watch.rewired
+    assert reading.marked_otherwise
+    assert not reading.rewired
 
 
-def test_another_shape_is_noticed_where_shapes_are_watched() -> None:
-    x, other = nn.Variable((2, 3), need_grad=True), nn.Variable((2,))
-    watch = GraphWatch([x, other])
-    watch.watch_shapes([x], [(2, 3)])
-    other.reset_shape((5,), force=True)
-    assert not watch.reshaped
+def test_another_shape_is_noticed_of_data_alone() -> None:
+    x, w = nn.Variable((2, 3)), nn.Variable((1, 3), need_grad=True)
+    plan = GraphPlan(F.sum(x * w), names={hash(w): "w"})
+    w.reset_shape((1, 5), force=True)
+    assert not plan.reshaped
     x.reset_shape((4, 3), force=True)
-    assert watch.reshaped
-    assert not watch.changed
+    assert plan.reshaped
+    assert plan.reading.is_current
 
 
 # Functions are visited as nnabla visits them, and nothing of them is kept.
