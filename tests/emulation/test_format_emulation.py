@@ -282,15 +282,6 @@ def test_unknown_formats_wrong_losses_and_half_contexts_are_refused() -> None:
         FormatEmulation(variable).backward(1.0, grad=np.ones(3))
 
 
-def test_float64_inputs_are_used_and_kept() -> None:
-    x, _, variable = network()
-    x.d = np.linspace(0.0, 1.0, x.size).reshape(x.shape)
-    before = x.d.copy()
-    loss = FormatEmulation(variable)
-    loss.forward()
-    np.testing.assert_array_equal(x.d, before)
-
-
 @pytest.mark.parametrize("wrap", [lambda loss: loss, AdaptiveLossScaling])
 def test_a_scale_is_checked_however_much_it_is_like_the_one_before(wrap: Any) -> None:
     x = nn.Variable.from_numpy_array(np.ones((2, 3), np.float32))

@@ -38,8 +38,8 @@ def shared_memory(leaves: List[nn.Variable], outputs: List[nn.Variable]) -> Shar
 
 
 @pytest.mark.parametrize("share", WAYS)
-@pytest.mark.parametrize("looked", [0, 1, 3])
-@pytest.mark.parametrize("references", [0, 1, 20])
+@pytest.mark.parametrize("looked", [0, 2])
+@pytest.mark.parametrize("references", [0, 20])
 def test_a_leaf_is_found_as_soon_as_it_shares_memory(share: Share, looked: int, references: int) -> None:
     x, *outputs = chain(4)
     other = nn.Variable((2, 3))
@@ -108,16 +108,11 @@ class Counted:
     asked = 0
 
     def __init__(self, variable: nn.Variable) -> None:
-        self.variable = variable
+        self._variable = variable
 
-    @property
-    def get_number_of_references(self) -> int:
+    def __getattr__(self, name: str) -> Any:
         Counted.asked += 1
-        return self.variable.get_number_of_references
-
-    def get_unlinked_variable(self) -> nn.Variable:
-        Counted.asked += 1
-        return self.variable.get_unlinked_variable()
+        return getattr(self._variable, name)
 
 
 def asked(functions: int, arrange: Callable[[List[Any], List[Any]], Any], looks: int) -> int:
@@ -146,7 +141,7 @@ ARRANGEMENTS = [
 ]
 
 
-@pytest.mark.parametrize("looks", [1, 2, 5])
+@pytest.mark.parametrize("looks", [1, 5])
 @pytest.mark.parametrize("arrange", ARRANGEMENTS)
 def test_what_a_look_asks_for_grows_with_the_graph(arrange: Any, looks: int) -> None:
     few, many = (asked(functions, arrange, looks) for functions in (20, 200))
