@@ -9,9 +9,7 @@ from .node import NodeStructure
 
 
 class Edge(NamedTuple):
-    """A way from one component to another: through a layer, or a function that may change the scale. It holds
-    nothing that depends on shapes.
-    """
+    """A way from one component to another, whatever the shapes: a layer, or what may change the scale."""
 
     before: int
     after: int

@@ -94,9 +94,7 @@ def refuse_a_loss_that_scales_itself(described: GraphDescription) -> None:
 
 
 def refuse_a_second_division(loss: Any) -> None:
-    """Raise TypeError if the loop of nnabla's `DynamicLossScalingUpdater` runs `loss`, whose gradients come
-    out unscaled. It gives a scale as any other loop does, so that only the loop itself tells.
-    """
+    """Raise TypeError if the loop of nnabla's `DynamicLossScalingUpdater` runs `loss`, which unscales."""
     frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _DIVIDING_LOOP and frame.f_locals["self"].loss is loss:
@@ -129,9 +127,7 @@ def check_seed(loss: nn.Variable, grad: Optional[Seed]) -> None:
 
 
 class LossSeed:
-    """Makes the gradient that backward of one loss starts from, where the loss is. On a GPU, one that is made
-    on the host is waited for.
-    """
+    """Makes the gradient that backward starts from, on the device: the GPU would wait for one of the host."""
 
     def __init__(self, loss: nn.Variable) -> None:
         self._loss = loss
@@ -179,10 +175,8 @@ def run_backward(
 
 
 class HookGuard:
-    """Runs hooks until one raises, keeps its exception as `error`, and calls `on_error` at once.
-
-    nnabla does not stop when a Python hook raises: the remaining functions run, and the caller gets a
-    SystemError that hides the cause.
+    """Runs hooks until one raises, keeps its exception as `error`, and calls `on_error` at once: nnabla runs
+    the remaining functions all the same, and raises a SystemError that hides the cause.
     """
 
     def __init__(self, on_error: Optional[Callable[[], None]] = None) -> None:

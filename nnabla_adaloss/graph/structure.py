@@ -71,10 +71,8 @@ class GraphStructure:
         self.kept_keys = {key for key, _ in described.kept.values()}
 
     def of_alike(self, described: GraphDescription) -> Optional[GraphStructure]:
-        """The structure of a graph that is wired as this one; None of one that is not.
-
-        Such graphs differ in shapes, and the arguments that go with them, only, as sentences of other lengths
-        do. Little has to be found out for them, and the schedule of one serves the others.
+        """The structure of a graph that differs in shapes and their arguments alone, as sentences of other
+        lengths do; None of one that is wired otherwise.
         """
         # Compared in full: a hash alone could take one graph for another.
         if described == self.described:
@@ -220,11 +218,7 @@ class GraphStructure:
         return found
 
     def _loss_section(self) -> Set[int]:
-        """The functions between the loss and the first layers, which multiply by a weight.
-
-        Without any layer it is no section that leads somewhere: only what handles scalars at the loss belongs
-        to it.
-        """
+        """The functions between loss and first layers; where there is no layer, those of single elements."""
         section: Set[int] = set()
         behind: Set[int] = set()
         layers = False

@@ -29,9 +29,7 @@ class ForwardFault(NamedTuple):
 
 
 class BatchGuard:
-    """Undoes single batches, and answers a training loop's questions about the present one. Per window
-    `begin`, then per batch `begin_batch`, forward, `state.note_changes` and backward.
-    """
+    """Undoes batches; per window `begin`; per batch `begin_batch`, forward, `note_changes` and backward."""
 
     def __init__(
         self,
@@ -42,10 +40,7 @@ class BatchGuard:
         state: Optional[ForwardState] = None,
     ) -> None:
         self.state = ForwardState(kernels) if state is None else state
-        self._loss = loss
-        self._plan = plan
-        self._kernels = kernels
-        self._storage = storage
+        self._loss, self._plan, self._kernels, self._storage = loss, plan, kernels, storage
         # Whether the batch is the first of the window, and if not, the state when it began.
         self._first = True
         self._start: Moment = {}
@@ -69,9 +64,7 @@ class BatchGuard:
         self._gradients[True].restore()
 
     def begin_batch(self, *, first: bool, repeat: bool = True) -> None:
-        """Before forward, save what one batch is going to change, unless the window has saved it; with its
-        leaf gradients where it may be repeated.
-        """
+        """Before forward, save what a batch will change; with its leaf gradients where it may be repeated."""
         self.state.save(self._plan())
         self._first, self._saves_gradients = first, repeat
         # What forward writes is saved already for the first batch of a window.

@@ -21,9 +21,7 @@ _START: Mapping[DataSnapshot, DataSnapshot] = MappingProxyType({})
 
 
 class ForwardState:
-    """Leaves that forward writes, but for inputs that a data feeder fills. It outlives graphs: what is known
-    of a parameter is kept when a network is built again.
-    """
+    """Leaves that forward writes, but for data of a feeder. What is known of parameters outlives graphs."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
@@ -33,7 +31,7 @@ class ForwardState:
         self._present: List[DataSnapshot] = []
         self._saved: List[DataSnapshot] = []
         # Of this plan: what may share memory with outputs, and the snapshot of what was carried last.
-        self._shared = SharedMemory([], [], [], [])
+        self._shared = SharedMemory([], [])
         self._carried = DataSnapshot(kernels, [])
         self._examined: Set[int] = set()
         self.written: List[nn.Variable] = []
@@ -85,9 +83,7 @@ class ForwardState:
         self._candidates, self._before = [], []
 
     def restore(self, moment: Mapping[DataSnapshot, DataSnapshot] = _START) -> None:
-        """Restore the state of a moment; by default, that before the first forward of the window. What was
-        first met after that moment gets the value with which it was met.
-        """
+        """Restore the state of a moment, by default that before the window; what was met later, as it was."""
         # After a forward that was interrupted, it is not known what all of it writes.
         for leaf, before in list(self._changed()):
             put_back(leaf.data, before)
@@ -122,10 +118,8 @@ class ForwardState:
     def _find(self, plan: GraphPlan) -> None:
         variables, uses = plan.all_variables, plan.structure.memory_uses
         self._shared = SharedMemory(
-            [variables[p] for p in uses.leaves],
-            list(uses.leaves.values()),
-            [variables[p] for p in uses.outputs],
-            list(uses.outputs.values()),
+            [(variables[p], index) for p, index in uses.leaves.items()],
+            [(variables[p], index) for p, index in uses.outputs.items()],
         )
         # nnabla may free these before the functions that read them cut off have run.
         for position in uses.cut_off:

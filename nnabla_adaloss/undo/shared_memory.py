@@ -16,18 +16,13 @@ Use = Tuple[nn.Variable, int]
 
 
 class SharedMemory:
-    """Finds leaves that share memory with an output of the same graph, as after `h0.data = h.data`. `reads`
-    and `writes` are the functions that first read each leaf, and that write each output.
+    """Finds leaves that share memory with an output of the same graph, as after `h0.data = h.data`, by the
+    functions that first read each leaf and that write each output.
     """
 
-    def __init__(
-        self,
-        leaves: Sequence[nn.Variable],
-        reads: Sequence[int],
-        outputs: Sequence[nn.Variable],
-        writes: Sequence[int],
-    ) -> None:
-        self._leaves, self._reads, self._outputs, self._writes = leaves, reads, outputs, writes
+    def __init__(self, reads: Sequence[Use], writes: Sequence[Use]) -> None:
+        self._reads, self._writes = reads, writes
+        self._leaves, self._outputs = ([v for v, _ in uses] for uses in (reads, writes))
         self._marks: List[nn.Variable] = []
 
     def find(self) -> Tuple[List[nn.Variable], List[nn.Variable]]:
@@ -37,7 +32,7 @@ class SharedMemory:
         # nnabla does not tell addresses without allocating memory, but it counts the Python Variables that
         # refer to a memory. All that share it have the same count, and a mark, which is one Variable more,
         # raises it.
-        # Of a large graph no count is in a cache: each is asked for once.
+        # Each is asked for once: of a large graph none is in a cache.
         of_leaves, of_outputs = (list(map(_references, some)) for some in (self._leaves, self._outputs))
         common = set(of_leaves)
         if common.isdisjoint(of_outputs):
@@ -51,8 +46,7 @@ class SharedMemory:
             self._marks += marks
             return [], []
         del marks
-        reads = list(compress(zip(self._leaves, self._reads), suspected))
-        writes = list(compress(zip(self._outputs, self._writes), raised))
+        reads, writes = list(compress(self._reads, suspected)), list(compress(self._writes, raised))
         shared = _sharing(reads, writes)
         found = set(shared)
         self._marks += _marks([read for read in reads if read not in found])

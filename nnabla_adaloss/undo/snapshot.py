@@ -20,9 +20,7 @@ Contents = Optional[NDArray[Any]]
 
 
 class ArraySnapshot:
-    """The contents of arrays, each in its own dtype; an array that was lazily zero becomes so again. Float32
-    and float16 are copied by a kernel, without a wait for the device, others by the host.
-    """
+    """The contents of arrays, each in its own dtype, or lazily zero. A kernel copies float32 and float16."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels

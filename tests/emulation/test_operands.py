@@ -22,6 +22,7 @@ from nnabla_adaloss.emulation.operands import OperandSwap, operands_of
 from nnabla_adaloss.graph.matrix_products import is_matrix_product
 from nnabla_adaloss.graph.reading import visited
 from tests.engine.random_graphs import STEPS, build
+from tests.engine.test_architectures import dense_block, embedding_with_tied_output
 
 # A format of 16 bits' mantissa in which nothing here under- or overflows.
 WIDE = Format.ieee("float19", exponent_bits=8, mantissa_bits=10)
@@ -79,31 +80,12 @@ def mlp() -> nn.Variable:
     return F.mean(F.affine(h, parameter(5, 2), parameter(2)) ** 2)
 
 
-def residual() -> nn.Variable:
-    def unit(h: nn.Variable, seed: int) -> nn.Variable:
-        h = F.convolution(h, parameter(3, h.shape[1], 3, 3, seed=seed), pad=(1, 1))
-        mean, variance = nn.Variable((1, 3, 1, 1)), nn.Variable((1, 3, 1, 1))
-        mean.d, variance.d = 0, 1
-        beta, gamma = parameter(1, 3, 1, 1, seed=seed), parameter(1, 3, 1, 1, seed=seed + 9)
-        return F.batch_normalization(h, beta, gamma, mean, variance, batch_stat=True)
-
-    h = F.relu(unit(data(2, 2, 5, 5), 1))
-    h = F.relu(unit(h, 2) + h)
-    return F.mean(F.affine(h, parameter(75, 2)) ** 2)
-
-
 def attention() -> nn.Variable:
     x = data(2, 4, 3)
     q, k, v = (F.affine(x, parameter(3, 3, seed=i), base_axis=2) for i in range(3))
     mask = nn.Variable.from_numpy_array(np.triu(np.full((1, 4, 4), -1e4, np.float32), 1))
     scores = F.batch_matmul(q, k, transpose_b=True) + F.broadcast(mask, (2, 4, 4))
     return F.mean(F.affine(F.batch_matmul(F.softmax(scores), v), parameter(3, 2), base_axis=2) ** 2)
-
-
-def shared() -> nn.Variable:
-    w = parameter(3, 3)
-    h = F.tanh(F.affine(F.tanh(F.affine(data(4, 3), w)), w))
-    return F.mean(F.affine(h, F.transpose(w, (1, 0))) ** 2)
 
 
 def recurrent() -> nn.Variable:
@@ -115,7 +97,7 @@ def recurrent() -> nn.Variable:
 
 
 GRAPHS: Dict[str, Callable[[], nn.Variable]] = {
-    f.__name__: f for f in (mlp, residual, attention, shared, recurrent)
+    f.__name__: f for f in (mlp, dense_block, attention, embedding_with_tied_output, recurrent)
 }
 
 

@@ -47,14 +47,6 @@ def test_data_and_gradients_are_known_by_their_keys_in_formats_of_their_own(stor
     assert (known.nonfinite, known.zeros, known.abs_max) == (2, 1, 0.09375)
 
 
-def test_of_what_was_not_stored_nothing_is_known(storage: RoundedStorage) -> None:
-    storage.round_data(3, array(), array())
-    storage.round_gradient(4, array())
-    assert storage.data_statistics(4) is None
-    assert storage.data.get(4) is None
-    assert storage.gradient_statistics(3) is None
-
-
 def test_a_gradient_that_is_stored_again_keeps_the_counts_of_the_first_time(storage: RoundedStorage) -> None:
     gradient = array([1.0, 1e-3, 1e-9, 1e9])
     storage.round_gradient(4, gradient)

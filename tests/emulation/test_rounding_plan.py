@@ -24,6 +24,7 @@ from nnabla_adaloss import (
     Precision,
 )
 from nnabla_adaloss.functions import round_to_format
+from tests.updaters.networks import data, solver_of
 
 HALF, BRAIN = Precision("float16"), Precision("bfloat16")
 FP32, EIGHT = Precision("float32"), Precision("float8_e4m3", "float8_e5m2")
@@ -36,10 +37,6 @@ def parameter(name: str, *shape: int) -> nn.Variable:
     return nn.parameter.get_parameter_or_create(name, shape, lambda shape: initial)
 
 
-def data(seed: int = 0, *shape: int) -> nn.Variable:
-    return nn.Variable.from_numpy_array(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
-
-
 def gradients(loss: Any, **how: Any) -> Dict[str, NDArray[Any]]:
     parameters = nn.get_parameters()
     for v in parameters.values():
@@ -50,7 +47,7 @@ def gradients(loss: Any, **how: Any) -> Dict[str, NDArray[Any]]:
 
 
 def network() -> nn.Variable:
-    h = F.relu(F.affine(data(0, 6, 8), parameter("a/W", 8, 7), parameter("a/b", 7)))
+    h = F.relu(F.affine(data(6, 8, seed=0), parameter("a/W", 8, 7), parameter("a/b", 7)))
     h = F.sin(F.affine(h, parameter("b/W", 7, 5), parameter("b/b", 5)))
     return F.mean(F.affine(h, parameter("c/W", 5, 4), parameter("c/b", 4)) ** 2)
 
@@ -66,7 +63,7 @@ def network_by_hand(a: Precision, b: Precision, c: Precision) -> nn.Variable:
         y = F.affine(x, round_to_format(w, precision), round_to_format(bias, precision))
         return round_to_format(y, precision)
 
-    h = round_to_format(F.relu(layer(round_to_format(data(0, 6, 8), a), "a", [8, 7], a)), a)
+    h = round_to_format(F.relu(layer(round_to_format(data(6, 8, seed=0), a), "a", [8, 7], a)), a)
     h = round_to_format(F.sin(layer(h, "b", [7, 5], b)), b)
     h = round_to_format(layer(h, "c", [5, 4], c) ** 2, c)
     # A single element is stored in 16 bits or more.
@@ -111,7 +108,7 @@ def test_equal_precisions_of_all_layers_are_one_precision(storage: str) -> None:
 
 def test_products_read_in_the_precision_of_their_own_layer() -> None:
     w = parameter("w/W", 4, 4)
-    x = data(1, 3, 4)
+    x = data(3, 4, seed=1)
     with nn.parameter_scope("first"):
         h = F.affine(x, w)
     loss = F.sum(F.affine(h, parameter("second/W", 4, 2)) ** 2)
@@ -132,7 +129,7 @@ def test_products_read_in_the_precision_of_their_own_layer() -> None:
 
 def test_a_weight_that_layers_share_is_stored_in_the_widest_of_their_formats() -> None:
     w = parameter("shared/W", 5, 5)
-    h = F.affine(data(2, 3, 5), w)
+    h = F.affine(data(3, 5, seed=2), w)
     loss = F.sum(F.affine(F.tanh(h), w))
     emulation = FormatEmulation(loss, {"shared": EIGHT, "shared#2": HALF})
     emulation.forward()
@@ -141,7 +138,7 @@ def test_a_weight_that_layers_share_is_stored_in_the_widest_of_their_formats() -
 
 
 def test_a_sum_of_layers_is_as_wide_as_the_widest() -> None:
-    x = data(3, 3, 5)
+    x = data(3, 5, seed=3)
     a, b = F.affine(x, parameter("a/W", 5, 5)), F.affine(x, parameter("b/W", 5, 5))
     emulation = FormatEmulation(F.sum(F.tanh(a + b)), {"a": EIGHT, "b": HALF})
     storage = emulation.emulated_storage
@@ -152,7 +149,7 @@ def test_a_sum_of_layers_is_as_wide_as_the_widest() -> None:
 
 
 def test_functions_before_all_layers_go_by_their_own_names() -> None:
-    x = data(3, 3, 5)
+    x = data(3, 5, seed=3)
     scaled = x * 0.3
     loss = F.sum(F.affine(scaled, parameter("a/W", 5, 2)))
     storage = FormatEmulation(loss, {"a": EIGHT, "*": HALF}).emulated_storage
@@ -161,18 +158,12 @@ def test_functions_before_all_layers_go_by_their_own_names() -> None:
         FormatEmulation(loss, {"b": EIGHT})
 
 
-MAKERS: Dict[str, Callable[[nn.Variable, Any], Any]] = {
-    "emulation": lambda loss, storage: FormatEmulation(loss, storage),
-    "updater": lambda loss, storage: AdaptiveLossScalingUpdater(_solver(), loss, storage=storage),
-    "fixed": lambda loss, storage: FixedLossScalingUpdater(_solver(), loss, storage=storage),
-    "scaler": lambda loss, storage: GradScaler(_solver(), storage=storage).forward(loss),
+MAKERS: Dict[str, Callable[..., Any]] = {
+    "emulation": FormatEmulation,
+    "updater": lambda loss, storage: AdaptiveLossScalingUpdater(solver_of(), loss, storage=storage),
+    "fixed": lambda loss, storage: FixedLossScalingUpdater(solver_of(), loss, storage=storage),
+    "scaler": lambda loss, storage: GradScaler(solver_of(), storage=storage).forward(loss),
 }
-
-
-def _solver() -> S.Solver:
-    solver = S.Sgd(0.01)
-    solver.set_parameters(nn.get_parameters())
-    return solver
 
 
 @pytest.mark.parametrize("how", MAKERS)
@@ -189,7 +180,7 @@ def test_layers_of_modules_go_by_the_names_that_their_solver_knows() -> None:
     w = nn.Variable.from_numpy_array(np.ones((5, 2), np.float32), need_grad=True)
     solver = S.Sgd(0.1)
     solver.set_parameters({"head/W": w})
-    loss = F.mean(F.affine(data(4, 3, 5), w) ** 2)
+    loss = F.mean(F.affine(data(3, 5, seed=4), w) ** 2)
     updater = AdaptiveLossScalingUpdater(solver, loss, storage={"head": "bf16"})
     assert updater.scaling.loss.emulated_storage.data_format(hash(w), 10).name == "bfloat16"
 
@@ -246,7 +237,7 @@ def test_training_with_several_formats_saves_and_resumes_bit_for_bit(method: str
         nn.clear_parameters()
         loss = network()
         config = AdaLossConfig(loss_scale_method=method, delay=delay)
-        return AdaptiveLossScalingUpdater(_solver(), loss, storage=storage, config=config)
+        return AdaptiveLossScalingUpdater(solver_of(S.Sgd(0.01)), loss, storage=storage, config=config)
 
     whole = updater()
     for _ in range(6):
@@ -266,20 +257,18 @@ def test_training_with_several_formats_saves_and_resumes_bit_for_bit(method: str
 
 
 def test_a_rebuilt_graph_goes_on() -> None:
-    solver = S.Sgd(0.01)
     loss = network()
-    solver.set_parameters(nn.get_parameters())
-    updater = AdaptiveLossScalingUpdater(solver, loss, storage={"b": EIGHT, "*": HALF})
+    updater = AdaptiveLossScalingUpdater(solver_of(S.Sgd(0.01)), loss, storage={"b": EIGHT, "*": HALF})
     for _ in range(4):
         updater.loss = network()
         assert updater.update().updated
 
 
 def test_overflow_in_forward_names_the_format_of_the_layer() -> None:
-    h = F.affine(data(0, 6, 8) * 100.0, parameter("a/W", 8, 7))
+    h = F.affine(data(6, 8, seed=0) * 100.0, parameter("a/W", 8, 7))
     loss = F.mean(F.affine(h, parameter("b/W", 7, 5)))
     updater = AdaptiveLossScalingUpdater(
-        _solver(), loss, storage={"a": Precision("float8_e4m3"), "*": "bf16"}
+        solver_of(S.Sgd(0.01)), loss, storage={"a": Precision("float8_e4m3"), "*": "bf16"}
     )
     with pytest.raises(
         LossScaleError, match=r"a \(Affine\) computes .* beyond float8_e4m3, which ends at 448"

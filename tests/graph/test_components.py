@@ -131,17 +131,6 @@ def test_a_leaf_belongs_to_the_component_of_the_first_function_that_writes_it() 
     assert found.leaves == dict.fromkeys(plan.structure.leaves, found.producers[first.number])
 
 
-def test_what_clips_gradients_separates() -> None:
-    h = PF.affine(nn.Variable((4, 8)), 8, name="a")
-    clipped = F.clip_grad_by_value(h, F.constant(-1.0, h.shape), F.constant(1.0, h.shape))
-    y = F.tanh(clipped)
-    for by_layer in (False, True):
-        found = Found(F.mean(y**2), by_layer=by_layer)
-        assert together(found, clipped, y)
-        assert not together(found, h, clipped)
-        assert [way.layer for way in found.ways(clipped, h)] == [None]
-
-
 def test_behind_a_layer_nothing_is_governed_whatever_backward_visits_first() -> None:
     deep, shallow = (PF.affine(nn.Variable((4, 8)), 8, name=n) for n in ("deep", "shallow"))
     below = deep

@@ -32,9 +32,14 @@ def chain(length: int) -> List[nn.Variable]:
     return found
 
 
+def each(variables: List[Any]) -> List[Any]:
+    """Used by one function each, in their order."""
+    return [(v, index) for index, v in enumerate(variables)]
+
+
 def shared_memory(leaves: List[nn.Variable], outputs: List[nn.Variable]) -> SharedMemory:
     """Of leaves that the first function reads, and functions with one output each."""
-    return SharedMemory(leaves, [0] * len(leaves), outputs, range(len(outputs)))
+    return SharedMemory([(leaf, 0) for leaf in leaves], each(outputs))
 
 
 @pytest.mark.parametrize("share", WAYS)
@@ -72,7 +77,7 @@ def test_what_is_read_after_it_was_written_is_not_carried(share: Share, read: in
     x, *outputs = chain(4)
     leaf = nn.Variable((2, 3))
     share(leaf, outputs[2])
-    shared = SharedMemory([x, leaf], [0, read], outputs, range(4))
+    shared = SharedMemory([(x, 0), (leaf, read)], each(outputs))
     assert shared.find() == ([outputs[2]], [leaf] if carried else [])
 
 
@@ -81,7 +86,7 @@ def test_memory_that_is_written_once_more_is_carried() -> None:
     _, *outputs = chain(4)
     leaf = nn.Variable((2, 3))
     leaf.data = outputs[1].data = outputs[3].data
-    shared = SharedMemory([leaf], [2], outputs, range(4))
+    shared = SharedMemory([(leaf, 2)], each(outputs))
     assert shared.find() == ([outputs[1], outputs[3]], [leaf])
 
 
@@ -90,7 +95,7 @@ def test_of_two_leaves_that_share_memory_one_may_be_read_before() -> None:
     early, late, other = (nn.Variable((2, 3)) for _ in range(3))
     early.data = late.data = outputs[1].data
     other.data = outputs[2].data
-    shared = SharedMemory([late, early, other], [3, 0, 3], outputs, range(4))
+    shared = SharedMemory([(late, 3), (early, 0), (other, 3)], each(outputs))
     assert shared.find() == (outputs[1:3], [late, early])
 
 
@@ -119,8 +124,7 @@ def asked(functions: int, arrange: Callable[[List[Any], List[Any]], Any], looks:
     """How often leaves and outputs, one per function, are asked in the last of several looks."""
     leaves, outputs = ([nn.Variable((2,)) for _ in range(functions)] for _ in range(2))
     kept = arrange(leaves, outputs)
-    indices = range(functions)
-    shared = SharedMemory(list(map(Counted, leaves)), indices, list(map(Counted, outputs)), indices)
+    shared = SharedMemory(each(list(map(Counted, leaves))), each(list(map(Counted, outputs))))
     for _ in range(looks):
         Counted.asked = 0
         shared.find()
