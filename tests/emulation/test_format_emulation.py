@@ -13,15 +13,7 @@ import pytest
 
 from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
 from nnabla_adaloss.emulation import format_emulation, with_storage
-
-
-def half(array: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        return np.asarray(array, np.float32).astype(np.float16).astype(np.float32)
-
-
-def is_half(array: np.ndarray) -> bool:
-    return bool(np.array_equal(array, half(array), equal_nan=True))
+from tests.emulation.halves import half, is_half
 
 
 def all_halves() -> np.ndarray:

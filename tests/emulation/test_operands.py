@@ -21,6 +21,7 @@ from nnabla_adaloss.core.precision import FP8_HYBRID
 from nnabla_adaloss.emulation.operands import OperandSwap, operands_of
 from nnabla_adaloss.graph.matrix_products import is_matrix_product
 from nnabla_adaloss.graph.reading import visited
+from tests.emulation.halves import is_half
 from tests.engine.random_graphs import STEPS, build
 from tests.engine.test_architectures import dense_block, embedding_with_tied_output
 
@@ -36,10 +37,6 @@ def read(array: np.ndarray, *, gradient: bool = False) -> np.ndarray:
     abs_max = np.abs(array).max()
     scale = np.float32(2.0 ** np.floor(np.log2(largest / abs_max))) if abs_max else np.float32(1.0)
     return (array * scale).astype(dtype).astype(np.float32) / scale
-
-
-def is_half(array: np.ndarray) -> bool:
-    return np.array_equal(array, array.astype(np.float16).astype(np.float32))
 
 
 Seen = List[Tuple[str, np.ndarray, np.ndarray, bool]]

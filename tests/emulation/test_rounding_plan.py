@@ -24,7 +24,8 @@ from nnabla_adaloss import (
     Precision,
 )
 from nnabla_adaloss.functions import round_to_format
-from tests.updaters.networks import data, solver_of
+from tests.engine.nets import run
+from tests.updaters.networks import assert_equal, data, snapshot, solver_of
 
 HALF, BRAIN = Precision("float16"), Precision("bfloat16")
 FP32, EIGHT = Precision("float32"), Precision("float8_e4m3", "float8_e5m2")
@@ -37,13 +38,8 @@ def parameter(name: str, *shape: int) -> nn.Variable:
     return nn.parameter.get_parameter_or_create(name, shape, lambda shape: initial)
 
 
-def gradients(loss: Any, **how: Any) -> Dict[str, NDArray[Any]]:
-    parameters = nn.get_parameters()
-    for v in parameters.values():
-        v.grad.zero()
-    loss.forward(clear_no_need_grad=True)
-    loss.backward(SCALE, clear_buffer=True, **how)
-    return {name: v.g.copy() for name, v in parameters.items()}
+def gradients(loss: Any) -> Dict[str, NDArray[Any]]:
+    return run(loss, SCALE, clear=True)
 
 
 def network() -> nn.Variable:
@@ -71,11 +67,6 @@ def network_by_hand(a: Precision, b: Precision, c: Precision) -> nn.Variable:
     return round_to_format(F.mean(h), single)
 
 
-def assert_same(found: Dict[str, NDArray[Any]], expected: Dict[str, NDArray[Any]]) -> None:
-    for name, values in expected.items():
-        np.testing.assert_array_equal(found[name], values, err_msg=name)
-
-
 @pytest.mark.parametrize(
     ("layers", "storage"),
     [
@@ -91,7 +82,7 @@ def test_it_equals_a_network_whose_layers_are_rounded_by_hand(
     loss = network_by_hand(*layers)
     expected = gradients(loss)
     emulation = FormatEmulation(network(), storage)
-    assert_same(gradients(emulation), expected)
+    assert_equal(gradients(emulation), expected)
     assert emulation.variable.d == loss.d
     # Neither of them is what one format for all layers gives.
     for one in layers:
@@ -101,7 +92,7 @@ def test_it_equals_a_network_whose_layers_are_rounded_by_hand(
 @pytest.mark.parametrize("storage", ["float16", "float8_e5m2", "fp8_hybrid"])
 def test_equal_precisions_of_all_layers_are_one_precision(storage: str) -> None:
     expected = gradients(FormatEmulation(network(), storage, float_tail=True))
-    assert_same(
+    assert_equal(
         gradients(FormatEmulation(network(), {"b": storage, "*": storage}, float_tail=True)), expected
     )
 
@@ -242,18 +233,17 @@ def test_training_with_several_formats_saves_and_resumes_bit_for_bit(method: str
     whole = updater()
     for _ in range(6):
         assert whole.update().updated
-    expected = {name: v.d.copy() for name, v in nn.get_parameters().items()}
-    first = updater()
+    expected, first = snapshot(), updater()
     for _ in range(3):
         first.update()
-    weights, state = {n: v.d.copy() for n, v in nn.get_parameters().items()}, first.state_dict()
+    weights, state = snapshot(), first.state_dict()
     second = updater()
     for name, v in nn.get_parameters().items():
         v.d = weights[name]
     second.load_state_dict(state)
     for _ in range(3):
         second.update()
-    assert_same({name: v.d for name, v in nn.get_parameters().items()}, expected)
+    assert_equal(snapshot(), expected)
 
 
 def test_a_rebuilt_graph_goes_on() -> None:
