@@ -235,15 +235,10 @@ class GraphStructure:
     def _node(self, index: int, slots: Sequence[LayerSlot], section: Set[int]) -> NodeStructure:
         described, label = self.described, self.labels[index]
         type_name, read = described.type_names[index], self._inputs[index]
-        inputs: Dict[int, int] = {}
-        leaves: Dict[int, None] = {}
+        needed: Dict[int, Optional[int]] = {}
         for position, producer, need in zip(read, self._producers[index], self._needs[index]):
-            if not need or position in inputs or position in leaves:
-                continue
-            if producer is None:
-                leaves[position] = None
-            else:
-                inputs[position] = producer
+            if need:
+                needed.setdefault(position, producer)
         outputs = tuple(self._outputs[index])
         non_homogeneous = type_name in NON_HOMOGENEOUS or type_name in self.options.non_homogeneous
         in_section = index in section
@@ -254,11 +249,11 @@ class GraphStructure:
             args=described.args[index],
             label=label,
             outputs=outputs,
-            inputs=tuple(inputs),
-            leaves=tuple(leaves),
+            inputs=tuple([p for p, producer in needed.items() if producer is not None]),
+            leaves=tuple([p for p, producer in needed.items() if producer is None]),
             slots=layers,
             loss_section=in_section,
-            loss_exit=in_section and section.isdisjoint(inputs.values()),
+            loss_exit=in_section and section.isdisjoint(needed.values()),
             non_homogeneous=non_homogeneous,
             in_place=type_name in OWN_REFERENCES,
             half=is_half(described.backends[index]),

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import gc
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 import hypothesis.strategies as st
 import nnabla as nn
@@ -62,32 +62,30 @@ def test_a_graph_that_is_built_again_has_the_plan_that_it_would_get(
         assert getattr(bound, name) == getattr(made, name)
 
 
-def network(**changed: Any) -> GraphDescription:
+def network(
+    *,
+    slope: float = 0.1,
+    inplace: bool = False,
+    recompute: bool = False,
+    shape: Tuple[int, int] = (4, 3),
+    second: str = "b",
+    skip: str = "h",
+    frozen: bool = False,
+    named: bool = True,
+    stop: bool = False,
+    backend: str = "cpu:float",
+) -> GraphDescription:
     """A small network with everything that can be told apart, in the parameters that are there."""
-    options: Dict[str, Any] = {
-        "slope": 0.1,
-        "inplace": False,
-        "recompute": False,
-        "shape": (4, 3),
-        "second": "b",
-        "skip": "h",
-        "frozen": False,
-        "named": True,
-        "stop": False,
-        "backend": "cpu:float",
-        **changed,
-    }
-    with nn.context_scope(nn.Context([options["backend"], "cpu:float"])):
-        x = nn.Variable(options["shape"])
+    with nn.context_scope(nn.Context([backend, "cpu:float"])):
+        x = nn.Variable(shape)
         h = PF.affine(x, 3, name="a")
-        if options["stop"]:
+        if stop:
             h.need_grad = False
-        activated = F.leaky_relu(h, options["slope"], inplace=options["inplace"])
-        activated.recompute = options["recompute"]
-        second = PF.affine(activated, 3, name=options["second"], fix_parameters=options["frozen"])
-        loss = F.mean(F.tanh(second) + {"h": h, "x": x, "activated": activated}[options["skip"]])
-    names = registered_names() if options["named"] else {}
-    return read_graph(loss).description(names)
+        activated = F.leaky_relu(h, slope, inplace=inplace)
+        activated.recompute = recompute
+        y = F.tanh(PF.affine(activated, 3, name=second, fix_parameters=frozen))
+        loss = F.mean(y + {"h": h, "x": x, "activated": activated}[skip])
+    return read_graph(loss).description(registered_names() if named else {})
 
 
 @pytest.mark.parametrize(
@@ -113,18 +111,14 @@ def test_what_plans_depend_on_is_told_apart(changed: Dict[str, Any]) -> None:
 
 
 def test_a_graph_is_described_before_forward_as_after_it() -> None:
-    def network(halfway: bool) -> nn.Variable:
+    found = []
+    for halfway in (False, True):
         x = nn.Variable((2, 3))
         x.d = 1.0
         h = F.tanh(PF.affine(x, 3, name="a"))
         if halfway:
             h.forward()
-        return F.mean(PF.affine(F.sigmoid(h), 2, name="b")) + F.mean(h)
-
-    nn.clear_parameters()
-    found = []
-    for halfway in (False, True):
-        loss = network(halfway)
+        loss = F.mean(PF.affine(F.sigmoid(h), 2, name="b")) + F.mean(h)
         found.append(read_graph(loss).description(registered_names()))
         loss.forward()
         found.append(read_graph(loss).description(registered_names()))
