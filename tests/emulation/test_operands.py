@@ -21,7 +21,7 @@ from nnabla_adaloss.core.precision import FP8_HYBRID
 from nnabla_adaloss.emulation.operands import OperandSwap, operands_of
 from nnabla_adaloss.graph.matrix_products import is_matrix_product
 from nnabla_adaloss.graph.reading import visited
-from tests.emulation.halves import is_half
+from tests.emulation.networks import is_half, masked_attention
 from tests.engine.random_graphs import STEPS, build
 from tests.engine.test_architectures import dense_block, embedding_with_tied_output
 
@@ -77,14 +77,6 @@ def mlp() -> nn.Variable:
     return F.mean(F.affine(h, parameter(5, 2), parameter(2)) ** 2)
 
 
-def attention() -> nn.Variable:
-    x = data(2, 4, 3)
-    q, k, v = (F.affine(x, parameter(3, 3, seed=i), base_axis=2) for i in range(3))
-    mask = nn.Variable.from_numpy_array(np.triu(np.full((1, 4, 4), -1e4, np.float32), 1))
-    scores = F.batch_matmul(q, k, transpose_b=True) + F.broadcast(mask, (2, 4, 4))
-    return F.mean(F.affine(F.batch_matmul(F.softmax(scores), v), parameter(3, 2), base_axis=2) ** 2)
-
-
 def recurrent() -> nn.Variable:
     x, w, u = data(2, 3, 4), parameter(4, 5), parameter(5, 5)
     h = F.constant(0.1, (2, 5))
@@ -94,7 +86,7 @@ def recurrent() -> nn.Variable:
 
 
 GRAPHS: Dict[str, Callable[[], nn.Variable]] = {
-    f.__name__: f for f in (mlp, dense_block, attention, embedding_with_tied_output, recurrent)
+    f.__name__: f for f in (mlp, dense_block, masked_attention, embedding_with_tied_output, recurrent)
 }
 
 
@@ -389,7 +381,7 @@ def test_after_an_exception_in_a_hook_all_arrays_are_back(direction: str, which:
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_an_interruption_at_any_line_leaves_nothing_swapped(direction: str) -> None:
-    loss = attention()
+    loss = masked_attention()
     emulation = FormatEmulation(loss, "fp8_hybrid")
     scaling = AdaptiveLossScaling(emulation, AdaLossConfig(loss_scale_method="fixed", fixed_loss_scale=4.0))
     scaling.forward()

@@ -12,7 +12,7 @@ import pytest
 
 from nnabla_adaloss import FormatEmulation
 from nnabla_adaloss.emulation.rules import half_gradients, half_outputs, leaves_of
-from tests.emulation.halves import is_half
+from tests.emulation.networks import is_half
 
 Normalization = Callable[..., List[nn.Variable]]
 
