@@ -74,7 +74,6 @@ class GraphReading:
 
     def __init__(
         self,
-        loss: nn.Variable,
         functions: List[Any],
         by_key: Mapping[int, nn.Variable],
         outputs: List[nn.Variable],
@@ -87,13 +86,13 @@ class GraphReading:
         self.leaves = leaves  # the variables that nothing computes, by position
         self.needed = needed  # positions of the leaves that need a gradient
         self.described = described  # but for which leaves are kept
-        self._watched, self._outputs = [loss, *self.variables], outputs
-        self._wired, self._marked = list(map(hash, self._watched)), self._marks()
+        self._outputs = outputs
+        self._marked = self._marks()
 
     @property
     def rewired(self) -> bool:
         """True when a Variable stands for another one than before."""
-        return list(map(hash, self._watched)) != self._wired
+        return list(map(hash, self.variables)) != self.keys
 
     @property
     def marked_otherwise(self) -> bool:
@@ -115,7 +114,7 @@ class GraphReading:
         return self.described._replace(kept=kept)
 
     def _marks(self) -> List[bool]:
-        marked = chain(self._watched, self.functions)
+        marked = chain(self.variables, self.functions)
         return [*map(_need_grad, marked), *map(_recompute, self._outputs)]
 
 
@@ -175,4 +174,4 @@ def read_graph(loss: nn.Variable) -> GraphReading:
         recomputed=list(map(_recompute, by_key.values())),
         kept={},
     )
-    return GraphReading(loss, functions, by_key, written, leaves, needed, described)
+    return GraphReading(functions, by_key, written, leaves, needed, described)

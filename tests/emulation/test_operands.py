@@ -275,6 +275,8 @@ IMAGES, KERNEL = (2, 2, 5, 5), (3, 2, 3, 3)
 PRODUCTS: Dict[str, Tuple[Callable[..., nn.Variable], List[Any], List[Any], List[int]]] = {
     "Einsum": (partial(F.einsum, equation="ij,jk->ik"), [(4, 6), (6, 3)], [], [0, 1]),
     "INQAffine": (partial(F.inq_affine, inq_iterations=(5,)), [(4, 6), (6, 3)], [(6, 3)], [0]),
+    "INQConvolution": (partial(F.inq_convolution, inq_iterations=(5,)), [IMAGES, KERNEL], [KERNEL], [0]),
+    "BinaryConnectConvolution": (F.binary_connect_convolution, [IMAGES, KERNEL], [KERNEL], [0]),
     "BinaryConnectAffine": (F.binary_connect_affine, [(4, 6), (6, 3)], [(6, 3)], [0]),
     "BinaryWeightAffine": (F.binary_weight_affine, [(4, 6), (6, 3)], [(6, 3), (3,)], [0]),
     "DepthwiseConvolution": (F.depthwise_convolution, [IMAGES, (2, 3, 3)], [], [0, 1]),

@@ -150,6 +150,14 @@ def test_what_is_noticed_and_what_is_not() -> None:
     assert not reading.is_current
 
 
+def test_a_loss_that_stands_for_another_is_noticed() -> None:
+    x = nn.Variable((2, 3), need_grad=True)
+    loss = F.sum(F.tanh(x))
+    reading = read_graph(loss)
+    loss.rewire_on(F.sum(F.sigmoid(x)))
+    assert reading.rewired
+
+
 def test_a_function_that_needs_a_gradient_since_the_last_forward() -> None:
     x = nn.Variable((2, 3))
     x.d = 0.0

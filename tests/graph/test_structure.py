@@ -84,6 +84,15 @@ def test_which_leaves_forward_writes_is_a_matter_of_arguments() -> None:
     assert found.fixed == GraphStructure(wanted, OPTIONS, []).fixed != before
 
 
+@pytest.mark.parametrize("written_first", [False, True])
+def test_a_leaf_that_one_of_its_readers_writes_is_written(written_first: bool) -> None:
+    state = nn.Variable((2, 3))
+    terms = [F.mean(F.assign(state, nn.Variable((2, 3), need_grad=True) * 2.0)), F.mean(F.tanh(state))]
+    reading = read_graph(F.add2(*(terms if written_first else terms[::-1])))
+    structure = GraphStructure(reading.description({}), OPTIONS, [])
+    assert structure.fixed[reading.keys.index(hash(state))]
+
+
 def network(*, depth: int = 2, batch: int = 4, activation: Any = F.tanh, frozen: bool = False) -> nn.Variable:
     h = nn.Variable((batch, 3))
     for index in range(depth):
