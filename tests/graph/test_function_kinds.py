@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Dict, FrozenSet, Optional, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Set, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -37,10 +37,6 @@ def known(y: nn.Variable) -> FrozenSet[int]:
     return written_inputs(y.parent.info.type_name, y.parent.info.args)
 
 
-def batch_normalized(function: Callable[..., Any], **options: Any) -> nn.Variable:
-    return function(variable(*IMAGES), *(variable(*CHANNELS) for _ in range(4)), **options)
-
-
 def fused_convolution(**options: Any) -> nn.Variable:
     names = ("beta", "gamma", "mean", "variance")
     statistics = {name: variable(*CHANNELS) for name in names}
@@ -53,57 +49,43 @@ def min_max_quantized(**options: Any) -> nn.Variable:
     return F.min_max_quantize(variable(4, 4), low, high, *levels, **options)
 
 
-def binary(function: Callable[..., Any], count: int) -> nn.Variable:
-    return function(variable(2, 3), *(variable(*shape) for shape in [(3, 4), (3, 4), (4, 1)][: 1 + count]))
+def first_of(function: Callable[..., Any]) -> Callable[..., nn.Variable]:
+    return lambda *inputs: function(*inputs)[0]
 
 
-def binary_convolution(function: Callable[..., Any], count: int) -> nn.Variable:
-    shapes = [(3, 3, 3, 3), (3, 3, 3, 3), (3,)]
-    return function(variable(*IMAGES), *(variable(*shape) for shape in shapes[: 1 + count]))
-
-
-CASES: Dict[str, Tuple[Callable[[], nn.Variable], Set[int]]] = {
-    "assign": (lambda: F.assign(variable(2, 3), nn.Variable((2, 3))), {0}),
-    "bool scatter": (lambda: F.bool_scatter(variable(3), variable(2, 3), variable(2, 3)), {2}),
-    "batch normalization": (partial(batch_normalized, F.batch_normalization), {3, 4}),
-    "of running statistics": (partial(batch_normalized, F.batch_normalization, batch_stat=False), set()),
-    "fused": (partial(batch_normalized, F.fused_batch_normalization), {3, 4}),
-    "fused convolution": (fused_convolution, {4, 5}),
-    "fused convolution of running statistics": (partial(fused_convolution, batch_stat=False), set()),
-    "mean subtraction": (
-        lambda: F.mean_subtraction(variable(*IMAGES), variable(3, 4, 4), variable(1)),
-        {1, 2},
-    ),
-    "of a running mean": (
-        lambda: F.mean_subtraction(
-            variable(*IMAGES), variable(3, 4, 4), variable(1), update_running_mean=False
-        ),
-        set(),
-    ),
-    "min max quantize": (partial(min_max_quantized, x_min_max=True, ema=True), {1, 2}),
-    "min max quantize of this batch": (partial(min_max_quantized, x_min_max=True), {1, 2}),
-    "spectral norm": (lambda: F.spectral_norm(variable(4, 3), variable(4)), {1}),
-    "binary connect": (partial(binary, F.binary_connect_affine, 1), {2}),
-    "binary weight": (partial(binary, F.binary_weight_affine, 2), {2, 3}),
-    "binary connect convolution": (partial(binary_convolution, F.binary_connect_convolution, 1), {2}),
-    "binary weight convolution": (partial(binary_convolution, F.binary_weight_convolution, 2), {2, 3}),
-    "quantize linear": (lambda: F.quantize_linear(variable(2, 3), variable(1, 1), variable(1, 1)), {2}),
-    "lstm": (
-        lambda: F.lstm(variable(2, 3, 4), variable(1, 1, 3, 5), variable(1, 1, 3, 5), variable(1, 4, 5, 9))[
-            0
-        ],
-        set(),
-    ),
-    "gru": (lambda: F.gru(variable(2, 3, 4), variable(1, 1, 3, 5), variable(1, 3, 5, 9))[0], set()),
-    "rnn": (lambda: F.rnn(variable(2, 3, 4), variable(1, 1, 3, 5), variable(1, 5, 9))[0], set()),
-    "noise": (lambda: F.vat_noise(variable(2, 3), variable(2, 3)), set()),
+NORMALIZED = [IMAGES, *[CHANNELS] * 4]
+SUBTRACTED = [IMAGES, (3, 4, 4), (1,)]
+KERNEL = (3, 3, 3, 3)
+# What computes it, the shapes of its inputs, and which of them are written.
+CASES: Dict[str, Tuple[Callable[..., Any], List[Any], Set[int]]] = {
+    "assign": (lambda x: F.assign(x, nn.Variable((2, 3))), [(2, 3)], {0}),
+    "bool scatter": (F.bool_scatter, [(3,), (2, 3), (2, 3)], {2}),
+    "batch normalization": (F.batch_normalization, NORMALIZED, {3, 4}),
+    "of running statistics": (partial(F.batch_normalization, batch_stat=False), NORMALIZED, set()),
+    "fused": (F.fused_batch_normalization, NORMALIZED, {3, 4}),
+    "fused convolution": (fused_convolution, [], {4, 5}),
+    "fused convolution of running statistics": (partial(fused_convolution, batch_stat=False), [], set()),
+    "mean subtraction": (F.mean_subtraction, SUBTRACTED, {1, 2}),
+    "of a running mean": (partial(F.mean_subtraction, update_running_mean=False), SUBTRACTED, set()),
+    "min max quantize": (partial(min_max_quantized, x_min_max=True, ema=True), [], {1, 2}),
+    "min max quantize of this batch": (partial(min_max_quantized, x_min_max=True), [], {1, 2}),
+    "spectral norm": (F.spectral_norm, [(4, 3), (4,)], {1}),
+    "binary connect": (F.binary_connect_affine, [(2, 3), (3, 4), (3, 4)], {2}),
+    "binary weight": (F.binary_weight_affine, [(2, 3), (3, 4), (3, 4), (4, 1)], {2, 3}),
+    "binary connect convolution": (F.binary_connect_convolution, [IMAGES, KERNEL, KERNEL], {2}),
+    "binary weight convolution": (F.binary_weight_convolution, [IMAGES, KERNEL, KERNEL, (3,)], {2, 3}),
+    "quantize linear": (F.quantize_linear, [(2, 3), (1, 1), (1, 1)], {2}),
+    "lstm": (first_of(F.lstm), [(2, 3, 4), (1, 1, 3, 5), (1, 1, 3, 5), (1, 4, 5, 9)], set()),
+    "gru": (first_of(F.gru), [(2, 3, 4), (1, 1, 3, 5), (1, 3, 5, 9)], set()),
+    "rnn": (first_of(F.rnn), [(2, 3, 4), (1, 1, 3, 5), (1, 5, 9)], set()),
+    "noise": (F.vat_noise, [(2, 3), (2, 3)], set()),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_forward_writes_is_known(name: str) -> None:
-    make, written = CASES[name]
-    y = make()
+    function, shapes, written = CASES[name]
+    y = function(*(variable(*shape) for shape in shapes))
     assert changed(y) == written == known(y)
 
 
