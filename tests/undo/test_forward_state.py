@@ -86,6 +86,13 @@ def test_what_the_first_forward_is_seen_to_write_is_put_back_from_then_on(dtype:
     shift.d = 3.0
     state.restore()
     assert shift.d.tolist() == [[3.0, 3.0, 3.0]]
+    # Nor is it looked for again when the network is built anew.
+    state.drop()
+    state.save(plan_of(network()))
+    shift.d = 4.0
+    state.note_changes()
+    state.restore()
+    assert shift.d.tolist() == [[4.0, 4.0, 4.0]]
 
 
 def normalized(mean: nn.Variable, variance: nn.Variable, gain: float) -> nn.Variable:
