@@ -51,6 +51,7 @@ def parameters(*gradients: Any) -> List[nn.Variable]:
         ((ONES, None), False),
         ((ONES * 1e-45,), False),
         ((ZEROS, ONES.astype(np.float16)), False),
+        ((ONES.astype(np.float64),), False),
         ((ONES * np.nan,), True),  # nothing finite but zeros: that they are not finite is asked elsewhere
     ],
 )
