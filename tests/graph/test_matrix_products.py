@@ -39,6 +39,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "depthwise": lambda: F.depthwise_convolution(ones(2, 4, 60, 60), ones(8, 3, 3), multiplier=2),
     "strided_depthwise": lambda: F.depthwise_convolution(ones(2, 4, 90, 90), ones(4, 3, 3), stride=(2, 2)),
     "depthwise_deconvolution": lambda: F.depthwise_deconvolution(ones(2, 4, 8, 8), ones(4, 3, 3)),
+    "divided": lambda: F.depthwise_deconvolution(ones(2, 4, 8, 8), ones(4, 3, 3), divisor=2),
     "batch_matmul": lambda: F.batch_matmul(ones(2, 3, 4), ones(2, 4, 5)),
     "transposed": lambda: F.batch_matmul(ones(2, 4, 3), ones(2, 5, 4), transpose_a=True, transpose_b=True),
     "broadcast": lambda: F.batch_matmul(ones(2, 1, 3, 4), ones(2, 7, 4, 5)),
