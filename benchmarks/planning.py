@@ -29,7 +29,7 @@ from nnabla_adaloss.graph.reading import read_graph
 from nnabla_adaloss.graph.structure import PlanOptions
 
 _HALF = nn.Context(["cpu:half", "cpu:float"], "CpuCachedArray", "0")
-_OPTIONS = PlanOptions.of(LayerSelection(), adaptive=True, non_homogeneous=())
+_OPTIONS = PlanOptions(LayerSelection(), True, frozenset())
 
 
 def ask(loss: nn.Variable) -> List[Any]:

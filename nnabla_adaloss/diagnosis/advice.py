@@ -256,7 +256,7 @@ class _Trials:
 def _counts(keys: AbstractSet[int], emulation: FormatEmulation) -> Counter[str]:
     """What rounding the data of some variables did to it in the last forward."""
     found: Counter[str] = Counter()
-    for rounding in filter(None, map(emulation.emulated_storage.data_rounding, keys)):
+    for rounding in filter(None, map(emulation.emulated_storage.data.get, keys)):
         statistics = rounding.statistics
         found["nonzero"] += statistics.count - statistics.zeros + rounding.underflowed
         found["underflow"] += rounding.underflowed

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 from itertools import chain, repeat, starmap
-from typing import Any, Callable, Dict, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import nnabla as nn
 
@@ -155,15 +155,14 @@ class FormatEmulation:
         guard = HookGuard()
         pre = guard.chain(function_pre_hook, self._before_forward if self.precisions.operands_only else None)
         post = guard.chain(self._round_outputs, function_post_hook)
-        self._with_weights(
-            lambda: guard.run(
-                lambda: self._loss.forward(
-                    clear_buffer=clear_buffer,
-                    clear_no_need_grad=clear_no_need_grad,
-                    function_pre_hook=pre,
-                    function_post_hook=post,
-                )
-            )
+        self._run(
+            guard,
+            lambda: self._loss.forward(
+                clear_buffer=clear_buffer,
+                clear_no_need_grad=clear_no_need_grad,
+                function_pre_hook=pre,
+                function_post_hook=post,
+            ),
         )
 
     def backward(
@@ -202,25 +201,26 @@ class FormatEmulation:
         # What the engine has swapped by then is rounded where a product reads it.
         pre = guard.chain(function_pre_hook, self._before_backward if self.precisions.operands_only else None)
         post = guard.chain(self._round_gradients, function_post_hook)
-        self._with_weights(
-            lambda: guard.run(
-                lambda: run_backward(
-                    self._loss, scale, grad, clear_buffer, communicator_callbacks, pre, post, self._seed
-                )
-            )
+        self._run(
+            guard,
+            lambda: run_backward(
+                self._loss, scale, grad, clear_buffer, communicator_callbacks, pre, post, self._seed
+            ),
         )
 
     def _look_at_the_graph(self) -> None:
-        if not self._plan.is_current:
+        if not self._plan.reading.is_current:
             self._plan = self._make_plan()
 
     def _make_plan(self) -> RoundingPlan:
-        plan = RoundingPlan(self._loss, self.precisions, self._names, float_tail=self._float_tail)
+        plan = RoundingPlan(
+            self._loss,
+            self.precisions,
+            lambda: {**names_of(self._parameters), **self._registered},
+            float_tail=self._float_tail,
+        )
         self.emulated_storage.of_variables = plan.of_variables
         return plan
-
-    def _names(self) -> Dict[int, str]:
-        return {**names_of(self._parameters), **self._registered}
 
     def _round_weights(self) -> None:
         self.emulated_storage.weights = {
@@ -228,7 +228,8 @@ class FormatEmulation:
             for index, (key, leaf) in enumerate(self._plan.leaves)
         }
 
-    def _with_weights(self, call: Callable[[], None]) -> None:
+    def _run(self, guard: HookGuard, call: Callable[[], None]) -> None:
+        """Call `call` while rounded weights are in the places of the masters."""
         leaves = [leaf for _, leaf in self._plan.leaves]
         # One call into C that runs no line of Python: no signal can interrupt it halfway.
         masters = map(setattr, leaves, repeat("data"), [leaf.data for leaf in leaves])
@@ -237,7 +238,7 @@ class FormatEmulation:
         try:
             for key, leaf in self._plan.leaves:
                 leaf.data = self.emulated_storage.weights[key]
-            call()
+            guard.run(call)
         finally:
             put_back()
             self._operands.swapped.clear()

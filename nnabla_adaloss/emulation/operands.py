@@ -5,15 +5,43 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import starmap
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
 
 import nnabla as nn
 
 from ..core.formats import Format
 from ..core.precision import Precision
+from ..graph.function_kinds import OWN_REFERENCES
+from ..graph.matrix_products import is_matrix_product
 from ..kernels.scratch import ScratchPool
 from .rounded_storage import RoundedStorage
-from .rules import gradient_operands, operands, read_in_backward
+
+# Products whose operands are not their first two inputs.
+_OPERANDS: Dict[str, Tuple[int, ...]] = {
+    "AdaptiveSeparableConvolution": (0, 1, 2),
+    # They quantize their weight themselves.
+    **dict.fromkeys(
+        (
+            "BinaryConnectAffine",
+            "BinaryConnectConvolution",
+            "BinaryWeightAffine",
+            "BinaryWeightConvolution",
+            "INQAffine",
+            "INQConvolution",
+        ),
+        (0,),
+    ),
+    # No swap reaches what these read.
+    **dict.fromkeys(OWN_REFERENCES, ()),
+}
+
+# Their first input is an output gradient.
+_READ_GRADIENTS: FrozenSet[str] = frozenset(
+    name + grad for name in ("Affine", "Convolution", "Deconvolution") for grad in ("DataGrad", "FilterGrad")
+)
+
+# Between the gradient of their output and their product lies more: batch normalization, gates.
+_GRADIENT_WITHIN: FrozenSet[str] = frozenset({"FusedConvolution", *OWN_REFERENCES})
 
 
 class Operand(NamedTuple):
@@ -36,17 +64,27 @@ class ProductOperands(NamedTuple):
 
 
 def operands_of(f: Any, precision: Precision) -> ProductOperands:
-    """The operands of `f`, which reads them in `precision`; none when it is no matrix product."""
+    """The operands of `f`, which reads them in `precision`; none when it is no matrix product.
+
+    A single element is not worth rounding.
+    """
+    type_name, inputs = f.info.type_name, f.inputs
+    if not is_matrix_product(type_name):
+        return ProductOperands([], [])
+    indices = range(len(inputs)) if type_name == "Einsum" else _OPERANDS.get(type_name, (0, 1))
     forward: Dict[int, Operand] = {}
     backward: Dict[int, Operand] = {}
-    for position, v, holds_gradient in operands(f):
-        operand = Operand(hash(v), v, "data", holds_gradient, position, v.parent is None, precision)
-        forward[operand.key] = operand
-        if read_in_backward(f, position):
-            backward[operand.key] = operand
-    gradients = [
-        Operand(hash(v), v, "grad", True, i, False, precision) for i, v in enumerate(gradient_operands(f))
-    ]
+    for i in indices:
+        v = inputs[i]
+        if v.size > 1:
+            holds_gradient = i == 0 and type_name in _READ_GRADIENTS
+            operand = Operand(hash(v), v, "data", holds_gradient, i, v.parent is None, precision)
+            forward[operand.key] = operand
+            # Backward reads it for the gradients of its factors.
+            if any(w.need_grad for other, w in enumerate(inputs) if other != i and other in {0, 1, *indices}):
+                backward[operand.key] = operand
+    outputs = [] if type_name in _GRADIENT_WITHIN else [v for v in f.outputs if v.size > 1]
+    gradients = [Operand(hash(v), v, "grad", True, i, False, precision) for i, v in enumerate(outputs)]
     return ProductOperands([*forward.values()], [*backward.values(), *gradients])
 
 
@@ -90,24 +128,21 @@ class OperandSwap:
     def _rounded(self, operand: Operand, source: nn.NdArray, remember: bool) -> Optional[nn.NdArray]:
         if source.clear_called:
             return None
-        if operand.is_leaf and not operand.holds_gradient:
-            known = self._leaves.get((operand.key, operand.precision.forward))
+        name, index, format = f"operand {operand.attribute}", operand.position, operand.precision.forward
+        lasting = operand.is_leaf and not operand.holds_gradient
+        if lasting:
+            known = self._leaves.get((operand.key, format))
             if known is not None and known[0] == source:
                 return known[1]
             if remember:
-                return self._remembered(operand, source)
-        target = self._pool.get(source.shape, f"operand {operand.attribute}", operand.position)
-        statistics = self._storage.round_operand(
+                name, index = f"operand of all products in {format.name}", operand.key
+        target = self._pool.get(source.shape, name, index)
+        rounding = self._storage.round_operand(
             source, target, operand.precision, holds_gradient=operand.holds_gradient
         )
-        return None if statistics is None else target
-
-    def _remembered(self, operand: Operand, source: nn.NdArray) -> Optional[nn.NdArray]:
-        format = operand.precision.forward
-        target = self._pool.get(source.shape, f"operand of all products in {format.name}", operand.key)
-        rounding = self._storage.round_operand(source, target, operand.precision, holds_gradient=False)
         if rounding is None:
             return None
-        self._storage.data[operand.key] = rounding
-        self._leaves[operand.key, format] = source, target
+        if lasting and remember:
+            self._storage.data[operand.key] = rounding
+            self._leaves[operand.key, format] = source, target
         return target

@@ -35,6 +35,7 @@ class RoundedStorage:
         self._default = precisions.only or precisions.narrowest
         # Rounded copies that stand in for leaves while the graph runs.
         self.weights: Dict[int, nn.NdArray] = {}
+        # What rounding last did to gradients, and to weights and activations.
         self.gradients: Dict[int, RoundingStatistics] = {}
         self.data: Dict[int, RoundingStatistics] = {}
         # Storages of one training share it.
@@ -91,11 +92,10 @@ class RoundedStorage:
         readable = _as_float32(source, target)
         if readable is None:
             return None
-        if not holds_gradient:
-            return self.kernels.round_to_format(readable, target, precision.forward, fitted=True)
-        return self.kernels.round_to_format(
-            readable, target, precision.backward, fitted=True, random_key=self._random_key(precision)
-        )
+        format, random_key = precision.forward, None
+        if holds_gradient:
+            format, random_key = precision.backward, self._random_key(precision)
+        return self.kernels.round_to_format(readable, target, format, fitted=True, random_key=random_key)
 
     def gradient_statistics(self, key: int) -> Optional[ArrayStatistics]:
         """The statistics of a gradient as last rounded, or None."""
@@ -107,31 +107,20 @@ class RoundedStorage:
         known = self.data.get(key)
         return known.statistics if known is not None else None
 
-    def gradient_rounding(self, key: int) -> Optional[RoundingStatistics]:
-        """What rounding a gradient last did, or None."""
-        return self.gradients.get(key)
-
-    def data_rounding(self, key: int) -> Optional[RoundingStatistics]:
-        """What rounding a weight or activation last did, or None."""
-        return self.data.get(key)
-
     def store_gradient(self, key: int, array: nn.NdArray) -> None:
         """Round a gradient again that was scaled in place, keeping the counts of its first rounding; one that
         was not rounded is not stored in the format, as what functions in float hand on among themselves.
         """
         before = self.gradients.get(key)
-        if before is None:
-            return
-        self.round_gradient(key, array)
-        now = self.gradients[key]
-        self.gradients[key] = RoundingStatistics(
-            now.statistics, before.underflowed + now.underflowed, before.overflowed + now.overflowed
-        )
+        if before is not None:
+            self.round_gradient(key, array)
+            now = self.gradients[key]
+            self.gradients[key] = RoundingStatistics(
+                now.statistics, before.underflowed + now.underflowed, before.overflowed + now.overflowed
+            )
 
     def store(self, key: int, array: nn.NdArray) -> None:
-        """Round the scaled copy of the weight `key`; what only operands are rounded to is for its reader to
-        do.
-        """
+        """Round the scaled copy of the weight `key`, unless its reader rounds operands."""
         if not self.precision_of(key).operands_only:
             self.kernels.round_to_format(array, array, self.data_format(key, array.size))
 

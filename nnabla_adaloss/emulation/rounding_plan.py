@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 
@@ -12,9 +12,9 @@ from ..graph.float_tail import float_tail as find_tail
 from ..graph.matrix_products import is_matrix_product
 from ..graph.names import function_names
 from ..graph.plan import completed_names
-from ..graph.reading import GraphDescription, GraphReading, read_graph
+from ..graph.reading import GraphReading, read_graph
 from .operands import ProductOperands, operands_of
-from .rules import KEEPS_FP32, fp32_leaves, half_gradients, half_leaves, half_outputs
+from .rules import half_gradients, half_outputs, keeps_fp32, leaves_of
 
 Keyed = List[Tuple[int, nn.Variable]]
 
@@ -44,7 +44,13 @@ class RoundingPlan:
         self, loss: nn.Variable, precisions: LayerPrecisions, names: Names, *, float_tail: bool
     ) -> None:
         reading = read_graph(loss)
-        _refuse_half(reading.described)
+        described = reading.described
+        for index in described.in_half[:1]:
+            raise ValueError(
+                f"storage: {described.type_names[index]} is computed in {described.backends[index][0]}, "
+                "which stores half precision already; build the whole network in a float context, or leave "
+                "storage out"
+            )
         functions = reading.functions
         of_functions = _function_precisions(reading, precisions, names)
         self._default = precisions.only or precisions.narrowest
@@ -53,27 +59,30 @@ class RoundingPlan:
         self.of_variables: Dict[int, Precision] = {}
         if precisions.only is None:
             self.of_variables = _variable_precisions(reading, of_functions)
-        tail = _tail(reading, of_functions) if float_tail else frozenset()
-        self._in_float = {hash(functions[i]) for i in tail}
+        self._in_float: Set[int] = set()
+        for precision in dict.fromkeys(of_functions if float_tail else ()):
+            candidates = [index for index, of_one in enumerate(of_functions) if of_one == precision]
+            # A single element is stored in the format that constants are cast to.
+            tail = find_tail(reading, candidates, precision.data_format(1))
+            self._in_float.update(hash(functions[i]) for i in tail.functions)
         self._read_in_half: Set[int] = set()
         if self._in_float:
             others = (f for f in functions if hash(f) not in self._in_float)
             self._read_in_half = {hash(v) for f in others for v in f.inputs}
         self.roundings: Dict[int, Rounding] = {hash(f): self.rounding_of(f) for f in functions}
-        in_half = [f for f in functions if hash(f) not in self._in_float]
-        in_fp32 = {
-            hash(v) for f in in_half for v in self._others(f, fp32_leaves(f, casts_data=self._casts(f)))
-        }
-        halves = (v for f in in_half for v in self._others(f, half_leaves(f, casts_data=self._casts(f))))
-        leaves = {hash(v): v for v in halves}
+        half: Dict[int, nn.Variable] = {}
+        in_fp32: Set[int] = set()
+        for f, precision in zip(functions, of_functions):
+            if hash(f) not in self._in_float:
+                # An attention mask of -10000 would be NaN in E4M3; no hardware casts it to that.
+                casts_data = precision.stored_data.bits >= NARROWEST_SCALAR
+                operands = {operand.key for operand in self.roundings[hash(f)].operands.forward}
+                of_half, of_fp32 = leaves_of(f, casts_data=casts_data)
+                half.update((hash(v), v) for v in of_half if hash(v) not in operands)
+                in_fp32.update({*map(hash, of_fp32)} - operands)
         # A leaf that is also read in fp32 stays as it is for both.
-        self.leaves: Keyed = [(key, v) for key, v in leaves.items() if key not in in_fp32]
-        self._watch = reading.watch
-
-    @property
-    def is_current(self) -> bool:
-        """True while the graph is what it was: nothing rewired, no `need_grad` changed."""
-        return not self._watch.changed
+        self.leaves: Keyed = [(key, v) for key, v in half.items() if key not in in_fp32]
+        self.reading = reading
 
     def rounding_of(self, f: Any) -> Rounding:
         """What is rounded for `f`."""
@@ -83,38 +92,9 @@ class RoundingPlan:
         if hash(f) in self._in_float:
             # As of every function in float: what is read or written in half on the other side is half.
             outputs = [v for v in outputs if hash(v) in self._read_in_half]
-            gradients = [v for v in gradients if v.parent is not None and self._is_half(v.parent)]
+            before = ((v, v.parent) for v in gradients if v.parent is not None)
+            gradients = [v for v, g in before if hash(g) not in self._in_float and not keeps_fp32(g)]
         return Rounding(_keyed(outputs), _keyed(gradients), operands)
-
-    def _casts(self, f: Any) -> bool:
-        # An attention mask of -10000 would be NaN in E4M3; no hardware casts it to that.
-        return self._of[hash(f)].stored_data.bits >= NARROWEST_SCALAR
-
-    def _is_half(self, f: Any) -> bool:
-        return hash(f) not in self._in_float and f.info.type_name not in KEEPS_FP32
-
-    def _others(self, f: Any, leaves: List[nn.Variable]) -> List[nn.Variable]:
-        """Those of the leaves of `f` that are not its operands."""
-        operands = {operand.key for operand in self.roundings[hash(f)].operands.forward}
-        return [v for v in leaves if hash(v) not in operands]
-
-
-def _tail(reading: GraphReading, of_functions: Sequence[Precision]) -> FrozenSet[int]:
-    """The functions that compute in float, by index."""
-    candidates: Dict[Precision, List[int]] = {}
-    for index, precision in enumerate(of_functions):
-        candidates.setdefault(precision, []).append(index)
-    # A single element is stored in the format that constants are cast to.
-    tails = [find_tail(reading, found, p.data_format(1)).functions for p, found in candidates.items()]
-    return frozenset().union(*tails)
-
-
-def _refuse_half(described: GraphDescription) -> None:
-    for index in described.in_half[:1]:
-        raise ValueError(
-            f"storage: {described.type_names[index]} is computed in {described.backends[index][0]}, which "
-            "stores half precision already; build the whole network in a float context, or leave storage out"
-        )
 
 
 def _keyed(variables: List[nn.Variable]) -> Keyed:

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, FrozenSet, List, Sequence, Tuple
+from typing import Any, FrozenSet, List, Sequence, Tuple
 
 import nnabla as nn
 
 from ..graph.function_kinds import OWN_REFERENCES
-from ..graph.matrix_products import is_matrix_product, is_scalable
+from ..graph.matrix_products import SCALABLE
 
 # cudnn:half computes these in float: what they write stays fp32 until a half function reads it.
 _REDUCTIONS: FrozenSet[str] = frozenset({"Softmax", "LogSoftmax", "SoftmaxCrossEntropy", "CumSum", "CumProd"})
@@ -36,33 +36,6 @@ _BATCH_NORMALIZATIONS: FrozenSet[str] = frozenset(
 # They leave an unscaled fp32 gradient in a leaf: rounding it would undo what scaling saved.
 _UNSCALES: FrozenSet[str] = frozenset({"Unscale", "TrackedUnscale"})
 
-# Products whose operands are not their first two inputs.
-_OPERANDS: Dict[str, Tuple[int, ...]] = {
-    "AdaptiveSeparableConvolution": (0, 1, 2),
-    # They quantize their weight themselves.
-    **dict.fromkeys(
-        (
-            "BinaryConnectAffine",
-            "BinaryConnectConvolution",
-            "BinaryWeightAffine",
-            "BinaryWeightConvolution",
-            "INQAffine",
-            "INQConvolution",
-        ),
-        (0,),
-    ),
-    # No swap reaches what these read.
-    **dict.fromkeys(OWN_REFERENCES, ()),
-}
-
-# Their first input is an output gradient.
-_READ_GRADIENTS: FrozenSet[str] = frozenset(
-    name + grad for name in ("Affine", "Convolution", "Deconvolution") for grad in ("DataGrad", "FilterGrad")
-)
-
-# Between the gradient of their output and their product lies more: batch normalization, gates.
-_GRADIENT_WITHIN: FrozenSet[str] = frozenset({"FusedConvolution", *OWN_REFERENCES})
-
 
 def half_outputs(f: Any) -> List[nn.Variable]:
     """The outputs of `f` that are stored in half precision."""
@@ -74,74 +47,39 @@ def half_outputs(f: Any) -> List[nn.Variable]:
     return outputs[:1] if type_name in _BATCH_NORMALIZATIONS else outputs
 
 
-def half_leaves(f: Any, *, casts_data: bool = True) -> List[nn.Variable]:
-    """The leaves that `f` reads in half precision: weights, and the data of matrix products and arithmetic.
-
-    Args:
-        f: the function.
-        casts_data: whether arithmetic casts data that needs no gradient, as an attention mask.
+def leaves_of(f: Any, *, casts_data: bool = True) -> Tuple[List[nn.Variable], List[nn.Variable]]:
+    """The leaves that `f` reads in half precision, such as weights and the data of matrix products, and those
+    that it reads in fp32. `casts_data`: whether arithmetic casts data without gradient, such as masks.
     """
-    type_name = f.info.type_name
-    if type_name in KEEPS_FP32 or type_name in OWN_REFERENCES:
-        # The latter read weights through references that no swap reaches.
-        return []
-    inputs = _parameters_in_half(type_name, f.inputs)
-    # Other leaves without a gradient may be labels or indices, which a half GPU keeps as they are.
-    casts = is_scalable(type_name) or (casts_data and type_name in _ARITHMETIC)
-    return [v for v in inputs if v.parent is None and (v.need_grad or casts)]
-
-
-def fp32_leaves(f: Any, *, casts_data: bool = True) -> List[nn.Variable]:
-    """The leaves that `f` reads in fp32; `casts_data` as for `half_leaves`."""
-    half = {hash(v) for v in half_leaves(f, casts_data=casts_data)}
-    return [v for v in f.inputs if v.parent is None and hash(v) not in half]
+    type_name, inputs = f.info.type_name, f.inputs
+    half: List[nn.Variable] = []
+    # Functions with references of their own read weights through them: no swap reaches these.
+    if type_name not in KEEPS_FP32 and type_name not in OWN_REFERENCES:
+        # Other leaves without a gradient may be labels or indices, which a half GPU keeps as they are.
+        casts = type_name in SCALABLE or (casts_data and type_name in _ARITHMETIC)
+        read = _parameters_in_half(type_name, inputs)
+        half = [v for v in read if v.parent is None and (v.need_grad or casts)]
+    keys = set(map(hash, half))
+    return half, [v for v in inputs if v.parent is None and hash(v) not in keys]
 
 
 def half_gradients(f: Any) -> List[nn.Variable]:
     """The inputs of `f` whose gradients are stored in half precision when `f` has run."""
     type_name = f.info.type_name
-    keeps = type_name in KEEPS_FP32
-    found: List[nn.Variable] = []
     if type_name in _UNSCALES:
-        return found
-    for v in _parameters_in_half(type_name, f.inputs):
-        # A gradient is half when the function that writes it or the one that reads it is.
-        reader_keeps = v.parent is None or v.parent.info.type_name in KEEPS_FP32
-        if v.need_grad and not (keeps and reader_keeps):
-            found.append(v)
+        return []
+    # A gradient is half when the function that writes it or the one that reads it is.
+    found = [
+        v
+        for v in _parameters_in_half(type_name, f.inputs)
+        if v.need_grad and not (type_name in KEEPS_FP32 and (v.parent is None or keeps_fp32(v.parent)))
+    ]
     return list({hash(v): v for v in found}.values())
 
 
-def operands(f: Any) -> List[Tuple[int, nn.Variable, bool]]:
-    """The inputs that `f` multiplies: index, variable, and whether it holds an output gradient.
-
-    A single element is not worth rounding.
-    """
-    type_name = f.info.type_name
-    if not is_matrix_product(type_name):
-        return []
-    inputs = f.inputs
-    indices = [i for i in _operand_indices(type_name, inputs) if inputs[i].size > 1]
-    return [(i, inputs[i], i == 0 and type_name in _READ_GRADIENTS) for i in indices]
-
-
-def read_in_backward(f: Any, index: int) -> bool:
-    """Whether backward of the product `f` reads its operand `index`: if its factor there needs a gradient."""
-    inputs = f.inputs
-    others = {0, 1, *_operand_indices(f.info.type_name, inputs)} - {index}
-    return any(v.need_grad for i, v in enumerate(inputs) if i in others)
-
-
-def gradient_operands(f: Any) -> List[nn.Variable]:
-    """The outputs of `f` whose gradients it multiplies in backward."""
-    type_name = f.info.type_name
-    if not is_matrix_product(type_name) or type_name in _GRADIENT_WITHIN:
-        return []
-    return [v for v in f.outputs if v.size > 1]
-
-
-def _operand_indices(type_name: str, inputs: Sequence[nn.Variable]) -> Sequence[int]:
-    return range(len(inputs)) if type_name == "Einsum" else _OPERANDS.get(type_name, (0, 1))
+def keeps_fp32(f: Any) -> bool:
+    """Whether what `f` writes stays fp32 until a half function reads it."""
+    return f.info.type_name in KEEPS_FP32
 
 
 def _parameters_in_half(type_name: str, inputs: Sequence[nn.Variable]) -> Sequence[nn.Variable]:

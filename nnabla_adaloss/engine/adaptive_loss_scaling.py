@@ -154,9 +154,7 @@ class AdaptiveLossScaling:
         self._graph = GraphPreparation(
             self._reader.read,
             reading,
-            PlanOptions.of(
-                self.config.selection, adaptive=method.needs is not Needs.NOTHING, non_homogeneous=further
-            ),
+            PlanOptions(self.config.selection, method.needs is not Needs.NOTHING, frozenset(further)),
             # Names are those that the scope shows in which the loss is wrapped.
             registered_names(),
             lambda: names_of(parameters),

@@ -95,7 +95,7 @@ class _Look:
         if storage is None:
             return GradientSeen(statistics, exponents, self._stored.format)
         format = storage.gradient_format(key, array.size)
-        rounded = storage.gradient_rounding(key)
+        rounded = storage.gradients.get(key)
         if rounded is None:
             return GradientSeen(statistics, exponents, format)
         return GradientSeen(statistics, exponents, format, rounded.underflowed, rounded.overflowed)

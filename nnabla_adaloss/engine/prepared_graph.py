@@ -167,8 +167,9 @@ class GraphPreparation:
     def current(self, *, wired: bool) -> PreparedGraph:
         """The graph as it is now."""
         if self.present is not None:
-            watch = self.present.plan.watch
-            if not (watch.reshaped or watch.marked_otherwise) and (wired or not watch.rewired):
+            plan = self.present.plan
+            changed = plan.reshaped or plan.reading.marked_otherwise
+            if not changed and (wired or not plan.reading.rewired):
                 return self.present
         self.present = self._prepare()
         return self.present
@@ -177,7 +178,7 @@ class GraphPreparation:
         """The plan of the graph as it is wired now; before forward nnabla itself does not know which of its
         variables need a gradient.
         """
-        if self.present is None or self.present.plan.watch.rewired:
+        if self.present is None or self.present.plan.reading.rewired:
             self.present = self._prepare()
         return self.present.plan
 

@@ -9,9 +9,7 @@ from .node import NodeStructure
 
 
 class Edge(NamedTuple):
-    """A way from one component to another: through a layer, or a function that may change the scale. It holds
-    nothing that depends on shapes.
-    """
+    """A way from one component to another, whatever the shapes: a layer, or what may change the scale."""
 
     before: int
     after: int
@@ -40,12 +38,7 @@ class Components(NamedTuple):
 
     def behind(self, first: int) -> Set[int]:
         """A component, and all that backward computes from its gradients."""
-        found, waiting = {first}, [first]
-        while waiting:
-            new = self.next[waiting.pop()] - found
-            found |= new
-            waiting += new
-        return found
+        return _reachable(self.next, {first})
 
     @property
     def measured(self) -> List[int]:
@@ -65,14 +58,11 @@ def components_of(nodes: Sequence[NodeStructure], sizes: Sequence[int], *, by_la
     for node in nodes:
         _connect(parents, node.outputs)
         targets = {slot.target for slot in node.slots} if by_layer else set()
-        for slot in node.slots:
-            # A leaf's gradient is kept in an array of its own.
-            if slot.to_leaf and by_layer:
-                _connect(parents, [slot.target])
         passed_on = [position for position in node.inputs if position not in targets]
         _connect(parents, passed_on if node.separates else [*node.outputs[:1], *passed_on])
-        for position in targets.intersection(node.inputs):
-            _connect(parents, [position])
+        # The gradients of leaves, too, which are kept in arrays of their own.
+        for position in targets.intersection([*node.inputs, *(s.target for s in node.slots if s.to_leaf)]):
+            parents.setdefault(position, position)
     return _numbered(nodes, sizes, parents)
 
 
@@ -107,11 +97,7 @@ def _numbered(nodes: Sequence[NodeStructure], sizes: Sequence[int], parents: Dic
     following: List[Set[int]] = [set() for _ in names]
     for edge in edges:
         following[edge.before].add(edge.after)
-    behind_layers: Set[int] = set()
-    waiting = {edge.after for edge in edges if edge.layer is not None}
-    while waiting:
-        behind_layers |= waiting
-        waiting = set().union(*(following[index] for index in waiting)) - behind_layers
+    behind_layers = _reachable(following, {edge.after for edge in edges if edge.layer is not None})
     leaves = {leaf: producers[node.number] for node in reversed(nodes) for leaf in node.leaves}
     return Components(
         of=of,
@@ -135,6 +121,16 @@ def _edges(node: NodeStructure, of: Mapping[int, int], before: int) -> Iterable[
     for after in dict.fromkeys(of[p] for p in node.inputs if p not in scaled):
         if after != before:
             yield Edge(before, after, None, -1, node.expands)
+
+
+def _reachable(following: Sequence[AbstractSet[int]], first: AbstractSet[int]) -> Set[int]:
+    """Some components, and all that lie behind them."""
+    found, waiting = {*first}, [*first]
+    while waiting:
+        new = following[waiting.pop()] - found
+        found |= new
+        waiting += new
+    return found
 
 
 def _root(parents: Dict[int, int], key: int) -> int:

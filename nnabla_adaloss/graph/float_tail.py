@@ -36,30 +36,12 @@ class FloatTail(NamedTuple):
     """The functions of a graph that have to compute in float."""
 
     functions: FrozenSet[int] = frozenset()
-    # Constants that half precision rounds, because functions in Python read what is computed with them; and
-    # the float context that would hold the first, as one writes it.
-    rounded: Tuple[str, ...] = ()
-    context: str = ""
-
-    def report(self) -> None:
-        """Log that functions compute in float, and warn of constants that stay rounded."""
-        if self.functions:
-            logger.info(
-                "%d functions compute in float: those of one element at the loss, and those with a constant "
-                "that half precision cannot hold. float_tail=False leaves the graph as it is",
-                len(self.functions),
-            )
-        if self.rounded:
-            warn(
-                f"half precision rounds constants: {', '.join(self.rounded)}. A function in Python "
-                "reads the result, so it cannot be moved to float here: build it in a float context, as in "
-                f"`with nn.context_scope({self.context}): ...`"
-            )
+    warning: str = ""  # of constants that half precision rounds, because functions in Python read the result
 
 
 def float_tail(reading: GraphReading, candidates: Sequence[int], storage: Format = FLOAT16) -> FloatTail:
-    """Which of the half-precision functions `candidates` have to compute in float. These are the functions of
-    one element at the loss, and those with a constant that `storage` changes by more than its precision.
+    """Which of the half-precision functions `candidates` have to compute in float: those of one element at
+    the loss, and those with a constant that `storage` changes by more than its precision.
     """
     described = reading.described
     half = set(candidates)
@@ -68,14 +50,33 @@ def float_tail(reading: GraphReading, candidates: Sequence[int], storage: Format
     if not wanted:
         return FloatTail()
     # nnabla crashes when a variable is rewired that a function in Python reads.
-    fixed = _written_in_python(reading)
-    found = {i for i in wanted if i not in fixed and _can_be_replaced(described, i)}
+    fixed: Set[int] = set()
+    for index, f in enumerate(reading.functions):
+        if f.name == _PYTHON:
+            behind = described.producers[described.inputs.part(index)]
+            fixed.update([index, *(p for p in behind if p is not None)])
+    found = frozenset(i for i in wanted if i not in fixed and _can_be_replaced(described, i))
     kept = sorted(rounded - found)
-    if not kept:
-        return FloatTail(frozenset(found))
-    context = float_context(reading.functions[kept[0]].context)
+    return FloatTail(found, _warning(reading, kept, storage) if kept else "")
+
+
+def _warning(reading: GraphReading, functions: List[int], storage: Format) -> str:
+    """Which constants of these functions half precision changes, and how to keep them."""
+    described = reading.description(registered_names())
+    labels = function_names(described)
+    changes = [
+        f"{labels[index]} ({described.type_names[index]}): {c:g} is {storage.nearest(c):g} in half precision"
+        for index in functions
+        for c in constants(described, index)
+        if _is_lost(c, storage)
+    ]
+    context = float_context(reading.functions[functions[0]].context)
     written = f"nn.Context({context.backend}, {context.array_class!r}, {context.device_id!r})"
-    return FloatTail(frozenset(found), _rounded_constants(reading, kept, storage), written)
+    return (
+        f"half precision rounds constants: {', '.join(changes)}. A function in Python reads the result, so "
+        "it cannot be moved to float here: build it in a float context, as in "
+        f"`with nn.context_scope({written}): ...`"
+    )
 
 
 class TailReader:
@@ -115,7 +116,14 @@ class TailReader:
             )
         if self.moved and not self._reported:
             self._reported = True
-            self.tail.report()
+            if self.tail.functions:
+                logger.info(
+                    "%d functions compute in float: those of one element at the loss, and those with a "
+                    "constant that half precision cannot hold. float_tail=False leaves the graph as it is",
+                    len(self.tail.functions),
+                )
+            if self.tail.warning:
+                warn(self.tail.warning)
         self.moved, self._missing = False, []
 
 
@@ -172,23 +180,10 @@ def _at_the_loss(described: GraphDescription) -> Set[int]:
         if index in found or is_matrix_product(described.type_names[index]):
             continue
         read, written = _sizes(described, index)
-        if not (_are_single(written) or (read and _are_single(read))):
-            continue
-        found.add(index)
-        waiting += [p for p in described.producers[described.inputs.part(index)] if p is not None]
+        if {*written} == {1} or {*read} == {1}:
+            found.add(index)
+            waiting += [p for p in described.producers[described.inputs.part(index)] if p is not None]
     return found
-
-
-def _rounded_constants(reading: GraphReading, functions: List[int], storage: Format) -> Tuple[str, ...]:
-    """The constants of these functions that half precision changes, in words."""
-    described = reading.description(registered_names())
-    labels = function_names(described)
-    return tuple(
-        f"{labels[index]} ({described.type_names[index]}): {c:g} is {storage.nearest(c):g} in half precision"
-        for index in functions
-        for c in constants(described, index)
-        if _is_lost(c, storage)
-    )
 
 
 def is_computed(variable: nn.Variable) -> bool:
@@ -211,17 +206,6 @@ def _can_be_replaced(described: GraphDescription, index: int) -> bool:
     return not keeps and "seed" not in args and hasattr(nnabla.function, type_name)
 
 
-def _written_in_python(reading: GraphReading) -> Set[int]:
-    """The functions that are written in Python, and those whose outputs they read."""
-    described = reading.described
-    found: Set[int] = set()
-    for index, f in enumerate(reading.functions):
-        if f.name == _PYTHON:
-            behind = described.producers[described.inputs.part(index)]
-            found.update([index, *(p for p in behind if p is not None)])
-    return found
-
-
 def _sizes(described: GraphDescription, index: int) -> Tuple[List[int], List[int]]:
     """How many elements each input and each output of a function has."""
     read, written = (
@@ -229,7 +213,3 @@ def _sizes(described: GraphDescription, index: int) -> Tuple[List[int], List[int
         for uses in (described.inputs, described.outputs)
     )
     return read, written
-
-
-def _are_single(sizes: Sequence[int]) -> bool:
-    return all(size == 1 for size in sizes)

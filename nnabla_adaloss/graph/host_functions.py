@@ -15,8 +15,6 @@ from .reading import GraphDescription
 # makes itself.
 _MOVES_NOTHING: FrozenSet[str] = frozenset({"Constant", "FusedConvolution", "Shape", "Sink", "Unlink"})
 
-_BYTES_OF_HALF, _BYTES_OF_FLOAT = 2, 4
-
 
 class HostFunction(NamedTuple):
     """A function that runs on the host, in a network on a GPU."""
@@ -51,22 +49,13 @@ def host_functions(
     for index, here in enumerate(on_host):
         if not here or described.type_names[index] in _MOVES_NOTHING:
             continue
-        elements, counted = 0, set[int]()
-        for position, producer, need in zip(read[index], producers[index], needs[index]):
-            # What has no producer and no gradient is data: it comes from the host.
-            from_gpu = need if producer is None else not on_host[producer]
-            if from_gpu and position not in counted:
-                counted.add(position)
-                elements += math.prod(described.shapes[position]) * (2 if need else 1)
-        for position in written[index]:
-            if position not in stays:
-                elements += math.prod(described.shapes[position]) * (2 if described.need_grads[index] else 1)
-        moved = elements * _element_bytes(contexts[index].backend)
-        found.append(HostFunction(names[index], described.type_names[index], moved))
+        # What has no producer and no gradient is data: it comes from the host.
+        read_here = {*zip(read[index], producers[index], needs[index])}
+        moved = [(p, need) for p, g, need in read_here if (need if g is None else not on_host[g])]
+        moved += [(p, described.need_grads[index]) for p in written[index] if p not in stays]
+        elements = sum(math.prod(described.shapes[p]) * (2 if need else 1) for p, need in moved)
+        # Those of the host's implementation, the first that the context has.
+        first = next((name for name in contexts[index].backend if name.startswith("cpu")), "")
+        bytes_moved = elements * (2 if first.endswith(":half") else 4)
+        found.append(HostFunction(names[index], described.type_names[index], bytes_moved))
     return found
-
-
-def _element_bytes(backends: Sequence[str]) -> int:
-    """Of the host's implementation, the first that the context has."""
-    first = next((name for name in backends if name.startswith("cpu")), "")
-    return _BYTES_OF_HALF if first.endswith(":half") else _BYTES_OF_FLOAT

@@ -72,18 +72,16 @@ def variable_of(loss: LossLike) -> nn.Variable:
         variable = loss.variable
     else:
         raise TypeError(f"loss must be an nnabla.Variable or a wrapper of one, got {type(loss).__name__}")
-    if variable.parent is None or not (variable.need_grad or _has_a_leaf_that_needs_a_gradient(variable)):
+    # nnabla finds out in the next forward what a leaf that needs a gradient means for a rewired graph.
+    if variable.parent is None or not (
+        variable.need_grad
+        or any(v.need_grad and v.parent is None for read in visited(variable)[1] for v in read)
+    ):
         raise ValueError(
             "loss needs no gradient: it is not computed from any variable with need_grad=True; "
             "pass the output of the network's loss function"
         )
     return variable
-
-
-def _has_a_leaf_that_needs_a_gradient(loss: nn.Variable) -> bool:
-    # nnabla finds out in the next forward what this means for a graph that was rewired.
-    _, inputs, _ = visited(loss)
-    return any(v.need_grad and v.parent is None for read in inputs for v in read)
 
 
 def refuse_a_loss_that_scales_itself(described: GraphDescription) -> None:
@@ -96,9 +94,7 @@ def refuse_a_loss_that_scales_itself(described: GraphDescription) -> None:
 
 
 def refuse_a_second_division(loss: Any) -> None:
-    """Raise TypeError if the loop of nnabla's `DynamicLossScalingUpdater` runs `loss`, whose gradients come
-    out unscaled. It gives a scale as any other loop does, so that only the loop itself tells.
-    """
+    """Raise TypeError if the loop of nnabla's `DynamicLossScalingUpdater` runs `loss`, which unscales."""
     frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _DIVIDING_LOOP and frame.f_locals["self"].loss is loss:
@@ -131,9 +127,7 @@ def check_seed(loss: nn.Variable, grad: Optional[Seed]) -> None:
 
 
 class LossSeed:
-    """Makes the gradient that backward of one loss starts from, where the loss is. On a GPU, one that is made
-    on the host is waited for.
-    """
+    """Makes the gradient that backward starts from, on the device: the GPU would wait for one of the host."""
 
     def __init__(self, loss: nn.Variable) -> None:
         self._loss = loss
@@ -181,10 +175,8 @@ def run_backward(
 
 
 class HookGuard:
-    """Runs hooks until one raises, keeps its exception as `error`, and calls `on_error` at once.
-
-    nnabla does not stop when a Python hook raises: the remaining functions run, and the caller gets a
-    SystemError that hides the cause.
+    """Runs hooks until one raises, keeps its exception as `error`, and calls `on_error` at once: nnabla runs
+    the remaining functions all the same, and raises a SystemError that hides the cause.
     """
 
     def __init__(self, on_error: Optional[Callable[[], None]] = None) -> None:

@@ -75,10 +75,6 @@ def _channels(g: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
     return moved.reshape(-1, moved.shape[-1])
 
 
-def _features(g: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
-    return g.reshape(math.prod(g.shape[: args["base_axis"]]), -1)
-
-
 def _summed_axis(g: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
     moved = np.moveaxis(g, -1 if slot.input == 0 else -2, -1)
     return moved.reshape(-1, moved.shape[-1])
@@ -92,21 +88,11 @@ def _rows(w: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
     return w.reshape(w.shape[0], -1)
 
 
-def _columns(w: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
-    """From (in, out...)."""
-    return w.reshape(w.shape[0], -1).T
-
-
 def _rows_of_groups(w: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
     """From (in, out/group, k...) by way of (out, in/group, k...)."""
     group = args["group"]
     split = w.reshape(group, w.shape[0] // group, w.shape[1], -1)
     return split.transpose(0, 2, 1, 3).reshape(group * w.shape[1], -1)
-
-
-def _rows_of_output_channels(w: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
-    """From (in, k...)."""
-    return w.reshape(w.shape[0] // args["divisor"], -1)
 
 
 def _shared_axis(w: NDArray[Any], args: Args, slot: GemmSlot) -> NDArray[Any]:
@@ -126,12 +112,17 @@ class Product(NamedTuple):
 
 
 SCALABLE: Dict[str, Product] = {
-    "Affine": Product(gradient=_features, factor=_columns),
+    "Affine": Product(
+        gradient=lambda g, args, slot: g.reshape(math.prod(g.shape[: args["base_axis"]]), -1),
+        factor=lambda w, args, slot: w.reshape(w.shape[0], -1).T,  # from (in, out...)
+    ),
     "Convolution": Product(_slot_of_convolution),
     "FusedConvolution": Product(_slot_of_convolution),
     "Deconvolution": Product(factor=_rows_of_groups),
     "DepthwiseConvolution": Product(_slot_of_depthwise_convolution),
-    "DepthwiseDeconvolution": Product(factor=_rows_of_output_channels),
+    "DepthwiseDeconvolution": Product(
+        factor=lambda w, args, slot: w.reshape(w.shape[0] // args["divisor"], -1)  # from (in, k...)
+    ),
     # Taken for one large product: its matrices pair every batch element with every other.
     "BatchMatmul": Product(_slots_of_activations, _summed_axis, _shared_axis),
 }
@@ -169,19 +160,6 @@ def gemm_slots(type_name: str, args: Args, inputs: Sequence[Shape], output: Shap
     """The inputs of a function whose gradients can carry a scale of their own; none where there is none."""
     product = SCALABLE.get(type_name)
     return product.slots(args, inputs, output) if product else []
-
-
-def product_matrices(
-    type_name: str, args: Args, slot: GemmSlot, g: NDArray[Any], w: NDArray[Any]
-) -> Tuple[NDArray[Any], NDArray[Any]]:
-    """A layer's output gradient as (N, C) and its weight as (C, M), C the channels that are summed over."""
-    product = SCALABLE[type_name]
-    return product.gradient(g, args, slot), product.factor(w, args, slot)
-
-
-def is_scalable(type_name: str) -> bool:
-    """Whether functions of this type can have a scale of their own."""
-    return type_name in SCALABLE
 
 
 def is_matrix_product(type_name: str) -> bool:

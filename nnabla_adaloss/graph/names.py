@@ -66,7 +66,9 @@ def function_names(graph: GraphDescription) -> List[str]:
     scopes = _own_scopes(graph, parents)
     products = list(map(is_matrix_product, graph.type_names))
     of_products = {scope for scope, product in zip(scopes, products) if product}
-    around = _scopes_around(parents, scopes)
+    edges = [(index, parent) for index, own in enumerate(parents) for parent in own if parent is not None]
+    before = _nearest(edges, scopes)
+    behind = _nearest([(parent, index) for index, parent in reversed(edges)], scopes)
     names: List[str] = []
     # The last number that a name was given.
     numbers: Dict[str, int] = {}
@@ -76,7 +78,8 @@ def function_names(graph: GraphDescription) -> List[str]:
         if scope and (products[index] or scope not in of_products):
             base = scope
         else:
-            base = f"{around[index]}/{type_name}" if around[index] else type_name
+            around = scope or _between(before.get(index), behind.get(index))
+            base = f"{around}/{type_name}" if around else type_name
         name, number = base, numbers.get(base, 1)
         while name in taken:
             number += 1
@@ -109,14 +112,6 @@ def _own_scopes(graph: GraphDescription, parents: Parents) -> List[str]:
         # The first input is what the parameters are applied to.
         scopes.append(next((scope for scope in found[1:] if scope), ""))
     return scopes
-
-
-def _scopes_around(parents: Parents, scopes: Sequence[str]) -> List[str]:
-    """For each function without a scope the one that it stands in, by the functions before and behind it."""
-    edges = [(index, parent) for index, own in enumerate(parents) for parent in own if parent is not None]
-    producers = _nearest(edges, scopes)
-    consumers = _nearest([(parent, index) for index, parent in reversed(edges)], scopes)
-    return [own or _between(producers.get(index), consumers.get(index)) for index, own in enumerate(scopes)]
 
 
 def _nearest(edges: Sequence[Tuple[int, int]], scopes: Sequence[str]) -> Dict[int, Tuple[int, str]]:

@@ -9,7 +9,7 @@ import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from .matrix_products import GemmSlot, product_matrices
+from .matrix_products import SCALABLE, GemmSlot
 
 
 class Scaling(NamedTuple):
@@ -26,7 +26,8 @@ class Scaling(NamedTuple):
     def matrices(self, node: Node) -> Tuple[NDArray[Any], NDArray[Any]]:
         """Output gradient (N, C) and factor (C, M) of the layer's product, as they are now."""
         g, w = np.asarray(node.outputs[0].grad.data), np.asarray(self.factor.data.data)
-        return product_matrices(node.type_name, node.args, self.slot, g, w)
+        product = SCALABLE[node.type_name]
+        return product.gradient(g, node.args, self.slot), product.factor(w, node.args, self.slot)
 
 
 class LayerSlot(NamedTuple):

@@ -5,19 +5,21 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cached_property
+from operator import attrgetter
 from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 
 from ..core.layer_selection import LayerSelection
 from .host_functions import HostFunction, host_functions
-from .matrix_products import is_matrix_product, is_scalable
+from .matrix_products import SCALABLE, is_matrix_product
 from .names import ParameterNames, registered_names
 from .node import Node
 from .reading import GraphReading, read_graph
 from .structure import GraphStructure, PlanOptions
 
 _NAMELESS = 0, None
+_shape = attrgetter("shape")
 
 
 class GraphPlan:
@@ -43,9 +45,8 @@ class GraphPlan:
         variable_keys: their keys.
         kept_keys: keys of those whose gradients stay even when buffers are cleared.
         leaves: the leaves that get a gradient, by variable key.
-        fixed_leaves: the leaves without, and whether forward writes them, once for each use; and those of the
-            others that forward writes.
-        watch: notices when the graph is not what it was.
+        fixed_leaves: the leaves without, and whether forward writes them; of the others, those it writes.
+        reading: the graph as it was read; notices when it is not what it was.
 
     Raises:
         ValueError: a pattern of the selection matches no layer.
@@ -61,7 +62,7 @@ class GraphPlan:
         names: Optional[ParameterNames] = None,
     ) -> None:
         reading = read_graph(loss)
-        options = PlanOptions.of(selection, adaptive=adaptive, non_homogeneous=non_homogeneous)
+        options = PlanOptions(selection, adaptive, frozenset(non_homogeneous))
         described = reading.description(completed_names(names, reading))
         kept = [reading.leaves[position] for position in described.kept]
         self._bind(reading, GraphStructure(described, options, kept))
@@ -75,26 +76,26 @@ class GraphPlan:
 
     def _bind(self, reading: GraphReading, structure: GraphStructure) -> None:
         self.structure = structure
-        self.functions, self.keys = reading.functions, reading.keys
-        self.all_variables = variables = reading.variables
-        keys = reading.keys
+        self.functions = reading.functions
+        self.all_variables, self.keys = variables, keys = reading.variables, reading.keys
         self.layers, self.stopped = structure.layers, structure.stopped
         self.roots = [variables[p] for p in structure.roots]
         self.variables = [variables[p] for p in structure.gradients]
         self.variable_keys = [keys[p] for p in structure.gradients]
         self.kept_keys = {keys[p] for p in structure.kept_gradients}
         self.leaves = {keys[p]: reading.leaves[p] for p in structure.leaves}
-        self.fixed_leaves = [(reading.leaves[p], written) for p, written in structure.fixed]
-        self.watch = reading.watch
+        self.fixed_leaves = [(reading.leaves[p], written) for p, written in structure.fixed.items()]
+        self.reading = reading
         # A leaf without a name is no parameter: `reset_shape` gives it batches of another size.
         described = structure.described
         data = [p for p in reading.leaves if described.kept.get(p, _NAMELESS)[1] is None]
-        self.watch.watch_shapes([reading.leaves[p] for p in data], [described.shapes[p] for p in data])
+        self._data = [reading.leaves[p] for p in data]
+        self._data_shapes = [described.shapes[p] for p in data]
 
     @property
-    def loss_exits(self) -> int:
-        """In how many places the gradient leaves the section between the loss and the first layers."""
-        return sum(known.loss_exit for known in self.structure.nodes)
+    def reshaped(self) -> bool:
+        """Whether data have another shape than they had."""
+        return list(map(_shape, self._data)) != self._data_shapes
 
     @property
     def recomputes(self) -> bool:
@@ -114,11 +115,8 @@ class GraphPlan:
     @cached_property
     def nodes(self) -> Dict[int, Node]:
         """What is known of each function, by function key, in backward order."""
-        functions, variables, keys = self.function_keys, self.all_variables, self.keys
-        return {
-            functions[known.number]: Node(known, functions[known.number], variables, keys)
-            for known in self.structure.nodes
-        }
+        keyed = ((self.function_keys[known.number], known) for known in self.structure.nodes)
+        return {key: Node(known, key, self.all_variables, self.keys) for key, known in keyed}
 
     @cached_property
     def labels(self) -> Dict[int, str]:
@@ -171,7 +169,7 @@ def _row(node: Node, *, fan_out: bool) -> Tuple[str, str, str, str, str]:
         role = "scaled"
     elif node.loss_section:
         role = "passed through (loss)"
-    elif is_matrix_product(node.type_name) and not is_scalable(node.type_name):
+    elif is_matrix_product(node.type_name) and node.type_name not in SCALABLE:
         role = "passed through (no scale of its own)"
     else:
         role = "passed through"

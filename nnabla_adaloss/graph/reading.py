@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from itertools import accumulate, chain
 from operator import attrgetter
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 
@@ -66,76 +66,56 @@ class GraphDescription(NamedTuple):
         return [i for i, backend in enumerate(self.backends) if backend and backend[0] in half]
 
 
-class GraphWatch:
-    """Remembers which C++ variables some Variables stand for, which need a gradient and which are recomputed.
-    `Variable.rewire_on` and `need_grad = ...` change that, and with the next forward what follows.
+class GraphReading:
+    """The functions and variables of a graph; notices when the graph is not as it was read any more.
+
+    `Variable.rewire_on` and `need_grad = ...` change it, and with the next forward what follows from that.
     """
 
     def __init__(
         self,
-        variables: Iterable[nn.Variable],
-        outputs: Iterable[nn.Variable] = (),
-        functions: Iterable[Any] = (),
+        functions: List[Any],
+        by_key: Mapping[int, nn.Variable],
+        outputs: List[nn.Variable],
+        leaves: Dict[int, nn.Variable],
+        needed: Set[int],
+        described: GraphDescription,
     ) -> None:
-        self._variables, self._outputs, self._functions = list(variables), list(outputs), list(functions)
-        self._shaped: Sequence[nn.Variable] = ()
-        self._shapes: List[Tuple[int, ...]] = []
-        self._wired, self._marked = list(map(hash, self._variables)), self._marks()
+        self.functions = functions
+        self.variables, self.keys = list(by_key.values()), list(by_key)
+        self.leaves = leaves  # the variables that nothing computes, by position
+        self.needed = needed  # positions of the leaves that need a gradient
+        self.described = described  # but for which leaves are kept
+        self._outputs = outputs
+        self._marked = self._marks()
 
     @property
     def rewired(self) -> bool:
         """True when a Variable stands for another one than before."""
-        return list(map(hash, self._variables)) != self._wired
+        return list(map(hash, self.variables)) != self.keys
 
     @property
     def marked_otherwise(self) -> bool:
         """True when another variable needs a gradient, or is computed again in backward."""
         return self._marks() != self._marked
 
-    def watch_shapes(self, variables: Sequence[nn.Variable], shapes: Sequence[Tuple[int, ...]]) -> None:
-        """Notice, too, when one of these variables has another shape than this."""
-        self._shaped, self._shapes = variables, list(shapes)
-
-    @property
-    def reshaped(self) -> bool:
-        """True when a variable whose shape is watched has another one."""
-        return list(map(_shape, self._shaped)) != self._shapes
-
-    @property
-    def changed(self) -> bool:
-        """True when something but a shape is different from what it was."""
-        return self.rewired or self.marked_otherwise
-
-    def _marks(self) -> List[bool]:
-        marked = chain(self._variables, self._functions)
-        return [*map(_need_grad, marked), *map(_recompute, self._outputs)]
-
-
-class GraphReading(NamedTuple):
-    """The functions and variables of a graph."""
-
-    functions: List[Any]
-    variables: List[nn.Variable]
-    keys: List[int]
-    leaves: Dict[int, nn.Variable]  # those that nothing computes, by position
-    needed: Set[int]  # positions of the leaves that need a gradient
-    described: GraphDescription  # but for which leaves are kept
-    watch: GraphWatch
-
     @property
     def is_current(self) -> bool:
         """True while the graph is as it was read; shapes, which change with forward, are not looked at."""
-        return not self.watch.changed
+        return not (self.rewired or self.marked_otherwise)
 
     def description(self, names: Mapping[int, str]) -> GraphDescription:
         """All that plans ask of the graph, with the names of parameters by variable key."""
         kept = {}
         for position in self.leaves:
-            key = self.keys[position]
-            name = names.get(key)
+            name = names.get(self.keys[position])
             if name is not None or position in self.needed:
-                kept[position] = key, name
+                kept[position] = self.keys[position], name
         return self.described._replace(kept=kept)
+
+    def _marks(self) -> List[bool]:
+        marked = chain(self.variables, self.functions)
+        return [*map(_need_grad, marked), *map(_recompute, self._outputs)]
 
 
 def visited(loss: nn.Variable) -> Tuple[List[Any], List[List[nn.Variable]], List[List[Any]]]:
@@ -175,7 +155,6 @@ def read_graph(loss: nn.Variable) -> GraphReading:
     # One that is read cut off from the graph is known better by what writes it.
     by_key.update(zip(written_keys, written))
     position = dict(zip(by_key, range(len(by_key)))).__getitem__
-    variables = list(by_key.values())
     read_positions = list(map(position, read_keys))
     needs = list(map(_need_grad, read))
     producers = list(map(dict(zip(functions, range(len(functions)))).get, chain.from_iterable(parents)))
@@ -191,9 +170,8 @@ def read_graph(loss: nn.Variable) -> GraphReading:
         needs=needs,
         producers=producers,
         outputs=Uses(list(accumulate(map(len, outputs))), list(map(position, written_keys))),
-        shapes=list(map(_shape, variables)),
-        recomputed=list(map(_recompute, variables)),
+        shapes=list(map(_shape, by_key.values())),
+        recomputed=list(map(_recompute, by_key.values())),
         kept={},
     )
-    watch = GraphWatch([loss, *variables], written, functions)
-    return GraphReading(functions, variables, list(by_key), leaves, needed, described, watch)
+    return GraphReading(functions, by_key, written, leaves, needed, described)

@@ -7,7 +7,7 @@ import heapq
 import math
 from copy import copy
 from functools import cached_property
-from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 
@@ -34,12 +34,7 @@ class PlanOptions(NamedTuple):
 
     selection: LayerSelection
     adaptive: bool  # False: no function between the loss and the first layer may be rescaled
-    non_homogeneous: FrozenSet[str]  # types of functions whose gradient is not linear in the output gradient
-
-    @classmethod
-    def of(cls, selection: LayerSelection, *, adaptive: bool, non_homogeneous: Sequence[str]) -> PlanOptions:
-        """Options with further functions that are not homogeneous, beyond nnabla's own."""
-        return cls(selection, adaptive, NON_HOMOGENEOUS | frozenset(non_homogeneous))
+    non_homogeneous: FrozenSet[str]  # beyond nnabla's own: types whose gradient is not linear in the output's
 
 
 class GraphStructure:
@@ -73,16 +68,11 @@ class GraphStructure:
         self.roots = self._outputs[-1]
         # Sink keeps the gradients of its inputs even when buffers are cleared.
         self.kept_gradients = {p for node in self.nodes if node.type_name == "Sink" for p in node.inputs}
-        # The leaves without gradient, and whether forward writes them, once for each use; and those of the
-        # others that forward writes.
-        self.fixed = self._fixed()
         self.kept_keys = {key for key, _ in described.kept.values()}
 
     def of_alike(self, described: GraphDescription) -> Optional[GraphStructure]:
-        """The structure of a graph that is wired as this one; None of one that is not.
-
-        Such graphs differ in shapes, and the arguments that go with them, only, as sentences of other lengths
-        do. Little has to be found out for them, and the schedule of one serves the others.
+        """The structure of a graph that differs in shapes and their arguments alone, as sentences of other
+        lengths do; None of one that is wired otherwise.
         """
         # Compared in full: a hash alone could take one graph for another.
         if described == self.described:
@@ -100,7 +90,6 @@ class GraphStructure:
         for name, value in vars(GraphStructure).items():
             if isinstance(value, cached_property):
                 vars(found).pop(name, None)
-        found.fixed = found._fixed()
         return found
 
     def _reshaped(self, node: NodeStructure) -> NodeStructure:
@@ -229,11 +218,7 @@ class GraphStructure:
         return found
 
     def _loss_section(self) -> Set[int]:
-        """The functions between the loss and the first layers, which multiply by a weight.
-
-        Without any layer it is no section that leads somewhere: only what handles scalars at the loss belongs
-        to it.
-        """
+        """The functions between loss and first layers; where there is no layer, those of single elements."""
         section: Set[int] = set()
         behind: Set[int] = set()
         layers = False
@@ -250,17 +235,13 @@ class GraphStructure:
     def _node(self, index: int, slots: Sequence[LayerSlot], section: Set[int]) -> NodeStructure:
         described, label = self.described, self.labels[index]
         type_name, read = described.type_names[index], self._inputs[index]
-        inputs: Dict[int, int] = {}
-        leaves: Dict[int, None] = {}
+        needed: Dict[int, Optional[int]] = {}
         for position, producer, need in zip(read, self._producers[index], self._needs[index]):
-            if not need or position in inputs or position in leaves:
-                continue
-            if producer is None:
-                leaves[position] = None
-            else:
-                inputs[position] = producer
+            if need:
+                needed.setdefault(position, producer)
         outputs = tuple(self._outputs[index])
-        non_homogeneous, in_section = type_name in self.options.non_homogeneous, index in section
+        non_homogeneous = type_name in NON_HOMOGENEOUS or type_name in self.options.non_homogeneous
+        in_section = index in section
         layers = tuple([s for s in slots if self.options.selection.selects(label, s.layer)]) if slots else ()
         return NodeStructure(
             number=index,
@@ -268,11 +249,11 @@ class GraphStructure:
             args=described.args[index],
             label=label,
             outputs=outputs,
-            inputs=tuple(inputs),
-            leaves=tuple(leaves),
+            inputs=tuple([p for p, producer in needed.items() if producer is not None]),
+            leaves=tuple([p for p, producer in needed.items() if producer is None]),
             slots=layers,
             loss_section=in_section,
-            loss_exit=in_section and section.isdisjoint(inputs.values()),
+            loss_exit=in_section and section.isdisjoint(needed.values()),
             non_homogeneous=non_homogeneous,
             in_place=type_name in OWN_REFERENCES,
             half=is_half(described.backends[index]),
@@ -281,18 +262,19 @@ class GraphStructure:
             separates=non_homogeneous or (in_section and len(outputs) == 1 and self._sizes[outputs[0]] == 1),
         )
 
-    def _fixed(self) -> List[Tuple[int, bool]]:
-        described, found = self.described, []
-        for index, inputs in enumerate(self._inputs):
-            written: Any = None
-            uses = zip(inputs, self._producers[index], self._needs[index])
+    @cached_property
+    def fixed(self) -> Dict[int, bool]:
+        """The leaves without gradient, and whether forward writes them; of the others, those it writes."""
+        described = self.described
+        found: Dict[int, bool] = {}
+        for index, producers in enumerate(self._producers):
+            if None not in producers:
+                continue
+            written = written_inputs(described.type_names[index], described.args[index])
+            uses = zip(self._inputs[index], producers, self._needs[index])
             for number, (position, producer, need) in enumerate(uses):
-                if producer is not None:
-                    continue
-                if written is None:
-                    written = written_inputs(described.type_names[index], described.args[index])
-                if not need or number in written:
-                    found.append((position, number in written))
+                if producer is None and (not need or number in written):
+                    found[position] = found.get(position, False) or number in written
         return found
 
 

@@ -29,9 +29,7 @@ class ForwardFault(NamedTuple):
 
 
 class BatchGuard:
-    """Undoes single batches, and answers a training loop's questions about the present one. Per window
-    `begin`, then per batch `begin_batch`, forward, `state.note_changes` and backward.
-    """
+    """Undoes batches; per window `begin`; per batch `begin_batch`, forward, `note_changes` and backward."""
 
     def __init__(
         self,
@@ -42,16 +40,13 @@ class BatchGuard:
         state: Optional[ForwardState] = None,
     ) -> None:
         self.state = ForwardState(kernels) if state is None else state
-        self._loss = loss
-        self._plan = plan
-        self._kernels = kernels
-        self._storage = storage
+        self._loss, self._plan, self._kernels, self._storage = loss, plan, kernels, storage
         # Whether the batch is the first of the window, and if not, the state when it began.
         self._first = True
         self._start: Moment = {}
         self._saves_gradients = self.can_undo_batch = False
-        # Gradients when the first batch of the window began, and when a later one did.
-        self._gradients_at_first, self._gradients = ArraySnapshot(kernels), ArraySnapshot(kernels)
+        # Gradients when the first batch of the window began, and when another one did, by `_first`.
+        self._gradients = {first: ArraySnapshot(kernels) for first in (True, False)}
 
     def go_on_from(self, before: BatchGuard) -> None:
         """Share the state that forward writes with the guard of another graph of the network."""
@@ -60,18 +55,16 @@ class BatchGuard:
     def begin(self) -> None:
         """Begin a window: forget what was saved of the one before."""
         self.state.drop()
-        self._gradients_at_first.drop()
+        self._gradients[True].drop()
         self._first, self._saves_gradients = True, False
 
     def undo_window(self) -> None:
         """Restore what forward has written in this window, and the gradients that were saved in it."""
         self.state.restore()
-        self._gradients_at_first.restore()
+        self._gradients[True].restore()
 
     def begin_batch(self, *, first: bool, repeat: bool = True) -> None:
-        """Before forward, save what one batch is going to change, unless the window has saved it; with its
-        leaf gradients where it may be repeated.
-        """
+        """Before forward, save what a batch will change; with its leaf gradients where it may be repeated."""
         self.state.save(self._plan())
         self._first, self._saves_gradients = first, repeat
         # What forward writes is saved already for the first batch of a window.
@@ -83,21 +76,17 @@ class BatchGuard:
         # Nothing has to be saved of zeros.
         self.can_undo_batch = self._saves_gradients or all_zero
         if self.can_undo_batch:
-            saved = self._gradients_at_first if self._first else self._gradients
-            saved.save(gradients, all_zero=all_zero)
+            self._gradients[self._first].save(gradients, all_zero=all_zero)
 
     def rewind(self) -> None:
         """Restore what forward has written since the batch began, so that it can run on it once more."""
-        if self._first:
-            self.state.restore()
-        else:
-            self.state.restore(self._start)
+        self.state.restore({} if self._first else self._start)
 
     def undo_batch(self) -> None:
         """Restore everything as it was when the batch began, for it to be repeated."""
         self.rewind()
         if self.can_undo_batch:
-            (self._gradients_at_first if self._first else self._gradients).restore()
+            self._gradients[self._first].restore()
 
     @property
     def stored_nonfinite(self) -> bool:
@@ -112,51 +101,50 @@ class BatchGuard:
         found: List[ForwardFault] = []
 
         def look(f: Any) -> None:
-            if not found:
-                found.extend(self._faults(f, plan))
+            what = None if found else self._fault(f, plan)
+            if what is not None:
+                kind = f.info.type_name
+                found.append(ForwardFault(plan.labels.get(hash(f), kind), kind, what))
 
         self._loss.forward(clear_no_need_grad=True, function_post_hook=look)
         return found[0] if found else None
 
     def gradients_are_zero(self, parameters: Iterable[nn.Variable]) -> bool:
         """True when no gradient holds anything but zeros; on a GPU each read waits for the device."""
-        return all(map(self._is_zero, sorted(parameters, key=lambda v: v.size)))
+        for parameter in sorted(parameters, key=lambda v: v.size):
+            stored = stored_dtype(parameter.grad)
+            if stored in (FLOAT32, FLOAT16):
+                if self._kernels.statistics(parameter.grad).abs_max:
+                    return False
+            elif stored is not None:
+                return False
+        return True
 
     def loss_is_zero(self) -> bool:
         """True when the loss is zero, and was not rounded to zero by the storage."""
         loss = variable_of(self._loss)
-        rounded = None if self._storage is None else self._storage.data_rounding(hash(loss))
+        rounded = None if self._storage is None else self._storage.data.get(hash(loss))
         return not loss.d.any() and not (rounded is not None and rounded.underflowed)
 
-    def _is_zero(self, parameter: nn.Variable) -> bool:
-        stored = stored_dtype(parameter.grad)
-        if stored is None:
-            return True
-        return stored in (FLOAT32, FLOAT16) and not self._kernels.statistics(parameter.grad).abs_max
-
-    def _faults(self, f: Any, plan: GraphPlan) -> List[ForwardFault]:
-        """What is not finite around a function that has just run; at most one fault."""
-        kind, storage = f.info.type_name, self._storage
-
-        def fault(what: str) -> List[ForwardFault]:
-            return [ForwardFault(plan.labels.get(hash(f), kind), kind, what)]
-
+    def _fault(self, f: Any, plan: GraphPlan) -> Optional[str]:
+        """What is not finite around a function that has just run, in words."""
         for v in f.inputs:
             bad = 0 if v.parent is not None else self._nonfinite(v)
             if bad:
                 name = plan.names.get(hash(v))
                 which = f"an input of shape {v.shape}" if name is None else f"the parameter {name}"
-                return fault(f"reads {which} that holds {bad} infinities or NaNs")
+                return f"reads {which} that holds {bad} infinities or NaNs"
+        storage = self._storage
         for v in f.outputs:
             bad = self._nonfinite(v)
             if bad:
-                rounded = None if storage is None else storage.data_rounding(hash(v))
+                rounded = None if storage is None else storage.data.get(hash(v))
                 if storage is None or rounded is None or not rounded.overflowed:
-                    return fault(f"computes {bad} infinities or NaNs from finite inputs")
+                    return f"computes {bad} infinities or NaNs from finite inputs"
                 stored = storage.data_format(hash(v), v.size)
                 beyond = f"{rounded.overflowed} numbers beyond {stored.name}"
-                return fault(f"computes {beyond}, which ends at {stored.max:g}")
-        return []
+                return f"computes {beyond}, which ends at {stored.max:g}"
+        return None
 
     def _nonfinite(self, v: nn.Variable) -> int:
         # Functions without gradients may have had their inputs freed.

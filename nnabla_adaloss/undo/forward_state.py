@@ -12,7 +12,7 @@ from ..graph.plan import GraphPlan
 from ..kernels import Kernels
 from ..kernels.arrays import FLOAT16, FLOAT32, are_readable, stored_dtype
 from .shared_memory import SharedMemory
-from .snapshot import Contents, DataSnapshot, contents_of
+from .snapshot import Contents, DataSnapshot, contents_of, put_back
 
 Moment = Dict[DataSnapshot, DataSnapshot]
 """The state at a later moment: for each snapshot of the start of the window, one taken then."""
@@ -21,9 +21,7 @@ _START: Mapping[DataSnapshot, DataSnapshot] = MappingProxyType({})
 
 
 class ForwardState:
-    """Leaves that forward writes, but for inputs that a data feeder fills. It outlives graphs: what is known
-    of a parameter is kept when a network is built again.
-    """
+    """Leaves that forward writes, but for data of a feeder. What is known of parameters outlives graphs."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
@@ -33,7 +31,7 @@ class ForwardState:
         self._present: List[DataSnapshot] = []
         self._saved: List[DataSnapshot] = []
         # Of this plan: what may share memory with outputs, and the snapshot of what was carried last.
-        self._shared = SharedMemory([], [], [], [])
+        self._shared = SharedMemory([], [])
         self._carried = DataSnapshot(kernels, [])
         self._examined: Set[int] = set()
         self.written: List[nn.Variable] = []
@@ -52,7 +50,17 @@ class ForwardState:
         """
         if plan is not self._plan:
             self._find(plan)
-        carried = self._carried_leaves()
+        outputs, carried = self._shared.find()
+        for leaf in carried:
+            if leaf.data.clear_called:
+                raise RuntimeError(
+                    f"an input of shape {leaf.shape} shares its data with an output that clear_buffer has "
+                    "freed, so its values are lost: share the data before the first update, or set "
+                    "persistent = True of the output, and assign the input its initial value"
+                )
+        # `clear_buffer` must not free these.
+        for output in outputs:
+            output.persistent = True
         if carried != self._carried.variables:
             self._carried = DataSnapshot(self._kernels, carried)
         for snapshot in [*self._present, self._carried] if carried else self._present:
@@ -75,14 +83,10 @@ class ForwardState:
         self._candidates, self._before = [], []
 
     def restore(self, moment: Mapping[DataSnapshot, DataSnapshot] = _START) -> None:
-        """Restore the state of a moment; by default, that before the first forward of the window. What was
-        first met after that moment gets the value with which it was met.
-        """
+        """Restore the state of a moment, by default that before the window; what was met later, as it was."""
         # After a forward that was interrupted, it is not known what all of it writes.
         for leaf, before in list(self._changed()):
-            snapshot = DataSnapshot(self._kernels, [leaf])
-            snapshot.put([before])
-            snapshot.restore()
+            put_back(leaf.data, before)
         self._before = []
         # In reverse, so that the oldest snapshot wins where two graphs of the window have saved one leaf.
         for snapshot in reversed(self._saved):
@@ -99,8 +103,6 @@ class ForwardState:
     @property
     def arrays(self) -> List[nn.NdArray]:
         """The float32 and float16 arrays that forward writes, as they are now."""
-        if not self.written:
-            return []
         arrays = [leaf.data for leaf in self.written]
         if are_readable(arrays):
             return arrays
@@ -113,52 +115,33 @@ class ForwardState:
             if (None if now is None else now.tobytes()) != (None if before is None else before.tobytes()):
                 yield leaf, before
 
-    def _carried_leaves(self) -> List[nn.Variable]:
-        """The leaves that forward reads, and then writes, because they share memory with outputs now."""
-        outputs, carried = self._shared.find()
-        for leaf in carried:
-            if leaf.data.clear_called:
-                raise RuntimeError(
-                    f"an input of shape {leaf.shape} shares its data with an output that clear_buffer has "
-                    "freed, so its values are lost: share the data before the first update, or set "
-                    "persistent = True of the output, and assign the input its initial value"
-                )
-        # `clear_buffer` must not free these.
-        for output in outputs:
-            output.persistent = True
-        return carried
-
     def _find(self, plan: GraphPlan) -> None:
         variables, uses = plan.all_variables, plan.structure.memory_uses
         self._shared = SharedMemory(
-            [variables[p] for p in uses.leaves],
-            list(uses.leaves.values()),
-            [variables[p] for p in uses.outputs],
-            list(uses.outputs.values()),
+            [(variables[p], index) for p, index in uses.leaves.items()],
+            [(variables[p], index) for p, index in uses.outputs.items()],
         )
         # nnabla may free these before the functions that read them cut off have run.
         for position in uses.cut_off:
             variables[position].persistent = True
         known: Dict[DataSnapshot, None] = {}
-        new: Dict[int, nn.Variable] = {}
-        candidates: Dict[int, nn.Variable] = {}
-        leaves: Dict[int, nn.Variable] = {}
+        lasting: List[nn.Variable] = []
+        passing: List[nn.Variable] = []
+        self.written, self._candidates = [], []
         for leaf, written in plan.fixed_leaves:
             key = hash(leaf)
-            leaves[key] = leaf
             if key in self._snapshots:
                 known[self._snapshots[key]] = None
             elif written:
-                new[key] = leaf
-            elif key in plan.names and key not in self._examined:
-                candidates[key] = leaf
+                (lasting if key in plan.names else passing).append(leaf)
+            else:
+                if key in plan.names and key not in self._examined:
+                    self._candidates.append(leaf)
+                continue
+            self.written.append(leaf)
         self._present = list(known)
-        self.written = [leaf for key, leaf in leaves.items() if key in self._snapshots or key in new]
-        self._candidates = [leaf for key, leaf in candidates.items() if key not in new]
-        lasting = [leaf for key, leaf in new.items() if key in plan.names]
         if lasting:
             self._add(lasting)
-        passing = [leaf for key, leaf in new.items() if key not in plan.names]
         if passing:
             # No parameters: they may be gone with this graph.
             self._present.append(DataSnapshot(self._kernels, passing))

@@ -15,33 +15,24 @@ Use = Tuple[nn.Variable, int]
 """A variable, and the index of the function that reads or writes it."""
 
 
-Shared = Tuple[List[nn.Variable], List[nn.Variable]]
-"""Outputs that share memory with a leaf; and leaves whose memory is read before it is written, so that what
-is in it goes from one forward to the next.
-"""
-
-
 class SharedMemory:
-    """Finds leaves that share memory with an output of the same graph, as after `h0.data = h.data`. `reads`
-    and `writes` are the functions that first read each leaf, and that write each output.
+    """Finds leaves that share memory with an output of the same graph, as after `h0.data = h.data`, by the
+    functions that first read each leaf and that write each output.
     """
 
-    def __init__(
-        self,
-        leaves: Sequence[nn.Variable],
-        reads: Sequence[int],
-        outputs: Sequence[nn.Variable],
-        writes: Sequence[int],
-    ) -> None:
-        self._leaves, self._reads, self._outputs, self._writes = leaves, reads, outputs, writes
+    def __init__(self, reads: Sequence[Use], writes: Sequence[Use]) -> None:
+        self._reads, self._writes = reads, writes
+        self._leaves, self._outputs = ([v for v, _ in uses] for uses in (reads, writes))
         self._marks: List[nn.Variable] = []
 
-    def find(self) -> Shared:
-        """What shares memory now; asked before each batch, as data can be assigned at any time."""
+    def find(self) -> Tuple[List[nn.Variable], List[nn.Variable]]:
+        """Outputs that share memory with a leaf now; and leaves whose memory is read before it is written, so
+        that what is in it goes from one forward to the next. Data can be assigned before any batch.
+        """
         # nnabla does not tell addresses without allocating memory, but it counts the Python Variables that
         # refer to a memory. All that share it have the same count, and a mark, which is one Variable more,
         # raises it.
-        # Of a large graph no count is in a cache: each is asked for once.
+        # Each is asked for once: of a large graph none is in a cache.
         of_leaves, of_outputs = (list(map(_references, some)) for some in (self._leaves, self._outputs))
         common = set(of_leaves)
         if common.isdisjoint(of_outputs):
@@ -55,12 +46,7 @@ class SharedMemory:
             self._marks += marks
             return [], []
         del marks
-        return self._among(suspected, raised)
-
-    def _among(self, suspected: List[bool], raised: List[bool]) -> Shared:
-        """What shares memory, of leaves some of which do with these outputs."""
-        reads = list(compress(zip(self._leaves, self._reads), suspected))
-        writes = list(compress(zip(self._outputs, self._writes), raised))
+        reads, writes = list(compress(self._reads, suspected)), list(compress(self._writes, raised))
         shared = _sharing(reads, writes)
         found = set(shared)
         self._marks += _marks([read for read in reads if read not in found])

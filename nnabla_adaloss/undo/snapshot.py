@@ -20,14 +20,11 @@ Contents = Optional[NDArray[Any]]
 
 
 class ArraySnapshot:
-    """The contents of arrays, each in its own dtype; an array that was lazily zero becomes so again. Float32
-    and float16 are copied by a kernel, without a wait for the device, others by the host.
-    """
+    """The contents of arrays, each in its own dtype, or lazily zero. A kernel copies float32 and float16."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
         self._arrays: Sequence[nn.NdArray] = ()
-        self._all_zero = False
         self._packed: Optional[PackedArrays] = None
         # Whether `_packed` is in use, and, by index, the contents of the arrays that are not in it.
         self._holds = False
@@ -36,48 +33,42 @@ class ArraySnapshot:
     def save(self, arrays: Sequence[nn.NdArray], *, all_zero: bool = False) -> None:
         """Copy the contents of `arrays`, in place of those saved before; of lazy zeros nothing."""
         if all_zero:
-            self._arrays, self._all_zero = arrays, True
+            self._arrays, self._holds, self._others = arrays, False, dict.fromkeys(range(len(arrays)))
             return
         # What is saved counts when all of it is: a signal may interrupt us between any two lines.
         self.drop()
-        others = {} if are_readable(arrays) else _contents_of_others(arrays)
+        others: Dict[int, Contents] = {}
+        if not are_readable(arrays):
+            others = {
+                i: contents_of(x) for i, x in enumerate(arrays) if stored_dtype(x) not in (FLOAT32, FLOAT16)
+            }
         readable = _without(arrays, others)
         if readable:
-            self._pack(readable)
+            try:
+                if self._packed is None:
+                    raise ValueError
+                self._kernels.pack(readable, self._packed)
+            except ValueError:
+                # Sizes differ from those saved before, which is rare.
+                self._packed = PackedArrays([x.size for x in readable])
+                self._kernels.pack(readable, self._packed)
         self._arrays, self._holds, self._others = arrays, bool(readable), others
-
-    def _pack(self, readable: Sequence[nn.NdArray]) -> None:
-        if self._packed is None:
-            self._packed = PackedArrays([x.size for x in readable])
-        try:
-            self._kernels.pack(readable, self._packed)
-        except ValueError:
-            # Sizes differ from those saved before, which is rare.
-            self._packed = PackedArrays([x.size for x in readable])
-            self._kernels.pack(readable, self._packed)
 
     def put(self, contents: Sequence[Contents]) -> None:
         """Replace the saved contents of each array."""
-        self._all_zero, self._holds, self._others = False, False, dict(enumerate(contents))
+        self._holds, self._others = False, dict(enumerate(contents))
 
     def drop(self) -> None:
         """Forget what was saved."""
-        self._arrays, self._all_zero, self._holds, self._others = (), False, False, {}
+        self._arrays, self._holds, self._others = (), False, {}
 
     def restore(self, arrays: Optional[Sequence[nn.NdArray]] = None) -> None:
         """Write what was saved back, or to as many other `arrays`; do nothing before that."""
         arrays = self._arrays if arrays is None else arrays
-        if self._all_zero:
-            for array in arrays:
-                array.zero()
-            return
         if self._holds and self._packed is not None:
             self._kernels.unpack(self._packed, _without(arrays, self._others))
         for index, contents in self._others.items():
-            if contents is None:
-                arrays[index].zero()
-            else:
-                arrays[index].data = contents
+            put_back(arrays[index], contents)
 
 
 class DataSnapshot:
@@ -89,7 +80,7 @@ class DataSnapshot:
 
     def save(self) -> None:
         """Copy the data, in place of what was saved before."""
-        self._snapshot.save(self._arrays)
+        self._snapshot.save(list(map(_data, self.variables)))
 
     def put(self, contents: Sequence[Contents]) -> None:
         """Replace the saved contents of each variable."""
@@ -97,11 +88,7 @@ class DataSnapshot:
 
     def restore(self) -> None:
         """Write the saved data back."""
-        self._snapshot.restore(self._arrays)
-
-    @property
-    def _arrays(self) -> List[nn.NdArray]:
-        return list(map(_data, self.variables))
+        self._snapshot.restore(list(map(_data, self.variables)))
 
 
 def _without(arrays: Sequence[nn.NdArray], others: Mapping[int, Contents]) -> Sequence[nn.NdArray]:
@@ -113,9 +100,12 @@ def contents_of(array: nn.NdArray) -> Contents:
     return None if array.zeroing else host_view(array).reshape(array.shape).copy()
 
 
-def _contents_of_others(arrays: Sequence[nn.NdArray]) -> Dict[int, Contents]:
-    """The contents of the arrays that no kernel reads, by index."""
-    return {i: contents_of(x) for i, x in enumerate(arrays) if stored_dtype(x) not in (FLOAT32, FLOAT16)}
+def put_back(array: nn.NdArray, contents: Contents) -> None:
+    """Write what `contents_of` has returned to `array`."""
+    if contents is None:
+        array.zero()
+    else:
+        array.data = contents
 
 
 class Undoable(Protocol):

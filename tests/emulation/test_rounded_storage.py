@@ -37,7 +37,7 @@ def test_data_and_gradients_are_known_by_their_keys_in_formats_of_their_own(stor
     with np.errstate(over="ignore"):
         np.testing.assert_array_equal(data.data, VALUES.astype(np.float16).astype(np.float32))
     np.testing.assert_array_equal(gradient.data, np.array([0.09375, 0.0, np.inf, np.inf], np.float32))
-    stored, rounding = storage.data_statistics(3), storage.data_rounding(3)
+    stored, rounding = storage.data_statistics(3), storage.data.get(3)
     assert stored is not None
     assert rounding is not None
     assert stored == rounding.statistics
@@ -45,14 +45,6 @@ def test_data_and_gradients_are_known_by_their_keys_in_formats_of_their_own(stor
     known = storage.gradient_statistics(4)
     assert known is not None
     assert (known.nonfinite, known.zeros, known.abs_max) == (2, 1, 0.09375)
-
-
-def test_of_what_was_not_stored_nothing_is_known(storage: RoundedStorage) -> None:
-    storage.round_data(3, array(), array())
-    storage.round_gradient(4, array())
-    assert storage.data_statistics(4) is None
-    assert storage.data_rounding(4) is None
-    assert storage.gradient_statistics(3) is None
 
 
 def test_a_gradient_that_is_stored_again_keeps_the_counts_of_the_first_time(storage: RoundedStorage) -> None:

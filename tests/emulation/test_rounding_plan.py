@@ -24,6 +24,8 @@ from nnabla_adaloss import (
     Precision,
 )
 from nnabla_adaloss.functions import round_to_format
+from tests.engine.nets import run
+from tests.updaters.networks import assert_equal, data, snapshot, solver_of
 
 HALF, BRAIN = Precision("float16"), Precision("bfloat16")
 FP32, EIGHT = Precision("float32"), Precision("float8_e4m3", "float8_e5m2")
@@ -36,21 +38,12 @@ def parameter(name: str, *shape: int) -> nn.Variable:
     return nn.parameter.get_parameter_or_create(name, shape, lambda shape: initial)
 
 
-def data(seed: int = 0, *shape: int) -> nn.Variable:
-    return nn.Variable.from_numpy_array(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
-
-
-def gradients(loss: Any, **how: Any) -> Dict[str, NDArray[Any]]:
-    parameters = nn.get_parameters()
-    for v in parameters.values():
-        v.grad.zero()
-    loss.forward(clear_no_need_grad=True)
-    loss.backward(SCALE, clear_buffer=True, **how)
-    return {name: v.g.copy() for name, v in parameters.items()}
+def gradients(loss: Any) -> Dict[str, NDArray[Any]]:
+    return run(loss, SCALE, clear=True)
 
 
 def network() -> nn.Variable:
-    h = F.relu(F.affine(data(0, 6, 8), parameter("a/W", 8, 7), parameter("a/b", 7)))
+    h = F.relu(F.affine(data(6, 8, seed=0), parameter("a/W", 8, 7), parameter("a/b", 7)))
     h = F.sin(F.affine(h, parameter("b/W", 7, 5), parameter("b/b", 5)))
     return F.mean(F.affine(h, parameter("c/W", 5, 4), parameter("c/b", 4)) ** 2)
 
@@ -66,17 +59,12 @@ def network_by_hand(a: Precision, b: Precision, c: Precision) -> nn.Variable:
         y = F.affine(x, round_to_format(w, precision), round_to_format(bias, precision))
         return round_to_format(y, precision)
 
-    h = round_to_format(F.relu(layer(round_to_format(data(0, 6, 8), a), "a", [8, 7], a)), a)
+    h = round_to_format(F.relu(layer(round_to_format(data(6, 8, seed=0), a), "a", [8, 7], a)), a)
     h = round_to_format(F.sin(layer(h, "b", [7, 5], b)), b)
     h = round_to_format(layer(h, "c", [5, 4], c) ** 2, c)
     # A single element is stored in 16 bits or more.
     single = Precision(c.data_format(1), c.gradient_format(1))
     return round_to_format(F.mean(h), single)
-
-
-def assert_same(found: Dict[str, NDArray[Any]], expected: Dict[str, NDArray[Any]]) -> None:
-    for name, values in expected.items():
-        np.testing.assert_array_equal(found[name], values, err_msg=name)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +82,7 @@ def test_it_equals_a_network_whose_layers_are_rounded_by_hand(
     loss = network_by_hand(*layers)
     expected = gradients(loss)
     emulation = FormatEmulation(network(), storage)
-    assert_same(gradients(emulation), expected)
+    assert_equal(gradients(emulation), expected)
     assert emulation.variable.d == loss.d
     # Neither of them is what one format for all layers gives.
     for one in layers:
@@ -104,14 +92,14 @@ def test_it_equals_a_network_whose_layers_are_rounded_by_hand(
 @pytest.mark.parametrize("storage", ["float16", "float8_e5m2", "fp8_hybrid"])
 def test_equal_precisions_of_all_layers_are_one_precision(storage: str) -> None:
     expected = gradients(FormatEmulation(network(), storage, float_tail=True))
-    assert_same(
+    assert_equal(
         gradients(FormatEmulation(network(), {"b": storage, "*": storage}, float_tail=True)), expected
     )
 
 
 def test_products_read_in_the_precision_of_their_own_layer() -> None:
     w = parameter("w/W", 4, 4)
-    x = data(1, 3, 4)
+    x = data(3, 4, seed=1)
     with nn.parameter_scope("first"):
         h = F.affine(x, w)
     loss = F.sum(F.affine(h, parameter("second/W", 4, 2)) ** 2)
@@ -132,7 +120,7 @@ def test_products_read_in_the_precision_of_their_own_layer() -> None:
 
 def test_a_weight_that_layers_share_is_stored_in_the_widest_of_their_formats() -> None:
     w = parameter("shared/W", 5, 5)
-    h = F.affine(data(2, 3, 5), w)
+    h = F.affine(data(3, 5, seed=2), w)
     loss = F.sum(F.affine(F.tanh(h), w))
     emulation = FormatEmulation(loss, {"shared": EIGHT, "shared#2": HALF})
     emulation.forward()
@@ -141,7 +129,7 @@ def test_a_weight_that_layers_share_is_stored_in_the_widest_of_their_formats() -
 
 
 def test_a_sum_of_layers_is_as_wide_as_the_widest() -> None:
-    x = data(3, 3, 5)
+    x = data(3, 5, seed=3)
     a, b = F.affine(x, parameter("a/W", 5, 5)), F.affine(x, parameter("b/W", 5, 5))
     emulation = FormatEmulation(F.sum(F.tanh(a + b)), {"a": EIGHT, "b": HALF})
     storage = emulation.emulated_storage
@@ -152,7 +140,7 @@ def test_a_sum_of_layers_is_as_wide_as_the_widest() -> None:
 
 
 def test_functions_before_all_layers_go_by_their_own_names() -> None:
-    x = data(3, 3, 5)
+    x = data(3, 5, seed=3)
     scaled = x * 0.3
     loss = F.sum(F.affine(scaled, parameter("a/W", 5, 2)))
     storage = FormatEmulation(loss, {"a": EIGHT, "*": HALF}).emulated_storage
@@ -161,18 +149,12 @@ def test_functions_before_all_layers_go_by_their_own_names() -> None:
         FormatEmulation(loss, {"b": EIGHT})
 
 
-MAKERS: Dict[str, Callable[[nn.Variable, Any], Any]] = {
-    "emulation": lambda loss, storage: FormatEmulation(loss, storage),
-    "updater": lambda loss, storage: AdaptiveLossScalingUpdater(_solver(), loss, storage=storage),
-    "fixed": lambda loss, storage: FixedLossScalingUpdater(_solver(), loss, storage=storage),
-    "scaler": lambda loss, storage: GradScaler(_solver(), storage=storage).forward(loss),
+MAKERS: Dict[str, Callable[..., Any]] = {
+    "emulation": FormatEmulation,
+    "updater": lambda loss, storage: AdaptiveLossScalingUpdater(solver_of(), loss, storage=storage),
+    "fixed": lambda loss, storage: FixedLossScalingUpdater(solver_of(), loss, storage=storage),
+    "scaler": lambda loss, storage: GradScaler(solver_of(), storage=storage).forward(loss),
 }
-
-
-def _solver() -> S.Solver:
-    solver = S.Sgd(0.01)
-    solver.set_parameters(nn.get_parameters())
-    return solver
 
 
 @pytest.mark.parametrize("how", MAKERS)
@@ -189,7 +171,7 @@ def test_layers_of_modules_go_by_the_names_that_their_solver_knows() -> None:
     w = nn.Variable.from_numpy_array(np.ones((5, 2), np.float32), need_grad=True)
     solver = S.Sgd(0.1)
     solver.set_parameters({"head/W": w})
-    loss = F.mean(F.affine(data(4, 3, 5), w) ** 2)
+    loss = F.mean(F.affine(data(3, 5, seed=4), w) ** 2)
     updater = AdaptiveLossScalingUpdater(solver, loss, storage={"head": "bf16"})
     assert updater.scaling.loss.emulated_storage.data_format(hash(w), 10).name == "bfloat16"
 
@@ -246,40 +228,37 @@ def test_training_with_several_formats_saves_and_resumes_bit_for_bit(method: str
         nn.clear_parameters()
         loss = network()
         config = AdaLossConfig(loss_scale_method=method, delay=delay)
-        return AdaptiveLossScalingUpdater(_solver(), loss, storage=storage, config=config)
+        return AdaptiveLossScalingUpdater(solver_of(S.Sgd(0.01)), loss, storage=storage, config=config)
 
     whole = updater()
     for _ in range(6):
         assert whole.update().updated
-    expected = {name: v.d.copy() for name, v in nn.get_parameters().items()}
-    first = updater()
+    expected, first = snapshot(), updater()
     for _ in range(3):
         first.update()
-    weights, state = {n: v.d.copy() for n, v in nn.get_parameters().items()}, first.state_dict()
+    weights, state = snapshot(), first.state_dict()
     second = updater()
     for name, v in nn.get_parameters().items():
         v.d = weights[name]
     second.load_state_dict(state)
     for _ in range(3):
         second.update()
-    assert_same({name: v.d for name, v in nn.get_parameters().items()}, expected)
+    assert_equal(snapshot(), expected)
 
 
 def test_a_rebuilt_graph_goes_on() -> None:
-    solver = S.Sgd(0.01)
     loss = network()
-    solver.set_parameters(nn.get_parameters())
-    updater = AdaptiveLossScalingUpdater(solver, loss, storage={"b": EIGHT, "*": HALF})
+    updater = AdaptiveLossScalingUpdater(solver_of(S.Sgd(0.01)), loss, storage={"b": EIGHT, "*": HALF})
     for _ in range(4):
         updater.loss = network()
         assert updater.update().updated
 
 
 def test_overflow_in_forward_names_the_format_of_the_layer() -> None:
-    h = F.affine(data(0, 6, 8) * 100.0, parameter("a/W", 8, 7))
+    h = F.affine(data(6, 8, seed=0) * 100.0, parameter("a/W", 8, 7))
     loss = F.mean(F.affine(h, parameter("b/W", 7, 5)))
     updater = AdaptiveLossScalingUpdater(
-        _solver(), loss, storage={"a": Precision("float8_e4m3"), "*": "bf16"}
+        solver_of(S.Sgd(0.01)), loss, storage={"a": Precision("float8_e4m3"), "*": "bf16"}
     )
     with pytest.raises(
         LossScaleError, match=r"a \(Affine\) computes .* beyond float8_e4m3, which ends at 448"

@@ -11,13 +11,10 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import FormatEmulation
-from nnabla_adaloss.emulation.rules import fp32_leaves, half_gradients, half_leaves, half_outputs
+from nnabla_adaloss.emulation.rules import half_gradients, half_outputs, leaves_of
+from tests.emulation.networks import is_half
 
 Normalization = Callable[..., List[nn.Variable]]
-
-
-def is_half(array: np.ndarray) -> bool:
-    return np.array_equal(array, array.astype(np.float16).astype(np.float32))
 
 
 def normalized(normalization: Normalization) -> List[nn.Variable]:
@@ -64,71 +61,45 @@ def places(found: Sequence[nn.Variable], f: Any) -> List[int]:
     return [index for index, v in enumerate(f.inputs) if v in found]
 
 
-def product() -> nn.Variable:
-    # The data of a product are read in half precision, need_grad or not.
-    return F.affine(leaf(2, 3, need_grad=False), leaf(3, 4), leaf(4))
+def data(*shape: int) -> nn.Variable:
+    return leaf(*shape, need_grad=False)
 
 
-def constant_bias() -> nn.Variable:
-    return F.affine(leaf(2, 3) * 1.0, leaf(3, 4), leaf(4, need_grad=False))
-
-
-def addition() -> nn.Variable:
-    # Arithmetic casts all that it reads.
-    return F.add2(leaf(2, 3), leaf(2, 3, need_grad=False))
-
-
-def labels() -> nn.Variable:
-    # What needs no gradient may be a label.
-    return F.sigmoid_cross_entropy(leaf(2, 3), leaf(2, 3, need_grad=False))
-
-
-def softmax() -> nn.Variable:
-    return F.softmax(leaf(2, 3))
-
-
-def recurrent() -> nn.Variable:
-    # It reads its weights through references of its own, which no swap reaches.
-    return F.lstm(leaf(2, 1, 3), leaf(1, 1, 1, 4), leaf(1, 1, 1, 4), leaf(1, 4, 4, 7), num_layers=1)[0]
-
-
-def normalization() -> nn.Variable:
-    # The statistics that are kept need no gradient.
-    inputs = [leaf(2, 3, 4), leaf(1, 3, 1), leaf(1, 3, 1)]
-    kept = [leaf(1, 3, 1, need_grad=False) for _ in range(2)]
-    return F.batch_normalization(*inputs, *kept)
-
-
-def normalization_and_residual() -> nn.Variable:
-    inputs = [leaf(2, 3, 4), leaf(1, 3, 1), leaf(1, 3, 1)]
-    kept = [leaf(1, 3, 1, need_grad=False) for _ in range(2)]
-    return F.fused_batch_normalization(*inputs, *kept, z=leaf(2, 3, 4))
-
-
-def convolution_with_bias() -> nn.Variable:
-    return F.fused_convolution(leaf(2, 3, 5, 5), leaf(4, 3, 3, 3), bias=leaf(4))
+def normalized_by(function: Callable[..., Any], *shape: int, **more: nn.Variable) -> nn.Variable:
+    """The statistics that are kept need no gradient."""
+    return function(leaf(2, 3, 4), leaf(*shape), leaf(*shape), data(*shape), data(*shape), **more)
 
 
 def convolution_with_normalization() -> nn.Variable:
-    beta, gamma = leaf(1, 4, 1, 1), leaf(1, 4, 1, 1)
-    mean, variance = (leaf(1, 4, 1, 1, need_grad=False) for _ in range(2))
-    return F.fused_convolution(
-        leaf(2, 3, 5, 5), leaf(4, 3, 3, 3), beta=beta, gamma=gamma, mean=mean, variance=variance
-    )
+    shape = 1, 4, 1, 1
+    statistics = {"beta": leaf(*shape), "gamma": leaf(*shape), "mean": data(*shape), "variance": data(*shape)}
+    return F.fused_convolution(leaf(2, 3, 5, 5), leaf(4, 3, 3, 3), **statistics)
 
 
 @pytest.mark.parametrize(
     ("made", "half", "gradients"),
     [
-        (product, [0, 1, 2], [1, 2]),
-        (constant_bias, [1, 2], [0, 1]),
-        (addition, [0, 1], [0]),
-        (labels, [0], [0]),
-        (softmax, [], []),
-        (recurrent, [], [0, 1, 2, 3]),
-        (normalization, [0], [0]),
-        (normalization_and_residual, [0, 5], [0, 5]),
-        (convolution_with_bias, [0, 1, 2], [0, 1, 2]),
+        # The data of a product are read in half precision, need_grad or not.
+        (lambda: F.affine(data(2, 3), leaf(3, 4), leaf(4)), [0, 1, 2], [1, 2]),
+        (lambda: F.affine(leaf(2, 3) * 1.0, leaf(3, 4), data(4)), [1, 2], [0, 1]),
+        # Arithmetic casts all that it reads.
+        (lambda: F.add2(leaf(2, 3), data(2, 3)), [0, 1], [0]),
+        # What needs no gradient may be a label.
+        (lambda: F.sigmoid_cross_entropy(leaf(2, 3), data(2, 3)), [0], [0]),
+        (lambda: F.softmax(leaf(2, 3)), [], []),
+        # It reads its weights through references of its own, which no swap reaches.
+        (
+            lambda: F.lstm(leaf(2, 1, 3), leaf(1, 1, 1, 4), leaf(1, 1, 1, 4), leaf(1, 4, 4, 7))[0],
+            [],
+            [0, 1, 2, 3],
+        ),
+        (lambda: normalized_by(F.batch_normalization, 1, 3, 1), [0], [0]),
+        (lambda: normalized_by(F.fused_batch_normalization, 1, 3, 1, z=leaf(2, 3, 4)), [0, 5], [0, 5]),
+        (
+            lambda: F.fused_convolution(leaf(2, 3, 5, 5), leaf(4, 3, 3, 3), bias=leaf(4)),
+            [0, 1, 2],
+            [0, 1, 2],
+        ),
         (convolution_with_normalization, [0, 1], [0, 1]),
     ],
 )
@@ -137,15 +108,13 @@ def test_which_leaves_are_read_and_which_gradients_are_written_in_half(
 ) -> None:
     f = made().parent
     leaves = [index for index, v in enumerate(f.inputs) if v.parent is None]
-    assert places(half_leaves(f), f) == half
-    assert places(fp32_leaves(f), f) == [index for index in leaves if index not in half]
+    assert [places(found, f) for found in leaves_of(f)] == [half, [i for i in leaves if i not in half]]
     assert places(half_gradients(f), f) == gradients
 
 
 def test_arithmetic_casts_no_data_to_less_than_16_bits() -> None:
-    f = addition().parent
-    assert places(half_leaves(f, casts_data=False), f) == [0]
-    assert places(fp32_leaves(f, casts_data=False), f) == [1]
+    f = F.add2(leaf(2, 3), data(2, 3)).parent
+    assert [places(found, f) for found in leaves_of(f, casts_data=False)] == [[0], [1]]
 
 
 def test_a_gradient_between_two_functions_is_half_when_one_of_them_is() -> None:

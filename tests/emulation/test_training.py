@@ -18,6 +18,7 @@ from nnabla_adaloss import (
     FormatEmulation,
     Precision,
 )
+from tests.emulation.networks import masked_attention
 from tests.imports import modules_looked_for
 
 
@@ -85,15 +86,6 @@ def test_trains_about_as_in_fp32(storage: Any) -> None:
     assert exact[-1] < 0.05 * exact[0]
     assert narrow[-1] < 0.05 * narrow[0]
     np.testing.assert_allclose(narrow[:10], exact[:10], rtol=0.15)
-
-
-def masked_attention() -> nn.Variable:
-    rng = np.random.default_rng(0)
-    x = nn.Variable.from_numpy_array(rng.standard_normal((2, 6, 8)).astype(np.float32))
-    q, k, v = (PF.affine(x, 8, base_axis=2, name=name) for name in "qkv")
-    mask = nn.Variable.from_numpy_array(np.triu(np.full((1, 6, 6), -1e4, np.float32), 1))
-    scores = F.batch_matmul(q, k, transpose_b=True) + F.broadcast(mask, (2, 6, 6))
-    return F.mean(F.batch_matmul(F.softmax(scores), v) ** 2)
 
 
 def test_an_attention_mask_survives() -> None:

@@ -23,7 +23,7 @@ from nnabla_adaloss.graph.loss import (
     run_backward,
     variable_of,
 )
-from tests.updaters.networks import Training, snapshot, training
+from tests.updaters.networks import Training, assert_equal, snapshot, training
 
 
 def output(batch: int = 2) -> nn.Variable:
@@ -138,52 +138,33 @@ class Planned(Exception):
     pass
 
 
-def test_no_hooks_are_no_hook() -> None:
-    assert HookGuard().chain(None, None) is None
-
-
-def test_whoever_cleans_up_is_called_once_right_after_the_exception() -> None:
-    seen: List[Any] = []
-    guard = HookGuard(lambda: seen.append("cleaned up"))
-
-    def fail(f: Any) -> None:
-        seen.append(f)
-        raise KeyboardInterrupt
-
-    first, second = guard.chain(fail), guard.chain(seen.append)
-    assert first is not None
-    assert second is not None
-    for hook in (first, second, first):
-        hook(1)
-    assert seen == [1, "cleaned up"]
-    assert isinstance(guard.error, KeyboardInterrupt)
-
-
 @pytest.mark.parametrize("returns", [False, True])
 @pytest.mark.parametrize("error", [Planned("in a hook"), KeyboardInterrupt()])
 def test_after_the_first_exception_no_hook_runs_and_the_original_comes_out(
     error: BaseException, returns: bool
 ) -> None:
-    guard, seen = HookGuard(), []
+    seen: List[Any] = []
+    guard = HookGuard(lambda: seen.append("cleaned up"))
 
     def fail(f: Any) -> None:
         seen.append(f)
         raise error
 
-    first, second = guard.chain(fail, seen.append), guard.chain(seen.append)
+    first, second = guard.chain(fail, seen.append), guard.chain(None, seen.append)
+    assert guard.chain(None, None) is None
     assert first is not None
     assert second is not None
 
     def call() -> None:
-        first(1)
-        second(2)
+        for hook in (first, second, first):
+            hook(1)
         if not returns:
             raise SystemError("nnabla hides the cause")
 
     with pytest.raises(type(error)) as caught:
         guard.run(call)
-    assert caught.value is error
-    assert seen == [1]
+    assert caught.value is guard.error is error
+    assert seen == [1, "cleaned up"]
 
 
 def test_root_cause_looks_behind_system_errors_only() -> None:
@@ -225,9 +206,13 @@ def emulated(loss: nn.Variable) -> AdaptiveLossScaling:
 
 
 def steps(train: Training, update: Callable[[], Any]) -> Dict[str, np.ndarray]:
-    before = snapshot(train.parameters)
+    before = snapshot(trained(train))
     update()
-    return {name: v.d - before[name] for name, v in train.parameters.items() if v.need_grad}
+    return {name: v.d - before[name] for name, v in trained(train).items()}
+
+
+def trained(train: Training) -> Dict[str, nn.Variable]:
+    return {name: v for name, v in train.parameters.items() if v.need_grad}
 
 
 @pytest.mark.parametrize(
@@ -239,17 +224,14 @@ def test_nnablas_updater_is_refused_and_no_parameter_changes(wrap: Wrap, made: T
     scaling.forward()
     scaling.backward(8.0)
     updater = made(train.solver, scaling, train.feed)
-    trained = {name: v for name, v in train.parameters.items() if v.need_grad}
-    before = snapshot(trained)
+    before = snapshot(trained(train))
     message = (
-        f"^{made.__name__} divides gradients by the scale, but its loss is an AdaptiveLossScaling, which "
-        "unscales them by itself: .*AdaptiveLossScalingUpdater$"
+        f"^{made.__name__} divides gradients .* is an AdaptiveLossScaling, .*AdaptiveLossScalingUpdater$"
     )
     for _ in range(2):
         with pytest.raises(TypeError, match=message):
             updater.update()
-    for name, value in before.items():
-        np.testing.assert_array_equal(trained[name].d, value, err_msg=name)
+    assert_equal(snapshot(trained(train)), before)
     # What the sentence says to do.
     assert AdaptiveLossScalingUpdater(train.solver, scaling.loss, train.feed).update().updated
 

@@ -54,19 +54,3 @@ def test_the_table_tells_roles_layers_and_fan_ins() -> None:
         ["Convolution", "passed through", "stem/conv"],
         ["Constant", "stop"],
     ]
-
-
-def test_a_computed_weight_is_named_after_its_parameter() -> None:
-    x = nn.Variable((2, 3), need_grad=True)
-    weight = PF.get_parameter_or_create("layer/W", (3, 4))
-    assert GraphPlan(F.sum(F.affine(x, F.tanh(weight)))).layers == ["layer"]
-
-
-def test_both_operands_of_a_batch_matmul_are_scaled() -> None:
-    a, b = nn.Variable((2, 1, 3, 4), need_grad=True), nn.Variable((2, 5, 4, 6), need_grad=True)
-    plan = GraphPlan(F.sum(F.batch_matmul(a, b)))
-    (node,) = [n for n in plan.nodes.values() if n.type_name == "BatchMatmul"]
-    assert [(s.layer, s.slot.fan_in) for s in node.scalings] == [
-        ("BatchMatmul", 30.0),
-        ("BatchMatmul:1", 3.0),
-    ]

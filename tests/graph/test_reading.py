@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import gc
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 import hypothesis.strategies as st
 import nnabla as nn
@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 
 from nnabla_adaloss.graph.names import registered_names
 from nnabla_adaloss.graph.plan import GraphPlan
-from nnabla_adaloss.graph.reading import GraphDescription, GraphWatch, read_graph, visited
+from nnabla_adaloss.graph.reading import GraphDescription, read_graph, visited
 from tests.engine.random_graphs import Network, build, chosen_steps, networks, seeds
 
 
@@ -62,32 +62,30 @@ def test_a_graph_that_is_built_again_has_the_plan_that_it_would_get(
         assert getattr(bound, name) == getattr(made, name)
 
 
-def network(**changed: Any) -> GraphDescription:
+def network(
+    *,
+    slope: float = 0.1,
+    inplace: bool = False,
+    recompute: bool = False,
+    shape: Tuple[int, int] = (4, 3),
+    second: str = "b",
+    skip: str = "h",
+    frozen: bool = False,
+    named: bool = True,
+    stop: bool = False,
+    backend: str = "cpu:float",
+) -> GraphDescription:
     """A small network with everything that can be told apart, in the parameters that are there."""
-    options: Dict[str, Any] = {
-        "slope": 0.1,
-        "inplace": False,
-        "recompute": False,
-        "shape": (4, 3),
-        "second": "b",
-        "skip": "h",
-        "frozen": False,
-        "named": True,
-        "stop": False,
-        "backend": "cpu:float",
-        **changed,
-    }
-    with nn.context_scope(nn.Context([options["backend"], "cpu:float"])):
-        x = nn.Variable(options["shape"])
+    with nn.context_scope(nn.Context([backend, "cpu:float"])):
+        x = nn.Variable(shape)
         h = PF.affine(x, 3, name="a")
-        if options["stop"]:
+        if stop:
             h.need_grad = False
-        activated = F.leaky_relu(h, options["slope"], inplace=options["inplace"])
-        activated.recompute = options["recompute"]
-        second = PF.affine(activated, 3, name=options["second"], fix_parameters=options["frozen"])
-        loss = F.mean(F.tanh(second) + {"h": h, "x": x, "activated": activated}[options["skip"]])
-    names = registered_names() if options["named"] else {}
-    return read_graph(loss).description(names)
+        activated = F.leaky_relu(h, slope, inplace=inplace)
+        activated.recompute = recompute
+        y = F.tanh(PF.affine(activated, 3, name=second, fix_parameters=frozen))
+        loss = F.mean(y + {"h": h, "x": x, "activated": activated}[skip])
+    return read_graph(loss).description(registered_names() if named else {})
 
 
 @pytest.mark.parametrize(
@@ -113,50 +111,51 @@ def test_what_plans_depend_on_is_told_apart(changed: Dict[str, Any]) -> None:
 
 
 def test_a_graph_is_described_before_forward_as_after_it() -> None:
-    def network(halfway: bool) -> nn.Variable:
+    found = []
+    for halfway in (False, True):
         x = nn.Variable((2, 3))
         x.d = 1.0
         h = F.tanh(PF.affine(x, 3, name="a"))
         if halfway:
             h.forward()
-        return F.mean(PF.affine(F.sigmoid(h), 2, name="b")) + F.mean(h)
-
-    nn.clear_parameters()
-    found = []
-    for halfway in (False, True):
-        loss = network(halfway)
+        loss = F.mean(PF.affine(F.sigmoid(h), 2, name="b")) + F.mean(h)
         found.append(read_graph(loss).description(registered_names()))
         loss.forward()
         found.append(read_graph(loss).description(registered_names()))
     assert all(described == found[0] for described in found)
 
 
-# Changes that are noticed, and those that are none.
-
-
 def test_what_is_noticed_and_what_is_not() -> None:
     x = nn.Variable.from_numpy_array(np.ones((2, 3), np.float32), need_grad=True)
     h = F.tanh(x)
     y = F.sum(h)
-    watch = GraphWatch([x, h, y], [h])
+    reading = read_graph(y)
     y.forward(clear_no_need_grad=True)
     y.backward(clear_buffer=True)
     x.d = 2.0
     x.grad.zero()
-    assert not watch.changed
-    for v in (x, h):
+    assert reading.is_current
+    for v in reading.variables[:2]:
         v.need_grad = False
-        assert watch.changed
-        assert not watch.rewired
+        assert not reading.is_current
+        assert not reading.rewired
         v.need_grad = True
-        assert not watch.changed
+        assert reading.is_current
     h.recompute = True
-    assert watch.changed
+    assert not reading.is_current
     h.recompute = False
-    assert not watch.changed
+    assert reading.is_current
     h.rewire_on(F.sigmoid(x))
-    assert watch.rewired
-    assert watch.changed
+    assert reading.rewired
+    assert not reading.is_current
+
+
+def test_a_loss_that_stands_for_another_is_noticed() -> None:
+    x = nn.Variable((2, 3), need_grad=True)
+    loss = F.sum(F.tanh(x))
+    reading = read_graph(loss)
+    loss.rewire_on(F.sum(F.sigmoid(x)))
+    assert reading.rewired
 
 
 def test_a_function_that_needs_a_gradient_since_the_last_forward() -> None:
@@ -165,21 +164,20 @@ def test_a_function_that_needs_a_gradient_since_the_last_forward() -> None:
     h = F.tanh(x)
     h.need_grad = True
     x.need_grad = True
-    watch = GraphWatch([x, h], [h], [h.parent])
+    reading = read_graph(h)
     h.forward()
-    assert watch.changed
-    assert not watch.rewired
+    assert reading.marked_otherwise
+    assert not reading.rewired
 
 
-def test_another_shape_is_noticed_where_shapes_are_watched() -> None:
-    x, other = nn.Variable((2, 3), need_grad=True), nn.Variable((2,))
-    watch = GraphWatch([x, other])
-    watch.watch_shapes([x], [(2, 3)])
-    other.reset_shape((5,), force=True)
-    assert not watch.reshaped
+def test_another_shape_is_noticed_of_data_alone() -> None:
+    x, w = nn.Variable((2, 3)), nn.Variable((1, 3), need_grad=True)
+    plan = GraphPlan(F.sum(x * w), names={hash(w): "w"})
+    w.reset_shape((1, 5), force=True)
+    assert not plan.reshaped
     x.reset_shape((4, 3), force=True)
-    assert watch.reshaped
-    assert not watch.changed
+    assert plan.reshaped
+    assert plan.reading.is_current
 
 
 # Functions are visited as nnabla visits them, and nothing of them is kept.

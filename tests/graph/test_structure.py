@@ -19,13 +19,17 @@ from nnabla_adaloss.graph.reading import GraphDescription, read_graph
 from nnabla_adaloss.graph.structure import GraphStructure, PlanOptions
 from tests.engine.random_graphs import WIDTH, build, seeds
 
-OPTIONS = PlanOptions.of(LayerSelection(), adaptive=True, non_homogeneous=())
+OPTIONS = PlanOptions(LayerSelection(), True, frozenset())
 # Those that take batches of any size.
 ANY_BATCH = ["affine", "shared", "tied", "tanh", "relu", "add", "multiply", "prelu", "batch_normalization"]
 
 
 def described(loss: nn.Variable) -> GraphDescription:
     return read_graph(loss).description(registered_names())
+
+
+def structure_of(loss: nn.Variable, *leaves: nn.Variable) -> GraphStructure:
+    return GraphStructure(described(loss), OPTIONS, leaves)
 
 
 def facts(structure: GraphStructure) -> Dict[str, Any]:
@@ -42,7 +46,7 @@ def test_a_reshaped_structure_is_what_would_have_been_made(
 ) -> None:
     one = build(seed, steps, input_gradient=False, batch=(first, WIDTH))
     other = build(seed, steps, input_gradient=False, batch=(second, WIDTH), known=one.leaves)
-    structure, wanted = GraphStructure(described(one.loss), OPTIONS, []), described(other.loss)
+    structure, wanted = structure_of(one.loss), described(other.loss)
     found = structure.of_alike(wanted)
     assert found is not None
     assert facts(found) == facts(GraphStructure(wanted, OPTIONS, []))
@@ -57,7 +61,7 @@ def attention(length: int) -> nn.Variable:
 
 
 def test_what_follows_from_lengths_is_found_out_anew() -> None:
-    structure, wanted = GraphStructure(described(attention(3)), OPTIONS, []), described(attention(5))
+    structure, wanted = structure_of(attention(3)), described(attention(5))
     asked = [name for name, value in vars(GraphStructure).items() if isinstance(value, cached_property)]
     assert all(getattr(structure, name) is not None for name in asked)
     found, made = structure.of_alike(wanted), GraphStructure(wanted, OPTIONS, [])
@@ -77,11 +81,20 @@ def test_which_leaves_forward_writes_is_a_matter_of_arguments() -> None:
         h = PF.affine(nn.Variable((4, 3)), 3, name="a")
         return F.mean(PF.batch_normalization(h, batch_stat=batch_stat, name="bn") ** 2)
 
-    structure, wanted = GraphStructure(described(normalized(True)), OPTIONS, []), described(normalized(False))
+    structure, wanted = structure_of(normalized(True)), described(normalized(False))
+    before = structure.fixed
     found = structure.of_alike(wanted)
     assert found is not None
-    assert facts(found) == facts(GraphStructure(wanted, OPTIONS, []))
-    assert [written for _, written in found.fixed] != [written for _, written in structure.fixed]
+    assert found.fixed == GraphStructure(wanted, OPTIONS, []).fixed != before
+
+
+@pytest.mark.parametrize("written_first", [False, True])
+def test_a_leaf_that_one_of_its_readers_writes_is_written(written_first: bool) -> None:
+    state = nn.Variable((2, 3))
+    terms = [F.mean(F.assign(state, nn.Variable((2, 3), need_grad=True) * 2.0)), F.mean(F.tanh(state))]
+    reading = read_graph(F.add2(*(terms if written_first else terms[::-1])))
+    structure = GraphStructure(reading.description({}), OPTIONS, [])
+    assert structure.fixed[reading.keys.index(hash(state))]
 
 
 def network(*, depth: int = 2, batch: int = 4, activation: Any = F.tanh, frozen: bool = False) -> nn.Variable:
@@ -107,7 +120,7 @@ def taps(*, last: Tuple[int, ...]) -> nn.Variable:
     ],
 )
 def test_graphs_that_are_wired_otherwise(other: Any) -> None:
-    structure = GraphStructure(described(network()), OPTIONS, [])
+    structure = structure_of(network())
     assert structure.of_alike(described(network())) is structure
     assert structure.of_alike(described(network(batch=7))) is not None
     assert structure.of_alike(described(other())) is None
@@ -119,7 +132,7 @@ def test_a_leaf_of_another_shape_is_another_leaf() -> None:
     def loss() -> nn.Variable:
         return F.mean(PF.affine(x, 3, name="layer0") ** 2)
 
-    structure = GraphStructure(described(loss()), OPTIONS, [x])
+    structure = structure_of(loss(), x)
     assert structure.of_alike(described(loss())) is structure
     x.reset_shape((4, 3), True)
     assert structure.of_alike(described(loss())) is None
@@ -127,7 +140,7 @@ def test_a_leaf_of_another_shape_is_another_leaf() -> None:
 
 def test_what_has_one_element_is_another_matter_for_scales() -> None:
     """Functions of one element at the loss can take any scale."""
-    structure = GraphStructure(described(taps(last=(1,))), OPTIONS, [])
+    structure = structure_of(taps(last=(1,)))
     assert structure.of_alike(described(taps(last=(0, 1)))) is None
     assert structure.of_alike(described(taps(last=(0,)))) is not None
 
@@ -145,7 +158,7 @@ def test_what_can_be_largest_goes_by_the_batch() -> None:
 
     def structure(batch: int) -> GraphStructure:
         h = F.tanh(PF.affine(nn.Variable((batch, 3)), 5, name="a"))
-        return GraphStructure(described(F.mean(F.sigmoid(h + F.tanh(bias)))), OPTIONS, [])
+        return structure_of(F.mean(F.sigmoid(h + F.tanh(bias))))
 
     one, four = structure(1), structure(4)
     before = one.largest_gradients

@@ -51,6 +51,7 @@ def parameters(*gradients: Any) -> List[nn.Variable]:
         ((ONES, None), False),
         ((ONES * 1e-45,), False),
         ((ZEROS, ONES.astype(np.float16)), False),
+        ((ONES.astype(np.float64),), False),
         ((ONES * np.nan,), True),  # nothing finite but zeros: that they are not finite is asked elsewhere
     ],
 )
@@ -71,6 +72,7 @@ def test_faults_are_looked_for_in_the_graph_as_it_is_now() -> None:
     h = x * 1.0
     scaling = AdaptiveLossScaling(F.sum(h + 1.0))
     scaling.forward()
+    # What is finite has no fault.
     assert scaling.guard.find_fault() is None
     h.rewire_on(F.log(x * 2.0))
     fault = scaling.guard.find_fault()
@@ -91,11 +93,6 @@ def network(values: Any = 0.5) -> nn.Variable:
     t = nn.Variable.from_numpy_array(np.zeros((2, 1), np.int32))
     h = F.tanh(PF.affine(x, 4, name="hidden"))
     return F.mean(F.softmax_cross_entropy(PF.affine(h, 3, name="output"), t))
-
-
-@pytest.mark.parametrize("storage", [None, "float16"])
-def test_what_is_finite_has_no_fault(storage: Optional[str]) -> None:
-    assert fault_of(network(), storage) is None
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])

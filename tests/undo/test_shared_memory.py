@@ -32,14 +32,19 @@ def chain(length: int) -> List[nn.Variable]:
     return found
 
 
+def each(variables: List[Any]) -> List[Any]:
+    """Used by one function each, in their order."""
+    return [(v, index) for index, v in enumerate(variables)]
+
+
 def shared_memory(leaves: List[nn.Variable], outputs: List[nn.Variable]) -> SharedMemory:
     """Of leaves that the first function reads, and functions with one output each."""
-    return SharedMemory(leaves, [0] * len(leaves), outputs, range(len(outputs)))
+    return SharedMemory([(leaf, 0) for leaf in leaves], each(outputs))
 
 
 @pytest.mark.parametrize("share", WAYS)
-@pytest.mark.parametrize("looked", [0, 1, 3])
-@pytest.mark.parametrize("references", [0, 1, 20])
+@pytest.mark.parametrize("looked", [0, 2])
+@pytest.mark.parametrize("references", [0, 20])
 def test_a_leaf_is_found_as_soon_as_it_shares_memory(share: Share, looked: int, references: int) -> None:
     x, *outputs = chain(4)
     other = nn.Variable((2, 3))
@@ -72,7 +77,7 @@ def test_what_is_read_after_it_was_written_is_not_carried(share: Share, read: in
     x, *outputs = chain(4)
     leaf = nn.Variable((2, 3))
     share(leaf, outputs[2])
-    shared = SharedMemory([x, leaf], [0, read], outputs, range(4))
+    shared = SharedMemory([(x, 0), (leaf, read)], each(outputs))
     assert shared.find() == ([outputs[2]], [leaf] if carried else [])
 
 
@@ -81,7 +86,7 @@ def test_memory_that_is_written_once_more_is_carried() -> None:
     _, *outputs = chain(4)
     leaf = nn.Variable((2, 3))
     leaf.data = outputs[1].data = outputs[3].data
-    shared = SharedMemory([leaf], [2], outputs, range(4))
+    shared = SharedMemory([(leaf, 2)], each(outputs))
     assert shared.find() == ([outputs[1], outputs[3]], [leaf])
 
 
@@ -90,7 +95,7 @@ def test_of_two_leaves_that_share_memory_one_may_be_read_before() -> None:
     early, late, other = (nn.Variable((2, 3)) for _ in range(3))
     early.data = late.data = outputs[1].data
     other.data = outputs[2].data
-    shared = SharedMemory([late, early, other], [3, 0, 3], outputs, range(4))
+    shared = SharedMemory([(late, 3), (early, 0), (other, 3)], each(outputs))
     assert shared.find() == (outputs[1:3], [late, early])
 
 
@@ -108,24 +113,18 @@ class Counted:
     asked = 0
 
     def __init__(self, variable: nn.Variable) -> None:
-        self.variable = variable
+        self._variable = variable
 
-    @property
-    def get_number_of_references(self) -> int:
+    def __getattr__(self, name: str) -> Any:
         Counted.asked += 1
-        return self.variable.get_number_of_references
-
-    def get_unlinked_variable(self) -> nn.Variable:
-        Counted.asked += 1
-        return self.variable.get_unlinked_variable()
+        return getattr(self._variable, name)
 
 
 def asked(functions: int, arrange: Callable[[List[Any], List[Any]], Any], looks: int) -> int:
     """How often leaves and outputs, one per function, are asked in the last of several looks."""
     leaves, outputs = ([nn.Variable((2,)) for _ in range(functions)] for _ in range(2))
     kept = arrange(leaves, outputs)
-    indices = range(functions)
-    shared = SharedMemory(list(map(Counted, leaves)), indices, list(map(Counted, outputs)), indices)
+    shared = SharedMemory(each(list(map(Counted, leaves))), each(list(map(Counted, outputs))))
     for _ in range(looks):
         Counted.asked = 0
         shared.find()
@@ -146,7 +145,7 @@ ARRANGEMENTS = [
 ]
 
 
-@pytest.mark.parametrize("looks", [1, 2, 5])
+@pytest.mark.parametrize("looks", [1, 5])
 @pytest.mark.parametrize("arrange", ARRANGEMENTS)
 def test_what_a_look_asks_for_grows_with_the_graph(arrange: Any, looks: int) -> None:
     few, many = (asked(functions, arrange, looks) for functions in (20, 200))

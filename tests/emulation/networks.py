@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of emulation share: what half precision makes of arrays, by NumPy, and a network."""
+
+from __future__ import annotations
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import numpy as np
+
+
+def half(array: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return np.asarray(array, np.float32).astype(np.float16).astype(np.float32)
+
+
+def is_half(array: np.ndarray) -> bool:
+    return bool(np.array_equal(array, half(array), equal_nan=True))
+
+
+def masked_attention() -> nn.Variable:
+    rng = np.random.default_rng(0)
+    x = nn.Variable.from_numpy_array(rng.standard_normal((2, 6, 8)).astype(np.float32))
+    q, k, v = (PF.affine(x, 8, base_axis=2, name=name) for name in "qkv")
+    mask = nn.Variable.from_numpy_array(np.triu(np.full((1, 6, 6), -1e4, np.float32), 1))
+    scores = F.batch_matmul(q, k, transpose_b=True) + F.broadcast(mask, (2, 6, 6))
+    return F.mean(F.batch_matmul(F.softmax(scores), v) ** 2)
