@@ -4,7 +4,6 @@ from __future__ import annotations
 import inspect
 import math
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, Tuple
 
@@ -20,7 +19,6 @@ from nnabla_adaloss.core.validation import (
     integer,
     nonnegative_number,
     number,
-    open_share,
     path_name,
     positive_number,
     scalar,
@@ -40,7 +38,6 @@ def test_what_is_right_is_handed_back() -> None:
     assert boolean("b", np.True_) is True
     assert boolean("b", np.False_) is boolean("b", False) is False
     assert nonnegative_number("x", 0) == 0.0
-    assert open_share("x", 0.25, usual=0.5) == 0.25
     path, array = Path("here"), np.ones(2, np.float16)
     assert instance("x", path, Path) is instance_or_none("x", path, Path) is path
     assert instance_or_none("x", None, Path) is None
@@ -56,7 +53,6 @@ def test_what_is_right_is_handed_back() -> None:
 # The check, what is of another type, and what it must be.
 WRONG: Dict[str, Tuple[Callable[[str, Any], Any], Tuple[Any, ...], str]] = {
     "number": (number, (True, np.True_, "2", None, 2j, np.ones(1)), "a number"),
-    "share": (partial(open_share, usual=0.5), (True, "2"), "a number"),
     "integer": (integer, (True, 3.0, "3"), "an integer"),
     "boolean": (boolean, (0, 1, None, "no", np.ones(2, bool)), "True or False"),
     "path": (path_name, (None, 3, ["a"]), "a path"),
@@ -94,7 +90,6 @@ def test_numbers_out_of_range_are_named() -> None:
     for check, values in (
         (positive_number, (0.0, -1.0, math.nan, math.inf)),
         (nonnegative_number, (-1, -0.1, math.nan, math.inf)),
-        (partial(open_share, usual=0.5), (0.0, 1.0, math.nan)),
     ):
         for value in values:
             with pytest.raises(ValueError, match=f"^x={value} "):
