@@ -131,7 +131,7 @@ def test_arguments_that_make_no_policy(name: str, values: Any) -> None:
             HistoryPolicy(**{name: value})
 
 
-@given(st.lists(st.integers(-24, 100)))
+@given(st.lists(st.integers(-24, 100)) | st.lists(st.integers(0, 8)))
 def test_levelled_scales_are_at_most_two_bits_smaller_and_seldom_change(
     exponents: List[int],
 ) -> None:
