@@ -29,12 +29,7 @@ class LossScaleWarning(UserWarning):
 
 
 def warn(message: str, category: Type[Warning] = LossScaleWarning) -> None:
-    """Warn at the line outside of this package that led here, which is where something can be done about it.
-
-    Args:
-        message: what is wrong, and what to do.
-        category: the kind of warning.
-    """
+    """Warn at the line outside of this package that led here: something can be done about it there."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __package__:
         level, frame = level + 1, frame.f_back

@@ -54,12 +54,8 @@ def host_view(
     """A flat, writable NumPy view of an NdArray's memory.
 
     Clears the lazy-zero flag, as every access to the memory does. The view is valid until nnabla next uses
-    the NdArray. (`NdArray.data` gives the same at 15 times the cost: it builds a context each time.)
-
-    Args:
-        array: the array.
-        dtype: what it is made to hold; None: it keeps its own dtype.
-        write_only: whether what it holds is not read.
+    the NdArray. (`NdArray.data` gives the same at 15 times the cost: it builds a context each time.) With a
+    `dtype`, the array is made to hold that.
     """
     dtype = dtype_of(array) if dtype is None else dtype
     address = array.data_ptr(dtype, HOST, write_only)

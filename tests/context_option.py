@@ -3,8 +3,7 @@
 
 A test that asks nnabla for what the context lacks is skipped. A test that leaves a GPU in an error state ends
 its worker, because whatever follows in the same process would fail, too; pytest-xdist (`-n 1` and more)
-counts it as failed, starts another one and goes on. At the end failed and skipped tests are counted by
-reason.
+counts it as failed, starts another one and goes on.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections import defaultdict
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Iterator, Optional
 
 import nnabla as nn
 import pytest
@@ -114,27 +112,3 @@ def what_lacks(error: Optional[BaseException]) -> Optional[str]:
                 return reason
         error = error.__cause__ or error.__context__
     return None
-
-
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    if CONTEXT not in config.stash:
-        return
-    found: Dict[Tuple[str, str], List[str]] = defaultdict(list)
-    for outcome in "failed", "error", "skipped":
-        for report in terminalreporter.stats.get(outcome, []):
-            found[outcome, reason_of(report)].append(report.nodeid)
-    if found:
-        terminalreporter.section(f"by reason, in {config.getoption('--context')}")
-    for (outcome, reason), tests in sorted(found.items(), key=lambda one: -len(one[1])):
-        terminalreporter.write_line(f"{len(tests):5} {outcome}: {reason}, such as {tests[0]}")
-
-
-def reason_of(report: Any) -> str:
-    """The first line of what a report says, with numbers left out, so that like ones are counted together."""
-    if isinstance(report.longrepr, tuple):  # of a skipped test: file, line, reason
-        said = report.longrepr[2]
-    else:
-        crash = getattr(report.longrepr, "reprcrash", None)
-        said = str(report.longrepr) if crash is None else crash.message
-    first = next(iter(said.strip().splitlines()), "nothing")
-    return re.sub(r"-?\d[\d.]*(e[-+]?\d+)?|0x\w+", "#", first)[:120]

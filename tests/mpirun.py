@@ -31,13 +31,9 @@ ENVIRONMENT = {
 def run_ranks(
     script: str | Path, n: int, *args: object, timeout: float = 60.0
 ) -> subprocess.CompletedProcess[str]:
-    """Run a Python script on `n` ranks and wait for all of them.
+    """Run a Python script on `n` ranks and wait for all of them; 0 runs it by itself, without a launcher.
 
-    Args:
-        script: Path of the script.
-        n: Number of ranks; 0 runs the script by itself, without a launcher.
-        args: The script's arguments.
-        timeout: Seconds after which the job is killed and the test fails with what it has printed.
+    After `timeout` seconds the job is killed, and the test fails with what it has printed.
     """
     pytest.importorskip("mpi4py")
     launcher: list[str] = []

@@ -5,15 +5,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Callable, Dict, Sequence
+from typing import Sequence
 
 from nnabla_adaloss.communicators import MPICommunicator
-
-
-def checks_of(module: str) -> Dict[str, Callable[[MPICommunicator], None]]:
-    """The checks of a module, by name."""
-    contents = vars(importlib.import_module(module))
-    return {name: check for name, check in contents.items() if name.startswith("check_")}
 
 
 def main(modules: Sequence[str]) -> None:
@@ -21,10 +15,11 @@ def main(modules: Sequence[str]) -> None:
     comm.init()
     with comm.abort_on_exception():
         for module in modules:
-            for name, check in checks_of(module).items():
-                check(comm)
-                if comm.rank == 0:
-                    print(name, flush=True)
+            for name, check in vars(importlib.import_module(module)).items():
+                if name.startswith("check_"):
+                    check(comm)
+                    if comm.rank == 0:
+                        print(name, flush=True)
         comm.barrier()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import List
 
@@ -67,13 +66,8 @@ def test_folders_of_packages() -> None:
 @pytest.mark.skipif(
     find_extension_library(namespace_folders("nnabla_ext")) is not None, reason="the CUDA extension is there"
 )
-def test_without_the_extension_nothing_is_loaded_and_no_time_lost() -> None:
-    def seconds() -> float:
-        start = time.perf_counter()
-        assert preload_cuda_libraries() == []
-        return time.perf_counter() - start
-
-    assert min(seconds() for _ in range(5)) < 0.005
+def test_without_the_extension_nothing_is_loaded() -> None:
+    assert preload_cuda_libraries() == []
 
 
 def preloaded(shadow: Path, *statements: str) -> List[str]:

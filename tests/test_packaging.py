@@ -59,13 +59,6 @@ def test_setup_is_python_2_as_well() -> None:
     assert not re.search(r"annotations|\bf\"|->|: str|:=", text)
 
 
-def test_the_demo_does_without_what_tests_need() -> None:
-    makefile = (ROOT / "Makefile").read_text("utf-8")
-    assert re.search(r"^demo: \$\(READY\)", makefile, re.M)
-    assert re.search(r"^\$\(READY\): EXTRAS = samples,mpi$", makefile, re.M)
-    assert re.search(r"^unit: \$\(TEST_READY\)", makefile, re.M)
-
-
 def test_what_is_to_be_cited_is_this_version() -> None:
     citation = (ROOT / "CITATION.cff").read_text("utf-8")
     assert re.findall(r"^version: (.*)$", citation, re.M) == [nnabla_adaloss.__version__]
@@ -74,10 +67,6 @@ def test_what_is_to_be_cited_is_this_version() -> None:
 def test_source_distributions_hold_no_lines_of_results() -> None:
     lines = (ROOT / "MANIFEST.in").read_text("utf-8").splitlines()
     assert lines.index("graft benchmarks") < lines.index("recursive-exclude benchmarks/results *.jsonl")
-
-
-def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 120
 
 
 @pytest.mark.parametrize("cuda_version", ["116", "120"])

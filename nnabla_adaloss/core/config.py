@@ -131,8 +131,9 @@ class AdaLossConfig:
         for name in ("include", "exclude"):
             self._set(name, strings(name, getattr(self, name), "patterns of layer names"))
         # Each method checks its own parameters, also those of methods that were not chosen.
-        for method in (*METHODS, self._method):
-            resolve_method(method, self)
+        for name in METHODS:
+            resolve_method(name, self)
+        resolve_method(self.method)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -140,11 +141,8 @@ class AdaLossConfig:
     @cached_property
     def method(self) -> Method:
         """`loss_scale_method` as a value with its parameters; None stands for that of a layer by itself."""
-        return resolve_method(self._method, self)
-
-    @property
-    def _method(self) -> MethodLike:
-        return "approx_range" if self.loss_scale_method is None else self.loss_scale_method
+        given = self.loss_scale_method
+        return resolve_method("approx_range" if given is None else given, self)
 
     @cached_property
     def range(self) -> Range:

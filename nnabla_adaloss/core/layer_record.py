@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import logging
-import math
 from enum import Enum
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, List, NamedTuple, Optional
 
 from .statistics import ArrayStatistics
 
@@ -92,11 +91,9 @@ class LayerObserver:
         self._recorder, self._level = recorder, debug_level
         self._recorder_failed = False
         self.needed = recorder is not None or debug_level > 0
-        self._iteration: Optional[int] = None
-        self._begin()
+        self._records: List[LayerRecord] = []  # of the iteration that is not logged yet
 
     def __call__(self, record: LayerRecord) -> None:
-        """Take one record."""
         if self._recorder is not None:
             try:
                 self._recorder(record)
@@ -110,19 +107,20 @@ class LayerObserver:
         if self._level:
             self._log(record)
 
-    def _begin(self) -> None:
-        self._layers = 0
-        self._alpha_min = math.inf
-        self._alpha_max = self._accumulated_max = 0.0
-
     def _log(self, record: LayerRecord) -> None:
-        if record.iteration != self._iteration:
-            self._finish()
-            self._iteration = record.iteration
-        self._layers += 1
-        self._alpha_min = min(self._alpha_min, record.alpha)
-        self._alpha_max = max(self._alpha_max, record.alpha)
-        self._accumulated_max = max(self._accumulated_max, record.accumulated_scale)
+        before = self._records
+        if before and before[0].iteration != record.iteration:
+            alphas = [one.alpha for one in before]
+            logger.info(
+                "iteration %d: %d layers, scales from %g to %g, largest accumulated scale %g",
+                before[0].iteration,
+                len(before),
+                min(alphas),
+                max(alphas),
+                max(one.accumulated_scale for one in before),
+            )
+            self._records = []
+        self._records.append(record)
         if self._level >= 2:
             logger.info(
                 "iteration %d, layer %s: scale %g (unbounded %g), accumulated scale %g -> %g, fan-in %g",
@@ -134,15 +132,3 @@ class LayerObserver:
                 record.accumulated_scale,
                 record.fan_in,
             )
-
-    def _finish(self) -> None:
-        if self._layers:
-            logger.info(
-                "iteration %d: %d layers, scales from %g to %g, largest accumulated scale %g",
-                self._iteration,
-                self._layers,
-                self._alpha_min,
-                self._alpha_max,
-                self._accumulated_max,
-            )
-        self._begin()

@@ -30,8 +30,18 @@ class LayerSelection(NamedTuple):
 
 def unmatched(patterns: Sequence[str], layers: Sequence[str]) -> List[str]:
     """The patterns that match none of the names `layers`, but for those made to match everything."""
-    return [pattern for pattern in patterns if pattern.strip("*") and not _any_matches((pattern,), layers)]
+    return [one for one in patterns if not (matches_all(one) or _any_matches((one,), layers))]
+
+
+def matches_all(pattern: str) -> bool:
+    """Whether a pattern is made to match every name."""
+    return bool(pattern) and not pattern.strip("*")
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a name matches a pattern."""
+    return name == pattern or fnmatchcase(name, pattern)
 
 
 def _any_matches(patterns: Sequence[str], names: Sequence[str]) -> bool:
-    return any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns for name in names)
+    return any(matches(pattern, name) for pattern in patterns for name in names)

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Dict, Mapping, Optional, Sequence, Union
 
 from .formats import FLOAT16, FORMATS, Format, canonical_name, get_format
-from .layer_selection import LayerSelection
+from .layer_selection import matches, matches_all
 from .validation import boolean, integer
 
 # Bits of the narrowest format that an array of one element is stored in.
@@ -89,14 +89,13 @@ class Precision:
             integer("stochastic_seed", stochastic_seed)
         # Where only operands saturate, an overflow stays to be seen in what is stored.
         saturates = saturate and not operands_only
-        self._set("forward", stored.saturating() if saturate else stored)
-        self._set("backward", gradients.saturating() if saturate else gradients)
-        self._set("operands_only", operands_only)
-        self._set("otherwise", rest.saturating() if saturates else rest)
-        self._set("stochastic_seed", stochastic_seed)
-
-    def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
+        vars(self).update(
+            forward=stored.saturating() if saturate else stored,
+            backward=gradients.saturating() if saturate else gradients,
+            operands_only=operands_only,
+            otherwise=rest.saturating() if saturates else rest,
+            stochastic_seed=stochastic_seed,
+        )
 
     @cached_property
     def stored_data(self) -> Format:
@@ -184,13 +183,13 @@ class LayerPrecisions:
                 )
             named = f"{argument}[{pattern!r}]" if given is storage else argument
             self.storage[pattern] = get_precision(precision, named)
-            all_layers = pattern if _matches_all(pattern) else None
+            all_layers = pattern if matches_all(pattern) else None
 
     @cached_property
     def only(self) -> Optional[Precision]:
         """The precision of all layers; None where they differ."""
         first, precision = next(iter(self.storage.items()))
-        return precision if _matches_all(first) else None
+        return precision if matches_all(first) else None
 
     @cached_property
     def narrowest(self) -> Precision:
@@ -209,15 +208,15 @@ class LayerPrecisions:
 
     def of(self, layer: str) -> Precision:
         """The precision of a layer."""
-        return next((p for pattern, p in self.storage.items() if _matches(pattern, layer)), FP32)
+        return next((p for pattern, p in self.storage.items() if matches(pattern, layer)), FP32)
 
     def check(self, layers: Sequence[str]) -> None:
         """Raise ValueError unless every pattern decides about a layer, or is made to match everything."""
         left = list(layers)
         for pattern in self.storage:
-            decided = [layer for layer in left if _matches(pattern, layer)]
-            if not decided and not _matches_all(pattern):
-                taken = any(_matches(pattern, layer) for layer in layers)
+            decided = [layer for layer in left if matches(pattern, layer)]
+            if not decided and not matches_all(pattern):
+                taken = any(matches(pattern, layer) for layer in layers)
                 why = "only layers that an earlier pattern matches" if taken else "no layer"
                 raise ValueError(
                     f"storage has the pattern {pattern!r}, which matches {why}; the network's layers "
@@ -235,14 +234,6 @@ class LayerPrecisions:
 def widest(precisions: Sequence[Precision]) -> Precision:
     """The precision that stores data in the most bits, of equally wide ones that of the largest range."""
     return max(precisions, key=lambda p: (p.stored_data.bits, p.stored_data.max))
-
-
-def _matches_all(pattern: str) -> bool:
-    return bool(pattern) and not pattern.strip("*")
-
-
-def _matches(pattern: str, layer: str) -> bool:
-    return LayerSelection((pattern,)).selects(layer)
 
 
 def stream_key(seed: int, count: int) -> int:

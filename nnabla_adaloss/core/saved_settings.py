@@ -37,10 +37,10 @@ def plain(value: Any) -> Any:
     """`value` as JSON gives it back; NumPy's numbers cannot be saved, and tuples become lists."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         parameters = {name: plain(parameter) for name, parameter in dataclasses.asdict(value).items()}
-        return {"type": _type_name(value), **parameters}
+        return {"type": _name(type(value)), **parameters}
     if callable(value) or isinstance(value, Method):
         # A callable object, such as a functools.partial, goes by the name of its class.
-        return _name(value) if hasattr(value, "__qualname__") else _type_name(value)
+        return _name(value if hasattr(value, "__qualname__") else type(value))
     if isinstance(value, np.generic):
         return value.item()
     return list(value) if isinstance(value, tuple) else value
@@ -81,7 +81,7 @@ def with_known_names(
             )
         foreign.append(path + name)
     for name, given in settings.items():
-        inner, kind = fields_of(given.value), _type_name(given.value)
+        inner, kind = fields_of(given.value), _name(type(given.value))
         if name not in saved:
             if not _is_default(given):
                 raise ValueError(
@@ -128,10 +128,6 @@ def _is_same_class(saved: Any, kind: str) -> bool:
     """Whether both name one class; those of this package may have moved within it since."""
     within = all(str(name).startswith("nnabla_adaloss.") for name in (saved, kind))
     return bool(saved == kind or (within and saved.rpartition(":")[2] == kind.rpartition(":")[2]))
-
-
-def _type_name(value: Any) -> str:
-    return _name(type(value))
 
 
 def _name(named: Any) -> str:

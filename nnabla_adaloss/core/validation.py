@@ -44,17 +44,6 @@ def nonnegative_number(name: str, value: object) -> float:
     return result
 
 
-def open_share(name: str, value: object, *, usual: float) -> float:
-    """`value` as a Python float; ValueError unless it lies strictly between 0 and 1."""
-    result = number(name, value)
-    if not 0.0 < result < 1.0:
-        raise ValueError(
-            f"{name}={value!r} is a share of elements and must lie strictly between 0 and 1; "
-            f"{usual:g} is usual"
-        )
-    return result
-
-
 def integer(name: str, value: object) -> int:
     """`value` as a Python int; TypeError unless it is an integer other than a boolean."""
     if type(value) is int:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import List, Optional, Sequence, Tuple
+from typing import Optional, Sequence, Tuple
 
 import nnabla as nn
 
@@ -57,7 +57,7 @@ def branch(
     if integer("n", n) < 1:
         raise ValueError(f"n={n!r} must be 1 or more")
     if tracker is None:
-        outputs = PlainBranch(ctx, int(n))(x)
+        outputs = IdentityFunction(ctx, int(n))(x)
     else:
         instance("tracker", tracker, ScaleTracker)
         outputs = Branch(tracker, ctx, int(n)).apply(x)
@@ -67,23 +67,16 @@ def branch(
 class Branch(TrackedFunction):
     """Identity with several outputs."""
 
-    def pass_back(self, gradients: Gradients, target: Optional[nn.NdArray], accumulate: bool) -> None:
-        """Add the branches' gradients at a common scale."""
-        if target is None:
-            return
+    def pass_back(self, gradients: Gradients, target: nn.NdArray, accumulate: bool) -> None:
         arriving = [(gradients[i], point.scale) for i, point in self.arriving.items()]
-        common = self._common_scale(arriving)
+        common = arriving[0][1]
+        if any(scale != common for _, scale in arriving):
+            branches = [(scale, self.statistics(gradient).abs_max) for gradient, scale in arriving]
+            common = common_scale(branches, u_max=self.tracker.config.range.u_max)
         self.point.set(common)
         for gradient, scale in arriving:
             self.pass_gradient(gradient, target, common / scale, accumulate=accumulate)
             accumulate = True
-
-    def _common_scale(self, gradients: List[Tuple[nn.NdArray, float]]) -> float:
-        scales = [scale for _, scale in gradients]
-        if len(set(scales)) == 1:
-            return scales[0]
-        branches = [(scale, self.statistics(gradient).abs_max) for gradient, scale in gradients]
-        return common_scale(branches, u_max=self.tracker.config.range[1])
 
 
 def common_scale(branches: Sequence[Tuple[float, float]], *, u_max: float) -> float:
@@ -99,7 +92,3 @@ def common_scale(branches: Sequence[Tuple[float, float]], *, u_max: float) -> fl
     # A sum is in proportion to its scale, so it is formed once, at the smallest, where no term grew.
     total = sum(abs_max * (smallest / scale) for scale, abs_max in branches if math.isfinite(abs_max))
     return max((scale for scale in scales if total * (scale / smallest) <= u_max), default=smallest)
-
-
-class PlainBranch(IdentityFunction):
-    """Identity with several outputs, whose gradients are added as they are."""

@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Dict, Optional
+from typing import Optional
 
 import nnabla as nn
 
 from ..core.validation import boolean, instance
-from ..graph.node import Node
-from ..graph.plan import GraphPlan
 from .identity import Array, Gradients, IdentityFunction, check_array
-from .scale_tracker import ScalePoint, ScaleTracker, TrackedFunction
+from .scale_tracker import ScaleTracker, TrackedFunction
 
 
 def cast_loss_scaling(
@@ -68,18 +66,11 @@ class CastLossScaling(TrackedFunction):
     def __init__(self, tracker: ScaleTracker, lognormal: bool, context: Optional[nn.Context] = None) -> None:
         super().__init__(tracker, context)
         self._ada_loss = tracker.lognormal_ada_loss if lognormal else tracker.ada_loss
-        self._label = ""
 
-    def connect(self, arriving: Dict[int, ScalePoint], node: Node, plan: GraphPlan) -> None:
-        """Learn where S comes from and the name under which the scale is reported."""
-        super().connect(arriving, node, plan)
-        self._label = node.label
-
-    def pass_back(self, gradients: Gradients, target: Optional[nn.NdArray], accumulate: bool) -> None:
-        """Compute the scale and multiply the gradient by it."""
+    def pass_back(self, gradients: Gradients, target: nn.NdArray, accumulate: bool) -> None:
         scale, g = self.arriving_scale(), gradients[0]
         alpha = self._ada_loss.loss_scale(
-            self._label,
+            self.label,
             g,
             None,
             fan_in=1.0,
@@ -88,6 +79,5 @@ class CastLossScaling(TrackedFunction):
             g_statistics=self.statistics(g),
         )
         self.point.set(scale * alpha)
-        self.tracker.note_layer(self._label, alpha, scale * alpha)
-        if target is not None:
-            self.pass_gradient(g, target, alpha, accumulate=accumulate)
+        self.tracker.note_layer(self.label, alpha, scale * alpha)
+        self.pass_gradient(g, target, alpha, accumulate=accumulate)

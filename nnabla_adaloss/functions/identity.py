@@ -58,12 +58,12 @@ class IdentityFunction(PythonFunction):  # type: ignore[misc]  # nnabla has no t
     def backward_impl(
         self, inputs: List[Any], outputs: List[Any], propagate_down: List[bool], accum: List[bool]
     ) -> None:
-        target = inputs[0].grad if propagate_down[0] else None
-        self.pass_back([output.grad for output in outputs], target, accum[0])
+        if propagate_down[0]:
+            self.pass_back([output.grad for output in outputs], inputs[0].grad, accum[0])
 
-    def pass_back(self, gradients: Gradients, target: Optional[nn.NdArray], accumulate: bool) -> None:
-        """Add the gradients of the outputs up in that of the input, `target`; None: nobody needs it."""
-        for gradient in gradients if target is not None else ():
+    def pass_back(self, gradients: Gradients, target: nn.NdArray, accumulate: bool) -> None:
+        """Add the gradients of the outputs up in that of the input, `target`."""
+        for gradient in gradients:
             self.pass_gradient(gradient, target, 1.0, accumulate=accumulate)
             accumulate = True
 

@@ -65,25 +65,20 @@ class LossScaling(IdentityFunction):
         super().__init__(context)
         self._scale = scale
 
-    def pass_back(self, gradients: Gradients, target: Optional[nn.NdArray], accumulate: bool) -> None:
-        """Multiply the gradient."""
-        if target is not None:
-            self.pass_gradient(gradients[0], target, self._scale, accumulate=accumulate)
+    def pass_back(self, gradients: Gradients, target: nn.NdArray, accumulate: bool) -> None:
+        self.pass_gradient(gradients[0], target, self._scale, accumulate=accumulate)
 
 
 class ScaledLoss(TrackedFunction):
     """Identity where a tracked backward pass starts with S0."""
 
     def connect(self, arriving: Dict[int, ScalePoint], node: Node, plan: GraphPlan) -> None:
-        """Refuse to be anywhere but at the end."""
         if arriving:
             raise ValueError(
                 "x has been scaled already: loss_scaling(x, tracker) was applied to a part of it"
             )
 
-    def pass_back(self, gradients: Gradients, target: Optional[nn.NdArray], accumulate: bool) -> None:
-        """Start a pass and multiply the gradient by S0."""
+    def pass_back(self, gradients: Gradients, target: nn.NdArray, accumulate: bool) -> None:
         scale = self.tracker.start_pass()
         self.point.set(scale)
-        if target is not None:
-            self.pass_gradient(gradients[0], target, scale, accumulate=accumulate)
+        self.pass_gradient(gradients[0], target, scale, accumulate=accumulate)

@@ -70,16 +70,12 @@ class RoundToFormat(IdentityFunction):
         self._draws = 0
 
     def forward_impl(self, inputs: List[Any], outputs: List[Any]) -> None:
-        """Round or copy the values."""
         if self._forward:
             self._round(inputs[0].data, outputs[0].data, self._precision.forward)
         else:
             super().forward_impl(inputs, outputs)
 
-    def pass_back(self, gradients: Gradients, target: Optional[nn.NdArray], accumulate: bool) -> None:
-        """Round or hand on the gradient."""
-        if target is None:
-            return
+    def pass_back(self, gradients: Gradients, target: nn.NdArray, accumulate: bool) -> None:
         source = gradients[0]
         if self._backward:
             # A gradient that is added to is not rounded again: what arrived here is.

@@ -49,16 +49,6 @@ class ScalePoint:
         self._scale = value
 
 
-class UnitScale(ScalePoint):
-    """S of what `unscale` hands on: 1, in every pass."""
-
-    __slots__ = ()
-
-    @property
-    def scale(self) -> float:
-        return 1.0
-
-
 class ScaleTracker:
     """What the scaling functions of one graph share: configuration, S0, and each gradient's scale S.
 
@@ -104,8 +94,8 @@ class ScaleTracker:
             raise ValueError("config.delay is 1, but functions compute a scale where they apply it: use 0")
         self.scale = scale
         self.found_inf = False
-        self._passes = 0
-        self.unit = UnitScale(self)
+        self.passes = 0  # how many backward passes have started
+        self.unit = ScalePoint(self)
         kernels = select_kernels(nn.get_current_context())
         lognormal = replace(self.config, loss_scale_method=LognormalRange(self.config.n_uf_threshold))
         self.ada_loss = NNablaAdaLoss(self.config, kernels)
@@ -134,22 +124,14 @@ class ScaleTracker:
         return {layer: scale for layer, (_, scale) in self._layers.items()}
 
     @property
-    def passes(self) -> int:
-        """How many backward passes have started."""
-        return self._passes
-
-    @property
     def iteration(self) -> int:
         """Number of the running pass, from 0."""
-        return self._passes - 1
-
-    def new_point(self) -> ScalePoint:
-        """A place for the scale that a function leaves behind."""
-        return ScalePoint(self)
+        return self.passes - 1
 
     def start_pass(self) -> float:
         """Start a backward pass at the loss; returns S0."""
-        self._passes += 1
+        self.passes += 1
+        self.unit.set(1.0)
         self._layers = {}
         self.found_inf = False
         return self.scale * self.config.init_scale
@@ -173,8 +155,9 @@ class TrackedFunction(IdentityFunction):
     def __init__(self, tracker: ScaleTracker, context: Optional[nn.Context] = None, outputs: int = 1) -> None:
         super().__init__(context, outputs)
         self.tracker = tracker
-        # S of the gradient that this function's scale applies to.
-        self.point = tracker.new_point()
+        # S of the gradient that this function's scale applies to, and of what it hands on itself.
+        self.point = self.behind = ScalePoint(tracker)
+        self.label = ""  # the name under which its scale is reported
         # By output where its S comes from, in the order of backward; only outputs that lead to the loss.
         self.arriving: Dict[int, ScalePoint] = {}
         # S of what other functions write, by keys of function and variable.
@@ -182,18 +165,13 @@ class TrackedFunction(IdentityFunction):
         # Variables that may feed one function only, and what to tell the user if they feed more.
         self.private: List[Tuple[nn.Variable, str]] = []
 
-    @property
-    def behind(self) -> ScalePoint:
-        """S of what this function hands on itself."""
-        return self.point
-
     def connect(self, arriving: Dict[int, ScalePoint], node: Node, plan: GraphPlan) -> None:
         """Learn where S comes from, and what the functions around are."""
-        self.arriving = arriving
+        self.arriving, self.label = arriving, node.label
 
     def arriving_scale(self) -> float:
         """S of the gradient of the only output; RuntimeError when it is unknown."""
-        return self.arriving.get(0, self.tracker.new_point()).scale
+        return self.arriving.get(0, ScalePoint(self.tracker)).scale
 
     def apply(self, x: Any) -> Any:
         """The output, or outputs, for `x`; with a Variable, the tracker takes note of the function."""

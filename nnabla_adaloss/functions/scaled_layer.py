@@ -86,9 +86,8 @@ def adaptive_loss_scaling(
         raise TypeError("w must be an nnabla.Variable, as x is: what unscale(weight, tracker) returned")
     if isinstance(config, AdaLossConfig):
         return AdaptiveGradientScale(w, _slot_for(x, w), config, ctx)(x)
-    tracker = config
-    slot, copier = _slot_of(x, w), _copier_of(w, tracker)
-    y = ScaledLayer(x, w, slot, copier, tracker, ctx).apply(x)
+    slot, copier = _slot_of(x, w), _copier_of(w, config)
+    y = ScaledLayer(x, w, slot, copier, config, ctx).apply(x)
     copier.taken = True
     return y
 
@@ -148,50 +147,41 @@ class ScaledLayer(TrackedFunction):
         self._copier = copier
         self._layer_key = hash(x.parent)
         self._target_key = hash(x.parent.inputs[slot.input])
-        self._label: Optional[str] = None
+        self._layer: Optional[str] = None
         self.private = [
             (x, f"x, of shape {x.shape}, feeds a function besides: use what adaptive_loss_scaling returns"),
             (w, f"w, of shape {w.shape}, feeds a function besides: call unscale for each use of a weight"),
         ]
 
-    @property
-    def behind(self) -> ScalePoint:
-        """What arrives: alpha is applied by the layer."""
-        return self.arriving[0]
-
     def connect(self, arriving: Dict[int, ScalePoint], node: Node, plan: GraphPlan) -> None:
         """Learn the layer's name; a layer that needs no input gradient, or is excluded, has none."""
         super().connect(arriving, node, plan)
+        self.behind = arriving[0]  # alpha is applied by the layer
         scalings = plan.nodes[self._layer_key].scalings
-        self._label = next((s.layer for s in scalings if s.factor_key == hash(self._w)), None)
-        if self._label is not None:
+        self._layer = next((s.layer for s in scalings if s.factor_key == hash(self._w)), None)
+        if self._layer is not None:
             self.redirected = {(self._layer_key, self._target_key): self.point}
 
-    def pass_back(self, gradients: Gradients, target: Optional[nn.NdArray], accumulate: bool) -> None:
-        """Compute alpha, scale the copy of the weight, and hand the gradient on."""
-        scale, g = self.arriving_scale(), gradients[0]
-        if self._label is not None:
-            copy = self._w.data
-            alpha = self._alpha(self._label, g, copy, scale)
+    def pass_back(self, gradients: Gradients, target: nn.NdArray, accumulate: bool) -> None:
+        scale, g, copy = self.arriving_scale(), gradients[0], self._w.data
+        if self._layer is not None:
+            self._copier.scale_copy(copy, 1.0)
+            alpha = self.tracker.ada_loss.loss_scale(
+                self._layer,
+                g,
+                copy,
+                fan_in=self._slot.fan_in,
+                fan_in_bound=self._slot.fan_in_bound,
+                previous_scale=scale,
+                iteration=self.tracker.iteration,
+                g_statistics=self.statistics(g),
+                weight_statistics=self.statistics(copy),
+                weight_max=self.tracker.config.range.u_max,
+            )
             self._copier.scale_copy(copy, alpha)
             self.point.set(scale * alpha)
-            self.tracker.note_layer(self._label, alpha, scale * alpha)
+            self.tracker.note_layer(self._layer, alpha, scale * alpha)
         super().pass_back(gradients, target, accumulate)
-
-    def _alpha(self, label: str, g: nn.NdArray, copy: nn.NdArray, scale: float) -> float:
-        self._copier.scale_copy(copy, 1.0)
-        return self.tracker.ada_loss.loss_scale(
-            label,
-            g,
-            copy,
-            fan_in=self._slot.fan_in,
-            fan_in_bound=self._slot.fan_in_bound,
-            previous_scale=scale,
-            iteration=self.tracker.iteration,
-            g_statistics=self.statistics(g),
-            weight_statistics=self.statistics(copy),
-            weight_max=self.tracker.config.range.u_max,
-        )
 
 
 class AdaptiveGradientScale(IdentityFunction):
@@ -206,10 +196,7 @@ class AdaptiveGradientScale(IdentityFunction):
         self._ada_loss = NNablaAdaLoss(config, self.kernels)
         self._iteration = 0
 
-    def pass_back(self, gradients: Gradients, target: Optional[nn.NdArray], accumulate: bool) -> None:
-        """Compute alpha and multiply the gradient by it."""
-        if target is None:
-            return
+    def pass_back(self, gradients: Gradients, target: nn.NdArray, accumulate: bool) -> None:
         g, weight = gradients[0], as_float32(self._w.data, nn.NdArray(self._w.shape))
         alpha = self._ada_loss.loss_scale(
             self.name,

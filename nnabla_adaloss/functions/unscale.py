@@ -12,7 +12,7 @@ from ..core.validation import positive_number
 from ..kernels import Kernels
 from ..kernels.arrays import prepare_master, stored_dtype
 from .identity import Array, Gradients, IdentityFunction, check_array
-from .scale_tracker import ScalePoint, ScaleTracker, TrackedFunction
+from .scale_tracker import ScaleTracker, TrackedFunction
 
 
 def unscale(w: Array, scale: Union[float, ScaleTracker], *, ctx: Optional[nn.Context] = None) -> Array:
@@ -84,10 +84,8 @@ class Unscale(IdentityFunction):
         super().__init__(context)
         self._scale = scale
 
-    def pass_back(self, gradients: Gradients, target: Optional[nn.NdArray], accumulate: bool) -> None:
-        """Divide the gradient."""
-        if target is not None:
-            divide_gradient(self.kernels, gradients[0], target, self._scale, accumulate=accumulate)
+    def pass_back(self, gradients: Gradients, target: nn.NdArray, accumulate: bool) -> None:
+        divide_gradient(self.kernels, gradients[0], target, self._scale, accumulate=accumulate)
 
 
 class TrackedUnscale(TrackedFunction):
@@ -95,16 +93,11 @@ class TrackedUnscale(TrackedFunction):
 
     def __init__(self, tracker: ScaleTracker, context: Optional[nn.Context] = None) -> None:
         super().__init__(tracker, context)
+        self.behind = tracker.unit
         self.factor = 1.0  # what the copy holds is this times the weight
         self.taken = False  # whether a layer scales the copy
 
-    @property
-    def behind(self) -> ScalePoint:
-        """S of what this function hands on: 1."""
-        return self.tracker.unit
-
     def forward_impl(self, inputs: List[Any], outputs: List[Any]) -> None:
-        """Copy the weight."""
         self.factor = 1.0
         super().forward_impl(inputs, outputs)
 
@@ -114,10 +107,7 @@ class TrackedUnscale(TrackedFunction):
             self.kernels.scale_(copy, factor / self.factor)
             self.factor = factor
 
-    def pass_back(self, gradients: Gradients, target: Optional[nn.NdArray], accumulate: bool) -> None:
-        """Divide the gradient."""
-        if target is None:
-            return
+    def pass_back(self, gradients: Gradients, target: nn.NdArray, accumulate: bool) -> None:
         scale = self.arriving_scale()
         self.point.set(1.0)
         self.tracker.found_inf |= divide_gradient(

@@ -9,12 +9,8 @@ from typing import Any, Dict
 import numpy as np
 import pytest
 
-from nnabla_adaloss.core import METHODS, AdaLossConfig
+from nnabla_adaloss.core import AdaLossConfig
 from nnabla_adaloss.core.methods import ApproxRange
-
-
-def my_method(g: Any, W: Any, *, config: AdaLossConfig, fan_in: float) -> float:
-    return 4.0
 
 
 @pytest.mark.parametrize(
@@ -53,11 +49,6 @@ def test_is_immutable_comparable_and_saved_by_value() -> None:
     assert type(config.init_scale) is type(config.scale_upper_bound) is float
 
 
-@pytest.mark.parametrize("method", [*METHODS, "math:hypot", my_method])
-def test_known_methods(method: Any) -> None:
-    assert AdaLossConfig(loss_scale_method=method).loss_scale_method is method
-
-
 def test_selects() -> None:
     config = AdaLossConfig(include=("block1/*", "head"), exclude=("*/fc",))
     layers = ["block1/conv", "block1/fc", "block2/conv", "head"]
@@ -86,20 +77,19 @@ def test_numbers_in_range(name: str) -> None:
             ValueError,
             "'aprox' is unknown; choose one of approx_range, .*, or name a method of your own as .*:name\"$",
         ),
-        ({"loss_scale_method": "no_such_module:f"}, ValueError, "cannot be imported: No module named"),
-        ({"loss_scale_method": "math:no_such"}, ValueError, "cannot be imported: .*no_such"),
         ({"loss_scale_method": "math:pi"}, TypeError, "must be a name or a callable"),
         ({"loss_scale_method": int}, TypeError, "'int'> must be a name or a callable"),
         ({"loss_scale_method": "builtins:float"}, TypeError, "must be a name or a callable"),
         ({"loss_scale_method": "os:getcwd"}, TypeError, "'os:getcwd' must be callable as f"),
         ({"loss_scale_method": lambda g, W: 1.0}, TypeError, "callable as f.*: got an unexpected keyword"),
         ({"loss_scale_method": 1}, TypeError, "must be a name or a callable .*, or a Method$"),
-        ({"n_uf_threshold": 1.0}, ValueError, "n_uf_threshold=1.0 .* strictly between 0 and 1"),
         ({"max_rescue_ratio": 1.5}, ValueError, "max_rescue_ratio=1.5"),
         ({"u_min": 1.0, "u_max": 1.0}, ValueError, "u_min=1.0 must be smaller than u_max=1.0"),
         ({"u_min": 1e5}, ValueError, "u_min=100000.0 must be smaller than u_max=65504.0"),
         ({"dtype": "hafl"}, ValueError, "dtype='hafl' is unknown; choose one of float16"),
         ({"update_per_n_iteration": 0}, ValueError, "update_per_n_iteration=0 must be 1 or more"),
+        ({"measure_every": 0}, ValueError, "measure_every=0 must be 1 or more"),
+        ({"planned_bytes": -1}, ValueError, "planned_bytes=-1 must be 0 or more"),
         ({"update_per_n_iteration": 1.0}, TypeError, "update_per_n_iteration=1.0 must be an integer"),
         ({"debug_level": 3}, ValueError, "debug_level=3 must be 0, 1 or 2"),
         ({"debug_level": True}, TypeError, "debug_level=True must be an integer"),

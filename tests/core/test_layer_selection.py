@@ -33,3 +33,5 @@ def test_a_pattern_that_matches_nothing_is_an_error_with_the_names(argument: str
     with pytest.raises(ValueError, match=f"^{argument} has .* none: it has no matrix product"):
         selection.check([])
     LayerSelection(include=("*",), exclude=("**",)).check([])  # made to match everything
+    with pytest.raises(ValueError, match=f"^{argument} has the pattern '', which matches no layer"):
+        LayerSelection(**{argument: ("",)}).check(NAMES)

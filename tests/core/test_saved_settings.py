@@ -16,7 +16,6 @@ from nnabla_adaloss.core.saved_settings import (
     check_version,
     fields_of,
     not_default,
-    of_another_version,
     with_known_names,
 )
 
@@ -102,10 +101,6 @@ def test_a_class_of_this_package_may_have_moved_since() -> None:
         for other in ("nnabla_adaloss.core.methods.fixed:Other", "elsewhere:Fixed", None):
             another = {"method": {**values["method"], "type": other}}
             assert with_known_names(another, own, chosen) == (another, [])
-
-
-def test_the_warning_names_all_of_them() -> None:
-    assert "has the settings a, b.c: they are taken" in of_another_version(["a", "b.c"])
 
 
 def test_versions_are_told_with_the_cure() -> None:

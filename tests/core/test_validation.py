@@ -4,9 +4,8 @@ from __future__ import annotations
 import inspect
 import math
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Tuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,12 +19,13 @@ from nnabla_adaloss.core.validation import (
     integer,
     nonnegative_number,
     number,
-    open_share,
     path_name,
     positive_number,
     scalar,
     strings,
 )
+
+ARRAY, PATH = np.ones(2, np.float16), Path("here")
 
 
 @pytest.mark.parametrize("value", [2, 2.0, np.float16(2), np.int64(2), Fraction(2)])
@@ -40,52 +40,31 @@ def test_what_is_right_is_handed_back() -> None:
     assert boolean("b", np.True_) is True
     assert boolean("b", np.False_) is boolean("b", False) is False
     assert nonnegative_number("x", 0) == 0.0
-    assert open_share("x", 0.25, usual=0.5) == 0.25
-    path, array = Path("here"), np.ones(2, np.float16)
-    assert instance("x", path, Path) is instance_or_none("x", path, Path) is path
+    assert instance("x", PATH, Path) is instance_or_none("x", PATH, Path) is PATH
     assert instance_or_none("x", None, Path) is None
     assert strings("x", ["a", "b"], "names") == ("a", "b")
-    assert strings("x", (), "names") == ()
     assert [path_name("x", value) for value in ("a", Path("a"))] == ["a", "a"]
-    assert array_of_numbers("x", array) is scalar(array) is array
-    np.testing.assert_array_equal(array_of_numbers("x", [1, 2]), [1, 2])
+    assert array_of_numbers("x", ARRAY) is scalar(ARRAY) is ARRAY
     assert type(scalar(np.array(2.0))) is float
-    assert scalar("a") == "a"
 
 
-# The check, what is of another type, and what it must be.
-WRONG: Dict[str, Tuple[Callable[[str, Any], Any], Tuple[Any, ...], str]] = {
-    "number": (number, (True, np.True_, "2", None, 2j, np.ones(1)), "a number"),
-    "share": (partial(open_share, usual=0.5), (True, "2"), "a number"),
-    "integer": (integer, (True, 3.0, "3"), "an integer"),
-    "boolean": (boolean, (0, 1, None, "no", np.ones(2, bool)), "True or False"),
-    "path": (path_name, (None, 3, ["a"]), "a path"),
-}
-
-
-@pytest.mark.parametrize("kind", WRONG)
-def test_another_type_is_named(kind: str) -> None:
-    check, values, wanted = WRONG[kind]
+@pytest.mark.parametrize(
+    ("check", "values"),
+    [
+        (number, (True, np.True_, "2", None, 2j, np.ones(1))),
+        (integer, (True, 3.0, "3")),
+        (boolean, (0, 1, None, "no", np.ones(2, bool))),
+        (path_name, (None, 3, ["a"])),
+        (array_of_numbers, ("a", None, [True], 1j, object())),
+        (lambda name, value: instance(name, value, Path), (None, "a")),
+        (lambda name, value: instance_or_none(name, value, Path), ("a",)),
+        (lambda name, value: strings(name, value, "names"), ("a", 3, ["a", 3])),
+    ],
+)
+def test_another_type_is_named(check: Any, values: Any) -> None:
     for value in values:
-        with pytest.raises(TypeError, match=rf"^x=.* must be {wanted}, not {type(value).__name__}$"):
+        with pytest.raises(TypeError, match="^x[= ].*(must be|are strings)"):
             check("x", value)
-
-
-def test_other_objects_are_named() -> None:
-    for value in ("a", None, [True], 1j, object()):
-        with pytest.raises(TypeError, match=f"^x must be an array of numbers, got {type(value).__name__} of"):
-            array_of_numbers("x", value)
-    with pytest.raises(TypeError, match="^x must be a Path, got NoneType$"):
-        instance("x", None, Path)
-    with pytest.raises(TypeError, match="^x must be an OSError or None, got int$"):
-        instance_or_none("x", 3, OSError)
-    for value, message in (
-        ("a", r"x='a' must be a sequence of names; write \('a',\)"),
-        (3, "x=3 must be a sequence of names"),
-        (["a", 3], "x holds 3; names are strings"),
-    ):
-        with pytest.raises(TypeError, match=f"^{message}$"):
-            strings("x", value, "names")  # type: ignore[arg-type]
 
 
 def test_numbers_out_of_range_are_named() -> None:
@@ -94,7 +73,6 @@ def test_numbers_out_of_range_are_named() -> None:
     for check, values in (
         (positive_number, (0.0, -1.0, math.nan, math.inf)),
         (nonnegative_number, (-1, -0.1, math.nan, math.inf)),
-        (partial(open_share, usual=0.5), (0.0, 1.0, math.nan)),
     ):
         for value in values:
             with pytest.raises(ValueError, match=f"^x={value} "):

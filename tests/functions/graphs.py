@@ -28,10 +28,15 @@ def gradients(leaves: Sequence[nn.Variable], run: Callable[[], None]) -> list[np
     return [leaf.g.copy() for leaf in leaves]
 
 
-def gradients_of(loss: Any, *leaves: nn.Variable, clear: bool = False) -> list[np.ndarray]:
-    """The leaves' gradients after forward and backward of `loss`."""
-    loss.forward(clear_no_need_grad=clear)
-    return gradients(leaves, lambda: loss.backward(clear_buffer=clear))
+def gradients_of(loss: Any, *leaves: nn.Variable, clear: bool = False, times: int = 1) -> list[np.ndarray]:
+    """The leaves' gradients after forward and backward of `loss`, added up over so many times."""
+
+    def run() -> None:
+        for _ in range(times):
+            loss.forward(clear_no_need_grad=clear)
+            loss.backward(clear_buffer=clear)
+
+    return gradients(leaves, run)
 
 
 def cause(run: Callable[[], Any]) -> BaseException:

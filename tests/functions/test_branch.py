@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nnabla_adaloss import AdaLossConfig
 from nnabla_adaloss.functions import ScaleTracker, branch, cast_loss_scaling, loss_scaling, unscale
 from nnabla_adaloss.functions.branch import common_scale
-from tests.functions.graphs import bits, gradients, gradients_of, variable
+from tests.functions.graphs import bits, gradients_of, variable
 
 
 def casting(alphas: Iterable[float], **kwargs: Any) -> ScaleTracker:
@@ -86,8 +86,7 @@ def test_adds_in_the_order_of_backward() -> None:
     tracker = ScaleTracker(AdaLossConfig(dtype="float32"), scale=1.0)
     hand = loss_scaling(total(*branch(unscale(w, tracker), 3, tracker)), tracker)
     plain = total(F.identity(w), F.identity(w), F.identity(w))
-    hand.forward()
-    a, b = gradients([w], hand.backward), gradients_of(plain, w)
+    a, b = gradients_of(hand, w), gradients_of(plain, w)
     np.testing.assert_array_equal(bits(a[0]), bits(b[0]))
 
 
@@ -105,13 +104,7 @@ def test_branches_of_branches_and_accumulation() -> None:
     a, b = branch(unscale(w, tracker), 2, tracker)
     c, d = branch(cast_loss_scaling(a, tracker), 2, tracker)
     loss = loss_scaling(F.sum(c + 2.0 * d) + F.sum(cast_loss_scaling(b, tracker)), tracker)
-
-    def twice() -> None:
-        for _ in range(2):
-            loss.forward(clear_no_need_grad=True)
-            loss.backward(clear_buffer=True)
-
-    np.testing.assert_array_equal(gradients([w], twice)[0], [8.0, 8.0])
+    np.testing.assert_array_equal(gradients_of(loss, w, clear=True, times=2)[0], [8.0, 8.0])
 
 
 @pytest.mark.any_context
@@ -160,12 +153,7 @@ def test_the_common_scale_is_the_largest_given_one_that_fits(branches: List[Tupl
 @pytest.mark.parametrize(
     ("branches", "expected"),
     [
-        ([(8.0, 1e9)], 8.0),
         ([(8.0, 1e9), (8.0, 1e9)], 8.0),
-        ([(8.0, 0.0), (1024.0, 0.0)], 1024.0),
-        ([(8.0, 511.0), (1024.0, 0.0)], 1024.0),
-        ([(8.0, 512.0), (1024.0, 0.0)], 8.0),
-        ([(8.0, 400.0), (1024.0, 15000.0)], 8.0),
         ([(2.0, 4.0), (8.0, 60000.0), (16.0, 1.0)], 8.0),
         ([(8.0, math.nan), (1024.0, 1.0)], 1024.0),
         ([(8.0, 1.0), (1024.0, math.inf)], 1024.0),

@@ -17,24 +17,15 @@ from tests.functions.graphs import bits, gradients, gradients_of, variable
 def test_multiplies_the_gradient_exactly(exponent: int, values: List[float]) -> None:
     x = variable(values)
     weights = variable(np.arange(len(values)) - 1.5, need_grad=False)
-    y = loss_scaling(F.tanh(x) * weights, 2.0**exponent)
-    y.forward()
-    (scaled,) = gradients([x], lambda: y.backward(clear_buffer=True))
-    plain = F.tanh(x) * weights
-    (native,) = gradients_of(plain, x)
+    (scaled,) = gradients_of(loss_scaling(F.tanh(x) * weights, 2.0**exponent), x, clear=True)
+    (native,) = gradients_of(F.tanh(x) * weights, x)
     np.testing.assert_array_equal(bits(scaled), bits(native * np.float32(2.0**exponent)))
 
 
 def test_accumulates_over_uses_and_over_calls() -> None:
     x = variable([1.0, 2.0])
     y = F.sum(loss_scaling(x, 4.0) + x + loss_scaling(x, 0.5))
-
-    def twice() -> None:
-        for _ in range(2):
-            y.forward(clear_no_need_grad=True)
-            y.backward(clear_buffer=True)
-
-    np.testing.assert_array_equal(gradients([x], twice)[0], [11.0, 11.0])
+    np.testing.assert_array_equal(gradients_of(y, x, clear=True, times=2)[0], [11.0, 11.0])
 
 
 def test_does_not_run_backward_without_need() -> None:

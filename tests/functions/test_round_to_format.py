@@ -57,6 +57,16 @@ def test_float16_arrays_are_rounded_to_narrower_formats() -> None:
     np.testing.assert_array_equal(y.data, rounded(values.astype(np.float32), "float8_e4m3"))
 
 
+def test_operands_are_rounded_with_a_power_of_two_for_the_array() -> None:
+    x = variable([1000.0, 1.0, np.inf])
+    y = round_to_format(x, "fp8_hybrid")
+    y.forward()
+    np.testing.assert_array_equal(y.d, [1024.0, 1.0, np.inf])
+    np.testing.assert_array_equal(
+        gradients([x], lambda: y.backward(np.float32([2.0**20, 2.0**-3, 5.0])))[0], [2.0**20, 2.0**-3, 5.0]
+    )
+
+
 def test_gradients_are_rounded_at_random_from_a_seed() -> None:
     def drawn(seed: int) -> np.ndarray:
         x = variable(np.ones(500))

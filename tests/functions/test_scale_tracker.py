@@ -64,3 +64,19 @@ def test_two_trackers_do_not_know_of_each_other() -> None:
     np.testing.assert_array_equal(both[0], [10.0])
     with pytest.raises(ValueError, match="Unscale"):
         loss_scaling(F.sum(unscale(w, 2.0)), trackers[0])
+
+
+def test_what_is_unscaled_twice_is_unscaled_once() -> None:
+    tracker = ScaleTracker(scale=2.0)
+    w = variable([3.0])
+    loss = loss_scaling(F.sum(unscale(unscale(w, tracker), tracker)), tracker)
+    np.testing.assert_array_equal(gradients_of(loss, w, times=2)[0], [2.0])
+
+
+def test_scales_are_those_of_the_last_backward() -> None:
+    tracker = ScaleTracker()
+    w = variable([3.0])
+    gradients_of(loss_scaling(F.sum(cast_loss_scaling(unscale(w, tracker), tracker)), tracker), w)
+    assert tracker.layer_scales == {"CastLossScaling": 1.0}
+    gradients_of(loss_scaling(F.sum(unscale(w, tracker)), tracker), w)
+    assert tracker.layer_scales == tracker.accumulated_scales == {}

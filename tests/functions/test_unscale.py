@@ -23,8 +23,7 @@ def test_takes_loss_scaling_back(exponent: int, values: List[float]) -> None:
     w = variable(values)
     scaled = loss_scaling(F.sum(F.sin(unscale(w, 2.0**exponent))), 2.0**exponent)
     plain = F.sum(F.sin(w))
-    scaled.forward()
-    a, b = gradients([w], scaled.backward), gradients_of(plain, w)
+    a, b = gradients_of(scaled, w), gradients_of(plain, w)
     np.testing.assert_array_equal(bits(a[0]), bits(b[0]))
 
 
@@ -33,13 +32,7 @@ def test_accumulates_over_uses_and_over_calls(tracked: bool) -> None:
     scale = ScaleTracker(scale=8.0) if tracked else 8.0
     w = variable([1.0, 2.0])
     loss = loss_scaling(F.sum(unscale(w, scale) + 3.0 * unscale(w, scale)), scale)
-
-    def twice() -> None:
-        for _ in range(2):
-            loss.forward(clear_no_need_grad=True)
-            loss.backward(clear_buffer=True)
-
-    np.testing.assert_array_equal(gradients([w], twice)[0], [8.0, 8.0])
+    np.testing.assert_array_equal(gradients_of(loss, w, clear=True, times=2)[0], [8.0, 8.0])
 
 
 def test_the_gradient_is_float32_where_float16_would_lose_it() -> None:

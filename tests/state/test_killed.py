@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Killed with SIGKILL at random moments, a training ends bit for bit where it would have ended."""
+"""Killed at random moments, a training ends bit for bit where it would have ended."""
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import shutil
 import signal
 import time
-import traceback
 from pathlib import Path
 from typing import Dict, List
 
@@ -23,6 +21,7 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
 from nnabla_adaloss.state import read_state
+from tests.state.children import end_of, in_a_child
 from tests.updaters.networks import assert_equal, gate, updater_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")]
@@ -81,37 +80,16 @@ def train(folder: Path, delay: int) -> None:
                 shutil.rmtree(old)
 
 
-def start(folder: Path, delay: int) -> int:
-    """Train in a process of its own, without the seconds that importing everything again takes."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    logging.getLogger("nnabla").setLevel(logging.WARNING)
-    try:
+def finish(folder: Path, delay: int, within: float) -> bool:
+    """Train in a child that the kernel kills after so long; return whether it came to its end before."""
+
+    def action() -> None:
+        signal.setitimer(signal.ITIMER_REAL, within)
         train(folder, delay)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(code)
 
-
-def finish(pid: int, within: float) -> bool:
-    """Wait so long, then kill; return whether the process came to its end before."""
-    until = time.monotonic() + within
-    while time.monotonic() < until:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            assert os.waitstatus_to_exitcode(status) == 0
-            return True
-        time.sleep(0.001)
-    os.kill(pid, signal.SIGKILL)
-    _, status = os.waitpid(pid, 0)
-    if os.WIFSIGNALED(status):
-        return False
-    assert os.waitstatus_to_exitcode(status) == 0
-    return True
+    code = end_of(in_a_child(action))
+    assert code in (0, -signal.SIGALRM)
+    return code == 0
 
 
 def arrays(path: Path) -> Dict[str, np.ndarray]:
@@ -143,7 +121,7 @@ def test_a_run_that_is_killed_again_and_again_ends_where_it_would_have_ended(
     undisturbed = tmp_path / "undisturbed"
     undisturbed.mkdir()
     began = time.monotonic()
-    assert finish(start(undisturbed, delay), within=120.0)
+    assert finish(undisturbed, delay, within=120.0)
     duration = time.monotonic() - began
     state = read_state(checkpoints(undisturbed)[-1] / "scaling.json")
     assert state["scaling"]["components"]["windows"]
@@ -156,7 +134,7 @@ def test_a_run_that_is_killed_again_and_again_ends_where_it_would_have_ended(
         folder = tmp_path / f"run{runs}"
         folder.mkdir()
         longest = duration / 4.0
-        while not finish(start(folder, delay), within=rng.uniform(0.0, longest)):
+        while not finish(folder, delay, within=rng.uniform(0.001, longest)):
             kills += 1
             longest *= 1.1  # so that it ends on a machine that became slow, too
         compare(folder, undisturbed)

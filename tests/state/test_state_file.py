@@ -14,9 +14,6 @@ import signal
 import socket
 import stat
 import tempfile
-import time
-import traceback
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Iterator, Optional
 
@@ -33,6 +30,7 @@ from nnabla_adaloss.state import (
     whole_file,
     write_state,
 )
+from tests.state.children import end_of, in_a_child
 
 STATE = {"scale": 8.0, "layers": {"conv1": [3, 16.0, math.inf]}, "names": ["a", "b"], "flag": None}
 
@@ -64,25 +62,6 @@ def refuse(number: int) -> Callable[..., None]:
 
 
 fail = refuse(errno.ENOSPC)
-
-
-def in_a_child(action: Callable[[], None]) -> int:
-    """Run this in a process of its own; return its number."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            action()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    return pid
-
-
-def end_of(pid: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 JSON = st.recursive(
@@ -170,26 +149,6 @@ def test_a_folder_or_a_file_that_is_not_there(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.slow
-@pytest.mark.gate
-def test_a_flipped_byte_anywhere_is_noticed_or_harmless(path: Path) -> None:
-    content = path.read_bytes()
-    body = content.index(b"\n") + 1
-    rng = np.random.default_rng(0)
-    for position in range(len(content)):
-        for mask in (0x01, int(rng.integers(1, 256))):
-            damaged = bytearray(content)
-            damaged[position] ^= mask
-            path.write_bytes(damaged)
-            try:
-                found = read_state(path)
-            except StateFileError:
-                continue
-            # White space in the header may change; what is loaded may not.
-            assert position < body
-            assert found == STATE
-
-
 def test_what_is_no_plain_value_is_refused_before_anything_is_written(path: Path) -> None:
     with pytest.raises(TypeError):
         write_state(path, {"scale": np.float32(8.0)})
@@ -219,68 +178,43 @@ def test_equal_states_make_equal_files(tmp_path: Path) -> None:
     assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
 
 
-def test_a_full_disk(path: Path) -> None:
-    resource = pytest.importorskip("resource")
-    # The kernel refuses to let any file grow beyond 4 KiB, as a full disk or a quota does.
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            write_state(path, {"values": [0.1] * 10_000})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
-    assert_alone(path)
-
-
-@contextmanager
-def nobody() -> Iterator[None]:
-    """No privileges, which the superuser has even on what is read-only."""
-    privileged = os.geteuid() == 0
-    if privileged:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder of no privileged user's; not in tmp_path, which only its owner may enter."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o777)
+        privileged = os.geteuid() == 0
+        if privileged:  # the superuser may write what is read-only
+            os.seteuid(65534)
+        (Path(name) / "mine").mkdir()
+        yield Path(name) / "mine"
+        (Path(name) / "mine").chmod(0o755)
         if privileged:
             os.seteuid(0)
 
 
-def test_a_folder_that_cannot_be_written() -> None:
-    # Not in tmp_path, which only its owner may enter.
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_state(folder / "state", STATE)
-        folder.chmod(0o555)
-        with nobody():
-            with pytest.raises(PermissionError):
-                write_state(folder / "state", {"scale": 4.0})
-            assert read_state(folder / "state") == STATE
-            assert os.listdir(folder) == ["state"]
-        folder.chmod(0o755)
+def test_a_folder_that_cannot_be_written(folder: Path) -> None:
+    write_state(folder / "state", STATE)
+    folder.chmod(0o555)
+    with pytest.raises(PermissionError):
+        write_state(folder / "state", {"scale": 4.0})
+    assert_alone(folder / "state")
 
 
-def test_a_folder_that_may_be_written_but_not_read() -> None:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o333)
-        with nobody():
-            write_state(folder / "state", STATE)
-            write_state(folder / "state", {"scale": 4.0})
-            assert read_state(folder / "state") == {"scale": 4.0}
-        folder.chmod(0o755)
-        assert os.listdir(folder) == ["state"]
+def test_a_folder_that_may_be_written_but_not_read(folder: Path) -> None:
+    folder.chmod(0o333)
+    for state in (STATE, {"scale": 4.0}):
+        write_state(folder / "state", state)
+        assert read_state(folder / "state") == state
 
 
-@pytest.mark.parametrize("number", [errno.EINVAL, errno.EIO])
-def test_a_folder_that_cannot_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_a_folder_that_cannot_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sync = os.fsync
     asked = []
 
     def fsync(descriptor: int) -> None:
         asked.append(stat.S_ISDIR(os.fstat(descriptor).st_mode))
-        (refuse(number) if asked[-1] else sync)(descriptor)
+        (refuse(errno.EIO) if asked[-1] else sync)(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
     write_state(tmp_path / "state", STATE)
@@ -289,25 +223,20 @@ def test_a_folder_that_cannot_be_synced(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("there", [True, False])
-@pytest.mark.parametrize("relative", [True, False])
-def test_a_link_is_followed_and_kept(tmp_path: Path, there: bool, relative: bool) -> None:
-    for folder in ("here", "elsewhere"):
-        (tmp_path / folder).mkdir()
-    link, target = tmp_path / "here" / "link", tmp_path / "elsewhere" / "state"
-    link.symlink_to(Path("..", "elsewhere", "state") if relative else target)
+def test_links_are_followed_and_kept(tmp_path: Path, there: bool) -> None:
+    (tmp_path / "folder").mkdir()
+    relative, target = tmp_path / "relative", tmp_path / "folder" / "state"
+    relative.symlink_to(Path("folder", "state"))
     outer = tmp_path / "outer"
-    outer.symlink_to(link)
+    outer.symlink_to(relative)
     if there:
         write_state(target, STATE)
         target.chmod(0o640)
     write_state(outer, {"scale": 4.0})
     assert outer.is_symlink()
-    assert link.is_symlink()
-    assert not target.is_symlink()
-    assert read_state(outer) == read_state(target) == {"scale": 4.0}
+    assert relative.is_symlink()
     assert not there or mode(target) == 0o640
-    assert os.listdir(tmp_path / "here") == ["link"]
-    assert os.listdir(tmp_path / "elsewhere") == ["state"]
+    assert_alone(target, {"scale": 4.0})
 
 
 def test_links_that_lead_nowhere_are_left_alone(tmp_path: Path) -> None:
@@ -466,57 +395,18 @@ def test_a_writer_whose_temporary_file_is_taken_begins_again(
     assert_alone(path)
 
 
-@pytest.mark.slow
-@pytest.mark.gate
-def test_writers_at_once_and_killed_ones_do_not_hurt_each_other(tmp_path: Path) -> None:
-    path = tmp_path / "state"
-    states = [{"writer": writer, "values": [float(writer)] * 2000} for writer in range(4)]
-    write_state(path, states[0])
-
-    def write(state: Any) -> Callable[[], None]:
-        def action() -> None:
-            os.fsync = lambda _: None  # type: ignore[assignment,misc]
-            until = time.monotonic() + 1.5
-            while time.monotonic() < until:
-                write_state(path, state)
-
-        return action
-
-    pids = [in_a_child(write(state)) for state in states]
-    until = time.monotonic() + 1.2
-    while time.monotonic() < until:
-        victim = in_a_child(write(states[0]))
-        for _ in range(5):
-            assert read_state(path) in states
-        os.kill(victim, signal.SIGKILL)
-        assert end_of(victim) == -signal.SIGKILL
-    assert [end_of(pid) for pid in pids] == [0] * 4
-    write_state(path, STATE)
-    assert os.listdir(tmp_path) == ["state"]
-
-
-def special_files(folder: Path) -> dict[str, Path]:
-    os.mkfifo(folder / "fifo")
+def test_what_is_no_regular_file_is_neither_read_nor_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    monkeypatch.chdir(tmp_path)  # names of sockets are short
     with socket.socket(socket.AF_UNIX) as listener:
-        # Names of sockets are short.
-        before = os.getcwd()
-        os.chdir(folder)
-        try:
-            listener.bind("socket")
-        finally:
-            os.chdir(before)
-    (folder / "link").symlink_to("/dev/zero")
-    return {
-        "a FIFO": folder / "fifo",
-        "a socket": folder / "socket",
-        "a character device": folder / "link",
-    }
-
-
-def test_what_is_no_regular_file_is_neither_read_nor_replaced(tmp_path: Path) -> None:
-    for kind, path in special_files(tmp_path).items():
+        listener.bind("socket")
+    for name, kind in (("fifo", "a FIFO"), ("socket", "a socket"), ("link", "a character device")):
+        path = tmp_path / name
         before = path.stat()
-        with pytest.raises(StateFileError, match=f"{path.name} is {kind}, no state file"):
+        with pytest.raises(StateFileError, match=f"{name} is {kind}, no state file"):
             read_state(path)
         with pytest.raises(OSError, match=f"is {kind}: give the path of a file") as caught:
             write_state(path, STATE)
@@ -543,23 +433,24 @@ def test_a_target_that_is_a_folder_is_left_alone(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["state"]
 
 
-@contextmanager
-def umask(mask: int) -> Iterator[None]:
-    before = os.umask(mask)
-    try:
-        yield
-    finally:
-        os.umask(before)
+@pytest.fixture
+def umask() -> Iterator[Callable[[int], int]]:
+    before = os.umask(0o022)
+    yield os.umask
+    os.umask(before)
 
 
-@pytest.mark.parametrize(("mask", "expected"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
-def test_a_new_file_has_the_mode_that_any_new_file_has(tmp_path: Path, mask: int, expected: int) -> None:
-    with umask(mask):
-        write_state(tmp_path / "state", STATE)
+@pytest.mark.parametrize(("mask", "expected"), [(0o022, 0o644), (0o077, 0o600)])
+def test_a_new_file_has_the_mode_that_any_new_file_has(
+    tmp_path: Path, umask: Callable[[int], int], mask: int, expected: int
+) -> None:
+    umask(mask)
+    write_state(tmp_path / "state", STATE)
     assert mode(tmp_path / "state") == expected
 
 
-@pytest.mark.parametrize("kept", [0o600, 0o640, 0o664, 0o444])
+@pytest.mark.usefixtures("umask")
+@pytest.mark.parametrize("kept", [0o600, 0o664, 0o444])
 def test_a_file_that_is_replaced_keeps_its_mode(
     path: Path, monkeypatch: pytest.MonkeyPatch, kept: int
 ) -> None:
@@ -572,8 +463,7 @@ def test_a_file_that_is_replaced_keeps_its_mode(
         change(descriptor, mode)
 
     monkeypatch.setattr(os, "fchmod", watched)
-    with umask(0o022):
-        write_state(path, {"scale": 4.0})
+    write_state(path, {"scale": 4.0})
     assert mode(path) == kept
     assert before == [0o600]  # nobody else reads it on the way
     assert read_state(path) == {"scale": 4.0}

@@ -13,12 +13,11 @@ from statistics import NormalDist
 from typing import Any, Optional
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..formats import FLOAT32
 from ..power_of_two import clamp_scale
 from ..statistics import ArrayStatistics
-from ..validation import open_share
+from ..validation import number
 from .method import Method, Needs, Range, overflow_limit
 
 # The largest float below 1.
@@ -33,13 +32,25 @@ class ApproxRange(Method):
     n_uf_threshold: float = 1e-3
 
     def __post_init__(self) -> None:
-        open_share("n_uf_threshold", self.n_uf_threshold, usual=1e-3)
+        p = self.n_uf_threshold
+        if not 0.0 < number("n_uf_threshold", p) < 1.0:
+            raise ValueError(
+                f"n_uf_threshold={p!r} is a share of elements and must lie strictly between 0 and 1; "
+                "0.001 is usual"
+            )
 
     def scale(
         self, g: ArrayStatistics, W: Optional[ArrayStatistics], *, range: Range, fan_in: float
     ) -> float:
         """The scale from statistics; without `W`, `fan_in` is not looked at."""
-        sigma = g.std if W is None else product_sigma(g, W, fan_in)
+        if W is None:
+            sigma = g.std
+        elif g.count and W.count:
+            # The modelled deviation of an element: sqrt(M(g)) * sqrt(M(W) * K / 2).
+            of_weight = math.sqrt(W.sum_of_squares / W.count * fan_in * 0.5)
+            sigma = math.sqrt(g.sum_of_squares / g.count) * of_weight
+        else:
+            sigma = 0.0
         if sigma == 0.0:
             return 1.0
         scale = range.u_min / self._quantile / sigma
@@ -58,16 +69,12 @@ class ApproxRange(Method):
 
 
 @dataclass(frozen=True)
-class LognormalRange(Method):
+class LognormalRange(ApproxRange):
     """The scale that keeps all but a share p of a gradient above u_min, for functions without a weight."""
 
     needs = Needs.ARRAYS
-    n_uf_threshold: float = 1e-3
 
-    def __post_init__(self) -> None:
-        open_share("n_uf_threshold", self.n_uf_threshold, usual=1e-3)
-
-    def scale(self, g: NDArray[Any], W: None, *, range: Range, fan_in: float) -> float:
+    def scale(self, g: Any, W: Any, *, range: Range, fan_in: float) -> float:
         """The scale from the logarithms of the elements."""
         # float32 moments, as published; a float64 element beyond float32 counts as its largest number.
         magnitudes = np.minimum(np.abs(np.asarray(g)), FLOAT32.max).astype(np.float32)
@@ -81,16 +88,6 @@ class LognormalRange(Method):
         limit = range.u_max / float(np.abs(np.asarray(g, np.float64)).max())
         # exp overflows beyond 709; the limit decides long before.
         return clamp_scale(min(max(math.exp(min(exponent, 709.0)), 1.0), limit))
-
-
-def product_sigma(g: ArrayStatistics, W: ArrayStatistics, fan_in: float) -> float:
-    """sqrt(M(g) * M(W)) * sqrt(K / 2), the modelled deviation of an element of the input gradient.
-
-    For finite arrays, where M(X), `mean_square`, is sum_of_squares / count.
-    """
-    if not (g.count and W.count):
-        return 0.0
-    return math.sqrt(g.sum_of_squares / g.count) * math.sqrt(W.sum_of_squares / W.count * fan_in * 0.5)
 
 
 def erfinv(y: float) -> float:

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from typing import Any, Tuple
 
 import numpy as np
@@ -11,8 +10,8 @@ import scipy.special
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nnabla_adaloss.core import AdaLossConfig, get_loss_scale_by_approx_range, statistics_of
-from nnabla_adaloss.core.methods import ApproxRange, LognormalRange, Range
+from nnabla_adaloss.core import AdaLossConfig, get_loss_scale_by_approx_range
+from nnabla_adaloss.core.methods import LognormalRange, Range
 from nnabla_adaloss.core.methods.approx_range import erfinv
 
 CONFIG = AdaLossConfig()
@@ -20,15 +19,6 @@ CONFIG = AdaLossConfig()
 
 def normal(seed: int, shape: Tuple[int, ...], sigma: float) -> np.ndarray:
     return np.random.RandomState(seed).standard_normal(shape) * sigma
-
-
-def test_formula_on_constants() -> None:
-    # sigma = 2**-20 * 2**-3 * sqrt(8 / 2)
-    scale = get_loss_scale_by_approx_range(
-        np.full((4, 8), 2.0**-20), np.full((8, 3), 2.0**-3), config=CONFIG, fan_in=8
-    )
-    assert scale.shape == ()
-    assert math.isclose(float(scale), CONFIG.sigma_min * 2.0**22, rel_tol=1e-15)
 
 
 @pytest.mark.parametrize("p", [1e-3, 1e-2, 0.1])
@@ -42,13 +32,6 @@ def test_a_share_p_of_the_input_gradient_underflows(p: float) -> None:
     assert scale > 1.0
     share = np.mean(np.abs(scale * (g * half) @ W) < config.range[0])
     assert 0.8 * p < share < 1.2 * p
-
-
-def test_statistics_and_arrays_agree() -> None:
-    g, W = normal(3, (5, 6), 1e-6), normal(4, (6, 7), 0.1)
-    plain = get_loss_scale_by_approx_range(g, W, config=CONFIG, fan_in=6)
-    method = ApproxRange(CONFIG.n_uf_threshold)
-    assert method.scale(statistics_of(g), statistics_of(W), range=CONFIG.range, fan_in=6.0) == float(plain)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -84,14 +67,6 @@ def test_zeros_and_nothing_give_one(g: Any) -> None:
 def test_overflow_goes_below_one() -> None:
     g, W = np.full((1, 4), 60000.0, np.float16), np.full((4, 1), 2.0, np.float16)
     assert float(get_loss_scale_by_approx_range(g, W, config=CONFIG, fan_in=4)) == 65504.0 / 480000.0
-
-
-@pytest.mark.parametrize("mean", [0.0, 1e-6, 1.0, 1e4])
-def test_without_a_weight_it_is_the_method_that_trains(mean: float) -> None:
-    g = mean + normal(7, (50, 3), 1e-9)
-    method = ApproxRange(CONFIG.n_uf_threshold)
-    expected = method.scale(statistics_of(g), None, range=CONFIG.range, fan_in=1.0)
-    assert float(get_loss_scale_by_approx_range(g, config=CONFIG)) == expected
 
 
 def test_a_deviation_under_a_large_mean_keeps_its_digits() -> None:
@@ -136,9 +111,3 @@ def test_erfinv_is_as_scipy_has_it(y: float) -> None:
 def test_erfinv_next_to_one() -> None:
     nearest = 1.0 - 2.0**-53
     assert erfinv(nearest) == pytest.approx(float(scipy.special.erfinv(nearest)), rel=0.02)
-
-
-@pytest.mark.parametrize("y", [-1.0, 1.0, 1.5])
-def test_there_is_no_erfinv_outside(y: float) -> None:
-    with pytest.raises(statistics.StatisticsError):
-        erfinv(y)

@@ -5,13 +5,10 @@ import math
 import sys
 import types
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nnabla_adaloss.core import (
     METHODS,
@@ -53,15 +50,6 @@ def test_a_callable_is_taken_as_it_is() -> None:
 def test_unknown_names(name: str) -> None:
     with pytest.raises(ValueError, match=f"loss_scale_method='{name}'"):
         resolve_method(name)
-
-
-def test_a_callable_that_raises_while_imported_is_not_hidden(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "broken_methods_of_a_user.py").write_text("import no_such_package\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ValueError, match="cannot be imported: No module named 'no_such_package'"):
-        resolve_method("broken_methods_of_a_user:f")
 
 
 @dataclass(frozen=True)
@@ -123,15 +111,6 @@ def test_a_measuring_method_takes_its_settings_as_a_value_or_leaves_them() -> No
     assert method.scale(None, None, range=RANGE, fan_in=4.0) == 1.0
     given = AmaxHistory(margin=16.0, window=8)
     assert AdaLossConfig(loss_scale_method=given).method is given
-
-
-@given(st.integers(0, 2**32 - 1), st.integers(-10, 10), st.integers(1, 9))
-def test_nothing_overflows_under_the_limit(seed: int, exponent: int, fan_in: int) -> None:
-    random = np.random.RandomState(seed)
-    g = random.standard_normal((5, fan_in)) * 2.0**exponent
-    W = random.standard_normal((fan_in, 4))
-    limit = overflow_limit(statistics_of(g), statistics_of(W), fan_in, 65504.0)
-    assert np.abs((limit * g) @ W).max() <= 65504.0 * (1 + 1e-12)
 
 
 def test_the_limit_is_reached_when_all_products_are_the_largest() -> None:
