@@ -9,6 +9,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from threading import Timer
 from typing import Dict, List
 
 import h5py
@@ -81,14 +82,13 @@ def train(folder: Path, delay: int) -> None:
 
 
 def finish(folder: Path, delay: int, within: float) -> bool:
-    """Train in a child that the kernel kills after so long; return whether it came to its end before."""
-
-    def action() -> None:
-        signal.setitimer(signal.ITIMER_REAL, within)
-        train(folder, delay)
-
-    code = end_of(in_a_child(action))
-    assert code in (0, -signal.SIGALRM)
+    """Train in a child that is killed after so long; return whether it came to its end before."""
+    pid = in_a_child(lambda: train(folder, delay))
+    killer = Timer(within, os.kill, (pid, signal.SIGKILL))
+    killer.start()
+    code = end_of(pid)
+    killer.cancel()
+    assert code in (0, -signal.SIGKILL)
     return code == 0
 
 
