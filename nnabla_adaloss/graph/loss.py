@@ -13,6 +13,7 @@ import numpy as np
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
 from numpy.typing import NDArray
 
+from ..core.config import AdaLossConfig
 from ..core.scale_policy import global_scale
 from ..core.validation import array_of_numbers, scalar
 from ..host_context import array_context
@@ -71,7 +72,10 @@ def variable_of(loss: LossLike) -> nn.Variable:
     elif isinstance(loss, LossWrapper):
         variable = loss.variable
     else:
-        raise TypeError(f"loss must be an nnabla.Variable or a wrapper of one, got {type(loss).__name__}")
+        instead = ": add the losses, or train on each by itself" if isinstance(loss, (list, tuple)) else ""
+        raise TypeError(
+            f"loss must be an nnabla.Variable or a wrapper of one, got {type(loss).__name__}{instead}"
+        )
     if variable.parent is None or not (variable.need_grad or _has_a_leaf_that_needs_a_gradient(variable)):
         raise ValueError(
             "loss needs no gradient: it is not computed from any variable with need_grad=True; "
@@ -113,6 +117,10 @@ def refuse_a_second_division(loss: Any) -> None:
 
 def check_scale(scale: Any, name: str = "scale") -> float:
     """`scale` as a Python float; TypeError or ValueError unless gradients can be unscaled in float32."""
+    if isinstance(scale, AdaLossConfig):
+        raise TypeError(
+            f"{name} must be a number; AdaptiveLossScalingUpdater takes an AdaLossConfig as config="
+        )
     return global_scale(name, scalar(scale))
 
 

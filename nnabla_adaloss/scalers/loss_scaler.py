@@ -13,11 +13,13 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Union
 
 import nnabla as nn
 import numpy as np
+from nnabla.solver import Solver
 
+from ..core.config import AdaLossConfig
 from ..core.formats import FLOAT16
 from ..core.saved_settings import Given, not_default, of_another_version, plain, with_known_names
 from ..core.scale_history import AmaxWindow, HistoryPolicy
-from ..core.validation import boolean, number, positive_number
+from ..core.validation import boolean, explains_keywords, number, positive_number
 from ..errors import warn
 from ..updaters.global_scale import history_of
 from ..updaters.settings import check_count
@@ -101,6 +103,7 @@ class LossScaler:
     min_scale: float
     max_scale: float
 
+    @explains_keywords({})
     def __init__(
         self,
         initial_scale: float = 65536.0,
@@ -112,6 +115,8 @@ class LossScaler:
         max_scale: float = 16777216.0,
         global_scale: Union[str, HistoryPolicy] = "dynamic",
     ) -> None:
+        if isinstance(initial_scale, (Solver, nn.Variable, AdaLossConfig)):
+            raise TypeError("initial_scale must be a number; GradScaler takes solvers and config=")
         self._history = history_of(global_scale)
         self.dynamic_scaling = dynamic_scaling
         self.growth_interval = growth_interval

@@ -7,7 +7,15 @@ from typing import Any, Callable, Dict, Iterator, Sequence, Set
 
 import nnabla as nn
 
+from ..core.config import AdaLossConfig
+from ..graph.loss import LossWrapper
 from ..updaters.settings import check_solver
+
+_INSTEAD = (
+    ((nn.Variable, LossWrapper), "give a loss to forward(loss)"),
+    ((list, tuple), "write GradScaler(*solvers)"),
+    (AdaLossConfig, "write config="),
+)
 
 
 class SolverSteps:
@@ -18,7 +26,7 @@ class SolverSteps:
             raise ValueError("GradScaler needs a solver, or several: GradScaler(solver)")
         for index, solver in enumerate(solvers):
             name = f"solvers[{index}]"
-            check_solver(name, solver, ("update", "get_parameters", "check_inf_or_nan_grad"))
+            check_solver(name, solver, ("update", "get_parameters", "check_inf_or_nan_grad"), _INSTEAD)
             if not solver.get_parameters():
                 raise ValueError(
                     f"{name} has no parameters: call solver.set_parameters(nnabla.get_parameters())"

@@ -60,8 +60,8 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         on_overflow: `"repeat"` (default): the same batch again, with lower scales where it overflowed; or
             `"next"`: throw the batch away and take the next one, as the baseline does.
         config: how layers are scaled; None for `AdaLossConfig()`.
-        storage: emulate this storage format on a float context: `"float16"`, another name, a `Format` or a
-            `Precision`; None for the context's own types.
+        storage: emulate this storage format on a float context: `"float16"`, another name, `np.float16`, a
+            `Format` or a `Precision`; None for the context's own types.
         max_retries: how often one call may repeat a batch because of overflow before `on_scale_floor`
             applies; with `"next"`, how many batches (or windows of `accum_grad`) it may throw away before it
             returns without an update. 100, as the baseline; 0 skips the iteration instead.

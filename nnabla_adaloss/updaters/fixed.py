@@ -9,7 +9,7 @@ import nnabla as nn
 import numpy as np
 
 from ..core.precision import StorageLike
-from ..core.validation import boolean
+from ..core.validation import boolean, explains_keywords
 from ..emulation import FormatEmulation, with_storage
 from ..engine import AdaptiveLossScaling
 from ..graph.float_tail import TailReader
@@ -80,6 +80,7 @@ class FixedLossScalingUpdater:
     accum_grad: Any = Setting(check_count)
     weight_decay: Any = Setting(check_decay)
 
+    @explains_keywords({"config": "AdaptiveLossScalingUpdater gives layers scales of their own"})
     def __init__(
         self,
         solver: Any,
