@@ -94,15 +94,6 @@ class LossScaler:
         (False, 512.0)
     """
 
-    scale: float
-    initial_scale: float
-    dynamic_scaling: bool
-    growth_interval: int
-    growth_factor: float
-    backoff_factor: float
-    min_scale: float
-    max_scale: float
-
     @explains_keywords({})
     def __init__(
         self,
@@ -124,7 +115,8 @@ class LossScaler:
         self.backoff_factor = backoff_factor
         self.min_scale = min_scale
         self.max_scale = max_scale
-        self.reset(positive_number("initial_scale", initial_scale))
+        self.initial_scale = initial_scale
+        self.reset()
 
     def __setattr__(self, name: str, value: object) -> None:
         check = _CHECKS.get(name)
@@ -289,8 +281,12 @@ class LossScaler:
         else:
             wanted = self._searched(usable)
         if self.dynamic_scaling:
-            if not usable:
-                self._warn_at_floor()
+            if not usable and self.scale <= self.min_scale and not self._warned:
+                self._warned = True
+                warn(
+                    f"gradients overflow at min_scale={self.min_scale:g}: the scale is not the cause; "
+                    "look at the loss, the data and the learning rate"
+                )
             self.scale = wanted
         return usable
 
@@ -306,10 +302,7 @@ class LossScaler:
         return min(max(wanted, self.min_scale), self.max_scale)
 
     def _searched(self, usable: bool) -> float:
-        """The scale after a good update or an overflow; one that was set beyond its bounds goes no further.
-
-        nnabla's own updater counts differently: see `nnabla_adaloss.core.scale_policy`.
-        """
+        """The scale after a good update or an overflow; one that was set beyond them goes no further."""
         self._good_updates = self._good_updates + 1 if usable else 0
         if not usable:
             return max(self.scale * self.backoff_factor, min(self.min_scale, self.scale))
@@ -317,11 +310,3 @@ class LossScaler:
             return self.scale
         self._good_updates = 0
         return min(self.scale * self.growth_factor, max(self.max_scale, self.scale))
-
-    def _warn_at_floor(self) -> None:
-        if self.scale <= self.min_scale and not self._warned:
-            self._warned = True
-            warn(
-                f"gradients overflow at min_scale={self.min_scale:g}: the scale is not the cause; "
-                "look at the loss, the data and the learning rate"
-            )

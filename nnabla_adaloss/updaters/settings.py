@@ -15,7 +15,7 @@ from ..core.scale_policy import ScalePolicy, ScaleState
 from ..core.validation import boolean, instance, integer, nonnegative_number
 from ..emulation import with_storage
 from ..engine import AdaptiveLossScaling
-from ..graph.loss import Hook, LossLike, LossWrapper
+from ..graph.loss import Hook, LossLike, LossWrapper, check_scale
 from ..monitor import Audience
 from .global_scale import GlobalScale
 from .retries import Counters
@@ -59,30 +59,29 @@ def check_solver(
     return value
 
 
-def check_data_feeder(name: str, value: Any) -> Any:
-    """`value` when it can be called without arguments; else TypeError."""
+def check_call(name: str, value: Any, what: str, instead: str, arguments: Tuple[Any, ...]) -> Any:
+    """`value` when it can be called with these arguments, as far as its signature tells; else TypeError."""
     if not callable(value):
-        kind = type(value).__name__
-        raise TypeError(f"{name} must be callable without arguments, got {kind}: give feed, not feed()")
-    return _check_call(name, value, "callable without arguments", "lambda: feed(...)")
-
-
-def _check_call(name: str, value: Any, what: str, instead: str, *arguments: Any) -> Any:
-    """`value`; TypeError where its signature shows that it does not take these arguments."""
+        raise TypeError(f"{name} must be {what}, got {type(value).__name__}: give {instead}")
     function = value if isinstance(value, (FunctionType, MethodType)) else value.__call__
     # What is written in C, or hands arguments on, may take what its signature does not say.
-    if isinstance(value, type) or not isinstance(function, (FunctionType, MethodType)):
+    if isinstance(value, type) or not isinstance(getattr(function, "__func__", function), FunctionType):
         return value
-    try:
-        signature = inspect.signature(function, follow_wrapped=False)
-    except (TypeError, ValueError):
-        return value
+    signature = inspect.signature(function, follow_wrapped=False)
     try:
         signature.bind(*arguments)
     except TypeError:
         called = f"{getattr(value, '__name__', type(value).__name__)}{signature}"
         raise TypeError(f"{name} must be {what}, unlike {called}: give {instead}") from None
     return value
+
+
+check_data_feeder = partial(
+    check_call,
+    what="callable without arguments",
+    instead="feed, not feed(), or lambda: feed(...)",
+    arguments=(),
+)
 
 
 def check_count(name: str, value: Any, least: int = 1) -> int:
@@ -122,10 +121,9 @@ def hooks_by_pass(pre: Any, post: Any) -> PassHooks:
 
 
 def _check_gradient_hook(name: str, value: Any) -> Any:
-    what = "callable with the solver"
-    if value is not None and not callable(value):
-        raise TypeError(f"{name} must be {what}, got {type(value).__name__}")
-    return value if value is None else _check_call(name, value, what, "lambda solver: hook(...)", None)
+    if value is not None:
+        check_call(name, value, "callable with the solver", "lambda solver: hook(...)", (None,))
+    return value
 
 
 def _check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
@@ -270,7 +268,8 @@ class Settings:
     @policy.setter
     def policy(self, policy: ScalePolicy) -> None:
         if instance("policy", policy, ScalePolicy) != self._s0.policy:
-            self._s0.change_policy(policy)
+            left = min(self.scale_state.hysteresis_left, policy.hysteresis)
+            self._s0.policy, self._s0.state = policy, self.scale_state._replace(hysteresis_left=left)
 
     @property
     def scale(self) -> float:
@@ -282,7 +281,7 @@ class Settings:
 
     @scale.setter
     def scale(self, value: float) -> None:
-        self._s0.set(value)
+        self._s0.state = self.scale_state._replace(scale=check_scale(value))
         if self._s0.measured:
             self.scaling.restart(self._s0.scale)
 

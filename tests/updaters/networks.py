@@ -11,7 +11,7 @@ import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
 
-from nnabla_adaloss import AdaptiveLossScalingUpdater
+from nnabla_adaloss import AdaptiveLossScalingUpdater, GradScaler
 
 # The words with which the adaptive updater searches for its scale as nnabla's does.
 AS_THE_BASELINE: Dict[str, Any] = {"global_scale": "dynamic", "on_overflow": "next"}
@@ -39,14 +39,14 @@ def training(
     seed: int = 0,
     trained: Callable[[str], bool] = lambda name: True,
 ) -> Training:
-    """Return a conv net on random images.
+    """A conv net on random images.
 
     Args:
-        overflow: Numbers of batches whose gradients are infinite at any loss scale, while the loss is finite.
-        nan: Numbers of batches that hold a NaN.
-        spoilt: Or another value in a pixel, by number.
-        seed: Seed of parameters and data.
-        trained: Whether the solver has a parameter, by name.
+        overflow: numbers of batches whose gradients are infinite at any loss scale, while the loss is finite.
+        nan: numbers of batches that hold a NaN.
+        spoilt: or another value in a pixel, by number.
+        seed: of parameters and data.
+        trained: whether the solver has a parameter, by name.
     """
     nn.clear_parameters()
     rng = np.random.default_rng(seed)
@@ -112,6 +112,16 @@ def updater_on(train: Training, **options: Any) -> AdaptiveLossScalingUpdater:
     """The same for a conv net."""
     options = {"storage": "float16", **options}
     return AdaptiveLossScalingUpdater(train.solver, train.loss, train.feed, **options)
+
+
+def scaler_step(scaler: GradScaler, solver: Any, loss: nn.Variable) -> bool:
+    """One iteration of a loop with a `GradScaler`, on the present data; whether it has updated parameters."""
+    solver.zero_grad()
+    scaler.forward(loss, clear_no_need_grad=True)
+    scaler.backward(loss, clear_buffer=True)
+    updated = scaler.step(solver)
+    scaler.update()
+    return updated
 
 
 def snapshot(parameters: Optional[Mapping[str, nn.Variable]] = None) -> Dict[str, np.ndarray]:

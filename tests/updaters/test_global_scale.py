@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,10 +77,7 @@ def test_no_layer_is_lowered_where_there_is_room() -> None:
 
 def test_a_scale_that_is_searched_for_backs_off_to_its_floor_and_grows_with_updates() -> None:
     s0 = GlobalScale(8.0, ScalePolicy(N=0, min_scale=2.0), None)
-    assert s0.seed == s0.scale == 8.0
     assert [s0.lower() for _ in range(3)] == [True, True, False]
-    assert s0.scale == 2.0
-    assert math.isnan(s0.last_good)
     s0.after_update(64.0)
     assert (s0.last_good, s0.state) == (2.0, ScaleState(2.0, 1, 1))
     s0.after_update(64.0)
@@ -90,25 +86,9 @@ def test_a_scale_that_is_searched_for_backs_off_to_its_floor_and_grows_with_upda
 
 def test_a_measured_scale_counts_when_its_batch_was_good() -> None:
     s0 = GlobalScale(8.0, ScalePolicy(), HistoryPolicy(start_scale=32.0))
-    assert s0.seed is None
-    assert s0.scale == 32.0
     assert not s0.lower()
     s0.after_update(1024.0)
     assert s0.scale == s0.last_good == 1024.0
-
-
-def test_a_scale_is_restored_with_its_counters() -> None:
-    s0 = GlobalScale(8.0, ScalePolicy(N=5, hysteresis=3), None)
-    s0.after_update(8.0)
-    before = s0.state
-    s0.lower()
-    s0.set(64.0)
-    s0.change_policy(ScalePolicy(N=5, hysteresis=1))
-    assert s0.state == ScaleState(64.0, 0, 1)
-    s0.restore(before)
-    assert (s0.state, s0.last_good) == (before, 8.0)
-    s0.restore(before, 2.0)
-    assert s0.last_good == 2.0
 
 
 def test_after_an_exchange_all_ranks_have_the_lowest_scale() -> None:
