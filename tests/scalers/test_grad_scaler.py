@@ -265,12 +265,9 @@ def test_an_overflow_of_one_solver_does_not_stop_the_other() -> None:
         solver.zero_grad()
         scaler.forward(loss)
         scaler.backward(loss)
-    expected = gradients()
     next(iter(solver_g.get_parameters().values())).g = np.inf
     with pytest.warns(LossScaleWarning, match="no backward has left them so"):
         assert not scaler.step(solver_g)
-    for name, v in solver_d.get_parameters().items():
-        np.testing.assert_array_equal(v.g, expected[f"d/{name}"])
     assert scaler.step(solver_d)
     scaler.update()
     assert (scaler.steps, scaler.skipped_steps) == (1, 1)
@@ -294,18 +291,6 @@ def test_a_bad_batch_of_one_solver_leaves_the_gradients_of_another() -> None:
         np.testing.assert_array_equal(v.g, expected[f"fc2/{name}"])
     assert scaler.step(second)
     scaler.update()
-
-
-def test_what_a_skipped_batch_added_to_running_statistics_is_put_back() -> None:
-    n = Net(storage=None)
-    assert n.iterate()
-    before = snapshot()
-    n.backward()
-    nn.get_parameters()["fc1/affine/W"].g = np.inf
-    with pytest.warns(LossScaleWarning, match="no backward has left them so"):
-        assert not n.scaler.step(n.solver)
-    n.scaler.update()
-    assert_equal(snapshot(), before)
 
 
 def rebuilt(size: int) -> nn.Variable:
@@ -583,12 +568,18 @@ def test_backward_starts_from_a_gradient_of_the_users(enabled: bool) -> None:
 
 
 def test_the_scale_is_that_of_the_loss_that_was_used_last() -> None:
-    n = Net()
-    assert n.scaler.is_enabled()
+    losses = [
+        F.mean(PF.affine(data(4, 3), 5, name=n) ** 2) * weight for n, weight in (("a", 1.0), ("b", 1e-5))
+    ]
+    solver = solver_of(S.Sgd(0.0))
+    scaler = GradScaler(solver, storage="float16")
+    assert scaler.is_enabled()
     with pytest.raises(RuntimeError, match="no loss is known yet"):
-        n.scaler.get_scale()
-    n.iterate()
-    assert n.scaler.get_scale() == n.scaler.scaling(n.loss).loss_scale > 1.0
+        scaler.get_scale()
+    for loss in (*losses, losses[0]):
+        scaler_step(scaler, solver, loss)
+    assert scaler.get_scale() == scaler.get_scale(losses[0]) == scaler.scaling(losses[0]).loss_scale > 1.0
+    assert scaler.get_scale() != scaler.get_scale(losses[1])
 
 
 @pytest.mark.parametrize(
@@ -702,17 +693,6 @@ def test_a_batch_that_has_underflowed_runs_again_with_scales_of_its_own() -> Non
         for name, g in exact_gradients(deep.loss).items():
             np.testing.assert_allclose(found[name], g, rtol=0.1, atol=0.02 * np.abs(g).max())
         assert deep.iterate()
-
-
-def test_the_scale_is_that_of_the_loss_that_was_last_used() -> None:
-    nn.clear_parameters()
-    x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
-    losses = [F.mean(PF.affine(x, 5, name=name) ** 2) * weight for name, weight in (("a", 1.0), ("b", 1e-5))]
-    solver = solver_of(S.Sgd(0.0))
-    scaler = GradScaler(solver, storage="float16")
-    for loss in (*losses, losses[0]):
-        scaler_step(scaler, solver, loss)
-    assert scaler.get_scale() == scaler.get_scale(losses[0]) != scaler.get_scale(losses[1])
 
 
 def test_parameters_with_one_name_are_told_apart() -> None:

@@ -36,6 +36,7 @@ def training(
     overflow: Sequence[int] = (),
     nan: Sequence[int] = (),
     spoilt: Optional[Mapping[int, float]] = None,
+    factors: Optional[Mapping[int, float]] = None,
     seed: int = 0,
     trained: Callable[[str], bool] = lambda name: True,
 ) -> Training:
@@ -45,6 +46,7 @@ def training(
         overflow: numbers of batches whose gradients are infinite at any loss scale, while the loss is finite.
         nan: numbers of batches that hold a NaN.
         spoilt: or another value in a pixel, by number.
+        factors: what the losses of these batches are multiplied by, by number.
         seed: of parameters and data.
         trained: whether the solver has a parameter, by name.
     """
@@ -56,7 +58,10 @@ def training(
     h = PF.batch_normalization(h, name="bn")
     h = F.tanh(PF.affine(h, 16, name="hidden", rng=np.random.RandomState(seed + 1)))
     y = PF.affine(h, 10, name="output", rng=np.random.RandomState(seed + 2))
-    loss = F.mean(F.softmax_cross_entropy(y, t)) + gate(y, one)
+    loss, factor = F.mean(F.softmax_cross_entropy(y, t)), nn.Variable((1,))
+    if factors is not None:
+        loss = F.sum(F.reshape(loss, (1,)) * factor)
+    loss = loss + gate(y, one)
     solver = S.Momentum(0.05)
     solver.set_parameters({name: v for name, v in nn.get_parameters().items() if trained(name)})
     batches = [0]
@@ -65,6 +70,7 @@ def training(
         x.d = rng.standard_normal(x.shape)
         t.d = rng.integers(0, 10, t.shape)
         one.d = float(batches[0] not in overflow)
+        factor.d = (factors or {}).get(batches[0], 1.0)
         if batches[0] in pixels:
             x.d[0, 0, 0, 0] = pixels[batches[0]]
         batches[0] += 1
