@@ -89,3 +89,13 @@ def test_after_too_many_of_them_scales_and_weights_are_as_before(method: str) ->
     assert after["scale_state"] == state["scale_state"]
     assert_equal(snapshot(), weights)
     assert updater.update().updated
+
+
+def test_hopeless_batches_end_with_the_retries_that_are_allowed() -> None:
+    updater = updater_on(training(overflow=range(9)), max_retries=5)
+    with (
+        pytest.warns(LossScaleWarning, match="it is thrown away"),
+        pytest.raises(LossScaleError, match="iteration 1 at the smallest loss scale"),
+    ):
+        updater.update()
+    assert updater.counters.lost == {"hopeless": 6}

@@ -12,6 +12,7 @@ import os
 import warnings
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
+from zlib import crc32
 
 import nnabla as nn
 import nnabla.functions as F
@@ -310,6 +311,12 @@ def test_a_method_is_saved_with_its_parameters() -> None:
     assert state["settings"]["loss_scale_method"] == {"type": f"{__name__}:Margin", "margin": 4.0}
     updater_on(train, config=same).load_state_dict(state)
     refused(state, "loss_scale_method={.*4.0}, this updater has {.*2.0}", config=other)
+
+
+def test_the_checksum_of_the_parameters_is_the_same_everywhere() -> None:
+    train, updater = trained(1)
+    each = [crc32(v.d.tobytes()) for _, v in sorted(train.solver.get_parameters().items())]
+    assert updater.state_dict()["parameters"] == crc32(np.array(each, "<u4").tobytes())
 
 
 def leaves_of(value: Any, path: Tuple[Any, ...] = ()) -> List[Tuple[Any, ...]]:
