@@ -70,7 +70,8 @@ def training(
         x.d = rng.standard_normal(x.shape)
         t.d = rng.integers(0, 10, t.shape)
         one.d = float(batches[0] not in overflow)
-        factor.d = (factors or {}).get(batches[0], 1.0)
+        if factors is not None:
+            factor.d = factors.get(batches[0], 1.0)
         if batches[0] in pixels:
             x.d[0, 0, 0, 0] = pixels[batches[0]]
         batches[0] += 1
