@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Callable, List, Optional, Sequence, Union
 
-from .formats import FORMATS, Format, get_format
+from .formats import FORMATS, DTypeLike, Format, get_format
 from .layer_record import LayerRecord
 from .layer_selection import LayerSelection
 from .methods import METHODS, ApproxRange, Method, MethodLike, Range, resolve_method
 from .precision import Precision
-from .validation import boolean, integer, number, positive_number, strings
+from .validation import boolean, explains_keywords, integer, number, positive_number, strings
 
 # What "amax_history" does not look at.
 _OF_PUBLISHED_METHODS = "n_uf_threshold", "scale_upper_bound", "accum_upper_bound", "use_bound", "u_min"
@@ -38,9 +38,9 @@ class AdaLossConfig:
         u_min: smallest magnitude to keep from underflow. None: taken from `dtype` (6e-8 for float16).
         u_max: largest magnitude to keep from overflow. None: largest finite number of `dtype` (65504 for
             float16).
-        dtype: the format that gradients are stored in: the name of one, or a `Format`. None: that of the
-            storage (`storage=`, or a half context), float16 where there is none. One that disagrees with the
-            storage is an error.
+        dtype: the format that gradients are stored in: the name of one, a dtype of NumPy's, or a `Format`.
+            None: that of the storage (`storage=`, or a half context), float16 where there is none. One that
+            disagrees with the storage is an error.
         update_per_n_iteration: a layer's scale is recomputed every so many iterations.
         measure_every: scales are chosen in one of so many iterations (or of `update_per_n_iteration`, if that
             is more), and reused in between. With `delay=1` each of them measures another share of the arrays,
@@ -84,7 +84,7 @@ class AdaLossConfig:
     n_uf_threshold: float = 1e-3
     u_min: Optional[float] = None
     u_max: Optional[float] = None
-    dtype: Optional[Union[str, Format]] = None
+    dtype: Optional[Union[DTypeLike, Format]] = None
     update_per_n_iteration: int = 1
     scale_upper_bound: float = 16.0
     accum_upper_bound: float = 1024.0
@@ -108,7 +108,7 @@ class AdaLossConfig:
         for name in ("n_uf_threshold", "max_rescue_ratio"):
             if getattr(self, name) is not None:
                 self._set(name, number(name, getattr(self, name)))
-        if isinstance(self.dtype, str):
+        if self.dtype is not None and not isinstance(self.dtype, Format):
             self._set("dtype", get_format(self.dtype, argument="dtype").name)
         u_min, u_max = self.range
         if u_min >= u_max:
@@ -210,3 +210,6 @@ class AdaLossConfig:
                 "leave dtype out (u_min and u_max set a range of your own)"
             )
         return self
+
+
+AdaLossConfig.__init__ = explains_keywords({})(AdaLossConfig.__init__)  # type: ignore[method-assign]

@@ -6,7 +6,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Dict, Union
+from typing import Any, Dict, Type, Union
+
+import numpy as np
 
 from .validation import boolean, integer, number, positive_number
 
@@ -186,16 +188,29 @@ _ALIASES = {
 }
 
 
+DTypeLike = Union[str, "np.dtype[Any]", Type[np.generic]]
+"""What names a format: a name, or a dtype of NumPy's."""
+
+
 def canonical_name(name: str) -> str:
     """The name that this package uses for what nnabla, torch, papers and people call otherwise."""
     return _ALIASES.get(name, name)
 
 
-def get_format(name_or_format: Union[str, Format], argument: str = "storage") -> Format:
-    """A `Format` as it is, or that of a name, such as `"fp16"`; ValueError, naming `argument`, otherwise."""
+def name_of(given: object) -> str:
+    """The name of a format that is given by a name or as a dtype of NumPy's; empty where it is neither."""
+    if isinstance(given, np.dtype):
+        return given.name
+    if isinstance(given, type) and issubclass(given, np.generic):
+        return given.__name__
+    return canonical_name(given) if isinstance(given, str) else ""
+
+
+def get_format(name_or_format: Union[DTypeLike, Format], argument: str = "storage") -> Format:
+    """A `Format` as it is, or that of a name or a dtype; ValueError, naming `argument`, otherwise."""
     if isinstance(name_or_format, Format):
         return name_or_format
-    found = FORMATS.get(canonical_name(name_or_format)) if isinstance(name_or_format, str) else None
+    found = FORMATS.get(name_of(name_or_format))
     if found is None:
         raise ValueError(f"{argument}={name_or_format!r} is unknown; choose one of {', '.join(FORMATS)}")
     return found

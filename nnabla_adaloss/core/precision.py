@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Dict, Mapping, Optional, Sequence, Union
 
-from .formats import FLOAT16, FORMATS, Format, canonical_name, get_format
+from .formats import FLOAT16, FORMATS, DTypeLike, Format, get_format, name_of
 from .layer_selection import matches, matches_all
 from .validation import boolean, integer
 
@@ -138,7 +138,7 @@ PRECISIONS: Dict[str, Precision] = {
     "fp8_hybrid": FP8_HYBRID,
 }
 
-PrecisionLike = Union[str, Format, Precision]
+PrecisionLike = Union[DTypeLike, Format, Precision]
 """What one precision can be given as."""
 
 StorageLike = Union[PrecisionLike, Mapping[str, PrecisionLike]]
@@ -146,14 +146,14 @@ StorageLike = Union[PrecisionLike, Mapping[str, PrecisionLike]]
 
 
 def get_precision(storage: PrecisionLike, argument: str = "storage") -> Precision:
-    """The precision that a key of `PRECISIONS`, another name of a format, a `Format` or a `Precision` stands
-    for; ValueError, naming `argument`, where the name is unknown.
+    """The precision of a key of `PRECISIONS`, another name, a dtype, a `Format` or a `Precision`; ValueError,
+    naming `argument`, where it is unknown.
     """
     if isinstance(storage, Precision):
         return storage
     if isinstance(storage, Format):
         return Precision(storage)
-    found = PRECISIONS.get(canonical_name(storage)) if isinstance(storage, str) else None
+    found = PRECISIONS.get(name_of(storage))
     if found is None:
         raise ValueError(f"{argument}={storage!r} is unknown; choose one of {', '.join(PRECISIONS)}")
     return found

@@ -6,10 +6,9 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Sequence, Union, overload
+from typing import Any, Dict, Optional, Sequence, Union, overload
 
-from ..core.formats import Format
-from ..core.precision import LayerPrecisions, Precision, PrecisionLike, StorageLike
+from ..core.precision import LayerPrecisions, PrecisionLike, StorageLike
 from .advice import PrecisionAdvice, advise, candidates_of
 from .measurement import measure
 from .numbers import NetworkNumbers, Way
@@ -140,9 +139,9 @@ def diagnose(
         (True, True)
     """
     target = target_of(loss_or_updater, feeder, batches)
-    if isinstance(storage, (str, Format, Precision, Mapping)):
-        return Diagnosis(measure(target, LayerPrecisions(storage)))
-    return advise(target, candidates_of(storage))
+    if isinstance(storage, Sequence) and not isinstance(storage, str):
+        return advise(target, candidates_of(storage))
+    return Diagnosis(measure(target, LayerPrecisions(storage)))
 
 
 def _plain(value: float) -> Any:

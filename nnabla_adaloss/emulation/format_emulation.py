@@ -286,6 +286,7 @@ def with_storage(
     if storage is None:
         return loss
     if not isinstance(loss, nn.Variable):
+        variable_of(loss)  # unless it is no loss at all
         raise TypeError(
             f"storage={storage!r} emulates a format around a Variable, but loss is a {type(loss).__name__}; "
             "leave storage out"

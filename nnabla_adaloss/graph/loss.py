@@ -13,6 +13,7 @@ import numpy as np
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
 from numpy.typing import NDArray
 
+from ..core.config import AdaLossConfig
 from ..core.scale_policy import global_scale
 from ..core.validation import array_of_numbers, scalar
 from ..host_context import array_context
@@ -71,7 +72,10 @@ def variable_of(loss: LossLike) -> nn.Variable:
     elif isinstance(loss, LossWrapper):
         variable = loss.variable
     else:
-        raise TypeError(f"loss must be an nnabla.Variable or a wrapper of one, got {type(loss).__name__}")
+        instead = ": add the losses, or train on each by itself" if isinstance(loss, (list, tuple)) else ""
+        raise TypeError(
+            f"loss must be an nnabla.Variable or a wrapper of one, got {type(loss).__name__}{instead}"
+        )
     # nnabla finds out in the next forward what a leaf that needs a gradient means for a rewired graph.
     if variable.parent is None or not (
         variable.need_grad
@@ -109,6 +113,10 @@ def refuse_a_second_division(loss: Any) -> None:
 
 def check_scale(scale: Any, name: str = "scale") -> float:
     """`scale` as a Python float; TypeError or ValueError unless gradients can be unscaled in float32."""
+    if isinstance(scale, AdaLossConfig):
+        raise TypeError(
+            f"{name} must be a number; AdaptiveLossScalingUpdater takes an AdaLossConfig as config="
+        )
     return global_scale(name, scalar(scale))
 
 

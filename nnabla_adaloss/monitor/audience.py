@@ -91,6 +91,11 @@ class Audience:
                 periodic = kind in (LayerScaled, UpdateEnded)
                 self._listeners[kind].append((monitor, method, every if periodic else 1))
                 found = True
+        if not found and type(monitor).__module__ == "nnabla.monitor":
+            raise TypeError(
+                f"monitors contains nnabla's {type(monitor).__name__}, which is told of no events: give a "
+                "Recorder(), and write its recording with to_monitor_series(path)"
+            )
         if not found:
             raise TypeError(
                 f"monitors contains {monitor!r}, which has none of the methods {', '.join(_METHODS.values())}"

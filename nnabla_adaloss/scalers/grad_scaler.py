@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Sequence, Set
 
+import nnabla as nn
+
 from ..core.config import AdaLossConfig
 from ..core.precision import LayerPrecisions, StorageLike
 from ..core.saved_settings import check_version
@@ -18,14 +20,14 @@ from ..core.scale_history import HistoryPolicy
 from ..core.validation import boolean, explains_keywords, instance_or_none, integer, strings
 from ..emulation import with_storage
 from ..engine.adaptive_loss_scaling import AdaptiveLossScaling
-from ..graph.loss import LossLike, Seed, check_seed, run_backward
+from ..graph.loss import LossLike, LossWrapper, Seed, check_seed, run_backward
 from ..kernels import select_kernels
 from ..undo import ArraySnapshot, ForwardState
 from ..updaters.notifications import Notifier
-from ..updaters.outcome import GOOD, BatchOutcome, examine, judge, poison_gradients
+from ..updaters.outcome import GOOD, BatchOutcome, examine, poison_gradients
 from ..updaters.retries import first_bad
+from ..updaters.settings import check_solver
 from .scaled_losses import ScaledLosses
-from .solver_steps import SolverSteps
 
 _VERSION = 3
 # How often the first batch runs, at most, until its scales hold.
@@ -46,6 +48,13 @@ _METHODS = {
     "scaler.scale(loss).backward()",
     **{f"{verb}_{name}": _MEASURED for verb in ("get", "set") for name in _GROWTH},
 }
+
+# What is given as a solver by mistake, and how it is meant.
+_NO_SOLVERS = (
+    ((nn.Variable, LossWrapper), "give a loss to forward(loss)"),
+    ((list, tuple), "write GradScaler(*solvers)"),
+    (AdaLossConfig, "write config="),
+)
 
 
 class GradScaler:
@@ -112,7 +121,7 @@ class GradScaler:
     ) -> None:
         self._enabled = boolean("enabled", enabled)
         self._float_tail = boolean("float_tail", float_tail)
-        self._solvers = SolverSteps(solvers)
+        self._solvers = _checked(solvers)
         self._config = instance_or_none("config", config, AdaLossConfig)
         self._history = instance_or_none("history", history, HistoryPolicy)
         self._storage = storage
@@ -129,12 +138,14 @@ class GradScaler:
 
     def _begin(self) -> None:
         """Begin an iteration."""
-        self._solvers.begin()
+        # By the identity of a solver: whether its gradients were finite at `unscale_`; whose step was made.
+        self._finite: Dict[int, bool] = {}
+        self._stepped: Set[int] = set()
         # Keys of the losses that `forward` ran on, the last one at the end.
         self._forwarded: Dict[int, None] = {}
         self._used: Dict[int, AdaptiveLossScaling] = {}
         self._blamed: Set[int] = set()
-        self._stepped = self._skipped = self._bad_batch = False
+        self._updated = self._skipped = self._bad_batch = False
 
     def forward(self, loss: LossLike, clear_buffer: bool = False, clear_no_need_grad: bool = False) -> None:
         """Run forward as `Variable.forward` does, in the storage format if one is emulated.
@@ -205,7 +216,12 @@ class GradScaler:
                 run backward.
             ValueError: the scaler was not made with this solver.
         """
-        self._solvers.unscale(self._index(solver, "unscale_"), self._is_finite)
+        self._check_has_gradients(solver, "unscale_")
+        if id(solver) in self._stepped:
+            raise RuntimeError("unscale_() is being called after step()")
+        if id(solver) in self._finite:
+            raise RuntimeError("unscale_() has already been called on this solver since the last update()")
+        self._finite[id(solver)] = self._is_finite(solver)
 
     def step(self, solver: Any) -> bool:
         """Update the parameters of a solver, unless one of its gradients is an infinity or a NaN.
@@ -217,14 +233,19 @@ class GradScaler:
             RuntimeError: it was called for this solver since the last `update`, or nothing has run backward.
             ValueError: the scaler was not made with this solver.
         """
-        if not self._solvers.step(self._index(solver, "step"), self._is_finite):
+        self._check_has_gradients(solver, "step")
+        if id(solver) in self._stepped:
+            raise RuntimeError("step() has already been called on this solver since the last update()")
+        self._stepped.add(id(solver))
+        finite = self._finite.get(id(solver))
+        if not (self._is_finite(solver) if finite is None else finite):
             self.skipped_steps += 1
             self._skipped = True
             self._find_cause(solver)
             return False
         solver.update()
         self.steps += 1
-        self._stepped = True
+        self._updated = True
         self._notifier.lost_in_a_row = 0
         return True
 
@@ -234,12 +255,12 @@ class GradScaler:
         Raises:
             RuntimeError: no `step` since the last `update`.
         """
-        if not (self._stepped or self._skipped):
+        if not (self._updated or self._skipped):
             raise RuntimeError("update() has nothing to do: call step(solver) before it")
-        if self._skipped and not self._stepped and self._losses.forward_state is not None:
+        if self._skipped and not self._updated and self._losses.forward_state is not None:
             # A batch without a step must not stay in running statistics.
             self._losses.forward_state.restore()
-        if self._stepped and self._enabled:
+        if self._updated and self._enabled:
             self._note_gradients()
         for key, scaling in self._used.items() if self._enabled else ():
             if self._bad_batch:
@@ -316,19 +337,14 @@ class GradScaler:
         self._begin()
 
     def _make(self, loss: LossLike, forward_state: Optional[ForwardState]) -> AdaptiveLossScaling:
+        common: Any = {"parameters": _named_parameters(self._solvers), "float_tail": self._float_tail}
         return AdaptiveLossScaling(
-            with_storage(
-                loss,
-                self._storage,
-                float_tail=self._float_tail,
-                parameters=self._solvers.named_parameters(),
-            ),
+            with_storage(loss, self._storage, **common),
             self._config,
             non_homogeneous=self._non_homogeneous,
-            parameters=self._solvers.named_parameters(),
             history=self._history,
             forward_state=forward_state,
-            float_tail=self._float_tail,
+            **common,
         )
 
     def _find_scales(
@@ -365,11 +381,14 @@ class GradScaler:
         if hash(scaling.variable) not in self._forwarded:
             scaling.guard.begin_batch(first=False, repeat=self._may_run_again(scaling))
 
-    def _index(self, solver: Any, verb: str) -> int:
-        index = self._solvers.index(solver)
+    def _check_has_gradients(self, solver: Any, verb: str) -> None:
+        if not any(solver is known for known in self._solvers):
+            raise ValueError(
+                f"solver is none of the {len(self._solvers)} that this scaler was made with: "
+                "GradScaler(*solvers)"
+            )
         if not self._used:
             raise RuntimeError(f"{verb}() before backward(): there are no gradients since the last update()")
-        return index
 
     def _is_finite(self, solver: Any) -> bool:
         return not (self._enabled and solver.check_inf_or_nan_grad())
@@ -382,7 +401,7 @@ class GradScaler:
                 continue
             self._blamed.add(key)
             found = self._examine(scaling, solver)
-            if judge(found) == "fault":
+            if found.bad_batch:
                 self._bad_batch = True
                 self.cause = "the loss is not finite" if found.fault is None else str(found.fault)
                 self._warn("bad", f"{self.cause}: this is not a gradient overflow, so no scale is lowered")
@@ -402,7 +421,8 @@ class GradScaler:
         self._begin_where_forward_ended(scaling)
         now = guard.state.now()
         snapshot = ArraySnapshot(select_kernels(scaling.variable.parent.context))
-        snapshot.save([v.grad for v in self._solvers.parameters(without=solver)])
+        others = [other for other in self._solvers if other is not solver]
+        snapshot.save([v.grad for other in others for v in other.get_parameters().values()])
         # Clipping may have hidden what these gradients were.
         poison_gradients(solver)
         found = examine(GOOD, scaling, solver, minimum)
@@ -415,7 +435,8 @@ class GradScaler:
         used, iteration = list(self._used.values()), self._iteration + 1
         has_gradients = any(scaling.result.nonzero for scaling in used)
         # Another backward of this iteration may have left some.
-        if has_gradients or not used[0].guard.gradients_are_zero(self._solvers.parameters()):
+        parameters = (v for solver in self._solvers for v in solver.get_parameters().values())
+        if has_gradients or not used[0].guard.gradients_are_zero(parameters):
             self._last_gradient = iteration
             return
         self._notifier.notify_zero_gradients(
@@ -427,3 +448,26 @@ class GradScaler:
 
     def _warn(self, kind: str, message: str) -> None:
         self._notifier.warn(kind, f"step skipped in iteration {self._iteration}: {message}")
+
+
+def _checked(solvers: Sequence[Any]) -> Sequence[Any]:
+    """The solvers, each with parameters and only once; else TypeError or ValueError."""
+    if not solvers:
+        raise ValueError("GradScaler needs a solver, or several: GradScaler(solver)")
+    for index, solver in enumerate(solvers):
+        name = f"solvers[{index}]"
+        check_solver(name, solver, ("update", "get_parameters", "check_inf_or_nan_grad"), _NO_SOLVERS)
+        if not solver.get_parameters():
+            raise ValueError(f"{name} has no parameters: call solver.set_parameters(nnabla.get_parameters())")
+        if any(solver is other for other in solvers[:index]):
+            raise ValueError(f"{name} is given twice")
+    return solvers
+
+
+def _named_parameters(solvers: Sequence[Any]) -> Dict[str, nn.Variable]:
+    """The parameters of all solvers by name; where two share a name, the solver's index comes first."""
+    found: Dict[str, nn.Variable] = {}
+    for index, solver in enumerate(solvers):
+        for name, v in solver.get_parameters().items():
+            found[name if found.get(name, v) == v else f"{index}/{name}"] = v
+    return found

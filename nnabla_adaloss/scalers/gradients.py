@@ -35,19 +35,20 @@ def gradient_list(gradients: Union[Gradient, Iterable[Gradient]]) -> List[Gradie
 
 def has_nonfinite(gradient: Gradient) -> bool:
     """True when the gradient holds an infinity or a NaN."""
-    stored = _stored(gradient)
-    if stored is None:
-        return not np.isfinite(gradient).all()
-    return not (stored.zeroing or np.isfinite(host_view(stored)).all())
+    return not np.isfinite(_elements(gradient)).all()
 
 
 def largest(gradient: Gradient) -> float:
     """The largest magnitude in a gradient that is finite."""
+    return float(np.max(np.abs(_elements(gradient)), initial=0.0))
+
+
+def _elements(gradient: Gradient) -> NDArray[Any]:
+    """The elements of a gradient; none of one that is lazily zero, which stays so."""
     stored = _stored(gradient)
-    if stored is not None and stored.zeroing:
-        return 0.0
-    values = np.asarray(gradient) if stored is None else host_view(stored)
-    return float(np.max(np.abs(values), initial=0.0))
+    if stored is None:
+        return np.asarray(gradient)
+    return np.zeros(0) if stored.zeroing else host_view(stored)
 
 
 def unscaled(gradient: Gradient, scale: float) -> Gradient:

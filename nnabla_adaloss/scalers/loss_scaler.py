@@ -13,11 +13,13 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Union
 
 import nnabla as nn
 import numpy as np
+from nnabla.solver import Solver
 
+from ..core.config import AdaLossConfig
 from ..core.formats import FLOAT16
 from ..core.saved_settings import Given, not_default, of_another_version, plain, with_known_names
 from ..core.scale_history import AmaxWindow, HistoryPolicy
-from ..core.validation import boolean, number, positive_number
+from ..core.validation import boolean, explains_keywords, number, positive_number
 from ..errors import warn
 from ..updaters.global_scale import history_of
 from ..updaters.settings import check_count
@@ -92,15 +94,7 @@ class LossScaler:
         (False, 512.0)
     """
 
-    scale: float
-    initial_scale: float
-    dynamic_scaling: bool
-    growth_interval: int
-    growth_factor: float
-    backoff_factor: float
-    min_scale: float
-    max_scale: float
-
+    @explains_keywords({})
     def __init__(
         self,
         initial_scale: float = 65536.0,
@@ -112,6 +106,8 @@ class LossScaler:
         max_scale: float = 16777216.0,
         global_scale: Union[str, HistoryPolicy] = "dynamic",
     ) -> None:
+        if isinstance(initial_scale, (Solver, nn.Variable, AdaLossConfig)):
+            raise TypeError("initial_scale must be a number; GradScaler takes solvers and config=")
         self._history = history_of(global_scale)
         self.dynamic_scaling = dynamic_scaling
         self.growth_interval = growth_interval
@@ -119,7 +115,8 @@ class LossScaler:
         self.backoff_factor = backoff_factor
         self.min_scale = min_scale
         self.max_scale = max_scale
-        self.reset(positive_number("initial_scale", initial_scale))
+        self.initial_scale = initial_scale
+        self.reset()
 
     def __setattr__(self, name: str, value: object) -> None:
         check = _CHECKS.get(name)
@@ -284,8 +281,12 @@ class LossScaler:
         else:
             wanted = self._searched(usable)
         if self.dynamic_scaling:
-            if not usable:
-                self._warn_at_floor()
+            if not usable and self.scale <= self.min_scale and not self._warned:
+                self._warned = True
+                warn(
+                    f"gradients overflow at min_scale={self.min_scale:g}: the scale is not the cause; "
+                    "look at the loss, the data and the learning rate"
+                )
             self.scale = wanted
         return usable
 
@@ -301,10 +302,7 @@ class LossScaler:
         return min(max(wanted, self.min_scale), self.max_scale)
 
     def _searched(self, usable: bool) -> float:
-        """The scale after a good update or an overflow; one that was set beyond its bounds goes no further.
-
-        nnabla's own updater counts differently: see `nnabla_adaloss.core.scale_policy`.
-        """
+        """The scale after a good update or an overflow; one that was set beyond them goes no further."""
         self._good_updates = self._good_updates + 1 if usable else 0
         if not usable:
             return max(self.scale * self.backoff_factor, min(self.min_scale, self.scale))
@@ -312,11 +310,3 @@ class LossScaler:
             return self.scale
         self._good_updates = 0
         return min(self.scale * self.growth_factor, max(self.max_scale, self.scale))
-
-    def _warn_at_floor(self) -> None:
-        if self.scale <= self.min_scale and not self._warned:
-            self._warned = True
-            warn(
-                f"gradients overflow at min_scale={self.min_scale:g}: the scale is not the cause; "
-                "look at the loss, the data and the learning rate"
-            )

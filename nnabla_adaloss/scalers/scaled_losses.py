@@ -13,9 +13,6 @@ from ..undo import ForwardState
 # Losses of different networks that are remembered. Each holds the last graph of its network.
 _REMEMBERED = 8
 
-Structure = Tuple[str, ...]
-MakeScaling = Callable[[LossLike, Optional[ForwardState]], AdaptiveLossScaling]
-
 
 class ScaledLosses:
     """An engine for each loss, which goes by its Variable. A new Variable whose graph has the same functions
@@ -23,12 +20,12 @@ class ScaledLosses:
     before. nnabla's Variables have no weak references, so the last graph of each network is kept.
     """
 
-    def __init__(self, make: MakeScaling) -> None:
+    def __init__(self, make: Callable[[LossLike, Optional[ForwardState]], AdaptiveLossScaling]) -> None:
         # What forward writes; all losses share it.
         self.forward_state: Optional[ForwardState] = None
         self._make = make
-        # In the order of use.
-        self._known: Dict[Structure, AdaptiveLossScaling] = {}
+        # By the labels of the functions, in the order of use.
+        self._known: Dict[Tuple[str, ...], AdaptiveLossScaling] = {}
         # Saved states whose networks have not been seen yet.
         self._saved: List[Mapping[str, Any]] = []
 
@@ -55,15 +52,15 @@ class ScaledLosses:
         change, when a state is damaged.
         """
         before = [(scaling, scaling.state_dict()) for scaling in self._known.values()]
+        left = list(states)
         try:
             for scaling in self._known.values():
-                self._load_into(scaling, states)
+                left = [state for state in left if not _loaded(scaling, state)]
         except ValueError as error:
             for scaling, state in before:
                 scaling.load_state_dict(state)
             raise ValueError(f"state is damaged: {error}") from error
-        present = [fingerprint(scaling.plan) for scaling in self._known.values()]
-        self._saved = [state for state in states if list(state["network"]) not in present]
+        self._saved = left
 
     def _remember(self, scaling: AdaptiveLossScaling) -> AdaptiveLossScaling:
         self.forward_state = scaling.guard.state
@@ -72,9 +69,7 @@ class ScaledLosses:
         if before is not None:
             scaling.go_on_from(before)
         else:
-            self._load_into(scaling, self._saved)
-            own = fingerprint(scaling.plan)
-            self._saved = [state for state in self._saved if list(state["network"]) != own]
+            self._saved = [state for state in self._saved if not _loaded(scaling, state)]
         # After loading, so that a late loss continues the random stream of the others.
         for other in self._known.values():
             scaling.share_draws(other)
@@ -83,8 +78,10 @@ class ScaledLosses:
             del self._known[next(iter(self._known))]
         return scaling
 
-    def _load_into(self, scaling: AdaptiveLossScaling, states: Sequence[Mapping[str, Any]]) -> None:
-        own = fingerprint(scaling.plan)
-        for state in states:
-            if list(state["network"]) == own:
-                scaling.load_state_dict(state)
+
+def _loaded(scaling: AdaptiveLossScaling, state: Mapping[str, Any]) -> bool:
+    """Load a state if it is of the network of this engine; whether it is."""
+    own = list(state["network"]) == fingerprint(scaling.plan)
+    if own:
+        scaling.load_state_dict(state)
+    return own

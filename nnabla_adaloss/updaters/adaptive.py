@@ -9,6 +9,7 @@ from operator import methodcaller
 from typing import AbstractSet, Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import nnabla as nn
+import numpy as np
 from nnabla.experimental.mixed_precision_training import DynamicLossScalingUpdater
 
 from ..core.config import AdaLossConfig
@@ -26,13 +27,17 @@ from .batch_run import BatchRunner
 from .exchange import GradientExchange
 from .global_scale import GlobalScale, agreed_scales, history_of
 from .idle import Idle
-from .notifications import Notifier, nonfinite_gradients, notify_float_storage, notify_update
+from .notifications import Notifier, notify_float_storage, notify_update
 from .outcome import GOOD, BatchOutcome, agree_on_cause
 from .retries import Counters, RetryState, UpdateResult
 from .settings import TORCH_ARGUMENTS, HookLike, Settings, hooks_by_pass, keep_data
 from .states import as_saved, parameter_checksum, read
 
 _CALL = methodcaller("__call__")
+
+# This many batches in a row that overflow at any scale are not the fault of single batches. nnabla's updater
+# would have halved its scale as often, until no gradient is left.
+_HOPELESS = 25
 
 
 class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: ignore[misc]
@@ -60,8 +65,8 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         on_overflow: `"repeat"` (default): the same batch again, with lower scales where it overflowed; or
             `"next"`: throw the batch away and take the next one, as the baseline does.
         config: how layers are scaled; None for `AdaLossConfig()`.
-        storage: emulate this storage format on a float context: `"float16"`, another name, a `Format` or a
-            `Precision`; None for the context's own types.
+        storage: emulate this storage format on a float context: `"float16"`, another name, `np.float16`, a
+            `Format` or a `Precision`; None for the context's own types.
         max_retries: how often one call may repeat a batch because of overflow before `on_scale_floor`
             applies; with `"next"`, how many batches (or windows of `accum_grad`) it may throw away before it
             returns without an update. 100, as the baseline; 0 skips the iteration instead.
@@ -171,8 +176,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         self._searches = not (self._repeat or self._s0.measured)
         self.iteration = 0
         self.loss = loss
-        own = solver, loss, data_feeder, self.scale, scaling_factor, N, clear_buffer, accum_grad, weight_decay
-        super().__init__(*own, comm, self._exchange.grads if comm is not None else [])
+        self.comm, self.grads = comm, [] if comm is None else self._exchange.grads
         notify_float_storage(self.scaling, storage, config)
         # An iteration that ended with an exception before the exchange, with which the next call goes on; and
         # whether an exception now would be one.
@@ -243,9 +247,15 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         while True:
             self._before_exchange = self.comm is not None
             outcome = self._run_batches()
-            used = self._exchange_gradients()
-            self._before_exchange = False
-            if not self._overflowed(outcome):
+            if self.comm is None:
+                used, overflowed = self.scaling.loss_scale, outcome.overflowed
+            else:
+                used = self._s0.exchange(
+                    self._exchange, self.scaling, average=self.average, alike=self._searches
+                )
+                self._before_exchange = False
+                overflowed = not self._exchange.all_finite(self.scaling.kernels)
+            if not overflowed:
                 break
             self._undo_batches()
             cause, exhausted, only_s0 = agree_on_cause(self._exchange, outcome, repeat=self._repeat)
@@ -256,11 +266,16 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
             self._discard("hopeless" if hopeless else cause, retries.layers)
             if hopeless:
                 retries.hopeless += 1
-                if self._searches or retries.is_last(self.max_retries):
+                is_last = retries.hopeless == _HOPELESS or retries.discarded == self.max_retries
+                if self._searches or is_last:
                     return self._skip_at_floor()
                 # No scale helps this batch: go on with those before it.
                 self._restore_scales()
-                self._notifier.notify_hopeless_batch(self.iteration, retries.where)
+                self._notifier.warn(
+                    "hopeless",
+                    f"gradients of a batch in iteration {self.iteration} are not finite at any loss scale: "
+                    f"it is thrown away; first bad layer: {retries.where}",
+                )
             retries.discarded += 1
             self._notifier.count_lost(self.iteration, retries.where)
             self.scaling.components.lose_batch()
@@ -270,7 +285,12 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         reason = self._reason()
         if not self.scaling.result.state_finite:
             self._undo_batches()
-        self._complete_gradients()
+        if self.average and self.accum_grad > 1:
+            self.solver.scale_grad(1.0 / self.accum_grad)
+        if self.on_gradients is not None:
+            self.on_gradients(self.solver)
+        if self.weight_decay is not None:
+            self.solver.weight_decay(self.weight_decay)
         self._s0.after_update(used)
         self.scaling.end_iteration()
         self.counters.count_update(self.accum_grad)
@@ -280,8 +300,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
             # the iteration, with which it counts.
             deque(map(_CALL, (self.solver.update, self._undone.clear)), 0)
         self.scaling.measure_weights()
-        layers, component = retries.layers or outcome.overflow_layers, retries.component or outcome.component
-        found = retries.retries, reason, layers, outcome.nonfinite_layers, "", component
+        found = retries.retries, reason, retries.layers, outcome.nonfinite_layers, "", retries.component
         return UpdateResult(True, self._s0.scale, *found)
 
     @property
@@ -319,7 +338,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         """
         saved = read(state, self)
         self.scaling.load_state_dict(saved["scaling"])
-        self._s0.restore(saved["scale_state"], saved["last_good_scale"])
+        self._s0.state, self._s0.last_good = saved["scale_state"], saved["last_good_scale"]
         self.iteration, self.counters, self._interrupted = saved["iteration"], saved["counters"], None
         if saved["parameters"] != parameter_checksum(self.solver):
             self.scaling.forget()
@@ -382,17 +401,6 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
                 scales = agreed_scales(self.scaling, self._s0.scale)
                 self._exchange.check_ranks_agree(scales, self.iteration)
 
-    def _exchange_gradients(self) -> float:
-        """Sum them over the ranks; the global scale of the last batch, where it is measured."""
-        if self.comm is None:
-            return self.scaling.loss_scale
-        return self._s0.exchange(self._exchange, self.scaling, average=self.average, alike=self._searches)
-
-    def _overflowed(self, outcome: BatchOutcome) -> bool:
-        if self.comm is None:
-            return outcome.overflowed
-        return not self._exchange.all_finite(self.scaling.kernels)
-
     def _reason(self) -> str:
         """`"updated"`, or `"zero_gradients"`."""
         # To ask a solver for its parameters takes as long as all the rest here.
@@ -409,14 +417,6 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         self._last_gradient = self.iteration
         return "updated"
 
-    def _complete_gradients(self) -> None:
-        if self.average and self.accum_grad > 1:
-            self.solver.scale_grad(1.0 / self.accum_grad)
-        if self.on_gradients is not None:
-            self.on_gradients(self.solver)
-        if self.weight_decay is not None:
-            self.solver.weight_decay(self.weight_decay)
-
     def _skip_bad_batch(self, outcome: BatchOutcome, cause: str) -> UpdateResult:
         if self._repeat:
             # Lower scales were tried, and were not the cause.
@@ -426,11 +426,14 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         of_loss, fault, layers = cause == "nonfinite_loss", str(outcome.fault or ""), outcome.nonfinite_layers
         here = outcome.nonfinite_loss if of_loss else outcome.fault is not None
         whose = "" if self.comm is None else f" of {'this' if here else 'another'} rank"
-        policy = self.on_nonfinite_loss if of_loss else self.on_nonfinite_forward
         self._discard(cause, layers, fault)
-        self._undone.clear()
-        self._notifier.notify_bad_batch(policy, cause, whose, fault, self.iteration, self.scale)
-        return self._skipped(cause, nonfinite=layers, fault=fault)
+        message = (
+            f"{'the loss' if of_loss else 'the forward pass'}{whose} is not finite in iteration "
+            f"{self.iteration}{': ' if fault else ''}{fault}; this is not a gradient overflow, so the loss "
+            f"scale stays at {self.scale:g}. Look at the data and the learning rate"
+        )
+        policy = self.on_nonfinite_loss if of_loss else self.on_nonfinite_forward
+        return self._skipped(policy, cause, message, cause, layers, fault)
 
     def _discard(self, cause: str, layers: Tuple[str, ...], detail: str = "") -> None:
         """Count and report that the batches of this try are lost."""
@@ -440,34 +443,43 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
 
     def _restore_scales(self) -> None:
         """Go on with the scales from before the iteration, and forget what it has measured."""
-        self._s0.restore(self._retries.scale_state)
+        self._s0.state = self._retries.scale_state
         self.scaling.components.drop_iteration()
 
     def _skip_at_floor(self) -> UpdateResult:
-        bad, retries = nonfinite_gradients(self.solver), self._retries
+        gradients, where = [v.g for v in self.solver.get_parameters().values()], self._retries.where
+        nans, infinities = (sum(int(f(g).sum()) for g in gradients) for f in (np.isnan, np.isinf))
         # A batch that was repeated was tried with the smallest scale at the end.
         floor = self.scale if self._searches else self.policy.min_scale
         self._restore_scales()
-        self._undone.clear()
-        scales = self._s0.last_good, self.scale
-        self._notifier.notify_scale_floor(
-            self.on_scale_floor, self.iteration, floor, retries.where, bad, *scales
+        message = (
+            f"gradients overflow in iteration {self.iteration} at the smallest loss scale, {floor:g}; first "
+            f"bad layer: {where}; parameter gradients hold {nans} NaNs and {infinities} infinities; last "
+            f"good scale: {self._s0.last_good:g}. The scale is {self.scale:g} again"
         )
-        return self._skipped("overflow", nonfinite=retries.layers)
+        return self._skipped(self.on_scale_floor, "scale_floor", message, layers=self._retries.layers)
 
     def _give_up(self) -> UpdateResult:
         self.scaling.components.end_iteration()
-        self._undone.clear()
-        if self._repeat and self.max_retries:
-            self._notifier.notify_exhausted(
-                self.on_scale_floor, self.iteration, self._retries.retries, self._retries.where
-            )
-        return self._skipped("overflow")
+        message = (
+            f"gradients overflowed {self._retries.retries} times in iteration {self.iteration}, with ever "
+            f"lower scales; first bad layer: {self._retries.where}"
+        )
+        policy = self.on_scale_floor if self._repeat and self.max_retries else "skip"
+        return self._skipped(policy, "retries", message)
 
-    def _skipped(self, reason: str, nonfinite: Tuple[str, ...] = (), fault: str = "") -> UpdateResult:
-        """The result of an iteration without an update."""
+    def _skipped(
+        self,
+        policy: str,
+        kind: str,
+        message: str,
+        reason: str = "overflow",
+        layers: Tuple[str, ...] = (),
+        fault: str = "",
+    ) -> UpdateResult:
+        """End the iteration without an update, and say so as `policy` wants it; the result."""
+        self._undone.clear()
+        self._notifier.notify(policy, kind, message)
         found = self._retries
         component = found.component if reason == "overflow" else ""
-        return UpdateResult(
-            False, self.scale, found.retries, reason, found.layers, nonfinite, fault, component
-        )
+        return UpdateResult(False, self.scale, found.retries, reason, found.layers, layers, fault, component)

@@ -11,7 +11,7 @@ from ..engine import AdaptiveLossScaling
 from ..engine.report import PassReport
 from ..monitor import BatchRepeated, Overflowed
 from .global_scale import GlobalScale
-from .outcome import BatchOutcome, examine, find_fault, judge, poison_gradients, smallest_scale_helps
+from .outcome import BatchOutcome, examine, find_fault, poison_gradients, smallest_scale_helps
 from .retries import RetryState
 from .settings import PassHooks, Settings
 
@@ -47,17 +47,23 @@ class BatchRunner:
                 attempt = scaling.components.began[1]
                 found = self._after_pass(updater, retries, before, repeats)
                 if found.overflowed and not before.overflowed:
-                    _notify_overflow(scaling, updater.iteration, found, attempt)
-                verdict = judge(found, settled=settled)
-                if before.overflowed or verdict in ("good", "fault") or found.at_floor:
+                    _tell_overflow(updater, found, attempt)
+                if before.overflowed or found.bad_batch or found.at_floor:
                     return found
-                if verdict == "overflow" and not self._repeats(scaling):
+                if not self._repeats(scaling) if found.overflowed else settled:
                     return found
                 if repeats == updater.max_retries:
                     return found._replace(exhausted=found.overflowed)
                 repeats += 1
-                before = before.after_repeat(found)
-                _begin_repeat(updater, retries, found, attempt)
+                retries.repeats += 1
+                if found.overflowed:
+                    retries.layers, retries.component = found.nonfinite_layers, found.component
+                updater.counters.count_repeat()
+                if scaling.audience is not None:
+                    cause = "overflow" if found.overflowed else "first measurement"
+                    event = BatchRepeated(updater.iteration, attempt, cause, found.nonfinite_layers)
+                    scaling.audience.tell(event)
+                scaling.guard.undo_batch()
 
     def _repeats(self, scaling: AdaptiveLossScaling) -> bool:
         """Whether a batch that overflows runs again; one that is searched for its gradients does anyway."""
@@ -69,10 +75,10 @@ class BatchRunner:
         """The outcome of the last pass, with the scales lowered that have overflowed."""
         scaling, solver, smallest = updater.scaling, updater.solver, updater.policy.min_scale
         repeat, may_repeat = self._repeats(scaling), self._repeat and repeats < updater.max_retries
-        lost = self._run_again(updater, before) if _is_lost(updater, may_repeat=may_repeat) else None
+        lost = self._look_again(updater, before, may_repeat=may_repeat)
         # A batch that runs again with lower scales shows by that whether they were the cause.
         found = lost or examine(before, scaling, solver, smallest, search=not repeat)
-        if before.overflowed or judge(found) != "overflow":
+        if before.overflowed or not found.overflowed or found.bad_batch:
             return found
         if not repeat:
             # What a second pass has measured is known: there is nothing to lower.
@@ -82,7 +88,7 @@ class BatchRunner:
         due = repeats == (0 if retries.hopeless else _REPEATS_BEFORE_SMALLEST)
         if lost is None and (due or not lowered or repeats == updater.max_retries):
             found = find_fault(found, scaling, solver, smallest)
-        if judge(found) == "fault":
+        if found.bad_batch:
             return found
         hopeless = not lowered or (due and not smallest_scale_helps(scaling, solver, smallest))
         return found._replace(at_floor=hopeless)
@@ -92,7 +98,7 @@ class BatchRunner:
         scaling.forward(clear_no_need_grad=updater.clear_buffer, **forward_hooks)
         scaling.guard.state.note_changes()
         scaling.backward(
-            self._s0.seed,
+            None if self._s0.measured else self._s0.scale,
             clear_buffer=updater.clear_buffer,
             iteration=updater.iteration,
             again=again,
@@ -101,57 +107,33 @@ class BatchRunner:
         )
         return scaling.result
 
-    def _run_again(self, updater: Settings, before: BatchOutcome) -> Optional[BatchOutcome]:
-        """Run a lost batch once more with measured scales, which name the bad layers: its outcome if it is
-        finite now; None if it still has to be examined.
+    def _look_again(
+        self, updater: Settings, before: BatchOutcome, *, may_repeat: bool
+    ) -> Optional[BatchOutcome]:
+        """Run a batch that overflowed with scales measured before it, and is not going to be repeated, once
+        more with scales of its own, which name the bad layers: its outcome if it is finite now, else None.
         """
         first = updater.scaling.result
+        if not (_overflows(updater) and first.held):
+            return None
+        if may_repeat and np.isfinite(updater.scaling.variable.d).all():
+            return None
         updater.scaling.guard.undo_batch()
         self._forward_backward(updater, again=True)
         if _overflows(updater):
             return None
         poison_gradients(updater.solver)
-        return before._replace(
-            overflowed=True,
-            nonfinite_layers=tuple(first.found_inf),
-            component=first.component or "",
-            lowered=True,
-        )
-
-
-def _begin_repeat(updater: Settings, retries: RetryState, found: BatchOutcome, attempt: int) -> None:
-    """Count and report that the batch is repeated, and undo it."""
-    scaling = updater.scaling
-    retries.repeats += 1
-    updater.counters.count_repeat()
-    if scaling.audience is not None:
-        cause = "overflow" if found.overflowed else "first measurement"
-        scaling.audience.tell(BatchRepeated(updater.iteration, attempt, cause, found.nonfinite_layers))
-    scaling.guard.undo_batch()
-
-
-def _is_lost(updater: Settings, *, may_repeat: bool) -> bool:
-    """True when a batch overflowed with scales measured before it, and is not going to be repeated."""
-    if not (_overflows(updater) and updater.scaling.result.held):
-        return False
-    return not (may_repeat and np.isfinite(updater.scaling.variable.d).all())
+        layers, component = tuple(first.found_inf), first.component or ""
+        return before._replace(overflowed=True, nonfinite_layers=layers, component=component, lowered=True)
 
 
 def _overflows(updater: Settings) -> bool:
     return bool(updater.scaling.found_inf) and bool(updater.solver.check_inf_or_nan_grad())
 
 
-def _notify_overflow(scaling: AdaptiveLossScaling, iteration: int, found: BatchOutcome, attempt: int) -> None:
-    if scaling.audience is None:
-        return
-    cause = "overflow" if found.fault is None else "nonfinite_forward"
-    event = Overflowed(
-        iteration,
-        attempt,
-        "nonfinite_loss" if found.nonfinite_loss else cause,
-        found.nonfinite_layers,
-        found.component,
-        scaling.loss_scale,
-        "" if found.fault is None else str(found.fault),
-    )
-    scaling.audience.tell(event)
+def _tell_overflow(updater: Settings, found: BatchOutcome, attempt: int) -> None:
+    scaling, fault = updater.scaling, "" if found.fault is None else str(found.fault)
+    if scaling.audience is not None:
+        cause = "nonfinite_loss" if found.nonfinite_loss else "nonfinite_forward" if fault else "overflow"
+        where = found.nonfinite_layers, found.component, scaling.loss_scale
+        scaling.audience.tell(Overflowed(updater.iteration, attempt, cause, *where, fault))

@@ -7,8 +7,7 @@ import io
 import json
 import os
 import zipfile
-from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Union
+from typing import Any, Dict, List, Mapping, Optional, Union
 
 import nnabla as nn
 import numpy as np
@@ -86,7 +85,9 @@ def load_checkpoint(path: Union[str, os.PathLike[str]], *parts: Any) -> Dict[str
     parameters = _parameters(loaded)
     head, arrays = _read(os.fsdecode(path))
     _check(head, arrays, loaded, parameters)
-    with _undone_on_errors(loaded, parameters):
+    values = {name: variable.d.copy() for name, variable in parameters.items()}
+    states = [part.get_states() if isinstance(part, Solver) else part.state_dict() for part in loaded]
+    try:
         for name, variable in parameters.items():
             variable.d = arrays[f"parameters/{name}"]
         for number, (part, saved) in enumerate(zip(loaded, head["parts"])):
@@ -96,6 +97,12 @@ def load_checkpoint(path: Union[str, os.PathLike[str]], *parts: Any) -> Dict[str
         for part, saved in zip(loaded, head["parts"]):
             if not isinstance(part, Solver):
                 part.load_state_dict(saved)
+    except BaseException:
+        for name, variable in parameters.items():
+            variable.d = values[name]
+        for part, state in zip(loaded, states):
+            part.set_states(state) if isinstance(part, Solver) else part.load_state_dict(state)
+        raise
     extra: Dict[str, Any] = head["extra"]
     return extra
 
@@ -150,34 +157,29 @@ def _read(name: str) -> Any:
 
 def _check(head: Any, arrays: Arrays, parts: List[Any], parameters: Dict[str, nn.Variable]) -> None:
     """ValueError unless a checkpoint is of these parts and parameters."""
-    if len(head["parts"]) != len(parts):
+    saved = [part.get("solver", "a state") for part in head["parts"]]
+    given = [part.name if isinstance(part, Solver) else "a state" for part in parts]
+    if saved != given:
         raise ValueError(
-            f"the checkpoint has {len(head['parts'])} solvers, updaters and scalers, {len(parts)} were given"
+            f"the checkpoint holds {', '.join(saved)}; given are {', '.join(given)}: give the same solvers, "
+            "updaters and scalers in the order in which they were saved"
         )
-    saved = {name: array.shape for name, array in _below("parameters/", arrays).items()}
-    wanted = {name: variable.shape for name, variable in parameters.items()}
-    _same("parameters", saved, wanted)
+    shapes = {name: array.shape for name, array in _below("parameters/", arrays).items()}
+    _same("parameters", shapes, {name: variable.shape for name, variable in parameters.items()})
     for part, found in zip(parts, head["parts"]):
-        if ("solver" in found) != isinstance(part, Solver):
-            raise ValueError(
-                "give the same solvers, updaters and scalers in the order in which they were saved"
-            )
         if isinstance(part, Solver):
-            if part.name != found["solver"]:
-                raise ValueError(f"the checkpoint is of the solver {found['solver']}, not of {part.name}")
-            _same(f"states of the solver {part.name}", found["steps"], part.get_states(), shapes=False)
+            states = dict.fromkeys(part.get_states(), ())
+            _same(f"states of the solver {part.name}", dict.fromkeys(found["steps"], ()), states)
 
 
-def _same(what: str, saved: Mapping[str, Any], wanted: Mapping[str, Any], *, shapes: bool = True) -> None:
+def _same(what: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """ValueError with the first few names that only one of both has, or that differ in shape."""
-    odd = sorted(saved.keys() ^ wanted.keys())
-    odd += [n for n in wanted if shapes and n in saved and tuple(saved[n]) != tuple(wanted[n])]
+    odd = [name for name in sorted({*saved, *wanted}) if saved.get(name) != wanted.get(name)]
     if odd:
-        pairs = [f"{n} ({saved.get(n, 'not saved')}, here {wanted.get(n, 'not there')})" for n in odd[:3]]
-        names = ", ".join(pairs if shapes else odd[:3])
+        names = [f"{n} ({saved.get(n, 'not saved')}, here {wanted.get(n, 'not there')})" for n in odd[:3]]
         raise ValueError(
-            f"the checkpoint is of another network: {len(odd)} of its {what} differ, such as {names}. "
-            "Build the network that was saved"
+            f"the checkpoint is of another network: {len(odd)} of its {what} differ, such as "
+            f"{', '.join(names)}. Build the network that was saved"
         )
 
 
@@ -196,18 +198,3 @@ def _set_states(solver: Any, steps: Mapping[str, int], arrays: Arrays) -> None:
             if key.rpartition("/")[0] == name
         }
     solver.set_states(states)
-
-
-@contextmanager
-def _undone_on_errors(parts: List[Any], parameters: Dict[str, nn.Variable]) -> Iterator[None]:
-    """What is loaded within is taken back where something of it does not fit."""
-    values = {name: variable.d.copy() for name, variable in parameters.items()}
-    states = [part.get_states() if isinstance(part, Solver) else part.state_dict() for part in parts]
-    try:
-        yield
-    except BaseException:
-        for name, variable in parameters.items():
-            variable.d = values[name]
-        for part, state in zip(parts, states):
-            part.set_states(state) if isinstance(part, Solver) else part.load_state_dict(state)
-        raise

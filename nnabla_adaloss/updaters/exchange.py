@@ -31,8 +31,12 @@ class GradientExchange:
                 f"comm must be a communicator with all_reduce(arrays, division, inplace); "
                 f"{type(comm).__name__} has no all_reduce"
             )
-        if grads is not None:
-            _check_gradients(grads)
+        if grads is not None and not isinstance(grads, Collection):
+            raise TypeError(f"grads must be a list of NdArrays, got {type(grads).__name__}")
+        for index, grad in enumerate(() if grads is None else grads):
+            if not isinstance(grad, nn.NdArray):
+                kind = type(grad).__name__
+                raise TypeError(f"grads[{index}] must be an NdArray, such as a Variable's .grad, got {kind}")
         if grads and comm is None:
             raise ValueError(
                 "grads are exchanged through comm, but comm is None; pass a communicator, or no grads"
@@ -58,15 +62,10 @@ class GradientExchange:
         if hasattr(comm, "iteration"):
             comm.iteration = iteration
         if not self._broadcast:
-            self.broadcast_parameters()
+            comm.bcast([v.data for v in self.parameters.values()], 0, inplace=False)
             self._broadcast = True
             return False
         return bool(check_every) and iteration % check_every == 0
-
-    def broadcast_parameters(self) -> None:
-        """Give every rank the parameters of rank 0."""
-        comm: Any = self.comm
-        comm.bcast([v.data for v in self.parameters.values()], 0, inplace=False)
 
     def sum(self, *, average: bool) -> None:
         """Sum the gradients over all ranks, or average them."""
@@ -111,7 +110,8 @@ class GradientExchange:
         comm: Any = self.comm
         names = [*self.parameters, "the loss scales"]
         arrays = [v.data.get_data("r") for v in self.parameters.values()] + [np.array(scales, np.float64)]
-        own = crc32_halves(arrays)
+        # In halves of 16 bits, which float32 holds exactly.
+        own = np.array([divmod(crc32(array), 1 << 16) for array in arrays], np.float32)
         first = nn.NdArray.from_numpy_array(own.copy())
         comm.bcast([first], 0, inplace=True)
         differs = (np.array(first.data) != own).any(axis=1)
@@ -122,16 +122,6 @@ class GradientExchange:
                 f"ranks disagree in iteration {iteration}: {', '.join(found[:5])}"
                 f"{' and others' if len(found) > 5 else ''} (rank {comm.rank} {here} rank 0). "
                 "Resume from a checkpoint; look for data or code that differs between ranks"
-            )
-
-
-def _check_gradients(grads: Any) -> None:
-    if not isinstance(grads, Collection):
-        raise TypeError(f"grads must be a list of NdArrays, got {type(grads).__name__}")
-    for index, grad in enumerate(grads):
-        if not isinstance(grad, nn.NdArray):
-            raise TypeError(
-                f"grads[{index}] must be an NdArray, such as a Variable's .grad, got {type(grad).__name__}"
             )
 
 
@@ -148,10 +138,3 @@ def gradients_are_finite(kernels: Kernels, solver: Any) -> bool:
 def crc32(array: NDArray[Any]) -> int:
     """The CRC-32 of the bytes of `array`."""
     return zlib.crc32(np.ascontiguousarray(array).tobytes())
-
-
-def crc32_halves(arrays: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
-    """The CRC-32 of each array in halves of 16 bits, which float32 holds exactly; shape (n, 2)."""
-    found = np.array([crc32(a) for a in arrays], np.uint32)
-    halves: NDArray[np.uint32] = np.stack([found >> 16, found & 0xFFFF], axis=1)
-    return halves.astype(np.float32)

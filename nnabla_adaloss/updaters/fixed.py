@@ -9,12 +9,12 @@ import nnabla as nn
 import numpy as np
 
 from ..core.precision import StorageLike
-from ..core.validation import boolean
+from ..core.validation import boolean, explains_keywords
 from ..emulation import FormatEmulation, with_storage
 from ..engine import AdaptiveLossScaling
 from ..graph.float_tail import TailReader
 from ..graph.loss import LossLike, check_scale, variable_of
-from ..monitor import Audience, BatchThrownAway, Overflowed, audience_of
+from ..monitor import BatchThrownAway, Overflowed, audience_of
 from .exchange import GradientExchange
 from .notifications import Notifier, notify_update
 from .retries import UpdateResult
@@ -80,6 +80,7 @@ class FixedLossScalingUpdater:
     accum_grad: Any = Setting(check_count)
     weight_decay: Any = Setting(check_decay)
 
+    @explains_keywords({"config": "AdaptiveLossScalingUpdater gives layers scales of their own"})
     def __init__(
         self,
         solver: Any,
@@ -123,13 +124,20 @@ class FixedLossScalingUpdater:
         self.solver.zero_grad()
         for _ in range(self.accum_grad):
             self.data_feeder()
-            self._forward_backward()
+            self.loss.forward(clear_no_need_grad=self.clear_buffer)
+            if self._reader is not None:
+                self._reader.before_backward()
+            self.loss.backward(self.scale, clear_buffer=self.clear_buffer)
         self._exchange.sum(average=False)
         self.iteration += 1
         result = self._update()
         if self._audience is not None:
             if not result.updated:
-                self._notify_overflow(self._audience)
+                # Layers are not looked at one by one here.
+                finite = np.isfinite(variable_of(self.loss).d).all()
+                cause = "overflow" if finite else "nonfinite_loss"
+                self._audience.tell(Overflowed(self.iteration, 0, cause, (), "", self.scale))
+                self._audience.tell(BatchThrownAway(self.iteration, cause, (), self.accum_grad))
             notify_update(self._audience, self.iteration, result, variable_of(self.loss))
         return result
 
@@ -149,18 +157,9 @@ class FixedLossScalingUpdater:
             self._has_gradients = any(v.g.any() for v in self.solver.get_parameters().values())
         if self._has_gradients:
             return "updated"
-        self._notifier.notify_zero_gradients(0, self.iteration, self.scale, self._loss_is_zero)
+        loss = variable_of(self.loss)
+        self._notifier.notify_zero_gradients(0, self.iteration, self.scale, lambda: not loss.d.any())
         return "zero_gradients"
-
-    def _loss_is_zero(self) -> bool:
-        return not variable_of(self.loss).d.any()
-
-    def _notify_overflow(self, audience: Audience) -> None:
-        # Layers are not looked at one by one here.
-        finite = bool(np.isfinite(variable_of(self.loss).d).all())
-        cause = "overflow" if finite else "nonfinite_loss"
-        audience.tell(Overflowed(self.iteration, 0, cause, (), "", self.scale))
-        audience.tell(BatchThrownAway(self.iteration, cause, (), self.accum_grad))
 
     @property
     def loss(self) -> LossLike:
@@ -192,9 +191,3 @@ class FixedLossScalingUpdater:
             reader.go_on_from(self._reader)
         self._reader = reader
         return wrapped
-
-    def _forward_backward(self) -> None:
-        self.loss.forward(clear_no_need_grad=self.clear_buffer)
-        if self._reader is not None:
-            self._reader.before_backward()
-        self.loss.backward(self.scale, clear_buffer=self.clear_buffer)

@@ -15,7 +15,6 @@ import numpy as np
 from ..core.scale_history import HistoryPolicy
 from ..core.scale_policy import ScalePolicy, ScaleState
 from ..engine import AdaptiveLossScaling
-from ..graph.loss import check_scale
 from .exchange import GradientExchange
 
 
@@ -34,20 +33,6 @@ class GlobalScale:
     def scale(self) -> float:
         """S0."""
         return self.state.scale
-
-    @property
-    def seed(self) -> Optional[float]:
-        """The scale to give to `AdaptiveLossScaling.backward`; None: it chooses a measured one."""
-        return None if self.measured else self.state.scale
-
-    def set(self, scale: float) -> None:
-        """Set S0; the counters stay."""
-        self.state = self.state._replace(scale=check_scale(scale))
-
-    def change_policy(self, policy: ScalePolicy) -> None:
-        """Go on with another policy."""
-        hysteresis_left = min(self.state.hysteresis_left, policy.hysteresis)
-        self.policy, self.state = policy, self.state._replace(hysteresis_left=hysteresis_left)
 
     def lower(self) -> bool:
         """Lower a searched S0 after an overflow; False: nothing can be lowered here."""
@@ -88,12 +73,6 @@ class GlobalScale:
         self.last_good = self.state.scale
         if not self.measured:
             self.state = self.policy.after_update(self.state)
-
-    def restore(self, state: ScaleState, last_good: Optional[float] = None) -> None:
-        """Return to an earlier state, or to a saved one with its last good scale."""
-        self.state = state
-        if last_good is not None:
-            self.last_good = last_good
 
 
 def history_of(global_scale: Union[str, HistoryPolicy], **fields: float) -> Optional[HistoryPolicy]:

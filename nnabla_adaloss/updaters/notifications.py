@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, Set, Tuple
+from typing import Any, Callable, Optional, Set
 
 import nnabla as nn
-import numpy as np
 
 from ..engine import AdaptiveLossScaling
 from ..errors import LossScaleError, warn
@@ -70,56 +69,6 @@ class Notifier:
                 'rate, and at what `diagnose` says; on_overflow="repeat" of the updater loses none',
             )
 
-    def notify_hopeless_batch(self, iteration: int, where: str) -> None:
-        """Warn of a batch that is thrown away because it overflows at any scale."""
-        self.warn(
-            "hopeless",
-            f"gradients of a batch in iteration {iteration} are not finite at any loss scale: it is thrown "
-            f"away; first bad layer: {where}",
-        )
-
-    def notify_bad_batch(
-        self, policy: str, kind: str, whose: str, fault: str, iteration: int, scale: float
-    ) -> None:
-        """Report a batch whose loss or forward is not finite, as `policy` says."""
-        subject = "the loss" if kind == "nonfinite_loss" else "the forward pass"
-        self.notify(
-            policy,
-            kind,
-            f"{subject}{whose} is not finite in iteration {iteration}{': ' if fault else ''}{fault}; this is "
-            f"not a gradient overflow, so the loss scale stays at {scale:g}. Look at the data and the "
-            "learning rate",
-        )
-
-    def notify_scale_floor(
-        self,
-        policy: str,
-        iteration: int,
-        floor: float,
-        where: str,
-        nonfinite: Tuple[int, int],
-        last_good_scale: float,
-        scale: float,
-    ) -> None:
-        """Report an overflow at the smallest scale, as `policy` says."""
-        nans, infinities = nonfinite
-        self.notify(
-            policy,
-            "scale_floor",
-            f"gradients overflow in iteration {iteration} at the smallest loss scale, {floor:g}; first bad "
-            f"layer: {where}; parameter gradients hold {nans} NaNs and {infinities} infinities; "
-            f"last good scale: {last_good_scale:g}. The scale is {scale:g} again",
-        )
-
-    def notify_exhausted(self, policy: str, iteration: int, retries: int, where: str) -> None:
-        """Report a batch that was repeated as often as allowed, as `policy` says."""
-        self.notify(
-            policy,
-            "retries",
-            f"gradients overflowed {retries} times in iteration {iteration}, with ever lower scales; first "
-            f"bad layer: {where}",
-        )
-
     def check_parameters(self, solver: Any, plan: GraphPlan) -> None:
         """Raise ValueError when the solver has no parameters, warn when they are not the network's."""
         parameters = solver.get_parameters()
@@ -152,9 +101,3 @@ def notify_update(audience: Audience, iteration: int, result: UpdateResult, loss
     if audience.wants(UpdateEnded, iteration):
         told = (result.updated, result.reason, result.scale, result.retries, float(loss.d.flat[0]))
         audience.tell(UpdateEnded(iteration, *told))
-
-
-def nonfinite_gradients(solver: Any) -> Tuple[int, int]:
-    """The number of NaNs and of infinities in the gradients of a solver's parameters."""
-    gradients = [v.g for v in solver.get_parameters().values()]
-    return sum(int(np.isnan(g).sum()) for g in gradients), sum(int(np.isinf(g).sum()) for g in gradients)

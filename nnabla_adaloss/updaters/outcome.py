@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from itertools import compress
-from typing import Any, Literal, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -25,37 +25,19 @@ class BatchOutcome(NamedTuple):
     nonfinite_layers: Tuple[str, ...] = ()
     nonfinite_loss: bool = False
     fault: Optional[ForwardFault] = None  # in forward, which no loss scale prevents
-    component: str = ""  # the part of the network where the last overflow began; empty: not known
-    overflow_layers: Tuple[str, ...] = ()  # as `nonfinite_layers`, of a batch that was repeated for them
+    component: str = ""  # the part of the network where that began; empty: not known
     lowered: bool = False  # whether this rank has lowered a scale for it, other than S0
     at_floor: bool = False  # whether no scale was left to lower
     exhausted: bool = False  # whether the batch was repeated as often as allowed
 
     @property
     def bad_batch(self) -> bool:
-        """True when the loss or another value of forward is not finite, which no scale prevents."""
+        """True when the loss or another value of forward is not finite, so that gradients are not either."""
         return self.nonfinite_loss or self.fault is not None
-
-    def after_repeat(self, found: BatchOutcome) -> BatchOutcome:
-        """This outcome, with the layers that overflowed in a batch that is going to be repeated."""
-        if not found.overflowed:
-            return self
-        return self._replace(overflow_layers=found.nonfinite_layers, component=found.component)
 
 
 GOOD = BatchOutcome()
 """The outcome of batches with which nothing was wrong."""
-
-
-Verdict = Literal["good", "unsettled", "overflow", "fault"]
-"""Of a pass: go on; run again, its scales were far too low; a lower scale may help; no scale does."""
-
-
-def judge(found: BatchOutcome, *, settled: bool = True) -> Verdict:
-    """What the outcome of a pass means; `settled`: it need not run again for better gradients."""
-    if found.overflowed:
-        return "fault" if found.bad_batch else "overflow"
-    return "good" if settled else "unsettled"
 
 
 def examine(
@@ -76,7 +58,7 @@ def examine(
         return before._replace(nonfinite_layers=layers)
     nonfinite_loss = not np.isfinite(scaling.variable.d).all()
     component = scaling.result.component or ""
-    found = BatchOutcome(True, layers, nonfinite_loss, None, component, before.overflow_layers)
+    found = BatchOutcome(True, layers, nonfinite_loss, None, component)
     suspect = nonfinite_loss or not scaling.result.state_finite or scaling.guard.stored_nonfinite
     return find_fault(found, scaling, solver, smallest_scale) if search or suspect else found
 

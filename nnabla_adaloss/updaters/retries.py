@@ -9,10 +9,6 @@ from typing import Any, ClassVar, Dict, Mapping, NamedTuple, Optional, Sequence,
 from ..core.scale_policy import ScaleState
 from ..core.validation import integer
 
-# This many batches in a row that overflow at any scale are not the fault of single batches. nnabla's updater
-# would have halved its scale as often, until no gradient is left.
-_HOPELESS = 25
-
 
 class UpdateResult(NamedTuple):
     """The result of one `update()`; a learning-rate schedule advances when `updated` is true.
@@ -119,7 +115,9 @@ class RetryState:
     repeats: int = 0  # how often a batch was run again
     discarded: int = 0  # batches (or windows of `accum_grad`) that were thrown away
     hopeless: int = 0  # how many of these overflowed at any scale
-    layers: Tuple[str, ...] = ()  # whose gradients were not finite in the last that was thrown away
+    layers: Tuple[
+        str, ...
+    ] = ()  # whose gradients were not finite in the last that was repeated or thrown away
     component: str = ""  # where that began; empty where it is not known
 
     @property
@@ -131,10 +129,6 @@ class RetryState:
     def where(self) -> str:
         """Where the last overflow began, in words."""
         return first_bad(self.layers, self.component)
-
-    def is_last(self, max_retries: int) -> bool:
-        """True when too many batches were hopeless to throw another one away."""
-        return self.hopeless == _HOPELESS or self.discarded == max_retries
 
 
 def first_bad(layers: Sequence[str], component: Optional[str]) -> str:

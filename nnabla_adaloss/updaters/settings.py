@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from functools import partial
+from types import FunctionType, MethodType
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
 
 import nnabla as nn
@@ -13,7 +15,7 @@ from ..core.scale_policy import ScalePolicy, ScaleState
 from ..core.validation import boolean, instance, integer, nonnegative_number
 from ..emulation import with_storage
 from ..engine import AdaptiveLossScaling
-from ..graph.loss import Hook, LossLike
+from ..graph.loss import Hook, LossLike, LossWrapper, check_scale
 from ..monitor import Audience
 from .global_scale import GlobalScale
 from .retries import Counters
@@ -35,25 +37,51 @@ TORCH_ARGUMENTS = {
 """Arguments of torch's `GradScaler`, and those of `AdaptiveLossScalingUpdater` that take their place."""
 
 _METHODS = ("zero_grad", "update", "weight_decay", "scale_grad", "get_parameters")
+_LOSS_AFTER_SOLVER = (((nn.Variable, LossWrapper), "the loss comes after the solver"),)
 
 
 def keep_data() -> None:
     """The default data feeder: leaves the input variables as they are."""
 
 
-def check_solver(name: str, value: Any, methods: Sequence[str] = _METHODS) -> Any:
-    """`value` when it is a solver; else TypeError."""
-    for method in methods:
-        if not callable(getattr(value, method, None)):
-            raise TypeError(f"{name} must be an nnabla solver; {type(value).__name__} has no {method}()")
+def check_solver(
+    name: str, value: Any, methods: Sequence[str] = _METHODS, instead: Any = _LOSS_AFTER_SOLVER
+) -> Any:
+    """`value` when it is a solver; else TypeError, with what to do `instead` where it is of these types."""
+    advice = next((advice for kind, advice in instead if isinstance(value, kind)), None)
+    if isinstance(value, type) or inspect.isroutine(value):
+        advice = f"{value.__name__} makes one: call it, as in {value.__name__}(1e-3)"
+    missing = [method for method in methods if not callable(getattr(value, method, None))]
+    if advice or missing:
+        raise TypeError(
+            f"{name} must be an nnabla solver; {advice or f'{type(value).__name__} has no {missing[0]}()'}"
+        )
     return value
 
 
-def check_data_feeder(name: str, value: Any) -> Any:
-    """`value` when it can be called; else TypeError."""
+def check_call(name: str, value: Any, what: str, instead: str, arguments: Tuple[Any, ...]) -> Any:
+    """`value` when it can be called with these arguments, as far as its signature tells; else TypeError."""
     if not callable(value):
-        raise TypeError(f"{name} must be callable without arguments, got {type(value).__name__}")
+        raise TypeError(f"{name} must be {what}, got {type(value).__name__}: give {instead}")
+    function = value if isinstance(value, (FunctionType, MethodType)) else value.__call__
+    # What is written in C, or hands arguments on, may take what its signature does not say.
+    if isinstance(value, type) or not isinstance(getattr(function, "__func__", function), FunctionType):
+        return value
+    signature = inspect.signature(function, follow_wrapped=False)
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        called = f"{getattr(value, '__name__', type(value).__name__)}{signature}"
+        raise TypeError(f"{name} must be {what}, unlike {called}: give {instead}") from None
     return value
+
+
+check_data_feeder = partial(
+    check_call,
+    what="callable without arguments",
+    instead="feed, not feed(), or lambda: feed(...)",
+    arguments=(),
+)
 
 
 def check_count(name: str, value: Any, least: int = 1) -> int:
@@ -93,8 +121,8 @@ def hooks_by_pass(pre: Any, post: Any) -> PassHooks:
 
 
 def _check_gradient_hook(name: str, value: Any) -> Any:
-    if value is not None and not callable(value):
-        raise TypeError(f"{name} must be callable with the solver, got {type(value).__name__}")
+    if value is not None:
+        check_call(name, value, "callable with the solver", "lambda solver: hook(...)", (None,))
     return value
 
 
@@ -240,7 +268,8 @@ class Settings:
     @policy.setter
     def policy(self, policy: ScalePolicy) -> None:
         if instance("policy", policy, ScalePolicy) != self._s0.policy:
-            self._s0.change_policy(policy)
+            left = min(self.scale_state.hysteresis_left, policy.hysteresis)
+            self._s0.policy, self._s0.state = policy, self.scale_state._replace(hysteresis_left=left)
 
     @property
     def scale(self) -> float:
@@ -252,7 +281,7 @@ class Settings:
 
     @scale.setter
     def scale(self, value: float) -> None:
-        self._s0.set(value)
+        self._s0.state = self.scale_state._replace(scale=check_scale(value))
         if self._s0.measured:
             self.scaling.restart(self._s0.scale)
 

@@ -23,22 +23,13 @@ from tests.updaters.networks import (
     data,
     gate,
     gradients,
+    scaler_step,
     snapshot,
     solver_of,
     two_layers,
     updater_of,
 )
 from tests.updaters.test_overflow import Gate
-
-
-def step(scaler: GradScaler, solver: Any, loss: nn.Variable) -> bool:
-    """One iteration on the present data."""
-    solver.zero_grad()
-    scaler.forward(loss, clear_no_need_grad=True)
-    scaler.backward(loss, clear_buffer=True)
-    updated = scaler.step(solver)
-    scaler.update()
-    return updated
 
 
 class Net:
@@ -71,7 +62,7 @@ class Net:
 
     def iterate(self, **what: Any) -> bool:
         self.feed(**what)
-        return step(self.scaler, self.solver, self.loss)
+        return scaler_step(self.scaler, self.solver, self.loss)
 
 
 def exact_gradients(loss: nn.Variable) -> Dict[str, np.ndarray]:
@@ -274,12 +265,9 @@ def test_an_overflow_of_one_solver_does_not_stop_the_other() -> None:
         solver.zero_grad()
         scaler.forward(loss)
         scaler.backward(loss)
-    expected = gradients()
     next(iter(solver_g.get_parameters().values())).g = np.inf
     with pytest.warns(LossScaleWarning, match="no backward has left them so"):
         assert not scaler.step(solver_g)
-    for name, v in solver_d.get_parameters().items():
-        np.testing.assert_array_equal(v.g, expected[f"d/{name}"])
     assert scaler.step(solver_d)
     scaler.update()
     assert (scaler.steps, scaler.skipped_steps) == (1, 1)
@@ -305,18 +293,6 @@ def test_a_bad_batch_of_one_solver_leaves_the_gradients_of_another() -> None:
     scaler.update()
 
 
-def test_what_a_skipped_batch_added_to_running_statistics_is_put_back() -> None:
-    n = Net(storage=None)
-    assert n.iterate()
-    before = snapshot()
-    n.backward()
-    nn.get_parameters()["fc1/affine/W"].g = np.inf
-    with pytest.warns(LossScaleWarning, match="no backward has left them so"):
-        assert not n.scaler.step(n.solver)
-    n.scaler.update()
-    assert_equal(snapshot(), before)
-
-
 def rebuilt(size: int) -> nn.Variable:
     return two_layers(data(size, 3, seed=size)) * 1e-6
 
@@ -328,7 +304,7 @@ def test_a_graph_that_is_built_anew_goes_on_with_what_was_measured() -> None:
     scales, measured = [], []
     for size in (4, 4, 6, 4, 3):  # the size of a batch makes no other network
         loss = rebuilt(size)
-        assert step(scaler, solver, loss)
+        assert scaler_step(scaler, solver, loss)
         scales.append(scaler.get_scale(loss))
         measured.append(scaler.scaling(loss).components)
     assert all(components is measured[0] for components in measured)
@@ -349,7 +325,7 @@ def test_no_more_than_a_few_networks_are_remembered() -> None:
     solver = solver_of(S.Sgd(0.01))
     scaler = GradScaler(solver)
     for depth in range(1, 13):
-        step(scaler, solver, deep(depth))
+        scaler_step(scaler, solver, deep(depth))
     assert len(scaler.state_dict()["losses"]) == 8
 
 
@@ -379,11 +355,11 @@ def test_a_state_is_that_of_batches_of_all_sizes(seen: bool) -> None:
     loss = rebuilt(4)
     solver = solver_of(S.Sgd(0.01))
     scaler, copy = (GradScaler(solver, storage="float16") for _ in range(2))
-    step(scaler, solver, loss)
+    scaler_step(scaler, solver, loss)
     if seen:
         copy.scaling(rebuilt(6))
     copy.load_state_dict(scaler.state_dict())
-    step(copy, solver, rebuilt(7))
+    scaler_step(copy, solver, rebuilt(7))
     assert copy.get_scale() == scaler.get_scale()
     assert len(copy.state_dict()["losses"]) == 1
 
@@ -392,7 +368,7 @@ def test_a_state_that_is_none_changes_nothing() -> None:
     losses, solvers = gan()
     scaler = GradScaler(*solvers, storage="float16")
     for loss, solver in zip(losses, solvers):
-        step(scaler, solver, loss)
+        scaler_step(scaler, solver, loss)
     before = scaler.state_dict()
     damaged = json.loads(json.dumps({**before, "steps": 99}))
     # The second of two, after the first was loaded.
@@ -466,7 +442,7 @@ class Stateful:
         scaler = GradScaler(self.solver, **options)
         for _ in range(4):
             self.feed()
-            assert step(scaler, self.solver, self.loss)
+            assert scaler_step(scaler, self.solver, self.loss)
         return snapshot()
 
 
@@ -592,12 +568,18 @@ def test_backward_starts_from_a_gradient_of_the_users(enabled: bool) -> None:
 
 
 def test_the_scale_is_that_of_the_loss_that_was_used_last() -> None:
-    n = Net()
-    assert n.scaler.is_enabled()
+    losses = [
+        F.mean(PF.affine(data(4, 3), 5, name=n) ** 2) * weight for n, weight in (("a", 1.0), ("b", 1e-5))
+    ]
+    solver = solver_of(S.Sgd(0.0))
+    scaler = GradScaler(solver, storage="float16")
+    assert scaler.is_enabled()
     with pytest.raises(RuntimeError, match="no loss is known yet"):
-        n.scaler.get_scale()
-    n.iterate()
-    assert n.scaler.get_scale() == n.scaler.scaling(n.loss).loss_scale > 1.0
+        scaler.get_scale()
+    for loss in (*losses, losses[0]):
+        scaler_step(scaler, solver, loss)
+    assert scaler.get_scale() == scaler.get_scale(losses[0]) == scaler.scaling(losses[0]).loss_scale > 1.0
+    assert scaler.get_scale() != scaler.get_scale(losses[1])
 
 
 @pytest.mark.parametrize(
@@ -629,7 +611,7 @@ class Deep:
 
     def iterate(self, factor: float = 1.0) -> bool:
         self.factor.d = factor
-        return step(self.scaler, self.solver, self.loss)
+        return scaler_step(self.scaler, self.solver, self.loss)
 
 
 @pytest.mark.parametrize(("jump", "lost"), [(2.0**10, 4), (2.0**20, 7)])
@@ -654,9 +636,9 @@ def test_an_overflow_of_attention_scores_ends_where_only_their_layers_show_it(co
         loss = F.mean(PF.affine(h, 8, base_axis=2, name="out", rng=random) ** 2)
     solver = solver_of(S.Sgd(1e-30))
     scaler = GradScaler(solver, storage="float16" if context is FLOAT else None)
-    assert all(step(scaler, solver, loss) for _ in range(3))
+    assert all(scaler_step(scaler, solver, loss) for _ in range(3))
     jump.factor = 2.0**12
-    assert [step(scaler, solver, loss) for _ in range(12)].count(False) <= 5
+    assert [scaler_step(scaler, solver, loss) for _ in range(12)].count(False) <= 5
 
 
 def test_losses_of_very_different_size_in_turn_lose_only_the_first_steps() -> None:
@@ -713,12 +695,13 @@ def test_a_batch_that_has_underflowed_runs_again_with_scales_of_its_own() -> Non
         assert deep.iterate()
 
 
-def test_the_scale_is_that_of_the_loss_that_was_last_used() -> None:
-    nn.clear_parameters()
-    x = nn.Variable.from_numpy_array(np.ones((4, 3), np.float32))
-    losses = [F.mean(PF.affine(x, 5, name=name) ** 2) * weight for name, weight in (("a", 1.0), ("b", 1e-5))]
-    solver = solver_of(S.Sgd(0.0))
-    scaler = GradScaler(solver, storage="float16")
-    for loss in (*losses, losses[0]):
-        step(scaler, solver, loss)
-    assert scaler.get_scale() == scaler.get_scale(losses[0]) != scaler.get_scale(losses[1])
+def test_parameters_with_one_name_are_told_apart() -> None:
+    x = data(4, 3)
+    both = [nn.Variable((3, 2), need_grad=True) for _ in range(2)]
+    solvers = [S.Sgd(0.1), S.Sgd(0.1)]
+    for solver, w in zip(solvers, both):
+        w.d = 1.0
+        solver.set_parameters({"w": w})
+    scaler = GradScaler(*solvers, storage="float16")
+    plan = scaler.scaling(F.mean(F.affine(F.affine(x, both[0]), F.transpose(both[1], (1, 0))) ** 2)).plan
+    assert {"w", "1/w"} <= set(plan.names.values())

@@ -92,17 +92,6 @@ def test_scale_loss():
         scaler.scale_loss("x")
 
 
-def test_unscale_returns_what_was_given():
-    scaler = LossScaler(initial_scale=4.0)
-    half, array = np.full(2, 2.0**-24, np.float16), nn.NdArray.from_numpy_array(GOOD)
-    results = scaler.unscale_gradients([half, array])
-    np.testing.assert_array_equal(results[0], np.full(2, 2.0**-26, np.float32))
-    np.testing.assert_array_equal(half, np.full(2, 2.0**-24, np.float16))
-    assert results[1] is array
-    assert scaler.unscale_gradient(half).dtype == np.float32
-    assert scaler.total_updates == 0
-
-
 def test_check_replaces_float16_in_the_list():
     scaler = LossScaler(initial_scale=4.0)
     wide, half = np.full(2, 8.0), np.full(2, 2.0**-24, np.float16)
@@ -114,34 +103,25 @@ def test_check_replaces_float16_in_the_list():
     assert gradients[1][0] == 2.0**-26
 
 
-@pytest.mark.parametrize("wrap", [tuple, lambda g: g[1]])
-def test_check_refuses_float16_that_it_cannot_replace(wrap):
-    scaler = LossScaler(initial_scale=4.0)
-    gradients = (np.full(2, 8.0), np.ones(2, np.float16))
-    with pytest.raises(TypeError, match="put the gradients in a list"):
-        scaler.unscale_gradients_and_check(wrap(gradients))
-    assert gradients[0][0] == 8.0
+def test_check_refuses_what_it_cannot_replace():
+    scaler, wide, fixed = LossScaler(initial_scale=4.0), np.full(2, 8.0), np.ones(2, np.float32)
+    fixed.flags.writeable = False
+    for gradients in ((wide, np.ones(2, np.float16)), np.ones(2, np.float16), (wide, fixed), np.float32(1.0)):
+        with pytest.raises(TypeError, match="put the gradients in a list"):
+            scaler.unscale_gradients_and_check(gradients)
+    assert wide[0] == 8.0
     assert scaler.total_updates == 0
-
-
-def test_detects_overflow():
-    scaler = LossScaler()
-    assert scaler.has_overflow(BAD) is True
-    assert scaler.has_overflow(GOOD) is False
-    assert scaler.detect_overflow([GOOD, nn.NdArray.from_numpy_array(BAD)]) is True
-    assert scaler.detect_overflow(GOOD) is False
 
 
 def test_attributes_are_settable_and_checked():
     scaler = LossScaler(growth_interval=3)
-    scaler.scale = 16
-    scaler.growth_interval = 1
-    scaler.growth_factor = 4
+    scaler.scale, scaler.growth_interval, scaler.growth_factor = 16, 1, 4
     feed(scaler, GOOD)
     assert scaler.scale == 64.0
     with pytest.raises(ValueError, match="scale=0 must be a positive finite number"):
         scaler.scale = 0
     assert scaler.scale == 64.0
+    assert str(scaler) == "LossScaler: dynamic scale 64, 1 updates, 0 skipped (0.0%)"
 
 
 def test_reset():
@@ -160,23 +140,13 @@ def test_reset():
     assert scaler.scale == 32.0
 
 
-def test_str_summarizes():
-    scaler = LossScaler(initial_scale=8.0)
-    feed(scaler, BAD, GOOD, GOOD, GOOD)
-    assert str(scaler) == "LossScaler: dynamic scale 4, 4 updates, 1 skipped (25.0%)"
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"initial_scale": 0.0}, ValueError, "initial_scale=0.0"),
         ({"initial_scale": math.nan}, ValueError, "initial_scale=nan"),
-        ({"initial_scale": True}, TypeError, "initial_scale=True must be a number"),
         ({"initial_scale": 0.5}, ValueError, "initial_scale=0.5 must lie between min_scale=1.0"),
         ({"initial_scale": 2.0**30}, ValueError, "and max_scale=16777216.0"),
-        ({"dynamic_scaling": 1}, TypeError, "dynamic_scaling=1 must be True or False"),
         ({"growth_interval": 0}, ValueError, "growth_interval=0 must be 1 or more"),
-        ({"growth_interval": 2.5}, TypeError, "growth_interval=2.5 must be an integer"),
         ({"growth_factor": 0.5}, ValueError, "growth_factor=0.5 must be 1 or more"),
         ({"backoff_factor": 2.0}, ValueError, "backoff_factor=2.0 must not be larger than 1"),
         ({"min_scale": math.inf}, ValueError, "min_scale=inf"),

@@ -29,14 +29,8 @@ class Moments:
     """The moments of a call at which Python would run a signal handler in a line of the package.
 
     CPython looks for signals where a function begins, and after a call has returned; never between the calls
-    that one function in C makes.
-
-    Args:
-        stop: number of the moment to interrupt at, from 1; 0: only count.
-
-    Attributes:
-        count: how many there were.
-        place: where it was interrupted; None: it was not.
+    that one function in C makes. It interrupts at the moment number `stop`, and notes the `place`; 0: it only
+    counts.
     """
 
     def __init__(self, stop: int) -> None:
@@ -66,14 +60,9 @@ class Moments:
 
 
 class Training:
-    """A network with batch normalization, a recurrent state and a layer that no solver has.
-
-    The batch depends on the number of the iteration alone, so that one that is broken off comes again.
-
-    Args:
-        sizes: how much larger the targets are, by iteration.
-        trains_all: give the solver that layer, too.
-        options: of the updater.
+    """A network with batch normalization, a recurrent state and, unless it `trains_all`, a layer without a
+    solver. The batch depends on the number of the iteration alone, so that what is broken off comes again.
+    `sizes` says how much larger targets are.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
 
-from nnabla_adaloss import AdaptiveLossScalingUpdater
+from nnabla_adaloss import AdaptiveLossScalingUpdater, GradScaler
 
 # The words with which the adaptive updater searches for its scale as nnabla's does.
 AS_THE_BASELINE: Dict[str, Any] = {"global_scale": "dynamic", "on_overflow": "next"}
@@ -36,17 +36,19 @@ def training(
     overflow: Sequence[int] = (),
     nan: Sequence[int] = (),
     spoilt: Optional[Mapping[int, float]] = None,
+    factors: Optional[Mapping[int, float]] = None,
     seed: int = 0,
     trained: Callable[[str], bool] = lambda name: True,
 ) -> Training:
-    """Return a conv net on random images.
+    """A conv net on random images.
 
     Args:
-        overflow: Numbers of batches whose gradients are infinite at any loss scale, while the loss is finite.
-        nan: Numbers of batches that hold a NaN.
-        spoilt: Or another value in a pixel, by number.
-        seed: Seed of parameters and data.
-        trained: Whether the solver has a parameter, by name.
+        overflow: numbers of batches whose gradients are infinite at any loss scale, while the loss is finite.
+        nan: numbers of batches that hold a NaN.
+        spoilt: or another value in a pixel, by number.
+        factors: what the losses of these batches are multiplied by, by number.
+        seed: of parameters and data.
+        trained: whether the solver has a parameter, by name.
     """
     nn.clear_parameters()
     rng = np.random.default_rng(seed)
@@ -56,7 +58,10 @@ def training(
     h = PF.batch_normalization(h, name="bn")
     h = F.tanh(PF.affine(h, 16, name="hidden", rng=np.random.RandomState(seed + 1)))
     y = PF.affine(h, 10, name="output", rng=np.random.RandomState(seed + 2))
-    loss = F.mean(F.softmax_cross_entropy(y, t)) + gate(y, one)
+    loss, factor = F.mean(F.softmax_cross_entropy(y, t)), nn.Variable((1,))
+    if factors is not None:
+        loss = F.sum(F.reshape(loss, (1,)) * factor)
+    loss = loss + gate(y, one)
     solver = S.Momentum(0.05)
     solver.set_parameters({name: v for name, v in nn.get_parameters().items() if trained(name)})
     batches = [0]
@@ -65,6 +70,8 @@ def training(
         x.d = rng.standard_normal(x.shape)
         t.d = rng.integers(0, 10, t.shape)
         one.d = float(batches[0] not in overflow)
+        if factors is not None:
+            factor.d = factors.get(batches[0], 1.0)
         if batches[0] in pixels:
             x.d[0, 0, 0, 0] = pixels[batches[0]]
         batches[0] += 1
@@ -112,6 +119,16 @@ def updater_on(train: Training, **options: Any) -> AdaptiveLossScalingUpdater:
     """The same for a conv net."""
     options = {"storage": "float16", **options}
     return AdaptiveLossScalingUpdater(train.solver, train.loss, train.feed, **options)
+
+
+def scaler_step(scaler: GradScaler, solver: Any, loss: nn.Variable) -> bool:
+    """One iteration of a loop with a `GradScaler`, on the present data; whether it has updated parameters."""
+    solver.zero_grad()
+    scaler.forward(loss, clear_no_need_grad=True)
+    scaler.backward(loss, clear_buffer=True)
+    updated = scaler.step(solver)
+    scaler.update()
+    return updated
 
 
 def snapshot(parameters: Optional[Mapping[str, nn.Variable]] = None) -> Dict[str, np.ndarray]:

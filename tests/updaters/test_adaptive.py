@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from typing import Any, Callable, Dict, List
 
 import nnabla as nn
@@ -87,6 +88,14 @@ def test_an_overflow_backs_off_and_takes_the_next_batch() -> None:
     assert result.overflow_layers
 
 
+def test_lost_batches_with_good_ones_in_between_are_no_alarm() -> None:
+    updater = updater_on(training(overflow=range(1, 40, 2)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LossScaleWarning)
+        assert all(updater.update().updated for _ in range(13))
+    assert updater.counters.lost == {"overflow": 12}
+
+
 def test_without_retries_an_overflow_skips_the_iteration() -> None:
     train = training(overflow=[0])
     before = snapshot(train.parameters)
@@ -143,17 +152,23 @@ NO_OVERFLOW = "is not finite in iteration 1; this is not a gradient overflow"
 
 
 @pytest.mark.parametrize(
-    ("nan", "other", "told"),
+    ("nan", "activation", "other", "told"),
     [
-        (True, lambda own: 0.0, "the loss of this rank is not finite in iteration 1: a/affine"),
-        (False, troubled(True, False), f"the loss of another rank {NO_OVERFLOW}"),
-        (False, troubled(False, True), f"the forward pass of another rank {NO_OVERFLOW}"),
+        (True, F.tanh, lambda own: 0.0, "the loss of this rank is not finite in iteration 1: a/affine"),
+        (
+            True,
+            F.relu,
+            lambda own: 0.0,
+            "the forward pass of this rank is not finite in iteration 1: a/affine",
+        ),
+        (False, F.tanh, troubled(True, False), f"the loss of another rank {NO_OVERFLOW}"),
+        (False, F.tanh, troubled(False, True), f"the forward pass of another rank {NO_OVERFLOW}"),
     ],
 )
-def test_the_rank_with_a_bad_batch_is_told(nan: bool, other: Any, told: str) -> None:
+def test_the_rank_with_a_bad_batch_is_told(nan: bool, activation: Any, other: Any, told: str) -> None:
     h = x = nn.Variable((4, 8))
     for name in "abcde":
-        h = F.tanh(PF.affine(h, 8, name=name, with_bias=False))
+        h = activation(PF.affine(h, 8, name=name, with_bias=False))
     x.d = np.nan if nan else 0.5
     options = {"config": AdaLossConfig(), **AS_THE_BASELINE}
     updater = AdaptiveLossScalingUpdater(solver_of(), F.mean(h**2), comm=Pair(other), **options)

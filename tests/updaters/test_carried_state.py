@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from types import SimpleNamespace
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -18,22 +19,6 @@ from tests.updaters.networks import HALF, solver_of
 BATCHES = 5
 
 
-class Net(NamedTuple):
-    """A recurrent net of two steps, whose loss can be multiplied."""
-
-    loss: nn.Variable
-    solver: Any
-    first: nn.Variable
-    last: nn.Variable
-    feed: Callable[[], None]
-    factors: Dict[int, float]
-    x: nn.Variable
-
-    @property
-    def state(self) -> np.ndarray:
-        return np.array(self.first.d, np.float32)
-
-
 Carry = Callable[[nn.Variable, nn.Variable], Any]
 
 
@@ -42,15 +27,10 @@ def net(
     feeder: Carry = lambda first, last: None,
     *,
     rate: float = 0.1,
-    keep: bool = False,
-) -> Net:
-    """A net whose last state becomes its first one.
-
-    Args:
-        carry: makes it so, once; what it returns is added to the loss.
-        feeder: or does so before each batch.
-        rate: the learning rate.
-        keep: whether the last state is read between updates.
+    keep: bool = False,  # the last state, to be read between updates
+) -> SimpleNamespace:
+    """A recurrent net of two steps, whose last state becomes its first one: `carry` makes it so, once, and
+    returns what is added to the loss; or `feeder` does, before each batch. `factors` multiply the loss.
     """
     nn.clear_parameters()
     rng = np.random.RandomState(0)
@@ -76,7 +56,11 @@ def net(
         x.d = np.random.RandomState(index).randn(*x.shape)
         factor.d = factors.get(index, 1.0)
 
-    return Net(loss, solver, first, h, feed, factors, x)
+    return SimpleNamespace(loss=loss, solver=solver, first=first, last=h, feed=feed, factors=factors, x=x)
+
+
+def state_of(n: SimpleNamespace) -> np.ndarray:
+    return np.array(n.first.d, np.float32)
 
 
 def share(first: nn.Variable, last: nn.Variable) -> None:
@@ -129,7 +113,7 @@ WAYS: Dict[str, Dict[str, Any]] = {
 every_way = pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
 
 
-def updater_of(n: Net, **options: Any) -> AdaptiveLossScalingUpdater:
+def updater_of(n: SimpleNamespace, **options: Any) -> AdaptiveLossScalingUpdater:
     return AdaptiveLossScalingUpdater(n.solver, n.loss, n.feed, **{"storage": "float16", **options})
 
 
@@ -175,13 +159,13 @@ def test_a_batch_that_overflows_is_repeated_from_the_state_it_began_with(
         for _ in range(BATCHES):
             n.feed()
             loss.forward()
-            expected.append(n.state)
+            expected.append(state_of(n))
         n = net(**way, rate=0.0)
         n.factors[2] = 2.0**12
         updater, retries = updater_of(n, storage=storage), []
         for state in expected:
             retries.append(updater.update().retries)
-            np.testing.assert_array_equal(n.state, state)
+            np.testing.assert_array_equal(state_of(n), state)
     assert retries[0] > 0
     assert retries[2] > 0
 
@@ -189,11 +173,11 @@ def test_a_batch_that_overflows_is_repeated_from_the_state_it_began_with(
 def trajectory(count: int) -> List[np.ndarray]:
     """The state before each of `count` batches that run once, as stored, and after the last."""
     n = net(share, rate=0.0)
-    emulation, states = FormatEmulation(n.loss, "float16", float_tail=True), [n.state]
+    emulation, states = FormatEmulation(n.loss, "float16", float_tail=True), [state_of(n)]
     for _ in range(count):
         n.feed()
         emulation.forward()
-        states.append(n.state)
+        states.append(state_of(n))
     return states
 
 
@@ -204,7 +188,7 @@ def test_micro_batches_go_on_from_each_other(accum_grad: int, on_overflow: str) 
     updater = updater_of(n, accum_grad=accum_grad, on_overflow=on_overflow)
     for index in (1, 2):
         updater.update()
-        np.testing.assert_array_equal(n.state, states[index * accum_grad])
+        np.testing.assert_array_equal(state_of(n), states[index * accum_grad])
 
 
 @pytest.mark.parametrize("accum_grad", [1, 2])
@@ -215,7 +199,7 @@ def test_batches_that_are_lost_leave_the_state_as_it_was(accum_grad: int, on_ove
         n, accum_grad=accum_grad, on_overflow=on_overflow, on_nonfinite_loss="skip", max_retries=3
     )
     updater.update()
-    before, weights, feed = n.state, parameters(), n.feed
+    before, weights, feed = state_of(n), parameters(), n.feed
     calls: List[int] = []
 
     def feed_a_nan() -> None:
@@ -228,7 +212,7 @@ def test_batches_that_are_lost_leave_the_state_as_it_was(accum_grad: int, on_ove
     result = updater.update()
     assert not result.updated
     assert "reads an input of shape (2, 4, 3)" in result.cause
-    np.testing.assert_array_equal(n.state, before)
+    np.testing.assert_array_equal(state_of(n), before)
     np.testing.assert_array_equal(parameters(), weights)
     updater.data_feeder = feed
     assert updater.update().updated
@@ -253,12 +237,12 @@ def test_a_batch_that_no_scale_helps_leaves_the_state_as_it_was(on_overflow: str
     n = net(share, rate=0.0)
     updater = updater_of(n, on_overflow=on_overflow, on_scale_floor="skip", max_retries=2)
     updater.update()
-    before = n.state
+    before = state_of(n)
     n.factors.update(dict.fromkeys(range(40), 1e30))
     updater.on_nonfinite_loss = updater.on_nonfinite_forward = "skip"
     for _ in range(2):
         assert not updater.update().updated
-        np.testing.assert_array_equal(n.state, before)
+        np.testing.assert_array_equal(state_of(n), before)
     n.factors.clear()
     assert updater.update().updated
 
@@ -289,14 +273,14 @@ def test_a_look_at_single_layers_runs_from_one_state_and_changes_none(monkeypatc
     updater = updater_of(n)
     checker = SanityChecker(updater)
     updater.update()
-    before, forward = n.state, FormatEmulation.forward
+    before, forward = state_of(n), FormatEmulation.forward
 
     def noted(emulation: FormatEmulation, *args: Any, **options: Any) -> None:
-        began.append(n.state)
+        began.append(state_of(n))
         forward(emulation, *args, **options)
 
     monkeypatch.setattr(FormatEmulation, "forward", noted)
     checker.check()
     assert len(began) > 2
-    for state in [*began, n.state]:
+    for state in [*began, state_of(n)]:
         np.testing.assert_array_equal(state, before)

@@ -20,7 +20,7 @@ from nnabla_adaloss import (
     Precision,
 )
 from nnabla_adaloss.diagnosis import SanityChecker, diagnose
-from tests.updaters.networks import data, gradients, snapshot, solver_of, two_layers
+from tests.updaters.networks import data, gradients, scaler_step, snapshot, solver_of, two_layers
 
 AT_RANDOM = Precision(
     "float8_e4m3", "float8_e5m2", operands_only=True, otherwise="float16", stochastic_seed=3
@@ -132,11 +132,7 @@ def test_all_losses_of_a_scaler_draw_from_one_stream() -> None:
     scaler = GradScaler(solver, storage=AT_RANDOM)
 
     def iterate(loss: nn.Variable) -> bytes:
-        solver.zero_grad()
-        scaler.forward(loss)
-        scaler.backward(loss)
-        scaler.step(solver)
-        scaler.update()
+        scaler_step(scaler, solver, loss)
         return as_bytes()
 
     for loss in losses:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, AmaxHistory, HistoryPolicy
 from nnabla_adaloss.core.scale_policy import ScalePolicy, ScaleState
-from nnabla_adaloss.updaters.global_scale import GlobalScale, history_of
+from nnabla_adaloss.updaters.global_scale import GlobalScale
 from tests.updaters.networks import METHODS, data, updater_of
 
 
@@ -26,14 +25,6 @@ def updater_with(depth: int = 2, batch: int = 16, **options: Any) -> AdaptiveLos
     for i in range(depth):
         h = F.tanh(PF.affine(h, 64, name=f"fc{i}"))
     return updater_of(F.mean(h**2), solver=S.Sgd(1e-3), **options)
-
-
-def test_what_is_chosen() -> None:
-    assert history_of("dynamic") is None
-    given = {"start_scale": 16.0, "min_scale": 2.0**-20}
-    assert history_of("history", **given) == HistoryPolicy(**given)
-    own = HistoryPolicy(margin=2.0)
-    assert history_of(own, start_scale=2.0) is own
 
 
 def test_a_policy_starts_with_its_own_scale() -> None:
@@ -74,41 +65,6 @@ def test_no_layer_is_lowered_where_there_is_room() -> None:
         if found.statistics.count > 1
     )
     assert 65504.0 / 8.0 < largest <= 65504.0 / 4.0
-
-
-def test_a_scale_that_is_searched_for_backs_off_to_its_floor_and_grows_with_updates() -> None:
-    s0 = GlobalScale(8.0, ScalePolicy(N=0, min_scale=2.0), None)
-    assert s0.seed == s0.scale == 8.0
-    assert [s0.lower() for _ in range(3)] == [True, True, False]
-    assert s0.scale == 2.0
-    assert math.isnan(s0.last_good)
-    s0.after_update(64.0)
-    assert (s0.last_good, s0.state) == (2.0, ScaleState(2.0, 1, 1))
-    s0.after_update(64.0)
-    assert (s0.last_good, s0.scale) == (2.0, 4.0)
-
-
-def test_a_measured_scale_counts_when_its_batch_was_good() -> None:
-    s0 = GlobalScale(8.0, ScalePolicy(), HistoryPolicy(start_scale=32.0))
-    assert s0.seed is None
-    assert s0.scale == 32.0
-    assert not s0.lower()
-    s0.after_update(1024.0)
-    assert s0.scale == s0.last_good == 1024.0
-
-
-def test_a_scale_is_restored_with_its_counters() -> None:
-    s0 = GlobalScale(8.0, ScalePolicy(N=5, hysteresis=3), None)
-    s0.after_update(8.0)
-    before = s0.state
-    s0.lower()
-    s0.set(64.0)
-    s0.change_policy(ScalePolicy(N=5, hysteresis=1))
-    assert s0.state == ScaleState(64.0, 0, 1)
-    s0.restore(before)
-    assert (s0.state, s0.last_good) == (before, 8.0)
-    s0.restore(before, 2.0)
-    assert s0.last_good == 2.0
 
 
 def test_after_an_exchange_all_ranks_have_the_lowest_scale() -> None:

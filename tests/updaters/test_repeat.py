@@ -15,7 +15,7 @@ import pytest
 from nnabla_adaloss import AdaLossConfig, LossScaleError
 from nnabla_adaloss.core.scale_policy import ScaleState
 from tests.tampering import Tampering
-from tests.updaters.networks import METHODS, data, two_layers, updater_of
+from tests.updaters.networks import METHODS, data, training, two_layers, updater_of, updater_on
 
 
 @pytest.mark.parametrize("accum_grad", [1, 3])
@@ -136,6 +136,16 @@ def test_a_batch_that_was_repeated_as_often_as_allowed_is_lost(policy: str) -> N
     assert deep.batches == 4
     assert deep.updater.counters.lost == {"retries": 1}
     assert deep.updater.update().updated
+
+
+def test_a_global_scale_that_was_lowered_in_vain_is_as_before_the_error() -> None:
+    ones = AdaLossConfig(loss_scale_method="fixed")
+    train = training(factors={1: 2.0**40})
+    updater = updater_on(train, config=ones, global_scale="dynamic", max_retries=1)
+    updater.update()
+    with pytest.raises(LossScaleError, match="overflowed 2 times"):
+        updater.update()
+    assert updater.scale == 8.0
 
 
 @pytest.mark.parametrize(("jump", "lost"), [(2.0**10, 4), (2.0**20, 6)])

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnabla_adaloss import AdaptiveLossScalingUpdater, LossScaleError
-from nnabla_adaloss.undo import Savepoint
+from nnabla_adaloss import LossScaleError
 from nnabla_adaloss.updaters import Counters
 from tests.updaters.networks import AS_THE_BASELINE, snapshot, training, updater_on
 
@@ -33,17 +32,8 @@ def test_every_batch_is_part_of_an_update_or_lost(
         fed[0] += 1
         train.feed()
 
-    updater = AdaptiveLossScalingUpdater(
-        train.solver,
-        train.loss,
-        feed,
-        accum_grad=accum_grad,
-        storage="float16",
-        on_nonfinite_loss="skip",
-        on_nonfinite_forward="skip",
-        on_scale_floor="skip",
-        **way,
-    )
+    policies = dict.fromkeys(("on_nonfinite_loss", "on_nonfinite_forward", "on_scale_floor"), "skip")
+    updater = updater_on(train._replace(feed=feed), accum_grad=accum_grad, **policies, **way)
     results = []
     for _ in range(4):
         before = snapshot()
@@ -68,25 +58,6 @@ def test_a_batch_that_ends_in_an_error_is_lost_as_well() -> None:
     with pytest.raises(LossScaleError):
         updater.update()
     assert updater.counters == Counters(updates=1, batches=2, repeats=1, lost={"nonfinite_loss": 1})
-
-
-def test_what_is_saved_comes_back() -> None:
-    counters = Counters(3, 7, 2, {"hopeless": 4})
-    assert Counters.from_dict(counters.as_dict()) == counters
-    saved = counters.as_dict()
-    saved["lost"]["hopeless"] = 0
-    assert counters.lost == {"hopeless": 4}
-
-
-def test_what_is_counted_in_an_iteration_that_is_broken_off_is_undone() -> None:
-    counters = Counters(3, 7, 2, {"hopeless": 4})
-    before = Savepoint([counters])
-    counters.count_update(1)
-    counters.count_repeat()
-    counters.count_lost("hopeless", 1)
-    assert counters == Counters(4, 9, 3, {"hopeless": 5})
-    before.restore()
-    assert counters == Counters(3, 7, 2, {"hopeless": 4})
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import random
 import signal
 import threading
 import time
-from functools import partial
 from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
 import nnabla as nn
@@ -19,7 +18,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
-from tests.updaters.networks import assert_equal, data, gradients, snapshot, updater_of
+from tests.updaters.networks import data, updater_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -85,29 +84,6 @@ def test_interrupted_at_random_moments(storage: Optional[str], delay: int) -> No
         interrupt(updater.update, rng.uniform(1e-5, longest))
         assert arrays() == original
     assert updater.update().updated
-
-
-def compute_gradients(updater: AdaptiveLossScalingUpdater) -> None:
-    updater.solver.zero_grad()
-    updater.scaling.forward()
-    updater.scaling.backward(8.0)
-
-
-@pytest.mark.usefixtures("_timer")
-@pytest.mark.parametrize("storage", [None, "float16"])
-def test_gradients_after_an_interruption_are_those_without_it(storage: Optional[str]) -> None:
-    updater = updater_on(storage, 0)
-    updater.update()
-    compute = partial(compute_gradients, updater)
-    longest, original = 1.5 * duration(compute), arrays()
-    expected, weights = gradients(), snapshot()
-    rng = random.Random(0)
-    for _ in range(100):
-        interrupt(compute, rng.uniform(1e-5, longest))
-        assert arrays() == original
-        compute()
-        assert_equal(gradients(), expected)
-    assert_equal(snapshot(), weights)
 
 
 def press_ctrl_c(wait: float, ended: threading.Event) -> None:

@@ -30,12 +30,9 @@ def orthogonality(matrix: nn.Variable) -> nn.Variable:
 
 
 def point_net(*, spread: float, size: float) -> nn.Variable:
-    """The loss of a net that turns point clouds by matrices of its own, before it classifies them.
+    """The loss of a net that turns point clouds of this `size` by matrices of its own, and classifies them.
 
-    Args:
-        spread: how much clouds differ. Where they are nearly alike, batch normalization divides by little,
-            and multiplies gradients by as much.
-        size: of the clouds.
+    Where they are nearly alike, of little `spread`, batch normalization multiplies gradients by much.
     """
     nn.clear_parameters()
     rng = np.random.RandomState(0)
@@ -54,7 +51,7 @@ def point_net(*, spread: float, size: float) -> nn.Variable:
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize(
     ("spread", "size", "scale"),
-    [(1e-2, 1.0, 128.0), (1e-2, 8.0, 8.0), (1e-3, 1.0, 8.0), (1e-3, 8.0, 8.0), (1e-4, 1.0, 8.0)],
+    [(1e-2, 1.0, 128.0), (1e-2, 8.0, 8.0), (1e-3, 8.0, 8.0), (1e-4, 1.0, 8.0)],
 )
 def test_training_goes_on_where_a_layer_meets_a_small_regularizer(
     spread: float, size: float, scale: float, delay: int

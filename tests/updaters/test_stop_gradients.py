@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater, DynamicLossScalingUpdater, GradScaler
-from tests.updaters.networks import assert_equal, snapshot, solver_of
+from tests.updaters.networks import assert_equal, scaler_step, snapshot, solver_of
 
 Network = Callable[[nn.Variable], nn.Variable]
 UPDATES = 12
@@ -100,11 +100,7 @@ class Training:
         scaler = GradScaler(self.solver)
         for _ in range(UPDATES):
             self.feed()
-            self.solver.zero_grad()
-            scaler.forward(self.loss, clear_no_need_grad=True)
-            scaler.backward(self.loss, clear_buffer=True)
-            scaler.step(self.solver)
-            scaler.update()
+            scaler_step(scaler, self.solver, self.loss)
         return snapshot()
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List
+from typing import Dict, List
 
 import nnabla as nn
 import nnabla.functions as F
@@ -12,12 +12,10 @@ import nnabla.solvers as S
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaptiveLossScalingUpdater
 from tests.updaters.networks import (
     FLOAT,
     HALF,
     assert_equal,
-    constant,
     data,
     gradients,
     snapshot,
@@ -79,20 +77,6 @@ def test_a_context_that_changes_in_the_middle(weight: float) -> None:
     for mixed in found[1:]:
         for name, exact in found[0].items():
             assert np.linalg.norm(mixed[name] - exact) < 0.01 * np.linalg.norm(exact), name
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: constant(np.ones(())),
-        lambda: nn.Variable.from_numpy_array(np.ones(()), need_grad=True),
-        lambda: F.constant(1.0, ()),
-    ],
-)
-def test_a_loss_that_is_computed_from_no_parameter_is_refused(make: Callable[[], nn.Variable]) -> None:
-    two_layers(data(4, 3))
-    with pytest.raises(ValueError, match="^loss needs no gradient: it is not computed from any variable"):
-        AdaptiveLossScalingUpdater(solver_of(), make())
 
 
 def test_a_network_that_is_half_in_part_is_not_emulated() -> None:
