@@ -47,10 +47,6 @@ class Counts:
         """How often the host waited for the device."""
         return self.fetches + self.reads + self.reductions
 
-    def conversions_to_half(self, sizes: List[int]) -> int:
-        """How many arrays of these sizes were made in float16."""
-        return sum(self.made[HALF, size] for size in sizes)
-
 
 class ForeignAddress(Exception):
     """A kernel was about to be launched with an address that is none of a device's arrays."""
