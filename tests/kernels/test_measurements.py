@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Dict, List, cast
+from typing import Dict, List
 
 import nnabla as nn
 import numpy as np
@@ -63,15 +63,6 @@ def test_arrays_are_watched_beside_what_is_measured(measurements: Measurements) 
     measurements.watch([bad])
     assert measurements.fetch() == ([], [], False)
     assert measurements.fetch() == ([], [], None)
-
-
-def test_many_arrays_take_one_launch(cuda_kernels: CudaKernels) -> None:
-    launcher = cast(HostLauncher, cuda_kernels._launcher)
-    measurements = DeviceMeasurements(cuda_kernels, rows=100)
-    before = len(launcher.launches)
-    measurements.measure([array(float(i)) for i in range(60)])
-    assert launcher.launches[before:] == ["statistics"]
-    assert [s.sum for s in measurements.fetch().statistics] == list(range(60))
 
 
 def test_nothing_is_fetched_where_nothing_was_measured(
