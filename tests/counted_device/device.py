@@ -80,7 +80,7 @@ class CountingLauncher(HostLauncher):
         def noted(
             arrays: Sequence[nn.NdArray], halves: Any, context: nn.Context, **options: Any
         ) -> List[int]:
-            found = addresses(arrays, halves, *context, **options)
+            found = addresses(arrays, halves, context, **options)
             if self._launched:
                 self._known, self._launched = [], False
             are_half = [False] * len(arrays) if halves is None else list(map(bool, halves))
