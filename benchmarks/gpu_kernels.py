@@ -32,7 +32,7 @@ import numpy as np
 
 from nnabla_adaloss.core.formats import BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2, FLOAT16
 from nnabla_adaloss.core.statistics import ArrayStatistics, statistics_of
-from nnabla_adaloss.kernels import CpuKernels, CudaKernels, GradientToUnscale, ScaledCopy
+from nnabla_adaloss.kernels import CpuKernels, CudaKernels, GradientToUnscale, ScaledCopies
 
 try:
     import cupy
@@ -223,7 +223,7 @@ def timings(kernels: CudaKernels, mib: int) -> List[Timing]:
     y = GpuArray(cupy.ones(size, np.float32))
     halves = GpuArray(cupy.tile(x.values.astype(np.float16), 2))
     half_copy = GpuArray(cupy.empty_like(halves.values))
-    table, histograms = kernels.table(1, gradients=1), kernels.table(1, histograms=True)
+    table = kernels.table(1, gradients=1)
     n = x.values.nbytes
 
     def unscale(source: GpuArray, accumulate: bool) -> None:
@@ -234,14 +234,14 @@ def timings(kernels: CudaKernels, mib: int) -> List[Timing]:
     return [
         Timing("statistics, float32", n, lambda: kernels.launch_statistics([x], table)),
         Timing("statistics, float16", n, lambda: kernels.launch_statistics([halves], table)),
-        Timing("exponent_histogram, float32", n, lambda: kernels.launch_statistics([x], histograms)),
-        Timing("scaled_copy, float32", 2 * n, lambda: kernels.launch_scaled_copies([ScaledCopy(x, y, 0.5)])),
+        Timing("exponent_histogram, float32", n, lambda: kernels.launch_exponent_histogram(x, table)),
+        Timing("scaled_copy, float32", 2 * n, lambda: kernels.scaled_copy(x, y, 0.5)),
         Timing(
             "scaled_copy, float16",
             2 * n,
-            lambda: kernels.launch_scaled_copies([ScaledCopy(halves, half_copy, 0.5)]),
+            lambda: kernels.scaled_copy(halves, half_copy, 0.5),
         ),
-        Timing("scale_, float32", 2 * n, lambda: kernels.launch_scaled_copies([ScaledCopy(y, y, 1.0)])),
+        Timing("scale_, float32", 2 * n, lambda: kernels.scale_(y, 1.0)),
         Timing("unscale_add, float32", 2 * n, lambda: unscale(x, False)),
         Timing("unscale_add, float32, accumulate", 3 * n, lambda: unscale(x, True)),
         Timing("unscale_add, float16", 3 * n // 2, lambda: unscale(half_of, False)),
@@ -288,11 +288,11 @@ def print_many_arrays(kernels: CudaKernels) -> List[Dict[str, Any]]:
     gradients = [GpuArray(cupy.ones(size, np.float16)) for size in sizes]
     scaled = [GpuArray(cupy.empty(size, np.float16)) for size in sizes]
     table = kernels.table(len(sizes), gradients=len(sizes))
-    copies = [ScaledCopy(w, s, 0.5, True) for w, s in zip(weights, scaled)]
+    copies = ScaledCopies(weights, scaled, [0.5] * len(sizes), [True] * len(sizes))
     unscaling = [GradientToUnscale(g, w, 1024.0, True) for g, w in zip(gradients, weights)]
     work = {
         "statistics": lambda: kernels.launch_statistics(weights, table),
-        "scaled copies, float16 of float32": lambda: kernels.launch_scaled_copies(copies),
+        "scaled copies, float16 of float32": lambda: kernels.scaled_copy_all(copies),
         "unscale_add": lambda: kernels.launch_unscale_add(unscaling, table),
         "largest magnitude": lambda: kernels.launch_largest(weights, table),
     }

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparison of collective calls and of arrays between ranks, and descriptions of a difference.
-
-Everything here is a pure function of the values of one rank or of all; `mpi.py` sends the messages.
-"""
+"""What ranks compare of collective calls and of arrays, and descriptions of a difference."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
 from functools import lru_cache
-from typing import Any, Callable, Hashable, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, Hashable, Iterable, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,14 +21,11 @@ class RankDisagreementError(RuntimeError):
 
 
 class Call(NamedTuple):
-    """A collective call as every rank must make it: the operation, its options and its arguments.
-
-    `entries` are the shapes of the arrays, or the names of the values.
-    """
+    """A collective call as every rank must make it."""
 
     operation: str
     options: Tuple[Tuple[str, Hashable], ...] = ()
-    entries: Tuple[Hashable, ...] = ()
+    entries: Tuple[Hashable, ...] = ()  # shapes of the arrays, or names of the values
 
     def __str__(self) -> str:
         arguments = [f"{len(self.entries)} entries"] if self.entries else []
@@ -57,19 +51,6 @@ def _int64_digest(*parts: Any) -> int:
     return int.from_bytes(digest.digest(), "little", signed=True)
 
 
-def lower_and_upper(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Values whose MIN reduction gives both bounds of each: `~x` reverses the order and cannot overflow."""
-    return np.concatenate([values, ~values])
-
-
-def differing(reduced: npt.NDArray[np.int64]) -> List[int]:
-    """Positions at which ranks differ, from the MIN reduction of `lower_and_upper`."""
-    half = len(reduced) // 2
-    lower, complement_of_upper = reduced[:half], reduced[half:]
-    positions: List[int] = np.flatnonzero(lower != ~complement_of_upper).tolist()
-    return positions
-
-
 _LARGEST = np.int64(np.iinfo(np.int64).max)  # also the mask of all bits but the sign
 
 
@@ -78,10 +59,6 @@ def to_ordered_int(values: npt.ArrayLike) -> npt.NDArray[np.int64]:
 
     A MAX reduction of floats loses a NaN that is on one rank only (comparisons with NaN are false); of these
     integers it keeps it.
-
-    Example:
-        >>> float(from_ordered_int(max(to_ordered_int([1.0, float("nan"), -2.0]))))
-        nan
     """
     floats = np.array(values, np.float64, order="C")
     bits = floats.view(np.int64)
@@ -98,40 +75,12 @@ def from_ordered_int(ordered: npt.ArrayLike) -> npt.NDArray[np.float64]:
 
 def ranks_by_value(values: Iterable[Tuple[int, Hashable]]) -> str:
     """The ranks that hold each value: `"16.0 on ranks 0, 2; 8.0 on rank 1"`."""
-    holders: Mapping[Hashable, List[int]] = defaultdict(list)
+    holders: Dict[Hashable, List[int]] = defaultdict(list)
     for rank, value in values:
         holders[value].append(rank)
     return "; ".join(
         f"{value} on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
         for value, ranks in holders.items()
-    )
-
-
-def check_equal(
-    values: Mapping[str, npt.NDArray[Any]],
-    what: str,
-    reduce_min: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]],
-    all_gather: Callable[[Hashable], List[Hashable]],
-) -> None:
-    """Raise `RankDisagreementError` on every rank unless the values have the same bits on all.
-
-    Args:
-        values: this rank's arrays, by the same names in the same order on every rank.
-        what: a noun for the error.
-        reduce_min: gives the smallest of each integer over the ranks.
-        all_gather: gives the objects of all ranks; called only to describe a disagreement.
-    """
-    checksums = np.array([checksum(value) for value in values.values()], np.int64)
-    different = differing(reduce_min(lower_and_upper(checksums)))
-    if not different:
-        return
-    name, value = list(values.items())[different[0]]
-    own = value.item() if value.size == 1 else f"checksum {int(checksums[different[0]]) & (2**64 - 1):#018x}"
-    raise RankDisagreementError(
-        f"{what} differ between ranks: {name!r} is {ranks_by_value(enumerate(all_gather(own)))}; "
-        f"{len(different)} of {len(values)} differ. The ranks no longer train the same model: look for what "
-        "changes them on one rank only, such as a step taken or skipped there, an initialization after the "
-        "broadcast, or gradients that were not exchanged."
     )
 
 

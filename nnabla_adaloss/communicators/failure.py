@@ -19,7 +19,7 @@ from typing import Callable, Iterator, Optional, Tuple, Type
 
 
 class Watchdog:
-    """Calls `on_expiry(description, timeout_s)` once, from a thread, when a block takes longer than that.
+    """Calls `on_expiry(description, timeout_s)`, which ends the process, when a block takes longer than that.
 
     Watching costs about a microsecond: the block notes its start, which the thread reads four times per
     timeout. So expiry is noticed at most a quarter of the timeout late.
@@ -46,23 +46,16 @@ class Watchdog:
             self._watched = None
 
     def _patrol(self) -> None:
-        reported = None
         while True:
             time.sleep(self.timeout_s / 4)
             watched = self._watched
-            if watched is None or watched is reported:
-                continue
-            began, describe = watched
-            if time.monotonic() - began > self.timeout_s:
-                reported = watched
-                self._on_expiry(describe(), self.timeout_s)
+            if watched is not None and time.monotonic() - watched[0] > self.timeout_s:
+                self._on_expiry(watched[1](), self.timeout_s)
 
 
 def exit_code_of(error: BaseException) -> int:
     """The status with which Python exits after an exception: 0 only after `sys.exit()` without error."""
-    if not isinstance(error, SystemExit):
-        return 1
-    if error.code is None or isinstance(error.code, int):
+    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
         return error.code or 0
     return 1
 

@@ -57,37 +57,23 @@ def host_values(value: Union[NdArray, npt.ArrayLike]) -> npt.NDArray[Any]:
 
 
 @lru_cache(maxsize=64)
-def plan_messages(
-    sizes: Tuple[int, ...], small_array: int = SMALL_ARRAY, message: int = MESSAGE
-) -> Tuple[Tuple[int, ...], ...]:
+def plan_messages(sizes: Tuple[int, ...], pack: bool) -> Tuple[Tuple[int, ...], ...]:
     """The positions of the arrays in each message, in the order of the first of each; empty ones are in none.
 
     The plan depends on the sizes alone, so every rank makes the same one without asking the others.
-
-    Args:
-        sizes: number of elements of each array.
-        small_array: arrays of at most this many elements share a message; 0 gives every array its own.
-        message: no shared message is longer than this many elements.
-
-    Example:
-        >>> plan_messages((10, 0, 900, 20), small_array=100, message=100)
-        ((0, 3), (2,))
     """
     messages: List[List[int]] = []
     packed: List[int] = []
-    filled = 0
+    filled = MESSAGE  # so that the first small array begins one
     for position, size in enumerate(sizes):
-        if size == 0:
-            continue
-        if size > small_array:
+        if size > SMALL_ARRAY or (size and not pack):
             messages.append([position])
-            continue
-        if not packed or filled + size > message:
-            packed = []
-            messages.append(packed)
-            filled = 0
-        packed.append(position)
-        filled += size
+        elif size:
+            if filled + size > MESSAGE:
+                packed, filled = [], 0
+                messages.append(packed)
+            packed.append(position)
+            filled += size
     return tuple(tuple(positions) for positions in messages)
 
 
@@ -108,17 +94,10 @@ class Packer:
         """Apply `function`, which changes a flat array in place, to float32 values of all arrays.
 
         An array alone in its message is exchanged in its own memory if it is float32; everything else is
-        copied to the buffer and back, rounded to the array's dtype (overflow gives an infinity, without a
-        warning).
-
-        Args:
-            arrays: NdArrays of floating point dtypes, which stay.
-            function: what is done to each message.
-            pack: whether small arrays share messages.
-            keep_result: False leaves the arrays that were copied as they are.
+        copied to the buffer and, with `keep_result`, back, rounded to the array's dtype (overflow gives an
+        infinity, without a warning). With `pack` small arrays share messages.
         """
-        sizes = tuple(array.size for array in arrays)
-        for positions in plan_messages(sizes, SMALL_ARRAY if pack else 0):
+        for positions in plan_messages(tuple(array.size for array in arrays), pack):
             views = [host_view(arrays[position]) for position in positions]
             if len(views) == 1 and views[0].dtype == np.float32:
                 function(views[0])

@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import sys
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import (
     TYPE_CHECKING,
     Any,
+    ContextManager,
     Dict,
+    Hashable,
+    Iterable,
     Iterator,
     List,
     Mapping,
@@ -25,9 +30,9 @@ from nnabla import NdArray
 
 from ..host_context import HOST, dtype_of, host_view
 from . import failure
-from .agreement import check_equal, from_ordered_int, to_ordered_int
-from .job import Job, ProcessGroup
+from .agreement import Call, from_ordered_int, to_ordered_int
 from .messages import Packer, array_list, floating_list, host_values, shapes_of
+from .process_group import ProcessGroup
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -53,6 +58,9 @@ class MPICommunicator:
             waits and ends, and the job with it. It must exceed the longest time between exchanges that a rank
             works alone, such as a validation on rank 0. Default None: wait forever.
 
+    Attributes:
+        iteration: the training iteration, which a timeout names; None: unknown. The training loop sets it.
+
     Raises:
         ImportError: mpi4py or an MPI library is missing.
         TypeError: `comm` is not an mpi4py communicator.
@@ -68,17 +76,26 @@ class MPICommunicator:
     """
 
     def __init__(self, comm: Optional[MPI.Intracomm] = None, *, timeout_s: Optional[float] = None) -> None:
-        self._job = Job(comm, timeout_s)
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            raise ImportError(
+                f"MPICommunicator needs mpi4py and an MPI library: pip install nnabla-adaloss[mpi] ({error})"
+            ) from error
+        if comm is not None and not isinstance(comm, MPI.Intracomm):
+            raise TypeError(
+                "`comm` must be an mpi4py communicator, or None for all processes of the job, got a "
+                f"{type(comm).__name__}; no nnabla context is needed here"
+            )
+        self._mpi = MPI
+        self._comm: MPI.Intracomm = MPI.COMM_WORLD if comm is None else comm
+        self._groups: Dict[str, ProcessGroup] = {}
         self._packer = Packer()
-
-    @property
-    def iteration(self) -> Optional[int]:
-        """The training iteration, which a timeout names. The training loop sets it."""
-        return self._job.iteration
-
-    @iteration.setter
-    def iteration(self, iteration: Optional[int]) -> None:
-        self._job.iteration = iteration
+        self._watchdog = None
+        if timeout_s is not None:
+            self._watchdog = failure.Watchdog(timeout_s, partial(failure.end_stalled_process, self.rank))
+        self._exchanges = 0
+        self.iteration: Optional[int] = None
 
     def init(self) -> None:
         """Set up the exchange. Call it once on every rank before anything else.
@@ -86,29 +103,36 @@ class MPICommunicator:
         From then on an uncaught exception on one of several ranks ends all of them (`sys.excepthook`), which
         would otherwise wait for it forever.
         """
-        self._job.init()
+        if self._groups:
+            return
+        ranks = tuple(range(self.size))
+        with self._watched("init", ranks):
+            self._groups["world"] = ProcessGroup("world", ranks, self._comm.Dup(), self._mpi)
+            self._local_comm = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
+        if self.size > 1:
+            failure.on_uncaught_exception(self._end)
 
     # Who takes part
 
     @property
     def rank(self) -> int:
         """This process's number, from 0."""
-        return self._job.rank
+        return self._comm.Get_rank()
 
     @property
     def size(self) -> int:
         """Number of processes."""
-        return self._job.size
+        return self._comm.Get_size()
 
     @property
     def local_rank(self) -> int:
         """This process's number among those on its host."""
-        return self._job.local.Get_rank()
+        return self._local.Get_rank()
 
     @property
     def local_size(self) -> int:
         """Number of processes on this host."""
-        return self._job.local.Get_size()
+        return self._local.Get_size()
 
     def new_group(self, name_ranks: Tuple[str, Sequence[int]]) -> str:
         """Name some of the ranks, for the `group` argument of the exchanges. All ranks make this call.
@@ -122,8 +146,17 @@ class MPICommunicator:
         Raises:
             ValueError: the name is taken, or the ranks are none, repeated or out of range.
         """
-        name, ranks = name_ranks
-        self._job.new_group(name, ranks)
+        name, ranks = name_ranks[0], tuple(map(int, name_ranks[1]))
+        if name in self._groups:
+            raise ValueError(f"group {name!r} exists already, with ranks {list(self._groups[name].ranks)}")
+        if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(self.size)):
+            raise ValueError(
+                f"group {name!r}: ranks must be distinct numbers from 0 to {self.size - 1}, got {list(ranks)}"
+            )
+        with self._exchange("new_group", name=name, ranks=ranks) as world:
+            chosen = world.comm.Get_group().Incl(ranks)
+            self._groups[name] = ProcessGroup(name, ranks, world.comm.Create(chosen), self._mpi)
+            chosen.Free()
         return name
 
     def find_group(self, group: str) -> List[int]:
@@ -132,13 +165,13 @@ class MPICommunicator:
 
     def list_groups(self) -> Dict[str, List[int]]:
         """The ranks of every group, by name."""
-        return {name: list(group.ranks) for name, group in self._job.groups.items()}
+        return {name: list(group.ranks) for name, group in self._groups.items()}
 
     # Exchanges of NdArrays
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
-        with self._job.exchange("barrier"):
+        with self._exchange("barrier"):
             pass  # comparing the calls has waited for all ranks
 
     def bcast(self, data: Arrays, src: int, inplace: bool = False, group: str = "world") -> None:
@@ -151,7 +184,7 @@ class MPICommunicator:
             group: name of the group.
         """
         arrays = array_list(data)
-        with self._job.exchange("bcast", group, shapes_of(arrays), src=int(src)) as members:
+        with self._exchange("bcast", group, shapes_of(arrays), src=int(src)) as members:
             dtypes = members.comm.bcast([dtype_of(array).str for array in arrays], src)
             for array, dtype in zip(arrays, dtypes):
                 if dtype_of(array) != dtype:
@@ -180,7 +213,7 @@ class MPICommunicator:
             TypeError: an array is not floating point.
         """
         arrays = floating_list(data)
-        with self._job.exchange(
+        with self._exchange(
             "all_reduce", group, shapes_of(arrays), division=bool(division), inplace=bool(inplace)
         ) as members:
             if members.size == 1:
@@ -209,10 +242,10 @@ class MPICommunicator:
             group: name of the group.
         """
         arrays = floating_list(data)
-        with self._job.exchange(
+        with self._exchange(
             "reduce", group, shapes_of(arrays), dst=dst, division=bool(division), inplace=bool(inplace)
         ) as members:
-            receives = members.rank == dst
+            receives = members.comm.Get_rank() == dst
 
             def sum_over_ranks(values: npt.NDArray[np.float32]) -> None:
                 if not receives:
@@ -236,9 +269,9 @@ class MPICommunicator:
             ValueError: `ndarray_list` does not fit.
         """
         gathered = array_list(ndarray_list)
-        with self._job.exchange("all_gather", group, shapes_of([ndarray, *gathered])) as members:
+        with self._exchange("all_gather", group, shapes_of([ndarray, *gathered])) as members:
             _check_parts(gathered, ndarray, members)
-            gathered[members.rank].copy_from(ndarray)
+            gathered[members.comm.Get_rank()].copy_from(ndarray)
         for giver, target in enumerate(gathered):
             self.bcast(target, giver, group=group)
 
@@ -257,7 +290,7 @@ class MPICommunicator:
             ValueError: `ndarray_list` does not fit.
         """
         parts = array_list(ndarray_list)
-        with self._job.exchange(
+        with self._exchange(
             "reduce_scatter", group, shapes_of([ndarray, *parts]), division=division
         ) as members:
             _check_parts(parts, ndarray, members)
@@ -292,7 +325,7 @@ class MPICommunicator:
         Args:
             values: integers of at most 64 bits, as many on each rank.
         """
-        with self._job.exchange("all_reduce_max_int", length=len(values)) as world:
+        with self._exchange("all_reduce_max_int", length=len(values)) as world:
             largest = world.reduce_ints(np.array(values, np.int64), world.mpi.MAX)
             return [int(value) for value in largest]
 
@@ -305,7 +338,7 @@ class MPICommunicator:
             values: array of any shape, the same on each rank, compared as float64.
         """
         ordered = to_ordered_int(values)
-        with self._job.exchange("all_reduce_max_float", shape=ordered.shape) as world:
+        with self._exchange("all_reduce_max_float", shape=ordered.shape) as world:
             return from_ordered_int(world.reduce_ints(ordered, world.mpi.MAX))
 
     def any(self, flag: bool) -> bool:
@@ -314,7 +347,7 @@ class MPICommunicator:
 
     def broadcast_object(self, obj: T, src: int = 0) -> T:
         """Send a picklable object of one rank to every rank, and return it."""
-        with self._job.exchange("broadcast_object", src=int(src)) as world:
+        with self._exchange("broadcast_object", src=int(src)) as world:
             received: T = world.comm.bcast(obj, src)
             return received
 
@@ -338,20 +371,17 @@ class MPICommunicator:
             >>> comm.check_agreement({"loss scale": 1024.0}, "scales")
         """
         named = values if isinstance(values, Mapping) else {str(i): value for i, value in enumerate(values)}
-        with self._job.exchange("check_agreement", entries=named, what=what) as world:
+        with self._exchange("check_agreement", entries=named, what=what) as world:
             hosted = {name: host_values(value) for name, value in named.items()}
-            check_equal(
-                hosted,
-                what,
-                lambda bounds: world.reduce_ints(bounds, world.mpi.MIN),
-                world.comm.allgather,
-            )
+            world.compare_values(hosted, what)
 
     # Failure
 
     def abort(self, exit_code: int = 1) -> None:
         """End all processes of the job, at once."""
-        self._job.abort(exit_code)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._comm.Abort(exit_code)
 
     @contextmanager
     def abort_on_exception(self) -> Iterator[None]:
@@ -370,8 +400,56 @@ class MPICommunicator:
             yield
         except BaseException as error:
             if self.size > 1 and failure.exit_code_of(error):
-                self._job.end(error)
+                self._end(error)
             raise
+
+    def _end(self, error: BaseException) -> None:
+        failure.report_exception(self.rank, error)
+        self.abort(failure.exit_code_of(error))
+
+    # Groups and exchanges
+
+    @property
+    def _local(self) -> MPI.Comm:
+        """The communicator of the processes on this host."""
+        self._group("world")
+        return self._local_comm
+
+    def _group(self, name: str) -> ProcessGroup:
+        """The group with a name, of which this rank must be a member."""
+        if not self._groups:
+            raise RuntimeError("call `init()` on every rank before anything else")
+        if name not in self._groups:
+            raise ValueError(f"`group`: there is no group {name!r}, only {sorted(self._groups)}")
+        group = self._groups[name]
+        if self.rank not in group.ranks:
+            raise ValueError(f"`group`: rank {self.rank} is not in {name!r}, which is {list(group.ranks)}")
+        return group
+
+    @contextmanager
+    def _exchange(
+        self, operation: str, group: str = "world", entries: Iterable[Hashable] = (), **options: Hashable
+    ) -> Iterator[ProcessGroup]:
+        """A watched block that begins once all members of a group have made the same call; yields the group.
+
+        `entries`, the shapes or names of the data, and `options` are the same on each rank, or it is a
+        CollectiveMismatchError on every one.
+        """
+        members = self._group(group)
+        self._exchanges += 1
+        with self._watched(operation, members.ranks):
+            members.compare_calls(Call(operation, tuple(options.items()), tuple(entries)))
+            yield members
+
+    def _watched(self, operation: str, ranks: Tuple[int, ...]) -> ContextManager[None]:
+        if self._watchdog is None:
+            return nullcontext()
+
+        def describe() -> str:
+            iteration = "" if self.iteration is None else f", iteration {self.iteration}"
+            return f"{operation} with ranks {list(ranks)} (exchange {self._exchanges}{iteration})"
+
+        return self._watchdog.watch(describe)
 
 
 def _check_parts(parts: Sequence[NdArray], whole: NdArray, members: ProcessGroup) -> None:

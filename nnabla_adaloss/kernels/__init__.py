@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from .cpu import CpuKernels
 from .cuda import CudaKernels
-from .device_table import DeviceTable, TableContents
+from .device_table import DeviceTable
 from .interface import (
     EXPONENT_BINS,
     ExponentHistogram,
@@ -15,7 +15,6 @@ from .interface import (
     PackedArrays,
     RoundingStatistics,
     ScaledCopies,
-    ScaledCopy,
 )
 from .measurements import Measurements, measurements_by
 from .nnabla_ada_loss import NNablaAdaLoss
@@ -35,8 +34,6 @@ __all__ = [
     "PackedArrays",
     "RoundingStatistics",
     "ScaledCopies",
-    "ScaledCopy",
-    "TableContents",
     "measurements_by",
     "select_kernels",
 ]

@@ -58,14 +58,7 @@ def addresses_of(
     *,
     write_only: bool = False,
 ) -> List[int]:
-    """Where arrays are in the memory of `context`.
-
-    Args:
-        arrays: the arrays.
-        halves: which of them are float16, or become so; the others are float32. None: none is float16.
-        context: `Kernels.context`.
-        write_only: whether what they hold is not read.
-    """
+    """Where arrays are in the memory of `context`; all are float32, or become so, but those of `halves`."""
     if halves is None:
         return [x.data_ptr(FLOAT32, context, write_only) for x in arrays]
     dtypes = [FLOAT16 if half else FLOAT32 for half in halves.tolist()]

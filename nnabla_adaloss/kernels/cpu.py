@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 from nnabla import NdArray
@@ -50,12 +50,6 @@ class CpuKernels:
     """`Kernels` in one pass over memory each, at or near its bandwidth; a few µs per call besides.
 
     Arrays of any context will do: nnabla copies those that are elsewhere to the host and back.
-
-    Example:
-        >>> import numpy as np, nnabla as nn
-        >>> x = nn.NdArray.from_numpy_array(np.array([3.0, -0.5, 0.0], np.float32))
-        >>> CpuKernels().statistics(x).abs_max
-        3.0
     """
 
     asynchronous = False
@@ -68,6 +62,7 @@ class CpuKernels:
         return self._measured(x, counts=0)
 
     def statistics_all(self, arrays: Sequence[NdArray]) -> List[ArrayStatistics]:
+        """`statistics` of many arrays."""
         if not arrays:
             return []
         halves = None if are_float32(arrays) else which_are_half(arrays)
@@ -141,7 +136,8 @@ class CpuKernels:
     def unscale_add(self, source: NdArray, master: NdArray, scale: float, *, accumulate: bool) -> float:
         return self.unscale_add_all([GradientToUnscale(source, master, scale, accumulate)])[0]
 
-    def unscale_add_all(self, gradients: Iterable[GradientToUnscale]) -> List[float]:
+    def unscale_add_all(self, gradients: Sequence[GradientToUnscale]) -> List[float]:
+        """`unscale_add` for many gradients; what it returns for each."""
         tasks = []
         for source, master, scale, accumulate in gradients:
             factor = unscaling_factor(scale)
@@ -156,13 +152,13 @@ class CpuKernels:
         return self._library.scale(b"".join(tasks))
 
     def unscale_in_place(self, gradients: GradientsInPlace) -> List[float]:
-        where = [x.data_ptr(FLOAT32, HOST) for x in gradients.arrays]
+        """`unscale_add` for gradients that are their own masters, all read as float32."""
+        where = addresses_of(gradients.arrays, None, HOST)
         tasks = gradients.tasks_on_host
         if tasks is None:
             tasks = _scale_tasks(where, where, gradients.sizes, factors=gradients.factors)
             gradients.tasks_on_host = tasks
-        tasks[:, 0] = where
-        tasks[:, 1] = tasks[:, 0]
+        tasks[:, 0] = tasks[:, 1] = where
         return self._library.scale(tasks.tobytes())
 
     def round_to_format(

@@ -53,7 +53,6 @@ def opened(path: Path) -> Any:
     library.adaloss_level.restype = ctypes.c_void_p
     library.adaloss_level_name.argtypes = [ctypes.c_void_p]
     library.adaloss_level_name.restype = ctypes.c_char_p
-    library.adaloss_useful_threads.argtypes = [ctypes.c_int64, ctypes.c_int]
     calls: List[Any] = [ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p]  # level, threads, tasks
     library.adaloss_statistics.argtypes = [*calls, ctypes.c_int64, ctypes.c_void_p]
     library.adaloss_scale.argtypes = [*calls, ctypes.c_int64, ctypes.c_void_p]
@@ -80,19 +79,12 @@ class CpuLibrary:
     Args:
         level: which of `levels()`; None: the fastest that this processor can run.
         threads: at most so many work on one large array; None: `allowed_threads()`.
-
-    Example:
-        >>> import numpy as np
-        >>> x = np.array([3.0, -0.5], np.float32)
-        >>> CpuLibrary().statistics(statistics_task(x.ctypes.data, x.size, False, 0))
-        [(2.5, 9.25, 3.0, 0.5, 0, 0, 0, 0)]
     """
 
     def __init__(self, level: Optional[str] = None, threads: Optional[int] = None) -> None:
         library = _library(LIBRARY)
         self._level = library.adaloss_level(0 if level is None else self.levels().index(level))
         self._threads = allowed_threads() if threads is None else threads
-        self._useful_threads = library.adaloss_useful_threads
         self._statistics = library.adaloss_statistics
         self._scale = library.adaloss_scale
         self._round = library.adaloss_round
@@ -105,10 +97,6 @@ class CpuLibrary:
         while (level := library.adaloss_level(len(names))) is not None:
             names.append(library.adaloss_level_name(level).decode())
         return names
-
-    def threads_for(self, size: int) -> int:
-        """How many threads work on an array of `size` elements."""
-        return int(self._useful_threads(size, self._threads))
 
     def statistics(self, tasks: bytes) -> List[Statistics]:
         """Do `statistics_task`s."""
@@ -147,18 +135,12 @@ def allowed_threads(
 
 
 def _processors_of_time(cgroup: Path) -> float:
-    """How many processors' time the container has; more than there are where nothing limits it."""
-    try:
-        quota, period = (cgroup / "cpu.max").read_text("ascii").split()  # version 2
-    except (OSError, ValueError):
+    """How many processors' time the container has; as many as there are where nothing limits it."""
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):  # versions 2 and 1
         try:
-            quota, period = (
-                (cgroup / "cpu" / f"cpu.cfs_{name}_us").read_text("ascii") for name in ("quota", "period")
-            )
-        except OSError:
-            return float(os.cpu_count() or 1)
-    try:
-        limit = int(quota) / int(period)
-    except (ValueError, ZeroDivisionError):  # "max"
-        limit = 0.0
-    return limit if limit > 0 else float(os.cpu_count() or 1)  # version 1 says -1
+            quota, period = " ".join((cgroup / name).read_text("ascii") for name in names).split()
+            if int(quota) > 0:  # version 1 says -1 for no limit, version 2 says "max"
+                return int(quota) / int(period)
+        except (OSError, ValueError, ZeroDivisionError):
+            pass
+    return float(os.cpu_count() or 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from threading import RLock
-from typing import Any, Callable, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -24,17 +24,17 @@ from .arrays import (
     unscaling_factor,
     which_are_half,
 )
-from .cuda_launcher import CudaSource, CupyLauncher, Launcher
+from .cuda_launcher import CudaSource, CupyLauncher
 from .device_table import DeviceTable
 from .device_tasks import Column, DeviceTasks
 from .interface import (
+    EXPONENT_BINS,
     ExponentHistogram,
     GradientsInPlace,
     GradientToUnscale,
     PackedArrays,
     RoundingStatistics,
     ScaledCopies,
-    ScaledCopy,
 )
 
 # Two reads of 16 bytes for each of 256 threads: enough for small arrays to spread out.
@@ -46,28 +46,18 @@ ELEMENTS_PER_ROW = 4 * ELEMENTS_PER_BLOCK
 class CudaKernels:
     """`Kernels` for a CUDA context, in one pass over memory each.
 
-    Each method of `Kernels` waits here for its result. The methods whose names begin with `launch_` do not:
+    Each method of `Kernels` with a result waits for it. Methods whose names begin with `launch_` do not wait:
     they start their kernels behind the nnabla functions called before and write what they find into a
-    `DeviceTable`, so that a whole backward pass costs the host one wait, when it fetches the table. They take
-    many arrays at once; up to 96 that do not depend on each other share a launch.
+    `DeviceTable`, so that a whole backward pass costs the host one wait, when it fetches the table. Up to 96
+    arrays that do not depend on each other share a launch.
 
     Sums are reproducible bit for bit on one model of GPU: the order of addition depends on nothing else than
     the sizes and the number of multiprocessors.
-
-    Args:
-        context: an nnabla context whose array class is one of the CUDA extension's.
-        launcher: the device; default: CuPy's, for the context's device.
-
-    Example:
-        >>> kernels = CudaKernels(get_extension_context("cudnn"))              # doctest: +SKIP
-        >>> table = kernels.table(rows=len(gradients))                         # doctest: +SKIP
-        >>> kernels.launch_statistics(gradients, table)                        # doctest: +SKIP
-        >>> [row.statistics.abs_max for row in table.fetch().rows]             # doctest: +SKIP
     """
 
     asynchronous = True
 
-    def __init__(self, context: nn.Context, launcher: Optional[Launcher] = None) -> None:
+    def __init__(self, context: nn.Context, launcher: Optional[CupyLauncher] = None) -> None:
         if launcher is None:
             if is_on_host(context):
                 raise ValueError(
@@ -86,29 +76,30 @@ class CudaKernels:
         self._tasks = np.zeros(1, source.layout("Tasks"))
         self._format = source.layout("Format")
         # What blocks of one task leave for the last of them; kernels run one after another, so one is enough.
-        rows = self._max_tasks * self._launcher.max_blocks
-        self._partial = self._launcher.allocate(rows * source.layout("Row").itemsize)
-        self._finished = self._launcher.allocate(self._max_tasks * 4)
+        rows = self._max_tasks * launcher.max_blocks
+        self._partial = launcher.allocate(rows * source.layout("Row").itemsize)
+        self._finished = launcher.allocate(self._max_tasks * 4)
         self._workspace = np.uint64(self._partial.ptr), np.uint64(self._finished.ptr)
-        self._own_table, self._measured = self.table(1, gradients=self._max_tasks), self.table(1)
+        self._own_table, self._measured = self.table(1, gradients=1), self.table(1)
+        self._exponents = launcher.allocate(EXPONENT_BINS * 8)
 
-    def table(self, rows: int, histograms: bool = False, gradients: int = 0) -> DeviceTable:
+    def table(self, rows: int, gradients: int = 0) -> DeviceTable:
         """A table for the results of `launch_` methods, empty."""
-        return DeviceTable(self._launcher, self._source, rows, histograms, gradients)
+        return DeviceTable(self._launcher, self._source, rows, gradients)
 
     # ---- many arrays, without waiting
 
     def launch_statistics(self, arrays: Sequence[NdArray], table: DeviceTable, first_row: int = 0) -> None:
-        """Write the statistics of the arrays to the table's rows from `first_row` on.
-
-        A table with histograms gets those too; they add to what it holds, so clear it between uses.
-        """
+        """Write the statistics of the arrays to the table's rows from `first_row` on."""
         tasks = self._readings(arrays, np.arange(first_row, first_row + len(arrays)))
-        if table.histograms:
-            rows = table.rows, *self._workspace, table.exponents
-            self._launch("exponent_histogram", tasks, *rows, per_block=ELEMENTS_PER_ROW)
-        else:
-            self._launch("statistics", tasks, table.rows, *self._workspace, per_block=ELEMENTS_PER_ROW)
+        self._launch("statistics", tasks, table.rows, *self._workspace, per_block=ELEMENTS_PER_ROW)
+
+    def launch_exponent_histogram(self, x: NdArray, table: DeviceTable) -> None:
+        """Write the statistics of `x` to the table's first row, and its histogram where one call finds it."""
+        with self._lock:
+            self._launcher.clear(self._exponents, EXPONENT_BINS * 8)
+            where = table.rows, *self._workspace, np.uint64(self._exponents.ptr)
+            self._launch("exponent_histogram", self._readings([x]), *where, per_block=ELEMENTS_PER_ROW)
 
     def launch_largest(self, arrays: Sequence[NdArray], table: DeviceTable) -> None:
         """Write the largest magnitude of all the arrays to the table's first place, if it is larger than what
@@ -116,28 +107,15 @@ class CudaKernels:
         """
         self._launch("largest_magnitude", self._readings(arrays), table.largest)
 
-    def launch_scaled_copies(self, copies: Iterable[ScaledCopy]) -> None:
-        """`scaled_copy` for many arrays."""
-        columns = list(zip(*copies))
-        if not columns:
-            return
-        sources, targets, alphas, half = columns
-        sizes, to_half = require_same_sizes(sources, targets), np.array(half, np.bool_)
-        read, flags = self._read(sources)
-        flags |= self._target_is_half * to_half
-        written = addresses_of(targets, flags != 0, self._context, write_only=True)
-        self._launch("scaled_copy", DeviceTasks(read, written, sizes, factors=alphas, flags=flags))
-
     def launch_unscale_add(
         self, gradients: Sequence[GradientToUnscale], table: DeviceTable, first: int = 0
     ) -> None:
         """`unscale_add` for many gradients; the table's places from `first` on keep the largest magnitudes
         that they were given.
         """
-        places = table.places(first, len(gradients))
         factors = [unscaling_factor(g.scale) for g in gradients]
         addresses, flags = self._read([g.source for g in gradients])
-        targets, sizes = [], []
+        places, targets, sizes = range(first, first + len(gradients)), [], []
         for index, (source, master, _, accumulate) in enumerate(gradients):
             sizes.append(require_same_size(source, master))
             if accumulate or source is master:
@@ -152,9 +130,9 @@ class CudaKernels:
     def launch_unscale_in_place(
         self, gradients: GradientsInPlace, table: DeviceTable, part: slice, first: int = 0
     ) -> None:
-        """`unscale_in_place` for some of many gradients; largest magnitudes as of `launch_unscale_add`."""
+        """The same for some of the gradients in place, all of which are read as float32."""
         arrays = gradients.arrays[part]
-        places = table.places(first, len(arrays))
+        places = range(first, first + len(arrays))
         addresses = addresses_of(arrays, None, self._context)
         sizes, factors = gradients.sizes[part], gradients.factors[part]
         tasks = DeviceTasks(addresses, addresses, sizes, rows=places, factors=factors, independent=True)
@@ -175,7 +153,7 @@ class CudaKernels:
         require_same_size(source, target)
         if storage.mantissa_bits >= 23:
             if target is not source:
-                self.launch_scaled_copies([ScaledCopy(source, target, 1.0)])
+                self.scaled_copy(source, target, 1.0)
             self.launch_statistics([source], table)
             return
         address = self._address(source)
@@ -200,32 +178,33 @@ class CudaKernels:
     def statistics(self, x: NdArray) -> ArrayStatistics:
         with self._lock:
             self.launch_statistics([x], self._own_table)
-            return self._own_table.fetch(1, 0).rows[0].statistics
-
-    def statistics_all(self, arrays: Sequence[NdArray]) -> List[ArrayStatistics]:
-        if not arrays:
-            return []
-        table = self.table(len(arrays))
-        self.launch_statistics(arrays, table)
-        return [row.statistics for row in table.fetch().rows]
+            (row,), _ = self._own_table.fetch(1, 0)
+        return row.statistics
 
     def exponent_histogram(self, x: NdArray) -> Tuple[ArrayStatistics, ExponentHistogram]:
-        table = self.table(1, histograms=True)
-        self.launch_statistics([x], table)
-        contents = table.fetch()
-        return contents.rows[0].statistics, contents.exponents[0]
+        with self._lock:
+            self.launch_exponent_histogram(x, self._own_table)
+            counts = self._launcher.fetch(self._exponents, EXPONENT_BINS * 8).view(np.int64)
+            (row,), _ = self._own_table.fetch(1, 0)
+        return row.statistics, counts
 
     def all_finite(self, arrays: Sequence[NdArray]) -> bool:
         with self._lock:
             self._own_table.clear()
             self.launch_largest(arrays, self._own_table)
-            return math.isfinite(self._own_table.fetch(0, 1).largest[0])
+            _, (largest,) = self._own_table.fetch(0, 1)
+        return math.isfinite(largest)
 
     def scaled_copy(self, source: NdArray, target: NdArray, alpha: float, *, half: bool = False) -> None:
-        self.launch_scaled_copies([ScaledCopy(source, target, alpha, half)])
+        self.scaled_copy_all(ScaledCopies([source], [target], [alpha], [half]))
 
     def scaled_copy_all(self, copies: ScaledCopies) -> None:
-        self.launch_scaled_copies(copies.each)
+        sizes = require_same_sizes(copies.sources, copies.targets)
+        read, flags = self._read(copies.sources)
+        if copies.half is not None:
+            flags |= self._target_is_half * copies.half
+        written = addresses_of(copies.targets, flags != 0, self._context, write_only=True)
+        self._launch("scaled_copy", DeviceTasks(read, written, sizes, factors=copies.alphas, flags=flags))
 
     def pack(self, arrays: Sequence[NdArray], packed: PackedArrays) -> None:
         require_sizes(arrays, packed.sizes)
@@ -243,27 +222,11 @@ class CudaKernels:
         self._launch("scaled_copy", DeviceTasks(addresses, addresses, [x.size], factors=alpha, flags=flags))
 
     def unscale_add(self, source: NdArray, master: NdArray, scale: float, *, accumulate: bool) -> float:
-        return self.unscale_add_all([GradientToUnscale(source, master, scale, accumulate)])[0]
-
-    def unscale_add_all(self, gradients: Iterable[GradientToUnscale]) -> List[float]:
-        tasks = list(gradients)
-        return self._largest_of(
-            len(tasks), lambda part: self.launch_unscale_add(tasks[part], self._own_table)
-        )
-
-    def unscale_in_place(self, gradients: GradientsInPlace) -> List[float]:
-        count, table = len(gradients.arrays), self._own_table
-        return self._largest_of(count, lambda part: self.launch_unscale_in_place(gradients, table, part))
-
-    def _largest_of(self, count: int, launch: Callable[[slice], None]) -> List[float]:
-        found: List[float] = []
-        for start in range(0, count, self._max_tasks):
-            part = slice(start, min(start + self._max_tasks, count))
-            with self._lock:
-                self._own_table.clear()
-                launch(part)
-                found += self._own_table.fetch(0, part.stop - part.start).largest
-        return found
+        with self._lock:
+            self._own_table.clear()
+            self.launch_unscale_add([GradientToUnscale(source, master, scale, accumulate)], self._own_table)
+            _, (largest,) = self._own_table.fetch(0, 1)
+        return largest
 
     def round_to_format(
         self,
@@ -279,7 +242,8 @@ class CudaKernels:
             self.launch_round_to_format(
                 source, target, storage, self._own_table, fitted=fitted, random_key=random_key
             )
-            return self._own_table.fetch(1, 0).rows[0]
+            (row,), _ = self._own_table.fetch(1, 0)
+        return row
 
     # ---- launching
 

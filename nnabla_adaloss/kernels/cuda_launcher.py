@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`adaloss.cu`, and what it needs of a device: memory, launches and copies to the host. CuPy provides it."""
+"""`adaloss.cu`, and what it needs of a device: memory, launches and copies to the host, by CuPy."""
 
 from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
-from typing import Any, Dict, List, Protocol, Tuple
+from typing import Any, Dict, List, Tuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,17 +16,11 @@ Bytes = NDArray[np.uint8]
 OPTIONS = ("--std=c++14",)
 """What the kernels are compiled with. CuPy adds options of its own, -ftz=true among them."""
 
-
 _SCALARS: Dict[str, Any] = {"u32": np.uint32, "u64": np.uint64, "float": np.float32, "double": np.float64}
 
 
 class CudaSource:
-    """`adaloss.cu`, and what host code must agree with it on, read from the text itself.
-
-    Example:
-        >>> CudaSource().constant("EXPONENT_BINS")
-        256
-    """
+    """`adaloss.cu`, and what host code must agree with it on, read from the text itself."""
 
     def __init__(self) -> None:
         self.text = resources.files(__package__).joinpath("adaloss.cu").read_text(encoding="utf-8")
@@ -38,61 +32,24 @@ class CudaSource:
 
     def constant(self, name: str) -> int:
         """The value of `constexpr u32 NAME = value;` or `#define NAME value`."""
-        match = re.search(rf"^(?:constexpr u32 {name} = |#define {name} )(\d+)\b", self.text, re.MULTILINE)
-        if match is None:
-            raise KeyError(name)
-        return int(match[1])
+        (value,) = re.findall(rf"^(?:constexpr u32 {name} = |#define {name} )(\d+)\b", self.text, re.M)
+        return int(value)
 
     def layout(self, name: str) -> np.dtype[Any]:
         """The dtype of `struct NAME`, padded as C++ pads it."""
-        match = re.search(rf"^struct {name} {{\n(.*?)^}};", self.text, re.MULTILINE | re.DOTALL)
-        if match is None:
-            raise KeyError(name)
+        (body,) = re.findall(rf"^struct {name} {{\n(.*?)^}};", self.text, re.M | re.S)
         fields: List[Any] = []
-        for kind, field, length in re.findall(r"^ *(\w+) (\w+)(?:\[(\w+)\])?;", match[1], re.MULTILINE):
+        for kind, field, length in re.findall(r"^ *(\w+) (\w+)(?:\[(\w+)\])?;", body, re.M):
             dtype = _SCALARS[kind] if kind in _SCALARS else self.layout(kind)
             fields.append((field, dtype, (self.constant(length),)) if length else (field, dtype))
         return np.dtype(fields, align=True)
 
 
-class DeviceMemory(Protocol):
-    """A piece of device memory, given back when the object goes."""
-
-    @property
-    def ptr(self) -> int:
-        """Its address."""
-
-
-class Launcher(Protocol):
-    """A device, as far as kernels are concerned. Everything happens in the order it was asked for.
-
-    Attributes:
-        max_blocks: how many thread blocks the device holds at once; more in one task would only wait.
-    """
-
-    max_blocks: int
-
-    def allocate(self, size: int) -> DeviceMemory:
-        """A piece of `size` bytes, all zero."""
-
-    def clear(self, memory: DeviceMemory, size: int) -> None:
-        """Make the first `size` bytes zero, without waiting for it."""
-
-    def launch(self, kernel: str, blocks: int, arguments: Tuple[Any, ...]) -> None:
-        """Start a kernel, without waiting for it. Arguments: NumPy scalars, and arrays of size 1 by value."""
-
-    def fetch(self, memory: DeviceMemory, size: int) -> Bytes:
-        """Copy the first `size` bytes to the host once all that was launched before has ended."""
-
-
 class CupyLauncher:
-    """A `Launcher` by CuPy: NVRTC compiles the kernels when it is made.
+    """A device, as far as kernels are concerned: everything happens in the order it was asked for.
 
-    nnabla computes in CUDA's legacy default stream. So do these kernels, whatever CuPy's current stream is:
-    each starts after the nnabla functions before it.
-
-    Args:
-        device_id: number of the GPU.
+    NVRTC compiles the kernels when it is made. They run in CUDA's legacy default stream, as nnabla does,
+    whatever CuPy's current stream is: each starts after the nnabla functions before it.
 
     Raises:
         ImportError: CuPy is not installed.
@@ -111,6 +68,7 @@ class CupyLauncher:
         resident = min(
             source.constant("RESIDENT_THREADS"), self._device.attributes["MaxThreadsPerMultiProcessor"]
         )
+        # How many the device holds at once; more in one task would only wait.
         self.max_blocks = self._device.attributes["MultiProcessorCount"] * (resident // threads)
 
         def kernels() -> Dict[str, Any]:
@@ -123,21 +81,25 @@ class CupyLauncher:
         with ThreadPoolExecutor(max_workers=1) as thread:
             self._kernels = thread.submit(kernels).result()
 
-    def allocate(self, size: int) -> DeviceMemory:
+    def allocate(self, size: int) -> Any:
+        """So many bytes of device memory, all zero, from its `ptr` on; given back when the object goes."""
         with self._device:
-            memory: DeviceMemory = self._cuda.alloc(size)
+            memory = self._cuda.alloc(size)
         self.clear(memory, size)
         return memory
 
-    def clear(self, memory: DeviceMemory, size: int) -> None:
+    def clear(self, memory: Any, size: int) -> None:
+        """Make the first `size` bytes zero, without waiting for it."""
         with self._device:
             self._cuda.runtime.memsetAsync(memory.ptr, 0, size, self._stream.ptr)
 
     def launch(self, kernel: str, blocks: int, arguments: Tuple[Any, ...]) -> None:
+        """Start a kernel, without waiting for it. Arguments: NumPy scalars, and arrays of size 1 by value."""
         with self._device:
             self._kernels[kernel]((blocks,), self._block, arguments, stream=self._stream)
 
-    def fetch(self, memory: DeviceMemory, size: int) -> Bytes:
+    def fetch(self, memory: Any, size: int) -> Bytes:
+        """Copy the first `size` bytes to the host once all that was launched before has ended."""
         host = np.empty(size, np.uint8)
         runtime = self._cuda.runtime
         with self._device:

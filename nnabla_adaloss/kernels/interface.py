@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Iterable, List, NamedTuple, Optional, Protocol, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Protocol, Sequence, Tuple
 
 import numpy as np
 from nnabla import Context, NdArray
@@ -24,42 +24,17 @@ Bin 0 holds the zeros and whatever is below 2^-126, bin 255 the infinities and N
 
 
 class RoundingStatistics(NamedTuple):
-    """What rounding an array to a storage format did.
+    """What rounding an array to a storage format did."""
 
-    Attributes:
-        statistics: statistics of the rounded values.
-        underflowed: how many non-zero elements became zero.
-        overflowed: how many finite elements were too large, and became an infinity, NaN, or the largest
-            number.
-    """
-
-    statistics: ArrayStatistics
-    underflowed: int
-    overflowed: int
-
-
-class ScaledCopy(NamedTuple):
-    """One entry of `ScaledCopies`; the fields are the arguments of `Kernels.scaled_copy`."""
-
-    source: NdArray
-    target: NdArray
-    alpha: float
-    half: bool = False
+    statistics: ArrayStatistics  # of the rounded values
+    underflowed: int  # how many non-zero elements became zero
+    overflowed: int  # how many finite elements became an infinity, NaN or the largest number: too large
 
 
 class ScaledCopies:
-    """Scaled copies that are made in one pass after the other, of arrays whose contents change.
+    """Arrays, the scaled copies to make of them, and which copies are float16 also of a float32 source.
 
-    What is known of them beforehand is kept; where they are, and in which type, each pass asks anew.
-
-    Attributes:
-        sources: what is copied in the next pass.
-        targets: where to.
-        alphas: what each is multiplied by.
-        half: whether each copy is float16 where its source is float32, of shape (n,); None: none of them.
-        sizes: how many elements each had in the last pass.
-        tasks_on_host: for kernels of the CPU, all of their tasks but the addresses, where all sources are
-            float32; None: not made yet.
+    Many passes may share it, each with other sources and targets.
     """
 
     def __init__(
@@ -71,18 +46,13 @@ class ScaledCopies:
     ) -> None:
         self.sources, self.targets, self.alphas = sources, targets, alphas
         self.half: Optional[NDArray[np.bool_]] = np.array(half, np.bool_) if any(half) else None
+        # What `CpuKernels` keeps: the sizes in the last pass, and all of the tasks but the addresses.
         self.sizes: List[int] = []
         self.tasks_on_host: Optional[NDArray[np.int64]] = None
 
-    @property
-    def each(self) -> List[ScaledCopy]:
-        """The arguments of `Kernels.scaled_copy` for each."""
-        half = [False] * len(self.sources) if self.half is None else self.half.tolist()
-        return list(map(ScaledCopy, self.sources, self.targets, self.alphas, half))
-
 
 class GradientToUnscale(NamedTuple):
-    """One entry of `Kernels.unscale_add_all`; the fields are the arguments of `Kernels.unscale_add`."""
+    """The arguments of one `Kernels.unscale_add` among many."""
 
     source: NdArray
     master: NdArray
@@ -91,15 +61,7 @@ class GradientToUnscale(NamedTuple):
 
 
 class GradientsInPlace:
-    """Gradients, each once, that are divided by a scale each where they are, in one pass after the other.
-
-    What is known of them beforehand is kept; where they are, and in which type, each pass asks anew.
-
-    Attributes:
-        arrays: the gradients.
-        sizes: how many elements each has, of shape (n,).
-        factors: 1 / scale of each, of shape (n,).
-        tasks_on_host: for kernels of the CPU, all of their tasks but the addresses; None: not made yet.
+    """Gradients, each once, to divide by a scale each where they are; many passes may share it.
 
     Raises:
         ValueError: a scale is not a positive finite number.
@@ -109,6 +71,7 @@ class GradientsInPlace:
         self.arrays = list(arrays)
         self.sizes = np.array([x.size for x in arrays], np.int64)
         self.factors = np.array(list(map(unscaling_factor, scales)), np.float64)
+        # What `CpuKernels` keeps: all of the tasks but the addresses.
         self.tasks_on_host: Optional[NDArray[np.int64]] = None
 
 
@@ -117,23 +80,18 @@ _ALIGNED_TO = 8
 
 
 class PackedArrays:
-    """Copies of arrays, one behind the other in an array of their own.
+    """Copies of arrays, one behind the other in an array of their own, with four bytes per element each.
 
     Where each copy is follows from where the first one is: nnabla is asked for one address in place of many.
-
-    Attributes:
-        array: what holds the copies; each has four bytes per element, whatever its dtype.
-        sizes: how many elements each has, of shape (n,).
-        offsets: where each begins, in bytes, of shape (n,).
-        halves: which of them are float16, of shape (n,), since they were packed last.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = np.array(sizes, np.int64)
         taken = -(-self.sizes // _ALIGNED_TO) * _ALIGNED_TO
         ends = taken.cumsum()
-        self.offsets = 4 * (ends - taken)
+        self.offsets = 4 * (ends - taken)  # in bytes
         self.array = NdArray((int(taken.sum()),))
+        # Which of them are float16, since they were packed last.
         self.halves = np.zeros(len(sizes), np.bool_)
 
 
@@ -150,7 +108,7 @@ class Kernels(Protocol):
     that care look at `zeroing` first.
 
     Raises:
-        TypeError: an array is neither float32 nor float16 (any method but `unscale_in_place`).
+        TypeError: an array is neither float32 nor float16.
         ValueError: the sizes of two arrays differ that belong together.
     """
 
@@ -164,9 +122,6 @@ class Kernels(Protocol):
 
     def statistics(self, x: NdArray) -> ArrayStatistics:
         """Sums, extremes and counts of `x`."""
-
-    def statistics_all(self, arrays: Sequence[NdArray]) -> List[ArrayStatistics]:
-        """`statistics` of many arrays."""
 
     def exponent_histogram(self, x: NdArray) -> Tuple[ArrayStatistics, ExponentHistogram]:
         """The statistics of `x` and, from the same pass, how many elements have each binary exponent."""
@@ -206,16 +161,6 @@ class Kernels(Protocol):
         Returns:
             The largest magnitude of source / scale, as float32; infinity when an infinity or NaN is in
             `source` or in the result.
-        """
-
-    def unscale_add_all(self, gradients: Iterable[GradientToUnscale]) -> List[float]:
-        """`unscale_add` for many gradients; what it returns for each."""
-
-    def unscale_in_place(self, gradients: GradientsInPlace) -> List[float]:
-        """`unscale_add` for many gradients where each is its own master; what it returns for each.
-
-        nnabla makes those float32 first that it has turned into something else, which is exact for float16.
-        To look for them would take a sixth of the time that many small gradients take.
         """
 
     def round_to_format(

@@ -14,18 +14,13 @@ from hypothesis.extra.numpy import arrays
 
 from nnabla_adaloss.communicators.agreement import (
     Call,
-    RankDisagreementError,
-    check_equal,
     checksum,
     describe_mismatch,
-    differing,
     fingerprint,
     from_ordered_int,
-    lower_and_upper,
     to_ordered_int,
 )
 
-INT64 = st.integers(-(2**63), 2**63 - 1)
 ODD_FLOATS = [np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 5e-324, -5e-324, 1.5, -1.5]
 
 
@@ -44,25 +39,10 @@ def test_ordered_integers_give_the_floats_back(values):
     assert (np.signbit(back) == np.signbit(values))[finite].all()
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
-def test_ordered_integers_have_the_shape_of_the_floats(shape):
-    ordered = to_ordered_int(np.ones(shape, order="F"))
-    assert ordered.shape == from_ordered_int(ordered).shape == shape
-    assert ordered.flags.c_contiguous
-    np.testing.assert_array_equal(ordered, to_ordered_int(np.ones(shape, np.int64)))
-
-
 def test_nan_of_either_sign_is_above_infinity():
     nan, negative_nan, inf = to_ordered_int([np.nan, -np.nan, np.inf])
     assert nan == negative_nan > inf
     assert np.isnan(from_ordered_int(max(nan, inf)))
-
-
-@given(st.lists(st.lists(INT64, min_size=3, max_size=3), min_size=1, max_size=4))
-def test_one_minimum_finds_the_positions_that_differ(rows):
-    held = np.array(rows, np.int64)
-    reduced = np.min([lower_and_upper(row) for row in held], axis=0)
-    assert differing(reduced) == [i for i in range(3) if len(set(held[:, i].tolist())) > 1]
 
 
 def test_checksum_tells_bits_dtypes_and_lengths_apart():
@@ -135,50 +115,3 @@ def test_fingerprint_tells_calls_apart():
 )
 def test_mismatch_names_the_first_difference(calls, message):
     assert re.search(message, describe_mismatch([4, 7], calls))
-
-
-def on_all(*held: dict[str, np.ndarray]) -> list[str]:
-    """The errors that ranks with these values get from `check_equal`, without any MPI."""
-    bounds = [lower_and_upper(np.array([checksum(v) for v in values.values()], np.int64)) for values in held]
-    owns: list[object] = []
-
-    def smallest(own: np.ndarray) -> np.ndarray:
-        assert any(np.array_equal(own, bound) for bound in bounds)
-        return np.min(bounds, axis=0)
-
-    for gather in (lambda own: owns.append(own) or [own], lambda own: list(owns)):
-        errors = []
-        for values in held:
-            try:
-                check_equal(values, "scales", smallest, gather)
-            except RankDisagreementError as error:
-                errors.append(str(error))
-    return errors
-
-
-def test_equal_values_pass():
-    assert on_all({"a": np.float64(1)}, {"a": np.float64(1)}) == []
-    assert on_all({}, {}) == []
-
-
-def test_unequal_values_raise_the_same_on_every_rank():
-    ranks = [{"a": np.ones(9), "b": np.float64(rank == 1), "c": np.ones(9) * rank} for rank in range(3)]
-    errors = on_all(*ranks)
-    assert len(errors) == 3
-    assert len(set(errors)) == 1
-    assert errors[0].startswith(
-        "scales differ between ranks: 'b' is 0.0 on ranks 0, 2; 1.0 on rank 1; 2 of 3 differ."
-    )
-
-
-def test_an_array_of_several_elements_is_told_by_its_checksum():
-    first = np.arange(3.0)
-    # The checksum of one is negative, that of the other is not.
-    other = next(first + i for i in range(1, 99) if (checksum(first + i) < 0) != (checksum(first) < 0))
-    ranks = [{"a": np.ones(9), "w": value, "z": value * 2} for value in (first, other)]
-    (error,) = set(on_all(*ranks))
-    one, two = (
-        f"checksum {checksum(value) % 2**64:#018x} on rank {rank}"
-        for rank, value in enumerate((first, other))
-    )
-    assert error.startswith(f"scales differ between ranks: 'w' is {one}; {two}; 2 of 3 differ. ")

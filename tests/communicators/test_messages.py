@@ -9,33 +9,38 @@ from hypothesis import strategies as st
 from nnabla import NdArray
 
 from nnabla_adaloss.communicators.messages import (
+    MESSAGE,
     SMALL_ARRAY,
     Packer,
     array_list,
     floating_list,
-    host_values,
     plan_messages,
-    shapes_of,
 )
 
 
-@given(st.lists(st.integers(0, 60)).map(tuple), st.integers(0, 40), st.integers(1, 100))
-def test_every_array_that_holds_something_is_in_one_message_that_is_not_too_long(sizes, small, longest):
-    messages = plan_messages(sizes, small, longest)
+def written(size):
+    return NdArray.from_numpy_array(np.ones(size, np.float32))
+
+
+@given(st.lists(st.integers(0, 2 * SMALL_ARRAY)).map(tuple), st.booleans())
+def test_every_array_that_holds_something_is_in_one_message_that_is_not_too_long(sizes, pack):
+    messages = plan_messages(sizes, pack)
     positions = [position for message in messages for position in message]
     assert sorted(positions) == [position for position, size in enumerate(sizes) if size]
     assert [message[0] for message in messages] == sorted(message[0] for message in messages)
     for message in messages:
         if len(message) > 1:
-            assert all(sizes[position] <= small for position in message)
-            assert sum(sizes[position] for position in message) <= longest
+            assert pack
+            assert all(sizes[position] <= SMALL_ARRAY for position in message)
+            assert sum(sizes[position] for position in message) <= MESSAGE
 
 
 def test_small_arrays_share_a_message_across_a_large_one():
-    assert plan_messages((1, 99, 1, 0, 2), small_array=10, message=100) == ((0, 2, 4), (1,))
-    assert plan_messages((6, 6, 6, 6, 6), small_array=10, message=12) == ((0, 1), (2, 3), (4,))
-    assert plan_messages((1, 1), small_array=0) == ((0,), (1,))
-    assert plan_messages(()) == ()
+    large, small = SMALL_ARRAY + 1, SMALL_ARRAY
+    assert plan_messages((1, large, small, 0, 2), True) == ((0, 2, 4), (1,))
+    assert plan_messages((small,) * 17, True) == (tuple(range(16)), (16,))
+    assert plan_messages((1, 1), False) == ((0,), (1,))
+    assert plan_messages((), True) == ()
 
 
 @pytest.mark.parametrize("pack", [False, True])
@@ -60,17 +65,13 @@ def test_exchange_reaches_every_value_in_its_dtype(pack, dtype):
 
 
 def test_single_precision_array_alone_is_not_copied():
-    array = NdArray((5,))
-    array.data = np.ones(5, np.float32)
-    seen = []
+    array, seen = written(5), []
     Packer().exchange([array], lambda values: seen.append(values.ctypes.data), pack=True)
     assert seen == [array.data.ctypes.data]
 
 
 def test_result_of_copied_arrays_can_be_dropped():
-    arrays = [NdArray((2,)) for _ in range(2)]
-    for array in arrays:
-        array.data = np.ones(2, np.float32)
+    arrays = [written(2), written(2)]
     Packer().exchange(arrays, lambda values: values.fill(7), pack=True, keep_result=False)
     assert all((array.data == 1).all() for array in arrays)
 
@@ -90,29 +91,6 @@ def test_buffer_is_kept_between_calls():
     for count in (3, 2, 3):
         packer.exchange(arrays[:count], lambda values: addresses.append(values.ctypes.data), pack=True)
     assert len(set(addresses)) == 1
-
-
-# ---- what is sent
-
-
-def test_values_leave_the_lazy_zero_flag():
-    array = NdArray((3,))
-    array.zero()
-    assert (host_values(array) == np.zeros(3)).all()
-    assert array.zeroing
-
-
-def test_values_of_numbers_and_numpy_arrays():
-    assert host_values(2.5).item() == 2.5
-    array = np.arange(3)
-    assert host_values(array) is array
-
-
-def test_one_array_is_a_list_of_one():
-    array = NdArray((2,))
-    assert array_list(array) == [array]
-    assert array_list((array, array)) == [array, array]
-    assert shapes_of([array, NdArray(())]) == ((2,), ())
 
 
 def test_variables_and_integers_are_refused_by_position():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,7 +39,6 @@ def test_training_is_that_of_one_process_on_the_whole_batch(n):
 @pytest.mark.parametrize(
     ("way", "n"),
     [
-        ("raise", 2),
         ("raise", 4),
         ("interrupt", 2),
         ("kill", 4),
@@ -51,6 +51,8 @@ def test_failure_of_one_rank_ends_all_with_its_error(way, n):
     result = run_ranks(WORKERS / "failing.py", n, way, "hook")
     assert result.returncode != 0, printed_by(result)
     assert FAILURES[way].format(last=n - 1) in result.stderr, printed_by(result)
+    # The stacks of those that wait.
+    assert "stall" not in way or re.search(r'File ".*mpi\.py", line \d+ in ', result.stderr)
 
 
 def test_without_a_timeout_ranks_wait_as_long_as_it_takes():
@@ -58,10 +60,6 @@ def test_without_a_timeout_ranks_wait_as_long_as_it_takes():
     result = run_ranks(WORKERS / "failing.py", 2, "pause", "hook")
     assert result.returncode == 0, printed_by(result)
     assert "no answer" not in result.stderr
-    text = (Path(__file__).parents[2] / "docs" / "distributed.md").read_text("utf-8")
-    assert "needs `timeout_s`, which is off by default: without it, the others wait for ever" in " ".join(
-        text.split()
-    )
 
 
 def test_exit_with_an_error_inside_the_context_ends_all_with_its_code():

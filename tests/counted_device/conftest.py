@@ -3,9 +3,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 from typing import Iterator
 
 import pytest
@@ -13,7 +11,7 @@ import pytest
 from nnabla_adaloss.kernels import cuda, select
 from nnabla_adaloss.kernels.arrays import addresses_of
 from tests.counted_device.device import ARRAY_CLASS, CountedDevice
-from tests.kernels.host_launcher import compiled, kernels_for_host
+from tests.kernels.host_launcher import compiled, kernels_for_host, pretend_cupy
 
 COUNTED_ARRAY = Path(__file__).parent / "counted_array.cpp"
 
@@ -34,9 +32,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> CountedDevice:
 def on_device(device: CountedDevice, monkeypatch: pytest.MonkeyPatch) -> Iterator[CountedDevice]:
     """The counted device, whose kernels the package selects."""
     launcher = device.launcher
-    monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
-    sys.modules["cupy"].__spec__ = ModuleSpec("cupy", None)
-    monkeypatch.setattr(cuda, "CupyLauncher", lambda device_id: launcher)
+    pretend_cupy(monkeypatch, lambda device_id: launcher)
     monkeypatch.setattr(cuda, "addresses_of", launcher.noting(addresses_of))
     monkeypatch.setattr(select, "DEVICE_ARRAY_CLASS", ARRAY_CLASS)
     select._cuda_kernels.cache_clear()

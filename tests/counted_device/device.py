@@ -7,14 +7,12 @@ import collections
 import ctypes
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Callable, Counter, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Counter, Dict, List, NamedTuple, Sequence, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.solvers as S
 import numpy as np
-from numpy.typing import NDArray
 
 from nnabla_adaloss.kernels import CudaKernels
 from nnabla_adaloss.kernels.arrays import FLOAT16, FLOAT32
@@ -46,10 +44,6 @@ class Counts:
     def waits(self) -> int:
         """How often the host waited for the device."""
         return self.fetches + self.reads + self.reductions
-
-    def conversions_to_half(self, sizes: List[int]) -> int:
-        """How many arrays of these sizes were made in float16."""
-        return sum(self.made[HALF, size] for size in sizes)
 
 
 class ForeignAddress(Exception):
@@ -84,10 +78,7 @@ class CountingLauncher(HostLauncher):
         """`addresses_of`, whose answers are known at the next launch."""
 
         def noted(
-            arrays: Sequence[nn.NdArray],
-            halves: Optional[NDArray[np.bool_]],
-            context: nn.Context,
-            **options: Any,
+            arrays: Sequence[nn.NdArray], halves: Any, context: nn.Context, **options: Any
         ) -> List[int]:
             found = addresses(arrays, halves, context, **options)
             if self._launched:
@@ -159,6 +150,7 @@ class CountedDevice:
         self._library.install()
         self.launcher = CountingLauncher(kernels, self.context("float"), self._library.copies_to_device)
         self.kernels = CudaKernels(self.context("float"), self.launcher)
+        self.counts = self.launcher.counts  # since the device was entered
         self._before: Dict[str, int] = {}
 
     @staticmethod
@@ -174,22 +166,12 @@ class CountedDevice:
         backend = [f"{name}:{kind}" for name in ("cuda", "cpu") for kind in kinds]
         return nn.Context(backend, array_class, "0")
 
-    @property
-    def counts(self) -> Counts:
-        """What was counted since the device was entered."""
-        return self.launcher.counts
-
     def __enter__(self) -> Counts:
-        self.launcher.counts = Counts()
+        self.counts = self.launcher.counts = Counts()
         self._before = self._totals()
         return self.counts
 
-    def __exit__(
-        self,
-        kind: Optional[Type[BaseException]],
-        error: Optional[BaseException],
-        trace: Optional[TracebackType],
-    ) -> None:
+    def __exit__(self, *_: Any) -> None:
         now = self._totals()
         self.counts.reads += now["copies_to_host"] - self._before["copies_to_host"]
         self.counts.writes += now["copies_to_device"] - self._before["copies_to_device"]

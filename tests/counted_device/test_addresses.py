@@ -20,8 +20,7 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, profile
 from nnabla_adaloss.host_context import HOST, is_on_host
-from nnabla_adaloss.kernels import CpuKernels, CudaKernels
-from nnabla_adaloss.kernels.interface import GradientsInPlace
+from nnabla_adaloss.kernels import CpuKernels, CudaKernels, GradientsInPlace, measurements_by
 from tests.counted_device.device import CountedDevice, ForeignAddress
 from tests.engine.random_graphs import STEPS, build
 from tests.engine.test_architectures import NETWORKS, RNG, gradients, image
@@ -202,13 +201,17 @@ def test_what_is_told_of_the_host_is_what_moves(on_gpu: CountedDevice) -> None:
     assert (counts.reads, counts.writes) == (2, 2)
 
 
-def test_an_address_of_the_host_is_refused(on_device: CountedDevice) -> None:
+def test_addresses_of_the_host_and_beyond_an_array_are_refused(on_device: CountedDevice) -> None:
     kernels = CudaKernels(HOST, on_device.launcher)
     array = nn.NdArray.from_numpy_array(np.ones((4, 3), np.float32))
     with pytest.raises(ForeignAddress, match=r"source 0 of statistics, .* shape \(4, 3\) as float32"):
         kernels.statistics(array)
     with pytest.raises(ForeignAddress, match="source 0 of unscale_add"):
-        kernels.unscale_in_place(GradientsInPlace([array], [2.0]))
+        measurements_by(kernels, 1).unscale_in_place(GradientsInPlace([array], [2.0]))
+    longer = GradientsInPlace([array], [2.0])
+    longer.sizes[:] = 13
+    with pytest.raises(ForeignAddress, match="52 bytes that nobody asked nnabla for"):
+        measurements_by(on_device.kernels, 1).unscale_in_place(longer)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
@@ -224,11 +227,3 @@ def test_an_address_that_an_array_had_before_is_refused(on_device: CountedDevice
     kernels._launcher = type("Late", (), {"launch": staticmethod(late), "max_blocks": 3})()
     with pytest.raises(ForeignAddress, match="or not any more"):
         kernels.scale_(array, 2.0)
-
-
-def test_more_than_an_array_has_is_refused(on_device: CountedDevice) -> None:
-    array = nn.NdArray.from_numpy_array(np.ones((4, 3), np.float32))
-    gradients_in_place = GradientsInPlace([array], [2.0])
-    gradients_in_place.sizes[:] = 13
-    with pytest.raises(ForeignAddress, match="52 bytes that nobody asked nnabla for"):
-        on_device.kernels.unscale_in_place(gradients_in_place)

@@ -8,12 +8,16 @@ import fcntl
 import os
 import shutil
 import subprocess
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any, List, Optional, Sequence, Tuple
+from types import ModuleType
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
 import pytest
 
+from nnabla_adaloss.kernels import cuda
 from nnabla_adaloss.kernels.cuda_launcher import Bytes, CudaSource
 
 SHIM = Path(__file__).parent / "host_shim"
@@ -131,3 +135,10 @@ class HostLauncher:
 
     def fetch(self, memory: HostMemory, size: int) -> Bytes:
         return np.frombuffer(ctypes.string_at(memory.ptr, size), np.uint8)
+
+
+def pretend_cupy(monkeypatch: pytest.MonkeyPatch, launcher_of: Callable[[int], Any]) -> None:
+    """Let the package take CuPy for installed, and these launchers for its own."""
+    monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
+    sys.modules["cupy"].__spec__ = ModuleSpec("cupy", None)
+    monkeypatch.setattr(cuda, "CupyLauncher", launcher_of)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import locale
 import re
 
 import pytest
@@ -61,13 +60,6 @@ def test_the_compiler_flushes_what_is_left_to_it(nvrtc: Nvrtc) -> None:
     assert "mul.rn.ftz.f32" in nvrtc.compile(source, ["-ftz=true", "-arch=sm_90"]).ptx
 
 
-@pytest.mark.skipif(not hasattr(locale, "nl_langinfo"), reason="needs POSIX locales")
-def test_compiling_in_a_thread_of_its_own_keeps_our_locale(nvrtc: Nvrtc) -> None:
-    before = locale.nl_langinfo(locale.CODESET)
-    assert nvrtc.compile("__global__ void nothing() {}", []).status == 0
-    assert locale.nl_langinfo(locale.CODESET) == before
-
-
 def test_all_kernels_are_found() -> None:
     source = CudaSource()
     assert source.text.count("__global__") == len(source.kernels) == len(set(source.kernels))
@@ -77,14 +69,3 @@ def test_tasks_fit_in_the_arguments_of_a_launch() -> None:
     source = CudaSource()
     pointers = 8 * 8
     assert source.layout("Tasks").itemsize + source.layout("Format").itemsize + pointers <= 4096
-
-
-@pytest.mark.parametrize("missing", ["NO_SUCH_CONSTANT", "THREADS"])
-def test_a_constant_without_a_number_is_a_key_error(missing: str) -> None:
-    with pytest.raises(KeyError, match=missing):
-        CudaSource().constant(missing)
-
-
-def test_an_unknown_struct_is_a_key_error() -> None:
-    with pytest.raises(KeyError, match="NoSuchStruct"):
-        CudaSource().layout("NoSuchStruct")

@@ -3,12 +3,10 @@ from __future__ import annotations
 
 from typing import List, Tuple
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnabla_adaloss.kernels.cuda_launcher import CudaSource
 from nnabla_adaloss.kernels.device_tasks import DeviceTasks
 
 addresses = st.integers(0, 12)
@@ -46,29 +44,6 @@ def test_no_launch_reads_or_writes_what_another_task_of_it_writes(
 def test_as_many_share_a_launch_as_it_takes(pairs: List[Tuple[int, int]]) -> None:
     assert list(tasks(pairs).launches(5)) == [slice(0, 5), slice(5, 8)]
     assert list(tasks([]).launches(5)) == []
-
-
-def test_each_task_has_blocks_of_its_own() -> None:
-    source = CudaSource()
-    argument = np.zeros(1, source.layout("Tasks"))
-    many = DeviceTasks(
-        [1, 2, 3, 4],
-        [5, 6, 7, 8],
-        [9, 0, 10, 1000],
-        rows=[0, 1, 2, 3],
-        factors=[1.0, 2.0, 3.0, 4.0],
-        flags=[0, 1, 2, 4],
-    )
-    assert many.write(slice(1, 4), argument, 10, 6) == 1 + 1 + 6
-    assert argument["count"][0] == 3
-    written = argument["task"][0, :3]
-    assert written["first_block"].tolist() == [0, 1, 2]
-    assert written["source"].tolist() == [2, 3, 4]
-    assert written["target"].tolist() == [6, 7, 8]
-    assert written["size"].tolist() == [0, 10, 1000]
-    assert written["row"].tolist() == [1, 2, 3]
-    assert written["factor"].tolist() == [2.0, 3.0, 4.0]
-    assert written["flags"].tolist() == [1, 2, 4]
 
 
 def test_what_is_known_to_be_independent_shares_launches() -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Dict, List, cast
+from typing import Dict, List
 
 import nnabla as nn
 import numpy as np
@@ -12,14 +12,18 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling
 from nnabla_adaloss.core import ArrayStatistics
-from nnabla_adaloss.kernels import CpuKernels, CudaKernels, GradientToUnscale
-from nnabla_adaloss.kernels.device_table import DeviceTable
-from nnabla_adaloss.kernels.measurements import (
-    DeviceMeasurements,
+from nnabla_adaloss.kernels import (
+    CudaKernels,
+    GradientsInPlace,
+    GradientToUnscale,
+    Kernels,
     Measurements,
     measurements_by,
 )
+from nnabla_adaloss.kernels.device_table import DeviceTable
+from nnabla_adaloss.kernels.measurements import DeviceMeasurements
 from tests.engine.random_graphs import build
+from tests.kernels.arrays import DTYPES, assert_same_floats, nd_array, normal, scaled
 from tests.kernels.conftest import CPU
 from tests.kernels.host_launcher import HostLauncher
 
@@ -29,27 +33,25 @@ def cuda_kernels(cuda_library: Path) -> CudaKernels:
     return CudaKernels(CPU, HostLauncher(cuda_library))
 
 
+@pytest.fixture
+def measurements(kernels: Kernels) -> Measurements:
+    return measurements_by(kernels, rows=2)  # fewer than there are arrays in some tests
+
+
 def array(*values: float) -> nn.NdArray:
-    return nn.NdArray.from_numpy_array(np.array(values, np.float32))
+    return nd_array(values)
 
 
-@pytest.fixture(params=["host", "device"])
-def measurements(request: pytest.FixtureRequest) -> Measurements:
-    if request.param == "host":
-        return measurements_by(CpuKernels(), rows=2)
-    measurements = measurements_by(request.getfixturevalue("cuda_kernels"), rows=2)
-    assert isinstance(measurements, DeviceMeasurements)
-    return measurements
-
-
-def test_results_come_in_the_order_of_tickets_and_once(measurements: Measurements) -> None:
+def test_results_come_in_the_order_of_tickets_and_once(measurements: Measurements, kernels: Kernels) -> None:
+    arrays = [nd_array(normal(n, dtype), dtype) for n in (0, 1, 33, 5000) for dtype in DTYPES]
+    arrays.append(array(np.inf, 1.0, np.nan))
     for _ in range(2):
-        # More arrays than a table has rows.
-        tickets = [measurements.measure([array(float(i), 1.0)])[0] for i in range(5)]
+        tickets = [*measurements.measure(arrays[:1]), *measurements.measure(arrays[1:])]
         statistics, largest, _ = measurements.fetch()
-        assert [statistics[t].sum for t in tickets] == [1.0, 2.0, 3.0, 4.0, 5.0]
-        assert len(statistics) == 5
+        assert [statistics[t] for t in tickets] == [kernels.statistics(x) for x in arrays]
+        assert len(statistics) == len(arrays)
         assert largest == []
+    assert measurements.measure([]) == []
 
 
 def test_arrays_are_watched_beside_what_is_measured(measurements: Measurements) -> None:
@@ -61,15 +63,6 @@ def test_arrays_are_watched_beside_what_is_measured(measurements: Measurements) 
     measurements.watch([bad])
     assert measurements.fetch() == ([], [], False)
     assert measurements.fetch() == ([], [], None)
-
-
-def test_many_arrays_take_one_launch(cuda_kernels: CudaKernels) -> None:
-    launcher = cast(HostLauncher, cuda_kernels._launcher)
-    measurements = DeviceMeasurements(cuda_kernels, rows=100)
-    before = len(launcher.launches)
-    measurements.measure([array(float(i)) for i in range(60)])
-    assert launcher.launches[before:] == ["statistics"]
-    assert [s.sum for s in measurements.fetch().statistics] == list(range(60))
 
 
 def test_nothing_is_fetched_where_nothing_was_measured(
@@ -118,6 +111,39 @@ def test_magnitudes_come_in_the_order_of_the_gradients_also_beyond_one_table(
     assert measurements.fetch().largest == [i / 2.0 for i in range(7)]
 
 
+def test_gradients_unscaled_in_place_again_and_again(measurements: Measurements) -> None:
+    arrays = [nd_array(normal(n)) for n in (0, 1, 2, 31, 33, 1023, 5000)]
+    scales = [2.0 ** (i - 3) for i in range(len(arrays))]
+    gradients = GradientsInPlace(arrays, scales)
+    for _ in range(2):  # what is kept from the first time serves the second
+        before = [x.data.copy() for x in arrays]
+        measurements.unscale_in_place(gradients)
+        assert measurements.fetch().largest == [
+            float(np.abs(old / scale).max(initial=0.0)) for old, scale in zip(before, scales)
+        ]
+        for x, old, scale in zip(arrays, before, scales):
+            assert_same_floats(x.data, old * np.float32(1.0 / scale))
+    measurements.unscale_in_place(GradientsInPlace([], []))
+    assert measurements.fetch().largest == []
+
+
+def test_unscaling_in_place_looks_for_the_memory_each_time(measurements: Measurements) -> None:
+    halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    moved, half = array(4.0), array(8.0)
+    gradients = GradientsInPlace([half, moved], [2.0, 2.0])
+    measurements.unscale_in_place(gradients)
+    moved.zero()
+    moved.copy_from(array(6.0))
+    half.cast(np.float16)
+    measurements.unscale_in_place(gradients)
+    every_half = nd_array(halves, np.float16)
+    measurements.unscale_in_place(GradientsInPlace([every_half], [2.0**3]))
+    assert measurements.fetch().largest == [4.0, 2.0, 2.0, 3.0, np.inf]
+    assert_same_floats(half.data, np.float32([2.0]))
+    assert_same_floats(moved.data, np.float32([3.0]))
+    assert_same_floats(every_half.data, scaled(halves, 2.0**-3, np.float32))
+
+
 @pytest.mark.slow
 @pytest.mark.gate
 @pytest.mark.parametrize("delay", [0, 1])
@@ -147,17 +173,7 @@ def test_the_engine_gives_the_same_gradients_with_either_kernels(
         np.testing.assert_array_equal(gradient, expected[name], err_msg=name)
 
 
-def test_arrays_are_read_one_iteration_late_by_default(
-    monkeypatch: pytest.MonkeyPatch, cuda_kernels: CudaKernels
-) -> None:
+def test_arrays_are_read_one_iteration_late_by_default() -> None:
     loss = build(0, [], input_gradient=False).loss
     assert AdaptiveLossScaling(loss).delay == 1
-    monkeypatch.setattr(
-        "nnabla_adaloss.engine.adaptive_loss_scaling.select_kernels", lambda context: cuda_kernels
-    )
-    assert AdaptiveLossScaling(loss).delay == 1
-    assert AdaptiveLossScaling(loss, AdaLossConfig(delay=0)).delay == 0
-    by_element = AdaLossConfig(loss_scale_method="element_wise_range")
-    assert AdaptiveLossScaling(loss, by_element).delay == 0
-    with pytest.raises(ValueError, match="delay=1"):
-        AdaptiveLossScaling(loss, AdaLossConfig(loss_scale_method="element_wise_range", delay=1))
+    assert AdaptiveLossScaling(loss, AdaLossConfig(loss_scale_method="element_wise_range")).delay == 0

@@ -26,11 +26,3 @@ def test_what_a_graph_has_not_used_is_dropped_with_the_next() -> None:
     pool.end_graph()
     assert len(pool) == 0
     assert pool.get((2,), "factor") is not weight
-
-
-def test_graphs_in_turns_share_what_both_use() -> None:
-    pool = ScratchPool()
-    weight = pool.get((2,), "factor")
-    for _ in range(3):
-        pool.end_graph()
-        assert pool.get((2,), "factor") is weight

@@ -2,16 +2,14 @@
 from __future__ import annotations
 
 import sys
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 from typing import List
 
 import nnabla as nn
 import pytest
 
 from nnabla_adaloss.kernels import CpuKernels, CudaKernels, select, select_kernels
-from tests.kernels.host_launcher import HostLauncher
+from tests.kernels.host_launcher import HostLauncher, pretend_cupy
 
 GPU = ["cudnn:half", "cuda:half", "cpu:half"]
 
@@ -33,15 +31,13 @@ def test_cuda_without_cupy_is_slow_and_says_so(monkeypatch: pytest.MonkeyPatch) 
 def test_all_contexts_of_a_gpu_share_kernels(
     monkeypatch: pytest.MonkeyPatch, cuda_library: Path, of_host: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
-    sys.modules["cupy"].__spec__ = ModuleSpec("cupy", None)
     made: List[int] = []
 
     def launcher_of(device: int) -> HostLauncher:
         made.append(device)
         return HostLauncher(cuda_library)
 
-    monkeypatch.setattr("nnabla_adaloss.kernels.cuda.CupyLauncher", launcher_of)
+    pretend_cupy(monkeypatch, launcher_of)
     select._cuda_kernels.cache_clear()
     try:
         half = select_kernels(nn.Context(GPU, "CudaCachedArray", "0"))

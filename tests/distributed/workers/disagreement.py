@@ -40,9 +40,9 @@ def train(updater: AdaptiveLossScalingUpdater, iterations: int) -> None:
 
 
 def found_by_all(comm: MPICommunicator, plant: Plant, named: str, delay: int) -> None:
-    work = task(comm.rank, comm.size)
+    work = task(comm)
     config = AdaLossConfig(loss_scale_method="approx_range", delay=delay, u_min=0.01)
-    updater = work.updater(**AS_THE_BASELINE, comm=comm, config=config, check_every=CHECK_EVERY)
+    updater = work.updater(**AS_THE_BASELINE, config=config, check_every=CHECK_EVERY)
     train(updater, CHECK_EVERY + 1)
     if is_last(comm):
         plant(updater)
@@ -60,7 +60,7 @@ def check_what_was_planted_on_one_rank_is_found_by_all(comm: MPICommunicator) ->
 
 
 def check_a_check_that_is_switched_off_finds_nothing(comm: MPICommunicator) -> None:
-    updater = task(comm.rank, comm.size).updater(**AS_THE_BASELINE, comm=comm, check_every=0)
+    updater = task(comm).updater(**AS_THE_BASELINE, check_every=0)
     train(updater, 1)
     if is_last(comm):
         the_global_scale(updater)
@@ -68,8 +68,8 @@ def check_a_check_that_is_switched_off_finds_nothing(comm: MPICommunicator) -> N
 
 
 def check_a_network_that_differs_is_refused_by_all(comm: MPICommunicator) -> None:
-    work = task(comm.rank, comm.size)
+    work = task(comm)
     if comm.rank:
         work.solver.remove_parameters(["third/affine/b"])
     with pytest.raises(CollectiveMismatchError, match=r"bcast .* entries: 6 on rank 0; 5 on rank"):
-        work.updater(**AS_THE_BASELINE, comm=comm).update()
+        work.updater(**AS_THE_BASELINE).update()

@@ -7,7 +7,7 @@ from typing import Any, List
 
 import numpy as np
 
-from nnabla_adaloss import AdaLossConfig, DynamicLossScalingUpdater
+from nnabla_adaloss import AdaLossConfig
 from nnabla_adaloss.communicators import MPICommunicator
 from tests.distributed.workers.ranks import by_first, from_all
 from tests.distributed.workers.task import Parameters, Task, task
@@ -32,35 +32,23 @@ def distinct(comm: MPICommunicator, parameters: Parameters) -> int:
 def check_ranks_that_start_different_are_equal_to_the_bit(comm: MPICommunicator) -> None:
     for delay in (0, 1):
         for storage in (None, "float16"):
-            work = task(comm.rank, comm.size, seed=comm.rank)
+            work = task(comm, seed=comm.rank)
             assert distinct(comm, work.snapshot()) == comm.size
-            after = trained(work, comm=comm, config=AdaLossConfig(delay=delay), storage=storage)
+            after = trained(work, config=AdaLossConfig(delay=delay), storage=storage)
             assert distinct(comm, after) == 1
 
 
-def check_the_baseline_exchanges_nothing_when_it_is_told_no_gradients(comm: MPICommunicator) -> None:
-    """Which is why ours exchanges all; and the data of ranks differ enough to tell."""
-    work = task(comm.rank, comm.size)
-    updater = DynamicLossScalingUpdater(work.solver, work.loss, work.feed, comm=comm)
-    for _ in range(3):
-        updater.update()
-    assert distinct(comm, work.snapshot()) == comm.size
-
-
 def check_ranks_train_like_one_process_on_the_whole_batch(comm: MPICommunicator) -> None:
-    alone = by_first(comm, lambda: trained(task(0, 1)))
+    accumulated = {"accum_grad": 2, "iterations": 10}
+    alone, alone_accumulated = by_first(
+        comm, lambda: (trained(task(None)), trained(task(None), average=True, **accumulated))
+    )
     for delay in (0, 1):
-        config = AdaLossConfig(delay=delay)
-        averaged = trained(task(comm.rank, comm.size), comm=comm, average=True, config=config)
-        summed = trained(task(comm.rank, comm.size, weight=1 / comm.size), comm=comm, config=config)
-        for name, array in alone.items():
-            np.testing.assert_allclose(averaged[name], array, rtol=0, atol=1e-6, err_msg=name)
-            np.testing.assert_allclose(summed[name], array, rtol=0, atol=1e-6, err_msg=name)
-
-
-def check_accumulated_batches_are_exchanged_once(comm: MPICommunicator) -> None:
-    options = {"average": True, "accum_grad": 2, "iterations": 10}
-    alone = by_first(comm, lambda: trained(task(0, 1), **options))
-    together = trained(task(comm.rank, comm.size), comm=comm, **options)
-    for name, array in alone.items():
-        np.testing.assert_allclose(together[name], array, rtol=0, atol=1e-6, err_msg=name)
+        options = {"config": AdaLossConfig(delay=delay)}
+        for found, expected in (
+            (trained(task(comm), average=True, **options), alone),
+            (trained(task(comm, weight=1 / comm.size), **options), alone),
+            (trained(task(comm), average=True, **accumulated, **options), alone_accumulated),
+        ):
+            for name, array in expected.items():
+                np.testing.assert_allclose(found[name], array, rtol=0, atol=1e-6, err_msg=name)

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from nnabla_adaloss.communicators import MPICommunicator
-from tests.distributed.workers.ranks import is_last, on_last
+from tests.distributed.workers.ranks import is_last
 from tests.distributed.workers.task import task
 
 FAILS_IN = 5
@@ -34,8 +34,8 @@ def tell_the_time() -> None:
 def main(way: str) -> None:
     comm = Killed() if way == "kill" else MPICommunicator()
     comm.init()
-    work = task(comm.rank, comm.size, spoiled=on_last(comm, {FAILS_IN - 1: "nan"} if way == "nan" else {}))
-    updater = work.updater(comm=comm)
+    work = task(comm, spoiled={FAILS_IN - 1: "nan"} if way == "nan" else {})
+    updater = work.updater()
 
     def feed() -> None:
         if way == "feeder" and updater.iteration == FAILS_IN and is_last(comm):

@@ -10,7 +10,7 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, LossScaleError
 from nnabla_adaloss.communicators import MPICommunicator
-from tests.distributed.workers.ranks import Decided, decisions, is_last, on_last, same_on_all
+from tests.distributed.workers.ranks import Decided, decisions, is_last, same_on_all
 from tests.distributed.workers.task import Task, task
 from tests.updaters.networks import AS_THE_BASELINE
 
@@ -32,8 +32,8 @@ class Flaky:
         spoiled: Mapping[int, str] = {},
         **options: Any,
     ) -> None:
-        self.work: Task = task(comm.rank, comm.size, spoiled=on_last(comm, spoiled))
-        self.updater: AdaptiveLossScalingUpdater = self.work.updater(**AS_THE_BASELINE, comm=comm, **options)
+        self.work: Task = task(comm, spoiled=spoiled)
+        self.updater: AdaptiveLossScalingUpdater = self.work.updater(**AS_THE_BASELINE, **options)
         self.updater.data_feeder = self._feed
         self.errors = 0
         self._calls = 0
@@ -81,11 +81,6 @@ def check_an_error_in_any_iteration(comm: MPICommunicator) -> None:
     """In the first, where parameters are sent; in some; several in a row; where ranks are compared."""
     found = goes_on_as_without_errors(comm, (0, 3, 5, 6, 7, 9), errors=6)
     assert [decided.iteration for decided in found] == list(range(1, 10))
-
-
-def check_an_error_where_ranks_are_compared(comm: MPICommunicator) -> None:
-    goes_on_as_without_errors(comm, (3,), errors=1)
-    goes_on_as_without_errors(comm, (7, 8), errors=2)
 
 
 def check_an_error_in_the_middle_of_a_window(comm: MPICommunicator) -> None:

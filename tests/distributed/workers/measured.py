@@ -13,7 +13,7 @@ import pytest
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, LossScaleError, LossScaleWarning
 from nnabla_adaloss.communicators import MPICommunicator
 from nnabla_adaloss.updaters.global_scale import agreed_scales
-from tests.distributed.workers.ranks import by_first, from_all, is_last, on_last, same_on_all
+from tests.distributed.workers.ranks import from_all, is_last, same_on_all
 from tests.distributed.workers.task import Parameters, task
 
 Case = Tuple[str, str, int, int]
@@ -54,8 +54,8 @@ def scales(updater: AdaptiveLossScalingUpdater) -> Tuple[Any, ...]:
 
 def check_an_overflow_on_one_rank_is_repeated_there(comm: MPICommunicator) -> None:
     for case in CASES:
-        work = task(comm.rank, comm.size, spoiled=on_last(comm, {LARGE: "large"}))
-        updater = work.updater(comm=comm, **options(case))
+        work = task(comm, spoiled={LARGE: "large"})
+        updater = work.updater(**options(case))
         for iteration in range(10):
             result = updater.update()
             assert result.updated, case
@@ -73,8 +73,8 @@ def check_an_overflow_on_one_rank_is_repeated_there(comm: MPICommunicator) -> No
 
 def check_ranks_that_do_not_repeat_have_the_same_scales(comm: MPICommunicator) -> None:
     for case in CASES:
-        work = task(comm.rank, comm.size, spoiled=on_last(comm, {LARGE: "large"}))
-        updater = work.updater(comm=comm, on_overflow="next", **options(case))
+        work = task(comm, spoiled={LARGE: "large"})
+        updater = work.updater(on_overflow="next", **options(case))
         retries = 0
         for iteration in range(10):
             result = updater.update()
@@ -86,8 +86,8 @@ def check_ranks_that_do_not_repeat_have_the_same_scales(comm: MPICommunicator) -
 
 
 def trained(comm: MPICommunicator, spoiled: Mapping[int, str], **given: Any) -> Parameters:
-    work = task(comm.rank, comm.size, spoiled=spoiled)
-    updater = work.updater(comm=comm, **given)
+    work = task(comm, spoiled=spoiled)
+    updater = work.updater(**given)
     for _ in range(5):
         assert updater.update().updated
     return work.snapshot()
@@ -98,7 +98,7 @@ def check_no_batch_is_lost(comm: MPICommunicator) -> None:
     exact: Dict[int, Parameters] = {}
     fixed = AdaLossConfig(loss_scale_method="fixed", dtype="float32")
     # An update of weights by the large batch outweighs all others a hundred times: it is the last but one.
-    large = on_last(comm, {3: "large"})
+    large = {3: "large"}
     for case in CASES:
         accum_grad = case[-1]
         if accum_grad not in exact:
@@ -110,27 +110,10 @@ def check_no_batch_is_lost(comm: MPICommunicator) -> None:
             assert error < 0.02 * np.linalg.norm(expected) + 1e-4, (case, name, error)
 
 
-def check_ranks_train_as_one_process_on_the_whole_batch(comm: MPICommunicator) -> None:
-    for case in CASES:
-        many = trained(comm, {3: "large"}, **options(case))
-
-        def alone(case: Case = case) -> Parameters:
-            work = task(0, 1, spoiled={3: "large"})
-            updater = work.updater(**options(case))
-            for _ in range(5):
-                assert updater.update().updated
-            return work.snapshot()
-
-        one = by_first(comm, alone)
-        for name, expected in one.items():
-            error = np.linalg.norm(many[name] - expected)
-            assert error < 0.02 * np.linalg.norm(expected) + 1e-4, (case, name, error)
-
-
 def check_a_batch_that_no_scale_helps_is_thrown_away_by_all(comm: MPICommunicator) -> None:
     for case in CASES:
-        work = task(comm.rank, comm.size, spoiled=on_last(comm, {4: "gradient"}))
-        updater = work.updater(comm=comm, **options(case))
+        work = task(comm, spoiled={4: "gradient"})
+        updater = work.updater(**options(case))
         bad = 4 // updater.accum_grad
         for _ in range(bad):
             updater.update()
@@ -147,8 +130,8 @@ def check_a_batch_that_no_scale_helps_is_thrown_away_by_all(comm: MPICommunicato
 def check_a_floor_on_one_rank_is_an_error_on_all(comm: MPICommunicator) -> None:
     for case in CASES[::2]:
         bad = range(4 * case[-1], 29 * case[-1])
-        work = task(comm.rank, comm.size, spoiled=on_last(comm, dict.fromkeys(bad, "gradient")))
-        updater = work.updater(comm=comm, **options(case))
+        work = task(comm, spoiled=dict.fromkeys(bad, "gradient"))
+        updater = work.updater(**options(case))
         for _ in range(4):
             assert updater.update().updated
         before, weights = scales(updater), work.bits()
@@ -165,8 +148,8 @@ def check_a_floor_on_one_rank_is_an_error_on_all(comm: MPICommunicator) -> None:
 def check_ranks_go_on_from_what_they_saved(comm: MPICommunicator) -> None:
     for case in CASES:
         large = {LARGE: "large", LARGE + 6: "large"}
-        work = task(comm.rank, comm.size, spoiled=on_last(comm, large))
-        updater = work.updater(comm=comm, **options(case))
+        work = task(comm, spoiled=large)
+        updater = work.updater(**options(case))
         for _ in range(5):
             updater.update()
         state, weights = updater.state_dict(), work.snapshot()
@@ -174,7 +157,7 @@ def check_ranks_go_on_from_what_they_saved(comm: MPICommunicator) -> None:
         found = [(updater.update(), scales(updater)) for _ in range(5)]
         last = work.bits()
 
-        work = task(comm.rank, comm.size, spoiled=on_last(comm, large))
+        work = task(comm, spoiled=large)
         for name, array in weights.items():
             nn.get_parameters()[name].d = array
         states = work.solver.get_states()
@@ -183,7 +166,7 @@ def check_ranks_go_on_from_what_they_saved(comm: MPICommunicator) -> None:
         work.solver.set_states(states)
         for _ in range(5 * case[-1]):
             work.feed()
-        updater = work.updater(comm=comm, **options(case))
+        updater = work.updater(**options(case))
         updater.load_state_dict(state)
         assert [(updater.update(), scales(updater)) for _ in range(5)] == found, case
         assert work.bits() == last, case

@@ -10,7 +10,7 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, LossScaleError, LossScaleWarning
 from nnabla_adaloss.communicators import MPICommunicator
-from tests.distributed.workers.ranks import decisions, is_last, on_last, same_on_all
+from tests.distributed.workers.ranks import decisions, is_last, same_on_all
 from tests.distributed.workers.task import task
 from tests.updaters.networks import AS_THE_BASELINE
 
@@ -19,10 +19,8 @@ DELAYS = (0, 1)
 
 def check_an_infinity_on_one_rank_backs_off_all(comm: MPICommunicator) -> None:
     for delay in DELAYS:
-        work = task(
-            comm.rank, comm.size, spoiled=on_last(comm, {2: "gradient", 3: "gradient", 7: "gradient"})
-        )
-        updater = work.updater(**AS_THE_BASELINE, comm=comm, config=AdaLossConfig(delay=delay))
+        work = task(comm, spoiled={2: "gradient", 3: "gradient", 7: "gradient"})
+        updater = work.updater(**AS_THE_BASELINE, config=AdaLossConfig(delay=delay))
         found = decisions(updater, 6)
         assert same_on_all(comm, (found, work.bits()))
         assert [decided[:3] for decided in found] == [
@@ -37,10 +35,10 @@ def check_an_infinity_on_one_rank_backs_off_all(comm: MPICommunicator) -> None:
 
 def check_fp16_overflow_on_one_rank_backs_off_all(comm: MPICommunicator) -> None:
     for delay in DELAYS:
-        work = task(comm.rank, comm.size, spoiled=on_last(comm, {3: "large"}))
+        work = task(comm, spoiled={3: "large"})
         config = AdaLossConfig(delay=delay)
         updater = work.updater(
-            **AS_THE_BASELINE, comm=comm, config=config, storage="float16", scale=2.0**14, max_retries=0
+            **AS_THE_BASELINE, config=config, storage="float16", scale=2.0**14, max_retries=0
         )
         found = decisions(updater, 5)
         assert same_on_all(comm, (found, work.bits()))
@@ -49,14 +47,14 @@ def check_fp16_overflow_on_one_rank_backs_off_all(comm: MPICommunicator) -> None
 
 
 def check_layers_are_named_where_the_overflow_was(comm: MPICommunicator) -> None:
-    work = task(comm.rank, comm.size, spoiled=on_last(comm, {0: "gradient"}))
-    result = work.updater(**AS_THE_BASELINE, comm=comm, max_retries=0).update()
+    work = task(comm, spoiled={0: "gradient"})
+    result = work.updater(**AS_THE_BASELINE, max_retries=0).update()
     assert bool(result.overflow_layers) == is_last(comm)
 
 
 def check_a_floor_is_reached_by_all_and_says_whose_overflow_it_was(comm: MPICommunicator) -> None:
-    work = task(comm.rank, comm.size, spoiled=on_last(comm, dict.fromkeys(range(9), "gradient")))
-    updater = work.updater(**AS_THE_BASELINE, comm=comm, min_scale=2.0)
+    work = task(comm, spoiled=dict.fromkeys(range(9), "gradient"))
+    updater = work.updater(**AS_THE_BASELINE, min_scale=2.0)
     with pytest.raises(LossScaleError, match="iteration 1 at the smallest loss scale, 2") as caught:
         updater.update()
     assert ("on another rank" in str(caught.value)) != is_last(comm)
@@ -65,25 +63,21 @@ def check_a_floor_is_reached_by_all_and_says_whose_overflow_it_was(comm: MPIComm
 
 def check_nan_in_the_data_of_one_rank_is_answered_by_policy(comm: MPICommunicator) -> None:
     for delay in DELAYS:
-        options: Dict[str, Any] = {"comm": comm, "config": AdaLossConfig(delay=delay)}
-        nan = on_last(comm, {1: "nan", 3: "nan"})
-        work = task(comm.rank, comm.size, spoiled=nan)
+        options: Dict[str, Any] = {"config": AdaLossConfig(delay=delay)}
+        nan = {1: "nan", 3: "nan"}
+        work = task(comm, spoiled=nan)
         found = decisions(work.updater(**AS_THE_BASELINE, on_nonfinite_loss="skip", **options), 5)
         assert same_on_all(comm, (found, work.bits()))
         assert [decided[3] for decided in found] == ["updated", "nonfinite_loss"] * 2 + ["updated"]
         assert found[-1][1] == 8.0
 
-        updater = task(comm.rank, comm.size, spoiled=nan).updater(
-            **AS_THE_BASELINE, on_nonfinite_loss="raise", **options
-        )
+        updater = task(comm, spoiled=nan).updater(**AS_THE_BASELINE, on_nonfinite_loss="raise", **options)
         updater.update()
         with pytest.raises(LossScaleError, match="not finite in iteration 2"):
             updater.update()
         assert updater.update().updated
 
-        updater = task(comm.rank, comm.size, spoiled=nan).updater(
-            **AS_THE_BASELINE, on_nonfinite_loss="warn", **options
-        )
+        updater = task(comm, spoiled=nan).updater(**AS_THE_BASELINE, on_nonfinite_loss="warn", **options)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             decisions(updater, 5)
@@ -92,19 +86,17 @@ def check_nan_in_the_data_of_one_rank_is_answered_by_policy(comm: MPICommunicato
 
 def check_an_infinite_loss_with_finite_gradients_leaves_ranks_equal(comm: MPICommunicator) -> None:
     for delay in DELAYS:
-        work = task(comm.rank, comm.size, spoiled=on_last(comm, {1: "loss"}))
-        updater = work.updater(
-            **AS_THE_BASELINE, comm=comm, config=AdaLossConfig(delay=delay), on_nonfinite_loss="skip"
-        )
+        work = task(comm, spoiled={1: "loss"})
+        updater = work.updater(**AS_THE_BASELINE, config=AdaLossConfig(delay=delay), on_nonfinite_loss="skip")
         found = decisions(updater, 3)
         assert same_on_all(comm, (found, work.bits()))
         assert [decided[1] for decided in found] == [8.0] * 3
 
 
 def check_what_overflowed_on_one_rank_is_lowered_on_all(comm: MPICommunicator) -> None:
-    work = task(comm.rank, comm.size, spoiled=on_last(comm, {4: "large"}))
+    work = task(comm, spoiled={4: "large"})
     config = AdaLossConfig(loss_scale_method="approx_range", delay=1, u_min=0.5, use_bound=False)
-    updater = work.updater(**AS_THE_BASELINE, comm=comm, config=config, storage="float16")
+    updater = work.updater(**AS_THE_BASELINE, config=config, storage="float16")
     decisions(updater, 4)
     before = updater.scaling.accumulated_scales
     found = decisions(updater, 1)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Mapping, NamedTuple, Optional, TypeVar
+from typing import Any, Callable, List, NamedTuple, Optional, TypeVar
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater, UpdateResult
 from nnabla_adaloss.communicators import MPICommunicator
@@ -19,11 +19,6 @@ def from_all(comm: MPICommunicator, own: T) -> List[T]:
 def is_last(comm: MPICommunicator) -> bool:
     """Whether this is the rank to which things happen that happen on one rank only."""
     return comm.rank == comm.size - 1
-
-
-def on_last(comm: MPICommunicator, spoiled: Mapping[int, str]) -> Mapping[int, str]:
-    """Spoiled batches of the last rank."""
-    return spoiled if is_last(comm) else {}
 
 
 def by_first(comm: MPICommunicator, compute: Callable[[], T]) -> T:

@@ -20,7 +20,7 @@ from tests.updaters.networks import AS_THE_BASELINE
 DELAYS = (0, 1)
 
 
-def work(*, gains: Mapping[int, float] = {}, spoiled: Tuple[int, ...] = ()) -> Task:
+def work(comm: MPICommunicator, *, gains: Mapping[int, float] = {}, spoiled: Tuple[int, ...] = ()) -> Task:
     """A linear model, and a parameter beside it: two branches that share none.
 
     Args:
@@ -43,15 +43,15 @@ def work(*, gains: Mapping[int, float] = {}, spoiled: Tuple[int, ...] = ()) -> T
 
     solver = S.Sgd(1e-3)
     solver.set_parameters(nn.get_parameters())
-    return Task(solver, loss, feed)
+    return Task(comm, solver, loss, feed)
 
 
 def check_a_sum_that_overflows_where_no_rank_did_lowers_the_global_scale(comm: MPICommunicator) -> None:
     for delay in DELAYS:
-        made = work(gains={1: 3e38})
+        made = work(comm, gains={1: 3e38})
         # No layer has a scale of its own: in none can the cause be.
         config = AdaLossConfig(loss_scale_method="fixed", delay=delay)
-        updater = made.updater(scale=1.0, comm=comm, config=config, **AS_THE_BASELINE)
+        updater = made.updater(scale=1.0, config=config, **AS_THE_BASELINE)
         found = [decided[:4] for decided in decisions(updater, 3)]
         assert found == [(True, 1.0, 0, "updated"), (True, 0.5, 1, "updated"), (True, 0.5, 1, "updated")]
         assert same_on_all(comm, made.bits())
@@ -59,10 +59,10 @@ def check_a_sum_that_overflows_where_no_rank_did_lowers_the_global_scale(comm: M
 
 def check_an_infinity_that_is_not_exchanged_stops_all_ranks(comm: MPICommunicator) -> None:
     for delay in DELAYS:
-        made = work(spoiled=(1,) if is_last(comm) else ())
+        made = work(comm, spoiled=(1,) if is_last(comm) else ())
         exchanged = [nn.get_parameters()[f"model/affine/{name}"].grad for name in ("W", "b")]
         config = AdaLossConfig(delay=delay)
-        updater = made.updater(comm=comm, grads=exchanged, config=config, **AS_THE_BASELINE)
+        updater = made.updater(grads=exchanged, config=config, **AS_THE_BASELINE)
         found = [decided[:4] for decided in decisions(updater, 3)]
         assert same_on_all(comm, found), found
         assert found == [(True, 8.0, 0, "updated"), (True, 4.0, 1, "updated"), (True, 4.0, 1, "updated")]

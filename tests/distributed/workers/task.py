@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Mapping, NamedTuple
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional
 
 import nnabla as nn
 import nnabla.functions as F
@@ -12,6 +12,7 @@ import nnabla.solvers as S
 import numpy as np
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater
+from nnabla_adaloss.communicators import MPICommunicator
 
 BATCH = 24  # divides by 2, 3 and 4 ranks
 Parameters = Dict[str, np.ndarray]
@@ -20,11 +21,13 @@ Parameters = Dict[str, np.ndarray]
 class Task(NamedTuple):
     """What an updater is made of."""
 
+    comm: Optional[MPICommunicator]
     solver: Any
     loss: nn.Variable
     feed: Callable[[], None]
 
     def updater(self, **options: Any) -> AdaptiveLossScalingUpdater:
+        options = {"comm": self.comm, **options}
         return AdaptiveLossScalingUpdater(self.solver, self.loss, self.feed, **options)
 
     def snapshot(self) -> Parameters:
@@ -35,8 +38,7 @@ class Task(NamedTuple):
 
 
 def task(
-    rank: int,
-    size: int,
+    comm: Optional[MPICommunicator],
     *,
     seed: int = 0,
     weight: float = 1.0,
@@ -46,15 +48,18 @@ def task(
     """A classifier and this rank's share of the batches, which are the same for any number of ranks.
 
     Args:
+        comm: None makes the training of one process.
         seed: Decides the initial weights.
         weight: What the mean cross entropy of this rank's share is multiplied by.
-        spoiled: Batches of this rank that are bad, by number: "gradient" (not finite, though the loss is),
-            "large" (finite, gradients a hundred times larger), "nan" (in the data), "loss" (infinite, though
+        spoiled: Bad batches of the last rank, by number: "gradient" (not finite, though the loss is), "large"
+            (finite, gradients a hundred times larger), "nan" (in the data), "loss" (infinite, though
             its gradients are finite).
         enlarged: What this rank's images are multiplied by.
     """
     nn.clear_parameters()
+    rank, size = (comm.rank, comm.size) if comm else (0, 1)
     share = BATCH // size
+    spoiled = spoiled if rank == size - 1 else {}
     x, t = nn.Variable((share, 20)), nn.Variable((share, 1))
     slope, offset, gain = nn.Variable((1,)), nn.Variable((1,)), nn.Variable((1,))
     weights = np.random.default_rng(seed)
@@ -85,4 +90,4 @@ def task(
 
     solver = S.Momentum(0.05)
     solver.set_parameters(nn.get_parameters())
-    return Task(solver, loss, feed)
+    return Task(comm, solver, loss, feed)
