@@ -8,7 +8,7 @@ pip install 'nnabla-adaloss[samples]'.
 
 prints, after two seconds in emulated fp16 on one CPU core:
 
-  32 of 32 correct, loss scale 65536
+  31 of 32 correct, loss scale 65536
 """
 
 import nnabla as nn
@@ -20,9 +20,8 @@ from sklearn.datasets import load_digits
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater
 
-random = np.random.default_rng(0)
-digits, order = load_digits(), random.permutation(1797)
-images, labels = digits.images[order, np.newaxis] / 8 - 1, digits.target[order, np.newaxis]
+digits, random = load_digits(), np.random.default_rng(0)
+images, labels = digits.images[:, np.newaxis] / 8 - 1, digits.target[:, np.newaxis]
 x, t = nn.Variable((32, 1, 8, 8)), nn.Variable((32, 1))
 h = F.relu(PF.convolution(x, 16, (3, 3), pad=(1, 1), name="conv1"))
 h = F.relu(PF.convolution(F.max_pooling(h, (2, 2)), 32, (3, 3), pad=(1, 1), name="conv2"))
