@@ -38,14 +38,6 @@ class Times(NamedTuple):
     cpu: float
 
 
-class Spread(NamedTuple):
-    """The times of the iterations at one position of all blocks, in seconds."""
-
-    least: float
-    median: float
-    most: float
-
-
 def measure(action: Action) -> Times:
     """Run an action once and return what it took."""
     wall, cpu = time.perf_counter(), time.process_time()
@@ -78,10 +70,3 @@ def means(times: Sequence[Times], clock: str) -> List[float]:
 def ratio(taken: Dict[str, List[Times]], name: str, to: str, clock: str) -> float:
     """How much longer `name` took than `to`: the median over the blocks of the ratio of their means."""
     return median(a / b for a, b in zip(means(taken[name], clock), means(taken[to], clock)))
-
-
-def positions(times: Sequence[Times], clock: str) -> List[Spread]:
-    """The first, second, ... iterations of all blocks, such as the one of each cycle that measures."""
-    spent = [getattr(time, clock) for time in times]
-    found = (spent[position::BLOCK] for position in range(BLOCK))
-    return [Spread(min(one), median(one), max(one)) for one in found]

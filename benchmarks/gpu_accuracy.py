@@ -68,7 +68,7 @@ def accuracy_of(
         solver.set_parameters(nn.get_parameters())
         trainee = Trainee(loss, solver, BatchFeeder(data, x, t, 0))
         train(METHODS[method], [trainee], None, iterations)
-        return accuracy(network.build)(), len(trainee.lost)
+        return accuracy(network.build)(), trainee.lost
 
 
 def main() -> None:

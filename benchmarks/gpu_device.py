@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device of a benchmark: its context, waiting for it, its memory, and how busy it is."""
+"""The device of a benchmark: its context, waiting for it, and its memory."""
 
 from __future__ import annotations
 
-import ctypes
 import platform
 import sys
-import threading
 import time
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterator, Optional
 from unittest import mock
 
 import nnabla as nn
@@ -86,55 +84,6 @@ class Device:
             found["driver"] = str(cupy.cuda.runtime.driverGetVersion())
             found["cupy"] = cupy.__version__
         return found
-
-    @contextmanager
-    def busy(self) -> Iterator[List[int]]:
-        """A list that fills with how busy the device is, in percent, ten times a second; empty on a CPU.
-
-        It is NVML's utilization, as nvidia-smi shows it: the share of NVML's last sample period, up to a
-        second, in which a kernel ran. Whatever is measured has to go on for some seconds.
-        """
-        samples: List[int] = []
-        done = threading.Event()
-        ask = nvml_utilization(int(self._number)) if self.is_gpu else None
-
-        def sample() -> None:
-            while ask is not None and not done.wait(0.1):
-                samples.append(ask())
-
-        thread = threading.Thread(target=sample, daemon=True)
-        thread.start()
-        try:
-            yield samples
-        finally:
-            done.set()
-            thread.join()
-
-
-def nvml_utilization(number: int) -> Optional[Any]:
-    """A function that asks NVML for a GPU's utilization in percent; None where there is no NVML."""
-    import cupy
-
-    class Utilization(ctypes.Structure):
-        _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
-
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError as error:
-        print(f"how busy the device is cannot be told: {error}", file=sys.stderr)
-        return None
-    handle, rates = ctypes.c_void_p(), Utilization()
-    # Not the number: NVML counts the GPUs that CUDA_VISIBLE_DEVICES hides.
-    bus = cupy.cuda.runtime.deviceGetPCIBusId(number).encode()
-    if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByPciBusId_v2(bus, ctypes.byref(handle)):
-        print("how busy the device is cannot be told: NVML does not know it", file=sys.stderr)
-        return None
-
-    def ask() -> int:
-        nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(rates))
-        return int(rates.gpu)
-
-    return ask
 
 
 @contextmanager

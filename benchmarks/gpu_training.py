@@ -17,7 +17,6 @@ medians over blocks: of the mean iteration, and of the ratios to the floor and t
 Then, for each method by itself:
 - memory: what its first block adds to what the device had in use, caches of nnabla included; the first method
   loads libraries besides;
-- the share of time in which the device works: NVML's utilization, as nvidia-smi shows it, over two seconds;
 - where the host is: before forward, in it, after it, before backward, in it, and after it (with the solver's
   update), and how much of that is waiting for the device. What nnabla's dynamic scaling does between forward
   and backward counts as "before backward";
@@ -144,15 +143,6 @@ class Training:
         found["waiting"] = 1e3 * counts["waiting"] / BLOCK
         return {**found, "launches": counts["launch"] / BLOCK, "waits": counts["fetch"] / BLOCK}
 
-    def busy(self, device: Device, seconds: float = 2.0) -> Any:
-        """The percentage of time in which the device works; None where nobody tells."""
-        with device.busy() as samples:
-            end = time.perf_counter() + seconds
-            while device.is_gpu and time.perf_counter() < end:
-                self.block(device)
-        settled = samples[len(samples) // 2 :]  # NVML looks back for up to a second
-        return mean(settled) if settled else None
-
 
 @contextmanager
 def ends_of_forward() -> Iterator[List[float]]:
@@ -188,7 +178,7 @@ def measure(
         row: Dict[str, Any] = {"method": method, "ms": median(taken[method]), "blocks_ms": taken[method]}
         for other in {FLOOR, "dynamic"} & set(methods):
             row[f"over {other}"] = median(a / b for a, b in zip(taken[method], taken[other]))
-        row["memory_mib"], row["device_busy_percent"] = memory[method], trainings[method].busy(device)
+        row["memory_mib"] = memory[method]
         timed = Training(method, variable, device, timed=True)
         timed.block(device)
         rows.append({**row, **timed.phases(device)})
@@ -198,7 +188,7 @@ def measure(
 def table(rows: List[Dict[str, Any]]) -> str:
     """The rows, side by side."""
     lines = [("", [row["method"] for row in rows])]
-    names = ("ms", f"over {FLOOR}", "over dynamic", "memory_mib", "device_busy_percent", *PHASES)
+    names = ("ms", f"over {FLOOR}", "over dynamic", "memory_mib", *PHASES)
     for name in (*names, "waiting", "launches", "waits"):
         values = [row.get(name) for row in rows]
         digits = 3 if name.startswith("over") else 0 if name == "memory_mib" else 2

@@ -6,34 +6,24 @@
 Chains of affine layers and tanh are trained by a bare loop (zero_grad, forward, backward, update), by
 nnabla's DynamicLossScalingUpdater, and by AdaptiveLossScalingUpdater with both methods, which take turns
 iteration by iteration. Graphs are static, rebuilt before each iteration, which all four do, or reshaped:
-rebuilt for a batch of one of 32 sizes, as sentences of other lengths are. A time
-is the mean over a block of 16 iterations, which are whole cycles of those that measure and those that do not,
-and of these the median; a ratio is that of such means, block by block (`blocks.py`). Two more columns tell
-iterations of a cycle apart for approx_range: *planned* is the median one, *measuring* the dearest.
-
-The floor is what an adaptive iteration cannot do without: the bare loop, one pass over the scaled weights
-and one over the parameters' gradients at the speed of memory, and asking nnabla for the address of each
-of these arrays; and where the graph is built anew, once for what tells how (as `planning.py` does).
+rebuilt for a batch of one of 32 sizes, as sentences of other lengths are. Times and ratios are medians over
+blocks of 16 iterations (`blocks.py`).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import time
 import warnings
 from collections import OrderedDict
 from itertools import cycle
-from pathlib import Path
 from statistics import median
-from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, NamedTuple
 
 import nnabla as nn
 import nnabla.solvers as S
 import numpy as np
-from blocks import Action, means, positions, ratio, take_turns
+from blocks import Action, bare_loop, means, ratio, take_turns
 from cpu_networks import chain
-from planning import ask
 from training_speed import without_repeats
 
 from nnabla_adaloss import (
@@ -42,7 +32,6 @@ from nnabla_adaloss import (
     DynamicLossScalingUpdater,
     LossScaleWarning,
 )
-from nnabla_adaloss.host_context import HOST
 
 ADAPTIVE = ("approx_range", "amax_history")
 WAYS = ("bare loop", "dynamic", *ADAPTIVE)
@@ -75,16 +64,7 @@ CASES = [
 ]
 
 
-class Trainer(NamedTuple):
-    """What trains a chain in one way."""
-
-    action: Action
-    build: Callable[[], nn.Variable]
-    parameters: int
-    numbers: int
-
-
-def trainer(case: Case, way: str) -> Trainer:
+def trainer(case: Case, way: str) -> Action:
     """What trains a chain in one way."""
     scope: Any = OrderedDict()
     rng = np.random.default_rng(0)
@@ -103,28 +83,17 @@ def trainer(case: Case, way: str) -> Trainer:
     loss = build()
     solver = S.Sgd(1e-3)
     with nn.parameter_scope("", scope):
-        parameters = nn.get_parameters()
-    solver.set_parameters(parameters)
-    action = _updater_of(way, solver, loss, None if case.graph == "static" else build)
-    return Trainer(action, build, len(parameters), sum(v.size for v in parameters.values()))
+        solver.set_parameters(nn.get_parameters())
 
-
-def _updater_of(way: str, solver: Any, loss: nn.Variable, build: Any) -> Action:
     if way == "bare loop":
-        graph = [loss]
 
         def plain() -> None:
-            if build is not None:
-                graph[0] = build()
-            solver.zero_grad()
-            graph[0].forward(clear_no_need_grad=True)
-            graph[0].backward(clear_buffer=True)
-            solver.update()
+            bare_loop(solver, loss if case.graph == "static" else build())()
 
         return plain
 
     def feed() -> None:
-        if build is not None:
+        if case.graph != "static":
             updater.loss = build()
 
     if way == "dynamic":
@@ -135,92 +104,38 @@ def _updater_of(way: str, solver: Any, loss: nn.Variable, build: Any) -> Action:
     return without_repeats(updater)
 
 
-def floor_of(bare: float, one: Trainer, *, rebuilt: bool) -> Tuple[float, float]:
-    """Seconds that an adaptive iteration takes at least, from what the bare loop takes, and that nnabla takes
-    to tell an address.
-    """
-    size = max(one.numbers, 1)
-    source, target = nn.NdArray((size,)), np.empty(size, np.float32)
-    source.fill(1.0)
-    address: Callable[[], Any] = lambda: source.data_ptr(np.dtype(np.float32), HOST)  # noqa: E731
-    address()
-    data = source.data
-    copying = median(_time(lambda: np.copyto(target, data)) for _ in range(9))
-    asking = median(_time(address) for _ in range(99))
-    reading = median(_reading(one) for _ in range(9)) if rebuilt else 0.0
-    # Weights are read and written once, and so are gradients.
-    return bare + 2.0 * copying + 1.5 * one.parameters * asking + reading, asking
-
-
-def _reading(one: Trainer) -> float:
-    """Seconds that nnabla takes to tell how a graph is built that was built just now."""
-    one.action()
-    loss = one.build()
-    kept: List[Any] = []
-    return _time(lambda: kept.append(ask(loss)))
-
-
-def _time(action: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    action()
-    return time.perf_counter() - start
-
-
 def measure(case: Case) -> Dict[str, Any]:
     """Times the four ways on one chain, in turns."""
-    made = {way: trainer(case, way) for way in WAYS}
-    taken = take_turns({way: one.action for way, one in made.items()}, case.blocks)
-    spent = {way: median(means(times, "wall")) for way, times in taken.items()}
-    floor, asking = floor_of(spent["bare loop"], made["dynamic"], rebuilt=case.graph != "static")
-    ratios = {way: ratio(taken, way, "dynamic", "wall") for way in WAYS}
-    at = {way: [one.median for one in positions(times, "wall")] for way, times in taken.items()}
-    common = median(at["dynamic"])
+    taken = take_turns({way: trainer(case, way) for way in WAYS}, case.blocks)
     return {
-        **case._asdict(),
-        "measuring_over_dynamic": {way: max(at[way]) / common for way in ADAPTIVE},
-        "planned_over_dynamic": {way: median(at[way]) / common for way in ADAPTIVE},
-        "ms": {way: 1e3 * s for way, s in spent.items()},
-        "over_dynamic": ratios,
-        "floor_ms": 1e3 * floor,
-        "address_us": 1e6 * asking,
-        "floor_over_dynamic": floor / spent["dynamic"],
+        "ms": {way: 1e3 * median(means(times, "wall")) for way, times in taken.items()},
+        "over_dynamic": {way: ratio(taken, way, "dynamic", "wall") for way in WAYS},
     }
 
 
 HEADER = (
     f"{'layers':>6}{'width':>7}{'batch':>7}{'graph':>9}{'bare loop':>12}{'dynamic':>12}"
-    f"{'approx_range':>14}{'amax_history':>14}{'floor':>8}{'planned':>9}{'measuring':>11}"
+    f"{'approx_range':>14}{'amax_history':>14}"
 )
 
 
-def row(found: Dict[str, Any]) -> str:
+def row(case: Case, found: Dict[str, Any]) -> str:
     """A line of the table: milliseconds of the bare loop and of dynamic, and ratios over dynamic."""
     ms, ratios = found["ms"], found["over_dynamic"]
     return (
-        f"{found['layers']:6}{found['width']:7}{found['batch']:7}{found['graph']:>9}{ms['bare loop']:9.2f} ms"
+        f"{case.layers:6}{case.width:7}{case.batch:7}{case.graph:>9}{ms['bare loop']:9.2f} ms"
         f"{ms['dynamic']:9.2f} ms{ratios['approx_range']:14.3f}{ratios['amax_history']:14.3f}"
-        f"{found['floor_over_dynamic']:8.3f}{found['planned_over_dynamic']['approx_range']:9.3f}"
-        f"{found['measuring_over_dynamic']['approx_range']:11.3f}"
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
+    argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--results", type=Path, help="write FILE.txt and FILE.json, too")
-    options = parser.parse_args()
+    ).parse_args()
     warnings.simplefilter("ignore", LossScaleWarning)
     print(HEADER)
-    found, lines = [], [HEADER]
     for case in CASES:
-        found.append(measure(case))
-        lines.append(row(found[-1]))
-        print(lines[-1], flush=True)
-    if options.results is not None:
-        options.results.with_suffix(".txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        text = json.dumps(found, indent=1) + "\n"
-        options.results.with_suffix(".json").write_text(text, encoding="utf-8")
+        print(row(case, measure(case)), flush=True)
 
 
 if __name__ == "__main__":

@@ -16,15 +16,11 @@ DESCRIPTION = """\
 Trains small networks with the loss scaled in several ways, each at its defaults as a user meets it, and
 writes a table of what became of them. The experiments:
 
-  study      does it train as well as fp32? ten networks, the loss multiplied by 1 to 1e-9, three storages
-  apart      the same where gradients lie far apart: two losses 1 : 1e-10, equations, deep nets
+  apart      does it train as well as fp32 where gradients lie far apart: two losses 1 : 1e-10, equations,
+             deep nets?
   reach      two losses 1 : 1 to 1 : 1e-20 on one network: how right are the gradients of each layer?
   measuring  what is missed where one iteration in 1 to 32 measures?
   advice     do networks train as well as fp32 in the precisions that `diagnose` advises for their layers?
-  quiet      six networks whose gradients change slowly: does anything overflow after the first batches?
-  jumps      a loss that is multiplied by 2^10 or 2^20 after 100 batches, in networks of 4 to 64 layers: what
-             does that cost? It should depend on the jump, and not on the depth.
-  turns      two tasks on one trunk, 1 : 1e-6 to 1 : 1e-12, of which each batch trains one: are both learned?
 
 The ways to scale:
 
@@ -32,13 +28,9 @@ The ways to scale:
   fixed_128      the loss multiplied by 128
   dynamic_8      nnabla's DynamicLossScalingUpdater with its defaults: 8, doubled after 2000 good updates
   dynamic_65536  the same, starting with torch's default
-  halving        the same, starting with a scale so large that it is halved until it fits
   one_scale      one measured scale: AdaLossConfig(loss_scale_method="fixed"), every alpha is 1
   approx_range   layers' own scales by the published method: AdaLossConfig(loss_scale_method="approx_range")
   amax_history   AdaptiveLossScalingUpdater with all its defaults: each part of the network has a scale
-  next           the same with on_overflow="next": a batch that overflows is thrown away
-  skip           and with max_retries=0: the iteration ends with it
-  GradScaler     a loop of one's own; a step that overflows is skipped
 
 SGD's learning rate is divided by the loss weight, so that it takes the same steps whatever the weight, and
 fp32 comes to the same result with each.
@@ -48,23 +40,23 @@ EPILOG = """\
 Each job is a line of FILE.jsonl as soon as it is done, the table is FILE.md. Stop as you like: the same
 command goes on where it was. To repeat a job, take its line out of the file.
 
-Time, on two idle cores: study three hours, apart 30 minutes, turns, quiet and reach 10, advice and jumps 5,
-measuring 2; with --quick, which has its own files, study five minutes and the others less than two.
+Time, on two idle cores: apart 30 minutes, reach 10, advice 5, measuring 2; with --quick, which has its own
+files, less than two.
 
 examples:
-  python benchmarks/study.py study --quick
-  python benchmarks/study.py quiet --only net=gcn,transformer method=amax_history,GradScaler
+  python benchmarks/study.py apart --quick
+  python benchmarks/study.py apart --only net=vae,sigmoids method=amax_history
   python benchmarks/study.py apart --report            the table of what is there
 """
 
 
 def experiments() -> Dict[str, Any]:
     """By name, what makes an experiment, quick or whole."""
-    from scaling_study import advice, comparison, jumps, measuring, quiet, reach, turns
+    from scaling_study import advice, apart, measuring, reach
 
-    others = [reach, measuring, advice, quiet, jumps, turns]
-    found = {module.__name__.rpartition(".")[2]: module.experiment for module in others}
-    return {"study": comparison.study, "apart": comparison.apart, **found}
+    return {
+        module.__name__.rpartition(".")[2]: module.experiment for module in (apart, reach, measuring, advice)
+    }
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -74,7 +66,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     )
     known = experiments()
     add = parser.add_argument
-    add("experiment", nargs="?", choices=list(known), default="study", help="(default: study)")
+    add("experiment", nargs="?", choices=list(known), default="apart", help="(default: apart)")
     add("--quick", action="store_true", help="few networks, short trainings")
     add(
         "--only",

@@ -16,11 +16,9 @@ over threads, suffers less. On an idle machine the two columns tell the same.
 from __future__ import annotations
 
 import argparse
-import json
 from collections import OrderedDict
-from pathlib import Path
 from statistics import median
-from typing import Any, Dict, List, Sequence
+from typing import Sequence
 
 import nnabla as nn
 import nnabla.solvers as S
@@ -57,9 +55,8 @@ def without_repeats(updater: AdaptiveLossScalingUpdater) -> Action:
     return update
 
 
-def print_training(names: Sequence[str], blocks: int, storage: str) -> List[Dict[str, Any]]:
-    """Times networks; prints and returns the ratios."""
-    found: List[Dict[str, Any]] = []
+def print_training(names: Sequence[str], blocks: int, storage: str) -> None:
+    """Times networks, and prints the ratios."""
     print(f"storage: {storage}")
     print(f"{'':40}{'adaptive / dynamic':>20}{'emulated / fp32':>18}{'fp32':>13}")
     print(f"{'':40}{'wall':>12}{'cpu':>8}{'wall':>10}{'cpu':>8}{'wall':>13}")
@@ -76,16 +73,6 @@ def print_training(names: Sequence[str], blocks: int, storage: str) -> List[Dict
             f"{bare:10.1f} ms",
             flush=True,
         )
-        found.append(
-            {
-                "network": name,
-                "storage": storage,
-                "adaptive_over_dynamic": {"wall": adaptive, "cpu": adaptive_cpu},
-                "dynamic_over_fp32": {"wall": emulated, "cpu": emulated_cpu},
-                "fp32_ms": bare,
-            }
-        )
-    return found
 
 
 def main() -> None:
@@ -94,7 +81,6 @@ def main() -> None:
     )
     parser.add_argument("network", nargs="*", help=f"{', '.join(CASES)} (default: all)")
     parser.add_argument("--blocks", type=int, default=3, help="blocks of 16 iterations of each (default: 3)")
-    parser.add_argument("--json", type=Path, help="write the ratios here, too")
     parser.add_argument(
         "--storage", default="float16", help="what is emulated (default: float16); none: nothing is"
     )
@@ -103,9 +89,7 @@ def main() -> None:
     if unknown or options.blocks < 1:
         parser.error(f"unknown network: {', '.join(unknown)}" if unknown else "--blocks must be 1 or more")
     names = [name for name in CASES if name in (options.network or CASES)]
-    ratios = print_training(names, options.blocks, options.storage)
-    if options.json is not None:
-        options.json.write_text(json.dumps(ratios, indent=2) + "\n", encoding="utf-8")
+    print_training(names, options.blocks, options.storage)
 
 
 if __name__ == "__main__":

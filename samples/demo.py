@@ -60,7 +60,6 @@ Files, written into --out:
 
 Everything is the same in each run with the same --seed on the same machine. samples/compare.py looks closer
 at fewer cases: which gradients are lost, which scales layers get, how long a batch takes.
-benchmarks/study.py has many more.
 
 Examples:
   python samples/demo.py --seed 1

@@ -3,8 +3,7 @@
 
 Each updater measures its own loss's gradients, so each has its own scale.
 
-  python samples/gan.py                                half a minute
-  python samples/gan.py --picture digits.png           draws 64 of them
+  python samples/gan.py --picture digits.png           half a minute; draws 64 of them beside real ones
   python samples/gan.py -c cudnn -t half               on a GPU
 
 The first one printed, in emulated fp16 on one CPU core:
@@ -29,6 +28,7 @@ import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
 from common import options as common_options
+from common import pictures
 from common.digits import load
 from common.discrepancy import discrepancy
 from common.feeder import Feeder
@@ -64,7 +64,7 @@ def loss_against(logits: nn.Variable, truth: float) -> nn.Variable:
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Train both and compare what is drawn with real digits; returns the exit status."""
     parser = common_options.parser(__doc__, iterations=3000, batch_size=64, lr=0.1)
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw 64 digits into this .png file")
+    pictures.add_option(parser, "64 digits, beside real ones,")
     options = common_options.start(parser, arguments)
     train, test = load()
     size = options.batch_size
@@ -106,18 +106,19 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     for name, updater in zip(("critic", "generator"), updaters):
         print(f"{name}: {fate(updater)}")
     if options.picture is not None:
-        save(options.picture, drawn.d[:64])
+        draw(options.picture, drawn.d[:64], test.x[:64])
     return 0
 
 
-def save(path: Path, drawn: np.ndarray) -> None:
-    """Draw 64 images into a file."""
-    import matplotlib.image
-
-    # With a line of paper between them.
-    framed = np.pad(drawn.reshape(8, 8, 8, 8), ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=-1.0)
-    sheet = framed.transpose(0, 2, 1, 3).reshape(80, 80)
-    matplotlib.image.imsave(path, sheet.repeat(8, 0).repeat(8, 1), cmap="gray_r", vmin=-1, vmax=1)
+def draw(path: Path, *sets: np.ndarray) -> None:
+    """Sheets of 64 images each, generated ones and real ones."""
+    figure, axes = pictures.panels(1, 2, 4.0)
+    for panel, images, title in zip(axes[0], sets, ("generated", "real")):
+        # With a line of paper between them.
+        framed = np.pad(images.reshape(8, 8, 8, 8), ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=-1.0)
+        pictures.show(panel, framed.transpose(0, 2, 1, 3).reshape(1, 80, 80))
+        panel.set_title(title)
+    figure.savefig(path, dpi=100)
 
 
 if __name__ == "__main__":

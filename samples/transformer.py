@@ -11,7 +11,7 @@
 The first one printed, in emulated fp16 on one CPU core (fails on an H100: docs/gpu.md):
 
   3.36 bits per unseen letter (chance: 6)
-  loss scale 262144 at the end, 1 batches repeated, 0 lost
+  loss scale 131072 at the end, 1 batches repeated, 0 lost
 """
 
 from __future__ import annotations

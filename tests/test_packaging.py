@@ -79,6 +79,12 @@ def test_gpu_extras_bring_every_library_that_is_preloaded(project: Dict[str, Any
     assert f"nnabla-ext-cuda{cuda_version}" in names
 
 
+def test_the_viewer_has_what_it_imports(project: Dict[str, Any]) -> None:
+    extra = project["optional-dependencies"]["tensorboard"]
+    assert "setuptools<82" in extra, "later ones have no pkg_resources, which TensorBoard imports"
+    assert any(re.fullmatch(r"tensorboard>=[\d.]+,<[\d.]+", each) for each in extra), "tried up to there"
+
+
 def test_gpu_extras_fit_the_nnabla_that_is_required(project: Dict[str, Any]) -> None:
     requirements: List[str] = [
         requirement

@@ -4,17 +4,15 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from pathlib import Path
 from statistics import mean
-from typing import Any, List, NamedTuple
+from typing import Any, List
 
 import nnabla as nn
 
 from nnabla_adaloss import diagnose
 
-from .comparison import study
-from .experiment import Experiment, Line, lines_of, read
-from .methods import Loop, Trainee, adaptive
+from .experiment import Experiment, Line
+from .methods import REFERENCE, Loop, Trainee, adaptive
 from .nets import NETS
 from .text import paragraph, rows
 from .training import Run, results_of, train
@@ -23,26 +21,25 @@ from .verdict import RULE, references
 CANDIDATES = ["fp8_hybrid", "float16"]
 _BATCHES = 2
 _SEEDS = range(5)
-_STUDY = Path(__file__).parents[1] / "results" / "study.jsonl"
-
-
-class AdviceJob(NamedTuple):
-    """One training; the same is advised for each seed."""
-
-    net: str
-    seed: int
 
 
 def experiment(quick: bool) -> Experiment:
-    """A seed after the other."""
+    """A seed after the other, in fp32 and as advised."""
     nets = ("lenet", "mlp8") if quick else tuple(NETS)
-    jobs = [AdviceJob(net, seed) for seed in (range(1) if quick else _SEEDS) for net in nets]
+    jobs = [
+        Run(net, storage, 1.0, method, seed, NETS[net].iterations)
+        for seed in (range(2) if quick else _SEEDS)
+        for net in nets
+        for storage, method in (("float32", REFERENCE), ("float16", "advised"))
+    ]
     return Experiment(jobs, work, table)
 
 
-def work(job: AdviceJob) -> Line:
-    """Examine on batches of seed 0, before training, and train as advised."""
-    net = NETS[job.net]
+def work(run: Run) -> Line:
+    """Examine on batches of seed 0, before training, and train as advised, or in fp32."""
+    net = NETS[run.net]
+    if run.method == REFERENCE:
+        return train(run, net)._asdict()
     nn.seed(0)
     with nn.parameter_scope("", OrderedDict()):
         advised = [diagnose(p.loss, CANDIDATES, p.feed, _BATCHES) for p in net.build(0).players]
@@ -51,8 +48,6 @@ def work(job: AdviceJob) -> Line:
     def method(trainee: Trainee, storage: Any) -> Loop:
         return adaptive()(trainee, next(waiting))
 
-    # The storage of the run is that of the others of the study; this one has its own.
-    run = Run(job.net, "float16", 1.0, "advised", job.seed, net.iterations)
     return {
         "layers": [[layer.name, layer.candidate.given] for advice in advised for layer in advice.layers],
         "error_of_gradients": max(advice.error for advice in advised),
@@ -62,10 +57,10 @@ def work(job: AdviceJob) -> Line:
 
 def table(lines: List[Line]) -> str:
     """A row for each network, beside fp32 in the study."""
-    known = references(results_of(list(lines_of(study(False).jobs, read(_STUDY)).values())), NETS)
+    known = references(results_of(lines), NETS)
     body = []
     for net in dict.fromkeys(line["net"] for line in lines):
-        mine = [line for line in lines if line["net"] == net]
+        mine = [line for line in lines if line["net"] == net and line["method"] != REFERENCE]
         scores = [line["score"] for line in mine]
         whole = None not in scores
         counts = Counter(given for _, given in mine[0]["layers"])

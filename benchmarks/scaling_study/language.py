@@ -15,21 +15,21 @@ _BATCH, _LENGTH, _WIDTH = 8, 32, 32
 _TEST_WINDOWS = 256
 
 
-def transformer(seed: int, batch: int = _BATCH, length: int = _LENGTH, width: int = _WIDTH) -> Task:
+def transformer(seed: int) -> Task:
     """A training that is scored by minus the mean loss of a letter that it has not seen, in nats."""
     train, test, symbols = text()
-    x, t = nn.Variable((batch, length)), nn.Variable((batch, length, 1))
-    loss = F.mean(F.softmax_cross_entropy(logits(x, symbols, width), t))
+    x, t = nn.Variable((_BATCH, _LENGTH)), nn.Variable((_BATCH, _LENGTH, 1))
+    loss = F.mean(F.softmax_cross_entropy(logits(x, symbols, _WIDTH), t))
     parameters = nn.get_parameters()
     random = np.random.RandomState(seed)
 
     def feed() -> None:
-        seen, following = windows(train, random.randint(0, len(train) - length - 1, batch), length)
+        seen, following = windows(train, random.randint(0, len(train) - _LENGTH - 1, _BATCH), _LENGTH)
         x.d, t.d = seen, following[:, :, np.newaxis]
 
-    starts = np.linspace(0, len(test) - length - 2, _TEST_WINDOWS).astype(np.int64)
-    seen, following = windows(test, starts, length)
-    told = logits(nn.Variable.from_numpy_array(seen), symbols, width)
+    starts = np.linspace(0, len(test) - _LENGTH - 2, _TEST_WINDOWS).astype(np.int64)
+    seen, following = windows(test, starts, _LENGTH)
+    told = logits(nn.Variable.from_numpy_array(seen), symbols, _WIDTH)
     following_variable = nn.Variable.from_numpy_array(following[:, :, np.newaxis])
     test_loss = F.mean(F.softmax_cross_entropy(told, following_variable))
 

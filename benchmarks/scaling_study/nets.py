@@ -8,7 +8,7 @@ from typing import Dict
 
 import nnabla.solvers as S
 
-from . import classifiers, derivatives, quiet_nets, several_losses
+from . import classifiers, derivatives, several_losses
 from .classifiers import classifier
 from .gan import gan
 from .language import transformer
@@ -18,9 +18,7 @@ from .text import weight_label
 
 _ACCURACY = "accuracy on 360 images"
 _SMALL = "accuracy of the small loss's head"
-_MMD = "minus MMD to real digits"
 _TINY = 1e-30
-_GAN_SOLVER = partial(S.Momentum, momentum=0.5)
 
 
 def adam(learning_rate: float) -> object:
@@ -43,7 +41,15 @@ _resnet20 = partial(classifier, classifiers.resnet20, 32)
 NETS: Dict[str, Net] = {
     "lenet": Net("LeNet-style conv net", _ACCURACY, _lenet, 0.05, 200, 0.01),
     "mlp8": Net("tanh MLP, 8 layers", _ACCURACY, _mlp8, 0.1, 250, 0.01),
-    "gan": Net("GAN, two updaters", _MMD, gan, 0.1, 300, 0.01, _GAN_SOLVER),
+    "gan": Net(
+        "GAN, two updaters",
+        "minus MMD to real digits",
+        gan,
+        0.1,
+        300,
+        0.01,
+        partial(S.Momentum, momentum=0.5),
+    ),
     "mlp24": Net("tanh MLP, 24 layers", _ACCURACY, _mlp24, 0.03, 250, 0.01),
     "segmentation": Net("segmentation, masked mean", "IoU of ink", segmentation, 0.1, 150, 0.01),
     "detector": Net("detector, losses 1 : 1e-4", "digits told, IoU of ink", detector, 0.02, 300, 0.01),
@@ -84,17 +90,4 @@ FAR_APART: Dict[str, Net] = {
         "its coefficient, residual times 1e-10, Adam", "minus error", _coefficient, 1e-2, 300, 0.01, adam
     ),
     "sigmoids": Net("12 sigmoid layers, Adam", _ACCURACY, _sigmoids, 2e-3, 300, 0.01, adam),
-}
-
-_small_transformer = partial(transformer, batch=4, length=16, width=16)
-
-QUIET: Dict[str, Net] = {
-    "classifier": Net("converged classifier", _ACCURACY, quiet_nets.digits, 1e-2, 1500, 0.01, S.Adam),
-    "focal": Net("focal loss", _ACCURACY, quiet_nets.focal_digits, 1e-2, 1500, 0.01, S.Adam),
-    "gcn": Net("graph network", _ACCURACY, quiet_nets.graph_network, 1e-2, 1500, 0.01, S.Adam),
-    "vae": Net("VAE, KL times 1e-4", "minus log of both", _vae, 3e-3, 1500, 0.02, S.Adam),
-    "gan": Net("GAN, two losses", _MMD, gan, 0.1, 1500, 0.01, _GAN_SOLVER),
-    "transformer": Net(
-        "language model", "minus nats per letter", _small_transformer, 3e-3, 1500, 0.02, S.Adam
-    ),
 }

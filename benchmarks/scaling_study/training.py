@@ -80,9 +80,9 @@ def train(run: Run, net: Net, method: Optional[Method] = None) -> Result:
     return Result(
         None if error or not math.isfinite(score) else score,
         sum(t.fed for t in trainees),
-        sum(len(t.lost) for t in trainees),
+        sum(t.lost for t in trainees),
         sum(t.repeats for t in trainees),
-        sum(len(t.overflows) for t in trainees),
+        sum(t.overflows for t in trainees),
         flushed / max(1, elements),
         round(seconds, 3),
         error,

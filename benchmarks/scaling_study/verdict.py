@@ -22,7 +22,6 @@ class Key(NamedTuple):
 
     net: str
     storage: str
-    weight: float
     method: str
 
 
@@ -78,7 +77,7 @@ def cells(results: Results, nets: Mapping[str, Net]) -> Dict[Key, Cell]:
     grouped: Dict[Key, List[Result]] = {}
     for run, result in results.items():
         if run.method != REFERENCE and run.net in known:
-            grouped.setdefault(Key(run.net, run.storage, run.weight, run.method), []).append(result)
+            grouped.setdefault(Key(run.net, run.storage, run.method), []).append(result)
     return {key: _cell(group, known[key.net].wanted) for key, group in grouped.items()}
 
 

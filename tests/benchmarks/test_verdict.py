@@ -13,7 +13,7 @@ from scaling_study.training import Result, Run
 from scaling_study.verdict import Key, Results, cells, count, references
 
 Scores = Tuple[Optional[float], ...]
-KEY = Key("lenet", "float16", 1e-3, "none")
+KEY = Key("lenet", "float16", "none")
 USUAL = (0.94, 0.95, 0.96)
 
 
@@ -24,7 +24,7 @@ def result(score: Optional[float], error: str = "") -> Result:
 def study(*scores: Optional[float], reference: Scores = USUAL) -> Results:
     known = {Run("lenet", "float32", 1.0, REFERENCE, i, 100): result(s) for i, s in enumerate(reference)}
     for seed, score in enumerate(scores):
-        known[Run(*KEY, seed, 100)] = result(score, "" if score else "no good")
+        known[Run("lenet", "float16", 1.0, "none", seed, 100)] = result(score, "" if score else "no good")
     return known
 
 
@@ -63,8 +63,12 @@ def test_what_a_cell_tells() -> None:
 
 def test_passes_are_counted_by_storage_and_method() -> None:
     known = dict(study(0.95))
-    known[Run("lenet", "float16", 1e-6, "none", 0, 100)] = result(0.1)
-    known[Run("lenet", "e4m3", 1e-6, "none", 0, 100)] = result(0.1)
+    known[Run("mlp8", "float32", 1.0, REFERENCE, 0, 100)] = result(0.9)
+    known[Run("mlp8", "float32", 1.0, REFERENCE, 1, 100)] = result(0.9)
+    known[Run("mlp8", "float16", 1.0, "none", 0, 100)] = result(0.1)
+    known[Run("lenet", "e4m3_stored", 1.0, "none", 0, 100)] = result(0.1)
     found = cells(known, NETS)
-    counts = [count(found, *key) for key in (("float16", "none"), ("e4m3", "none"), ("float16", "fixed_128"))]
+    counts = [
+        count(found, *key) for key in (("float16", "none"), ("e4m3_stored", "none"), ("float16", "fixed_128"))
+    ]
     assert counts == [(1, 2), (0, 1), (0, 0)]

@@ -15,7 +15,6 @@ import pytest
 from tests.programs.programs import (
     CLASSES,
     FEATURES,
-    Network,
     Outcome,
     Progress,
     Stream,
@@ -295,45 +294,6 @@ def halved_network(count: int) -> Built:
         return classified(inputs, PF.affine(F.tanh(PF.affine(h, 16, name="fc3")), CLASSES, name="fc4"))
 
 
-def transfer(kind: str) -> Outcome:
-    """A net's layers go on in another net with another head."""
-
-    def body(x: nn.Variable) -> nn.Variable:
-        with nn.parameter_scope("body"):
-            h = F.max_pooling(F.relu(PF.convolution(x, 8, (3, 3), name="conv1")), (2, 2))
-            return F.tanh(PF.affine(h, 24, name="features"))
-
-    def quarters(count: int) -> Built:
-        """Which quarter is bright?"""
-        inputs = of_images(count)
-        return classified(inputs, PF.affine(body(inputs[0]), CLASSES, name="quarters"))
-
-    def diagonals(count: int) -> Built:
-        """Is the bright quarter on the diagonal?"""
-        x, t = of_images(count)
-        y = PF.affine(F.tanh(PF.affine(body(x), 12, name="diagonals1")), 1, name="diagonals2")
-        return [x, t], y, F.mean(F.sigmoid_cross_entropy(y, F.less_scalar(F.abs(t - 1.5), 1.0) * -1.0 + 1.0))
-
-    def trained(network: Network, stream: Stream, name: str) -> Training:
-        solver = S.Momentum(0.02)
-        training = Training(kind, network, images, stream, solver, size=16, name=name, weight_decay=1e-4)
-        while stream.left:
-            training.update()
-        return training
-
-    # The last batch overflows, the one behind it is learned.
-    first = trained(quarters, Stream(100, overflow=(20, 70, 99)), "quarters")
-    with nn.parameter_scope("body"):
-        kept = values_of(nn.get_parameters())
-    start()
-    diagonals(1)
-    with nn.parameter_scope("body"):
-        for name, v in nn.get_parameters().items():
-            v.d = kept[name]
-    second = trained(diagonals, Stream(100, overflow=(0, 50), seed=1), "diagonals")
-    return second.examination.outcome([*first.learned, *second.learned])
-
-
 def two_solvers(kind: str) -> Outcome:
     """One net and one loss, but a solver for each half of the layers; they take turns."""
     halved_network(1)
@@ -363,7 +323,6 @@ PROGRAMS: Dict[Callable[[str], Any], float] = {
     poisoned_batches: 0.05,
     siamese: 0.02,
     thawing: 0.02,
-    transfer: 0.02,
     two_solvers: 0.02,
 }
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Callable, Dict
 
@@ -52,11 +51,3 @@ def test_a_batch_that_cannot_be_shared_is_refused_once(mpirun: Launch) -> None:
     result = mpirun(SAMPLE, 2, "--batch-size", "65")
     assert result.returncode == 2
     assert result.stderr.count("--batch-size 65 cannot be shared by 2 ranks") == 1
-
-
-def test_help_says_how_to_start_it() -> None:
-    printed = subprocess.run(
-        [sys.executable, str(SAMPLE), "--help"], capture_output=True, text=True, check=True
-    ).stdout
-    for text in ("mpirun -n 2 python samples/distributed.py", "--ranks", "--quick", "--method", "gradients"):
-        assert text in printed

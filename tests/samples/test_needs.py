@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sample without what it needs says in one sentence how to get it."""
+"""What a sample needs: it says so in one sentence, or needs nothing."""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from common import NEEDED
 
 from tests.samples.running import ROOT, run
 
@@ -19,14 +24,12 @@ PathFinder.find_spec = classmethod(lambda cls, name, *rest: None if name == "skl
 
 
 def test_what_samples_need_is_the_extra_of_the_package() -> None:
-    from common import NEEDED
-
     (extra,) = re.findall(r"^samples = \[(.*)\]", (ROOT / "pyproject.toml").read_text("utf-8"), re.M)
     assert sorted(NEEDED.values()) == sorted(re.findall(r'"([\w-]+)', extra))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sample", ["minimal", "three_lines", "demo", "compare", "distributed"])
+@pytest.mark.parametrize("sample", ["three_lines", "demo", "compare", "distributed"])
 def test_without_it_a_sample_says_what_to_install(sample: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(ABSENT)
     done = run(sample, path=tmp_path)
@@ -34,3 +37,17 @@ def test_without_it_a_sample_says_what_to_install(sample: str, tmp_path: Path) -
     last = done.stderr.splitlines()[-1]
     assert last == "The samples need scikit-learn: python -m pip install scikit-learn"
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_minimal_runs_alone_without_a_display(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "samples" / "minimal.py", tmp_path)
+    package = tmp_path / "site"
+    package.mkdir()
+    (package / "nnabla_adaloss").symlink_to(ROOT / "nnabla_adaloss")
+    environment = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "WAYLAND_DISPLAY")}
+    environment["PYTHONPATH"] = str(package)
+    command = [sys.executable, "minimal.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert re.search(r"^3[012] of 32 correct, loss scale \d+$", done.stdout, re.M), done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["minimal.py", "site"]

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Set
 
 import nnabla as nn
-import nnabla.functions as F
-import numpy as np
 import pytest
 
 # Of nnabla-ext-cuda120 1.39.0: nnabla copies what these read to the host and back.
@@ -53,17 +51,3 @@ def test_what_is_timed_runs_on_every_gpu(network: str, monkeypatch: pytest.Monke
     loss = networks.build(network, networks.QUICK[network])
     assert loss.size == 1
     assert not types(loss) & (ON_THE_HOST | FAIL_ON_HOPPER)
-
-
-@pytest.mark.parametrize("shape", [(4, 16, 4, 4), (2, 8, 7, 7), (2, 3, 3, 5), (2, 4, 1, 1)])
-def test_pooling_all_pixels_is_global_average_pooling_bit_for_bit(shape: tuple[int, ...]) -> None:
-    random = np.random.default_rng(0)
-    x = nn.Variable.from_numpy_array(random.standard_normal(shape), need_grad=True)
-    g = random.standard_normal((*shape[:2], 1, 1)).astype(np.float32)
-    found = []
-    for y in F.global_average_pooling(x), F.average_pooling(x, x.shape[2:]):
-        x.grad.zero()
-        y.forward()
-        y.backward(g)
-        found.append((y.d.tobytes(), x.g.tobytes()))
-    assert found[0] == found[1]

@@ -63,11 +63,3 @@ def test_head(sample: str, arguments: str, capsys: pytest.CaptureFixture[str]) -
     nn.clear_parameters()
     assert importlib.import_module(sample).main(arguments.split()) == 0
     check_claim(capsys.readouterr().out.splitlines()[-1], claimed(sample, arguments))
-
-
-def test_a_number_that_is_not_so_is_seen() -> None:
-    check_claim("32 of 32 correct, loss scale 65536", ["31 of 32 correct, loss scale 131072"])
-    with pytest.raises(AssertionError):
-        check_claim("adaptive: 97.2% correct, scale 2.7e+11", ["adaptive: 97.2% correct, scale 1.7e+10"])
-    with pytest.raises(AssertionError):
-        check_claim("32 of 32 correct", ["python samples/minimal.py"])

@@ -9,27 +9,21 @@ import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
+from underflow import Underflow, UnderflowProbe, total
 
 from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
 
 
-@pytest.fixture(autouse=True)
-def own_parameters() -> Iterator[None]:
+@pytest.fixture
+def loss() -> Iterator[nn.Variable]:
     # Layers are named after the parameters of the scope that is current.
     with nn.parameter_scope("", OrderedDict()):
-        yield
+        nn.seed(0)
+        x = nn.Variable.from_numpy_array(np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32))
+        yield F.mean(PF.affine(F.tanh(PF.affine(x, 5, name="a")), 2, name="b") ** 2)
 
 
-def tanh_net() -> nn.Variable:
-    nn.seed(0)
-    x = nn.Variable.from_numpy_array(np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32))
-    return F.mean(PF.affine(F.tanh(PF.affine(x, 5, name="a")), 2, name="b") ** 2)
-
-
-def test_layers_and_elements_are_those_of_the_network() -> None:
-    from underflow import UnderflowProbe
-
-    loss = tanh_net()
+def test_layers_and_elements_are_those_of_the_network(loss: nn.Variable) -> None:
     probe = UnderflowProbe(loss)
     assert list(probe.outputs) == ["a", "b"]
     counts = probe.measure(FormatEmulation(loss), 1024.0)
@@ -38,48 +32,26 @@ def test_layers_and_elements_are_those_of_the_network() -> None:
     assert counts["b"] == (4 * 2 + 5 * 2 + 2, 0)
 
 
-def test_what_is_zero_in_fp16_alone_is_lost() -> None:
-    from underflow import UnderflowProbe, total
-
-    loss = tanh_net()
+def test_what_is_zero_in_fp16_alone_is_lost(loss: nn.Variable) -> None:
     counts = UnderflowProbe(loss).measure(FormatEmulation(loss), 2.0**-19)
     assert 0.0 < total(counts.values()).share < 1.0
-
-
-def test_behind_a_layer_that_is_all_zero_everything_is_lost() -> None:
-    # No rounding has anything left to flush there.
-    from underflow import UnderflowProbe
-
-    loss = tanh_net()
+    # Behind a layer that is all zero no rounding has anything left to flush.
     counts = UnderflowProbe(loss).measure(FormatEmulation(loss), 2.0**-40)
     assert [c.share for c in counts.values()] == [1.0, 1.0]
 
 
-def test_adaptive_scaling_is_probed_through_its_own_backward() -> None:
-    from underflow import UnderflowProbe
-
-    loss = tanh_net()
-    scaling = AdaptiveLossScaling(FormatEmulation(loss))
-    counts = UnderflowProbe(loss).measure(scaling, 8.0)
-    assert [c.lost for c in counts.values()] == [0, 0]
-    assert set(scaling.layer_scales) == {"b/affine"}
-
-
-def test_measured_scales_learn_nothing_from_being_probed() -> None:
-    from underflow import UnderflowProbe
-
-    loss = tanh_net()
+def test_adaptive_scaling_is_probed_through_its_own_backward_and_learns_nothing(loss: nn.Variable) -> None:
     scaling = AdaptiveLossScaling(FormatEmulation(loss))
     scaling.forward()
     scaling.backward()
     scaling.after_update()
     before = scaling.state_dict()
-    UnderflowProbe(loss).measure(scaling, 8.0)
+    counts = UnderflowProbe(loss).measure(scaling, 8.0)
+    assert [c.lost for c in counts.values()] == [0, 0]
+    assert set(scaling.layer_scales) == {"b/affine"}
     assert scaling.state_dict() == before
 
 
 def test_nothing_to_lose_is_no_loss() -> None:
-    from underflow import Underflow, total
-
     assert Underflow(0, 0).share == 0.0
     assert total([Underflow(3, 1), Underflow(5, 2)]) == (8, 3)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.compare_speed import Spread, argument, compared, main, spread
+from tools.compare_speed import Spread, argument, compared, main
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,11 +25,6 @@ def _dearer(update):
 
 AdaptiveLossScalingUpdater.update = _dearer(AdaptiveLossScalingUpdater.update)
 """
-
-
-def test_quartiles() -> None:
-    assert spread([3.0, 1.0, 2.0, 5.0, 4.0]) == (2.0, 3.0, 4.0)
-    assert spread([7.0]) == (7.0, 7.0, 7.0)
 
 
 def test_columns_are_ratios_of_blocks_that_ran_side_by_side() -> None:
@@ -83,9 +78,3 @@ def test_one_dear_iteration_in_eight_shows(tmp_path: Path, capsys: pytest.Captur
     _, _, new_over_old, control, _ = re.findall(r"(\d+\.\d+)(?: \(|\s|$)", line)
     assert float(new_over_old) > 1.3
     assert float(control) < 1.3
-
-
-@pytest.mark.slow
-def test_what_an_updater_refuses_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="delay=7 must be 0, 1 or None"):
-        main([str(ROOT), str(ROOT), "chain-10x8", "--new", "delay=7"])

@@ -10,7 +10,6 @@ from typing import List, Tuple
 
 import pytest
 
-from tools import draw_architecture
 from tools.draw_architecture import graph_of, main
 
 ROOT = Path(__file__).parents[2]
@@ -81,12 +80,3 @@ def test_every_folder_of_this_package_says_what_it_is_for() -> None:
 def test_what_is_no_package_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nowhere' has no __init__.py: give the folder"):
         graph_of(tmp_path / "nowhere")
-
-
-def test_what_is_not_installed_is_named(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(draw_architecture.shutil, "which", lambda name: None)
-    with pytest.raises(SystemExit):
-        main([])
-    assert "tred is not installed: it comes with Graphviz" in capsys.readouterr().err

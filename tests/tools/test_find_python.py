@@ -38,10 +38,6 @@ def find(machine: Path, *versions: str) -> str:
     return process.stdout.strip()
 
 
-def test_nothing_there(machine: Path) -> None:
-    assert find(machine, "3.10", "3.9") == ""
-
-
 @pytest.mark.parametrize("place", [f"bin/python{THIS}", "bin/python3", f"pyenv/versions/{THIS}.7/bin/python"])
 def test_each_place_is_searched(machine: Path, place: str) -> None:
     add(machine / place)

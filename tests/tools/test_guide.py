@@ -91,7 +91,6 @@ def test_every_public_name_has_its_place() -> None:
     [
         ("[a](docs/gpu.md#what)", "[a](gpu.md#what)"),
         ("![a](docs/images/demo.png)", "![a](images/demo.png)"),
-        ("[a](CONTRIBUTING.md)", "[a](contributing.md)"),
         ("[a](https://arxiv.org/abs/1)", "[a](https://arxiv.org/abs/1)"),
         ("[![a](https://b.org/c.svg)](https://b.org) ![d](https://b.org/e.svg) f", "f"),
         ("[a](#below)", "[a](#below)"),

@@ -10,18 +10,10 @@ import pytest
 from PIL import Image
 
 from tools import guide_pictures
-from tools.guide_pictures import Look, faults, main
+from tools.guide_pictures import main
 from tools.report_pictures import BROWSERS
 
 HEAD = '<!DOCTYPE html><meta name="viewport" content="width=device-width"><body style="margin:0">'
-
-
-def test_faults_in_words() -> None:
-    assert faults(Look(390, 5000, []), 390) == []
-    assert faults(Look(400, 50, ["file:///a.png"]), 390) == [
-        "it is 400 pixels wide, of 390",
-        "file:///a.png is missing",
-    ]
 
 
 def test_a_page_that_is_not_there(

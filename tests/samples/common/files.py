@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 import numpy as np
+from common.digits import enlarged
 from PIL import Image
 
 from tools.mnist_sample import Scans
@@ -14,8 +15,6 @@ from tools.mnist_sample import Scans
 
 def digits(count: int, size: int, first: int = 0) -> Scans:
     """Some of scikit-learn's digits, enlarged."""
-    from common.digits import enlarged
-
     x, t = enlarged(size).train
     chosen = slice(first, first + count)
     return Scans(np.uint8(np.round((x[chosen, 0] + 1.0) * 127.5)), t[chosen, 0].astype(np.uint8))

@@ -8,13 +8,13 @@ from typing import Any, Callable, Dict, Tuple
 
 import numpy as np
 import pytest
+from common.cifar import load, shifted
+from common.data_files import DataError
 
 from tests.samples.common.files import digits, spoil, write_cifar
 
 
 def test_cifar(tmp_path: Path) -> None:
-    from common.cifar import load
-
     scans = digits(12, 32)
     write_cifar(tmp_path, scans)
     train, test = load(tmp_path)
@@ -39,9 +39,6 @@ NOT_CIFAR: Dict[str, Tuple[Callable[[Path], Any], str]] = {
 
 @pytest.mark.parametrize("what", NOT_CIFAR)
 def test_what_is_not_cifar_is_refused(what: str, tmp_path: Path) -> None:
-    from common.cifar import load
-    from common.data_files import DataError
-
     write_cifar(tmp_path, digits(12, 32))
     change, message = NOT_CIFAR[what]
     change(tmp_path)
@@ -50,8 +47,6 @@ def test_what_is_not_cifar_is_refused(what: str, tmp_path: Path) -> None:
 
 
 def test_shifted_images_are_parts_of_the_old_ones() -> None:
-    from common.cifar import shifted
-
     x = np.arange(2 * 64, dtype=np.float32).reshape(2, 1, 8, 8)
     moved = shifted(x, np.random.default_rng(0), flip=False, most=1)
     assert moved.shape == x.shape

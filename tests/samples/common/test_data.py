@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from common.boxes import Box, boxed_scene, overlap
+from common.data_files import DataError
+from common.digits import enlarged, load
+from common.discrepancy import discrepancy
+from common.feeder import Feeder, in_epochs
 
 
 def test_digits_are_enlarged() -> None:
-    from common.digits import enlarged, load
-
     large = enlarged(16).train
     assert large.x.shape == (1437, 1, 16, 16)
     assert large.x.dtype == np.float32
@@ -19,18 +22,12 @@ def test_digits_are_enlarged() -> None:
 
 
 def test_a_batch_that_cannot_be_filled_is_refused() -> None:
-    from common.data_files import DataError
-    from common.feeder import in_epochs
-
     assert len(in_epochs(8, 8, seed=0, number=5)) == 8
     with pytest.raises(DataError, match="a batch of 9 cannot be filled: there are 8 examples"):
         in_epochs(8, 9, seed=0, number=0)
 
 
 def test_boxes_are_where_the_digits_are() -> None:
-    from common.boxes import Box, boxed_scene, overlap
-    from common.digits import load
-
     scene = boxed_scene(load().test, np.random.default_rng(0), 48, 6, noise=0.0)
     assert len(scene.boxes) > 2
     outside = np.ones((48, 48), bool)
@@ -45,27 +42,15 @@ def test_boxes_are_where_the_digits_are() -> None:
 
 
 def test_the_distance_of_a_distribution_to_itself_is_small() -> None:
-    from common.discrepancy import discrepancy
-
     random = np.random.RandomState(0)
     a, b = random.randn(300, 4).astype(np.float32), random.randn(300, 4).astype(np.float32)
     assert discrepancy(a, b) < 0.05 < discrepancy(a, b + 1.0) < discrepancy(a, b + 3.0)
     assert np.isnan(discrepancy(np.full_like(a, np.nan), b))
-
-
-def test_images_in_float16_have_a_finite_distance() -> None:
-    from common.discrepancy import discrepancy
-
-    random = np.random.RandomState(0)
-    a, b = random.randn(700, 64).astype(np.float16), random.randn(700, 64).astype(np.float32)
-    expected = discrepancy(a.astype(np.float32), b)
-    assert discrepancy(a, b) == discrepancy(a, b.astype(np.float32)) == expected
-    assert np.isfinite(discrepancy(a, b.astype(np.float16)))
+    many = 1.0 + random.randn(700, 64).astype(np.float16)  # whose sums do not fit into float16
+    assert 0.0 < discrepancy(many, -many) < 2.0
 
 
 def test_an_epoch_shows_each_example_once() -> None:
-    from common.feeder import in_epochs
-
     epochs = [np.concatenate([in_epochs(10, 3, 0, 3 * epoch + n) for n in range(3)]) for epoch in (0, 1)]
     for epoch in epochs:
         assert len(set(epoch)) == 9
@@ -74,8 +59,6 @@ def test_an_epoch_shows_each_example_once() -> None:
 
 
 def test_a_batch_follows_from_its_number_alone() -> None:
-    from common.feeder import Feeder, in_epochs
-
     found = []
     feed = Feeder(lambda number: found.append(list(in_epochs(10, 4, 7, number))))
     for _ in range(6):

@@ -9,6 +9,8 @@ from typing import Any, Callable, Dict, Optional, Tuple
 
 import numpy as np
 import pytest
+from common.data_files import DataError
+from common.image_folder import Loader, find, finished, load, make_from_digits
 from PIL import Image
 
 from tests.samples.common.files import digits, write_image_folder
@@ -16,8 +18,6 @@ from tools.mnist_sample import Scans
 
 
 def test_image_folder(tmp_path: Path) -> None:
-    from common.image_folder import Loader, find, finished
-
     for name, colour in (("cat", (255, 0, 0)), ("ant", (0, 0, 255))):
         (tmp_path / name).mkdir()
         Image.new("RGB", (20, 30), colour).save(tmp_path / name / "1.png")
@@ -37,8 +37,6 @@ def test_image_folder(tmp_path: Path) -> None:
 
 
 def test_what_is_read_at_random_follows_from_the_seed(tmp_path: Path) -> None:
-    from common.image_folder import Loader, find, finished, make_from_digits
-
     make_from_digits(tmp_path / "digits", size=12)
     images = find(tmp_path / "digits" / "val")
     assert len(images.files) == 360
@@ -50,8 +48,6 @@ def test_what_is_read_at_random_follows_from_the_seed(tmp_path: Path) -> None:
 
 
 def test_all_kinds_of_images_come_to_the_same(tmp_path: Path) -> None:
-    from common.image_folder import Loader, find
-
     scans = digits(4, 32)
     write_image_folder(tmp_path, Scans(scans.pixels[[0, 0, 0, 0]], scans.labels))
     images = find(tmp_path)
@@ -77,9 +73,6 @@ NO_IMAGES: Dict[str, Tuple[Callable[[Path], Any], str]] = {
 
 @pytest.mark.parametrize("what", NO_IMAGES)
 def test_what_is_no_folder_of_images_is_refused(what: str, tmp_path: Path) -> None:
-    from common.data_files import DataError
-    from common.image_folder import load
-
     folder = tmp_path / "images"
     for part in ("train", "val"):
         write_image_folder(folder / part, Scans(digits(4, 8).pixels, np.arange(4, dtype=np.uint8)))
@@ -91,9 +84,6 @@ def test_what_is_no_folder_of_images_is_refused(what: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("content", [b"no image", b"\x89PNG\r\n\x1a\n", None])
 def test_an_image_that_cannot_be_read_is_named(content: Optional[bytes], tmp_path: Path) -> None:
-    from common.data_files import DataError
-    from common.image_folder import Loader, find, finished
-
     write_image_folder(tmp_path, digits(1, 32))
     (path,) = find(tmp_path).files
     path.write_bytes(path.read_bytes()[:400] if content is None else content)

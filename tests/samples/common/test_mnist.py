@@ -10,6 +10,8 @@ from typing import Any, Callable, Dict, Tuple
 
 import numpy as np
 import pytest
+from common.data_files import DataError
+from common.mnist import load
 
 from tests.samples.common.files import digits, spoil
 from tools.mnist_sample import write_mnist
@@ -17,8 +19,6 @@ from tools.mnist_sample import write_mnist
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_mnist(packed: bool, tmp_path: Path) -> None:
-    from common.mnist import load
-
     train, test = digits(20, 28), digits(7, 28, first=50)
     write_mnist(tmp_path, "train", train, packed=packed)
     write_mnist(tmp_path, "t10k", test, packed=packed)
@@ -61,9 +61,6 @@ NOT_MNIST: Dict[str, Tuple[Callable[[Path], Any], str]] = {
 
 @pytest.mark.parametrize("what", NOT_MNIST)
 def test_what_is_not_mnist_is_refused(what: str, tmp_path: Path) -> None:
-    from common.data_files import DataError
-    from common.mnist import load
-
     folder = tmp_path / "mnist"
     folder.mkdir()
     for part in ("train", "t10k"):

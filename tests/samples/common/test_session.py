@@ -13,6 +13,8 @@ import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
 import pytest
+from common.feeder import Feeder
+from common.session import Session
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater, DynamicLossScalingUpdater
 
@@ -22,8 +24,6 @@ def options(checkpoint: Optional[Path], *, resume: bool = False) -> argparse.Nam
 
 
 def updater(kind: Any, **arguments: Any) -> Any:
-    from common.feeder import Feeder
-
     nn.clear_parameters()
     nn.seed(0)
     x = nn.Variable((4, 3))
@@ -40,8 +40,6 @@ def updater(kind: Any, **arguments: Any) -> Any:
 
 
 def train(made: Any, given: argparse.Namespace, interrupt_at: int = -1) -> List[int]:
-    from common.session import Session
-
     done = []
     with Session(given, made) as session:
         for iteration in session:

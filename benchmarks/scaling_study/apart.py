@@ -1,21 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does it train as well as fp32: ten networks at four loss weights, and gradients that lie far apart."""
+"""Does it train as well as fp32 where gradients lie far apart?"""
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, Dict, Iterator, Mapping, Sequence
+from typing import Dict, Iterator, Mapping, Sequence
 
 from .experiment import Experiment, Line
 from .methods import METHOD_TITLES, REFERENCE, STORAGE_TITLES
-from .nets import FAR_APART, NETS
-from .task import Net
-from .text import paragraph, percent, rows, weight_label
+from .nets import FAR_APART
+from .text import paragraph, percent, rows
 from .training import Run, results_of, train
 from .verdict import RULE, Cell, Key, cells, count, references
 
-WEIGHTS = (1.0, 1e-3, 1e-6, 1e-9)
-STORAGES_OF_THE_STUDY = ("float16", "fp8_hybrid", "e4m3")
 IN_EIGHT_BITS = {
     "heads_1e-5": ("e5m2_stored", "e4m3_stored"),
     "heads_1e-8": ("e5m2_stored", "e4m3_stored"),
@@ -33,32 +29,12 @@ _NOTE = (
 )
 
 
-def study(quick: bool) -> Experiment:
-    """Ten networks: a seed after the other, in it a storage after the other, the fast networks first."""
-    return Experiment(list(_study(quick)), work, partial(_table, "study", NETS))
+def experiment(quick: bool) -> Experiment:
+    """The reference first, then a seed after the other."""
+    return Experiment(list(_runs(quick)), work, table)
 
 
-def _study(quick: bool) -> Iterator[Run]:
-    nets = ("lenet", "mlp8", "mlp24") if quick else tuple(NETS)
-    for seed in range(1 if quick else SEEDS):
-        for storage in STORAGES_OF_THE_STUDY[: 1 if quick else None]:
-            for net in nets:
-                length = NETS[net].iterations // (4 if quick else 1)
-                if seed == 0 and storage == STORAGES_OF_THE_STUDY[0]:
-                    # Without its spread nothing can be said of any cell.
-                    for reference_seed in range(2 if quick else REFERENCE_SEEDS):
-                        yield Run(net, "float32", 1.0, REFERENCE, reference_seed, length)
-                for weight in (1.0, 1e-6) if quick else WEIGHTS:
-                    for method in METHOD_TITLES:
-                        yield Run(net, storage, weight, method, seed, length)
-
-
-def apart(quick: bool) -> Experiment:
-    """Trainings in which gradients lie far apart: the reference first, then a seed after the other."""
-    return Experiment(list(_apart(quick)), work, partial(_table, "apart", FAR_APART))
-
-
-def _apart(quick: bool) -> Iterator[Run]:
+def _runs(quick: bool) -> Iterator[Run]:
     nets = {name: FAR_APART[name] for name in (["heads_1e-8", "towers"] if quick else FAR_APART)}
     for seed in range(2 if quick else REFERENCE_SEEDS):
         for name, net in nets.items():
@@ -71,20 +47,20 @@ def _apart(quick: bool) -> Iterator[Run]:
 
 
 def work(run: Run) -> Line:
-    """Train a network of either list."""
-    return train(run, {**NETS, **FAR_APART}[run.net])._asdict()
+    """Train a network."""
+    return train(run, FAR_APART[run.net])._asdict()
 
 
-def _table(name: str, nets: Mapping[str, Net], lines: Sequence[Line]) -> str:
+def table(lines: Sequence[Line]) -> str:
     """Which cells pass, over all; then networks, cells and counts by storage."""
     results = results_of(lines)
-    found = cells(results, nets)
+    found = cells(results, FAR_APART)
     unfinished = sum(len(cell.results) < SEEDS for cell in found.values())
     storages = [s for s in STORAGE_TITLES if any(key.storage == s for key in found)]
-    known = references(results, nets)
+    known = references(results, FAR_APART)
     parts = [
         "# Which loss scaling trains as well as fp32\n",
-        f"Made by `python benchmarks/study.py {name}` (`--report` makes it again from what is there).\n",
+        "Made by `python benchmarks/study.py apart` (`--report` makes it again from what is there).\n",
         paragraph(RULE),
         paragraph(_NOTE),
         f"{len(results)} trainings are there, in {len(found)} cells; {unfinished} have fewer seeds.\n",
@@ -95,10 +71,10 @@ def _table(name: str, nets: Mapping[str, Net], lines: Sequence[Line]) -> str:
             [
                 [
                     net,
-                    nets[net].title,
-                    str(nets[net].iterations),
-                    f"{nets[net].learning_rate:g}",
-                    nets[net].measure,
+                    FAR_APART[net].title,
+                    str(FAR_APART[net].iterations),
+                    f"{FAR_APART[net].learning_rate:g}",
+                    FAR_APART[net].measure,
                     f"{reference.mean:.3f} ± {reference.deviation:.3f} ({reference.seeds})",
                     f"{reference.wanted:.3f}",
                 ]
@@ -109,7 +85,7 @@ def _table(name: str, nets: Mapping[str, Net], lines: Sequence[Line]) -> str:
     for storage in storages:
         parts += [f"## {STORAGE_TITLES[storage]}\n", _cells(found, storage)]
     errors = [
-        f"- {key.net}, {key.storage}, loss weight {weight_label(key.weight)}, {key.method}: {error}\n"
+        f"- {key.net}, {key.storage}, {key.method}: {error}\n"
         for key, cell in found.items()
         for error in sorted({result.error for result in cell.results} - {""})
     ]
@@ -130,22 +106,14 @@ def _summary(found: Mapping[Key, Cell], storages: Sequence[str]) -> str:
     return rows(head, body)
 
 
-def _rows_of(found: Mapping[Key, Cell], storage: str) -> Dict[Any, Dict[str, Cell]]:
-    """By network and loss weight, the cells of each method."""
-    grouped: Dict[Any, Dict[str, Cell]] = {}
-    for key, cell in found.items():
-        if key.storage == storage:
-            grouped.setdefault((key.net, key.weight), {})[key.method] = cell
-    return grouped
-
-
 def _cells(found: Mapping[Key, Cell], storage: str) -> str:
     note = "Mean score, and in parentheses the share of the batches that was thrown away, from 0.5 % on.\n\n"
-    body = [
-        [net, weight_label(weight), *(_mark(mine.get(method)) for method in METHOD_TITLES)]
-        for (net, weight), mine in _rows_of(found, storage).items()
-    ]
-    return note + rows(["", "loss weight", *METHOD_TITLES], body)
+    grouped: Dict[str, Dict[str, Cell]] = {}
+    for key, cell in found.items():
+        if key.storage == storage:
+            grouped.setdefault(key.net, {})[key.method] = cell
+    body = [[net, *(_mark(mine.get(method)) for method in METHOD_TITLES)] for net, mine in grouped.items()]
+    return note + rows(["", *METHOD_TITLES], body)
 
 
 def _mark(cell: Cell | None) -> str:
