@@ -15,6 +15,7 @@ from .events import (
     LayerScaled,
     Overflowed,
     ScaleChanged,
+    TrainingBegan,
     UpdateEnded,
 )
 
@@ -41,6 +42,9 @@ class Monitor:
     """
 
     every: int = 1
+
+    def on_training_began(self, event: TrainingBegan) -> None:
+        """The first update is about to begin."""
 
     def on_layer_scaled(self, event: LayerScaled) -> None:
         """A layer's backward ran with a scale of its own; several times per iteration if batches repeat."""
@@ -76,6 +80,7 @@ class Audience:
             kind: [] for kind in _METHODS
         }
         self._failed: Set[int] = set()
+        self._began = False
         for monitor in monitors:
             self._add(monitor)
 
@@ -95,6 +100,11 @@ class Audience:
             raise TypeError(
                 f"monitors contains {monitor!r}, which has none of the methods {', '.join(_METHODS.values())}"
             )
+
+    def begins(self) -> bool:
+        """True at the first call: nothing has been told yet."""
+        began, self._began = self._began, True
+        return not began
 
     def wants(self, kind: Type[Any], iteration: int) -> bool:
         """Whether a monitor wants events of this kind in this iteration."""

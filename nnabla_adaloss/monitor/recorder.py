@@ -22,14 +22,14 @@ class Recorder(Monitor):
     """Records a training: each layer's scales and gradient statistics, and everything that went wrong.
 
     Args:
+        path: a file to which each row is appended as it happens, as JSON lines. It survives a crash, and a
+            training that goes on with the same path goes on in it. On several ranks, each needs its own. None
+            for memory only.
         every: layers and losses are recorded in iterations whose number is a multiple of this; the others
             cost nothing. Overflows, lost batches and changes of the scale are recorded whenever they happen.
             1.
         layers: names of the layers to record, as `fnmatch` patterns. All. A pattern that matches none of the
             layers in the first iteration that is recorded is warned of, once.
-        path: a file to which each row is appended as it happens, as JSON lines. It survives a crash, and a
-            training that goes on with the same path goes on in it. On several ranks, each needs its own. None
-            for memory only.
         limit: how many rows are kept in memory, the last ones; a row takes about half a kilobyte. The file
             holds all. 20000.
         histograms: record how many elements have each binary exponent, for TensorBoard. False: it doubles
@@ -39,6 +39,8 @@ class Recorder(Monitor):
         tensorboard: a folder for an event file of TensorBoard, written while training: scales, shares of
             underflow and overflow, and headroom of each layer, the loss, the loss scale, repeats and lost
             batches. None for no such file.
+
+    In a `with` statement the files are closed at its end.
 
     Attributes:
         recording: what was recorded and is in memory.
@@ -70,9 +72,9 @@ class Recorder(Monitor):
 
     def __init__(
         self,
+        path: Optional[PathLike] = None,
         every: int = 1,
         layers: Sequence[str] = ("*",),
-        path: Optional[PathLike] = None,
         limit: int = 20000,
         *,
         histograms: bool = False,
@@ -95,6 +97,12 @@ class Recorder(Monitor):
             self._files.append(TensorBoardFile(path_name("tensorboard", tensorboard)))
         if path is not None:
             self._files.append(RowFile(path_name("path", path)))
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Close the files; nothing can be recorded to them any more. That of `path` is whole at any time."""
@@ -120,7 +128,7 @@ class Recorder(Monitor):
         for file in self._files:
             file.append(event)
 
-    on_overflowed = on_batch_repeated = on_batch_thrown_away = on_scale_changed = _record
+    on_training_began = on_overflowed = on_batch_repeated = on_batch_thrown_away = on_scale_changed = _record
 
     def on_update_ended(self, event: UpdateEnded) -> None:
         """Record it."""

@@ -50,8 +50,8 @@ class Recording:
         limit: how many rows are kept, the last ones; None for all.
 
     Attributes:
-        rows: the rows: `LayerRow`, `Overflowed`, `BatchRepeated`, `BatchThrownAway`, `ScaleChanged`,
-            `UpdateEnded`.
+        rows: the rows: `TrainingBegan`, `LayerRow`, `Overflowed`, `BatchRepeated`, `BatchThrownAway`,
+            `ScaleChanged`, `UpdateEnded`.
 
     Example:
         >>> row = LayerRow(7, 0, "fc", 4.0, 32.0, "method", elements=100, zeros=60, underflowed=10)
@@ -69,7 +69,7 @@ class Recording:
 
     @classmethod
     def load(cls, path: PathLike) -> Recording:
-        """Read the file of a `Recorder(path=...)`, also while it is being written, or after a crash.
+        """Read the file of a `Recorder(path)`, also while it is being written, or after a crash.
 
         A last line that was cut off is passed over. Iterations that were done twice, because a training went
         on from a checkpoint, are there once.

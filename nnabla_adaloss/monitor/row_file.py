@@ -14,12 +14,13 @@ import os
 from contextlib import suppress
 from typing import Any, Dict, Iterable, List, Type, Union
 
-from .events import BatchRepeated, BatchThrownAway, Overflowed, ScaleChanged, UpdateEnded
+from .events import BatchRepeated, BatchThrownAway, Overflowed, ScaleChanged, TrainingBegan, UpdateEnded
 from .rows import LayerRow, Row
 
 PathLike = Union[str, "os.PathLike[str]"]
 
 _KINDS: Dict[str, Type[Any]] = {
+    "began": TrainingBegan,
     "layer": LayerRow,
     "overflow": Overflowed,
     "repeat": BatchRepeated,
@@ -30,7 +31,7 @@ _KINDS: Dict[str, Type[Any]] = {
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 _KIND = "nnabla_adaloss recording"
-_VERSION = 1
+_VERSION = 2  # 1 has no "began"
 _SIGNATURE = json.dumps({"kind": _KIND}, separators=(",", ":"))[:-1].encode()
 _HEADER = {"kind": _KIND, "version": _VERSION}
 _LONGEST = 2**20  # bytes of a line

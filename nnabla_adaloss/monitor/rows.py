@@ -8,7 +8,15 @@ from typing import Any, Dict, List, NamedTuple, Optional, Union
 
 import numpy as np
 
-from .events import BatchRepeated, BatchThrownAway, LayerScaled, Overflowed, ScaleChanged, UpdateEnded
+from .events import (
+    BatchRepeated,
+    BatchThrownAway,
+    LayerScaled,
+    Overflowed,
+    ScaleChanged,
+    TrainingBegan,
+    UpdateEnded,
+)
 
 
 class LayerRow(NamedTuple):
@@ -78,7 +86,7 @@ class LayerRow(NamedTuple):
         return self.overflowed / self.elements
 
 
-Row = Union[LayerRow, Overflowed, BatchRepeated, BatchThrownAway, ScaleChanged, UpdateEnded]
+Row = Union[TrainingBegan, LayerRow, Overflowed, BatchRepeated, BatchThrownAway, ScaleChanged, UpdateEnded]
 
 # What of a layer is drawn over iterations.
 _CURVES = (

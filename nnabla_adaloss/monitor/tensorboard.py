@@ -7,7 +7,7 @@ import math
 import os
 from typing import Any, Dict, List
 
-from .events import Overflowed, UpdateEnded
+from .events import Overflowed, TrainingBegan, UpdateEnded
 from .row_file import PathLike
 from .rows import LayerRow, Row, points_of
 
@@ -48,6 +48,9 @@ class TensorBoardFile:
         if isinstance(row, UpdateEnded):
             self._write_layers()
         self._write_points(row)
+        if isinstance(row, TrainingBegan):
+            lines = [f"{name} = {value}" for name, value in {"date": row.date, **row.settings}.items()]
+            self._writer.add_text("settings", "  \n".join(lines), row.iteration)
         if isinstance(row, Overflowed):
             first = row.layers[0] if row.layers else "unknown"
             text = f"{row.cause}, first bad layer {first}, loss scale {row.scale:g}"

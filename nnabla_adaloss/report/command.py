@@ -17,7 +17,7 @@ them, differences first.
 _EPILOG = """\
 How to record one:
   from nnabla_adaloss import AdaptiveLossScalingUpdater, Recorder
-  updater = AdaptiveLossScalingUpdater(solver, loss, feed, monitors=[Recorder(path="run.jsonl", every=10)])
+  updater = AdaptiveLossScalingUpdater(solver, loss, feed, monitors=[Recorder("run.jsonl", every=10)])
 
 The recording can be read during the training, and after it was killed. The page is one file without scripts
 and needs no network.
@@ -41,7 +41,7 @@ def add_command(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("recording", type=Path, metavar="RUN.jsonl", help="what Recorder(path=...) wrote")
+    parser.add_argument("recording", type=Path, metavar="RUN.jsonl", help="what Recorder('RUN.jsonl') wrote")
     parser.add_argument(
         "other", type=Path, nargs="?", metavar="OTHER.jsonl", help="a second recording, to compare it with"
     )

@@ -8,7 +8,7 @@ from typing import Callable, Dict, List, Sequence, Tuple
 
 from ..monitor import BatchRepeated, LayerRow, Recording
 from .layers import layer_maps, worst_underflow
-from .page import loss_scales, loss_section, losses, scale_section
+from .page import loss_scales, loss_section, losses, scale_section, settings_of
 from .pieces import document, section, table
 from .text import by_cause, percent, power
 from .timeline import Timeline
@@ -42,14 +42,19 @@ def comparison_of(runs: Dict[str, Recording], title: str) -> str:
 
 
 def _whole_runs(runs: Dict[str, Recording]) -> str:
-    facts = [_facts(recording) for recording in runs.values()]
-    pairs = [(what, *(of[what] for of in facts)) for what in facts[0]]
-    found = {
-        "Differs": [pair for pair in pairs if pair[1] != pair[2]],
-        "Same": [pair for pair in pairs if pair[1] == pair[2]],
-    }
-    tables = [table(caption, ("", *runs), body) for caption, body in found.items() if body]
-    return section("The runs", "What differs comes first.", *tables)
+    found: Dict[Tuple[str, bool], List[Sequence[str]]] = {}
+    for subject, of in (("Settings", settings_of), ("Results", _facts)):
+        one, two = (of(recording) for recording in runs.values())
+        for what in dict.fromkeys([*one, *two]):
+            pair = one.get(what, "–"), two.get(what, "–")
+            found.setdefault((subject, pair[0] == pair[1]), []).append((what, *pair))
+    tables = [
+        table(f"{subject} that {'are the same' if same else 'differ'}", ("", *runs), found[subject, same])
+        for same, subjects in ((False, ("Settings", "Results")), (True, ("Results", "Settings")))
+        for subject in subjects
+        if (subject, same) in found
+    ]
+    return section("The runs", "What differs comes first. – stands for what was not recorded.", *tables)
 
 
 def _facts(recording: Recording) -> Dict[str, str]:
@@ -57,7 +62,8 @@ def _facts(recording: Recording) -> Dict[str, str]:
     iterations = [row.iteration for row in recording.rows]
     loss, scales = losses(recording), [scale for _, scale in loss_scales(recording)]
     lost, underflows = recording.lost_batches(), recording.underflows()
-    known = worst_underflow(recording.of(LayerRow)) is not None
+    counted = [(row.underflow, row.layer) for row in recording.of(LayerRow) if row.underflow is not None]
+    worst, layer = max(counted, default=(None, ""))
     return {
         "iterations recorded": f"{min(iterations):,} to {max(iterations):,}",
         "loss at the end": f"{loss[-1][1]:.4g}" if loss else "–",
@@ -66,8 +72,8 @@ def _facts(recording: Recording) -> Dict[str, str]:
         "loss scale S0 at the end": power(scales[-1]) if scales else "–",
         "S0, range": f"{power(min(scales))} to {power(max(scales))}" if scales else "–",
         "layers recorded": f"{len(recording.layers):,}",
-        "layers that lost more than 1 % to underflow": f"{len(underflows):,}" if known else "–",
-        "worst underflow": f"{percent(underflows[0].worst)}, {underflows[0].layer}" if underflows else "–",
+        "layers that lost more than 1 % to underflow": f"{len(underflows):,}" if counted else percent(None),
+        "worst underflow": f"{percent(worst)}, {layer}" if counted else percent(None),
     }
 
 

@@ -57,19 +57,21 @@ def layer_maps(layers: Layers, timeline: Timeline) -> List[str]:
         for name, rows in known.items()
     ]
     labels = ("none", "0.01 %", "1 %", "100 %")
+    shares = heat_map(lines, _place_of_share, percent, labels, timeline) if known else ""
     return [
         section(
             "Accumulated scale S",
-            "What each layer's gradient is multiplied by when it is stored: dark for the smallest scale, "
-            "light for the largest, hatched where nothing was recorded.",
+            "What each layer's input gradient is multiplied by when it is stored: S0 times all alphas from "
+            "the loss to here. Dark is the smallest, light the largest, hatched is not recorded.",
             _scales(layers, timeline, "scale"),
         ),
         section(
-            "Layer scales alpha", "What each layer multiplies it by.", _scales(layers, timeline, "alpha")
+            "Layer scales alpha",
+            "What each layer multiplies its input gradient by, besides the S that arrives: 1 leaves it as it "
+            "is.",
+            _scales(layers, timeline, "alpha"),
         ),
-        section(
-            "Underflow", explanation, heat_map(lines, _place_of_share, labels, timeline) if known else ""
-        ),
+        section("Underflow", explanation, shares),
     ]
 
 
@@ -99,7 +101,9 @@ def _scales(layers: Layers, timeline: Timeline, field: str) -> str:
     ]
     middle = (low + high) / 2
     labels = [power(2.0**value) for value in (low, middle, high) if value != middle or value.is_integer()]
-    return heat_map(lines, lambda value: (value - low) / (high - low), labels, timeline)
+    return heat_map(
+        lines, lambda value: (value - low) / (high - low), lambda value: power(2.0**value), labels, timeline
+    )
 
 
 def why(rows: Sequence[LayerRow]) -> Optional[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from html import escape
-from typing import List, Mapping
+from typing import Dict, List, Mapping
 
 from ..monitor import (
     BatchRepeated,
@@ -14,6 +14,7 @@ from ..monitor import (
     Overflowed,
     Recording,
     ScaleChanged,
+    TrainingBegan,
     UpdateEnded,
 )
 from .layers import data_table, layer_maps, layer_table, worst_underflow
@@ -40,7 +41,24 @@ def page_of(recording: Recording, title: str) -> str:
     ]
     if layers:
         sections += [layer_table(layers, recording), *data_table(layers)]
+    settings = list(settings_of(recording).items())
+    if settings:
+        sections.append(
+            section(
+                "Settings",
+                "What the updater was made with.",
+                table("What was set", ("setting", "value"), settings, words=True),
+            )
+        )
     return document(title, _facts(recording, timeline), *sections)
+
+
+def settings_of(recording: Recording) -> Dict[str, str]:
+    """With which settings the recorded training began, or was resumed last; empty if it is not recorded."""
+    began = recording.of(TrainingBegan)
+    if not began:
+        return {}
+    return {"date": began[-1].date, "nnabla_adaloss": began[-1].version, **began[-1].settings}
 
 
 def loss_scales(recording: Recording) -> Points:
@@ -108,7 +126,7 @@ def _incidents(recording: Recording, timeline: Timeline) -> str:
 
 def scale_section(lines: Mapping[str, Points], timeline: Timeline, *tables: str) -> str:
     """The loss scale S0 of one run, or of two by their names."""
-    explanation = "The scale of the gradient behind the loss. Heights are powers of two."
+    explanation = "What the loss's own gradient, 1, is multiplied by. Heights are powers of two."
     picture = curve(lines, timeline, power, logarithmic=True, steps=True)
     return section("Loss scale S0", explanation, picture, *tables)
 

@@ -18,6 +18,9 @@ Points = Sequence[Tuple[int, float]]
 # Columns of a table.
 _FIT_A_PHONE = 2
 
+# Places of a picture that show their values where the mouse is.
+_MOST_TIPS = 48
+
 # So that colours do not matter.
 _SHAPES = {
     "triangle": "M-5 5L0-5L5 5Z",
@@ -48,6 +51,7 @@ def section(title: str, explanation: str, *contents: str) -> str:
 def heat_map(
     rows: Iterable[Tuple[str, Cells, str]],
     place: Callable[[float], float],
+    written: Callable[[float], str],
     labels: Sequence[str],
     timeline: Timeline,
 ) -> str:
@@ -56,6 +60,7 @@ def heat_map(
     Args:
         rows: a name, a value for each column or None where nothing was recorded, and the same in words.
         place: a value's place on the scale of colours, from 0 to 1.
+        written: a value as it is shown where the mouse is.
         labels: what is written beneath that scale, evenly from its beginning to its end.
         timeline: the columns.
     """
@@ -63,12 +68,13 @@ def heat_map(
     for name, cells, words in rows:
         picture = strip([None if value is None else place(value) for value in cells])
         alt = escape(f"{name}: {words}")
-        lines.append(_line(name, f'<img class="strip" src="{picture}" alt="{alt}">'))
+        tips = _tips({"": cells}, written, timeline)
+        lines.append(_line(name, f'<img class="strip" src="{picture}" alt="{alt}">{tips}'))
     scale = strip([i / 63 for i in range(64)])
-    written = "".join(f"<span>{escape(label)}</span>" for label in labels)
+    beneath = "".join(f"<span>{escape(label)}</span>" for label in labels)
     key = (
         f'<div class="key"><img class="strip" src="{scale}" alt="colours, from dark to light:">'
-        f'<div class="ticks">{written}</div></div>'
+        f'<div class="ticks">{beneath}</div></div>'
     )
     return f"{_plot(*lines, timeline=timeline)}{key}\n"
 
@@ -117,8 +123,36 @@ def curve(
         f'<svg class="curve" viewBox="0 -4 1000 108" preserveAspectRatio="none" role="img" '
         f'aria-label="{escape(words)}">{paths}</svg>'
     )
+    cells = {name if len(lines) > 1 else "": timeline.cells(points) for name, points in shown.items()}
+    picture += _tips(cells, written, timeline)
     line = f'<div class="line"><div class="name heights">{labels}</div><div>{picture}</div></div>\n'
     return f"{_names(lines) if len(lines) > 1 else ''}{_plot(line, timeline=timeline)}"
+
+
+def _tips(lines: Mapping[str, Cells], written: Callable[[float], str], timeline: Timeline) -> str:
+    """What a picture shows where the mouse is: the values there, once for neighbours that are the same."""
+
+    def told(columns: Sequence[int]) -> str:
+        found = []
+        for name, cells in lines.items():
+            values = [value for value in (cells[column] for column in columns) if value is not None]
+            ends = dict.fromkeys(written(value) for value in (min(values), max(values))) if values else ()
+            found += [f"{name}: " * bool(name) + " to ".join(ends)] if ends else []
+        return "; ".join(found)
+
+    columns = range(timeline.columns)
+    runs = [list(run) for _, run in groupby(columns, key=lambda column: told([column]))]
+    if len(runs) > _MOST_TIPS:
+        width = -(-len(columns) // _MOST_TIPS)
+        runs = [list(columns[i : i + width]) for i in range(0, len(columns), width)]
+    places = []
+    for run in runs:
+        first, last = timeline.span(run)
+        when = f"iteration {first:,}" if first == last else f"iterations {first:,} to {last:,}"
+        title = escape(f"{when}: {told(run) or 'not recorded'}")
+        places.append(f'<rect x="{run[0]}" width="{len(run)}" height="1"><title>{title}</title></rect>')
+    box = f'viewBox="0 0 {len(columns)} 1" preserveAspectRatio="none"'
+    return f'<svg class="tips" {box} aria-hidden="true">{"".join(places)}</svg>'
 
 
 def _names(names: Iterable[str]) -> str:

@@ -27,6 +27,10 @@ section > ul { padding-left: 1.25rem; max-width: 48rem; overflow-wrap: anywhere;
 .strip { display: block; width: 100%; height: 1.35rem; image-rendering: pixelated;
   background: repeating-linear-gradient(135deg, #fff 0 4px, #d4d9de 4px 5px); }
 .plot > .line { margin-bottom: 2px; }
+.line > div { position: relative; }
+.tips { position: absolute; inset: 0; width: 100%; height: 100%; }
+.tips rect { fill: transparent; }
+.tips rect:hover { fill: #fff6; stroke: var(--ink); vector-effect: non-scaling-stroke; }
 .curve { display: block; width: 100%; height: 11rem; border: solid var(--rule); border-width: 0 0 1px 1px; }
 .curve path { fill: none; stroke: #26547c; stroke-width: 1.75; stroke-linejoin: round; }
 .curve path + path, .lines li + li path { stroke: #b4540a; stroke-dasharray: 5 3; }

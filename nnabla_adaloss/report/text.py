@@ -22,14 +22,14 @@ def power(value: float) -> str:
 
 
 def percent(share: Optional[float]) -> str:
-    """A share; one that is not zero does not look like zero, and an unknown one is a dash.
+    """A share; one that is not zero does not look like zero, nor does one that nobody has counted.
 
     Example:
         >>> percent(0.125), percent(0.0), percent(1e-6), percent(None)
-        ('12.5 %', '0 %', '< 0.01 %', '–')
+        ('12.5 %', '0 %', '< 0.01 %', 'not counted')
     """
     if share is None:
-        return "–"
+        return "not counted"
     if 0.0 < share < 1e-4:
         return "< 0.01 %"
     return f"{100.0 * share:.4g} %" if share < 0.01 else f"{100.0 * share:.3g} %"

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import tracemalloc
+from datetime import datetime, timedelta
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Dict, Optional
 
@@ -19,6 +21,7 @@ from nnabla_adaloss import (
     Monitor,
     Recorder,
     Recording,
+    TrainingBegan,
     UpdateEnded,
 )
 from nnabla_adaloss.emulation import FormatEmulation
@@ -44,6 +47,28 @@ def test_layers_losses_and_repeats() -> None:
         assert row.elements
         assert row.headroom is not None
         assert (row.underflow, row.overflow, row.nonfinite, row.exponents) == (0.0, 0.0, 0, None)
+
+
+def test_a_recording_begins_with_the_settings(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "run.jsonl") as recorder:
+        watched([recorder], 2, config=AdaLossConfig(scale_upper_bound=4.0), accum_grad=2)
+    began, *others = Recording.load(tmp_path / "run.jsonl").rows
+    assert isinstance(began, TrainingBegan)
+    assert not any(isinstance(row, TrainingBegan) for row in others)
+    assert (began.iteration, began.version) == (1, version("nnabla-adaloss"))
+    assert abs(datetime.now().astimezone() - datetime.fromisoformat(began.date)) < timedelta(minutes=5)
+    assert {
+        "updater": "AdaptiveLossScalingUpdater",
+        "storage": "float16",
+        "accum_grad": "2",
+        "global_scale": "history",
+        "config.scale_upper_bound": "4.0",
+        "config.loss_scale_method": "amax_history",
+        "solver": "Momentum",
+        "ranks": "1",
+    }.items() <= began.settings.items()
+    with pytest.raises(ValueError, match="closed"):
+        recorder.on_training_began(began)
 
 
 def test_only_some_layers_in_some_iterations() -> None:
@@ -101,7 +126,7 @@ def test_without_an_emulation_nobody_knows_what_underflowed() -> None:
 
 
 def test_the_file_holds_what_memory_does_not(tmp_path: Path) -> None:
-    recorder = Recorder(path=tmp_path / "run.jsonl", limit=4)
+    recorder = Recorder(tmp_path / "run.jsonl", limit=4)
     watched([recorder], 4)
     written = Recording.load(tmp_path / "run.jsonl")  # while it is open
     assert len(recorder.recording.rows) == 4
@@ -121,6 +146,7 @@ def test_the_file_holds_what_memory_does_not(tmp_path: Path) -> None:
         ({"layers": "conv*"}, TypeError, r"layers='conv\*' must be a sequence"),
         ({"limit": 0}, ValueError, "limit=0 must be 1 or more"),
         ({"histograms": 1}, TypeError, "histograms=1 must be True or False"),
+        ({"path": 10}, TypeError, "path=10 must be a path"),
         ({"path": "/no/such/folder/run.jsonl"}, FileNotFoundError, "No such file or directory"),
     ],
 )

@@ -112,7 +112,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"iteration":1', b'"iteration":'))
     with pytest.raises(ValueError, match=r"run.jsonl is damaged in line 2: "):
         read_rows(path)
-    path.write_bytes(path.read_bytes().replace(b'"version":1', b'"version":9'))
+    path.write_bytes(path.read_bytes().replace(b'"version":2', b'"version":9'))
     with pytest.raises(ValueError, match=r"has version 9 of the format"):
         read_rows(path)
 

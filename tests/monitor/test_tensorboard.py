@@ -66,6 +66,8 @@ def test_while_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     while ("loss_scale", 4) not in values_in(tmp_path) and time.monotonic() < deadline:  # nothing was closed
         time.sleep(0.02)
     found = values_in(tmp_path)
+    (settings,) = found.pop(("settings/text_summary", 1)).tensor.string_val
+    assert b"storage = float16" in settings
     of_layers = {tag for tag, _ in found if "/" in tag}
     assert {tag.rsplit("/", 1)[0] for tag in of_layers} == {"hidden/affine"}
     for row in recorder.recording.of(LayerRow):

@@ -61,5 +61,5 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
         main(["report", "--help"])
     assert ended.value.code == 0
     told = capsys.readouterr().out
-    assert 'Recorder(path="run.jsonl", every=10)' in told
+    assert 'Recorder("run.jsonl", every=10)' in told
     assert "python -m nnabla_adaloss report run.jsonl -o page.html" in told

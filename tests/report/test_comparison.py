@@ -13,6 +13,7 @@ from nnabla_adaloss.report.comparison import comparison_of
 from nnabla_adaloss.report.page import page_of
 
 from .parsed import EVIL, Parsed
+from .test_page import BEGAN
 
 
 def recording(scale: float, underflowed: int, lost: int = 0, only: str = "") -> Recording:
@@ -31,7 +32,7 @@ def compared(first: Recording, second: Recording) -> Parsed:
 
 def test_what_differs_comes_first() -> None:
     text = compared(recording(8.0, 0, only="x"), recording(4096.0, 30, lost=2)).text
-    differs, same = text.split("Same", 1)
+    differs, same = text.split("Results that are the same", 1)
     for fact in ("batches lost 0 2: 2 overflow", "loss scale S0 at the end 8 2¹²", "layers recorded 3 2"):
         assert fact in differs
     assert "loss at the end 0.25 0.25" in same
@@ -44,8 +45,27 @@ def test_what_differs_comes_first() -> None:
         ("a", "2", "2", "16", "2¹³", "0 %", "0 %"),
     ]
     alike = compared(recording(8.0, 1), recording(8.0, 1)).words
-    assert "Differs" not in alike
-    assert "Same" in alike
+    assert "Results that differ" not in alike
+    assert "Results that are the same" in alike
+
+
+def test_the_settings_that_differ_come_first() -> None:
+    runs = [
+        Recording([BEGAN._replace(settings={**BEGAN.settings, **own}), *recording(8.0, 0).rows])
+        for own in ({}, {"storage": "bfloat16", "hysteresis": "2"})
+    ]
+    text = compared(*runs).text
+    differ, rest = text.split("Results that are the same", 1)
+    assert "Settings that differ one two storage float16 bfloat16 hysteresis – 2" in differ
+    assert "Settings that are the same" in rest
+    assert "N 2000 2000" in rest
+
+
+def test_what_was_not_counted_is_not_none() -> None:
+    unknown = [row._replace(underflowed=None) for row in recording(8.0, 0).of(LayerRow)]
+    text = compared(recording(8.0, 0), Recording(unknown)).text
+    assert "worst underflow 0 %, b not counted" in text
+    assert "a 2 2 16 16 0 % not counted" in text
 
 
 def test_both_runs_are_in_each_picture() -> None:

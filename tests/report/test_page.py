@@ -16,6 +16,7 @@ from nnabla_adaloss import (
     Overflowed,
     Recording,
     ScaleChanged,
+    TrainingBegan,
     UpdateEnded,
 )
 from nnabla_adaloss.report.page import page_of
@@ -31,6 +32,9 @@ def layer(iteration: int, name: str = "conv/conv", **fields: Any) -> LayerRow:
 
 def ended(iteration: int, loss: float, scale: float = 8.0) -> UpdateEnded:
     return UpdateEnded(iteration, True, "updated", scale, 0, loss)
+
+
+BEGAN = TrainingBegan(1, "2026-01-02T03:04:05+00:00", "0.2.0", {"storage": "float16", "N": "2000"})
 
 
 def recording() -> Recording:
@@ -63,7 +67,8 @@ def test_pictures_are_told_in_words() -> None:
     assert parsed.of("img")
     assert all(image["alt"] for image in parsed.of("img"))
     for picture in parsed.of("svg"):
-        assert picture.get("aria-label") or "x" in picture  # a mark is told of by its line
+        # A mark is told of by its line, and a value where the mouse is by its row.
+        assert picture.get("aria-label") or "x" in picture or picture["aria-hidden"] == "true"
     assert [p["aria-label"] for p in parsed.of("svg") if p.get("class") == "curve"] == [
         "S0: 8 at first, 4 at the end; from 4 to 8",
         "loss: 1 at first, nan at the end; from 0.125 to 1",
@@ -88,6 +93,29 @@ def test_what_it_says() -> None:
     ):
         assert said in text
     assert "Equal heights are equal ratios" not in text
+
+
+def test_values_are_shown_where_the_mouse_is() -> None:
+    page = Parsed(page_of(recording(), "run.jsonl"))
+    for told in (
+        "iteration 3: 8",  # alpha of conv, which changes each iteration, and of head
+        "iterations 1 to 8: 8",  # S of both
+        "iterations 1 to 8: 5.26 %",
+        "iteration 9: not recorded",
+        "iteration 9: 4",  # S0
+        "iteration 4: 0.25",
+    ):
+        assert told in page.words, told
+    long = Recording([ended(i, float(i)) for i in range(1, 2001)])
+    tips = [word for word in Parsed(page_of(long, "run")).words if word.startswith("iteration")]
+    assert "iterations 42 to 83: 50 to 83" in tips or len(tips) < 60
+
+
+def test_the_settings_stand_at_the_end() -> None:
+    text = Parsed(page_of(Recording([BEGAN, *recording().rows]), "run.jsonl")).text
+    end = text[text.index("Settings What the updater") :]
+    assert "date 2026-01-02T03:04:05+00:00 nnabla_adaloss 0.2.0 storage float16" in end
+    assert "Settings" not in Parsed(page_of(recording(), "run.jsonl")).text
 
 
 def test_losses_of_several_decades_are_drawn_by_their_ratios() -> None:
