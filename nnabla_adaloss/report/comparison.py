@@ -4,41 +4,29 @@
 from __future__ import annotations
 
 import math
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Dict, List, Sequence, Tuple
 
 from ..monitor import BatchRepeated, LayerRow, Recording
-from .layers import layer_maps, worst_underflow
-from .page import loss_scales, loss_section, losses, scale_section, settings_of
+from .layers import COLUMNS, layer_maps, worst_underflow
+from .page import loss_scales, losses, scale_and_loss, settings_of
 from .pieces import document, section, table
 from .text import by_cause, percent, power
 from .timeline import Timeline
 
 
 def comparison_of(runs: Dict[str, Recording], title: str) -> str:
-    """One HTML page that shows two recorded trainings, by their names, beside each other.
-
-    Raises:
-        ValueError: nothing was recorded in one of them.
-    """
-    for name, recording in runs.items():
-        if not recording.rows:
-            raise ValueError(f"nothing was recorded in {name}: there is nothing to compare")
+    """One HTML page that shows two recorded trainings, by their names, beside each other."""
     timeline = Timeline.of(Recording(row for recording in runs.values() for row in recording.rows))
     rows = {name: recording.by_layer() for name, recording in runs.items()}
     layers = _by_difference(*rows.values())
-    sections = [_whole_runs(runs)]
-    if layers:
-        sections.append(_layers(layers, rows))
-    scales = {name: loss_scales(recording) for name, recording in runs.items()}
-    loss = {name: losses(recording) for name, recording in runs.items()}
-    if any(scales.values()):
-        sections.append(scale_section(scales, timeline))
-    if any(loss.values()):
-        sections.append(loss_section(loss, timeline))
-    if layers:
-        beside = {f"{layer}, {run}": of[layer] for layer in layers for run, of in rows.items() if layer in of}
-        sections += layer_maps(beside, timeline)
-    return document(title, *sections)
+    beside = {f"{layer}, {run}": of[layer] for layer in layers for run, of in rows.items() if layer in of}
+    return document(
+        title,
+        _whole_runs(runs),
+        _layers(layers, rows) if layers else "",
+        *scale_and_loss(runs, timeline),
+        *(layer_maps(beside, timeline) if layers else ()),
+    )
 
 
 def _whole_runs(runs: Dict[str, Recording]) -> str:
@@ -91,26 +79,14 @@ def _by_difference(first: Dict[str, List[LayerRow]], second: Dict[str, List[Laye
 
 
 def _layers(names: Sequence[str], rows: Dict[str, Dict[str, List[LayerRow]]]) -> str:
-    columns: Dict[str, Callable[[Sequence[LayerRow]], str]] = {
-        "alpha": lambda of: power(of[-1].alpha),
-        "S": lambda of: power(of[-1].scale),
-        "underflow at worst": lambda of: percent(worst_underflow(of)),
-    }
-    head = ["layer", *(f"{what}, {run}" for what in columns for run in rows)]
+    columns = ("alpha", "S", "underflow at worst")
     body = [
-        [
-            name,
-            *(
-                written(of[name]) if name in of else "–"
-                for written in columns.values()
-                for of in rows.values()
-            ),
-        ]
+        (name, *(COLUMNS[what](of[name]) if name in of else "–" for what in columns for of in rows.values()))
         for name in names
     ]
     return section(
         "Layers",
         "Scales at the last iteration that was recorded. First come layers that only one run has, then those "
         "whose underflow differs most, then those whose alpha does.",
-        table("The layers", head, body),
+        table("The layers", ("layer", *(f"{what}, {run}" for what in columns for run in rows)), body),
     )

@@ -11,9 +11,10 @@ from typing import Callable, Iterable, List, Mapping, Optional, Sequence, Tuple
 from .style import STYLE, strip
 from .timeline import Timeline
 
-Cells = Sequence[Optional[float]]
 Points = Sequence[Tuple[int, float]]
 """Iterations with a value each."""
+Lines = Mapping[str, Points]
+"""What is drawn, by its name."""
 
 # Columns of a table.
 _FIT_A_PHONE = 2
@@ -49,63 +50,62 @@ def section(title: str, explanation: str, *contents: str) -> str:
 
 
 def heat_map(
-    rows: Iterable[Tuple[str, Cells, str]],
-    place: Callable[[float], float],
-    written: Callable[[float], str],
-    labels: Sequence[str],
+    lines: Lines,
     timeline: Timeline,
+    written: Callable[[float], str],
+    ends: Tuple[float, float],
+    labels: Sequence[str],
 ) -> str:
-    """A strip of colours for each row, over the iterations.
+    """A strip of colours for each line, by the logarithm of its values between two `ends`.
 
-    Args:
-        rows: a name, a value for each column or None where nothing was recorded, and the same in words.
-        place: a value's place on the scale of colours, from 0 to 1.
-        written: a value as it is shown where the mouse is.
-        labels: what is written beneath that scale, evenly from its beginning to its end.
-        timeline: the columns.
+    `labels` are written beneath the colours, evenly from one end to the other.
     """
-    lines = []
-    for name, cells, words in rows:
-        picture = strip([None if value is None else place(value) for value in cells])
-        alt = escape(f"{name}: {words}")
-        tips = _tips({"": cells}, written, timeline)
-        lines.append(_line(name, f'<img class="strip" src="{picture}" alt="{alt}">{tips}'))
-    scale = strip([i / 63 for i in range(64)])
-    beneath = "".join(f"<span>{escape(label)}</span>" for label in labels)
-    key = (
-        f'<div class="key"><img class="strip" src="{scale}" alt="colours, from dark to light:">'
-        f'<div class="ticks">{beneath}</div></div>'
+    low, high = map(math.log, ends)
+    strips = []
+    for name, points in lines.items():
+        cells, values = timeline.cells(points), [value for _, value in points]
+        places = [v if v is None else (math.log(max(v, ends[0])) - low) / (high - low) for v in cells]
+        words = f"{name}: {written(values[-1])} at the end, from {written(min(values))} to "
+        words += written(max(values))
+        strips.append(_line(name, _strip(places, words) + _tips({"": cells}, written, timeline)))
+    scale = _strip([i / 63 for i in range(64)], "colours, from dark to light:")
+    key = f'<div class="key">{scale}{_spans("ticks", labels)}</div>'
+    return f"{_plot(*strips, timeline=timeline)}{key}\n"
+
+
+def _strip(places: Sequence[Optional[float]], words: str) -> str:
+    return (
+        f'<div class="strip" style="--colours:{strip(places)}" role="img" aria-label="{escape(words)}"></div>'
     )
-    return f"{_plot(*lines, timeline=timeline)}{key}\n"
 
 
 def curve(
-    lines: Mapping[str, Points],
+    lines: Lines,
     timeline: Timeline,
     written: Callable[[float], str],
     *,
     logarithmic: bool,
     steps: bool,
 ) -> str:
-    """Lines over the iterations, all on one scale; if there are several, with their names.
+    """A curve for each line, all on one scale; if there are several, with their names.
 
     Args:
-        lines: of each line, its name and its points.
+        lines: the lines; values are positive if `logarithmic`.
         timeline: the columns of the page.
-        written: how a value is written beside the picture, and in words.
-        logarithmic: whether distances are ratios; values are positive then.
+        written: how a value is written.
+        logarithmic: whether equal heights are equal ratios.
         steps: whether a value holds until the next one.
     """
     shown = {name: [(i, v) for i, v in points if math.isfinite(v)] for name, points in lines.items()}
     values = [value for points in shown.values() for _, value in points]
     if not values:
         return "<p>No finite value was recorded.</p>\n"
-    low, high = min(values), max(values)
-    spread = (math.log2(high / low) if logarithmic else high - low) or 1.0
+    height = math.log2 if logarithmic else float
+    low, high = height(min(values)), height(max(values))
 
     def place(iteration: int, value: float) -> Tuple[float, float]:
-        above = math.log2(value / low) if logarithmic else value - low
-        return 1000.0 * timeline.place(iteration), 100.0 - 100.0 * above / spread if high > low else 50.0
+        above = (height(value) - low) / (high - low) if high > low else 0.5
+        return 1000.0 * timeline.place(iteration), 100.0 - 100.0 * above
 
     paths = "".join(
         f'<path d="{_path([place(*point) for point in points], steps=steps)}" '
@@ -117,28 +117,37 @@ def curve(
         for name, points in lines.items()
         if points
     )
-    words += f"; from {written(low)} to {written(high)}"
-    labels = "".join(f"<span>{escape(written(value))}</span>" for value in sorted({low, high}, reverse=True))
-    picture = (
-        f'<svg class="curve" viewBox="0 -4 1000 108" preserveAspectRatio="none" role="img" '
-        f'aria-label="{escape(words)}">{paths}</svg>'
+    words += f"; from {written(min(values))} to {written(max(values))}"
+    ends = [written(value) for value in sorted({min(values), max(values)}, reverse=True)]
+    names = ""
+    if len(lines) > 1:
+        sample = '<svg class="sample" viewBox="0 0 28 8" aria-hidden="true"><path d="M0 4H28"/></svg>'
+        items = "".join(f"<li>{sample} {escape(name)}</li>" for name in lines)
+        names = f'<ul class="lines">{items}</ul>\n'
+    cells = {name if names else "": timeline.cells(points) for name, points in shown.items()}
+    line = (
+        f'<div class="line">{_spans("name heights", ends)}<div>'
+        '<svg class="curve" viewBox="0 -4 1000 108" preserveAspectRatio="none" role="img" '
+        f'aria-label="{escape(words)}">{paths}</svg>{_tips(cells, written, timeline)}</div></div>\n'
     )
-    cells = {name if len(lines) > 1 else "": timeline.cells(points) for name, points in shown.items()}
-    picture += _tips(cells, written, timeline)
-    line = f'<div class="line"><div class="name heights">{labels}</div><div>{picture}</div></div>\n'
-    return f"{_names(lines) if len(lines) > 1 else ''}{_plot(line, timeline=timeline)}"
+    return names + _plot(line, timeline=timeline)
 
 
-def _tips(lines: Mapping[str, Cells], written: Callable[[float], str], timeline: Timeline) -> str:
+def _tips(
+    lines: Mapping[str, Sequence[Optional[float]]],
+    written: Callable[[float], str],
+    timeline: Timeline,
+) -> str:
     """What a picture shows where the mouse is: the values there, once for neighbours that are the same."""
 
     def told(columns: Sequence[int]) -> str:
         found = []
         for name, cells in lines.items():
-            values = [value for value in (cells[column] for column in columns) if value is not None]
-            ends = dict.fromkeys(written(value) for value in (min(values), max(values))) if values else ()
-            found += [f"{name}: " * bool(name) + " to ".join(ends)] if ends else []
-        return "; ".join(found)
+            values = [value for column in columns if (value := cells[column]) is not None]
+            if values:
+                ends = dict.fromkeys(map(written, (min(values), max(values))))
+                found.append(f"{name}: " * bool(name) + " to ".join(ends))
+        return "; ".join(found) or "not recorded"
 
     columns = range(timeline.columns)
     runs = [list(run) for _, run in groupby(columns, key=lambda column: told([column]))]
@@ -149,39 +158,26 @@ def _tips(lines: Mapping[str, Cells], written: Callable[[float], str], timeline:
     for run in runs:
         first, last = timeline.span(run)
         when = f"iteration {first:,}" if first == last else f"iterations {first:,} to {last:,}"
-        title = escape(f"{when}: {told(run) or 'not recorded'}")
+        title = escape(f"{when}: {told(run)}")
         places.append(f'<rect x="{run[0]}" width="{len(run)}" height="1"><title>{title}</title></rect>')
-    box = f'viewBox="0 0 {len(columns)} 1" preserveAspectRatio="none"'
-    return f'<svg class="tips" {box} aria-hidden="true">{"".join(places)}</svg>'
+    return (
+        f'<svg class="tips" viewBox="0 0 {len(columns)} 1" preserveAspectRatio="none" '
+        f'aria-hidden="true">{"".join(places)}</svg>'
+    )
 
 
-def _names(names: Iterable[str]) -> str:
-    """Which line of a curve is whose: beside each name a piece of its line."""
-    picture = '<svg class="sample" viewBox="0 0 28 8" aria-hidden="true"><path d="M0 4H28"/></svg>'
-    items = "".join(f"<li>{picture} {escape(name)}</li>" for name in names)
-    return f'<ul class="lines">{items}</ul>\n'
-
-
-def _path(places: Sequence[Tuple[float, float]], *, steps: bool) -> str:
-    if not places:
-        return ""
-    (x, y), *rest = _thinned(places)
-    found = [f"M{x:.1f} {y:.1f}"]
-    for x, y in rest:
-        found.append(f"H{x:.1f}V{y:.1f}" if steps else f"L{x:.1f} {y:.1f}")
-    # A value that holds is seen to hold; a single point is seen at all.
-    return "".join([*found, "H1000"] if steps or not rest else found)
-
-
-def _thinned(places: Iterable[Tuple[float, float]]) -> List[Tuple[float, float]]:
-    """No more than some points for each column of pixels: the first, the highest, the lowest and the last."""
-    found: List[Tuple[float, float]] = []
+def _path(places: Iterable[Tuple[float, float]], *, steps: bool) -> str:
+    found: List[str] = []
+    # No more than some points for each column of pixels.
     for _, group in groupby(places, key=lambda place: int(place[0])):
         column = list(group)
         heights = [y for _, y in column]
         kept = {0, heights.index(min(heights)), heights.index(max(heights)), len(column) - 1}
-        found += [column[index] for index in sorted(kept)]
-    return found
+        for x, y in (column[index] for index in sorted(kept)):
+            line = f"H{x:.1f}V{y:.1f}" if steps else f"L{x:.1f} {y:.1f}"
+            found.append(line if found else f"M{x:.1f} {y:.1f}")
+    # A value that holds is seen to hold; a single point is seen at all.
+    return "".join([*found, "H1000"] if found and (steps or len(found) == 1) else found)
 
 
 def time_line(kinds: Iterable[Tuple[str, str, Sequence[int]]], timeline: Timeline) -> str:
@@ -202,7 +198,7 @@ def time_line(kinds: Iterable[Tuple[str, str, Sequence[int]]], timeline: Timelin
     return _plot(*lines, timeline=timeline)
 
 
-def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, words: bool = False) -> str:
+def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, words: bool = False) -> str:
     """A table; the first cell of each row is its heading, the others are words or numbers."""
     heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
     kinds = ["words"] * words + ["many"] * (len(head) > _FIT_A_PHONE)
@@ -228,6 +224,10 @@ def _line(name: str, picture: str) -> str:
 
 
 def _plot(*lines: str, timeline: Timeline) -> str:
-    ticks = "".join(f"<span>{tick:,}</span>" for tick in timeline.ticks())
-    axis = f'<div class="line axis"><div class="name">iteration</div><div class="ticks">{ticks}</div></div>'
+    ticks = _spans("ticks", [f"{tick:,}" for tick in timeline.ticks()])
+    axis = f'<div class="line axis"><div class="name">iteration</div>{ticks}</div>'
     return f'<div class="plot">\n{"".join(lines)}{axis}\n</div>\n'
+
+
+def _spans(kind: str, words: Iterable[str]) -> str:
+    return f'<div class="{kind}">{"".join(f"<span>{escape(word)}</span>" for word in words)}</div>'

@@ -35,11 +35,6 @@ def percent(share: Optional[float]) -> str:
     return f"{100.0 * share:.4g} %" if share < 0.01 else f"{100.0 * share:.3g} %"
 
 
-def short(value: float) -> str:
-    """Three digits of a number."""
-    return f"{value:.3g}"
-
-
 def in_words(name: str) -> str:
     """A cause or a reason, without underscores."""
     return name.replace("_", " ").replace("nonfinite", "non-finite")

@@ -29,13 +29,7 @@ class Timeline(NamedTuple):
 
     @classmethod
     def of(cls, recording: Recording) -> Timeline:
-        """The columns for a recording: one for each recorded iteration, if these are not too many.
-
-        Raises:
-            ValueError: nothing was recorded.
-        """
-        if not recording.rows:
-            raise ValueError("nothing was recorded: there is nothing to draw")
+        """The columns for a recording: one for each recorded iteration, if these are not too many."""
         iterations = [row.iteration for row in recording.rows]
         first, last = min(iterations), max(iterations)
         looked_at = sorted({row.iteration for row in recording.of(LayerRow)})
@@ -56,13 +50,12 @@ class Timeline(NamedTuple):
         """Where an iteration lies, from 0 (the first) to 1 (the last)."""
         return (iteration - self.first) / max(self.last - self.first, 1)
 
-    def cells(self, points: Iterable[Tuple[int, Optional[float]]]) -> List[Optional[float]]:
+    def cells(self, points: Iterable[Tuple[int, float]]) -> List[Optional[float]]:
         """The largest value in each column; None where there is none."""
         found: Dict[int, float] = {}
         for iteration, value in points:
-            if value is not None:
-                column = self.column(iteration)
-                found[column] = max(found.get(column, value), value)
+            column = self.column(iteration)
+            found[column] = max(found.get(column, value), value)
         return [found.get(column) for column in range(self.columns)]
 
     def ticks(self) -> List[int]:

@@ -47,12 +47,13 @@ def test_what_cannot_be_drawn_is_said(tmp_path: Path, capsys: pytest.CaptureFixt
     for name, message in (
         ("nothing.jsonl", "No such file or directory"),
         ("notes.txt", "notes.txt is not a recording of nnabla_adaloss"),
-        ("empty.jsonl", "nothing was recorded"),
+        ("empty.jsonl", "nothing was recorded in"),
     ):
-        assert main(["report", str(tmp_path / name)]) == 1
-        told = capsys.readouterr().err
-        assert told.startswith("report: ")
-        assert message in told
+        for others in ([], [recording(tmp_path)]):
+            assert main(["report", *others, str(tmp_path / name)]) == 1
+            told = capsys.readouterr().err
+            assert told.startswith("report: ")
+            assert message in told
     assert not list(tmp_path.glob("*.html"))
 
 
