@@ -22,6 +22,14 @@ from .events import (
 logger = logging.getLogger("nnabla_adaloss")
 
 
+def positive(name: str, value: object) -> int:
+    """`value` as a Python int; TypeError or ValueError unless it is an integer from 1 on."""
+    found = integer(name, value)
+    if found < 1:
+        raise ValueError(f"{name}={value!r} must be 1 or more")
+    return found
+
+
 class Monitor:
     """Methods that do nothing: override those whose events you want.
 
@@ -85,9 +93,7 @@ class Audience:
             self._add(monitor)
 
     def _add(self, monitor: Any) -> None:
-        every = integer(f"every of {type(monitor).__name__}", getattr(monitor, "every", 1))
-        if every < 1:
-            raise ValueError(f"every={every} of {type(monitor).__name__} must be 1 or more")
+        every = positive(f"every of {type(monitor).__name__}", getattr(monitor, "every", 1))
         found = False
         for kind, name in _METHODS.items():
             method = getattr(monitor, name, None)

@@ -6,16 +6,14 @@ from __future__ import annotations
 from typing import Dict, List, Optional, Sequence, Tuple, Union
 
 from ..core.layer_selection import LayerSelection, unmatched
-from ..core.validation import boolean, integer, path_name, strings
+from ..core.validation import boolean, path_name, strings
 from ..errors import warn
-from .audience import Monitor
+from .audience import Monitor, positive
 from .events import LayerScaled, UpdateEnded
 from .recording import Recording
 from .row_file import PathLike, RowFile
 from .rows import Row, row_of
 from .tensorboard import TensorBoardFile
-
-_NAMES_TOLD = 10
 
 
 class Recorder(Monitor):
@@ -81,17 +79,12 @@ class Recorder(Monitor):
         data: bool = False,
         tensorboard: Optional[PathLike] = None,
     ) -> None:
-        self.every = integer("every", every)
-        if self.every < 1:
-            raise ValueError(f"every={every!r} must be 1 or more")
-        if integer("limit", limit) < 1:
-            raise ValueError(f"limit={limit!r} must be 1 or more")
+        self.every = positive("every", every)
         self._histograms, self._data = boolean("histograms", histograms), boolean("data", data)
         self._selection = LayerSelection(strings("layers", layers, "patterns of layer names"))
         self._selected: Dict[str, bool] = {}
-        self._first_iteration: Optional[int] = None
         self._patterns: Tuple[str, ...] = self._selection.include  # that are to be looked at
-        self.recording = Recording(limit=limit)
+        self.recording = Recording(limit=positive("limit", limit))
         self._files: List[Union[RowFile, TensorBoardFile]] = []
         if tensorboard is not None:
             self._files.append(TensorBoardFile(path_name("tensorboard", tensorboard)))
@@ -111,15 +104,12 @@ class Recorder(Monitor):
 
     def on_layer_scaled(self, event: LayerScaled) -> None:
         """Record a layer, if it is one of those that are recorded."""
-        if self._first_iteration is None:
-            self._first_iteration = event.iteration
-        elif event.iteration > self._first_iteration:  # in a loop without UpdateEnded
-            self._warn_of_patterns()
         layer = event.record.layer
-        selected = self._selected.get(layer)
-        if selected is None:
-            selected = self._selected[layer] = self._selection.selects(layer)
-        if selected:
+        if layer not in self._selected:
+            self._selected[layer] = self._selection.selects(layer)
+        else:  # so all layers have been seen; in a loop of one's own, nothing else tells it
+            self._warn_of_patterns()
+        if self._selected[layer]:
             self._record(row_of(event, histograms=self._histograms, data=self._data))
 
     def _record(self, event: Row) -> None:
@@ -139,10 +129,7 @@ class Recorder(Monitor):
         """Warn of patterns that match no layer, now that the layers are known; the first time only."""
         patterns, self._patterns = unmatched(self._patterns, list(self._selected)), ()
         if patterns:
-            names = list(self._selected)
-            more = f", and {len(names) - _NAMES_TOLD} more" if len(names) > _NAMES_TOLD else ""
-            known = ", ".join(names[:_NAMES_TOLD]) + more or "none"
             warn(
                 f"Recorder(layers=...): {', '.join(map(repr, patterns))} matches no scaled layer; "
-                f"known layers: {known}"
+                f"known layers: {', '.join(self._selected) or 'none'}"
             )

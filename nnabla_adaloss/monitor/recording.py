@@ -7,6 +7,7 @@ import csv
 import os
 from collections import deque
 from contextlib import closing
+from itertools import chain
 from typing import Any, Deque, Dict, Iterable, List, NamedTuple, Optional, Type, TypeVar
 
 from ..core.validation import integer
@@ -168,10 +169,9 @@ class Recording:
         from nnabla.monitor import Monitor, MonitorSeries
 
         # Of the passes of one iteration, a layer's last one.
-        rows: List[Row] = [row for row in self.rows if not isinstance(row, LayerRow)]
-        rows += [row for of_layer in self.by_layer().values() for row in of_layer]
+        others = (row for row in self.rows if not isinstance(row, LayerRow))
         curves: Dict[str, Dict[int, float]] = {}
-        for row in rows:
+        for row in chain(others, *self.by_layer().values()):
             for name, value in points_of(row).items():
                 curves.setdefault(name, {})[row.iteration] = value
         monitor = Monitor(os.fsdecode(path))

@@ -89,12 +89,7 @@ def curve(
 ) -> str:
     """A curve for each line, all on one scale; if there are several, with their names.
 
-    Args:
-        lines: the lines; values are positive if `logarithmic`.
-        timeline: the columns of the page.
-        written: how a value is written.
-        logarithmic: whether equal heights are equal ratios.
-        steps: whether a value holds until the next one.
+    If `logarithmic`, equal heights are equal ratios; in `steps`, a value holds until the next one.
     """
     shown = {name: [(i, v) for i, v in points if math.isfinite(v)] for name, points in lines.items()}
     values = [value for points in shown.values() for _, value in points]
@@ -150,16 +145,15 @@ def _tips(
         return "; ".join(found) or "not recorded"
 
     columns = range(timeline.columns)
-    runs = [list(run) for _, run in groupby(columns, key=lambda column: told([column]))]
-    if len(runs) > _MOST_TIPS:
-        width = -(-len(columns) // _MOST_TIPS)
-        runs = [list(columns[i : i + width]) for i in range(0, len(columns), width)]
+    width = -(-len(columns) // _MOST_TIPS)
     places = []
-    for run in runs:
-        first, last = timeline.span(run)
+    for what, run in groupby((columns[i : i + width] for i in columns[::width]), key=told):
+        blocks = list(run)
+        start, end = blocks[0].start, blocks[-1].stop
+        first, last = timeline.span(start, end)
         when = f"iteration {first:,}" if first == last else f"iterations {first:,} to {last:,}"
-        title = escape(f"{when}: {told(run)}")
-        places.append(f'<rect x="{run[0]}" width="{len(run)}" height="1"><title>{title}</title></rect>')
+        title = escape(f"{when}: {what}")
+        places.append(f'<rect x="{start}" width="{end - start}" height="1"><title>{title}</title></rect>')
     return (
         f'<svg class="tips" viewBox="0 0 {len(columns)} 1" preserveAspectRatio="none" '
         f'aria-hidden="true">{"".join(places)}</svg>'

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from ..monitor import LayerRow, Recording
 
@@ -17,7 +17,7 @@ class Timeline(NamedTuple):
         >>> timeline = Timeline(first=1, last=100, columns=50)
         >>> timeline.column(1), timeline.column(2), timeline.column(100)
         (0, 0, 49)
-        >>> timeline.span([0]), timeline.span([1, 2])
+        >>> timeline.span(0, 1), timeline.span(1, 3)
         ((1, 2), (3, 6))
         >>> timeline.place(1), timeline.place(100)
         (0.0, 1.0)
@@ -40,11 +40,11 @@ class Timeline(NamedTuple):
         """The column of an iteration."""
         return (iteration - self.first) * self.columns // (self.last - self.first + 1)
 
-    def span(self, columns: Sequence[int]) -> Tuple[int, int]:
-        """The first and the last iteration of neighbouring columns."""
+    def span(self, start: int, end: int) -> Tuple[int, int]:
+        """The first and the last iteration of the columns from `start` up to `end`."""
         iterations = self.last - self.first + 1
-        first, end = (-(-column * iterations // self.columns) for column in (columns[0], columns[-1] + 1))
-        return self.first + first, self.first + end - 1
+        first, behind = (self.first - (-column * iterations // self.columns) for column in (start, end))
+        return first, behind - 1
 
     def place(self, iteration: int) -> float:
         """Where an iteration lies, from 0 (the first) to 1 (the last)."""

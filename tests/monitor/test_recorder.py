@@ -133,7 +133,7 @@ def test_the_file_holds_what_memory_does_not(tmp_path: Path) -> None:
     assert list(written.rows)[-4:] == list(recorder.recording.rows)
     assert [row.iteration for row in written.of(UpdateEnded)] == [1, 2, 3, 4]
     recorder.close()
-    with pytest.warns(LossScaleWarning, match="monitor Recorder raised .* file is closed"):
+    with pytest.warns(LossScaleWarning, match="monitor Recorder raised .* closed file"):
         watched([recorder], 3)
     assert len(recorder.recording.rows) == 4
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnabla_adaloss import Overflowed, ScaleChanged
+from nnabla_adaloss import ScaleChanged
 from nnabla_adaloss.monitor.row_file import RowFile, read_rows, write_rows
 from nnabla_adaloss.monitor.rows import Row
 
@@ -81,13 +81,6 @@ def test_another_file_is_left_alone(tmp_path: Path, content: bytes) -> None:
     assert path.read_bytes() == content
 
 
-def test_a_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    write(path, [Overflowed(2, 0, "overflow", ("a", "b"), "", 8.0)])
-    path.write_bytes(path.read_bytes().replace(b'"component":""', b'"blamed":"conv"'))
-    assert read_rows(path) == [Overflowed(2, 0, "overflow", ("a", "b"), "", 8.0)]
-
-
 def test_two_recorders_do_not_write_one_file(tmp_path: Path) -> None:
     first = RowFile(tmp_path / "run.jsonl")
     with pytest.raises(ValueError, match=r"run.jsonl' is open in another recorder"):
@@ -102,7 +95,7 @@ def test_a_closed_file_says_so(tmp_path: Path) -> None:
     file = RowFile(tmp_path / "run.jsonl")
     file.close()
     file.close()
-    with pytest.raises(ValueError, match="file is closed"):
+    with pytest.raises(ValueError, match="closed file"):
         file.append(scale(1))
 
 
