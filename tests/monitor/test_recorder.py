@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from datetime import datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Dict, Optional
 
 import numpy as np
@@ -18,7 +18,6 @@ from nnabla_adaloss import (
     BatchRepeated,
     LayerRow,
     LossScaleWarning,
-    Monitor,
     Recorder,
     Recording,
     TrainingBegan,
@@ -26,7 +25,6 @@ from nnabla_adaloss import (
 )
 from nnabla_adaloss.emulation import FormatEmulation
 from nnabla_adaloss.engine.layer_watch import _Look
-from nnabla_adaloss.monitor import LayerScaled
 from nnabla_adaloss.report.page import page_of
 from tests.updaters.networks import AS_THE_BASELINE, training
 
@@ -67,8 +65,6 @@ def test_a_recording_begins_with_the_settings(tmp_path: Path) -> None:
         "solver": "Momentum",
         "ranks": "1",
     }.items() <= began.settings.items()
-    with pytest.raises(ValueError, match="closed"):
-        recorder.on_training_began(began)
 
 
 def test_only_some_layers_in_some_iterations() -> None:
@@ -78,9 +74,8 @@ def test_only_some_layers_in_some_iterations() -> None:
     assert [(row.iteration, row.layer) for row in rows] == [(2, "hidden/affine"), (4, "hidden/affine")]
 
 
-@pytest.mark.parametrize("every", [1, 2])
-def test_a_pattern_without_a_layer_is_warned_of_once(every: int) -> None:
-    recorder = Recorder(every=every, layers=["hid*", "fc1", "conv*", "*"])
+def test_a_pattern_without_a_layer_is_warned_of_once() -> None:
+    recorder = Recorder(every=2, layers=["hid*", "fc1", "conv*", "*"])
     told = r"'fc1', 'conv\*' matches no scaled layer; known layers: output/affine, hidden/affine$"
     with pytest.warns(LossScaleWarning, match=told) as warned:
         watched([recorder], 6)
@@ -133,6 +128,7 @@ def test_the_file_holds_what_memory_does_not(tmp_path: Path) -> None:
     assert list(written.rows)[-4:] == list(recorder.recording.rows)
     assert [row.iteration for row in written.of(UpdateEnded)] == [1, 2, 3, 4]
     recorder.close()
+    recorder.close()
     with pytest.warns(LossScaleWarning, match="monitor Recorder raised .* closed file"):
         watched([recorder], 3)
     assert len(recorder.recording.rows) == 4
@@ -155,43 +151,21 @@ def test_bad_arguments_are_refused(options: Dict[str, Any], error: type[Exceptio
         Recorder(**options)
 
 
-@pytest.mark.slow
-def test_memory_is_bounded() -> None:
-    recorder = Recorder(limit=300)
-    updater = watched([recorder], 120)
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        for _ in range(400):
-            updater.update()
-        grown = tracemalloc.get_traced_memory()[0] - before
-    finally:
-        tracemalloc.stop()
-    assert len(recorder.recording.rows) == 300
-    # 400 iterations are 1200 rows, half a kilobyte each; the 300 that are kept were traced in part only.
-    assert grown < 300_000
-
-
 @pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
 @pytest.mark.parametrize("storage", ["float16", None])
 def test_weights_and_inputs(storage: Optional[str], tmp_path: Path) -> None:
-    """Compared with what NanDump would save: the arrays themselves."""
-
-    class Arrays(Monitor):
-        def __init__(self) -> None:
-            self.seen: Dict[str, Any] = {}
-
-        def on_layer_scaled(self, event: LayerScaled) -> None:
-            self.seen[event.record.layer] = event.look.arrays()
-
-    train, arrays, recorder = training(), Arrays(), Recorder(path=tmp_path / "run.jsonl", data=True)
+    """Compared with the arrays themselves."""
+    seen: Dict[str, Any] = {}
+    keep = SimpleNamespace(on_layer_scaled=lambda e: seen.update({e.record.layer: e.look.arrays()}))
+    train, recorder = training(), Recorder(tmp_path / "run.jsonl", data=True)
     for v in train.solver.get_parameters().values():
         v.d = np.where(np.arange(v.size).reshape(v.shape) % 4 == 0, 1e-6, v.d)  # subnormal in float16
-    watched([arrays, recorder], 1, train, storage=storage)
+    watched([keep, recorder], 1, train, storage=storage)
     recording = Recording.load(tmp_path / "run.jsonl")
-    for name, seen in arrays.seen.items():
+    for name, of_layer in seen.items():
         row = recording.at(name, 1)
-        for what, values in (("weight", np.abs(seen.weight)), ("input", np.abs(seen.input))):
+        for what in ("weight", "input"):
+            values = np.abs(getattr(of_layer, what))
             assert getattr(row, f"{what}_max") == values.max()
             expected = (values[values > 0] < 2.0**-14).mean()
             assert getattr(row, f"{what}_subnormal") == pytest.approx(expected)
