@@ -92,15 +92,8 @@ def test_damage_is_named(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     write(path, [scale(1), scale(2)])
     whole = path.read_bytes()
-    for damaged in (
-        b'{"event":"scale","iteration":',
-        b'"text"',
-        b"[1]",
-        b"2",
-        b'{"iteration":1}',
-        b'{"event":"x"}',
-    ):
-        path.write_bytes(whole.replace(b'{"event":"scale","iteration":1', damaged + b"\n", 1))
+    for damaged in (b'{"event":', b'"text"', b"[1]", b"2", b'{"iteration":1}', b'{"event":"x"}'):
+        path.write_bytes(whole.replace(b'{"event":"scale"', damaged + b"\n", 1))
         with pytest.raises(ValueError, match=r"run.jsonl is damaged in line 2: "):
             read_rows(path)
     path.write_bytes(path.read_bytes().replace(b'"version":2', b'"version":9'))
