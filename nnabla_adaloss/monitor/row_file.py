@@ -38,12 +38,7 @@ _LONGEST = 2**20  # bytes of a line
 
 
 class RowFile:
-    """Appends rows to a file, which is made when it is not there.
-
-    Raises:
-        ValueError: the file holds something else, or another recorder has it open.
-        OSError: it cannot be written.
-    """
+    """Appends rows to a file, which is made when it is not there; ValueError if it is not ours alone."""
 
     def __init__(self, path: PathLike) -> None:
         name = os.fsdecode(path)
@@ -99,15 +94,7 @@ def _end_of_whole_lines(name: str) -> int:
 
 
 def read_rows(path: PathLike) -> List[Row]:
-    """The rows of a file, without a last line that was cut off.
-
-    Where a training was killed and went on from a checkpoint, what it did twice is there once, as it was done
-    the second time.
-
-    Raises:
-        ValueError: the file is no recording, of a newer version, or damaged before its end.
-        OSError: it cannot be read.
-    """
+    """The rows of a file; of what was done again after a crash, the second time."""
     name = os.fsdecode(path)
     rows: List[Row] = []
     began_anew = False

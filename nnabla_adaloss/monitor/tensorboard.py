@@ -15,14 +15,7 @@ _SECONDS = 10  # until what was written can be seen
 
 
 class TensorBoardFile:
-    """Writes rows to a new event file in a folder: curves, histograms of exponents, overflows as text.
-
-    Of the passes of one iteration, a layer's last one is written, once the iteration is over.
-
-    Raises:
-        ImportError: tensorboardX is not installed.
-        OSError: it cannot be written.
-    """
+    """Writes rows to a new event file in a folder: of a layer, the last pass of an iteration that is over."""
 
     def __init__(self, path: PathLike) -> None:
         try:
@@ -36,7 +29,7 @@ class TensorBoardFile:
         self._iteration = -1
 
     def append(self, row: Row) -> None:
-        """Write a row; one about a layer when its iteration is over."""
+        """Write a row, at the latest with the next iteration."""
         if self._writer is None:
             raise ValueError("the event file for TensorBoard is closed")
         if row.iteration != self._iteration:

@@ -10,7 +10,7 @@ from ..monitor import BatchRepeated, LayerRow, Recording
 from .layers import COLUMNS, layer_maps, worst_underflow
 from .page import loss_scales, losses, scale_and_loss, settings_of
 from .pieces import document, section, table
-from .text import by_cause, percent, power
+from .text import by_cause, extent, percent, power
 from .timeline import Timeline
 
 
@@ -58,7 +58,7 @@ def _facts(recording: Recording) -> Dict[str, str]:
         "batches lost": f"{sum(lost.values()):,}" + (f": {by_cause(lost)}" if lost else ""),
         "batches repeated": f"{len(recording.of(BatchRepeated)):,}",
         "loss scale S0 at the end": power(scales[-1]) if scales else "–",
-        "S0, range": f"{power(min(scales))} to {power(max(scales))}" if scales else "–",
+        "S0, range": extent(scales) if scales else "–",
         "layers recorded": f"{len(recording.layers):,}",
         "layers that lost more than 1 % to underflow": f"{len(underflows):,}" if counted else percent(None),
         "worst underflow": f"{percent(worst)}, {layer}" if counted else percent(None),

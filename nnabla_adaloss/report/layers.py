@@ -10,7 +10,7 @@ from typing import Callable, List, Mapping, Optional, Sequence
 from ..core.layer_record import Reason
 from ..monitor import LayerRow, Recording
 from .pieces import Lines, heat_map, section, table
-from .text import percent, power
+from .text import extent, percent, power
 from .timeline import Timeline
 
 # Less is drawn as none.
@@ -73,10 +73,9 @@ def layer_maps(layers: Layers, timeline: Timeline) -> List[str]:
 
 
 def _lines(layers: Layers, field: str) -> Lines:
-    known = {name: [row for row in rows if _known([row], field)] for name, rows in layers.items()}
-    return {
-        name: [(row.iteration, getattr(row, field)) for row in rows] for name, rows in known.items() if rows
-    }
+    lines = {name: [(row.iteration, getattr(row, field)) for row in rows] for name, rows in layers.items()}
+    known = {name: [point for point in points if point[1] is not None] for name, points in lines.items()}
+    return {name: points for name, points in known.items() if points}
 
 
 def _scales(layers: Layers, timeline: Timeline, field: str) -> str:
@@ -106,13 +105,7 @@ def why(rows: Sequence[LayerRow]) -> Optional[str]:
 
 
 def advice(rows: Sequence[LayerRow]) -> Optional[str]:
-    """What to do about a layer whose gradient is mostly below the normal range; None about any other.
-
-    Example:
-        >>> row = LayerRow(7, 0, "fc", 4.0, 32.0, "accumulated bound", 100, 0, 97, headroom=12.0)
-        >>> advice([row]).split("; ")[1]
-        '12 bits of headroom are unused. Raise AdaLossConfig(accum_upper_bound=...).'
-    """
+    """What to do about a layer whose gradient is mostly below the normal range; None about any other."""
     last = rows[-1]
     nonzero = (last.elements or 0) - (last.zeros or 0)
     if not nonzero or last.subnormals is None or last.subnormals < _MOSTLY * nonzero:
@@ -147,7 +140,7 @@ Columns = Mapping[str, Callable[[Sequence[LayerRow]], str]]
 COLUMNS: Columns = {
     "alpha": lambda rows: power(rows[-1].alpha),
     "S": lambda rows: power(rows[-1].scale),
-    "S, range": lambda rows: " to ".join(power(end(row.scale for row in rows)) for end in (min, max)),
+    "S, range": lambda rows: extent(_known(rows, "scale")),
     "why this alpha": lambda rows: why(rows) or "not recorded",
     "underflow": lambda rows: percent(rows[-1].underflow),
     "underflow at worst": lambda rows: percent(worst_underflow(rows)),

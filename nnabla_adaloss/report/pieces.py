@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Callable, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from .style import STYLE, strip
+from .text import extent
 from .timeline import Timeline
 
 Points = Sequence[Tuple[int, float]]
@@ -65,8 +66,7 @@ def heat_map(
     for name, points in lines.items():
         cells, values = timeline.cells(points), [value for _, value in points]
         places = [v if v is None else (math.log(max(v, ends[0])) - low) / (high - low) for v in cells]
-        words = f"{name}: {written(values[-1])} at the end, from {written(min(values))} to "
-        words += written(max(values))
+        words = f"{name}: {written(values[-1])} at the end, from {extent(values, written)}"
         strips.append(_line(name, _strip(places, words) + _tips({"": cells}, written, timeline)))
     scale = _strip([i / 63 for i in range(64)], "colours, from dark to light:")
     key = f'<div class="key">{scale}{_spans("ticks", labels)}</div>'
@@ -112,7 +112,7 @@ def curve(
         for name, points in lines.items()
         if points
     )
-    words += f"; from {written(min(values))} to {written(max(values))}"
+    words += f"; from {extent(values, written)}"
     ends = [written(value) for value in sorted({min(values), max(values)}, reverse=True)]
     names = ""
     if len(lines) > 1:

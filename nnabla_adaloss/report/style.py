@@ -32,11 +32,10 @@ section > ul { padding-left: 1.25rem; max-width: 48rem; overflow-wrap: anywhere;
 .tips rect { fill: transparent; }
 .tips rect:hover { fill: #fff6; stroke: var(--ink); vector-effect: non-scaling-stroke; }
 .curve { display: block; width: 100%; height: 11rem; border: solid var(--rule); border-width: 0 0 1px 1px; }
-.curve path { fill: none; stroke: #26547c; stroke-width: 1.75; stroke-linejoin: round; }
+.curve path, .sample path { fill: none; stroke: #26547c; stroke-width: 1.75; stroke-linejoin: round; }
 .curve path + path, .lines li + li path { stroke: #b4540a; stroke-dasharray: 5 3; }
 .lines { list-style: none; display: flex; flex-wrap: wrap; gap: .25rem 1.5rem; padding: 0; }
 .sample { width: 28px; height: 8px; }
-.sample path { fill: none; stroke: #26547c; stroke-width: 1.75; }
 .heights { align-self: stretch; display: flex; flex-direction: column; justify-content: space-between; }
 .marks { display: block; width: 100%; height: 1.6rem; overflow: visible;
   border-bottom: 1px solid var(--rule); }

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Mapping, Optional
+from typing import Callable, Mapping, Optional, Sequence
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -19,6 +19,11 @@ def power(value: float) -> str:
     if value > 0.0 and math.frexp(value)[0] == 0.5 and not 1.0 <= value <= 16.0:
         return "2" + str(math.frexp(value)[1] - 1).translate(_RAISED)
     return f"{value:g}"
+
+
+def extent(values: Sequence[float], written: Callable[[float], str] = power) -> str:
+    """The smallest and the largest value."""
+    return f"{written(min(values))} to {written(max(values))}"
 
 
 def percent(share: Optional[float]) -> str:
