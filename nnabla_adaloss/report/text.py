@@ -16,7 +16,7 @@ def power(value: float) -> str:
         >>> power(1024.0), power(2.0**-20), power(4.0), power(3e5)
         ('2¹⁰', '2⁻²⁰', '4', '300000')
     """
-    if value > 0.0 and math.frexp(value)[0] == 0.5 and not 1.0 <= value <= 16.0:
+    if math.frexp(value)[0] == 0.5 and not 1.0 <= value <= 16.0:
         return "2" + str(math.frexp(value)[1] - 1).translate(_RAISED)
     return f"{value:g}"
 

@@ -11,17 +11,7 @@ _MOST_COLUMNS = 240
 
 
 class Timeline(NamedTuple):
-    """The columns that all pictures of a page share: how many, and their first and last iteration.
-
-    Example:
-        >>> timeline = Timeline(first=1, last=100, columns=50)
-        >>> timeline.column(1), timeline.column(2), timeline.column(100)
-        (0, 0, 49)
-        >>> timeline.span(0, 1), timeline.span(1, 3)
-        ((1, 2), (3, 6))
-        >>> timeline.place(1), timeline.place(100)
-        (0.0, 1.0)
-    """
+    """The columns that all pictures of a page share: how many, and their first and last iteration."""
 
     first: int
     last: int
