@@ -67,7 +67,7 @@ def heat_map(
         cells, values = timeline.cells(points), [value for _, value in points]
         places = [v if v is None else (math.log(max(v, ends[0])) - low) / (high - low) for v in cells]
         words = f"{name}: {written(values[-1])} at the end, from {extent(values, written)}"
-        strips.append(_line(name, _strip(places, words) + _tips({"": cells}, written, timeline)))
+        strips.append(_line(name, _strip(places, words) + _tips({"": points}, written, timeline)))
     scale = _strip([i / 63 for i in range(64)], "colours, from dark to light:")
     key = f'<div class="key">{scale}{_spans("ticks", labels)}</div>'
     return f"{_plot(*strips, timeline=timeline)}{key}\n"
@@ -119,43 +119,33 @@ def curve(
         sample = '<svg class="sample" viewBox="0 0 28 8" aria-hidden="true"><path d="M0 4H28"/></svg>'
         items = "".join(f"<li>{sample} {escape(name)}</li>" for name in lines)
         names = f'<ul class="lines">{items}</ul>\n'
-    cells = {name if names else "": timeline.cells(points) for name, points in shown.items()}
+    tips = _tips({name if names else "": points for name, points in shown.items()}, written, timeline)
     line = (
         f'<div class="line">{_spans("name heights", ends)}<div>'
         '<svg class="curve" viewBox="0 -4 1000 108" preserveAspectRatio="none" role="img" '
-        f'aria-label="{escape(words)}">{paths}</svg>{_tips(cells, written, timeline)}</div></div>\n'
+        f'aria-label="{escape(words)}">{paths}</svg>{tips}</div></div>\n'
     )
     return names + _plot(line, timeline=timeline)
 
 
-def _tips(
-    lines: Mapping[str, Sequence[Optional[float]]],
-    written: Callable[[float], str],
-    timeline: Timeline,
-) -> str:
+def _tips(lines: Lines, written: Callable[[float], str], timeline: Timeline) -> str:
     """What a picture shows where the mouse is: the values there, once for neighbours that are the same."""
-
-    def told(columns: Sequence[int]) -> str:
-        found = []
-        for name, cells in lines.items():
-            values = [value for column in columns if (value := cells[column]) is not None]
-            if values:
-                ends = dict.fromkeys(map(written, (min(values), max(values))))
-                found.append(f"{name}: " * bool(name) + " to ".join(ends))
-        return "; ".join(found) or "not recorded"
-
-    columns = range(timeline.columns)
-    width = -(-len(columns) // _MOST_TIPS)
-    places = []
-    for what, run in groupby((columns[i : i + width] for i in columns[::width]), key=told):
-        blocks = list(run)
-        start, end = blocks[0].start, blocks[-1].stop
+    width = -(-timeline.columns // _MOST_TIPS)
+    told: List[List[str]] = [[] for _ in range(0, timeline.columns, width)]
+    for name, points in lines.items():
+        for place, group in groupby(points, key=lambda point: timeline.column(point[0]) // width):
+            values = [value for _, value in group]
+            ends = dict.fromkeys(map(written, (min(values), max(values))))
+            told[place].append(f"{name}: " * bool(name) + " to ".join(ends))
+    places, end = [], 0
+    for words, run in groupby(told):
+        start, end = end, min(end + width * len(list(run)), timeline.columns)
         first, last = timeline.span(start, end)
         when = f"iteration {first:,}" if first == last else f"iterations {first:,} to {last:,}"
-        title = escape(f"{when}: {what}")
+        title = escape(f"{when}: {'; '.join(words) or 'not recorded'}")
         places.append(f'<rect x="{start}" width="{end - start}" height="1"><title>{title}</title></rect>')
     return (
-        f'<svg class="tips" viewBox="0 0 {len(columns)} 1" preserveAspectRatio="none" '
+        f'<svg class="tips" viewBox="0 0 {timeline.columns} 1" preserveAspectRatio="none" '
         f'aria-hidden="true">{"".join(places)}</svg>'
     )
 

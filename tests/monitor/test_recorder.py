@@ -80,6 +80,8 @@ def test_a_pattern_without_a_layer_is_warned_of_once() -> None:
     with pytest.warns(LossScaleWarning, match=told) as warned:
         watched([recorder], 6)
     assert sum("Recorder" in str(warning.message) for warning in warned) == 1
+    with pytest.warns(LossScaleWarning, match=told):
+        watched([Recorder(every=2, layers=["fc1", "conv*"])], 3)  # of which one is recorded
 
 
 def test_a_loop_of_ones_own() -> None:

@@ -97,6 +97,7 @@ def test_monitor_series_are_nnablas(tmp_path: Path) -> None:
     for name, expected in (
         ("loss_scale", [[1, 1024], [2, 512], [3, 512]]),
         ("batches_lost", [4, 2]),
+        ("retries", [[1, 1], [3, 0]]),
         ("conv.conv.scale", [[1, 8], [3, 24]]),
     ):
         np.testing.assert_array_equal(np.loadtxt(tmp_path / f"series/{name}.series.txt"), expected)

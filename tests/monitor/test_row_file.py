@@ -39,6 +39,7 @@ def test_every_row_comes_back(tmp_path_factory: pytest.TempPathFactory, rows: Li
     # Their representation, for NaN is not itself.
     assert repr(read_rows(folder / "appended")) == repr(read_rows(folder / "written")) == repr(rows)
     assert (folder / "appended").read_bytes() == (folder / "written").read_bytes()
+    assert b":null" not in (folder / "written").read_bytes()
 
 
 @settings(max_examples=20)

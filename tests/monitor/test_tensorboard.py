@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import time
 from pathlib import Path
@@ -38,9 +39,12 @@ def values_in(folder: Path) -> Dict[Tuple[str, int], Any]:
 
 
 def test_a_recording_afterwards(tmp_path: Path) -> None:
-    whole().to_tensorboard(tmp_path)
+    recording = whole()
+    recording.rows.append(UpdateEnded(4, False, "nonfinite_loss", 512.0, 0, math.nan))
+    recording.to_tensorboard(tmp_path)
     found = values_in(tmp_path)
     assert found["loss", 3].simple_value == 0.25
+    assert ("loss", 4) not in found
     assert found["conv/conv/scale", 1].simple_value == 8.0
     assert found["loss_scale", 2].simple_value == 512.0
     assert [key for key, value in found.items() if value.HasField("histo")] == [("conv/conv/exponents", 1)]

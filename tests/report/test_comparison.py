@@ -73,6 +73,7 @@ def test_both_runs_are_in_each_picture() -> None:
     assert len(parsed.of("path")) == 2 * (2 + 2)  # lines and their samples
     strips = [picture["aria-label"] or "" for picture in parsed.of("div") if picture.get("class") == "strip"]
     assert [told.split(":")[0] for told in strips if "%" in told] == ["b, one", "b, two", "a, one", "a, two"]
+    assert "iterations 1 to 4: one: 8; two: 2¹²" in parsed.words
     # One line alone needs no sample.
     assert len(re.findall("<path d=", page_of(recording(8.0, 0), "run"))) == 2
 

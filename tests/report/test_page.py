@@ -54,6 +54,7 @@ def recording() -> Recording:
 def test_one_file_and_nothing_else() -> None:
     page = page_of(recording(), "run.jsonl")
     assert not re.search(r"//|@import|url\(", page)
+    assert "background: var(--colours)" in page
     assert not {"script", "link", "img"} & {tag for tag, _ in Parsed(page).elements}
 
 
@@ -103,13 +104,25 @@ def test_values_are_shown_where_the_mouse_is() -> None:
         "iteration 4: 0.25",
     ):
         assert told in page.words, told
-    long = Recording([ended(i, float(i)) for i in range(1, 2001)])
-    tips = [word for word in Parsed(page_of(long, "run")).words if word.startswith("iteration")]
-    assert "iterations 42 to 83: 50 to 83" in tips or len(tips) < 60
+    long = Parsed(page_of(Recording([ended(i, float(i)) for i in range(1, 2001)]), "run"))
+    assert "iterations 43 to 84: 43 to 84" in long.words
+    assert len(long.of("rect")) == 1 + 48
+
+
+def test_long_tables_show_the_end() -> None:
+    rows: List[Any] = [ended(i, i / 99, 2.0 ** (i % 5)) for i in range(1, 100)]
+    rows += [BatchRepeated(i, 0, "overflow", ()) for i in range(99, 0, -1)]
+    text = Parsed(page_of(Recording(rows), "run")).text
+    assert "Repeated and lost batches: 99, of which these are the last 60 iteration" in text
+    assert "what was wrong in forward 40 batch repeated" in text
+    assert "98 times after the first; these are the last 10 iteration S0 90 1 91 2 92 4" in text
+    assert "The loss at some iterations iteration loss 1 0.0101 11 0.1111" in text
+    assert "88 0.8889 99 1 " in text
 
 
 def test_the_settings_stand_at_the_end() -> None:
-    text = Parsed(page_of(Recording([BEGAN, *recording().rows]), "run.jsonl")).text
+    rows = [BEGAN._replace(settings={"storage": "before it was resumed"}), BEGAN, *recording().rows]
+    text = Parsed(page_of(Recording(rows), "run.jsonl")).text
     end = text[text.index("Settings What the updater") :]
     assert "date 2026-01-02T03:04:05+00:00 nnabla_adaloss 0.2.0 storage float16" in end
     assert "Settings" not in Parsed(page_of(recording(), "run.jsonl")).text
@@ -124,6 +137,12 @@ def test_losses_of_several_decades_are_drawn_by_their_ratios() -> None:
 def test_a_scale_holds_until_it_changes() -> None:
     page = page_of(Recording([ended(1, 0.5, 8.0), ScaleChanged(2, 8.0, 16.0), ended(3, 0.5, 16.0)]), "run")
     assert "M0.0 100.0H500.0V0.0H1000.0V0.0H1000" in page
+
+
+def test_a_single_point_and_a_single_peak_are_seen() -> None:
+    assert 'd="M0.0 50.0H1000"' in page_of(Recording([ended(1, 0.5)]), "run").split("<h2>Loss</h2>")[1]
+    rows = [ended(i, {4003: 0.5, 4006: 2.0}.get(i, 1.0)) for i in range(10_000)]
+    assert re.search(r"L400\.\d 100\.0L400\.\d 0\.0", page_of(Recording(rows), "run"))
 
 
 def test_each_cell_of_a_wide_table_knows_its_column() -> None:
