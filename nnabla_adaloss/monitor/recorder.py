@@ -107,7 +107,7 @@ class Recorder(Monitor):
         layer = event.record.layer
         if layer not in self._selected:
             self._selected[layer] = self._selection.selects(layer)
-        else:  # so all layers have been seen; in a loop of one's own, nothing else tells it
+        elif self._patterns:  # all layers have been seen; in a loop of one's own, nothing else tells it
             self._warn_of_patterns()
         if self._selected[layer]:
             self._record(row_of(event, histograms=self._histograms, data=self._data))

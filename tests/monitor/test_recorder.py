@@ -25,7 +25,6 @@ from nnabla_adaloss import (
 )
 from nnabla_adaloss.emulation import FormatEmulation
 from nnabla_adaloss.engine.layer_watch import _Look
-from nnabla_adaloss.report.page import page_of
 from tests.updaters.networks import AS_THE_BASELINE, training
 
 from .watched import watched
@@ -115,8 +114,8 @@ def test_underflow_is_found() -> None:
 @pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
 def test_without_an_emulation_nobody_knows_what_underflowed() -> None:
     recorder = Recorder()
-    watched([recorder], 3, storage=None)
-    row = recorder.recording.at("hidden/affine", 3)
+    watched([recorder], 2, storage=None)
+    row = recorder.recording.at("hidden/affine", 2)
     assert (row.underflow, row.overflow) == (None, None)
     assert row.elements == 8 * 4 * 6 * 6
     assert row.headroom is not None
@@ -173,9 +172,6 @@ def test_weights_and_inputs(storage: Optional[str], tmp_path: Path) -> None:
             assert getattr(row, f"{what}_subnormal") == pytest.approx(expected)
         assert row.weight_subnormal is not None
         assert row.weight_subnormal > 0.2
-    page = page_of(recording, "run")
-    assert "Weights and activations" in page
-    assert f'data-head="largest weight">{row.weight_max:.3g}<' in page
 
 
 def test_weights_and_inputs_are_not_looked_at_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,4 +179,3 @@ def test_weights_and_inputs_are_not_looked_at_unasked(monkeypatch: pytest.Monkey
     recorder = Recorder()
     watched([recorder], 1)
     assert {row.weight_max for row in recorder.recording.of(LayerRow)} == {None}
-    assert "Weights and activations" not in page_of(recorder.recording, "run")
