@@ -55,6 +55,7 @@ from .monitor import Overflowed as Overflowed
 from .monitor import Recorder as Recorder
 from .monitor import Recording as Recording
 from .monitor import ScaleChanged as ScaleChanged
+from .monitor import TrainingBegan as TrainingBegan
 from .monitor import UpdateEnded as UpdateEnded
 from .scalers import GradScaler as GradScaler
 from .scalers import LossScaler as LossScaler

@@ -28,7 +28,7 @@ examples:
 """
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-SIZES = {"desktop": (1280, 4000), "phone": (390, 6000)}
+SIZES = {"desktop": (1280, 5600), "phone": (390, 8000)}
 
 
 def record(path: Path) -> None:
@@ -75,7 +75,7 @@ def record(path: Path) -> None:
         global_scale="dynamic",
         on_nonfinite_loss="skip",
         on_nonfinite_forward="skip",
-        monitors=[Recorder(path=path, limit=1)],
+        monitors=[Recorder(path, limit=1)],
     )
     for _ in range(400):
         updater.update()

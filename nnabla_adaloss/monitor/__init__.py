@@ -13,6 +13,7 @@ from .events import (
     LayerScaled,
     Overflowed,
     ScaleChanged,
+    TrainingBegan,
     UpdateEnded,
 )
 from .log_monitor import LogMonitor
@@ -37,6 +38,7 @@ __all__ = [
     "Recorder",
     "Recording",
     "ScaleChanged",
+    "TrainingBegan",
     "Underflow",
     "UpdateEnded",
     "audience_of",

@@ -15,10 +15,19 @@ from .events import (
     LayerScaled,
     Overflowed,
     ScaleChanged,
+    TrainingBegan,
     UpdateEnded,
 )
 
 logger = logging.getLogger("nnabla_adaloss")
+
+
+def positive(name: str, value: object) -> int:
+    """`value` as a Python int; TypeError or ValueError unless it is an integer from 1 on."""
+    found = integer(name, value)
+    if found < 1:
+        raise ValueError(f"{name}={value!r} must be 1 or more")
+    return found
 
 
 class Monitor:
@@ -41,6 +50,9 @@ class Monitor:
     """
 
     every: int = 1
+
+    def on_training_began(self, event: TrainingBegan) -> None:
+        """The first update is about to begin."""
 
     def on_layer_scaled(self, event: LayerScaled) -> None:
         """A layer's backward ran with a scale of its own; several times per iteration if batches repeat."""
@@ -76,13 +88,12 @@ class Audience:
             kind: [] for kind in _METHODS
         }
         self._failed: Set[int] = set()
+        self._began = False
         for monitor in monitors:
             self._add(monitor)
 
     def _add(self, monitor: Any) -> None:
-        every = integer(f"every of {type(monitor).__name__}", getattr(monitor, "every", 1))
-        if every < 1:
-            raise ValueError(f"every={every} of {type(monitor).__name__} must be 1 or more")
+        every = positive(f"every of {type(monitor).__name__}", getattr(monitor, "every", 1))
         found = False
         for kind, name in _METHODS.items():
             method = getattr(monitor, name, None)
@@ -100,6 +111,11 @@ class Audience:
             raise TypeError(
                 f"monitors contains {monitor!r}, which has none of the methods {', '.join(_METHODS.values())}"
             )
+
+    def begins(self) -> bool:
+        """True at the first call: nothing has been told yet."""
+        began, self._began = self._began, True
+        return not began
 
     def wants(self, kind: Type[Any], iteration: int) -> bool:
         """Whether a monitor wants events of this kind in this iteration."""

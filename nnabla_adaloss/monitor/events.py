@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Optional, Protocol, Tuple, Union
+from typing import Dict, NamedTuple, Optional, Protocol, Tuple, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,6 +89,22 @@ class LayerLook(Protocol):
 
     def arrays(self) -> LayerArrays:
         """Copies of the layer's arrays, in float32."""
+
+
+class TrainingBegan(NamedTuple):
+    """An updater is about to train for the first time, in this process.
+
+    Attributes:
+        iteration: number of its first iteration.
+        date: when, in ISO 8601, with the offset of the time zone.
+        version: version of nnabla_adaloss.
+        settings: what the updater was made with, the solver and its learning rate included, in words.
+    """
+
+    iteration: int
+    date: str
+    version: str
+    settings: Dict[str, str]
 
 
 class LayerScaled(NamedTuple):
@@ -201,4 +217,6 @@ class UpdateEnded(NamedTuple):
     loss: float
 
 
-Event = Union[LayerScaled, Overflowed, BatchRepeated, BatchThrownAway, ScaleChanged, UpdateEnded]
+Event = Union[
+    TrainingBegan, LayerScaled, Overflowed, BatchRepeated, BatchThrownAway, ScaleChanged, UpdateEnded
+]

@@ -8,7 +8,7 @@ from typing import Sequence
 
 from ..core.layer_record import LayerObserver
 from ..core.validation import integer
-from .audience import Monitor
+from .audience import Monitor, positive
 from .events import BatchRepeated, BatchThrownAway, LayerScaled, ScaleChanged
 
 logger = logging.getLogger("nnabla_adaloss")
@@ -37,9 +37,7 @@ class LogMonitor(Monitor):
     def __init__(self, level: int = 1, every: int = 1) -> None:
         if integer("level", level) not in (0, 1, 2):
             raise ValueError(f"level={level!r} must be 0, 1 or 2")
-        self.every = integer("every", every)
-        if self.every < 1:
-            raise ValueError(f"every={every!r} must be 1 or more")
+        self.every = positive("every", every)
         self._log = LayerObserver(None, level)
 
     def on_layer_scaled(self, event: LayerScaled) -> None:

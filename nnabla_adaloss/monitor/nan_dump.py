@@ -9,8 +9,8 @@ from typing import List, Tuple
 
 import numpy as np
 
-from ..core.validation import integer, path_name
-from .audience import Monitor
+from ..core.validation import path_name
+from .audience import Monitor, positive
 from .events import LayerScaled
 from .row_file import PathLike
 
@@ -37,10 +37,7 @@ class NanDump(Monitor):
     """
 
     def __init__(self, path: PathLike, limit: int = 10) -> None:
-        if integer("limit", limit) < 1:
-            raise ValueError(f"limit={limit!r} must be 1 or more")
-        self._folder = path_name("path", path)
-        self._limit = limit
+        self._folder, self._limit = path_name("path", path), positive("limit", limit)
         self._last: Tuple[int, int] = (-1, -1)
         self.files: List[str] = []
 

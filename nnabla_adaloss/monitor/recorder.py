@@ -6,30 +6,28 @@ from __future__ import annotations
 from typing import Dict, List, Optional, Sequence, Tuple, Union
 
 from ..core.layer_selection import LayerSelection, unmatched
-from ..core.validation import boolean, integer, path_name, strings
+from ..core.validation import boolean, path_name, strings
 from ..errors import warn
-from .audience import Monitor
+from .audience import Monitor, positive
 from .events import LayerScaled, UpdateEnded
 from .recording import Recording
 from .row_file import PathLike, RowFile
 from .rows import Row, row_of
 from .tensorboard import TensorBoardFile
 
-_NAMES_TOLD = 10
-
 
 class Recorder(Monitor):
     """Records a training: each layer's scales and gradient statistics, and everything that went wrong.
 
     Args:
+        path: a file to which each row is appended as it happens, as JSON lines. It survives a crash, and a
+            training that goes on with the same path goes on in it. On several ranks, each needs its own. None
+            for memory only.
         every: layers and losses are recorded in iterations whose number is a multiple of this; the others
             cost nothing. Overflows, lost batches and changes of the scale are recorded whenever they happen.
             1.
         layers: names of the layers to record, as `fnmatch` patterns. All. A pattern that matches none of the
             layers in the first iteration that is recorded is warned of, once.
-        path: a file to which each row is appended as it happens, as JSON lines. It survives a crash, and a
-            training that goes on with the same path goes on in it. On several ranks, each needs its own. None
-            for memory only.
         limit: how many rows are kept in memory, the last ones; a row takes about half a kilobyte. The file
             holds all. 20000.
         histograms: record how many elements have each binary exponent, for TensorBoard. False: it doubles
@@ -39,6 +37,8 @@ class Recorder(Monitor):
         tensorboard: a folder for an event file of TensorBoard, written while training: scales, shares of
             underflow and overflow, and headroom of each layer, the loss, the loss scale, repeats and lost
             batches. None for no such file.
+
+    In a `with` statement the files are closed at its end.
 
     Attributes:
         recording: what was recorded and is in memory.
@@ -70,31 +70,32 @@ class Recorder(Monitor):
 
     def __init__(
         self,
+        path: Optional[PathLike] = None,
         every: int = 1,
         layers: Sequence[str] = ("*",),
-        path: Optional[PathLike] = None,
         limit: int = 20000,
         *,
         histograms: bool = False,
         data: bool = False,
         tensorboard: Optional[PathLike] = None,
     ) -> None:
-        self.every = integer("every", every)
-        if self.every < 1:
-            raise ValueError(f"every={every!r} must be 1 or more")
-        if integer("limit", limit) < 1:
-            raise ValueError(f"limit={limit!r} must be 1 or more")
+        self.every = positive("every", every)
         self._histograms, self._data = boolean("histograms", histograms), boolean("data", data)
         self._selection = LayerSelection(strings("layers", layers, "patterns of layer names"))
         self._selected: Dict[str, bool] = {}
-        self._first_iteration: Optional[int] = None
         self._patterns: Tuple[str, ...] = self._selection.include  # that are to be looked at
-        self.recording = Recording(limit=limit)
+        self.recording = Recording(limit=positive("limit", limit))
         self._files: List[Union[RowFile, TensorBoardFile]] = []
         if tensorboard is not None:
             self._files.append(TensorBoardFile(path_name("tensorboard", tensorboard)))
         if path is not None:
             self._files.append(RowFile(path_name("path", path)))
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Close the files; nothing can be recorded to them any more. That of `path` is whole at any time."""
@@ -103,15 +104,12 @@ class Recorder(Monitor):
 
     def on_layer_scaled(self, event: LayerScaled) -> None:
         """Record a layer, if it is one of those that are recorded."""
-        if self._first_iteration is None:
-            self._first_iteration = event.iteration
-        elif event.iteration > self._first_iteration:  # in a loop without UpdateEnded
-            self._warn_of_patterns()
         layer = event.record.layer
-        selected = self._selected.get(layer)
-        if selected is None:
-            selected = self._selected[layer] = self._selection.selects(layer)
-        if selected:
+        if layer not in self._selected:
+            self._selected[layer] = self._selection.selects(layer)
+        elif self._patterns:  # all layers have been seen; in a loop of one's own, nothing else tells it
+            self._warn_of_patterns()
+        if self._selected[layer]:
             self._record(row_of(event, histograms=self._histograms, data=self._data))
 
     def _record(self, event: Row) -> None:
@@ -120,7 +118,7 @@ class Recorder(Monitor):
         for file in self._files:
             file.append(event)
 
-    on_overflowed = on_batch_repeated = on_batch_thrown_away = on_scale_changed = _record
+    on_training_began = on_overflowed = on_batch_repeated = on_batch_thrown_away = on_scale_changed = _record
 
     def on_update_ended(self, event: UpdateEnded) -> None:
         """Record it."""
@@ -131,10 +129,7 @@ class Recorder(Monitor):
         """Warn of patterns that match no layer, now that the layers are known; the first time only."""
         patterns, self._patterns = unmatched(self._patterns, list(self._selected)), ()
         if patterns:
-            names = list(self._selected)
-            more = f", and {len(names) - _NAMES_TOLD} more" if len(names) > _NAMES_TOLD else ""
-            known = ", ".join(names[:_NAMES_TOLD]) + more or "none"
             warn(
                 f"Recorder(layers=...): {', '.join(map(repr, patterns))} matches no scaled layer; "
-                f"known layers: {known}"
+                f"known layers: {', '.join(self._selected) or 'none'}"
             )

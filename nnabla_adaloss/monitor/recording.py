@@ -7,6 +7,7 @@ import csv
 import os
 from collections import deque
 from contextlib import closing
+from itertools import chain
 from typing import Any, Deque, Dict, Iterable, List, NamedTuple, Optional, Type, TypeVar
 
 from ..core.validation import integer
@@ -50,8 +51,8 @@ class Recording:
         limit: how many rows are kept, the last ones; None for all.
 
     Attributes:
-        rows: the rows: `LayerRow`, `Overflowed`, `BatchRepeated`, `BatchThrownAway`, `ScaleChanged`,
-            `UpdateEnded`.
+        rows: the rows: `TrainingBegan`, `LayerRow`, `Overflowed`, `BatchRepeated`, `BatchThrownAway`,
+            `ScaleChanged`, `UpdateEnded`.
 
     Example:
         >>> row = LayerRow(7, 0, "fc", 4.0, 32.0, "method", elements=100, zeros=60, underflowed=10)
@@ -69,7 +70,7 @@ class Recording:
 
     @classmethod
     def load(cls, path: PathLike) -> Recording:
-        """Read the file of a `Recorder(path=...)`, also while it is being written, or after a crash.
+        """Read the file of a `Recorder(path)`, also while it is being written, or after a crash.
 
         A last line that was cut off is passed over. Iterations that were done twice, because a training went
         on from a checkpoint, are there once.
@@ -168,10 +169,9 @@ class Recording:
         from nnabla.monitor import Monitor, MonitorSeries
 
         # Of the passes of one iteration, a layer's last one.
-        rows: List[Row] = [row for row in self.rows if not isinstance(row, LayerRow)]
-        rows += [row for of_layer in self.by_layer().values() for row in of_layer]
+        others = (row for row in self.rows if not isinstance(row, LayerRow))
         curves: Dict[str, Dict[int, float]] = {}
-        for row in rows:
+        for row in chain(others, *self.by_layer().values()):
             for name, value in points_of(row).items():
                 curves.setdefault(name, {})[row.iteration] = value
         monitor = Monitor(os.fsdecode(path))

@@ -11,15 +11,17 @@ import fcntl
 import io
 import json
 import os
+import re
 from contextlib import suppress
 from typing import Any, Dict, Iterable, List, Type, Union
 
-from .events import BatchRepeated, BatchThrownAway, Overflowed, ScaleChanged, UpdateEnded
+from .events import BatchRepeated, BatchThrownAway, Overflowed, ScaleChanged, TrainingBegan, UpdateEnded
 from .rows import LayerRow, Row
 
 PathLike = Union[str, "os.PathLike[str]"]
 
 _KINDS: Dict[str, Type[Any]] = {
+    "began": TrainingBegan,
     "layer": LayerRow,
     "overflow": Overflowed,
     "repeat": BatchRepeated,
@@ -29,20 +31,14 @@ _KINDS: Dict[str, Type[Any]] = {
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
-_KIND = "nnabla_adaloss recording"
-_VERSION = 1
-_SIGNATURE = json.dumps({"kind": _KIND}, separators=(",", ":"))[:-1].encode()
-_HEADER = {"kind": _KIND, "version": _VERSION}
+_VERSION = 2
+_SIGNATURE = b'{"kind":"nnabla_adaloss recording","version":'
+_HEADER = b"%s%d}\n" % (_SIGNATURE, _VERSION)
 _LONGEST = 2**20  # bytes of a line
 
 
 class RowFile:
-    """Appends rows to a file, which is made when it is not there.
-
-    Raises:
-        ValueError: the file holds something else, or another recorder has it open.
-        OSError: it cannot be written.
-    """
+    """Appends rows to a file, which is made when it is not there; ValueError if it is not ours alone."""
 
     def __init__(self, path: PathLike) -> None:
         name = os.fsdecode(path)
@@ -57,9 +53,7 @@ class RowFile:
 
     def append(self, row: Row) -> None:
         """Write a row: the next reader sees it, even if this process is killed, or writing the next fails."""
-        if self._file.closed:
-            raise ValueError("the recording's file is closed")
-        self._write(_as_dict(row))
+        self._write(_line(row))
 
     def close(self) -> None:
         """Close the file; harmless when it is closed."""
@@ -76,13 +70,11 @@ class RowFile:
         except OSError:
             pass  # a file system without locks
 
-    def _write(self, content: Dict[str, Any]) -> None:
-        line = _line(content)
+    def _write(self, line: bytes) -> None:
+        rest = line
         try:
-            written = self._file.write(line)
-            if written < len(line):
-                # A disk that is nearly full takes the beginning; the rest tells what is wrong with it.
-                self._file.write(line[written:])
+            while rest:  # a disk that is nearly full takes the beginning; then the rest tells what is wrong
+                rest = rest[self._file.write(rest) :]
         except OSError:
             with suppress(OSError):
                 self._file.truncate(self._size)
@@ -93,10 +85,8 @@ class RowFile:
 def _end_of_whole_lines(name: str) -> int:
     with open(name, "rb") as file:
         first = file.readline(_LONGEST)
-        if first.endswith(b"\n"):
+        if not _HEADER.startswith(first):  # a crash may have cut off the header
             _check_header(name, first)
-        elif not _SIGNATURE.startswith(first[: len(_SIGNATURE)]):
-            raise ValueError(f"{name} is not a recording of nnabla_adaloss: choose another path")
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _LONGEST))
         last = file.read()
@@ -104,21 +94,12 @@ def _end_of_whole_lines(name: str) -> int:
 
 
 def read_rows(path: PathLike) -> List[Row]:
-    """The rows of a file, without a last line that was cut off.
-
-    Where a training was killed and went on from a checkpoint, what it did twice is there once, as it was done
-    the second time.
-
-    Raises:
-        ValueError: the file is no recording, of a newer version, or damaged before its end.
-        OSError: it cannot be read.
-    """
+    """The rows of a file; of what was done again after a crash, the second time."""
     name = os.fsdecode(path)
     rows: List[Row] = []
     began_anew = False
     with open(name, "rb") as file:
-        first = file.readline(_LONGEST)
-        _check_header(name, first)
+        _check_header(name, file.readline(_LONGEST))
         for number, line in enumerate(file, start=2):
             if not line.endswith(b"\n"):
                 break
@@ -127,9 +108,9 @@ def read_rows(path: PathLike) -> List[Row]:
                 if "kind" in content:
                     began_anew = True
                     continue
-                row = _from_dict(content)
-            except (ValueError, TypeError) as error:
-                raise ValueError(f"{name} is damaged in line {number}: {error}") from None
+                row = _row(**content)
+            except (ValueError, TypeError, KeyError) as error:
+                raise ValueError(f"{name} is damaged in line {number}: {error!r}") from None
             if began_anew:
                 began_anew = False
                 rows = [earlier for earlier in rows if earlier.iteration < row.iteration]
@@ -140,45 +121,29 @@ def read_rows(path: PathLike) -> List[Row]:
 def write_rows(path: PathLike, rows: Iterable[Row]) -> None:
     """Write rows to a new file; one that is there is replaced."""
     with open(path, "wb") as file:
-        file.writelines(map(_line, [_HEADER, *map(_as_dict, rows)]))
+        file.writelines([_HEADER, *map(_line, rows)])
 
 
-def _line(content: Dict[str, Any]) -> bytes:
-    return json.dumps(content, separators=(",", ":")).encode() + b"\n"
-
-
-def _as_dict(row: Row) -> Dict[str, Any]:
+def _line(row: Row) -> bytes:
     """A row as a JSON object: its kind, and its fields without those that are None."""
     fields = {name: value for name, value in row._asdict().items() if value is not None}
-    return {"event": _NAMES[type(row)], **fields}
+    return json.dumps({"event": _NAMES[type(row)], **fields}, separators=(",", ":")).encode() + b"\n"
 
 
-def _from_dict(fields: Dict[str, Any]) -> Row:
-    """The row that `_as_dict` returned; ValueError or TypeError if it is none, or a field is missing."""
-    name = fields.pop("event", None)
-    kind = _KINDS.get(name)
-    if kind is None:
-        raise ValueError(f"event={name!r} is unknown")
+def _row(event: str, **fields: Any) -> Row:
     if "layers" in fields:
         fields["layers"] = tuple(fields["layers"])
-    if kind is Overflowed:
-        # Files of earlier versions name a layer instead.
-        fields.pop("blamed", None)
-        fields.setdefault("component", "")
-    row: Row = kind(**fields)
+    row: Row = _KINDS[event](**fields)
     return row
 
 
 def _check_header(name: str, line: bytes) -> None:
-    try:
-        header = json.loads(line)
-    except ValueError:
-        header = None
-    if not isinstance(header, dict) or header.get("kind") != _KIND:
-        raise ValueError(f"{name} is not a recording of nnabla_adaloss")
-    version = header.get("version")
-    if not isinstance(version, int) or version > _VERSION:
+    found = re.match(re.escape(_SIGNATURE) + rb"(\d+)", line)
+    if found is None:
+        raise ValueError(f"{name} is not a recording of nnabla_adaloss: choose another path")
+    version = int(found[1])
+    if version > _VERSION:
         raise ValueError(
-            f"{name} has version {version!r} of the format, this package knows versions up to {_VERSION}: "
+            f"{name} has version {version} of the format, this package knows versions up to {_VERSION}: "
             "update nnabla_adaloss"
         )

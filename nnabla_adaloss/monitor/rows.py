@@ -4,11 +4,19 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, NamedTuple, Optional, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Type, Union
 
 import numpy as np
 
-from .events import BatchRepeated, BatchThrownAway, LayerScaled, Overflowed, ScaleChanged, UpdateEnded
+from .events import (
+    BatchRepeated,
+    BatchThrownAway,
+    LayerScaled,
+    Overflowed,
+    ScaleChanged,
+    TrainingBegan,
+    UpdateEnded,
+)
 
 
 class LayerRow(NamedTuple):
@@ -78,27 +86,27 @@ class LayerRow(NamedTuple):
         return self.overflowed / self.elements
 
 
-Row = Union[LayerRow, Overflowed, BatchRepeated, BatchThrownAway, ScaleChanged, UpdateEnded]
+Row = Union[TrainingBegan, LayerRow, Overflowed, BatchRepeated, BatchThrownAway, ScaleChanged, UpdateEnded]
 
-# What of a layer is drawn over iterations.
-_CURVES = (
+_OF_LAYER = (
     *("alpha", "scale", "underflow", "overflow", "nonfinite", "headroom"),
     *("weight_max", "weight_subnormal", "input_max", "input_subnormal"),
 )
+# Which fields of a row are drawn over iterations, by the name of the curve.
+_CURVES: Dict[Type[Any], Dict[str, str]] = {
+    LayerRow: dict(zip(_OF_LAYER, _OF_LAYER)),
+    UpdateEnded: {"loss": "loss", "retries": "retries", "loss_scale": "scale"},
+    ScaleChanged: {"loss_scale": "after"},
+    BatchThrownAway: {"batches_lost": "batches"},
+}
 
 
 def points_of(row: Row) -> Dict[str, float]:
     """What of a row can be drawn over iterations, by the name of the curve: `conv/scale`, or `loss`."""
-    if isinstance(row, LayerRow):
-        known = ((f"{row.layer}/{name}", getattr(row, name)) for name in _CURVES)
-        return {name: float(value) for name, value in known if value is not None}
-    if isinstance(row, UpdateEnded):
-        return {"loss": row.loss, "retries": float(row.retries), "loss_scale": row.scale}
-    if isinstance(row, ScaleChanged):
-        return {"loss_scale": row.after}
-    if isinstance(row, BatchThrownAway):
-        return {"batches_lost": float(row.batches)}
-    return {}
+    layer = f"{row.layer}/" if isinstance(row, LayerRow) else ""
+    fields = _CURVES.get(type(row), {}).items()
+    known = ((layer + name, getattr(row, field)) for name, field in fields)
+    return {name: float(value) for name, value in known if value is not None}
 
 
 def row_of(event: LayerScaled, *, histograms: bool, data: bool) -> LayerRow:

@@ -7,7 +7,7 @@ import math
 import os
 from typing import Any, Dict, List
 
-from .events import Overflowed, UpdateEnded
+from .events import Overflowed, TrainingBegan, UpdateEnded
 from .row_file import PathLike
 from .rows import LayerRow, Row, points_of
 
@@ -15,14 +15,7 @@ _SECONDS = 10  # until what was written can be seen
 
 
 class TensorBoardFile:
-    """Writes rows to a new event file in a folder: curves, histograms of exponents, overflows as text.
-
-    Of the passes of one iteration, a layer's last one is written, once the iteration is over.
-
-    Raises:
-        ImportError: tensorboardX is not installed.
-        OSError: it cannot be written.
-    """
+    """Writes rows to a new event file in a folder: of a layer, the last pass of an iteration that is over."""
 
     def __init__(self, path: PathLike) -> None:
         try:
@@ -36,7 +29,7 @@ class TensorBoardFile:
         self._iteration = -1
 
     def append(self, row: Row) -> None:
-        """Write a row; one about a layer when its iteration is over."""
+        """Write a row, at the latest with the next iteration."""
         if self._writer is None:
             raise ValueError("the event file for TensorBoard is closed")
         if row.iteration != self._iteration:
@@ -48,6 +41,9 @@ class TensorBoardFile:
         if isinstance(row, UpdateEnded):
             self._write_layers()
         self._write_points(row)
+        if isinstance(row, TrainingBegan):
+            lines = [f"{name} = {value}" for name, value in {"date": row.date, **row.settings}.items()]
+            self._writer.add_text("settings", "  \n".join(lines), row.iteration)
         if isinstance(row, Overflowed):
             first = row.layers[0] if row.layers else "unknown"
             text = f"{row.cause}, first bad layer {first}, loss scale {row.scale:g}"

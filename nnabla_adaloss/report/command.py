@@ -17,7 +17,7 @@ them, differences first.
 _EPILOG = """\
 How to record one:
   from nnabla_adaloss import AdaptiveLossScalingUpdater, Recorder
-  updater = AdaptiveLossScalingUpdater(solver, loss, feed, monitors=[Recorder(path="run.jsonl", every=10)])
+  updater = AdaptiveLossScalingUpdater(solver, loss, feed, monitors=[Recorder("run.jsonl", every=10)])
 
 The recording can be read during the training, and after it was killed. The page is one file without scripts
 and needs no network.
@@ -41,7 +41,7 @@ def add_command(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("recording", type=Path, metavar="RUN.jsonl", help="what Recorder(path=...) wrote")
+    parser.add_argument("recording", type=Path, metavar="RUN.jsonl", help="what Recorder('RUN.jsonl') wrote")
     parser.add_argument(
         "other", type=Path, nargs="?", metavar="OTHER.jsonl", help="a second recording, to compare it with"
     )
@@ -63,18 +63,19 @@ def _run(options: argparse.Namespace) -> int:
     from .comparison import comparison_of
     from .page import page_of
 
-    first, second = options.recording, options.other
+    paths = [path for path in (options.recording, options.other) if path is not None]
+    output = options.output or paths[0].with_name("_and_".join(path.stem for path in paths) + ".html")
     try:
-        recording = Recording.load(first)
-        if second is None:
-            output = options.output or first.with_suffix(".html")
-            page = page_of(recording, options.title or first.name)
+        recordings = [Recording.load(path) for path in paths]
+        for path, recording in zip(paths, recordings):
+            if not recording.rows:
+                raise ValueError(f"nothing was recorded in {path}: there is nothing to draw")
+        if len(paths) == 1:
+            page = page_of(recordings[0], options.title or paths[0].name)
         else:
-            output = options.output or first.with_name(f"{first.stem}_and_{second.stem}.html")
-            one, two = (first.stem, second.stem) if first.stem != second.stem else (str(first), str(second))
+            one, two = map(str, paths) if paths[0].stem == paths[1].stem else (path.stem for path in paths)
             two += ", again" if one == two else ""
-            runs = {one: recording, two: Recording.load(second)}
-            page = comparison_of(runs, options.title or f"{one} and {two}")
+            page = comparison_of(dict(zip((one, two), recordings)), options.title or f"{one} and {two}")
         output.write_text(page, encoding="utf-8")
     except (OSError, ValueError) as error:
         print(f"report: {error}", file=sys.stderr)

@@ -4,52 +4,45 @@
 from __future__ import annotations
 
 import math
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Dict, List, Sequence, Tuple
 
 from ..monitor import BatchRepeated, LayerRow, Recording
-from .layers import layer_maps, worst_underflow
-from .page import loss_scales, loss_section, losses, scale_section
+from .layers import COLUMNS, layer_maps, worst_underflow
+from .page import loss_scales, losses, scale_and_loss, settings_of
 from .pieces import document, section, table
-from .text import by_cause, percent, power
+from .text import by_cause, extent, percent, power
 from .timeline import Timeline
 
 
 def comparison_of(runs: Dict[str, Recording], title: str) -> str:
-    """One HTML page that shows two recorded trainings, by their names, beside each other.
-
-    Raises:
-        ValueError: nothing was recorded in one of them.
-    """
-    for name, recording in runs.items():
-        if not recording.rows:
-            raise ValueError(f"nothing was recorded in {name}: there is nothing to compare")
+    """One HTML page that shows two recorded trainings, by their names, beside each other."""
     timeline = Timeline.of(Recording(row for recording in runs.values() for row in recording.rows))
     rows = {name: recording.by_layer() for name, recording in runs.items()}
     layers = _by_difference(*rows.values())
-    sections = [_whole_runs(runs)]
-    if layers:
-        sections.append(_layers(layers, rows))
-    scales = {name: loss_scales(recording) for name, recording in runs.items()}
-    loss = {name: losses(recording) for name, recording in runs.items()}
-    if any(scales.values()):
-        sections.append(scale_section(scales, timeline))
-    if any(loss.values()):
-        sections.append(loss_section(loss, timeline))
-    if layers:
-        beside = {f"{layer}, {run}": of[layer] for layer in layers for run, of in rows.items() if layer in of}
-        sections += layer_maps(beside, timeline)
-    return document(title, *sections)
+    beside = {f"{layer}, {run}": of[layer] for layer in layers for run, of in rows.items() if layer in of}
+    return document(
+        title,
+        _whole_runs(runs),
+        _layers(layers, rows) if layers else "",
+        *scale_and_loss(runs, timeline),
+        *(layer_maps(beside, timeline) if layers else ()),
+    )
 
 
 def _whole_runs(runs: Dict[str, Recording]) -> str:
-    facts = [_facts(recording) for recording in runs.values()]
-    pairs = [(what, *(of[what] for of in facts)) for what in facts[0]]
-    found = {
-        "Differs": [pair for pair in pairs if pair[1] != pair[2]],
-        "Same": [pair for pair in pairs if pair[1] == pair[2]],
-    }
-    tables = [table(caption, ("", *runs), body) for caption, body in found.items() if body]
-    return section("The runs", "What differs comes first.", *tables)
+    found: Dict[Tuple[str, bool], List[Sequence[str]]] = {}
+    for subject, of in (("Settings", settings_of), ("Results", _facts)):
+        one, two = (of(recording) for recording in runs.values())
+        for what in dict.fromkeys([*one, *two]):
+            pair = one.get(what, "–"), two.get(what, "–")
+            found.setdefault((subject, pair[0] == pair[1]), []).append((what, *pair))
+    tables = [
+        table(f"{subject} that {'are the same' if same else 'differ'}", ("", *runs), found[subject, same])
+        for same, subjects in ((False, ("Settings", "Results")), (True, ("Results", "Settings")))
+        for subject in subjects
+        if (subject, same) in found
+    ]
+    return section("The runs", "What differs comes first. – stands for what was not recorded.", *tables)
 
 
 def _facts(recording: Recording) -> Dict[str, str]:
@@ -57,17 +50,18 @@ def _facts(recording: Recording) -> Dict[str, str]:
     iterations = [row.iteration for row in recording.rows]
     loss, scales = losses(recording), [scale for _, scale in loss_scales(recording)]
     lost, underflows = recording.lost_batches(), recording.underflows()
-    known = worst_underflow(recording.of(LayerRow)) is not None
+    counted = [(row.underflow, row.layer) for row in recording.of(LayerRow) if row.underflow is not None]
+    worst, layer = max(counted, default=(None, ""))
     return {
         "iterations recorded": f"{min(iterations):,} to {max(iterations):,}",
         "loss at the end": f"{loss[-1][1]:.4g}" if loss else "–",
         "batches lost": f"{sum(lost.values()):,}" + (f": {by_cause(lost)}" if lost else ""),
         "batches repeated": f"{len(recording.of(BatchRepeated)):,}",
         "loss scale S0 at the end": power(scales[-1]) if scales else "–",
-        "S0, range": f"{power(min(scales))} to {power(max(scales))}" if scales else "–",
+        "S0, range": extent(scales) if scales else "–",
         "layers recorded": f"{len(recording.layers):,}",
-        "layers that lost more than 1 % to underflow": f"{len(underflows):,}" if known else "–",
-        "worst underflow": f"{percent(underflows[0].worst)}, {underflows[0].layer}" if underflows else "–",
+        "layers that lost more than 1 % to underflow": f"{len(underflows):,}" if counted else percent(None),
+        "worst underflow": f"{percent(worst)}, {layer}" if counted else percent(None),
     }
 
 
@@ -85,26 +79,14 @@ def _by_difference(first: Dict[str, List[LayerRow]], second: Dict[str, List[Laye
 
 
 def _layers(names: Sequence[str], rows: Dict[str, Dict[str, List[LayerRow]]]) -> str:
-    columns: Dict[str, Callable[[Sequence[LayerRow]], str]] = {
-        "alpha": lambda of: power(of[-1].alpha),
-        "S": lambda of: power(of[-1].scale),
-        "underflow at worst": lambda of: percent(worst_underflow(of)),
-    }
-    head = ["layer", *(f"{what}, {run}" for what in columns for run in rows)]
+    columns = ("alpha", "S", "underflow at worst")
     body = [
-        [
-            name,
-            *(
-                written(of[name]) if name in of else "–"
-                for written in columns.values()
-                for of in rows.values()
-            ),
-        ]
+        (name, *(COLUMNS[what](of[name]) if name in of else "–" for what in columns for of in rows.values()))
         for name in names
     ]
     return section(
         "Layers",
         "Scales at the last iteration that was recorded. First come layers that only one run has, then those "
         "whose underflow differs most, then those whose alpha does.",
-        table("The layers", head, body),
+        table("The layers", ("layer", *(f"{what}, {run}" for what in columns for run in rows)), body),
     )

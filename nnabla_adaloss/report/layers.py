@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import math
 from html import escape
-from typing import List, Mapping, Optional, Sequence
+from typing import Callable, List, Mapping, Optional, Sequence
 
 from ..core.layer_record import Reason
 from ..monitor import LayerRow, Recording
-from .pieces import heat_map, section, table
-from .text import percent, power, short
+from .pieces import Lines, heat_map, section, table
+from .text import extent, percent, power
 from .timeline import Timeline
 
+# Less is drawn as none.
+_LEAST_SHARE = 1e-6
 # From this share on, "mostly".
 _MOSTLY = 0.5
 # So many bits that are free above the largest element are worth using.
@@ -42,64 +44,58 @@ def layer_maps(layers: Layers, timeline: Timeline) -> List[str]:
     """Sections with heat maps of accumulated scales, alphas and underflow, a row for each layer."""
     if not layers:
         return [section("Layers", "No layer was recorded.")]
-    known = {name: rows for name, rows in layers.items() if worst_underflow(rows) is not None}
+    counted = _lines(layers, "underflow")
     explanation = (
         "The share of nonzero gradient elements that became zero when stored. Dark is none."
-        if known
+        if counted
         else "Not known: only emulated storage counts it. Zeros and subnormals are in the table below."
     )
-    lines = [
-        (
-            name,
-            timeline.cells((row.iteration, row.underflow) for row in rows),
-            f"{percent(rows[-1].underflow)} at the end, {percent(worst_underflow(rows))} at worst",
-        )
-        for name, rows in known.items()
-    ]
     labels = ("none", "0.01 %", "1 %", "100 %")
     return [
         section(
             "Accumulated scale S",
-            "What each layer's gradient is multiplied by when it is stored: dark for the smallest scale, "
-            "light for the largest, hatched where nothing was recorded.",
+            "What each layer's input gradient is multiplied by when it is stored: S0 times all alphas from "
+            "the loss to here. Dark is the smallest, light the largest, hatched is not recorded.",
             _scales(layers, timeline, "scale"),
         ),
         section(
-            "Layer scales alpha", "What each layer multiplies it by.", _scales(layers, timeline, "alpha")
+            "Layer scales alpha",
+            "What each layer multiplies its input gradient by, besides the S that arrives: 1 leaves it as it "
+            "is.",
+            _scales(layers, timeline, "alpha"),
         ),
         section(
-            "Underflow", explanation, heat_map(lines, _place_of_share, labels, timeline) if known else ""
+            "Underflow",
+            explanation,
+            heat_map(counted, timeline, percent, (_LEAST_SHARE, 1.0), labels) if counted else "",
         ),
     ]
+
+
+def _lines(layers: Layers, field: str) -> Lines:
+    lines = {name: [(row.iteration, getattr(row, field)) for row in rows] for name, rows in layers.items()}
+    known = {name: [point for point in points if point[1] is not None] for name, points in lines.items()}
+    return {name: points for name, points in known.items() if points}
+
+
+def _scales(layers: Layers, timeline: Timeline, field: str) -> str:
+    lines = _lines(layers, field)
+    scales = [scale for points in lines.values() for _, scale in points]
+    low, high = min(scales), max(scales)
+    if low == high:
+        return f"<p>{power(low)} for each layer, throughout.</p>\n"
+    middle = (low * high) ** 0.5
+    labels = [power(scale) for scale in (low, middle, high) if scale != middle or math.log2(scale) % 1 == 0]
+    return heat_map(lines, timeline, power, (low, high), labels)
 
 
 def worst_underflow(rows: Sequence[LayerRow]) -> Optional[float]:
     """The largest share of elements that a layer lost in one pass; None where it is not known."""
-    return max((row.underflow for row in rows if row.underflow is not None), default=None)
+    return max(_known(rows, "underflow"), default=None)
 
 
-def _place_of_share(share: float) -> float:
-    # Evenly from one in a million to all; less is drawn as none.
-    return 1.0 + math.log10(share) / 6.0 if share > 1e-6 else 0.0
-
-
-def _scales(layers: Layers, timeline: Timeline, field: str) -> str:
-    scales = {name: [getattr(row, field) for row in rows] for name, rows in layers.items()}
-    everything = [math.log2(scale) for own in scales.values() for scale in own]
-    low, high = min(everything), max(everything)
-    if low == high:
-        return f"<p>{power(2.0**low)} for each layer, throughout.</p>\n"
-    lines = [
-        (
-            name,
-            timeline.cells((row.iteration, math.log2(scale)) for row, scale in zip(layers[name], own)),
-            f"{power(own[-1])} at the end, from {power(min(own))} to {power(max(own))}",
-        )
-        for name, own in scales.items()
-    ]
-    middle = (low + high) / 2
-    labels = [power(2.0**value) for value in (low, middle, high) if value != middle or value.is_integer()]
-    return heat_map(lines, lambda value: (value - low) / (high - low), labels, timeline)
+def _known(rows: Sequence[LayerRow], field: str) -> List[float]:
+    return [value for row in rows if (value := getattr(row, field)) is not None]
 
 
 def why(rows: Sequence[LayerRow]) -> Optional[str]:
@@ -109,13 +105,7 @@ def why(rows: Sequence[LayerRow]) -> Optional[str]:
 
 
 def advice(rows: Sequence[LayerRow]) -> Optional[str]:
-    """What to do about a layer whose gradient is mostly below the normal range; None about any other.
-
-    Example:
-        >>> row = LayerRow(7, 0, "fc", 4.0, 32.0, "accumulated bound", 100, 0, 97, headroom=12.0)
-        >>> advice([row]).split("; ")[1]
-        '12 bits of headroom are unused. Raise AdaLossConfig(accum_upper_bound=...).'
-    """
+    """What to do about a layer whose gradient is mostly below the normal range; None about any other."""
     last = rows[-1]
     nonzero = (last.elements or 0) - (last.zeros or 0)
     if not nonzero or last.subnormals is None or last.subnormals < _MOSTLY * nonzero:
@@ -129,73 +119,75 @@ def advice(rows: Sequence[LayerRow]) -> Optional[str]:
     return f"{found}; {last.headroom:.0f} bits of headroom are unused. {remedy}."
 
 
-def layer_table(layers: Layers, recording: Recording) -> str:
-    """A section with the layers in numbers, and advice about them."""
-    stretches = {u.layer: u for u in recording.underflows()}
-    body = []
-    for name, rows in layers.items():
-        last, under, scales = rows[-1], stretches.get(name), [row.scale for row in rows]
-        stretch = ""
-        if under is not None:
-            stretch = (
-                f"from {under.since:,}" if under.until is None else f"{under.since:,} to {under.until:,}"
-            )
-            stretch += f" ({percent(under.share)})"
-        body.append(
-            (
-                name,
-                power(last.alpha),
-                power(last.scale),
-                f"{power(min(scales))} to {power(max(scales))}",
-                why(rows) or "not recorded",
-                percent(last.underflow),
-                percent(worst_underflow(rows)),
-                stretch,
-                percent(_share(last.subnormals, last.elements)),
-                percent(_share(last.zeros, last.elements)),
-                "–" if last.headroom is None else f"{last.headroom:.1f}",
-                f"{sum(bool(row.nonfinite) for row in rows):,}",
-            )
-        )
-    head = (
-        *("layer", "alpha", "S", "S, range", "why this alpha", "underflow", "underflow at worst"),
-        *("more than 1 %", "subnormal", "zero", "headroom, bits", "iterations not finite"),
-    )
-    advised = [f"<li>{escape(found)}</li>\n" for found in map(advice, layers.values()) if found is not None]
-    return section(
-        "Layers in numbers",
-        "At the last recorded iteration, unless stated otherwise. In brackets: the share of iterations with "
-        f"more than 1 % underflow in that stretch. {_WHICH_LAYERS}",
-        f"<ul>\n{''.join(advised)}</ul>\n" if advised else "",
-        table("The layers, from the loss backwards", head, body),
-    )
+def _stretch(rows: Sequence[LayerRow]) -> str:
+    for under in Recording(rows).underflows():
+        until = "" if under.until is None else f" to {under.until:,}"
+        return f"{'from ' * (not until)}{under.since:,}{until} ({percent(under.share)})"
+    return ""
 
 
-def _share(part: Optional[int], whole: Optional[int]) -> Optional[float]:
-    return part / whole if part is not None and whole else None
+def _share(part: Optional[int], whole: Optional[int]) -> str:
+    return percent(part / whole if part is not None and whole else None)
 
 
-def data_table(layers: Layers) -> List[str]:
-    """A section with weights and activations, where they were recorded."""
-    body = []
-    for name, rows in layers.items():
-        looked_at = [row for row in rows if row.weight_max is not None or row.input_max is not None]
-        if looked_at:
-            cells = [name]
-            for what in ("weight", "input"):
-                largest = [value for row in looked_at if (value := getattr(row, f"{what}_max")) is not None]
-                cells.append(short(max(largest)) if largest else "–")
-                cells.append(percent(getattr(looked_at[-1], f"{what}_subnormal")))
-            body.append(cells)
-    if not body:
+def _largest(values: Sequence[float]) -> str:
+    return f"{max(values):.3g}" if values else "–"
+
+
+Columns = Mapping[str, Callable[[Sequence[LayerRow]], str]]
+"""What a table says of a layer, by the head of the column."""
+
+COLUMNS: Columns = {
+    "alpha": lambda rows: power(rows[-1].alpha),
+    "S": lambda rows: power(rows[-1].scale),
+    "S, range": lambda rows: extent(_known(rows, "scale")),
+    "why this alpha": lambda rows: why(rows) or "not recorded",
+    "underflow": lambda rows: percent(rows[-1].underflow),
+    "underflow at worst": lambda rows: percent(worst_underflow(rows)),
+    "more than 1 %": _stretch,
+    "subnormal": lambda rows: _share(rows[-1].subnormals, rows[-1].elements),
+    "zero": lambda rows: _share(rows[-1].zeros, rows[-1].elements),
+    "headroom, bits": lambda rows: "–" if rows[-1].headroom is None else f"{rows[-1].headroom:.1f}",
+    "iterations not finite": lambda rows: f"{sum(bool(row.nonfinite) for row in rows):,}",
+}
+_DATA_COLUMNS: Columns = {
+    "largest weight": lambda rows: _largest(_known(rows, "weight_max")),
+    "weights subnormal": lambda rows: percent(next(reversed(_known(rows, "weight_subnormal")), None)),
+    "largest input": lambda rows: _largest(_known(rows, "input_max")),
+    "inputs subnormal": lambda rows: percent(next(reversed(_known(rows, "input_subnormal")), None)),
+}
+
+
+def layer_tables(layers: Layers) -> List[str]:
+    """Sections with the layers in numbers and advice about them, and with weights and inputs if recorded."""
+    if not layers:
         return []
-    head = ("layer", "largest weight", "weights subnormal", "largest input", "inputs subnormal")
-    return [
+    advised = "".join(f"<li>{escape(found)}</li>\n" for found in map(advice, layers.values()) if found)
+    sections = [
         section(
-            "Weights and activations",
-            "The largest magnitude over all iterations, and the share of the nonzero elements that are below "
-            "the format's normal range at the last one. Weights are without scale; a layer's input is what "
-            "its weight is multiplied by.",
-            table("Weights and inputs of the layers, from the loss backwards", head, body),
+            "Layers in numbers",
+            "At the last recorded iteration, unless stated otherwise. In brackets: the share of iterations "
+            f"with more than 1 % underflow in that stretch. {_WHICH_LAYERS}",
+            f"<ul>\n{advised}</ul>\n" if advised else "",
+            _table("The layers, from the loss backwards", COLUMNS, layers),
         )
     ]
+    data = {
+        name: rows for name, rows in layers.items() if _known(rows, "weight_max") or _known(rows, "input_max")
+    }
+    if data:
+        sections.append(
+            section(
+                "Weights and activations",
+                "The largest magnitude over all iterations, and the share of the nonzero elements that are "
+                "below the format's normal range at the last one. Weights are without scale; a layer's "
+                "input is what its weight is multiplied by.",
+                _table("Weights and inputs of the layers, from the loss backwards", _DATA_COLUMNS, data),
+            )
+        )
+    return sections
+
+
+def _table(caption: str, columns: Columns, layers: Layers) -> str:
+    body = [(name, *(written(rows) for written in columns.values())) for name, rows in layers.items()]
+    return table(caption, ("layer", *columns), body)

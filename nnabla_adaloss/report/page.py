@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from html import escape
-from typing import List, Mapping
+from typing import Dict, List, Mapping
 
 from ..monitor import (
     BatchRepeated,
@@ -14,11 +14,12 @@ from ..monitor import (
     Overflowed,
     Recording,
     ScaleChanged,
+    TrainingBegan,
     UpdateEnded,
 )
-from .layers import data_table, layer_maps, layer_table, worst_underflow
+from .layers import layer_maps, layer_tables, worst_underflow
 from .pieces import Points, curve, document, section, table, time_line
-from .text import by_cause, in_words, percent, power, short
+from .text import by_cause, in_words, percent, power
 from .timeline import Timeline
 
 # Of a table.
@@ -27,20 +28,28 @@ _MOST_CHANGES = 10
 
 
 def page_of(recording: Recording, title: str) -> str:
-    """One HTML page about a recorded training: nothing else is needed to look at it.
-
-    Raises:
-        ValueError: nothing was recorded.
-    """
+    """One HTML page about a recorded training: nothing else is needed to look at it."""
     timeline, layers = Timeline.of(recording), recording.by_layer()
     sections = [
+        _facts(recording, timeline),
         *layer_maps(layers, timeline),
         _incidents(recording, timeline),
-        *_scale_and_loss(recording, timeline),
+        *scale_and_loss({"": recording}, timeline),
+        *layer_tables(layers),
     ]
-    if layers:
-        sections += [layer_table(layers, recording), *data_table(layers)]
-    return document(title, _facts(recording, timeline), *sections)
+    settings = settings_of(recording)
+    if settings:
+        told = table("What was set", ("setting", "value"), settings.items(), words=True)
+        sections.append(section("Settings", "What the updater was made with.", told))
+    return document(title, *sections)
+
+
+def settings_of(recording: Recording) -> Dict[str, str]:
+    """With which settings the recorded training began, or was resumed last; empty if it is not recorded."""
+    began = recording.of(TrainingBegan)
+    if not began:
+        return {}
+    return {"date": began[-1].date, "nnabla_adaloss": began[-1].version, **began[-1].settings}
 
 
 def loss_scales(recording: Recording) -> Points:
@@ -106,41 +115,45 @@ def _incidents(recording: Recording, timeline: Timeline) -> str:
     )
 
 
-def scale_section(lines: Mapping[str, Points], timeline: Timeline, *tables: str) -> str:
-    """The loss scale S0 of one run, or of two by their names."""
-    explanation = "The scale of the gradient behind the loss. Heights are powers of two."
-    picture = curve(lines, timeline, power, logarithmic=True, steps=True)
-    return section("Loss scale S0", explanation, picture, *tables)
-
-
-def loss_section(lines: Mapping[str, Points], timeline: Timeline, *tables: str) -> str:
-    """The loss of one run, or of two by their names."""
-    values = [value for points in lines.values() for _, value in points if math.isfinite(value)]
-    decades = bool(values) and min(values) > 0.0 and max(values) > 20.0 * min(values)
-    explanation = "The loss of each iteration's last batch, as stored."
-    if decades:
-        explanation += " Equal heights are equal ratios."
-    picture = curve(lines, timeline, short, logarithmic=decades, steps=False)
-    return section("Loss", explanation, picture, *tables)
-
-
-def _scale_and_loss(recording: Recording, timeline: Timeline) -> List[str]:
-    """The loss scale and the loss as curves and tables."""
-    found, scales, points = [], loss_scales(recording), losses(recording)
-    if scales:
-        changes = [scales[0], *(b for a, b in zip(scales, scales[1:]) if a[1] != b[1])]
-        times = f"{len(changes) - 1:,} time{'' if len(changes) == 2 else 's'}"
-        caption = f"Where S0 changed: {times} after the first"
-        if len(changes) > _MOST_CHANGES:
-            caption += f"; these are the last {_MOST_CHANGES}"
-        rows = [(f"{iteration:,}", power(value)) for iteration, value in changes[-_MOST_CHANGES:]]
-        found.append(scale_section({"S0": scales}, timeline, table(caption, ("iteration", "S0"), rows)))
-    if points:
-        some = sorted({len(points) * i // 9 if i < 9 else len(points) - 1 for i in range(10)})
-        rows = [(f"{points[i][0]:,}", f"{points[i][1]:.4g}") for i in some]
-        found.append(
-            loss_section(
-                {"loss": points}, timeline, table("The loss at some iterations", ("iteration", "loss"), rows)
+def scale_and_loss(runs: Mapping[str, Recording], timeline: Timeline) -> List[str]:
+    """Sections with the loss scale and the loss: of one run with a table, or of two by their names."""
+    scales = {name or "S0": loss_scales(run) for name, run in runs.items()}
+    points = {name or "loss": losses(run) for name, run in runs.items()}
+    sections = []
+    if any(scales.values()):
+        sections.append(
+            section(
+                "Loss scale S0",
+                "What the loss's own gradient, 1, is multiplied by. Heights are powers of two.",
+                curve(scales, timeline, power, logarithmic=True, steps=True),
+                _changes(*scales.values()) if len(runs) == 1 else "",
             )
         )
-    return found
+    if any(points.values()):
+        values = [value for line in points.values() for _, value in line if math.isfinite(value)]
+        decades = bool(values) and min(values) > 0.0 and max(values) > 20.0 * min(values)
+        sections.append(
+            section(
+                "Loss",
+                "The loss of each iteration's last batch, as stored."
+                + " Equal heights are equal ratios." * decades,
+                curve(points, timeline, "{:.3g}".format, logarithmic=decades, steps=False),
+                _some(*points.values()) if len(runs) == 1 else "",
+            )
+        )
+    return sections
+
+
+def _changes(scales: Points) -> str:
+    changes = [scales[0], *(b for a, b in zip(scales, scales[1:]) if a[1] != b[1])]
+    caption = f"Where S0 changed: {len(changes) - 1:,} time{'' if len(changes) == 2 else 's'} after the first"
+    if len(changes) > _MOST_CHANGES:
+        caption += f"; these are the last {_MOST_CHANGES}"
+    rows = [(f"{iteration:,}", power(value)) for iteration, value in changes[-_MOST_CHANGES:]]
+    return table(caption, ("iteration", "S0"), rows)
+
+
+def _some(points: Points) -> str:
+    some = sorted({(len(points) - 1) * i // 9 for i in range(10)})
+    rows = [(f"{points[i][0]:,}", f"{points[i][1]:.4g}") for i in some]
+    return table("The loss at some iterations", ("iteration", "loss"), rows)

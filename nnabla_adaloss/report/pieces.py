@@ -9,14 +9,19 @@ from itertools import groupby
 from typing import Callable, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from .style import STYLE, strip
+from .text import extent
 from .timeline import Timeline
 
-Cells = Sequence[Optional[float]]
 Points = Sequence[Tuple[int, float]]
 """Iterations with a value each."""
+Lines = Mapping[str, Points]
+"""What is drawn, by its name."""
 
 # Columns of a table.
 _FIT_A_PHONE = 2
+
+# Places of a picture that show their values where the mouse is.
+_MOST_TIPS = 48
 
 # So that colours do not matter.
 _SHAPES = {
@@ -46,60 +51,56 @@ def section(title: str, explanation: str, *contents: str) -> str:
 
 
 def heat_map(
-    rows: Iterable[Tuple[str, Cells, str]],
-    place: Callable[[float], float],
-    labels: Sequence[str],
+    lines: Lines,
     timeline: Timeline,
+    written: Callable[[float], str],
+    ends: Tuple[float, float],
+    labels: Sequence[str],
 ) -> str:
-    """A strip of colours for each row, over the iterations.
+    """A strip of colours for each line, by the logarithm of its values between two `ends`.
 
-    Args:
-        rows: a name, a value for each column or None where nothing was recorded, and the same in words.
-        place: a value's place on the scale of colours, from 0 to 1.
-        labels: what is written beneath that scale, evenly from its beginning to its end.
-        timeline: the columns.
+    `labels` are written beneath the colours, evenly from one end to the other.
     """
-    lines = []
-    for name, cells, words in rows:
-        picture = strip([None if value is None else place(value) for value in cells])
-        alt = escape(f"{name}: {words}")
-        lines.append(_line(name, f'<img class="strip" src="{picture}" alt="{alt}">'))
-    scale = strip([i / 63 for i in range(64)])
-    written = "".join(f"<span>{escape(label)}</span>" for label in labels)
-    key = (
-        f'<div class="key"><img class="strip" src="{scale}" alt="colours, from dark to light:">'
-        f'<div class="ticks">{written}</div></div>'
+    low, high = map(math.log, ends)
+    strips = []
+    for name, points in lines.items():
+        cells, values = timeline.cells(points), [value for _, value in points]
+        places = [v if v is None else (math.log(max(v, ends[0])) - low) / (high - low) for v in cells]
+        words = f"{name}: {written(values[-1])} at the end, from {extent(values, written)}"
+        strips.append(_line(name, _strip(places, words) + _tips({"": points}, written, timeline)))
+    scale = _strip([i / 63 for i in range(64)], "colours, from dark to light:")
+    key = f'<div class="key">{scale}{_spans("ticks", labels)}</div>'
+    return f"{_plot(*strips, timeline=timeline)}{key}\n"
+
+
+def _strip(places: Sequence[Optional[float]], words: str) -> str:
+    return (
+        f'<div class="strip" style="--colours:{strip(places)}" role="img" aria-label="{escape(words)}"></div>'
     )
-    return f"{_plot(*lines, timeline=timeline)}{key}\n"
 
 
 def curve(
-    lines: Mapping[str, Points],
+    lines: Lines,
     timeline: Timeline,
     written: Callable[[float], str],
     *,
     logarithmic: bool,
     steps: bool,
 ) -> str:
-    """Lines over the iterations, all on one scale; if there are several, with their names.
+    """A curve for each line, all on one scale; if there are several, with their names.
 
-    Args:
-        lines: of each line, its name and its points.
-        timeline: the columns of the page.
-        written: how a value is written beside the picture, and in words.
-        logarithmic: whether distances are ratios; values are positive then.
-        steps: whether a value holds until the next one.
+    If `logarithmic`, equal heights are equal ratios; in `steps`, a value holds until the next one.
     """
     shown = {name: [(i, v) for i, v in points if math.isfinite(v)] for name, points in lines.items()}
     values = [value for points in shown.values() for _, value in points]
     if not values:
         return "<p>No finite value was recorded.</p>\n"
-    low, high = min(values), max(values)
-    spread = (math.log2(high / low) if logarithmic else high - low) or 1.0
+    height = math.log2 if logarithmic else float
+    low, high = height(min(values)), height(max(values))
 
     def place(iteration: int, value: float) -> Tuple[float, float]:
-        above = math.log2(value / low) if logarithmic else value - low
-        return 1000.0 * timeline.place(iteration), 100.0 - 100.0 * above / spread if high > low else 50.0
+        above = (height(value) - low) / (high - low) if high > low else 0.5
+        return 1000.0 * timeline.place(iteration), 100.0 - 100.0 * above
 
     paths = "".join(
         f'<path d="{_path([place(*point) for point in points], steps=steps)}" '
@@ -111,43 +112,56 @@ def curve(
         for name, points in lines.items()
         if points
     )
-    words += f"; from {written(low)} to {written(high)}"
-    labels = "".join(f"<span>{escape(written(value))}</span>" for value in sorted({low, high}, reverse=True))
-    picture = (
-        f'<svg class="curve" viewBox="0 -4 1000 108" preserveAspectRatio="none" role="img" '
-        f'aria-label="{escape(words)}">{paths}</svg>'
+    words += f"; from {extent(values, written)}"
+    ends = [written(value) for value in sorted({min(values), max(values)}, reverse=True)]
+    names = ""
+    if len(lines) > 1:
+        sample = '<svg class="sample" viewBox="0 0 28 8" aria-hidden="true"><path d="M0 4H28"/></svg>'
+        items = "".join(f"<li>{sample} {escape(name)}</li>" for name in lines)
+        names = f'<ul class="lines">{items}</ul>\n'
+    tips = _tips({name if names else "": points for name, points in shown.items()}, written, timeline)
+    line = (
+        f'<div class="line">{_spans("name heights", ends)}<div>'
+        '<svg class="curve" viewBox="0 -4 1000 108" preserveAspectRatio="none" role="img" '
+        f'aria-label="{escape(words)}">{paths}</svg>{tips}</div></div>\n'
     )
-    line = f'<div class="line"><div class="name heights">{labels}</div><div>{picture}</div></div>\n'
-    return f"{_names(lines) if len(lines) > 1 else ''}{_plot(line, timeline=timeline)}"
+    return names + _plot(line, timeline=timeline)
 
 
-def _names(names: Iterable[str]) -> str:
-    """Which line of a curve is whose: beside each name a piece of its line."""
-    picture = '<svg class="sample" viewBox="0 0 28 8" aria-hidden="true"><path d="M0 4H28"/></svg>'
-    items = "".join(f"<li>{picture} {escape(name)}</li>" for name in names)
-    return f'<ul class="lines">{items}</ul>\n'
+def _tips(lines: Lines, written: Callable[[float], str], timeline: Timeline) -> str:
+    """What a picture shows where the mouse is: the values there, once for neighbours that are the same."""
+    width = -(-timeline.columns // _MOST_TIPS)
+    told: List[List[str]] = [[] for _ in range(0, timeline.columns, width)]
+    for name, points in lines.items():
+        for place, group in groupby(points, key=lambda point: timeline.column(point[0]) // width):
+            values = [value for _, value in group]
+            ends = dict.fromkeys(map(written, (min(values), max(values))))
+            told[place].append(f"{name}: " * bool(name) + " to ".join(ends))
+    places, end = [], 0
+    for words, run in groupby(told):
+        start, end = end, min(end + width * len(list(run)), timeline.columns)
+        first, last = timeline.span(start, end)
+        when = f"iteration {first:,}" if first == last else f"iterations {first:,} to {last:,}"
+        title = escape(f"{when}: {'; '.join(words) or 'not recorded'}")
+        places.append(f'<rect x="{start}" width="{end - start}" height="1"><title>{title}</title></rect>')
+    return (
+        f'<svg class="tips" viewBox="0 0 {timeline.columns} 1" preserveAspectRatio="none" '
+        f'aria-hidden="true">{"".join(places)}</svg>'
+    )
 
 
-def _path(places: Sequence[Tuple[float, float]], *, steps: bool) -> str:
-    if not places:
-        return ""
-    (x, y), *rest = _thinned(places)
-    found = [f"M{x:.1f} {y:.1f}"]
-    for x, y in rest:
-        found.append(f"H{x:.1f}V{y:.1f}" if steps else f"L{x:.1f} {y:.1f}")
-    # A value that holds is seen to hold; a single point is seen at all.
-    return "".join([*found, "H1000"] if steps or not rest else found)
-
-
-def _thinned(places: Iterable[Tuple[float, float]]) -> List[Tuple[float, float]]:
-    """No more than some points for each column of pixels: the first, the highest, the lowest and the last."""
-    found: List[Tuple[float, float]] = []
+def _path(places: Iterable[Tuple[float, float]], *, steps: bool) -> str:
+    found: List[str] = []
+    # No more than some points for each column of pixels.
     for _, group in groupby(places, key=lambda place: int(place[0])):
         column = list(group)
         heights = [y for _, y in column]
         kept = {0, heights.index(min(heights)), heights.index(max(heights)), len(column) - 1}
-        found += [column[index] for index in sorted(kept)]
-    return found
+        for x, y in (column[index] for index in sorted(kept)):
+            line = f"H{x:.1f}V{y:.1f}" if steps else f"L{x:.1f} {y:.1f}"
+            found.append(line if found else f"M{x:.1f} {y:.1f}")
+    # A value that holds is seen to hold; a single point is seen at all.
+    return "".join([*found, "H1000"] if found and (steps or len(found) == 1) else found)
 
 
 def time_line(kinds: Iterable[Tuple[str, str, Sequence[int]]], timeline: Timeline) -> str:
@@ -168,7 +182,7 @@ def time_line(kinds: Iterable[Tuple[str, str, Sequence[int]]], timeline: Timelin
     return _plot(*lines, timeline=timeline)
 
 
-def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, words: bool = False) -> str:
+def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, words: bool = False) -> str:
     """A table; the first cell of each row is its heading, the others are words or numbers."""
     heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
     kinds = ["words"] * words + ["many"] * (len(head) > _FIT_A_PHONE)
@@ -194,6 +208,10 @@ def _line(name: str, picture: str) -> str:
 
 
 def _plot(*lines: str, timeline: Timeline) -> str:
-    ticks = "".join(f"<span>{tick:,}</span>" for tick in timeline.ticks())
-    axis = f'<div class="line axis"><div class="name">iteration</div><div class="ticks">{ticks}</div></div>'
+    ticks = _spans("ticks", [f"{tick:,}" for tick in timeline.ticks()])
+    axis = f'<div class="line axis"><div class="name">iteration</div>{ticks}</div>'
     return f'<div class="plot">\n{"".join(lines)}{axis}\n</div>\n'
+
+
+def _spans(kind: str, words: Iterable[str]) -> str:
+    return f'<div class="{kind}">{"".join(f"<span>{escape(word)}</span>" for word in words)}</div>'

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import base64
-import struct
-import zlib
-from typing import Optional, Sequence, Tuple
+from itertools import groupby
+from typing import Optional, Sequence
+
+import numpy as np
 
 STYLE = """\
 :root { color-scheme: light; --ink: #1b2733; --faint: #4b5a69; --rule: #c9d1d9; }
@@ -24,15 +24,18 @@ section > ul { padding-left: 1.25rem; max-width: 48rem; overflow-wrap: anywhere;
 .facts b { display: block; font-size: 1.25rem; overflow-wrap: anywhere; }
 .line { display: grid; grid-template-columns: 13rem 1fr; gap: .75rem; align-items: center; }
 .name { font-size: .85rem; line-height: 1.2; text-align: right; overflow-wrap: anywhere; }
-.strip { display: block; width: 100%; height: 1.35rem; image-rendering: pixelated;
-  background: repeating-linear-gradient(135deg, #fff 0 4px, #d4d9de 4px 5px); }
+.strip { height: 1.35rem;
+  background: var(--colours), repeating-linear-gradient(135deg, #fff 0 4px, #d4d9de 4px 5px); }
 .plot > .line { margin-bottom: 2px; }
+.line > div { position: relative; }
+.tips { position: absolute; inset: 0; width: 100%; height: 100%; }
+.tips rect { fill: transparent; }
+.tips rect:hover { fill: #fff6; stroke: var(--ink); vector-effect: non-scaling-stroke; }
 .curve { display: block; width: 100%; height: 11rem; border: solid var(--rule); border-width: 0 0 1px 1px; }
-.curve path { fill: none; stroke: #26547c; stroke-width: 1.75; stroke-linejoin: round; }
+.curve path, .sample path { fill: none; stroke: #26547c; stroke-width: 1.75; stroke-linejoin: round; }
 .curve path + path, .lines li + li path { stroke: #b4540a; stroke-dasharray: 5 3; }
 .lines { list-style: none; display: flex; flex-wrap: wrap; gap: .25rem 1.5rem; padding: 0; }
 .sample { width: 28px; height: 8px; }
-.sample path { fill: none; stroke: #26547c; stroke-width: 1.75; }
 .heights { align-self: stretch; display: flex; flex-direction: column; justify-content: space-between; }
 .marks { display: block; width: 100%; height: 1.6rem; overflow: visible;
   border-bottom: 1px solid var(--rule); }
@@ -91,35 +94,26 @@ footer { margin-top: 3rem; font-size: .85rem; color: var(--faint); }
 }
 """
 
-Colour = Tuple[int, int, int]
-
 # Viridis at 17 places (S. van der Walt and N. Smith, CC0): its lightness rises evenly, also for those who
 # see few colours, and in print without any.
-_VIRIDIS = (
+_VIRIDIS = bytes.fromhex(
     "440154 48186a 472d7b 424086 3b528b 33638d 2c728e 26828e 21918c "
     "1fa088 28ae80 3fbc73 5ec962 84d44b addc30 d8e219 fde725"
 )
-_PLACES = [tuple(bytes.fromhex(colour)) for colour in _VIRIDIS.split()]
 
 
-def viridis(value: float) -> Colour:
-    """The colour of a value between 0 (dark) and 1 (light); what lies outside gets that of the end."""
-    place = min(max(value, 0.0), 1.0) * (len(_PLACES) - 1)
-    index = min(int(place), len(_PLACES) - 2)
-    share = place - index
-    red, green, blue = (
-        round(low + (high - low) * share) for low, high in zip(_PLACES[index], _PLACES[index + 1])
-    )
-    return red, green, blue
+def viridis(value: Optional[float]) -> str:
+    """The colour of a value between 0 (dark) and 1 (light); None is clear."""
+    if value is None:
+        return "#0000"
+    parts = (np.interp(16.0 * value, range(17), list(_VIRIDIS[part::3])) for part in range(3))
+    return "#" + "".join(f"{round(float(part)):02x}" for part in parts)
 
 
 def strip(values: Sequence[Optional[float]]) -> str:
-    """A picture, one pixel high, with a pixel for each value from 0 to 1, as a `data:` URL; None is clear."""
-    row = b"".join(b"\0\0\0\0" if value is None else bytes((*viridis(value), 255)) for value in values)
-    header = struct.pack(">IIBBBBB", len(values), 1, 8, 6, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(b"\0" + row, 9)), (b"IEND", b""))
-    png = b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in chunks
-    )
-    return "data:image/png;base64," + base64.b64encode(png).decode()
+    """Colours side by side, one for each value, as a picture of CSS."""
+    stops, end = [], 0.0
+    for colour, run in groupby(map(viridis, values)):
+        start, end = end, end + 100.0 * len(list(run)) / len(values)
+        stops.append(f"{colour} {start:.4g}%,{colour} {end:.4g}%")
+    return f"linear-gradient(90deg,{','.join(stops)})"

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Mapping, Optional
+from typing import Callable, Mapping, Optional, Sequence
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -16,28 +16,28 @@ def power(value: float) -> str:
         >>> power(1024.0), power(2.0**-20), power(4.0), power(3e5)
         ('2¹⁰', '2⁻²⁰', '4', '300000')
     """
-    if value > 0.0 and math.frexp(value)[0] == 0.5 and not 1.0 <= value <= 16.0:
+    if math.frexp(value)[0] == 0.5 and not 1.0 <= value <= 16.0:
         return "2" + str(math.frexp(value)[1] - 1).translate(_RAISED)
     return f"{value:g}"
 
 
+def extent(values: Sequence[float], written: Callable[[float], str] = power) -> str:
+    """The smallest and the largest value."""
+    return f"{written(min(values))} to {written(max(values))}"
+
+
 def percent(share: Optional[float]) -> str:
-    """A share; one that is not zero does not look like zero, and an unknown one is a dash.
+    """A share; one that is not zero does not look like zero, nor does one that nobody has counted.
 
     Example:
         >>> percent(0.125), percent(0.0), percent(1e-6), percent(None)
-        ('12.5 %', '0 %', '< 0.01 %', '–')
+        ('12.5 %', '0 %', '< 0.01 %', 'not counted')
     """
     if share is None:
-        return "–"
+        return "not counted"
     if 0.0 < share < 1e-4:
         return "< 0.01 %"
     return f"{100.0 * share:.4g} %" if share < 0.01 else f"{100.0 * share:.3g} %"
-
-
-def short(value: float) -> str:
-    """Three digits of a number."""
-    return f"{value:.3g}"
 
 
 def in_words(name: str) -> str:

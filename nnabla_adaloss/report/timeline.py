@@ -11,15 +11,7 @@ _MOST_COLUMNS = 240
 
 
 class Timeline(NamedTuple):
-    """The columns that all pictures of a page share: how many, and their first and last iteration.
-
-    Example:
-        >>> timeline = Timeline(first=1, last=100, columns=50)
-        >>> timeline.column(1), timeline.column(2), timeline.column(100)
-        (0, 0, 49)
-        >>> timeline.place(1), timeline.place(100)
-        (0.0, 1.0)
-    """
+    """The columns that all pictures of a page share: how many, and their first and last iteration."""
 
     first: int
     last: int
@@ -27,13 +19,7 @@ class Timeline(NamedTuple):
 
     @classmethod
     def of(cls, recording: Recording) -> Timeline:
-        """The columns for a recording: one for each recorded iteration, if these are not too many.
-
-        Raises:
-            ValueError: nothing was recorded.
-        """
-        if not recording.rows:
-            raise ValueError("nothing was recorded: there is nothing to draw")
+        """The columns for a recording: one for each recorded iteration, if these are not too many."""
         iterations = [row.iteration for row in recording.rows]
         first, last = min(iterations), max(iterations)
         looked_at = sorted({row.iteration for row in recording.of(LayerRow)})
@@ -44,17 +30,22 @@ class Timeline(NamedTuple):
         """The column of an iteration."""
         return (iteration - self.first) * self.columns // (self.last - self.first + 1)
 
+    def span(self, start: int, end: int) -> Tuple[int, int]:
+        """The first and the last iteration of the columns from `start` up to `end`."""
+        iterations = self.last - self.first + 1
+        first, behind = (self.first - (-column * iterations // self.columns) for column in (start, end))
+        return first, behind - 1
+
     def place(self, iteration: int) -> float:
         """Where an iteration lies, from 0 (the first) to 1 (the last)."""
         return (iteration - self.first) / max(self.last - self.first, 1)
 
-    def cells(self, points: Iterable[Tuple[int, Optional[float]]]) -> List[Optional[float]]:
+    def cells(self, points: Iterable[Tuple[int, float]]) -> List[Optional[float]]:
         """The largest value in each column; None where there is none."""
         found: Dict[int, float] = {}
         for iteration, value in points:
-            if value is not None:
-                column = self.column(iteration)
-                found[column] = max(found.get(column, value), value)
+            column = self.column(iteration)
+            found[column] = max(found.get(column, value), value)
         return [found.get(column) for column in range(self.columns)]
 
     def ticks(self) -> List[int]:

@@ -27,7 +27,7 @@ from .batch_run import BatchRunner
 from .exchange import GradientExchange
 from .global_scale import GlobalScale, agreed_scales, history_of
 from .idle import Idle
-from .notifications import Notifier, notify_float_storage, notify_update
+from .notifications import Notifier, notify_beginning, notify_float_storage, notify_update
 from .outcome import GOOD, BatchOutcome, agree_on_cause
 from .retries import Counters, RetryState, UpdateResult
 from .settings import TORCH_ARGUMENTS, HookLike, Settings, hooks_by_pass, keep_data
@@ -395,6 +395,8 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         if not self.iteration:
             self._notifier.check_parameters(self.solver, self.scaling.plan)
         self.iteration += 1
+        if self._audience is not None and self._audience.begins():
+            notify_beginning(self._audience, self.iteration, self)
         if self.comm is not None:
             is_check_due = self._exchange.begin_iteration(self.iteration, self.check_every)
             if is_check_due and not resumed:

@@ -16,7 +16,7 @@ from ..graph.float_tail import TailReader
 from ..graph.loss import LossLike, check_scale, variable_of
 from ..monitor import BatchThrownAway, Overflowed, audience_of
 from .exchange import GradientExchange
-from .notifications import Notifier, notify_update
+from .notifications import Notifier, notify_beginning, notify_update
 from .retries import UpdateResult
 from .settings import (
     Setting,
@@ -51,8 +51,8 @@ class FixedLossScalingUpdater:
         float_tail: as for `AdaptiveLossScalingUpdater`: in half precision, functions at the loss compute in
             float. True.
 
-    All of these are attributes as well, but for `grads`, `storage`, `monitors` and `float_tail`. A value
-    assigned between updates is checked as here and used from then on; `comm` raises AttributeError instead.
+    All of these are attributes as well, but for `grads` and `monitors`. A value assigned between updates is
+    checked as here and used from then on; `comm`, `storage` and `float_tail` raise AttributeError instead.
 
     Attributes:
         iteration: how many updates were tried.
@@ -79,6 +79,8 @@ class FixedLossScalingUpdater:
     clear_buffer: Any = Setting(boolean)
     accum_grad: Any = Setting(check_count)
     weight_decay: Any = Setting(check_decay)
+    storage: Any = Setting(refuses=always)
+    float_tail: Any = Setting(boolean, refuses=always)
 
     @explains_keywords({"config": "AdaptiveLossScalingUpdater gives layers scales of their own"})
     def __init__(
@@ -98,7 +100,7 @@ class FixedLossScalingUpdater:
         monitors: Sequence[Any] = (),
         float_tail: bool = True,
     ) -> None:
-        self._storage, self._float_tail = storage, boolean("float_tail", float_tail)
+        self.storage, self.float_tail = storage, float_tail
         self._reader: Optional[TailReader] = None
         self.comm = comm
         self.solver = solver
@@ -121,6 +123,8 @@ class FixedLossScalingUpdater:
         Returns:
             The result; `result.updated` is true when the parameters changed.
         """
+        if self._audience is not None and self._audience.begins():
+            notify_beginning(self._audience, self.iteration + 1, self)
         self.solver.zero_grad()
         for _ in range(self.accum_grad):
             self.data_feeder()
@@ -183,9 +187,9 @@ class FixedLossScalingUpdater:
                 "it, or train with AdaptiveLossScalingUpdater"
             )
         wrapped = with_storage(
-            loss, self._storage, float_tail=self._float_tail, parameters=self.solver.get_parameters
+            loss, self.storage, float_tail=self.float_tail, parameters=self.solver.get_parameters
         )
-        reader = TailReader(variable, float_tail=self._float_tail)
+        reader = TailReader(variable, float_tail=self.float_tail)
         reader.read()
         if self._reader is not None:
             reader.go_on_from(self._reader)

@@ -3,18 +3,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, Set
+import inspect
+from datetime import datetime
+from importlib.metadata import version
+from typing import Any, Callable, Dict, Optional, Set
 
 import nnabla as nn
 
+from ..core.saved_settings import as_plain, fields_of, plain
 from ..engine import AdaptiveLossScaling
 from ..errors import LossScaleError, warn
+from ..graph.loss import variable_of
 from ..graph.plan import GraphPlan
-from ..monitor import Audience, UpdateEnded
+from ..monitor import Audience, TrainingBegan, UpdateEnded
 from .retries import UpdateResult
 
 # After this many updates in a row without a gradient, a loss of zero is more than a batch without labels.
 _SILENT = 10
+# Arguments of updaters that are no settings: they are objects of the training.
+_NO_SETTINGS = frozenset({"solver", "loss", "data_feeder", "comm", "grads", "monitors"})
 # A jump by 2**20 costs six batches.
 _LOST = 10
 
@@ -93,6 +100,29 @@ def notify_float_storage(scaling: AdaptiveLossScaling, storage: Optional[Any], c
             "nothing is stored in half precision: the network is in a float context and storage is None. "
             'Pass storage="float16" to emulate it, or build the network in a half context'
         )
+
+
+def notify_beginning(audience: Audience, iteration: int, updater: Any) -> None:
+    """Tell monitors with which settings a training begins."""
+    now = datetime.now().astimezone().isoformat(timespec="seconds")
+    audience.tell(TrainingBegan(iteration, now, version("nnabla-adaloss"), _settings_in_words(updater)))
+
+
+def _settings_in_words(updater: Any) -> Dict[str, str]:
+    """What an updater was made with: the arguments of its class, and the fields of those that have fields."""
+    found: Dict[str, Any] = {
+        "updater": type(updater).__name__,
+        "solver": updater.solver.name,
+        "learning_rate": updater.solver.learning_rate(),
+        "context": "|".join(variable_of(updater.loss).parent.context.backend),
+        "ranks": 1 if updater.comm is None else updater.comm.size,
+    }
+    for name in inspect.signature(type(updater)).parameters:
+        if name not in _NO_SETTINGS:
+            value = updater.scaling.config if name == "config" else getattr(updater, name)
+            fields = as_plain(fields_of(value))
+            found.update({f"{name}.{field}": own for field, own in fields.items()} or {name: plain(value)})
+    return {name: str(value) for name, value in found.items()}
 
 
 def notify_update(audience: Audience, iteration: int, result: UpdateResult, loss: nn.Variable) -> None:

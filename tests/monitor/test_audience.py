@@ -89,10 +89,10 @@ def test_no_monitors_are_no_audience() -> None:
 @pytest.mark.parametrize(
     ("monitors", "error", "message"),
     [
-        ([print], TypeError, "has none of the methods on_layer_scaled, on_overflowed"),
+        ([print], TypeError, "has none of the methods on_training_began, on_layer_scaled"),
         ([Monitor()], TypeError, "has none of the methods"),
         (Listening(), TypeError, "monitors must be a list of monitors, got Listening"),
-        ([Listening(every=0)], ValueError, "every=0 of Listening must be 1 or more"),
+        ([Listening(every=0)], ValueError, "every of Listening=0 must be 1 or more"),
         ([Listening(every=1.5)], TypeError, "every of Listening=1.5 must be an integer"),
     ],
 )

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-import tracemalloc
+from datetime import datetime, timedelta
+from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Dict, Optional
 
 import numpy as np
@@ -16,15 +18,13 @@ from nnabla_adaloss import (
     BatchRepeated,
     LayerRow,
     LossScaleWarning,
-    Monitor,
     Recorder,
     Recording,
+    TrainingBegan,
     UpdateEnded,
 )
 from nnabla_adaloss.emulation import FormatEmulation
 from nnabla_adaloss.engine.layer_watch import _Look
-from nnabla_adaloss.monitor import LayerScaled
-from nnabla_adaloss.report.page import page_of
 from tests.updaters.networks import AS_THE_BASELINE, training
 
 from .watched import watched
@@ -46,6 +46,26 @@ def test_layers_losses_and_repeats() -> None:
         assert (row.underflow, row.overflow, row.nonfinite, row.exponents) == (0.0, 0.0, 0, None)
 
 
+def test_a_recording_begins_with_the_settings(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "run.jsonl") as recorder:
+        watched([recorder], 2, config=AdaLossConfig(scale_upper_bound=4.0), accum_grad=2)
+    began, *others = Recording.load(tmp_path / "run.jsonl").rows
+    assert isinstance(began, TrainingBegan)
+    assert not any(isinstance(row, TrainingBegan) for row in others)
+    assert (began.iteration, began.version) == (1, version("nnabla-adaloss"))
+    assert abs(datetime.now().astimezone() - datetime.fromisoformat(began.date)) < timedelta(minutes=5)
+    assert {
+        "updater": "AdaptiveLossScalingUpdater",
+        "storage": "float16",
+        "accum_grad": "2",
+        "global_scale": "history",
+        "config.scale_upper_bound": "4.0",
+        "config.loss_scale_method": "amax_history",
+        "solver": "Momentum",
+        "ranks": "1",
+    }.items() <= began.settings.items()
+
+
 def test_only_some_layers_in_some_iterations() -> None:
     recorder = Recorder(every=2, layers=["hid*"])
     watched([recorder], 5)
@@ -53,13 +73,14 @@ def test_only_some_layers_in_some_iterations() -> None:
     assert [(row.iteration, row.layer) for row in rows] == [(2, "hidden/affine"), (4, "hidden/affine")]
 
 
-@pytest.mark.parametrize("every", [1, 2])
-def test_a_pattern_without_a_layer_is_warned_of_once(every: int) -> None:
-    recorder = Recorder(every=every, layers=["hid*", "fc1", "conv*", "*"])
+def test_a_pattern_without_a_layer_is_warned_of_once() -> None:
+    recorder = Recorder(every=2, layers=["hid*", "fc1", "conv*", "*"])
     told = r"'fc1', 'conv\*' matches no scaled layer; known layers: output/affine, hidden/affine$"
     with pytest.warns(LossScaleWarning, match=told) as warned:
         watched([recorder], 6)
     assert sum("Recorder" in str(warning.message) for warning in warned) == 1
+    with pytest.warns(LossScaleWarning, match=told):
+        watched([Recorder(every=2, layers=["fc1", "conv*"])], 3)  # of which one is recorded
 
 
 def test_a_loop_of_ones_own() -> None:
@@ -93,22 +114,23 @@ def test_underflow_is_found() -> None:
 @pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
 def test_without_an_emulation_nobody_knows_what_underflowed() -> None:
     recorder = Recorder()
-    watched([recorder], 3, storage=None)
-    row = recorder.recording.at("hidden/affine", 3)
+    watched([recorder], 2, storage=None)
+    row = recorder.recording.at("hidden/affine", 2)
     assert (row.underflow, row.overflow) == (None, None)
     assert row.elements == 8 * 4 * 6 * 6
     assert row.headroom is not None
 
 
 def test_the_file_holds_what_memory_does_not(tmp_path: Path) -> None:
-    recorder = Recorder(path=tmp_path / "run.jsonl", limit=4)
+    recorder = Recorder(tmp_path / "run.jsonl", limit=4)
     watched([recorder], 4)
     written = Recording.load(tmp_path / "run.jsonl")  # while it is open
     assert len(recorder.recording.rows) == 4
     assert list(written.rows)[-4:] == list(recorder.recording.rows)
     assert [row.iteration for row in written.of(UpdateEnded)] == [1, 2, 3, 4]
     recorder.close()
-    with pytest.warns(LossScaleWarning, match="monitor Recorder raised .* file is closed"):
+    recorder.close()
+    with pytest.warns(LossScaleWarning, match="monitor Recorder raised .* closed file"):
         watched([recorder], 3)
     assert len(recorder.recording.rows) == 4
 
@@ -121,6 +143,7 @@ def test_the_file_holds_what_memory_does_not(tmp_path: Path) -> None:
         ({"layers": "conv*"}, TypeError, r"layers='conv\*' must be a sequence"),
         ({"limit": 0}, ValueError, "limit=0 must be 1 or more"),
         ({"histograms": 1}, TypeError, "histograms=1 must be True or False"),
+        ({"path": 10}, TypeError, "path=10 must be a path"),
         ({"path": "/no/such/folder/run.jsonl"}, FileNotFoundError, "No such file or directory"),
     ],
 )
@@ -129,51 +152,26 @@ def test_bad_arguments_are_refused(options: Dict[str, Any], error: type[Exceptio
         Recorder(**options)
 
 
-@pytest.mark.slow
-def test_memory_is_bounded() -> None:
-    recorder = Recorder(limit=300)
-    updater = watched([recorder], 120)
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        for _ in range(400):
-            updater.update()
-        grown = tracemalloc.get_traced_memory()[0] - before
-    finally:
-        tracemalloc.stop()
-    assert len(recorder.recording.rows) == 300
-    # 400 iterations are 1200 rows, half a kilobyte each; the 300 that are kept were traced in part only.
-    assert grown < 300_000
-
-
 @pytest.mark.filterwarnings("ignore::nnabla_adaloss.LossScaleWarning")
 @pytest.mark.parametrize("storage", ["float16", None])
 def test_weights_and_inputs(storage: Optional[str], tmp_path: Path) -> None:
-    """Compared with what NanDump would save: the arrays themselves."""
-
-    class Arrays(Monitor):
-        def __init__(self) -> None:
-            self.seen: Dict[str, Any] = {}
-
-        def on_layer_scaled(self, event: LayerScaled) -> None:
-            self.seen[event.record.layer] = event.look.arrays()
-
-    train, arrays, recorder = training(), Arrays(), Recorder(path=tmp_path / "run.jsonl", data=True)
+    """Compared with the arrays themselves."""
+    seen: Dict[str, Any] = {}
+    keep = SimpleNamespace(on_layer_scaled=lambda e: seen.update({e.record.layer: e.look.arrays()}))
+    train, recorder = training(), Recorder(tmp_path / "run.jsonl", data=True)
     for v in train.solver.get_parameters().values():
         v.d = np.where(np.arange(v.size).reshape(v.shape) % 4 == 0, 1e-6, v.d)  # subnormal in float16
-    watched([arrays, recorder], 1, train, storage=storage)
+    watched([keep, recorder], 1, train, storage=storage)
     recording = Recording.load(tmp_path / "run.jsonl")
-    for name, seen in arrays.seen.items():
+    for name, of_layer in seen.items():
         row = recording.at(name, 1)
-        for what, values in (("weight", np.abs(seen.weight)), ("input", np.abs(seen.input))):
+        for what in ("weight", "input"):
+            values = np.abs(getattr(of_layer, what))
             assert getattr(row, f"{what}_max") == values.max()
             expected = (values[values > 0] < 2.0**-14).mean()
             assert getattr(row, f"{what}_subnormal") == pytest.approx(expected)
         assert row.weight_subnormal is not None
         assert row.weight_subnormal > 0.2
-    page = page_of(recording, "run")
-    assert "Weights and activations" in page
-    assert f'data-head="largest weight">{row.weight_max:.3g}<' in page
 
 
 def test_weights_and_inputs_are_not_looked_at_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,4 +179,3 @@ def test_weights_and_inputs_are_not_looked_at_unasked(monkeypatch: pytest.Monkey
     recorder = Recorder()
     watched([recorder], 1)
     assert {row.weight_max for row in recorder.recording.of(LayerRow)} == {None}
-    assert "Weights and activations" not in page_of(recorder.recording, "run")

@@ -4,12 +4,12 @@ from __future__ import annotations
 import csv
 import sys
 from pathlib import Path
-from typing import Any, List, Tuple
+from typing import Any, Callable, List, Tuple
 
 import numpy as np
 import pytest
 
-from nnabla_adaloss import BatchThrownAway, LayerRow, Recording
+from nnabla_adaloss import BatchThrownAway, LayerRow, Recorder, Recording
 from nnabla_adaloss.monitor import Underflow
 
 from .watched import layer, whole
@@ -97,15 +97,25 @@ def test_monitor_series_are_nnablas(tmp_path: Path) -> None:
     for name, expected in (
         ("loss_scale", [[1, 1024], [2, 512], [3, 512]]),
         ("batches_lost", [4, 2]),
+        ("retries", [[1, 1], [3, 0]]),
         ("conv.conv.scale", [[1, 8], [3, 24]]),
     ):
         np.testing.assert_array_equal(np.loadtxt(tmp_path / f"series/{name}.series.txt"), expected)
 
 
-@pytest.mark.parametrize("name", ["to_pandas", "to_tensorboard"])
-def test_what_is_not_installed_is_named(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "needing",
+    [
+        lambda path: whole().to_pandas(),
+        lambda path: whole().to_tensorboard(path),
+        lambda path: Recorder(path / "run.jsonl", tensorboard=path),
+    ],
+)
+def test_what_is_not_installed_is_named(
+    needing: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for module in ("pandas", "tensorboardX"):
         monkeypatch.setitem(sys.modules, module, None)
-    arguments = () if name == "to_pandas" else (tmp_path,)
     with pytest.raises(ImportError, match=r"pip install 'nnabla-adaloss\[monitor\]'"):
-        getattr(whole(), name)(*arguments)
+        needing(tmp_path)
+    assert list(tmp_path.iterdir()) == []

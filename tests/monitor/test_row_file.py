@@ -6,8 +6,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import sys
-import time
 from pathlib import Path
 from typing import List, get_args
 
@@ -15,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnabla_adaloss import Overflowed, ScaleChanged
+from nnabla_adaloss import ScaleChanged
 from nnabla_adaloss.monitor.row_file import RowFile, read_rows, write_rows
 from nnabla_adaloss.monitor.rows import Row
 
@@ -41,6 +39,7 @@ def test_every_row_comes_back(tmp_path_factory: pytest.TempPathFactory, rows: Li
     # Their representation, for NaN is not itself.
     assert repr(read_rows(folder / "appended")) == repr(read_rows(folder / "written")) == repr(rows)
     assert (folder / "appended").read_bytes() == (folder / "written").read_bytes()
+    assert b":null" not in (folder / "written").read_bytes()
 
 
 @settings(max_examples=20)
@@ -74,18 +73,10 @@ def test_what_is_done_again_after_a_crash_is_there_once(tmp_path: Path) -> None:
 def test_another_file_is_left_alone(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "results.csv"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"results.csv is not a recording of nnabla_adaloss"):
-        RowFile(path)
-    with pytest.raises(ValueError, match=r"results.csv is not a recording of nnabla_adaloss"):
-        read_rows(path)
+    for opened in (RowFile, read_rows):
+        with pytest.raises(ValueError, match=r"results.csv is not a recording of nnabla_adaloss"):
+            opened(path)
     assert path.read_bytes() == content
-
-
-def test_a_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    write(path, [Overflowed(2, 0, "overflow", ("a", "b"), "", 8.0)])
-    path.write_bytes(path.read_bytes().replace(b'"component":""', b'"blamed":"conv"'))
-    assert read_rows(path) == [Overflowed(2, 0, "overflow", ("a", "b"), "", 8.0)]
 
 
 def test_two_recorders_do_not_write_one_file(tmp_path: Path) -> None:
@@ -98,21 +89,15 @@ def test_two_recorders_do_not_write_one_file(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "run.jsonl") == [scale(1), scale(2)]
 
 
-def test_a_closed_file_says_so(tmp_path: Path) -> None:
-    file = RowFile(tmp_path / "run.jsonl")
-    file.close()
-    file.close()
-    with pytest.raises(ValueError, match="file is closed"):
-        file.append(scale(1))
-
-
 def test_damage_is_named(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     write(path, [scale(1), scale(2)])
-    path.write_bytes(path.read_bytes().replace(b'"iteration":1', b'"iteration":'))
-    with pytest.raises(ValueError, match=r"run.jsonl is damaged in line 2: "):
-        read_rows(path)
-    path.write_bytes(path.read_bytes().replace(b'"version":1', b'"version":9'))
+    whole = path.read_bytes()
+    for damaged in (b'{"event":', b'"text"', b"[1]", b"2", b'{"iteration":1}', b'{"event":"x"}'):
+        path.write_bytes(whole.replace(b'{"event":"scale"', damaged + b"\n", 1))
+        with pytest.raises(ValueError, match=r"run.jsonl is damaged in line 2: "):
+            read_rows(path)
+    path.write_bytes(path.read_bytes().replace(b'"version":2', b'"version":9'))
     with pytest.raises(ValueError, match=r"has version 9 of the format"):
         read_rows(path)
 
@@ -137,32 +122,3 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
     file.append(scale(3))
     file.close()
     assert read_rows(path) == [scale(1), scale(3)]
-
-
-@pytest.mark.slow
-def test_a_process_that_is_killed_leaves_everything_up_to_its_last_row(tmp_path: Path) -> None:
-    for attempt in range(5):
-        path, told = tmp_path / f"run{attempt}.jsonl", tmp_path / f"told{attempt}"
-        pid = os.fork()
-        if not pid:
-            record_for_ever(path, told)
-        deadline = time.monotonic() + 20.0
-        while (not told.exists() or told.stat().st_size < 50 + 20 * attempt) and time.monotonic() < deadline:
-            time.sleep(0.001)
-        os.kill(pid, signal.SIGKILL)
-        assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
-        found = read_rows(path)
-        # It says so after each row, so that at most the one that it was writing is not told.
-        assert len(found) - told.stat().st_size in (0, 1)
-        assert found == [scale(i) for i in range(len(found))]
-
-
-def record_for_ever(path: Path, told: Path) -> None:
-    try:
-        file = RowFile(path)
-        descriptor = os.open(told, os.O_WRONLY | os.O_CREAT)
-        for iteration in range(sys.maxsize):
-            file.append(scale(iteration))
-            os.write(descriptor, b".")
-    finally:
-        os._exit(1)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from typing import Any, Dict, List, Optional, Tuple
 
-VOID = {"meta", "img", "path", "br"}
+VOID = {"meta", "path"}
 EVIL = '<script>alert("1")</script>&'
 
 

@@ -47,12 +47,13 @@ def test_what_cannot_be_drawn_is_said(tmp_path: Path, capsys: pytest.CaptureFixt
     for name, message in (
         ("nothing.jsonl", "No such file or directory"),
         ("notes.txt", "notes.txt is not a recording of nnabla_adaloss"),
-        ("empty.jsonl", "nothing was recorded"),
+        ("empty.jsonl", "nothing was recorded in"),
     ):
-        assert main(["report", str(tmp_path / name)]) == 1
-        told = capsys.readouterr().err
-        assert told.startswith("report: ")
-        assert message in told
+        for others in ([], [recording(tmp_path)]):
+            assert main(["report", *others, str(tmp_path / name)]) == 1
+            told = capsys.readouterr().err
+            assert told.startswith("report: ")
+            assert message in told
     assert not list(tmp_path.glob("*.html"))
 
 
@@ -61,5 +62,5 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
         main(["report", "--help"])
     assert ended.value.code == 0
     told = capsys.readouterr().out
-    assert 'Recorder(path="run.jsonl", every=10)' in told
+    assert 'Recorder("run.jsonl", every=10)' in told
     assert "python -m nnabla_adaloss report run.jsonl -o page.html" in told

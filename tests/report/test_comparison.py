@@ -6,13 +6,12 @@ from __future__ import annotations
 import re
 from typing import Any, List
 
-import pytest
-
 from nnabla_adaloss import BatchThrownAway, LayerRow, Recording, UpdateEnded
 from nnabla_adaloss.report.comparison import comparison_of
 from nnabla_adaloss.report.page import page_of
 
 from .parsed import EVIL, Parsed
+from .test_page import BEGAN
 
 
 def recording(scale: float, underflowed: int, lost: int = 0, only: str = "") -> Recording:
@@ -31,7 +30,7 @@ def compared(first: Recording, second: Recording) -> Parsed:
 
 def test_what_differs_comes_first() -> None:
     text = compared(recording(8.0, 0, only="x"), recording(4096.0, 30, lost=2)).text
-    differs, same = text.split("Same", 1)
+    differs, same = text.split("Results that are the same", 1)
     for fact in ("batches lost 0 2: 2 overflow", "loss scale S0 at the end 8 2¹²", "layers recorded 3 2"):
         assert fact in differs
     assert "loss at the end 0.25 0.25" in same
@@ -44,8 +43,27 @@ def test_what_differs_comes_first() -> None:
         ("a", "2", "2", "16", "2¹³", "0 %", "0 %"),
     ]
     alike = compared(recording(8.0, 1), recording(8.0, 1)).words
-    assert "Differs" not in alike
-    assert "Same" in alike
+    assert "Results that differ" not in alike
+    assert "Results that are the same" in alike
+
+
+def test_the_settings_that_differ_come_first() -> None:
+    runs = [
+        Recording([BEGAN._replace(settings={**BEGAN.settings, **own}), *recording(8.0, 0).rows])
+        for own in ({}, {"storage": "bfloat16", "hysteresis": "2"})
+    ]
+    text = compared(*runs).text
+    differ, rest = text.split("Results that are the same", 1)
+    assert "Settings that differ one two storage float16 bfloat16 hysteresis – 2" in differ
+    assert "Settings that are the same" in rest
+    assert "N 2000 2000" in rest
+
+
+def test_what_was_not_counted_is_not_none() -> None:
+    unknown = [row._replace(underflowed=None) for row in recording(8.0, 0).of(LayerRow)]
+    text = compared(recording(8.0, 0), Recording(unknown)).text
+    assert "worst underflow 0 %, b not counted" in text
+    assert "a 2 2 16 16 0 % not counted" in text
 
 
 def test_both_runs_are_in_each_picture() -> None:
@@ -53,8 +71,9 @@ def test_both_runs_are_in_each_picture() -> None:
     told = [picture["aria-label"] for picture in parsed.of("svg") if picture.get("class") == "curve"]
     assert told[0] == "one: 8 at first, 8 at the end; two: 2¹² at first, 2¹² at the end; from 8 to 2¹²"
     assert len(parsed.of("path")) == 2 * (2 + 2)  # lines and their samples
-    strips = [image["alt"] or "" for image in parsed.of("img")]
-    assert [alt.split(":")[0] for alt in strips if "worst" in alt] == ["b, one", "b, two", "a, one", "a, two"]
+    strips = [picture["aria-label"] or "" for picture in parsed.of("div") if picture.get("class") == "strip"]
+    assert [told.split(":")[0] for told in strips if "%" in told] == ["b, one", "b, two", "a, one", "a, two"]
+    assert "iterations 1 to 4: one: 8; two: 2¹²" in parsed.words
     # One line alone needs no sample.
     assert len(re.findall("<path d=", page_of(recording(8.0, 0), "run"))) == 2
 
@@ -73,8 +92,3 @@ def test_names_are_no_markup() -> None:
     parsed = Parsed(comparison_of({EVIL: Recording([row]), "b": Recording([row])}, EVIL))
     assert not parsed.of("script")
     assert EVIL in parsed.words
-
-
-def test_an_empty_recording_is_refused_by_its_name() -> None:
-    with pytest.raises(ValueError, match="nothing was recorded in two"):
-        comparison_of({"one": recording(8.0, 0), "two": Recording()}, "title")

@@ -17,12 +17,29 @@ from .test_page import layer
 
 
 def test_the_smallest_scale_is_dark_and_the_largest_light() -> None:
-    layers = {"a": [layer(i)._replace(alpha=alpha) for i, alpha in ((1, 2.0), (3, 8.0), (4, 32.0))]}
-    *_, alphas, underflow = layer_maps(layers, Timeline(1, 4, 4))
+    scales = ((1, 2.0), (3, 8.0), (4, 32.0))
+    layers = {"a": [layer(i)._replace(alpha=alpha, scale=alpha**3) for i, alpha in scales]}
+    accumulated, alphas, underflow = layer_maps(layers, Timeline(1, 4, 4))
     assert strip([0.0, None, 0.5, 1.0]) in alphas
     assert "a: 2⁵ at the end, from 2 to 2⁵" in alphas
+    assert "<span>2</span><span>8</span><span>2⁵</span>" in alphas
+    assert "<span>8</span><span>2⁹</span><span>2¹⁵</span>" in accumulated
+    odd = {"a": [layer(1), layer(2)]}
+    assert "<span>2</span><span>4</span>" in layer_maps(odd, Timeline(1, 2, 2))[1]
     place = 1.0 + math.log10(5 / 95) / 6.0
     assert strip([place, None, place, place]) in underflow
+
+
+def test_layers_in_numbers() -> None:
+    rows = [
+        layer(1, nonfinite=3, weight_max=2.0, weight_subnormal=0.5, headroom=9.5),
+        layer(2, underflowed=1, input_max=7.0, input_subnormal=0.25)._replace(scale=2.0, layer="fc"),
+        layer(2, underflowed=15, zeros=20, headroom=2.5)._replace(scale=32.0),
+    ]
+    text = Parsed(page_of(Recording(rows), "run")).text
+    assert "conv/conv 4 2⁵ 8 to 2⁵ method 15.8 % 15.8 % from 1 (100 %) 2 % 20 % 2.5 1 " in text
+    assert "fc 4 2 2 to 2 method 1.1 % 1.1 % from 2 (100 %) 2 % 10 % 3.0 0 " in text
+    assert "conv/conv 2 50 % – not counted fc – not counted 7 25 %" in text
 
 
 def test_why_a_layer_has_its_scale_is_what_was_last_measured() -> None:

@@ -16,6 +16,7 @@ from nnabla_adaloss import (
     Overflowed,
     Recording,
     ScaleChanged,
+    TrainingBegan,
     UpdateEnded,
 )
 from nnabla_adaloss.report.page import page_of
@@ -31,6 +32,9 @@ def layer(iteration: int, name: str = "conv/conv", **fields: Any) -> LayerRow:
 
 def ended(iteration: int, loss: float, scale: float = 8.0) -> UpdateEnded:
     return UpdateEnded(iteration, True, "updated", scale, 0, loss)
+
+
+BEGAN = TrainingBegan(1, "2026-01-02T03:04:05+00:00", "0.2.0", {"storage": "float16", "N": "2000"})
 
 
 def recording() -> Recording:
@@ -49,21 +53,20 @@ def recording() -> Recording:
 
 def test_one_file_and_nothing_else() -> None:
     page = page_of(recording(), "run.jsonl")
-    pictures = r"data:image/png;base64,[\w+/=]+"
-    assert not re.search(r"//|@import|url\(", re.sub(pictures, "", page))
-    parsed = Parsed(page)
-    assert not parsed.of("script")
-    assert not parsed.of("link")
-    assert all((image["src"] or "").startswith("data:image/png;base64,") for image in parsed.of("img"))
+    assert not re.search(r"//|@import|url\(", page)
+    assert "background: var(--colours)" in page
+    assert not {"script", "link", "img"} & {tag for tag, _ in Parsed(page).elements}
 
 
 def test_pictures_are_told_in_words() -> None:
     parsed = Parsed(page_of(recording(), "run.jsonl"))
     assert parsed.of("html") == [{"lang": "en"}]
-    assert parsed.of("img")
-    assert all(image["alt"] for image in parsed.of("img"))
+    strips = [picture for picture in parsed.of("div") if picture.get("class") == "strip"]
+    # S is the same throughout; alpha and underflow have two layers each, and a key.
+    assert [bool(picture["aria-label"]) for picture in strips] == [True] * 6
     for picture in parsed.of("svg"):
-        assert picture.get("aria-label") or "x" in picture  # a mark is told of by its line
+        # A mark is told of by its line, and a value where the mouse is by its row.
+        assert picture.get("aria-label") or "x" in picture or picture["aria-hidden"] == "true"
     assert [p["aria-label"] for p in parsed.of("svg") if p.get("class") == "curve"] == [
         "S0: 8 at first, 4 at the end; from 4 to 8",
         "loss: 1 at first, nan at the end; from 0.125 to 1",
@@ -90,6 +93,41 @@ def test_what_it_says() -> None:
     assert "Equal heights are equal ratios" not in text
 
 
+def test_values_are_shown_where_the_mouse_is() -> None:
+    page = Parsed(page_of(recording(), "run.jsonl"))
+    for told in (
+        "iteration 3: 8",  # alpha of conv, which changes each iteration, and of head
+        "iterations 1 to 8: 8",  # S of both
+        "iterations 1 to 8: 5.26 %",
+        "iteration 9: not recorded",
+        "iteration 9: 4",  # S0
+        "iteration 4: 0.25",
+    ):
+        assert told in page.words, told
+    long = Parsed(page_of(Recording([ended(i, float(i)) for i in range(1, 2001)]), "run"))
+    assert "iterations 43 to 84: 43 to 84" in long.words
+    assert len(long.of("rect")) == 1 + 48
+
+
+def test_long_tables_show_the_end() -> None:
+    rows: List[Any] = [ended(i, i / 99, 2.0 ** (i % 5)) for i in range(1, 100)]
+    rows += [BatchRepeated(i, 0, "overflow", ()) for i in range(99, 0, -1)]
+    text = Parsed(page_of(Recording(rows), "run")).text
+    assert "Repeated and lost batches: 99, of which these are the last 60 iteration" in text
+    assert "what was wrong in forward 40 batch repeated" in text
+    assert "98 times after the first; these are the last 10 iteration S0 90 1 91 2 92 4" in text
+    assert "The loss at some iterations iteration loss 1 0.0101 11 0.1111" in text
+    assert "88 0.8889 99 1 " in text
+
+
+def test_the_settings_stand_at_the_end() -> None:
+    rows = [BEGAN._replace(settings={"storage": "before it was resumed"}), BEGAN, *recording().rows]
+    text = Parsed(page_of(Recording(rows), "run.jsonl")).text
+    end = text[text.index("Settings What the updater") :]
+    assert "date 2026-01-02T03:04:05+00:00 nnabla_adaloss 0.2.0 storage float16" in end
+    assert "Settings" not in Parsed(page_of(recording(), "run.jsonl")).text
+
+
 def test_losses_of_several_decades_are_drawn_by_their_ratios() -> None:
     page = page_of(Recording([ended(1, 0.01), ended(2, 1.0), ended(3, 100.0)]), "run")
     assert "Equal heights are equal ratios" in page
@@ -99,6 +137,12 @@ def test_losses_of_several_decades_are_drawn_by_their_ratios() -> None:
 def test_a_scale_holds_until_it_changes() -> None:
     page = page_of(Recording([ended(1, 0.5, 8.0), ScaleChanged(2, 8.0, 16.0), ended(3, 0.5, 16.0)]), "run")
     assert "M0.0 100.0H500.0V0.0H1000.0V0.0H1000" in page
+
+
+def test_a_single_point_and_a_single_peak_are_seen() -> None:
+    assert 'd="M0.0 50.0H1000"' in page_of(Recording([ended(1, 0.5)]), "run").split("<h2>Loss</h2>")[1]
+    rows = [ended(i, {4003: 0.5, 4006: 2.0}.get(i, 1.0)) for i in range(10_000)]
+    assert re.search(r"L400\.\d 100\.0L400\.\d 0\.0", page_of(Recording(rows), "run"))
 
 
 def test_each_cell_of_a_wide_table_knows_its_column() -> None:

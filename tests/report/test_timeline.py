@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnabla_adaloss import LayerRow, Recording, ScaleChanged
+from nnabla_adaloss import Recording
 from nnabla_adaloss.report.timeline import Timeline
 
-
-def layer(iteration: int) -> LayerRow:
-    return LayerRow(iteration, 0, "a", 1.0, 1.0, "method")
+from .test_page import layer
 
 
 @given(st.lists(st.integers(0, 5000), min_size=1, max_size=40))
@@ -35,10 +33,4 @@ def test_there_is_a_column_for_each_recorded_iteration_if_there_is_room(every: i
 
 def test_the_largest_of_a_column_is_shown() -> None:
     timeline = Timeline(1, 6, 3)
-    assert timeline.cells([(1, 7.0), (2, 5.0), (5, None), (6, 0.0)]) == [7.0, None, 0.0]
-
-
-def test_nothing_was_recorded() -> None:
-    with pytest.raises(ValueError, match="nothing was recorded"):
-        Timeline.of(Recording())
-    assert Timeline.of(Recording([ScaleChanged(7, 1.0, 2.0)])) == Timeline(7, 7, 1)
+    assert timeline.cells([(1, 7.0), (2, 5.0), (6, 0.0)]) == [7.0, None, 0.0]
