@@ -14,7 +14,7 @@ from ..emulation import FormatEmulation
 from ..engine import AdaptiveLossScaling
 from .numbers import Kept
 from .passes import Passes, Tally, layers_of
-from .target import Examined, Target, examined
+from .target import Examined
 
 # Relative error of a network's weight gradients, from storing one layer, that does no harm.
 _HARMLESS = 0.1
@@ -159,9 +159,9 @@ def _patterns_of(name: str, *, repeated: bool) -> Sequence[str]:
     return (name, f"{name}#*") if repeated else (name,)
 
 
-def advise(target: Target, candidates: Sequence[Candidate]) -> PrecisionAdvice:
+def advise(network: Examined, candidates: Sequence[Candidate]) -> PrecisionAdvice:
     """The fewest bits for each layer; the network is as before afterwards."""
-    with examined(target) as network:
+    with network.preserved():
         return _Trials(network).advise(candidates)
 
 
@@ -232,7 +232,7 @@ class _Trials:
 
     def _try(self, storage: Mapping[str, PrecisionLike]) -> Dict[str, Harm]:
         """What a storage does to each layer, over all batches."""
-        network, parameters = self._network, self._network.target.parameters
+        network, parameters = self._network, self._network.parameters
         emulation = FormatEmulation(network.loss, storage, float_tail=True, parameters=parameters)
         config = AdaLossConfig(u_max=emulation.precisions.narrowest.stored_gradients.max / _ROOM)
         scaling = AdaptiveLossScaling(emulation, config, parameters=parameters)

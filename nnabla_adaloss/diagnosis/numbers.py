@@ -46,6 +46,7 @@ class LayerNumbers(NamedTuple):
     floor: float  # the error with gradients in fp32, and activations and weights as stored
     kept: Mapping[Way, Kept]  # what each way leaves
     stored: Format  # of its output gradient
+    is_noise: bool = False  # whether it is 0 but for rounding errors, in fp32 too
 
 
 class ReadLeaf(NamedTuple):
@@ -126,6 +127,8 @@ class FunctionNumbers:
     values: Values = field(default_factory=Values)
     stored_zeros: int = 0  # as values.zeros, with activations as stored
     same_inputs: Dict[str, bool] = field(default_factory=dict)  # whether all samples of a batch are the same
+    reads_blank: bool = False  # whether an input that it reads holds nothing but zeros
+    reads_data: bool = False  # whether the samples of one differ
     stuck_weights: Dict[str, bool] = field(default_factory=dict)  # whether they and their gradients are 0
 
     @property
@@ -164,8 +167,9 @@ class Training(NamedTuple):
 class Untrained(NamedTuple):
     """Parameters that need a gradient, and that the loss does not depend on."""
 
-    names: Tuple[str, ...]
+    names: Sequence[str]
     by_solver: bool  # whether a solver is to train them; else they are registered only
+    cut: str = ""  # where the gradient stops on its way to them, if that is in the graph
 
 
 class NetworkNumbers(NamedTuple):
@@ -182,3 +186,6 @@ class NetworkNumbers(NamedTuple):
     tiny: float = 2.0**-14  # the least that keeps a logarithm or a divisor away from 0 as stored
     training: Optional[Training] = None  # None without a solver
     untrained: Optional[Untrained] = None  # None when there is none
+    forgotten: Sequence[str] = ()  # parameters that get a gradient, and that no solver has
+    unfed: str = ""  # why all batches are the same: what the inputs hold now is all there is
+    blank_inputs: Sequence[str] = ()  # of those, the inputs that hold nothing but zeros

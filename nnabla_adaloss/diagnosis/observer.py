@@ -79,7 +79,10 @@ class Observer:
                 self._bad.add(hash(v))
             if hash(v) not in self._plan.names:
                 name = input_name(v)
-                seen.same_inputs[name] = seen.same_inputs.get(name, True) and _same_for_all_samples(v)
+                same, x = _same_for_all_samples(v), _read(v)
+                seen.same_inputs[name] = seen.same_inputs.get(name, True) and same
+                seen.reads_blank |= x is not None and not x.any()
+                seen.reads_data |= v.ndim > 0 and v.shape[0] > 1 and not same
         values = values_of(f)
         seen.values = seen.values.merged(values) if hash(f) in self._looked_at else values
         self._looked_at.add(hash(f))

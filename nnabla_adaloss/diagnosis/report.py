@@ -48,7 +48,8 @@ dt { font-weight: 600; } dd { margin: 0; }
 def as_text(network: NetworkNumbers, verdict: Verdict) -> str:
     """The verdict, what is wrong, a table of numbers, and a line for each layer."""
     loss = f"loss {network.stored_loss:.6g} (fp32: {network.loss:.6g})"
-    lines = [f"{network.storage} beside fp32, {_batches(network)}; {loss}", "", *_paragraph(verdict.line)]
+    lines = [f"{network.storage} beside fp32, {_batches(network)}; {loss}", ""]
+    lines += [*_paragraph(note(network)), *_paragraph(verdict.line)]
     for cause in _other_causes(verdict):
         lines += _paragraph(f"- {cause}", "  ")
     lines += ["", *_text_table(network, verdict), ""]
@@ -79,7 +80,7 @@ def as_page(network: NetworkNumbers, verdict: Verdict) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><main>"
         f'<h1>{escape(title)}</h1><p class="sub">{escape(f"{_batches(network)}; {loss}")}</p>'
-        f'<p class="verdict{bad}">{escape(verdict.line)}</p>{listed}'
+        f'<p>{escape(note(network))}</p><p class="verdict{bad}">{escape(verdict.line)}</p>{listed}'
         f"<h2>Layer by layer</h2>{_sentences(verdict)}"
         f"<h2>What was measured</h2>{_page_table(network, verdict)}<dl>{explained}</dl>"
         "</main></body></html>\n"
@@ -87,6 +88,14 @@ def as_page(network: NetworkNumbers, verdict: Verdict) -> str:
 
 
 # What both say.
+
+
+def note(network: NetworkNumbers) -> str:
+    """What the verdict is about, where that is no series of batches; empty where it is one."""
+    if not network.unfed:
+        return ""
+    blank = f", and {' and '.join(network.blank_inputs)} only zeros" if network.blank_inputs else ""
+    return f"{network.unfed}: inputs hold what they held before{blank}."
 
 
 def _batches(network: NetworkNumbers) -> str:

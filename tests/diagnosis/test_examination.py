@@ -152,7 +152,7 @@ def test_what_stops_the_gradient_of_one_batch_is_no_cause() -> None:
         gate.d = next(gates)
 
     causes = diagnose(loss, feeder=feeder(x, t, set_gate), batches=2).verdict.causes
-    assert [(cause.kind.value, cause.layer) for cause in causes] == [("dead_relu", "dead/affine")]
+    assert [(cause.kind, cause.layer) for cause in causes] == [("dead_relu", "dead/affine")]
 
 
 def test_a_shared_weight_counts_in_its_first_layer() -> None:
