@@ -91,8 +91,10 @@ class PrecisionAdvice:
         error: the largest error of a weight gradient with all layers stored as advised.
     """
 
-    def __init__(self, layers: Sequence[LayerAdvice], fewest: Candidate, error: float) -> None:
-        self.layers, self.error, self._fewest = layers, error, fewest
+    def __init__(
+        self, layers: Sequence[LayerAdvice], fewest: Candidate, error: float, note: str = ""
+    ) -> None:
+        self.layers, self.error, self._fewest, self._note = layers, error, fewest, note
         self.forbid: List[str] = [layer.name for layer in layers if layer.candidate.bits > fewest.bits]
         self.storage: Dict[str, PrecisionLike] = storage_of(
             {layer.name: layer.candidate for layer in layers},
@@ -102,7 +104,8 @@ class PrecisionAdvice:
     def __str__(self) -> str:
         names = list(self.layers[0].tried) if self.layers else []
         width = max([len(layer.name) for layer in self.layers] + [5])
-        lines = [
+        lines = [self._note, ""] if self._note else []
+        lines += [
             f"{'layer':<{width}}  {'advised':<12}  " + "  ".join(f"{name:<30.30}" for name in names),
         ]
         for layer in self.layers:
@@ -205,7 +208,7 @@ class _Trials:
             for name in self._uses
         ]
         error = max((harm.gradients.error for harm in harms.values()), default=0.0)
-        return PrecisionAdvice(layers, candidates[0], error)
+        return PrecisionAdvice(layers, candidates[0], error, self._network.note)
 
     def _alone(self, name: str, candidates: Sequence[Candidate]) -> Dict[str, Harm]:
         """What each candidate does, up to the first that does no harm; fp32 needs no trial."""

@@ -356,7 +356,7 @@ def _gradient_ends(network: NetworkNumbers) -> List[Cause]:
 
 def _blank(f: FunctionNumbers, network: NetworkNumbers) -> bool:
     """Whether it computes from inputs that nobody has filled yet, so that nothing can be said of it."""
-    reads = [f, *_before(f, network)] if network.unfed else []
+    reads = [f, *_before(f, network)] if network.note else []
     return any(g.reads_blank for g in reads) and not any(g.reads_data for g in reads)
 
 

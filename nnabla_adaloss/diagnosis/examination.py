@@ -13,7 +13,7 @@ from ..core.precision import LayerPrecisions, Precision, PrecisionLike, StorageL
 from .advice import PrecisionAdvice, advise, candidates_of
 from .measurement import measure
 from .numbers import NetworkNumbers, Way
-from .report import as_page, as_text, note
+from .report import as_page, as_text
 from .target import Feeder, examined
 from .verdicts import Verdict, judge
 
@@ -45,7 +45,7 @@ class Diagnosis:
             "causes": [cause._asdict() for cause in verdict.causes],
             "storage": numbers.storage,
             "batches": numbers.batches,
-            "note": note(numbers),
+            "note": numbers.note,
             "loss": _plain(numbers.loss),
             "stored_loss": _plain(numbers.stored_loss),
             "scales": {way.value: numbers.scales[way] for way in Way if way in numbers.scales},

@@ -15,7 +15,7 @@ from ..core.scale_history import HistoryPolicy
 from ..emulation import FormatEmulation
 from ..engine import AdaptiveLossScaling
 from .numbers import LayerNumbers, NetworkNumbers, Way
-from .observer import Observer, input_name
+from .observer import Observer
 from .parameters import Reach, training_of
 from .passes import Forward, Layer, LayerGradients, Passes, Tally, layers_of
 from .target import Examined
@@ -77,8 +77,7 @@ class _Measurement:
             training=training_of(network.solver, self._layers, self._weight_gradients),
             untrained=reach.untrained(),
             forgotten=reach.forgotten(),
-            unfed=network.unfed,
-            blank_inputs=[input_name(v) for v in network.blank_inputs] if network.unfed else [],
+            note=network.note,
         )
 
     def _observe(self, index: int) -> Tuple[float, float]:

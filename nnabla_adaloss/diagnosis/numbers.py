@@ -187,5 +187,4 @@ class NetworkNumbers(NamedTuple):
     training: Optional[Training] = None  # None without a solver
     untrained: Optional[Untrained] = None  # None when there is none
     forgotten: Sequence[str] = ()  # parameters that get a gradient, and that no solver has
-    unfed: str = ""  # why all batches are the same: what the inputs hold now is all there is
-    blank_inputs: Sequence[str] = ()  # of those, the inputs that hold nothing but zeros
+    note: str = ""  # says that all batches are the same, and why; empty when they are not

@@ -20,6 +20,7 @@ from ..kernels import Kernels
 from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
 from .numbers import FunctionNumbers, ReadLeaf, Targets, Values
 from .passes import nearest_layers
+from .target import input_name
 
 # A derivative below this share of the largest one is next to nothing.
 _FLAT = 2.0**-10
@@ -195,11 +196,6 @@ def values_of(f: Any) -> Values:
     """What is known of `f` after its forward has run."""
     look = _LOOKS.get(f.info.type_name)
     return Values() if look is None else look(f)
-
-
-def input_name(v: nn.Variable, what: str = "input") -> str:
-    """What an input is called: its own name, if it has one, and its shape."""
-    return f"the {what} {v.name}" if v.name else f"the {what} of shape {v.shape}"
 
 
 def _attention_scores(plan: GraphPlan) -> Set[int]:

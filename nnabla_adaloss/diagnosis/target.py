@@ -22,6 +22,7 @@ from ..graph.plan import GraphPlan
 from ..graph.reading import GraphReading, read_graph
 from ..kernels import Kernels, select_kernels
 from ..undo import ArraySnapshot, DataSnapshot
+from ..updaters.settings import keep_data
 
 Feeder = Callable[[], Any]
 
@@ -111,8 +112,7 @@ class Examined:
         parameters: the solver's, by its names; empty for a plain loss.
         fed: keys of the leaves that data is fed to: those that do not hold the same in all batches, and all
             that a feeder may fill where there is one batch only.
-        unfed: why all batches are the same; empty when they are not.
-        blank_inputs: the leaves a feeder may fill that hold nothing but zeros in the first batch.
+        note: says that all batches are the same, and why; empty when they are not.
     """
 
     def __init__(self, source: Any, feeder: Optional[Feeder], batches: int) -> None:
@@ -174,12 +174,17 @@ class Examined:
             self._batches.append({position: np.array(v.d) for position, v in inputs.items()})
         self.plan = GraphPlan(self.loss, names={**self._names, **registered_names()})
         self.fed = {hash(v) for position, v in self._inputs.items() if self._is_fed(position)}
-        self.blank_inputs = [
-            v for position, v in self._inputs.items() if not self._batches[0][position].any()
-        ]
-        self.unfed = "No feeder was given" if self._feeder is None else ""
-        if len(self) > 1 and not self.fed:
-            self.unfed = "The feeder changes no input"
+        self.note = "" if self.fed and self._feeder is not None else self._note()
+
+    def _note(self) -> str:
+        why = "No feeder was given" if self._feeder is None else "The feeder changes no input"
+        text = f"{why}: this is about what the inputs hold now."
+        names, batch = self.plan.names, self._batches[0]
+        blank = [v for p, v in self._inputs.items() if hash(v) not in names and not batch[p].any()]
+        if blank:
+            others = f" (and {len(blank) - 1} more)" if blank[1:] else ""
+            text += f" In {input_name(blank[0])}{others} that is only zeros, so nothing is said of the data."
+        return text
 
     def _may_be_fed(self, reading: GraphReading) -> Dict[int, nn.Variable]:
         """The leaves that a feeder may fill, by position."""
@@ -202,7 +207,8 @@ def examined(loss_or_updater: Any, feeder: Optional[Feeder], batches: int) -> Ex
                 "loss_or_updater must be a loss Variable, a wrapper of one, or an updater with .loss and "
                 f".data_feeder, got {type(loss_or_updater).__name__}"
             )
-        feeder = loss_or_updater.data_feeder if feeder is None else feeder
+        own = loss_or_updater.data_feeder
+        feeder = own if feeder is None and own is not keep_data else feeder
     if feeder is not None and not callable(feeder):
         raise TypeError(
             f"data_feeder or feeder must be callable without arguments, got {type(feeder).__name__}"
@@ -210,6 +216,11 @@ def examined(loss_or_updater: Any, feeder: Optional[Feeder], batches: int) -> Ex
     if integer("batches", batches) < 1:
         raise ValueError(f"batches={batches!r} must be 1 or more")
     return Examined(loss_or_updater, feeder, batches)
+
+
+def input_name(v: nn.Variable, what: str = "input") -> str:
+    """What an input is called: its own name, if it has one, and its shape."""
+    return f"the {what} {v.name}" if v.name else f"the {what} of shape {v.shape}"
 
 
 def _is_loss(source: Any) -> bool:
