@@ -100,6 +100,7 @@ def _doctor(options: argparse.Namespace) -> int:
 def _add_analyse(commands: Any) -> None:
     analyse = commands.add_parser(
         "analyse",
+        aliases=["analyze"],
         help="which layers of a network lose gradients in half precision, and what to do about it",
         description=_ANALYSE,
         epilog=_ANALYSE_END,

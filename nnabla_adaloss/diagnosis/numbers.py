@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..core.formats import Format
 
@@ -68,15 +68,6 @@ class Targets(NamedTuple):
     nans: int
     whole: bool  # whether all are whole numbers
 
-    def merged(self, other: Targets) -> Targets:
-        """Both together."""
-        return self._replace(
-            least=min(self.least, other.least),
-            largest=max(self.largest, other.largest),
-            nans=max(self.nans, other.nans),
-            whole=self.whole and other.whole,
-        )
-
 
 class Values(NamedTuple):
     """What the numbers that a function reads and writes say of it, in fp32, over all batches."""
@@ -89,18 +80,20 @@ class Values(NamedTuple):
     negatives: int = 0  # numbers below 0 that a logarithm or a root reads, at most
     targets: Optional[Targets] = None
 
-    def merged(self, other: Values) -> Values:
-        """Both together."""
-        targets = self.targets
-        if targets is not None and other.targets is not None:
-            targets = targets.merged(other.targets)
-        return self._replace(
-            saturated=min(self.saturated, other.saturated),
-            constant=self.constant and other.constant,
-            zeros=max(self.zeros, other.zeros),
-            negatives=max(self.negatives, other.negatives),
-            targets=targets,
-        )
+
+def merged(a: Any, b: Any) -> Any:
+    """What two batches say together: of two `Values`, or of two `Targets`."""
+    if a is None or b is None:
+        return a
+    return type(a)(*(_MERGED.get(name, lambda x, _: x)(x, y) for name, x, y in zip(a._fields, a, b)))
+
+
+# Whether all of something counts, or any of it.
+_MERGED: Dict[str, Callable[[Any, Any], Any]] = {
+    **dict.fromkeys(("least", "whole", "saturated", "constant"), min),
+    **dict.fromkeys(("largest", "nans", "zeros", "negatives"), max),
+    "targets": merged,
+}
 
 
 @dataclass

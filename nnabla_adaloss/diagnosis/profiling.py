@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from contextlib import ExitStack
 from time import perf_counter
-from typing import Any, Callable, Dict, NamedTuple, Optional
+from typing import Any, Callable, DefaultDict, Dict, NamedTuple, Optional
 
 from ..core.validation import integer
 from ..emulation import FormatEmulation
@@ -140,8 +140,9 @@ class _Clock:
 
     def __init__(self, plan: GraphPlan) -> None:
         self._layers = {key: name or _INPUTS for key, name in nearest_layers(plan).items()}
-        self._sums: Dict[str, Counter[str]] = {name: Counter() for name in (*self._layers.values(), _BETWEEN)}
-        self._pending: Counter[str] = Counter()
+        names = (*self._layers.values(), _BETWEEN)
+        self._sums = {name: dict.fromkeys(LayerTimes._fields, 0.0) for name in names}
+        self._pending: DefaultDict[str, float] = defaultdict(float)
         self._nested = False
         self._start = self._last = perf_counter()
 
@@ -156,7 +157,7 @@ class _Clock:
             try:
                 return kernel(*arguments, **keywords)
             finally:
-                self._pending[field] += perf_counter() - start  # type: ignore[assignment]
+                self._pending[field] += perf_counter() - start
                 self._nested = False
 
         return run
@@ -183,7 +184,8 @@ class _Clock:
     def _look(self, name: str) -> None:
         now = perf_counter()
         rest = now - self._last - sum(self._pending.values())
-        self._sums[name].update(self._pending, rest=rest)  # type: ignore[arg-type]
+        for field, seconds in [*self._pending.items(), ("rest", rest)]:
+            self._sums[name][field] += seconds
         self._pending.clear()
         self._last = now
 

@@ -62,8 +62,9 @@ def load_program(place: str) -> Tuple[Any, Optional[Feeder]]:
     module = _run(path)
     function = getattr(module, name, None)
     if not callable(function):
-        own = [f.__name__ for f in vars(module).values() if getattr(f, "__module__", "") == module.__name__]
-        raise ProgramError(f"{file} has no function {name!r}: it has {', '.join(own) or 'none'}")
+        functions = filter(inspect.isfunction, vars(module).values())
+        own = [f.__name__ for f in functions if f.__module__ == module.__name__]
+        raise ProgramError(f"{file} has no function {name!r}; it has {', '.join(own) or 'none'}")
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(function).parameters.values()
     needed = [p.name for p in parameters if p.default is p.empty and p.kind not in optional]

@@ -183,7 +183,8 @@ class Examined:
         blank = [v for p, v in self._inputs.items() if hash(v) not in names and not batch[p].any()]
         if blank:
             others = f" (and {len(blank) - 1} more)" if blank[1:] else ""
-            text += f" In {input_name(blank[0])}{others} that is only zeros, so nothing is said of the data."
+            name = input_name(blank[0])
+            text += f" {name[0].upper()}{name[1:]}{others} holds only zeros: nothing is said of the data."
         return text
 
     def _may_be_fed(self, reading: GraphReading) -> Dict[int, nn.Variable]:

@@ -84,9 +84,9 @@ def test_a_loss_and_its_feeder() -> None:
     [
         ("train.py", r"'train\.py' does not say which function: write FILE\.py:function"),
         ("train.py:", "does not say which function"),
-        ("trian.py:build", r"there is no file trian\.py; did you mean train\.py\?"),
-        ("elsewhere/train.py:build", r"there is no file elsewhere/train\.py$"),
-        ("train.py:biuld", r"train\.py has no function 'biuld'; did you mean build\?"),
+        ("trian.py:build", r"the file trian\.py is missing; did you mean train\.py\?"),
+        ("trian.py", r"the file trian\.py is missing"),
+        ("elsewhere/train.py:build", r"the file elsewhere/train\.py is missing$"),
         ("train.py:xyz", "has no function 'xyz'; it has build, fails, loss_only"),
         ("train.py:SIZE_OF_BATCH", "has no function 'SIZE_OF_BATCH'"),
         ("neighbour.py:build", "has no function 'build'; it has none"),
