@@ -34,7 +34,8 @@ element, or the loss and a function that feeds the next batch:
 
         return loss, feed
 
-Without a feeder, the inputs' current data is the only batch. The function may also return an updater."""
+Without a feeder, the inputs' current data is the only batch, and the report says so. The function may also
+return an updater."""
 
 _ANALYSE_END = """\
 exit codes:
