@@ -106,8 +106,8 @@ class Reach:
         solvers = [made for made in gc.get_objects() if isinstance(made, nn.solver.Solver)]
         updated = held.union(*({hash(v) for v in made.get_parameters().values()} for made in solvers))
         names = self._plan.names
-        known = {names[key].split("/")[0] for key in held if key in names}
-        layers = {name.rpartition("/")[0] for name in names.values()}
+        known = {_scope(names[key]) for key in held if key in names}
+        layers = {name.rpartition("/")[0]: _scope(name) for name in names.values()}
         found: Dict[str, None] = {}
         behind: Set[int] = set()
         for f in self._plan.functions:
@@ -117,8 +117,7 @@ class Reach:
                 behind.add(hash(f))
             if not behind.isdisjoint(reads) and held.isdisjoint(own):
                 for name in (names[key] for key in own & self._leaves - updated if key in names):
-                    scope = name.split("/")[0]
-                    if scope in known or sum(layer.split("/")[0] == scope for layer in layers) == 1:
+                    if _scope(name) in known or [*layers.values()].count(_scope(name)) == 1:
                         found[name] = None
         return list(found)
 

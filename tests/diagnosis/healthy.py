@@ -146,25 +146,26 @@ def unlinked_features() -> Built:
 def generator() -> Built:
     """A generator's loss, whose gradient comes by way of a discriminator that another solver trains."""
     z, t = nn.Variable((32, 4)), nn.Variable((32, 1))
-    with nn.parameter_scope("generator"):
+    with nn.parameter_scope("gan"), nn.parameter_scope("generator"):
         fake = affine(F.relu(affine(z, 16, "fc1")), 16, "fc2")
-        own = nn.get_parameters()
-    with nn.parameter_scope("discriminator"):
+    own = nn.get_parameters()
+    with nn.parameter_scope("gan"), nn.parameter_scope("discriminator"):
         on_fake = affine(F.leaky_relu(affine(fake, 16, "fc1")), 1, "fc2")
     loss = F.mean(F.sigmoid_cross_entropy(on_fake, F.constant(1, on_fake.shape)))
-    return updater_of(loss, feeder(z, t), S.Adam(1e-3), {f"generator/{k}": v for k, v in own.items()}), None
+    return updater_of(loss, feeder(z, t), S.Adam(1e-3), own), None
 
 
 def flat_generator() -> Built:
     """The same without scopes; the solver of the discriminator exists."""
     z, t = nn.Variable((32, 4)), nn.Variable((32, 1))
     fake = affine(F.relu(affine(z, 16, "g1")), 16, "g2")
+    own = nn.get_parameters()
     on_fake = affine(F.leaky_relu(affine(fake, 16, "d1")), 1, "d2")
-    own = {k: v for k, v in nn.get_parameters().items() if k[0] == "g"}
-    other = S.Adam(1e-3)
-    other.set_parameters({k: v for k, v in nn.get_parameters().items() if k[0] == "d"})
     loss = F.mean(F.sigmoid_cross_entropy(on_fake, F.constant(1, on_fake.shape)))
-    return updater_of(loss, lambda: (feeder(z, t)(), other)[0], S.Adam(1e-3), own), None
+    updater = updater_of(loss, feeder(z, t), S.Adam(1e-3), own)
+    updater.other = S.Adam(1e-3)
+    updater.other.set_parameters({k: v for k, v in nn.get_parameters().items() if k[0] == "d"})
+    return updater, None
 
 
 def fine_tuned_head() -> Built:
