@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is wrong with a network that is no matter of the loss scale: judged from numbers alone.
 
-A cause is a function that yields what it finds, in one of the tables at the end of this file.
+A cause is a function that yields what it finds; `causes_of` and `_gradient_ends` call all of them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Cause(NamedTuple):
 
 
 Found = Iterator[Cause]
-Finders = Sequence[Callable[[FunctionNumbers, NetworkNumbers], Found]]
+Finder = Callable[[FunctionNumbers, NetworkNumbers], Found]
 
 
 def causes_of(network: NetworkNumbers) -> List[Cause]:
@@ -68,30 +68,29 @@ def causes_of(network: NetworkNumbers) -> List[Cause]:
     Consequences of other causes are left out: data that is not finite comes before what is computed from
     it, weights that an update made too large before the activations that overflow.
     """
-    updates = list(_too_large_update(network))
-    found = [*_by_function(_DATA, network), *updates]
-    for finders in (_IN_FORWARD, _IN_BACKWARD, _AS_STORED):
-        found = found or _by_function(finders, network)
+    updates = list(_too_large_update(network))[:1]
+    found = [*_by_function(network, _wrong_targets, _leaf_not_finite), *updates]
+    for finder in (_forward_not_finite, _backward_not_finite, _leaves_storage):
+        found = found or _by_function(network, finder)
     # Neither follows from wrong labels.
     if all(cause.kind == "wrong_labels" for cause in found):
         found += _gradient_ends(network)
     found = found or list(_noise(network))
-    found += [*_untrained(network), *_forgotten(network), *_by_function((_applied_twice,), network)]
+    found += [*_untrained(network), *_forgotten(network), *_by_function(network, _applied_twice)]
     if not updates:
-        sizes = _by_function(_SIZES, network)
-        if not sizes and not found:
-            sizes = list(_spread(network.layers))
+        sizes = _by_function(network, _small_loss, _resizing)
+        sizes = sizes or ([] if found else list(_spread(network.layers)))
         named = {cause.layer for cause in found}
         found += [cause for cause in sizes if cause.layer not in named]
     return sorted(found, key=lambda cause: not cause.fatal)
 
 
-def _by_function(finders: Finders, network: NetworkNumbers) -> List[Cause]:
+def _by_function(network: NetworkNumbers, *finders: Finder) -> List[Cause]:
     """What is found of each function, in forward order."""
-    return [cause for f in network.functions for cause in _first(finders, f, network)]
+    return [cause for f in network.functions for cause in _first(f, network, *finders)]
 
 
-def _first(finders: Finders, f: FunctionNumbers, network: NetworkNumbers) -> List[Cause]:
+def _first(f: FunctionNumbers, network: NetworkNumbers, *finders: Finder) -> List[Cause]:
     """What the first that finds anything has found."""
     return next(filter(None, (list(find(f, network)) for find in finders)), [])
 
@@ -177,26 +176,20 @@ def _suffers(network: NetworkNumbers) -> bool:
 
 
 def _too_large_update(network: NetworkNumbers) -> Found:
-    """The first layer whose weight an update makes larger than itself, or has made too large."""
+    """Layers whose weight an update makes larger than itself, or has made too large."""
     training = network.training
-    if training is None:
-        return
-    rate = f"a learning rate of {training.learning_rate:g}"
-    for step in training.steps:
-        size = max(step.weight, step.usual)
-        if training.updates and step.weight > _EXPLODED * step.usual:
-            times, updates = step.weight / step.usual, _count(training.updates, "update")
-            what = (
-                f"its weights are {times:.1e} times what is usual for its fan-in, after {updates} with {rate}"
-            )
+    for step in training.steps if training is not None else ():
+        size, times, what = max(step.weight, step.usual), step.weight / step.usual, ""
+        if training.updates and times > _EXPLODED:
+            updates = _count(training.updates, "update")
+            what = f"its weights are {times:.1e} times what is usual for its fan-in, after {updates}"
         elif step.update > size:
-            what = f"an update is {step.update / size:.1e} times as large as its weights, with {rate}"
-        else:
-            continue
-        again = "start again with" if training.updates else "use"
-        remedy = f"{again} a smaller learning rate, or warm it up and clip gradients"
-        yield Cause("learning_rate", step.layer, what, remedy, True)
-        return
+            what = f"an update is {step.update / size:.1e} times as large as its weights,"
+        if what:
+            remedy = f"{'start again with' if training.updates else 'use'} a smaller learning rate"
+            remedy += ", or warm it up and clip gradients"
+            what += f" with a learning rate of {training.learning_rate:g}"
+            yield Cause("learning_rate", step.layer, what, remedy, True)
 
 
 def _untrained(network: NetworkNumbers) -> Found:
@@ -256,28 +249,28 @@ def _reads(f: FunctionNumbers) -> str:
 
 def _remedy(f: FunctionNumbers, network: NetworkNumbers) -> str:
     """What to do about a function that computes what is not finite, or whose gradient is not."""
-    functions = network.functions
     eps = f"2**{round(math.log2(network.tiny))}"
     away = "away from 0 by a number the storage can hold"
-    if f.type_name == "Log":
-        source = _source(f, functions)
-        if source == "Softmax":
-            return "use F.log_softmax for both, or F.softmax_cross_entropy of what the softmax reads"
-        if source == "Sigmoid":
-            return "use F.sigmoid_cross_entropy of what the sigmoid reads"
-        return f"keep its input {away}: F.log(F.maximum_scalar(x, {eps}))"
-    if f.type_name in _DIVISIONS:
-        if f.type_name == "Div2" and any(g.type_name == "Exp" for g in _before(f, network, _SUMS)):
-            return "use F.softmax, which subtracts the largest number first"
-        return f"keep the divisor {away}: add {eps} to it"
-    if f.type_name == "PowScalar":
-        return f"keep its input {away}: (x + {eps}) before the root"
-    if f.type_name == "Exp":
-        own = next((i for i, g in enumerate(functions) if g is f), None)
-        if any(own in g.inputs and g.type_name == "Sum" for g in functions):
-            return "use F.softmax, or F.log_softmax, which subtract the largest number first"
-        return "bound its input: F.minimum_scalar(x, 10.0)"
-    return "check its input: a logarithm, root or division at 0, or an exponential of a large number"
+    remedies = {
+        "Log": f"keep its input {away}: F.log(F.maximum_scalar(x, {eps}))",
+        **dict.fromkeys(_DIVISIONS, f"keep the divisor {away}: add {eps} to it"),
+        "PowScalar": f"keep its input {away}: (x + {eps}) before the root",
+        "Exp": "bound its input: F.minimum_scalar(x, 10.0)",
+    }
+    source = _source(f, network.functions) if f.type_name == "Log" else ""
+    if source == "Softmax":
+        return "use F.log_softmax for both, or F.softmax_cross_entropy of what the softmax reads"
+    if source == "Sigmoid":
+        return "use F.sigmoid_cross_entropy of what the sigmoid reads"
+    if f.type_name == "Div2" and any(g.type_name == "Exp" for g in _before(f, network, _SUMS)):
+        return "use F.softmax, which subtracts the largest number first"
+    sums = [
+        g for g in network.functions if g.type_name == "Sum" for i in g.inputs if network.functions[i] is f
+    ]
+    if f.type_name == "Exp" and sums:
+        return "use F.softmax, or F.log_softmax, which subtract the largest number first"
+    other = "check its input: a logarithm, root or division at 0, or an exponential of a large number"
+    return remedies.get(f.type_name, other)
 
 
 def _source(
@@ -343,12 +336,16 @@ def _suffers_as_stored(network: NetworkNumbers) -> bool:
 
 def _gradient_ends(network: NetworkNumbers) -> List[Cause]:
     """The functions where it ends, in forward order; none that only follows from one before it."""
-    finders = (*_LOSES_INPUT, *(_LOSES_GRADIENT if _starved(network) else ()))
+    # What forward makes of what it reads, whatever gradient arrives; and what is told where layers get none.
+    finders: List[Finder] = [_constant_input, _saturated]
+    if _starved(network):
+        finders += [_silent, _zero_weights, _no_gradient]
     found: List[Cause] = []
     follows: Set[int] = set()
     for index, f in enumerate(network.functions):
-        causes = [] if not follows.isdisjoint(f.inputs) or _blank(f, network) else _first(finders, f, network)
-        if causes or not follows.isdisjoint(f.inputs):
+        late = not follows.isdisjoint(f.inputs)
+        causes = [] if late or _blank(f, network) else _first(f, network, *finders)
+        if causes or late:
             follows.add(index)
         found += causes
     return found
@@ -417,18 +414,17 @@ def _saturated(f: FunctionNumbers, network: NetworkNumbers) -> Found:
     yield Cause("saturated", f.place, what, remedy, True)
 
 
-def _dead_relu(f: FunctionNumbers, network: NetworkNumbers) -> Found:
-    if f.type_name in _RECTIFIERS and _silent(f, network):
+def _silent(f: FunctionNumbers, network: NetworkNumbers) -> Found:
+    """A ReLU or a dropout that computes zeros, and not because it reads nothing else."""
+    if f.amax or not any(network.functions[i].amax for i in f.inputs):
+        return
+    if f.type_name in _RECTIFIERS:
         what = "its ReLU is dead: every output is 0 in every batch, and so is every gradient behind it"
         remedy = "start again with biases of 0 or a smaller learning rate, or use F.leaky_relu"
         yield Cause("dead_relu", f.place, what, remedy, _nothing_learns_before(f, network))
-
-
-def _drops_everything(f: FunctionNumbers, network: NetworkNumbers) -> Found:
-    if f.values.dropped and _silent(f, network):
+    elif f.values.dropped:
         what = f"its Dropout drops everything: p={f.values.dropped:g} is the share it drops"
-        remedy = "lower p: 0.5 is usual"
-        yield Cause("no_gradient", f.place, what, remedy, _nothing_learns_before(f, network))
+        yield Cause("no_gradient", f.place, what, "lower p: 0.5 is usual", _nothing_learns_before(f, network))
 
 
 def _zero_weights(f: FunctionNumbers, network: NetworkNumbers) -> Found:
@@ -455,11 +451,6 @@ def _no_gradient(f: FunctionNumbers, network: NetworkNumbers) -> Found:
 def _same_inputs(f: FunctionNumbers, network: NetworkNumbers) -> List[str]:
     """The inputs of the network that are the same for all samples and that `f` depends on."""
     return [name for g in (f, *_before(f, network)) for name, same in g.same_inputs.items() if same]
-
-
-def _silent(f: FunctionNumbers, network: NetworkNumbers) -> bool:
-    """Whether it computes zeros, and not because it reads nothing else."""
-    return not f.amax and any(network.functions[i].amax for i in f.inputs)
 
 
 def _starved(network: NetworkNumbers) -> Set[str]:
@@ -512,14 +503,3 @@ def _spread(layers: Sequence[LayerNumbers]) -> Found:
     )
     remedy = "normalise, add residual connections, or choose another activation or initialisation"
     yield Cause("spread", smallest.name if vanish else largest.name, what, remedy, False)
-
-
-# What is looked for in each function; of a table the first that finds anything is told.
-_DATA: Finders = (_wrong_targets, _leaf_not_finite)
-_IN_FORWARD: Finders = (_forward_not_finite,)
-_IN_BACKWARD: Finders = (_backward_not_finite,)
-_AS_STORED: Finders = (_leaves_storage,)
-# What forward makes of what it reads, whatever gradient arrives; and what is told where layers get none.
-_LOSES_INPUT: Finders = (_constant_input, _saturated)
-_LOSES_GRADIENT: Finders = (_dead_relu, _drops_everything, _zero_weights, _no_gradient)
-_SIZES: Finders = (_small_loss, _resizing)
