@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Callable, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from .numbers import FunctionNumbers, LayerNumbers, NetworkNumbers
+from .numbers import FunctionNumbers, LayerNumbers, NetworkNumbers, Training
 
 # How many times larger than initialisations make it a weight may be after training before it is spoken of.
 _EXPLODED = 32.0
@@ -177,8 +177,8 @@ def _suffers(network: NetworkNumbers) -> bool:
 
 def _too_large_update(network: NetworkNumbers) -> Found:
     """Layers whose weight an update makes larger than itself, or has made too large."""
-    training = network.training
-    for step in training.steps if training is not None else ():
+    training = network.training or Training(0.0, 0, [])
+    for step in training.steps:
         size, times, what = max(step.weight, step.usual), step.weight / step.usual, ""
         if training.updates and times > _EXPLODED:
             updates = _count(training.updates, "update")
@@ -264,10 +264,8 @@ def _remedy(f: FunctionNumbers, network: NetworkNumbers) -> str:
         return "use F.sigmoid_cross_entropy of what the sigmoid reads"
     if f.type_name == "Div2" and any(g.type_name == "Exp" for g in _before(f, network, _SUMS)):
         return "use F.softmax, which subtracts the largest number first"
-    sums = [
-        g for g in network.functions if g.type_name == "Sum" for i in g.inputs if network.functions[i] is f
-    ]
-    if f.type_name == "Exp" and sums:
+    readers = [g for g in network.functions if any(network.functions[i] is f for i in g.inputs)]
+    if f.type_name == "Exp" and any(g.type_name == "Sum" for g in readers):
         return "use F.softmax, or F.log_softmax, which subtract the largest number first"
     other = "check its input: a logarithm, root or division at 0, or an exponential of a large number"
     return remedies.get(f.type_name, other)

@@ -258,16 +258,6 @@ def vae() -> Built:
     return updater_of(loss, feeder(x, t), S.Adam(1e-3)), None
 
 
-def attention_by_layers() -> Built:
-    """Weights of an attention that are cross-checked by a contrastive loss on their softmax."""
-    x, t = inputs()
-    a, b = (affine(F.tanh(affine(x, 16, f"{name}1")), 8, f"{name}2") for name in ("left", "right"))
-    a, b = (v / (F.sum(v**2, axis=1, keepdims=True) + 1e-3) ** 0.5 for v in (a, b))
-    scores = F.affine(a, F.transpose(b, (1, 0))) * 5.0
-    places = nn.Variable.from_numpy_array(np.arange(32).reshape(32, 1))
-    return cross_entropy(scores, places), feeder(x, t)
-
-
 NETWORKS: List[Callable[[], Built]] = [
     mlp,
     convolutions,
@@ -291,6 +281,5 @@ NETWORKS: List[Callable[[], Built]] = [
     label_smoothing,
     several_losses,
     vae,
-    attention_by_layers,
 ]
 HEALTHY: Dict[str, Callable[[], Built]] = {network.__name__: network for network in NETWORKS}

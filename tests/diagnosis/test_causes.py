@@ -43,10 +43,6 @@ def causes(*functions: FunctionNumbers, **network: Any) -> List[Cause]:
     return causes_of(numbers._replace(**network))
 
 
-def test_nothing_is_wrong() -> None:
-    assert causes(SOUND) == []
-
-
 def test_a_mask_of_minus_infinity_harms_nobody() -> None:
     mask = replace(SOUND, leaves=leaf("mask", False, 0, 5))
     assert causes(mask) == []
@@ -115,14 +111,9 @@ def test_what_follows_from_another_cause_is_not_told() -> None:
 @pytest.mark.parametrize(
     ("type_name", "limit", "least", "largest", "whole", "said"),
     [
-        ("SoftmaxCrossEntropy", 5, 0.0, 4.0, True, ""),
         ("SoftmaxCrossEntropy", 5, -1.0, 4.0, True, ""),  # -1 leaves a sample out
-        ("SoftmaxCrossEntropy", 5, 1.0, 5.0, True, "they run from 1 to 5"),
-        ("SoftmaxCrossEntropy", 5, -1.0, -1.0, True, "all of them are negative"),
-        ("SoftmaxCrossEntropy", 5, 0.0, 0.5, False, "not whole numbers"),
         ("SigmoidCrossEntropy", 2, -1.0, 1.0, True, "takes 0 or 1"),
         ("BinaryCrossEntropy", 0, 0.0, 0.5, False, ""),
-        ("BinaryCrossEntropy", 0, 0.0, 255.0, True, "takes numbers from 0 to 1"),
         ("Embed", 5, -1.0, 4.0, True, "has 5 rows, 0 to 4"),
         ("OneHot", 5, 0.0, 5.0, True, "has 5 classes, 0 to 4"),
     ],
@@ -172,14 +163,6 @@ def test_a_dead_relu_is_told_beside_wrong_labels() -> None:
     loss = replace(SOUND, name="loss", type_name="SoftmaxCrossEntropy", values=labels)
     found = causes(SOUND, silent, loss, layers=STARVED)
     assert [cause.kind for cause in found] == ["wrong_labels", "dead_relu"]
-
-
-def test_layers_that_change_gradients_by_themselves() -> None:
-    loud, quiet = replace(SOUND, leaving=200.0), replace(SOUND, leaving=1e-4)
-    weight = replace(SOUND, type_name="MulScalar", loss_section=True, leaving=1e-6)
-    found = causes(loud, quiet, weight, replace(SOUND, loss_section=True, leaving=1e4))
-    assert [cause.kind for cause in found] == ["exploding", "shrinking", "small_loss"]
-    assert not any(cause.fatal for cause in found)
 
 
 def test_what_a_too_large_update_does_to_gradients_is_not_told() -> None:
