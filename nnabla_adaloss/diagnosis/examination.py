@@ -14,7 +14,7 @@ from .advice import PrecisionAdvice, advise, candidates_of
 from .measurement import measure
 from .numbers import NetworkNumbers, Way
 from .report import as_page, as_text
-from .target import Feeder, examined
+from .target import Examined, Feeder
 from .verdicts import Verdict, judge
 
 
@@ -149,7 +149,7 @@ def diagnose(
     """
     if feeder is not None and data_feeder is not None:
         raise TypeError("feeder and data_feeder are the same argument: give one of them")
-    network = examined(loss_or_updater, data_feeder if feeder is None else feeder, batches)
+    network = Examined(loss_or_updater, data_feeder if feeder is None else feeder, batches)
     if isinstance(storage, (str, Format, Precision, Mapping)):
         return Diagnosis(measure(network, LayerPrecisions(storage)))
     return advise(network, candidates_of(storage))

@@ -116,6 +116,20 @@ class Examined:
     """
 
     def __init__(self, source: Any, feeder: Optional[Feeder], batches: int) -> None:
+        if not _is_loss(source):
+            if not (hasattr(source, "loss") and hasattr(source, "data_feeder")):
+                raise TypeError(
+                    "loss_or_updater must be a loss Variable, a wrapper of one, or an updater with .loss and "
+                    f".data_feeder, got {type(source).__name__}"
+                )
+            if feeder is None and source.data_feeder is not keep_data:
+                feeder = source.data_feeder
+        if feeder is not None and not callable(feeder):
+            raise TypeError(
+                f"data_feeder or feeder must be callable without arguments, got {type(feeder).__name__}"
+            )
+        if integer("batches", batches) < 1:
+            raise ValueError(f"batches={batches!r} must be 1 or more")
         self._source, self._feeder = source, feeder
         self.solver = None if _is_loss(source) else getattr(source, "solver", None)
         self.parameters: Mapping[str, nn.Variable] = self.solver.get_parameters() if self.solver else {}
@@ -198,25 +212,6 @@ class Examined:
     def _is_fed(self, position: int) -> bool:
         first, *others = (batch[position] for batch in self._batches)
         return not others or any(not np.array_equal(first, other, equal_nan=True) for other in others)
-
-
-def examined(loss_or_updater: Any, feeder: Optional[Feeder], batches: int) -> Examined:
-    """The network of a plain loss, or of an updater with its feeder; errors: see `diagnose`."""
-    if not _is_loss(loss_or_updater):
-        if not (hasattr(loss_or_updater, "loss") and hasattr(loss_or_updater, "data_feeder")):
-            raise TypeError(
-                "loss_or_updater must be a loss Variable, a wrapper of one, or an updater with .loss and "
-                f".data_feeder, got {type(loss_or_updater).__name__}"
-            )
-        own = loss_or_updater.data_feeder
-        feeder = own if feeder is None and own is not keep_data else feeder
-    if feeder is not None and not callable(feeder):
-        raise TypeError(
-            f"data_feeder or feeder must be callable without arguments, got {type(feeder).__name__}"
-        )
-    if integer("batches", batches) < 1:
-        raise ValueError(f"batches={batches!r} must be 1 or more")
-    return Examined(loss_or_updater, feeder, batches)
 
 
 def input_name(v: nn.Variable, what: str = "input") -> str:

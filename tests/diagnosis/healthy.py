@@ -228,6 +228,11 @@ def tied_language_model() -> Built:
     return updater_of(loss, feed, S.Adam(1e-3)), None
 
 
+def scaled_scores() -> Built:
+    """Probabilities that are made scores again by a temperature."""
+    return classifier(lambda x: F.tanh(affine(x, 16, "fc1")), lambda y: F.softmax(y) * 10.0)
+
+
 def label_smoothing() -> Built:
     x, t = inputs()
     log = F.log_softmax(affine(F.tanh(affine(x, 16, "fc1")), 5, "head"))
@@ -278,6 +283,7 @@ NETWORKS: List[Callable[[], Built]] = [
     q_learning,
     trained_q_learning,
     tied_language_model,
+    scaled_scores,
     label_smoothing,
     several_losses,
     vae,
