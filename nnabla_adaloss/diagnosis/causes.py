@@ -210,8 +210,8 @@ def _forgotten(network: NetworkNumbers) -> Found:
     """Parameters that get a gradient and are in no solver."""
     if network.forgotten:
         layer, listed = _listed(network.forgotten)
-        what = f"{_count(len(network.forgotten), 'parameter')} with a gradient in no solver: {listed}"
-        remedy = "call solver.set_parameters once all layers are built; freeze with need_grad=False"
+        what = f"no solver has {len(network.forgotten)} of the parameters that get a gradient: {listed}"
+        remedy = "call set_parameters after all layers are built; set need_grad=False to freeze them"
         yield Cause("in_no_solver", layer, what, remedy, False)
 
 

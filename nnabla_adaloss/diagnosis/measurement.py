@@ -66,7 +66,6 @@ class _Measurement:
         reach = Reach(network)
         return NetworkNumbers(
             storage=str(self._precisions),
-            u_max=self._u_max,
             batches=len(network),
             loss=float(np.mean(in_fp32)),
             stored_loss=float(np.mean(as_stored)),

@@ -169,7 +169,6 @@ class NetworkNumbers(NamedTuple):
     """Everything that was measured; layers and functions in forward order."""
 
     storage: str  # what it is called
-    u_max: float  # its largest number; of its narrowest format, where layers differ
     batches: int
     loss: float  # the mean, in fp32
     stored_loss: float  # with activations and weights as stored

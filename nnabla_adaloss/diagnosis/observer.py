@@ -136,19 +136,15 @@ class Observer:
         self.amax = max([self.amax, *others])
         for key, node in self._plan.nodes.items():
             seen = self.functions[key]
-            if is_matrix_product(node.type_name):
-                self._look_for_stuck_weights(node, seen)
+            for leaf_key, v in zip(node.leaf_keys, node.leaves) if is_matrix_product(node.type_name) else ():
+                known = self.gradients.get(leaf_key), self._statistics(v.data)
+                stuck = v.ndim > 1 and all(s is not None and not s.abs_max and s.finite for s in known)
+                name = self._plan.names.get(leaf_key, "")
+                seen.stuck_weights[name] = stuck and seen.stuck_weights.get(name, True)
             self._sum_up(node, seen)
             if not node.loss_section:
                 found = [self.gradients[k].abs_max for k in node.output_keys if k in self.gradients]
                 self.amax_of[seen.layer] = max([self.amax_of.get(seen.layer, 0.0), *found])
-
-    def _look_for_stuck_weights(self, node: Node, seen: FunctionNumbers) -> None:
-        for key, v in zip(node.leaf_keys, node.leaves):
-            found = self.gradients.get(key), self._statistics(v.data)
-            stuck = v.ndim > 1 and all(s is not None and not s.abs_max and s.finite for s in found)
-            name = self._plan.names.get(key, "")
-            seen.stuck_weights[name] = stuck and seen.stuck_weights.get(name, True)
 
     def _sum_up(self, node: Node, seen: FunctionNumbers) -> None:
         arriving = [self.gradients[key] for key in node.output_keys if key in self.gradients]

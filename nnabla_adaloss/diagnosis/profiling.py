@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from contextlib import ExitStack
+from functools import partial
 from time import perf_counter
 from typing import Any, Callable, DefaultDict, Dict, NamedTuple, Optional
 
@@ -168,18 +169,15 @@ class _Clock:
         def run(*arguments: Any, **keywords: Any) -> Any:
             self._look(_BETWEEN)
             for name in ("function_pre_hook", "function_post_hook"):
-                keywords[name] = self._look_before(keywords.get(name))
+                keywords[name] = partial(self._look_before, keywords.get(name))
             return method(*arguments, **keywords)
 
         return run
 
-    def _look_before(self, hook: Optional[Hook]) -> Hook:
-        def look(f: Any) -> None:
-            self._look(self._layers[hash(f)])
-            if hook is not None:
-                hook(f)
-
-        return look
+    def _look_before(self, hook: Optional[Hook], f: Any) -> None:
+        self._look(self._layers[hash(f)])
+        if hook is not None:
+            hook(f)
 
     def _look(self, name: str) -> None:
         now = perf_counter()

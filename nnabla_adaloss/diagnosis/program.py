@@ -55,8 +55,10 @@ def load_program(place: str) -> Tuple[Any, Optional[Feeder]]:
     file, _, name = place.rpartition(":") if ":" in place else (place, "", "")
     path = Path(file)
     if not path.is_file():
-        similar = difflib.get_close_matches(path.name, [near.name for near in path.parent.glob("*.py")], 1)
-        raise ProgramError(f"the file {file} is missing" + "".join(f"; did you mean {s}?" for s in similar))
+        similar = difflib.get_close_matches(path.stem, [near.stem for near in path.parent.glob("*.py")], 1)
+        raise ProgramError(
+            f"the file {file} is missing" + "".join(f"; did you mean {stem}.py?" for stem in similar)
+        )
     if not name:
         raise ProgramError(f"{place!r} does not say which function: write FILE.py:function")
     module = _run(path)

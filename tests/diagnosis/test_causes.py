@@ -39,7 +39,7 @@ STARVED = [layer("fc", nonzero=0)]
 
 def causes(*functions: FunctionNumbers, **network: Any) -> List[Cause]:
     layers = network.pop("layers", [layer("fc")])
-    numbers = NetworkNumbers("float16", 65504.0, 4, 1.0, 1.0, {}, layers, functions)
+    numbers = NetworkNumbers("float16", 4, 1.0, 1.0, {}, layers, functions)
     return causes_of(numbers._replace(**network))
 
 
