@@ -34,7 +34,8 @@ element, or the loss and a function that feeds the next batch:
 
         return loss, feed
 
-Without a feeder, the inputs' current data is the only batch. The function may also return an updater."""
+Without a feeder, the inputs' current data is the only batch, and the report says so. The function may also
+return an updater."""
 
 _ANALYSE_END = """\
 exit codes:
@@ -100,6 +101,7 @@ def _doctor(options: argparse.Namespace) -> int:
 def _add_analyse(commands: Any) -> None:
     analyse = commands.add_parser(
         "analyse",
+        aliases=["analyze"],
         help="which layers of a network lose gradients in half precision, and what to do about it",
         description=_ANALYSE,
         epilog=_ANALYSE_END,

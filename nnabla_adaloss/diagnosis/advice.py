@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from functools import partial
-from typing import AbstractSet, Dict, List, Mapping, NamedTuple, Sequence, Set
+from typing import AbstractSet, Dict, List, Mapping, NamedTuple, Sequence
 
 from ..core.config import AdaLossConfig
 from ..core.precision import Precision, PrecisionLike, get_precision
@@ -14,7 +14,7 @@ from ..emulation import FormatEmulation
 from ..engine import AdaptiveLossScaling
 from .numbers import Kept
 from .passes import Passes, Tally, layers_of
-from .target import Examined, Target, examined
+from .target import Examined
 
 # Relative error of a network's weight gradients, from storing one layer, that does no harm.
 _HARMLESS = 0.1
@@ -23,6 +23,7 @@ _HARMLESS = 0.1
 _TOGETHER = 0.3
 # Share of a layer's gradients, or of its data, that may become 0.
 _LOST = 0.1
+_LOSSES = ("underflow", "overflow")
 # How much below the end of their format gradients are kept when they are tried: while a network learns, some
 # become smaller beside the largest one.
 _ROOM = 2.0**10
@@ -78,7 +79,6 @@ class LayerAdvice(NamedTuple):
     candidate: Candidate
     tried: Mapping[str, Harm]  # by what each precision is called, from the fewest bits to the most
     repeated: bool = False  # whether it is several uses of a parameter, numbered `#2`, `#3`, ...
-    together: bool = False  # whether it got more bits than by itself, because errors of layers add up
 
 
 class PrecisionAdvice:
@@ -91,8 +91,10 @@ class PrecisionAdvice:
         error: the largest error of a weight gradient with all layers stored as advised.
     """
 
-    def __init__(self, layers: Sequence[LayerAdvice], fewest: Candidate, error: float) -> None:
-        self.layers, self.error, self._fewest = layers, error, fewest
+    def __init__(
+        self, layers: Sequence[LayerAdvice], fewest: Candidate, error: float, note: str = ""
+    ) -> None:
+        self.layers, self.error, self._fewest, self._note = layers, error, fewest, note
         self.forbid: List[str] = [layer.name for layer in layers if layer.candidate.bits > fewest.bits]
         self.storage: Dict[str, PrecisionLike] = storage_of(
             {layer.name: layer.candidate for layer in layers},
@@ -102,23 +104,18 @@ class PrecisionAdvice:
     def __str__(self) -> str:
         names = list(self.layers[0].tried) if self.layers else []
         width = max([len(layer.name) for layer in self.layers] + [5])
-        lines = [
-            f"{'layer':<{width}}  {'advised':<12}  " + "  ".join(f"{name:<30.30}" for name in names),
-        ]
+        lines = [self._note, ""] if self._note else []
+        lines.append(f"{'layer':<{width}}  {'advised':<12}  " + "  ".join(f"{name:<30.30}" for name in names))
         for layer in self.layers:
-            cells = [
-                f"{harm.reason() or f'ok, error {harm.gradients.error:.1%}':<30}"
-                for harm in layer.tried.values()
-            ]
+            told = [h.reason() or f"ok, error {h.gradients.error:.1%}" for h in layer.tried.values()]
             advised = str(layer.candidate.given) if isinstance(layer.candidate.given, str) else "as given"
-            lines.append(f"{layer.name:<{width}}  {advised:<12}  " + "  ".join(cells).rstrip())
+            cells = "  ".join(f"{text:<30}" for text in told).rstrip()
+            lines.append(f"{layer.name:<{width}}  {advised:<12}  {cells}")
         forbid = ", ".join(self.forbid) or "none"
         lines.append(f"Layers that need more than {self._fewest.bits} bits: {forbid}.")
         lines.append(f"Largest error of a weight gradient with all of it: {self.error:.1%}.")
-        lines.append("storage={")
-        lines += [f"    {pattern!r}: {given!r}," for pattern, given in self.storage.items()]
-        lines.append("}")
-        return "\n".join(lines)
+        stored = [f"    {pattern!r}: {given!r}," for pattern, given in self.storage.items()]
+        return "\n".join([*lines, "storage={", *stored, "}"])
 
 
 def candidates_of(storage: Sequence[PrecisionLike]) -> List[Candidate]:
@@ -134,34 +131,26 @@ def candidates_of(storage: Sequence[PrecisionLike]) -> List[Candidate]:
     return found if found[-1].bits >= _FP32.bits else [*found, _FP32]
 
 
-def fewest_bits(tried: Mapping[str, Harm], candidates: Sequence[Candidate]) -> Candidate:
-    """The first candidate that does no harm; the last one needs no trial."""
-    harmless = (candidate for candidate, harm in zip(candidates, tried.values()) if not harm.reason())
-    return next(harmless, candidates[-1])
-
-
 def storage_of(layers: Mapping[str, Candidate], repeated: AbstractSet[str]) -> Dict[str, PrecisionLike]:
     """The mapping for `storage=`: what most layers have as `"*"`, the others by name; `repeated` are those
     that are several uses of a parameter.
     """
     usual = Counter(c.precision for c in layers.values()).most_common(1)[0][0]
-    found = {
-        pattern: c.given
-        for name, c in layers.items()
-        if c.precision != usual
-        for pattern in _patterns_of(name, repeated=name in repeated)
-    }
+    found: Dict[str, PrecisionLike] = {}
+    for name, c in layers.items():
+        if c.precision != usual:
+            found.update(dict.fromkeys(_patterns_of(name, repeated), c.given))
     return {**found, "*": next(c.given for c in layers.values() if c.precision == usual)}
 
 
-def _patterns_of(name: str, *, repeated: bool) -> Sequence[str]:
+def _patterns_of(name: str, repeated: AbstractSet[str]) -> Sequence[str]:
     """The patterns that match all uses of a layer, and nothing else."""
-    return (name, f"{name}#*") if repeated else (name,)
+    return (name, f"{name}#*") if name in repeated else (name,)
 
 
-def advise(target: Target, candidates: Sequence[Candidate]) -> PrecisionAdvice:
+def advise(network: Examined, candidates: Sequence[Candidate]) -> PrecisionAdvice:
     """The fewest bits for each layer; the network is as before afterwards."""
-    with examined(target) as network:
+    with network.preserved():
         return _Trials(network).advise(candidates)
 
 
@@ -186,8 +175,13 @@ class _Trials:
     def advise(self, candidates: Sequence[Candidate]) -> PrecisionAdvice:
         """Every layer alone with every candidate; then all together, with more bits where errors add up."""
         tried = {name: self._alone(name, candidates) for name in self._uses}
-        chosen = {name: fewest_bits(harms, candidates) for name, harms in tried.items()}
-        widened: Set[str] = set()
+        # The first one that does no harm.
+        chosen = {n: candidates[sum(bool(h.reason()) for h in harms.values())] for n, harms in tried.items()}
+
+        def own_error(name: str) -> float:
+            harm = tried[name].get(str(chosen[name].precision))
+            return 0.0 if harm is None else harm.gradients.error
+
         while True:
             harms = self._try(storage_of(chosen, self._repeated))
             bad = [name for name, harm in harms.items() if harm.reason(_TOGETHER)]
@@ -196,27 +190,21 @@ class _Trials:
                 break
             # What is lost is lost where it shows; an error may come from anywhere.
             lost = {name.partition("#")[0] for name in bad if harms[name].reason(math.inf)}
-            worst = lost.intersection(narrow) or {max(narrow, key=partial(_own_error, tried, chosen))}
-            for name in worst:
+            for name in lost.intersection(narrow) or {max(narrow, key=own_error)}:
                 chosen[name] = candidates[candidates.index(chosen[name]) + 1]
-            widened |= worst
-        layers = [
-            LayerAdvice(name, chosen[name], tried[name], name in self._repeated, name in widened)
-            for name in self._uses
-        ]
+        layers = [LayerAdvice(n, chosen[n], tried[n], n in self._repeated) for n in self._uses]
         error = max((harm.gradients.error for harm in harms.values()), default=0.0)
-        return PrecisionAdvice(layers, candidates[0], error)
+        return PrecisionAdvice(layers, candidates[0], error, self._network.note)
 
     def _alone(self, name: str, candidates: Sequence[Candidate]) -> Dict[str, Harm]:
-        """What each candidate does, up to the first that does no harm; fp32 needs no trial."""
+        """What each candidate does, up to the first that does no harm."""
         found: Dict[str, Harm] = {}
-        patterns = _patterns_of(name, repeated=name in self._repeated)
         for candidate in candidates:
             if candidate.precision.stored_data.bits == _FP32.bits:
                 break
-            harms = self._try(dict.fromkeys(patterns, candidate.given))
+            harms = self._try(dict.fromkeys(_patterns_of(name, self._repeated), candidate.given))
             own = [harms[use] for use in self._uses[name]]
-            harm = Harm(
+            harm = found[str(candidate.precision)] = Harm(
                 Kept(
                     max(harm.gradients.underflow for harm in own),
                     max(harm.gradients.overflow for harm in harms.values()),
@@ -225,14 +213,13 @@ class _Trials:
                 max(harm.data_underflow for harm in own),
                 max(harm.data_overflow for harm in own),
             )
-            found[str(candidate.precision)] = harm
             if not harm.reason():
                 break
         return found
 
     def _try(self, storage: Mapping[str, PrecisionLike]) -> Dict[str, Harm]:
         """What a storage does to each layer, over all batches."""
-        network, parameters = self._network, self._network.target.parameters
+        network, parameters = self._network, self._network.parameters
         emulation = FormatEmulation(network.loss, storage, float_tail=True, parameters=parameters)
         config = AdaLossConfig(u_max=emulation.precisions.narrowest.stored_gradients.max / _ROOM)
         scaling = AdaptiveLossScaling(emulation, config, parameters=parameters)
@@ -242,29 +229,16 @@ class _Trials:
             stored = self._passes.adaptive(partial(network.forward, emulation, index), scaling, index)
             for layer in self._layers:
                 tallies[layer.name].add(layer, stored, reference)
-                data[layer.name].update(_counts(self._data[layer.name], emulation))
+                for key in self._data[layer.name]:
+                    rounding = emulation.emulated_storage.data.get(key)
+                    if rounding is not None:
+                        known = rounding.statistics.count - rounding.statistics.zeros
+                        data[layer.name].update(
+                            all=known + rounding.underflowed,
+                            underflow=rounding.underflowed,
+                            overflow=rounding.overflowed,
+                        )
         return {
-            name: Harm(
-                tally.kept(),
-                data[name]["underflow"] / max(data[name]["nonzero"], 1),
-                data[name]["overflow"] / max(data[name]["nonzero"], 1),
-            )
+            name: Harm(tally.kept(), *(data[name][lost] / max(data[name]["all"], 1) for lost in _LOSSES))
             for name, tally in tallies.items()
         }
-
-
-def _counts(keys: AbstractSet[int], emulation: FormatEmulation) -> Counter[str]:
-    """What rounding the data of some variables did to it in the last forward."""
-    found: Counter[str] = Counter()
-    for rounding in filter(None, map(emulation.emulated_storage.data.get, keys)):
-        statistics = rounding.statistics
-        found["nonzero"] += statistics.count - statistics.zeros + rounding.underflowed
-        found["underflow"] += rounding.underflowed
-        found["overflow"] += rounding.overflowed
-    return found
-
-
-def _own_error(tried: Mapping[str, Mapping[str, Harm]], chosen: Mapping[str, Candidate], name: str) -> float:
-    """The error that a layer brings in by itself, as it is stored now."""
-    harm = tried[name].get(str(chosen[name].precision))
-    return 0.0 if harm is None else harm.gradients.error

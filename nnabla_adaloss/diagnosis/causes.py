@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is wrong with a network that is no matter of the loss scale: judged from numbers alone.
 
-A cause is a function that yields what it finds, in one of the tables at the end of this file.
+A cause is a function that yields what it finds; `causes_of` and `_gradient_ends` call all of them.
 """
 
 from __future__ import annotations
 
 import math
-from enum import Enum
-from typing import Callable, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set
+from typing import Callable, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from .numbers import FunctionNumbers, LayerNumbers, NetworkNumbers
+from .numbers import FunctionNumbers, LayerNumbers, NetworkNumbers, Training
 
 # How many times larger than initialisations make it a weight may be after training before it is spoken of.
 _EXPLODED = 32.0
@@ -41,37 +40,15 @@ _REARRANGES: FrozenSet[str] = frozenset(
 _SUMS: FrozenSet[str] = frozenset({"Sum", "Mean", "Broadcast", "BroadcastTo", "Reshape", "AddScalar"})
 
 
-class Kind(str, Enum):
-    """What is wrong."""
-
-    WEIGHT_NOT_FINITE = "weight_not_finite"
-    DATA_NOT_FINITE = "data_not_finite"
-    WRONG_LABELS = "wrong_labels"
-    WRONG_INDICES = "wrong_indices"
-    LEARNING_RATE = "learning_rate"
-    FORWARD_NOT_FINITE = "forward_not_finite"
-    BACKWARD_NOT_FINITE = "backward_not_finite"
-    BEYOND_STORAGE = "beyond_storage"
-    STORED_ZERO = "stored_zero"
-    ATTENTION_OVERFLOW = "attention_overflow"
-    ACTIVATION_OVERFLOW = "activation_overflow"
-    LARGE_LOSS = "large_loss"
-    CONSTANT_INPUT = "constant_input"
-    DEAD_RELU = "dead_relu"
-    ZERO_WEIGHTS = "zero_weights"
-    SATURATED = "saturated"
-    NO_GRADIENT = "no_gradient"
-    UNTRAINED = "untrained"
-    EXPLODING = "exploding"
-    SHRINKING = "shrinking"
-    SMALL_LOSS = "small_loss"
-    SPREAD = "spread"
+# What a loss applies to its first input by itself, and what leaves numbers as they are.
+_WITHIN = {"SoftmaxCrossEntropy": "Softmax", "SigmoidCrossEntropy": "Sigmoid"}
+_SAME_NUMBERS: FrozenSet[str] = frozenset({"Reshape", "Transpose", "Slice", "Split", "Identity"})
 
 
 class Cause(NamedTuple):
     """Something that is wrong, and what to do about it."""
 
-    kind: Kind
+    kind: str  # in a word: "dead_relu"
     layer: str  # the function where there is no layer, or the labels
     what: str
     remedy: str
@@ -82,7 +59,7 @@ class Cause(NamedTuple):
 
 
 Found = Iterator[Cause]
-Finders = Sequence[Callable[[FunctionNumbers, NetworkNumbers], Found]]
+Finder = Callable[[FunctionNumbers, NetworkNumbers], Found]
 
 
 def causes_of(network: NetworkNumbers) -> List[Cause]:
@@ -91,29 +68,29 @@ def causes_of(network: NetworkNumbers) -> List[Cause]:
     Consequences of other causes are left out: data that is not finite comes before what is computed from
     it, weights that an update made too large before the activations that overflow.
     """
-    updates = list(_too_large_update(network))
-    found = [*_one_for_all_weights(_by_function(_DATA, network)), *updates]
-    for finders in (_IN_FORWARD, _IN_BACKWARD, _AS_STORED):
-        found = found or _by_function(finders, network)
+    updates = list(_too_large_update(network))[:1]
+    found = [*_by_function(network, _wrong_targets, _leaf_not_finite), *updates]
+    for finder in (_forward_not_finite, _backward_not_finite, _leaves_storage):
+        found = found or _by_function(network, finder)
     # Neither follows from wrong labels.
-    if all(cause.kind is Kind.WRONG_LABELS for cause in found):
+    if all(cause.kind == "wrong_labels" for cause in found):
         found += _gradient_ends(network)
-    found += _untrained(network)
+    found = found or list(_noise(network))
+    found += [*_untrained(network), *_forgotten(network), *_by_function(network, _applied_twice)]
     if not updates:
-        sizes = _by_function(_SIZES, network)
-        if not sizes and not found:
-            sizes = list(_spread(network.layers))
+        sizes = _by_function(network, _small_loss, _resizing)
+        sizes = sizes or ([] if found else list(_spread(network.layers)))
         named = {cause.layer for cause in found}
         found += [cause for cause in sizes if cause.layer not in named]
     return sorted(found, key=lambda cause: not cause.fatal)
 
 
-def _by_function(finders: Finders, network: NetworkNumbers) -> List[Cause]:
+def _by_function(network: NetworkNumbers, *finders: Finder) -> List[Cause]:
     """What is found of each function, in forward order."""
-    return [cause for f in network.functions for cause in _first(finders, f, network)]
+    return [cause for f in network.functions for cause in _first(f, network, *finders)]
 
 
-def _first(finders: Finders, f: FunctionNumbers, network: NetworkNumbers) -> List[Cause]:
+def _first(f: FunctionNumbers, network: NetworkNumbers, *finders: Finder) -> List[Cause]:
     """What the first that finds anything has found."""
     return next(filter(None, (list(find(f, network)) for find in finders)), [])
 
@@ -161,27 +138,32 @@ def _wrong_targets(f: FunctionNumbers, network: NetworkNumbers) -> Found:
         remedy = "feed labels, or skip such batches"
     else:
         return
-    kind = Kind.WRONG_INDICES if indices else Kind.WRONG_LABELS
+    kind = "wrong_indices" if indices else "wrong_labels"
     yield Cause(kind, targets.name, what, remedy, True)
 
 
 def _leaf_not_finite(f: FunctionNumbers, network: NetworkNumbers) -> Found:
-    for leaf in f.leaves.values():
-        # An attention mask of minus infinity harms nobody.
-        if not leaf.nans and not _suffers(network):
+    # An attention mask of minus infinity harms nobody.
+    bad = [leaf for g in network.functions for leaf in g.leaves.values() if leaf.nans or _suffers(network)]
+    weights = list(dict.fromkeys(leaf.name for leaf in bad if leaf.is_parameter))
+    for leaf in filter(bad.__contains__, f.leaves.values()):
+        # A bad update spoils them together.
+        if leaf.name in weights[1:]:
             continue
         held = _count(leaf.nans, "NaN") if leaf.nans else f"{leaf.infinities} infinities"
-        kind, what = Kind.DATA_NOT_FINITE, f"it reads data that holds {held} ({leaf.name})"
+        kind, what = "data_not_finite", f"it reads data that holds {held} ({leaf.name})"
         remedy = "clean the data, or drop what is not finite"
         remedy += "" if leaf.nans else "; a mask must leave at least one place per row open"
         if leaf.is_parameter:
-            kind, what = Kind.WEIGHT_NOT_FINITE, f"its parameter {leaf.name} holds {held}"
+            kind, what = "weight_not_finite", f"its parameter {leaf.name} holds {held}"
             remedy = "restore earlier weights and check what updates them"
             training = network.training
             if training is not None and training.updates:
                 updates = _count(training.updates, "update")
                 what += f", after {updates} with a learning rate of {training.learning_rate:g}"
                 remedy = "restore earlier weights, and lower the learning rate or clip gradients"
+            if len(weights) > 1:
+                what += f" ({_count(len(weights) - 1, 'other parameter')} are not finite either)"
         yield Cause(kind, f.place, what, remedy, True)
 
 
@@ -190,40 +172,24 @@ def _suffers(network: NetworkNumbers) -> bool:
     return not math.isfinite(network.loss) or any(f.breaks_gradient for f in network.functions)
 
 
-def _one_for_all_weights(found: List[Cause]) -> List[Cause]:
-    """The causes with one in the place of all that are about weights: a bad update spoils them together."""
-    weights = [cause for cause in found if cause.kind is Kind.WEIGHT_NOT_FINITE]
-    if len(weights) < 2:
-        return found
-    others = _count(len(weights) - 1, "other parameter")
-    first = weights[0]._replace(what=f"{weights[0].what} ({others} are not finite either)")
-    return [first if cause is weights[0] else cause for cause in found if cause not in weights[1:]]
-
-
 # What updates do to parameters: too much, or nothing.
 
 
 def _too_large_update(network: NetworkNumbers) -> Found:
-    """The first layer whose weight an update makes larger than itself, or has made too large."""
-    training = network.training
-    if training is None:
-        return
-    rate = f"a learning rate of {training.learning_rate:g}"
+    """Layers whose weight an update makes larger than itself, or has made too large."""
+    training = network.training or Training(0.0, 0, [])
     for step in training.steps:
-        size = max(step.weight, step.usual)
-        if training.updates and step.weight > _EXPLODED * step.usual:
-            times, updates = step.weight / step.usual, _count(training.updates, "update")
-            what = (
-                f"its weights are {times:.1e} times what is usual for its fan-in, after {updates} with {rate}"
-            )
+        size, times, what = max(step.weight, step.usual), step.weight / step.usual, ""
+        if training.updates and times > _EXPLODED:
+            updates = _count(training.updates, "update")
+            what = f"its weights are {times:.1e} times what is usual for its fan-in, after {updates}"
         elif step.update > size:
-            what = f"an update is {step.update / size:.1e} times as large as its weights, with {rate}"
-        else:
-            continue
-        again = "start again with" if training.updates else "use"
-        remedy = f"{again} a smaller learning rate, or warm it up and clip gradients"
-        yield Cause(Kind.LEARNING_RATE, step.layer, what, remedy, True)
-        return
+            what = f"an update is {step.update / size:.1e} times as large as its weights,"
+        if what:
+            remedy = f"{'start again with' if training.updates else 'use'} a smaller learning rate"
+            remedy += ", or warm it up and clip gradients"
+            what += f" with a learning rate of {training.learning_rate:g}"
+            yield Cause("learning_rate", step.layer, what, remedy, True)
 
 
 def _untrained(network: NetworkNumbers) -> Found:
@@ -231,14 +197,28 @@ def _untrained(network: NetworkNumbers) -> Found:
     found = network.untrained
     if found is None:
         return
-    names, number = found.names, len(found.names)
-    layer = names[0].rpartition("/")[0] or names[0]
-    listed = ", ".join(names[:_NAMED]) + (f" and {number - _NAMED} more" if number > _NAMED else "")
+    layer, listed, number = *_listed(found.names), len(found.names)
     whose = "of the solver" if found.by_solver else "of nnabla.get_parameters()"
     what = f"the loss does not depend on {_count(number, 'parameter')} {whose}: {listed}"
+    what += f"; the gradient stops at {found.cut}" if found.cut else ""
     remedy = "link it to the loss: look for unlinked(), need_grad=False or an unused output"
     remedy += "" if found.by_solver else ", unless it is frozen on purpose"
-    yield Cause(Kind.UNTRAINED, layer, what, remedy, found.by_solver)
+    yield Cause("untrained", layer, what, remedy, found.by_solver)
+
+
+def _forgotten(network: NetworkNumbers) -> Found:
+    """Parameters that get a gradient and are in no solver."""
+    if network.forgotten:
+        layer, listed = _listed(network.forgotten)
+        what = f"no solver has {len(network.forgotten)} of the parameters that get a gradient: {listed}"
+        remedy = "call set_parameters after all layers are built; set need_grad=False to freeze them"
+        yield Cause("in_no_solver", layer, what, remedy, False)
+
+
+def _listed(names: Sequence[str]) -> Tuple[str, str]:
+    """The layer of the first of some parameters, and the names of the first few."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return names[0].rpartition("/")[0] or names[0], ", ".join(names[:_NAMED]) + more
 
 
 # Functions that compute infinities or NaNs from finite numbers, in fp32 and as stored.
@@ -247,14 +227,14 @@ def _untrained(network: NetworkNumbers) -> Found:
 def _forward_not_finite(f: FunctionNumbers, network: NetworkNumbers) -> Found:
     if f.nonfinite and _suffers(network):
         what = f"{f.subject} computes {f.nonfinite} infinities or NaNs{_reads(f)}, in fp32 too"
-        yield Cause(Kind.FORWARD_NOT_FINITE, f.place, what, _remedy(f, network), True)
+        yield Cause("forward_not_finite", f.place, what, _remedy(f, network), True)
 
 
 def _backward_not_finite(f: FunctionNumbers, network: NetworkNumbers) -> Found:
     if f.breaks_gradient:
         whose = "its gradient" if f.name == f.place else f"the gradient of its {f.type_name}"
         what = f"{whose} is not finite{_reads(f)}, in fp32 too"
-        yield Cause(Kind.BACKWARD_NOT_FINITE, f.place, what, _remedy(f, network), True)
+        yield Cause("backward_not_finite", f.place, what, _remedy(f, network), True)
 
 
 def _reads(f: FunctionNumbers) -> str:
@@ -269,35 +249,35 @@ def _reads(f: FunctionNumbers) -> str:
 
 def _remedy(f: FunctionNumbers, network: NetworkNumbers) -> str:
     """What to do about a function that computes what is not finite, or whose gradient is not."""
-    functions = network.functions
     eps = f"2**{round(math.log2(network.tiny))}"
     away = "away from 0 by a number the storage can hold"
-    if f.type_name == "Log":
-        source = _source(f, functions)
-        if source == "Softmax":
-            return "use F.log_softmax for both, or F.softmax_cross_entropy of what the softmax reads"
-        if source == "Sigmoid":
-            return "use F.sigmoid_cross_entropy of what the sigmoid reads"
-        return f"keep its input {away}: F.log(F.maximum_scalar(x, {eps}))"
-    if f.type_name in _DIVISIONS:
-        if f.type_name == "Div2" and any(g.type_name == "Exp" for g in _before(f, network, _SUMS)):
-            return "use F.softmax, which subtracts the largest number first"
-        return f"keep the divisor {away}: add {eps} to it"
-    if f.type_name == "PowScalar":
-        return f"keep its input {away}: (x + {eps}) before the root"
-    if f.type_name == "Exp":
-        own = next((i for i, g in enumerate(functions) if g is f), None)
-        if any(own in g.inputs and g.type_name == "Sum" for g in functions):
-            return "use F.softmax, or F.log_softmax, which subtract the largest number first"
-        return "bound its input: F.minimum_scalar(x, 10.0)"
-    return "check its input: a logarithm, root or division at 0, or an exponential of a large number"
+    remedies = {
+        "Log": f"keep its input {away}: F.log(F.maximum_scalar(x, {eps}))",
+        **dict.fromkeys(_DIVISIONS, f"keep the divisor {away}: add {eps} to it"),
+        "PowScalar": f"keep its input {away}: (x + {eps}) before the root",
+        "Exp": "bound its input: F.minimum_scalar(x, 10.0)",
+    }
+    source = _source(f, network.functions) if f.type_name == "Log" else ""
+    if source == "Softmax":
+        return "use F.log_softmax for both, or F.softmax_cross_entropy of what the softmax reads"
+    if source == "Sigmoid":
+        return "use F.sigmoid_cross_entropy of what the sigmoid reads"
+    if f.type_name == "Div2" and any(g.type_name == "Exp" for g in _before(f, network, _SUMS)):
+        return "use F.softmax, which subtracts the largest number first"
+    readers = [g for g in network.functions if any(network.functions[i] is f for i in g.inputs)]
+    if f.type_name == "Exp" and any(g.type_name == "Sum" for g in readers):
+        return "use F.softmax, or F.log_softmax, which subtract the largest number first"
+    other = "check its input: a logarithm, root or division at 0, or an exponential of a large number"
+    return remedies.get(f.type_name, other)
 
 
-def _source(f: FunctionNumbers, functions: Sequence[FunctionNumbers]) -> str:
-    """The type of the function that the input of `f` comes from, but for what rearranges it."""
+def _source(
+    f: FunctionNumbers, functions: Sequence[FunctionNumbers], through: FrozenSet[str] = _REARRANGES
+) -> str:
+    """The type of the function that the first input of `f` comes from, by way of those of some types."""
     while f.inputs:
         f = functions[f.inputs[0]]
-        if f.type_name not in _REARRANGES:
+        if f.type_name not in through:
             return f.type_name
     return ""
 
@@ -319,24 +299,24 @@ def _leaves_storage(f: FunctionNumbers, network: NetworkNumbers) -> Found:
     if not (f.beyond or f.overflowed) or not _suffers_as_stored(network):
         return
     ends, amax = f"{f.stored.name}, which ends at {f.stored.max:g}", f"{f.amax:.2g}"
-    kind, layer = Kind.ACTIVATION_OVERFLOW, f.place
+    kind, layer = "activation_overflow", f.place
     what = f"what {f.subject} computes reaches {amax}, beyond {ends}"
     remedy = "normalise its input, make its weights smaller, keep it in fp32, or use bfloat16"
     if f.beyond:
-        kind, what = Kind.BEYOND_STORAGE, f"{f.beyond} holds numbers beyond {ends}"
+        kind, what = "beyond_storage", f"{f.beyond} holds numbers beyond {ends}"
         remedy = "bring them into range: normalise the data, or start from smaller weights"
     elif f.scores:
-        kind, layer = Kind.ATTENTION_OVERFLOW, f.name
+        kind, layer = "attention_overflow", f.name
         what = f"its scores of an attention reach {amax}, beyond {ends}"
         remedy = (
             "normalise queries and keys, and divide the queries by the root of their size before the "
             "product, not the scores after it"
         )
     elif f.stored_zeros and f.amax <= f.stored.max:
-        kind, remedy = Kind.STORED_ZERO, _remedy(f, network)
+        kind, remedy = "stored_zero", _remedy(f, network)
         what = f"{f.subject} reads {_count(f.stored_zeros, 'number')} that become 0 in {f.stored.name}"
     elif f.loss_section and f.type_name in ("MulScalar", "Sum"):
-        kind, what = Kind.LARGE_LOSS, f"the loss behind it reaches {amax} in {f.subject}, beyond {ends}"
+        kind, what = "large_loss", f"the loss behind it reaches {amax} in {f.subject}, beyond {ends}"
         remedy = "use F.mean" if f.type_name == "Sum" else "remove the factor and adapt the learning rate"
     elif f.type_name == "Exp":
         remedy = _remedy(f, network)
@@ -354,15 +334,53 @@ def _suffers_as_stored(network: NetworkNumbers) -> bool:
 
 def _gradient_ends(network: NetworkNumbers) -> List[Cause]:
     """The functions where it ends, in forward order; none that only follows from one before it."""
-    finders = (*_LOSES_INPUT, *(_LOSES_GRADIENT if _starved(network) else ()))
+    # What forward makes of what it reads, whatever gradient arrives; and what is told where layers get none.
+    finders: List[Finder] = [_constant_input, _saturated]
+    if _starved(network):
+        finders += [_silent, _zero_weights, _no_gradient]
     found: List[Cause] = []
     follows: Set[int] = set()
     for index, f in enumerate(network.functions):
-        causes = [] if not follows.isdisjoint(f.inputs) else _first(finders, f, network)
-        if causes or not follows.isdisjoint(f.inputs):
+        late = not follows.isdisjoint(f.inputs)
+        causes = [] if late or _blank(f, network) else _first(f, network, *finders)
+        if causes or late:
             follows.add(index)
         found += causes
     return found
+
+
+def _blank(f: FunctionNumbers, network: NetworkNumbers) -> bool:
+    """Whether it computes from inputs that nobody has filled yet, so that nothing can be said of it."""
+    reads = [f, *_before(f, network)] if network.note else []
+    return any(g.reads_blank for g in reads) and not any(g.reads_data for g in reads)
+
+
+def _noise(network: NetworkNumbers) -> Found:
+    """Layers whose gradient is zero but for rounding errors."""
+    noisy = [layer.name for layer in network.layers if layer.is_noise]
+    if noisy:
+        what = "its gradient in fp32 is nothing but rounding errors"
+        what += f", and that of {_count(len(noisy) - 1, 'layer')} before it" if noisy[1:] else ""
+        remedy = (
+            "check what the loss computes of it: a mean or sum over all classes of a softmax, or over what a "
+            "normalization brings to a mean of 0, is constant"
+        )
+        yield Cause(
+            "rounding_noise",
+            noisy[-1],
+            what,
+            remedy,
+            len({*noisy} | _starved(network)) == len(network.layers),
+        )
+
+
+def _applied_twice(f: FunctionNumbers, network: NetworkNumbers) -> Found:
+    """A softmax or sigmoid before a loss that applies it itself."""
+    first = _WITHIN.get(f.type_name)
+    if first is not None and _source(f, network.functions, _SAME_NUMBERS) == first:
+        what = f"{first} is applied twice: {f.type_name} applies it to what it reads"
+        remedy = f"remove F.{first.lower()} before the loss, and keep it for predictions"
+        yield Cause("applied_twice", f.place, what, remedy, False)
 
 
 def _constant_input(f: FunctionNumbers, network: NetworkNumbers) -> Found:
@@ -379,7 +397,7 @@ def _constant_input(f: FunctionNumbers, network: NetworkNumbers) -> Found:
         what = f"{source} is constant over the batch, so batch normalization turns it into zeros"
     else:
         what = f"{source} is constant, so {f.type_name} turns it into zeros"
-    yield Cause(Kind.CONSTANT_INPUT, f.place, what, remedy, True)
+    yield Cause("constant_input", f.place, what, remedy, True)
 
 
 def _saturated(f: FunctionNumbers, network: NetworkNumbers) -> Found:
@@ -391,21 +409,20 @@ def _saturated(f: FunctionNumbers, network: NetworkNumbers) -> Found:
         what = "its rows are 1 in one place alone"
         remedy = "divide the queries by the root of their size, or start from smaller weights"
     what = f"{f.subject} is saturated: {f.values.saturated:.0%} of {what}"
-    yield Cause(Kind.SATURATED, f.place, what, remedy, True)
+    yield Cause("saturated", f.place, what, remedy, True)
 
 
-def _dead_relu(f: FunctionNumbers, network: NetworkNumbers) -> Found:
-    if f.type_name in _RECTIFIERS and _silent(f, network):
+def _silent(f: FunctionNumbers, network: NetworkNumbers) -> Found:
+    """A ReLU or a dropout that computes zeros, and not because it reads nothing else."""
+    if f.amax or not any(network.functions[i].amax for i in f.inputs):
+        return
+    if f.type_name in _RECTIFIERS:
         what = "its ReLU is dead: every output is 0 in every batch, and so is every gradient behind it"
         remedy = "start again with biases of 0 or a smaller learning rate, or use F.leaky_relu"
-        yield Cause(Kind.DEAD_RELU, f.place, what, remedy, _nothing_learns_before(f, network))
-
-
-def _drops_everything(f: FunctionNumbers, network: NetworkNumbers) -> Found:
-    if f.values.dropped and _silent(f, network):
+        yield Cause("dead_relu", f.place, what, remedy, _nothing_learns_before(f, network))
+    elif f.values.dropped:
         what = f"its Dropout drops everything: p={f.values.dropped:g} is the share it drops"
-        remedy = "lower p: 0.5 is usual"
-        yield Cause(Kind.NO_GRADIENT, f.place, what, remedy, _nothing_learns_before(f, network))
+        yield Cause("no_gradient", f.place, what, "lower p: 0.5 is usual", _nothing_learns_before(f, network))
 
 
 def _zero_weights(f: FunctionNumbers, network: NetworkNumbers) -> Found:
@@ -413,7 +430,7 @@ def _zero_weights(f: FunctionNumbers, network: NetworkNumbers) -> Found:
     if name is not None:
         what = f"its weights are all 0 and get no gradient ({name})"
         remedy = "initialise them randomly"
-        yield Cause(Kind.ZERO_WEIGHTS, f.place, what, remedy, _nothing_learns_before(f, network))
+        yield Cause("zero_weights", f.place, what, remedy, _nothing_learns_before(f, network))
 
 
 def _no_gradient(f: FunctionNumbers, network: NetworkNumbers) -> Found:
@@ -421,10 +438,10 @@ def _no_gradient(f: FunctionNumbers, network: NetworkNumbers) -> Found:
     if not f.stops_gradient or f.type_name in _STOPS or f.values.targets is not None:
         return
     names = [] if f.amax else _same_inputs(f, network)
-    kind, what = Kind.NO_GRADIENT, f"{f.subject} passes no gradient, in fp32 too"
+    kind, what = "no_gradient", f"{f.subject} passes no gradient, in fp32 too"
     remedy = "check whether it masks everything or has no derivative"
     if names:
-        kind, remedy = Kind.CONSTANT_INPUT, _VARIED_DATA
+        kind, remedy = "constant_input", _VARIED_DATA
         what = f"{names[0]} is constant over the batch, and {f.subject} computes nothing but zeros"
     yield Cause(kind, f.place, what, remedy, _nothing_learns_before(f, network))
 
@@ -432,11 +449,6 @@ def _no_gradient(f: FunctionNumbers, network: NetworkNumbers) -> Found:
 def _same_inputs(f: FunctionNumbers, network: NetworkNumbers) -> List[str]:
     """The inputs of the network that are the same for all samples and that `f` depends on."""
     return [name for g in (f, *_before(f, network)) for name, same in g.same_inputs.items() if same]
-
-
-def _silent(f: FunctionNumbers, network: NetworkNumbers) -> bool:
-    """Whether it computes zeros, and not because it reads nothing else."""
-    return not f.amax and any(network.functions[i].amax for i in f.inputs)
 
 
 def _starved(network: NetworkNumbers) -> Set[str]:
@@ -458,21 +470,19 @@ def _small_loss(f: FunctionNumbers, network: NetworkNumbers) -> Found:
     if weighs and f.growth is not None and f.growth <= _SHRINKS:
         what = f"the loss behind it is multiplied by {f.growth:.1e}"
         remedy = "adapt the learning rate instead, or let the scale be measured"
-        yield Cause(Kind.SMALL_LOSS, f.place, what, remedy, False)
+        yield Cause("small_loss", f.place, what, remedy, False)
 
 
-def _exploding(f: FunctionNumbers, network: NetworkNumbers) -> Found:
-    if not f.loss_section and f.growth is not None and f.growth >= _EXPLODES:
-        what = f"{f.subject} makes gradients {f.growth:.1e} times larger"
+def _resizing(f: FunctionNumbers, network: NetworkNumbers) -> Found:
+    if f.loss_section or f.growth is None or _SHRINKS < f.growth < _EXPLODES or _blank(f, network):
+        return
+    if f.growth >= _EXPLODES:
+        kind, what = "exploding", f"{f.subject} makes gradients {f.growth:.1e} times larger"
         remedy = "start from smaller weights, normalise, or clip gradients"
-        yield Cause(Kind.EXPLODING, f.place, what, remedy, False)
-
-
-def _shrinking(f: FunctionNumbers, network: NetworkNumbers) -> Found:
-    if not f.loss_section and f.growth is not None and f.growth <= _SHRINKS:
-        what = f"{f.subject} makes gradients {1.0 / f.growth:.1e} times smaller"
+    else:
+        kind, what = "shrinking", f"{f.subject} makes gradients {1.0 / f.growth:.1e} times smaller"
         remedy = "start from larger weights, normalise, or take the factor out"
-        yield Cause(Kind.SHRINKING, f.place, what, remedy, False)
+    yield Cause(kind, f.place, what, remedy, False)
 
 
 def _spread(layers: Sequence[LayerNumbers]) -> Found:
@@ -490,15 +500,4 @@ def _spread(layers: Sequence[LayerNumbers]) -> Found:
         f"times between {smallest.name} and {largest.name}"
     )
     remedy = "normalise, add residual connections, or choose another activation or initialisation"
-    yield Cause(Kind.SPREAD, smallest.name if vanish else largest.name, what, remedy, False)
-
-
-# What is looked for in each function; of a table the first that finds anything is told.
-_DATA: Finders = (_wrong_targets, _leaf_not_finite)
-_IN_FORWARD: Finders = (_forward_not_finite,)
-_IN_BACKWARD: Finders = (_backward_not_finite,)
-_AS_STORED: Finders = (_leaves_storage,)
-# What forward makes of what it reads, whatever gradient arrives; and what is told where layers get none.
-_LOSES_INPUT: Finders = (_constant_input, _saturated)
-_LOSES_GRADIENT: Finders = (_dead_relu, _drops_everything, _zero_weights, _no_gradient)
-_SIZES: Finders = (_small_loss, _exploding, _shrinking)
+    yield Cause("spread", smallest.name if vanish else largest.name, what, remedy, False)

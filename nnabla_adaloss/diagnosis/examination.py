@@ -13,7 +13,7 @@ from .advice import PrecisionAdvice, advise, candidates_of
 from .measurement import measure
 from .numbers import NetworkNumbers, Way
 from .report import as_page, as_text
-from .target import Feeder, target_of
+from .target import Examined, Feeder
 from .verdicts import Verdict, judge
 
 
@@ -41,9 +41,10 @@ class Diagnosis:
         return {
             "verdict": verdict.line,
             "needs": verdict.needs.value if verdict.needs is not None else None,
-            "causes": [{**cause._asdict(), "kind": cause.kind.value} for cause in verdict.causes],
+            "causes": [cause._asdict() for cause in verdict.causes],
             "storage": numbers.storage,
             "batches": numbers.batches,
+            "note": numbers.note,
             "loss": _plain(numbers.loss),
             "stored_loss": _plain(numbers.stored_loss),
             "scales": {way.value: numbers.scales[way] for way in Way if way in numbers.scales},
@@ -80,6 +81,8 @@ def diagnose(
     storage: StorageLike = "float16",
     feeder: Optional[Feeder] = None,
     batches: int = 4,
+    *,
+    data_feeder: Optional[Feeder] = None,
 ) -> Diagnosis: ...
 
 
@@ -89,6 +92,8 @@ def diagnose(
     storage: Sequence[PrecisionLike],
     feeder: Optional[Feeder] = None,
     batches: int = 4,
+    *,
+    data_feeder: Optional[Feeder] = None,
 ) -> PrecisionAdvice: ...
 
 
@@ -97,6 +102,8 @@ def diagnose(
     storage: Union[StorageLike, Sequence[PrecisionLike]] = "float16",
     feeder: Optional[Feeder] = None,
     batches: int = 4,
+    *,
+    data_feeder: Optional[Feeder] = None,
 ) -> Union[Diagnosis, PrecisionAdvice]:
     """What a narrow storage does to the gradients of a network: which layer loses how much, and the remedy.
 
@@ -117,11 +124,12 @@ def diagnose(
             `Format`, a `Precision`, or a mapping from patterns of layers; or a list of formats, of which each
             layer gets the one with the fewest bits that does no harm, and of equally wide ones the first.
         feeder: called without arguments before each batch. None: the updater's, or the data that is there.
+        data_feeder: the same as `feeder`, by the name that updaters have for it.
         batches: how many batches are looked at; 1 where there is no feeder. 4: enough to tell a rule from an
             accident.
 
     Raises:
-        TypeError: `loss_or_updater` is neither, or `feeder` cannot be called.
+        TypeError: `loss_or_updater` is neither, `feeder` cannot be called, or `data_feeder` is given as well.
         ValueError: the loss needs no gradient, has several elements, scales itself, or is computed in half
             precision; or `storage` is unknown, or `batches` less than 1.
 
@@ -138,10 +146,12 @@ def diagnose(
         >>> "*" in advised, set(advised.values()) <= {"fp8_hybrid", "float16"}
         (True, True)
     """
-    target = target_of(loss_or_updater, feeder, batches)
+    if feeder is not None and data_feeder is not None:
+        raise TypeError("feeder and data_feeder are the same argument: give one of them")
+    network = Examined(loss_or_updater, data_feeder if feeder is None else feeder, batches)
     if isinstance(storage, Sequence) and not isinstance(storage, str):
-        return advise(target, candidates_of(storage))
-    return Diagnosis(measure(target, LayerPrecisions(storage)))
+        return advise(network, candidates_of(storage))
+    return Diagnosis(measure(network, LayerPrecisions(storage)))
 
 
 def _plain(value: float) -> Any:

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import AbstractSet, Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Dict, Mapping, Set, Tuple
 
-import nnabla as nn
 import numpy as np
 
 from ..core.power_of_two import clamp_scale, floor_power_of_two
@@ -15,11 +14,11 @@ from ..core.precision import LayerPrecisions
 from ..core.scale_history import HistoryPolicy
 from ..emulation import FormatEmulation
 from ..engine import AdaptiveLossScaling
-from ..graph.plan import GraphPlan
-from .numbers import LayerNumbers, NetworkNumbers, Training, Untrained, Way, WeightStep
+from .numbers import LayerNumbers, NetworkNumbers, Way
 from .observer import Observer
-from .passes import Forward, Layer, Passes, Tally, layers_of
-from .target import Examined, Target, examined
+from .parameters import Reach, training_of
+from .passes import Forward, Layer, LayerGradients, Passes, Tally, layers_of
+from .target import Examined
 
 # Where nnabla's updater starts.
 _START = 8.0
@@ -28,18 +27,14 @@ _HALVINGS = 4
 # The smallest number that a logarithm or a divisor is kept away from 0 by: fp16 holds it in full, and the
 # gradient there, 2^14, too.
 _TINY = 2.0**-14
-
-# Solvers whose step is the learning rate times the gradient.
-_BY_GRADIENT: FrozenSet[str] = frozenset({"Sgd", "SgdW", "Momentum", "Nesterov"})
-# Theirs is about the learning rate, however large the gradient.
-_BY_SIGN: FrozenSet[str] = frozenset(
-    {"Adam", "AdamW", "Adamax", "AMSGRAD", "AMSBound", "AdaBound", "AdaBelief", "Lion", "RMSprop"}
-)
+# Gradients that differ by this share of themselves with another scale are rounding errors, provided that they
+# are the same with a power of two. Other gradients differ by some millionths.
+_NOISE = 0.1
 
 
-def measure(target: Target, precisions: LayerPrecisions) -> NetworkNumbers:
+def measure(network: Examined, precisions: LayerPrecisions) -> NetworkNumbers:
     """Everything that verdicts are made from; the network is as before afterwards."""
-    with examined(target) as network:
+    with network.preserved():
         return _Measurement(network, precisions).run()
 
 
@@ -49,7 +44,7 @@ class _Measurement:
         self._layers = layers_of(network.plan)
         self._passes = Passes(self._layers)
         self._emulation = FormatEmulation(
-            network.loss, precisions.storage, float_tail=True, parameters=network.target.parameters
+            network.loss, precisions.storage, float_tail=True, parameters=network.parameters
         )
         self._adaptive = AdaptiveLossScaling(self._emulation)
         self._observer = Observer(network.plan, network.kernels, self._emulation)
@@ -57,44 +52,39 @@ class _Measurement:
         # By name of the layer; the largest root of the mean square of each weight's gradient, by key.
         self._amax = {layer.name: 0.0 for layer in self._layers}
         self._floors = {layer.name: Tally() for layer in self._layers}
+        self._noise = {layer.name for layer in self._layers}
         self._ways = {layer.name: {way: Tally() for way in Way} for layer in self._layers}
         self._weight_gradients: Dict[int, float] = {}
 
     def run(self) -> NetworkNumbers:
-        network, storages = self._network, self._precisions.storage.values()
-        batches = range(len(network))
+        network, batches = self._network, range(len(self._network))
         in_fp32, as_stored = zip(*map(self._observe, batches))
         scales = self._scales()
         for index in batches:
             self._compare(index, scales)
+        data_formats = [p.data_format(2) for p in self._precisions.storage.values()]
+        reach = Reach(network)
         return NetworkNumbers(
             storage=str(self._precisions),
-            u_max=self._u_max,
             batches=len(network),
             loss=float(np.mean(in_fp32)),
             stored_loss=float(np.mean(as_stored)),
             scales=scales,
             layers=list(map(self._numbers, self._layers)),
             functions=list(self._observer.functions.values()),
-            tiny=max(_TINY, *(p.data_format(2).smallest_normal for p in storages)),
-            training=training_of(network.target.solver, self._layers, self._weight_gradients),
-            untrained=untrained_parameters(
-                network.plan,
-                None if network.target.solver is None else network.target.parameters,
-                nn.get_parameters(grad_only=False),
-                network.fed,
-            ),
+            tiny=max(_TINY, *(stored.smallest_normal for stored in data_formats)),
+            training=training_of(network.solver, self._layers, self._weight_gradients),
+            untrained=reach.untrained(),
+            forgotten=reach.forgotten(),
+            note=network.note,
         )
 
     def _observe(self, index: int) -> Tuple[float, float]:
         """Look at a batch in fp32, and at its forward as stored; the loss of both."""
         network, observer = self._network, self._observer
         observer.begin()
-        self._passes.with_one_scale(
-            partial(network.forward, network.loss, index, observer.after_forward_in_fp32),
-            network.loss,
-            pre=observer.before_backward,
-        )
+        forward = partial(network.forward, network.loss, index, observer.after_forward_in_fp32)
+        self._passes.with_one_scale(forward, network.loss, pre=observer.before_backward)
         in_fp32 = float(network.loss.d)
         observer.end_backward()
         for layer in self._layers:
@@ -111,7 +101,13 @@ class _Measurement:
     def _compare(self, index: int, scales: Mapping[Way, float]) -> None:
         """Every way of scaling, on the same batch."""
         network, passes, stored_forward = self._network, self._passes, self._stored_forward(index)
-        in_fp32 = passes.with_one_scale(partial(network.forward, network.loss, index), network.loss)
+        forward = partial(network.forward, network.loss, index)
+        in_fp32 = passes.with_one_scale(forward, network.loss)
+        suspects = self._differ(self._noise, passes.with_one_scale(forward, network.loss, 3.0), in_fp32)
+        if suspects:
+            # Neither a gradient that is not linear nor random numbers of every pass.
+            suspects -= self._differ(suspects, passes.with_one_scale(forward, network.loss, 2.0), in_fp32)
+        self._noise = suspects
         # Of the same activations: what is lost is lost by storing gradients.
         unstored = passes.with_one_scale(stored_forward, network.loss)
         for layer in self._layers:
@@ -123,6 +119,16 @@ class _Measurement:
                 stored = passes.with_one_scale(stored_forward, self._emulation, scales[way])
             for layer in self._layers:
                 self._ways[layer.name][way].add(layer, stored, in_fp32, unstored)
+
+    def _differ(self, names: AbstractSet[str], a: LayerGradients, b: LayerGradients) -> Set[str]:
+        """Those of some layers whose gradients are finite and not the same."""
+        found = set()
+        for layer in self._layers:
+            tally = Tally()
+            tally.add(layer, a, b)
+            if layer.name in names and _NOISE < tally.error < math.inf:
+                found.add(layer.name)
+        return found
 
     def _scales(self) -> Dict[Way, float]:
         amax = self._observer.amax
@@ -147,105 +153,15 @@ class _Measurement:
         return partial(self._network.forward, self._emulation, index)
 
     def _numbers(self, layer: Layer) -> LayerNumbers:
-        key = next(iter({**layer.outputs, **layer.weights}))
-        stored = self._emulation.emulated_storage.precision_of(key).stored_gradients
-        kept = {way: tally.kept() for way, tally in self._ways[layer.name].items()}
-        floor, amax = self._floors[layer.name], self._amax[layer.name]
-        return LayerNumbers(layer.name, layer.type_name, amax, floor.nonzero, floor.error, kept, stored)
-
-
-def training_of(
-    solver: Optional[Any], layers: Sequence[Layer], gradients: Mapping[int, float]
-) -> Optional[Training]:
-    """What `solver` is about to do, with `gradients` of such a size by key; None without a solver."""
-    if solver is None or not hasattr(solver, "learning_rate"):
-        return None
-    rate = float(solver.learning_rate())
-    states = solver.get_states().values() if hasattr(solver, "get_states") else ()
-    updates = max((int(state.t) for state in states), default=0)
-    held = {hash(v) for v in solver.get_parameters().values()}
-    steps: List[WeightStep] = []
-    for layer in layers:
-        for key, v in layer.weights.items():
-            fan_in = _fan_in(layer.type_name, v.shape)
-            if fan_in and key in held:
-                weight = float(np.sqrt(np.mean(np.asarray(v.data.data, np.float64) ** 2)))
-                update = _step(solver, rate, gradients.get(key, 0.0))
-                steps.append(WeightStep(layer.name, weight, 1.0 / math.sqrt(fan_in), update))
-    return Training(rate, updates, steps)
-
-
-def _step(solver: Any, rate: float, gradient: float) -> float:
-    if solver.name in _BY_GRADIENT:
-        # Momentum adds up to this.
-        return rate * gradient / (1.0 - min(float(solver.info.get("momentum", 0.0)), 0.999))
-    return rate if solver.name in _BY_SIGN and gradient else 0.0
-
-
-def _fan_in(type_name: str, shape: Sequence[int]) -> int:
-    """Of a weight; 0 for biases and where it is not known."""
-    if len(shape) < 2 or not math.prod(shape):
-        return 0
-    if type_name == "Affine":
-        return shape[0]
-    return math.prod(shape[1:]) if type_name == "Convolution" else 0
-
-
-def untrained_parameters(
-    plan: GraphPlan,
-    by_solver: Optional[Mapping[str, nn.Variable]],
-    registered: Mapping[str, nn.Variable],
-    fed: AbstractSet[int],
-) -> Optional[Untrained]:
-    """The parameters that need a gradient and get none from this loss.
-
-    What a solver has is to be trained. Of a loss alone it is not known what is: a discriminator's loss
-    reaches no generator, and a frozen part has no gradient on purpose. Registered parameters are spoken of
-    when they share their outermost scope with one that is trained, or when no data comes to any trained layer
-    but by way of something that is cut off.
-    """
-    trained, reached = _reached(plan)
-    leaves = [v for f in plan.functions for v in f.inputs if v.parent is None]
-    # With `fix_parameters=True` it is the leaf of the graph that needs no gradient. A solver does not know.
-    frozen = {hash(v) for v in (*leaves, *registered.values()) if not v.need_grad}
-    wanted = registered if by_solver is None else by_solver
-    names = [name for name, v in wanted.items() if hash(v) not in reached | frozen]
-    if by_solver is None and not _cut_from_data(plan, trained, fed):
-        scopes = {name.split("/")[0] for name, v in registered.items() if hash(v) in reached}
-        names = [name for name in names if name.split("/")[0] in scopes]
-    return Untrained(tuple(names), by_solver is not None) if names else None
-
-
-def _reached(plan: GraphPlan) -> Tuple[Set[int], Set[int]]:
-    """Keys of the functions and of the leaves that the gradient of the loss comes to."""
-    functions: Set[int] = set()
-    leaves: Set[int] = set()
-    waiting: List[Any] = [plan.functions[-1]]
-    while waiting:
-        f = waiting.pop()
-        if hash(f) in functions or f.info.type_name == "Unlink":
-            continue
-        functions.add(hash(f))
-        with_gradient = [v for v in f.inputs if v.need_grad]
-        leaves.update(hash(v) for v in with_gradient if v.parent is None)
-        waiting += [v.parent for v in with_gradient if v.parent is not None]
-    return functions, leaves
-
-
-def _cut_from_data(plan: GraphPlan, trained: AbstractSet[int], fed: AbstractSet[int]) -> bool:
-    """Whether no trained layer reads data, but what comes from parts that the gradient does not come to."""
-    if not fed:
-        return False
-    carries: Set[int] = set(fed)
-    for f in plan.functions:
-        if carries.isdisjoint(map(hash, f.inputs)):
-            continue
-        node = plan.nodes.get(hash(f))
-        if hash(f) in trained:
-            if node is not None and node.leaves:
-                return False
-            carries.update(map(hash, f.outputs))
-        elif not any(v.need_grad for v in f.inputs) and f.info.type_name != "Unlink":
-            # Nothing to train yet: it only prepares the data.
-            carries.update(map(hash, f.outputs))
-    return True
+        name, key = layer.name, next(iter({**layer.outputs, **layer.weights}))
+        floor = self._floors[name]
+        return LayerNumbers(
+            name,
+            layer.type_name,
+            self._amax[name],
+            floor.nonzero,
+            floor.error,
+            {way: tally.kept() for way, tally in self._ways[name].items()},
+            self._emulation.emulated_storage.precision_of(key).stored_gradients,
+            name in self._noise,
+        )

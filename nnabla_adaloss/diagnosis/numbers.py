@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..core.formats import Format
 
@@ -46,6 +46,7 @@ class LayerNumbers(NamedTuple):
     floor: float  # the error with gradients in fp32, and activations and weights as stored
     kept: Mapping[Way, Kept]  # what each way leaves
     stored: Format  # of its output gradient
+    is_noise: bool = False  # whether it is 0 but for rounding errors, in fp32 too
 
 
 class ReadLeaf(NamedTuple):
@@ -67,15 +68,6 @@ class Targets(NamedTuple):
     nans: int
     whole: bool  # whether all are whole numbers
 
-    def merged(self, other: Targets) -> Targets:
-        """Both together."""
-        return self._replace(
-            least=min(self.least, other.least),
-            largest=max(self.largest, other.largest),
-            nans=max(self.nans, other.nans),
-            whole=self.whole and other.whole,
-        )
-
 
 class Values(NamedTuple):
     """What the numbers that a function reads and writes say of it, in fp32, over all batches."""
@@ -88,18 +80,20 @@ class Values(NamedTuple):
     negatives: int = 0  # numbers below 0 that a logarithm or a root reads, at most
     targets: Optional[Targets] = None
 
-    def merged(self, other: Values) -> Values:
-        """Both together."""
-        targets = self.targets
-        if targets is not None and other.targets is not None:
-            targets = targets.merged(other.targets)
-        return self._replace(
-            saturated=min(self.saturated, other.saturated),
-            constant=self.constant and other.constant,
-            zeros=max(self.zeros, other.zeros),
-            negatives=max(self.negatives, other.negatives),
-            targets=targets,
-        )
+
+def merged(a: Any, b: Any) -> Any:
+    """What two batches say together: of two `Values`, or of two `Targets`."""
+    if a is None or b is None:
+        return a
+    return type(a)(*(_MERGED.get(name, lambda x, _: x)(x, y) for name, x, y in zip(a._fields, a, b)))
+
+
+# Whether all of something counts, or any of it.
+_MERGED: Dict[str, Callable[[Any, Any], Any]] = {
+    **dict.fromkeys(("least", "whole", "saturated", "constant"), min),
+    **dict.fromkeys(("largest", "nans", "zeros", "negatives"), max),
+    "targets": merged,
+}
 
 
 @dataclass
@@ -126,6 +120,8 @@ class FunctionNumbers:
     values: Values = field(default_factory=Values)
     stored_zeros: int = 0  # as values.zeros, with activations as stored
     same_inputs: Dict[str, bool] = field(default_factory=dict)  # whether all samples of a batch are the same
+    reads_blank: bool = False  # whether an input that it reads holds nothing but zeros
+    reads_data: bool = False  # whether the samples of one differ
     stuck_weights: Dict[str, bool] = field(default_factory=dict)  # whether they and their gradients are 0
 
     @property
@@ -164,15 +160,15 @@ class Training(NamedTuple):
 class Untrained(NamedTuple):
     """Parameters that need a gradient, and that the loss does not depend on."""
 
-    names: Tuple[str, ...]
+    names: Sequence[str]
     by_solver: bool  # whether a solver is to train them; else they are registered only
+    cut: str = ""  # where the gradient stops on its way to them, if that is in the graph
 
 
 class NetworkNumbers(NamedTuple):
     """Everything that was measured; layers and functions in forward order."""
 
     storage: str  # what it is called
-    u_max: float  # its largest number; of its narrowest format, where layers differ
     batches: int
     loss: float  # the mean, in fp32
     stored_loss: float  # with activations and weights as stored
@@ -182,3 +178,5 @@ class NetworkNumbers(NamedTuple):
     tiny: float = 2.0**-14  # the least that keeps a logarithm or a divisor away from 0 as stored
     training: Optional[Training] = None  # None without a solver
     untrained: Optional[Untrained] = None  # None when there is none
+    forgotten: Sequence[str] = ()  # parameters that get a gradient, and that no solver has
+    note: str = ""  # says that all batches are the same, and why; empty when they are not

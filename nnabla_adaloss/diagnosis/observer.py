@@ -18,8 +18,9 @@ from ..graph.node import Node
 from ..graph.plan import GraphPlan
 from ..kernels import Kernels
 from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
-from .numbers import FunctionNumbers, ReadLeaf, Targets, Values
+from .numbers import FunctionNumbers, ReadLeaf, Targets, Values, merged
 from .passes import nearest_layers
+from .target import input_name
 
 # A derivative below this share of the largest one is next to nothing.
 _FLAT = 2.0**-10
@@ -73,16 +74,24 @@ class Observer:
         """Look at what `f` has read and written; a post hook of forward."""
         seen = self.functions[hash(f)]
         for v in _read_leaves(f):
+            x, name = _read(v), self._name(v)
+            if x is None:
+                continue
             if self._nonfinite(v):
-                leaf = self._leaf(v)
-                seen.leaves[leaf.name] = leaf
+                nans, infinities = int(np.isnan(x).sum()), int(np.isinf(x).sum())
+                seen.leaves[name] = ReadLeaf(name, hash(v) in self._plan.names, nans, infinities)
                 self._bad.add(hash(v))
             if hash(v) not in self._plan.names:
-                name = input_name(v)
-                seen.same_inputs[name] = seen.same_inputs.get(name, True) and _same_for_all_samples(v)
-        values = values_of(f)
-        seen.values = seen.values.merged(values) if hash(f) in self._looked_at else values
-        self._looked_at.add(hash(f))
+                several = v.ndim > 0 and v.shape[0] > 1
+                same = several and v.ndim > 1 and bool((x == x[:1]).all())
+                seen.same_inputs[name] = seen.same_inputs.get(name, True) and same
+                seen.reads_blank |= not x.any()
+                seen.reads_data |= several and not same
+        look = _LOOKS.get(f.info.type_name)
+        if look is not None:
+            values = look(f)
+            seen.values = merged(values, seen.values) if hash(f) in self._looked_at else values
+            self._looked_at.add(hash(f))
         clean = self._bad.isdisjoint(map(hash, f.inputs))
         for v in f.outputs:
             statistics = self._statistics(v.data)
@@ -100,10 +109,9 @@ class Observer:
         for v in _read_leaves(f):
             if self._nonfinite(v):
                 self._bad.add(hash(v))
-                name = self._leaf(v).name
                 # Running statistics of what is not finite are not, either.
-                if name not in seen.leaves and not reads_bad:
-                    seen.beyond = name
+                if self._name(v) not in seen.leaves and not reads_bad:
+                    seen.beyond = self._name(v)
         clean = self._bad.isdisjoint(map(hash, f.inputs))
         for v in f.outputs:
             count = self._nonfinite(v)
@@ -111,7 +119,8 @@ class Observer:
                 self._bad.add(hash(v))
                 if clean:
                     seen.overflowed = max(seen.overflowed, count)
-                    seen.stored_zeros = max(seen.stored_zeros, values_of(f).zeros)
+                    look = _LOOKS.get(f.info.type_name)
+                    seen.stored_zeros = max(seen.stored_zeros, look(f).zeros if look else 0)
 
     def before_backward(self, f: Any) -> None:
         """Look at the gradients that have arrived at `f` in fp32; a pre hook of backward."""
@@ -127,19 +136,15 @@ class Observer:
         self.amax = max([self.amax, *others])
         for key, node in self._plan.nodes.items():
             seen = self.functions[key]
-            if is_matrix_product(node.type_name):
-                self._look_for_stuck_weights(node, seen)
+            for leaf_key, v in zip(node.leaf_keys, node.leaves) if is_matrix_product(node.type_name) else ():
+                known = self.gradients.get(leaf_key), self._statistics(v.data)
+                stuck = v.ndim > 1 and all(s is not None and not s.abs_max and s.finite for s in known)
+                name = self._plan.names.get(leaf_key, "")
+                seen.stuck_weights[name] = stuck and seen.stuck_weights.get(name, True)
             self._sum_up(node, seen)
             if not node.loss_section:
                 found = [self.gradients[k].abs_max for k in node.output_keys if k in self.gradients]
                 self.amax_of[seen.layer] = max([self.amax_of.get(seen.layer, 0.0), *found])
-
-    def _look_for_stuck_weights(self, node: Node, seen: FunctionNumbers) -> None:
-        for key, v in zip(node.leaf_keys, node.leaves):
-            found = self.gradients.get(key), self._statistics(v.data)
-            stuck = v.ndim > 1 and all(s is not None and not s.abs_max and s.finite for s in found)
-            name = self._plan.names.get(key, "")
-            seen.stuck_weights[name] = stuck and seen.stuck_weights.get(name, True)
 
     def _sum_up(self, node: Node, seen: FunctionNumbers) -> None:
         arriving = [self.gradients[key] for key in node.output_keys if key in self.gradients]
@@ -165,11 +170,8 @@ class Observer:
         if statistics is not None:
             self.gradients[hash(v)] = statistics
 
-    def _leaf(self, v: nn.Variable) -> ReadLeaf:
-        name = self._plan.names.get(hash(v))
-        values = np.asarray(v.data.data)
-        nans, infinities = int(np.isnan(values).sum()), int(np.isinf(values).sum())
-        return ReadLeaf(name or input_name(v), name is not None, nans, infinities)
+    def _name(self, v: nn.Variable) -> str:
+        return self._plan.names.get(hash(v)) or input_name(v)
 
     def _nonfinite(self, v: nn.Variable) -> int:
         statistics = self._statistics(v.data)
@@ -186,17 +188,6 @@ class Observer:
                 return None
             array = nn.NdArray.from_numpy_array(np.asarray(array.data, FLOAT32))
         return self._kernels.statistics(array)
-
-
-def values_of(f: Any) -> Values:
-    """What is known of `f` after its forward has run."""
-    look = _LOOKS.get(f.info.type_name)
-    return Values() if look is None else look(f)
-
-
-def input_name(v: nn.Variable, what: str = "input") -> str:
-    """What an input is called: its own name, if it has one, and its shape."""
-    return f"the {what} {v.name}" if v.name else f"the {what} of shape {v.shape}"
 
 
 def _attention_scores(plan: GraphPlan) -> Set[int]:
@@ -223,28 +214,21 @@ def _read(v: nn.Variable) -> Optional[NDArray[Any]]:
     return None if v.data.clear_called else np.asarray(v.data.data)
 
 
-def _same_for_all_samples(v: nn.Variable) -> bool:
-    values = _read(v)
-    return values is not None and v.ndim > 1 and v.shape[0] > 1 and bool((values == values[:1]).all())
-
-
 def _activation(f: Any) -> Values:
     y = _read(f.outputs[0])
     if y is None or not y.size:
         return Values()
-    type_name = f.info.type_name
-    if type_name == "Tanh":
-        flat = 1.0 - y * y <= _FLAT
-    elif type_name == "Sigmoid":
-        flat = 4.0 * y * (1.0 - y) <= _FLAT
-    elif type_name == "HardTanh":
-        flat = np.abs(y) >= 1.0
-    elif type_name == "HardSigmoid":
-        flat = (y <= 0.0) | (y >= 1.0)
-    else:
-        # A softmax: one of a row has it all.
-        flat = np.max(y, axis=f.info.args["axis"]) >= 1.0 - _FLAT / 2.0
-    return Values(saturated=float(np.mean(flat)))
+    return Values(saturated=float(np.mean(_IS_FLAT[f.info.type_name](y, f.info.args))))
+
+
+# Which outputs of an activation are where its derivative is next to nothing; one of a softmax has it all.
+_IS_FLAT: Dict[str, Callable[[NDArray[Any], Any], Any]] = {
+    "Tanh": lambda y, _: 1.0 - y * y <= _FLAT,
+    "Sigmoid": lambda y, _: 4.0 * y * (1.0 - y) <= _FLAT,
+    "HardTanh": lambda y, _: np.abs(y) >= 1.0,
+    "HardSigmoid": lambda y, _: (y <= 0.0) | (y >= 1.0),
+    "Softmax": lambda y, args: np.max(y, axis=args["axis"]) >= 1.0 - _FLAT / 2.0,
+}
 
 
 def _normalization(f: Any) -> Values:
@@ -303,13 +287,12 @@ def _targets(v: nn.Variable, what: str, limit: int) -> Optional[Targets]:
     return Targets(input_name(v, what), limit, least, largest, int(nans.sum()), whole)
 
 
-_ACTIVATIONS = ("Tanh", "Sigmoid", "HardTanh", "HardSigmoid", "Softmax")
 _NORMALIZATIONS = tuple(
     f"{kind}Normalization" for kind in ("Batch", "FusedBatch", "SyncBatch", "Layer", "Instance", "Group")
 )
 _LOSSES = tuple(f"{kind}CrossEntropy" for kind in ("Softmax", "Categorical", "Sigmoid", "Binary"))
 _LOOKS: Dict[str, Callable[[Any], Values]] = {
-    **dict.fromkeys(_ACTIVATIONS, _activation),
+    **dict.fromkeys(_IS_FLAT, _activation),
     **dict.fromkeys(_NORMALIZATIONS, _normalization),
     **dict.fromkeys(_LOSSES, _labels),
     "Log": _reads_zeros(0, below=True),

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+from collections import defaultdict
+from contextlib import ExitStack
+from functools import partial
 from time import perf_counter
-from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional
+from typing import Any, Callable, DefaultDict, Dict, NamedTuple, Optional
 
 from ..core.validation import integer
 from ..emulation import FormatEmulation
@@ -113,49 +115,40 @@ def profile(updater: Any, iterations: int = 20) -> Profile:
             f"On the host, for want of a CUDA implementation, runs {on_host}"
         )
     updater.update()
-    clock = _Clock(scaling.plan)
+    loss, clock = scaling.loss, _Clock(scaling.plan)
+    owners = [
+        scaling.kernels,
+        *([loss.emulated_storage.kernels] if isinstance(loss, FormatEmulation) else []),
+    ]
     with ExitStack() as stack:
-        loss = scaling.loss
-        storages = [loss.emulated_storage.kernels] if isinstance(loss, FormatEmulation) else []
-        for kernels in (scaling.kernels, *storages):
-            for name in _KERNELS:
-                stack.enter_context(_replaced(kernels, name, clock.timed(name, getattr(kernels, name))))
+
+        def replace(owner: Any, name: str, method: Callable[..., Any]) -> None:
+            setattr(owner, name, method)
+            stack.callback(delattr, owner, name)
+
+        for kernels in owners:
+            for name, field in _KERNELS.items():
+                replace(kernels, name, clock.timed(field, getattr(kernels, name)))
         for name in ("forward", "backward"):
-            stack.enter_context(_replaced(scaling, name, clock.with_hooks(getattr(scaling, name))))
-        clock.begin()
+            replace(scaling, name, clock.with_hooks(getattr(scaling, name)))
         for _ in range(iterations):
             updater.update()
         return clock.profile(iterations)
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, method: Callable[..., Any]) -> Iterator[None]:
-    """`method` in the place of one of an object's methods, for a while."""
-    setattr(owner, name, method)
-    try:
-        yield
-    finally:
-        delattr(owner, name)
 
 
 class _Clock:
     """Sums up times by layer; what was timed since the last look belongs to the function looked at."""
 
     def __init__(self, plan: GraphPlan) -> None:
-        self._layers = nearest_layers(plan)
-        names = [name or _INPUTS for name in self._layers.values()]
-        self._sums: Dict[str, Dict[str, float]] = {name: {} for name in (*names, _BETWEEN)}
-        self._pending: Dict[str, float] = {}
-        self._start = self._last = 0.0
+        self._layers = {key: name or _INPUTS for key, name in nearest_layers(plan).items()}
+        names = (*self._layers.values(), _BETWEEN)
+        self._sums = {name: dict.fromkeys(LayerTimes._fields, 0.0) for name in names}
+        self._pending: DefaultDict[str, float] = defaultdict(float)
         self._nested = False
-
-    def begin(self) -> None:
-        """The first update begins."""
         self._start = self._last = perf_counter()
 
-    def timed(self, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def timed(self, field: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
         """A kernel whose time is noted; those that it calls itself are part of it."""
-        field = _KERNELS[name]
 
         def run(*arguments: Any, **keywords: Any) -> Any:
             if self._nested:
@@ -165,7 +158,7 @@ class _Clock:
             try:
                 return kernel(*arguments, **keywords)
             finally:
-                self._pending[field] = self._pending.get(field, 0.0) + perf_counter() - start
+                self._pending[field] += perf_counter() - start
                 self._nested = False
 
         return run
@@ -174,37 +167,31 @@ class _Clock:
         """`forward` or `backward`, with looks at the clock before and after each function."""
 
         def run(*arguments: Any, **keywords: Any) -> Any:
-            self._flush(_BETWEEN)
+            self._look(_BETWEEN)
             for name in ("function_pre_hook", "function_post_hook"):
-                keywords[name] = self._look_before(keywords.get(name))
+                keywords[name] = partial(self._look_before, keywords.get(name))
             return method(*arguments, **keywords)
 
         return run
 
-    def _look_before(self, hook: Optional[Hook]) -> Hook:
-        """A look at the clock, and then the updater's own hook."""
+    def _look_before(self, hook: Optional[Hook], f: Any) -> None:
+        self._look(self._layers[hash(f)])
+        if hook is not None:
+            hook(f)
 
-        def look(f: Any) -> None:
-            self._flush(self._layers[hash(f)] or _INPUTS)
-            if hook is not None:
-                hook(f)
-
-        return look
+    def _look(self, name: str) -> None:
+        now = perf_counter()
+        rest = now - self._last - sum(self._pending.values())
+        for field, seconds in [*self._pending.items(), ("rest", rest)]:
+            self._sums[name][field] += seconds
+        self._pending.clear()
+        self._last = now
 
     def profile(self, iterations: int) -> Profile:
         """The times per iteration, up to now."""
-        self._flush(_BETWEEN)
+        self._look(_BETWEEN)
         layers = {
             name: LayerTimes(**{field: 1e3 * seconds / iterations for field, seconds in sums.items()})
             for name, sums in self._sums.items()
         }
         return Profile(layers, 1e3 * (self._last - self._start) / iterations)
-
-    def _flush(self, name: str) -> None:
-        now = perf_counter()
-        sums = self._sums[name]
-        rest = now - self._last - sum(self._pending.values())
-        for field, seconds in [*self._pending.items(), ("rest", rest)]:
-            sums[field] = sums.get(field, 0.0) + seconds
-        self._pending.clear()
-        self._last = now

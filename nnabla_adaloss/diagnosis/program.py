@@ -11,7 +11,7 @@ import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import Any, List, Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import nnabla as nn
 
@@ -31,10 +31,9 @@ def analyse(place: str, storage: str, batches: int, page: Optional[str], *, as_j
         The exit code: 0 when a way of scaling, or none at all, keeps all gradients; 1 when no loss scale
         helps; 2 when the network could not be examined.
     """
-    if page is not None and not Path(page).resolve().parent.is_dir():
-        print(f"error: there is no folder {Path(page).parent} to write {Path(page).name} to", file=sys.stderr)
-        return 2
     try:
+        if page is not None and not Path(page).resolve().parent.is_dir():
+            raise ProgramError(f"there is no folder {Path(page).parent} to write {Path(page).name} to")
         loss, feeder = load_program(place)
         diagnosis = diagnose(loss, storage, feeder, batches)
         if page is not None:
@@ -52,23 +51,25 @@ def load_program(place: str) -> Tuple[Any, Optional[Feeder]]:
 
     The file is run as a module, with its own folder first on the path, so that it imports its neighbours.
     What stands below `if __name__ == "__main__":` is not run.
-
-    ProgramError: there is no such file or function, it cannot be called without arguments, raises, or returns
-    something else.
     """
-    file, colon, name = place.rpartition(":")
-    if not colon or not name or not file:
-        raise ProgramError(
-            f"{place!r} does not say which function: write FILE.py:function, as in train.py:network"
-        )
+    file, _, name = place.rpartition(":") if ":" in place else (place, "", "")
     path = Path(file)
     if not path.is_file():
-        raise ProgramError(f"there is no file {file}{_similar(path.name, _python_files(path.parent))}")
+        similar = difflib.get_close_matches(path.stem, [near.stem for near in path.parent.glob("*.py")], 1)
+        raise ProgramError(
+            f"the file {file} is missing" + "".join(f"; did you mean {stem}.py?" for stem in similar)
+        )
+    if not name:
+        raise ProgramError(f"{place!r} does not say which function: write FILE.py:function")
     module = _run(path)
     function = getattr(module, name, None)
     if not callable(function):
-        raise ProgramError(f"{file} has no function {name!r}{_functions_of(module, name)}")
-    needed = _needed_arguments(function)
+        functions = filter(inspect.isfunction, vars(module).values())
+        own = [f.__name__ for f in functions if f.__module__ == module.__name__]
+        raise ProgramError(f"{file} has no function {name!r}; it has {', '.join(own) or 'none'}")
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(function).parameters.values()
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
     if needed:
         raise ProgramError(
             f"{file}:{name} needs arguments ({', '.join(needed)}): write a function without any that calls it"
@@ -97,6 +98,7 @@ def _run(path: Path) -> ModuleType:
 
 
 def _program(returned: Any, place: str) -> Tuple[Any, Optional[Feeder]]:
+    loss, feeder = returned, None
     if isinstance(returned, tuple):
         if len(returned) != 2:
             raise ProgramError(
@@ -108,18 +110,10 @@ def _program(returned: Any, place: str) -> Tuple[Any, Optional[Feeder]]:
                 f"{place} returned a feeder that is a {type(feeder).__name__}: it must be a function without "
                 "arguments that fills the inputs with the next batch"
             )
-    else:
-        loss, feeder = returned, None
     if not (isinstance(loss, (nn.Variable, LossWrapper)) or hasattr(loss, "data_feeder")):
         forgot = "nothing (a return is missing?)" if loss is None else f"a {type(loss).__name__}"
         raise ProgramError(f"{place} returned {forgot}: return the loss Variable, or (loss, feeder)")
     return loss, feeder
-
-
-def _needed_arguments(function: Any) -> List[str]:
-    parameters = inspect.signature(function).parameters.values()
-    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
 
 
 def _told(error: Exception, path: Path) -> str:
@@ -128,21 +122,3 @@ def _told(error: Exception, path: Path) -> str:
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == own]
     where = f" (line {lines[-1]})" if lines else ""
     return f"{type(error).__name__}: {error}{where}"
-
-
-def _functions_of(module: ModuleType, name: str) -> str:
-    found = [
-        key
-        for key, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__
-    ]
-    return _similar(name, found) or (f"; it has {', '.join(found)}" if found else "; it has none")
-
-
-def _python_files(folder: Path) -> List[str]:
-    return [path.name for path in folder.glob("*.py")] if folder.is_dir() else []
-
-
-def _similar(name: str, names: List[str]) -> str:
-    found = difflib.get_close_matches(name, names, 1)
-    return f"; did you mean {found[0]}?" if found else ""

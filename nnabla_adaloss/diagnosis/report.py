@@ -30,8 +30,7 @@ h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
 .verdict.bad { border-color: var(--bad); background: #fdf4ea; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; min-width: 100%; }
 th, td { border-bottom: 1px solid var(--line); padding: .3rem .6rem; text-align: right; white-space: nowrap; }
-th[scope=row], td.words, th.words { text-align: left; } td.words { white-space: normal; }
-th[scope=row] { white-space: normal; overflow-wrap: anywhere; min-width: 9rem; }
+th[scope=row], td.words { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 9rem; }
 th.group { text-align: center; } th.group, .first { border-left: 2px solid var(--line); }
 .cell { position: relative; } .cell i { position: absolute; left: 0; bottom: 0; height: 4px;
   background: var(--bar); border-right: 3px solid #fff; box-sizing: border-box; }
@@ -48,7 +47,8 @@ dt { font-weight: 600; } dd { margin: 0; }
 def as_text(network: NetworkNumbers, verdict: Verdict) -> str:
     """The verdict, what is wrong, a table of numbers, and a line for each layer."""
     loss = f"loss {network.stored_loss:.6g} (fp32: {network.loss:.6g})"
-    lines = [f"{network.storage} beside fp32, {_batches(network)}; {loss}", "", *_paragraph(verdict.line)]
+    lines = [f"{network.storage} beside fp32, {_batches(network)}; {loss}", ""]
+    lines += [*_paragraph(network.note), *_paragraph(verdict.line)]
     for cause in _other_causes(verdict):
         lines += _paragraph(f"- {cause}", "  ")
     lines += ["", *_text_table(network, verdict), ""]
@@ -65,6 +65,31 @@ def as_text(network: NetworkNumbers, verdict: Verdict) -> str:
     return "\n".join(lines)
 
 
+def _paragraph(text: str, indent: str = "") -> List[str]:
+    return textwrap.wrap(
+        text, _WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )
+
+
+def _text_table(network: NetworkNumbers, verdict: Verdict) -> List[str]:
+    headings = _cells([_heading(way, network) for way in _COLUMNS])
+    first = max([len("layer"), *(len(layer.name) for layer in network.layers)])
+    group = len(headings)
+    lines = [
+        f"{'':{first}} {'underflow':^{group}}   {'error':^{group}}  right",
+        f"{'layer':{first}} {headings}   {headings}  scale",
+    ]
+    for layer, judged in zip(network.layers, verdict.layers):
+        lost = _cells([_share(layer.kept[way].underflow) for way in _COLUMNS])
+        errors = _cells([_error(layer.kept[way]) for way in _COLUMNS])
+        lines.append(f"{layer.name:{first}} {lost}   {errors}  {_scale(judged.right_scale)}")
+    return lines
+
+
+def _cells(texts: Sequence[str]) -> str:
+    return " ".join(f"{text:>9}" for text in texts)
+
+
 def as_page(network: NetworkNumbers, verdict: Verdict) -> str:
     """The page, as HTML."""
     loss = f"loss {network.stored_loss:.6g} as stored, {network.loss:.6g} in fp32"
@@ -74,16 +99,45 @@ def as_page(network: NetworkNumbers, verdict: Verdict) -> str:
     listed = f"<h2>What else was found</h2><ul>{causes}</ul>" if causes else ""
     words = [*_legend(network), ("✓ ✗", "whether the gradient is good enough to train with")]
     explained = "".join(f"<dt>{escape(word)}</dt><dd>{escape(meaning)}</dd>" for word, meaning in words)
+    heads = ""
+    for way in _COLUMNS:
+        name = ("scale " if way in (Way.START, Way.END) else "") + _heading(way, network)
+        heads += f'<th scope="col" class="{_group(way)}">{escape(name)}</th>'
+    rows = "".join(map(_row, network.layers, verdict.layers))
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><main>"
         f'<h1>{escape(title)}</h1><p class="sub">{escape(f"{_batches(network)}; {loss}")}</p>'
-        f'<p class="verdict{bad}">{escape(verdict.line)}</p>{listed}'
-        f"<h2>Layer by layer</h2>{_sentences(verdict)}"
-        f"<h2>What was measured</h2>{_page_table(network, verdict)}<dl>{explained}</dl>"
+        f'<p>{escape(network.note)}</p><p class="verdict{bad}">{escape(verdict.line)}</p>{listed}'
+        '<h2>Layer by layer</h2><div class="scroll" tabindex="0" role="region" aria-label="Layers">'
+        '<table><thead><tr><th scope="col" rowspan="2">layer</th><th scope="col" rowspan="2">verdict</th>'
+        '<th scope="col" rowspan="2">right scale</th>'
+        f'<th class="group" scope="colgroup" colspan="{len(_COLUMNS)}">underflow</th>'
+        f'<th class="group" scope="colgroup" colspan="{len(_COLUMNS)}">error of the weight gradient</th>'
+        f"</tr><tr>{heads * 2}</tr></thead><tbody>{rows}</tbody></table></div><dl>{explained}</dl>"
         "</main></body></html>\n"
     )
+
+
+def _row(layer: LayerNumbers, judged: LayerVerdict) -> str:
+    cells = (
+        f'<th scope="row">{escape(layer.name)}</th><td class="words">{escape(judged.line)}</td>'
+        f"<td>{escape(_scale(judged.right_scale))}</td>"
+    )
+    for way in _COLUMNS:
+        lost = layer.kept[way].underflow
+        bar = f'<i style="width:{100.0 * lost:.1f}%"></i>'
+        cells += f'<td class="cell {_group(way)}">{escape(_share(lost))}{bar}</td>'
+    for way in _COLUMNS:
+        mark = "keeps" if way in judged.serves else "fails"
+        cells += f'<td class="{mark} {_group(way)}">{escape(_error(layer.kept[way]))}</td>'
+    return f"<tr>{cells}</tr>"
+
+
+def _group(way: Way) -> str:
+    """The class of a cell: the first of each group stands apart."""
+    return "first" if way is _COLUMNS[0] else "inner"
 
 
 # What both say.
@@ -133,79 +187,3 @@ def _error(kept: Kept) -> str:
 
 def _scale(scale: Optional[float]) -> str:
     return "-" if scale is None else power(scale)
-
-
-# The text.
-
-
-def _paragraph(text: str, indent: str = "") -> List[str]:
-    return textwrap.wrap(
-        text, _WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
-    )
-
-
-def _text_table(network: NetworkNumbers, verdict: Verdict) -> List[str]:
-    headings = _cells([_heading(way, network) for way in _COLUMNS])
-    first = max([len("layer"), *(len(layer.name) for layer in network.layers)])
-    group = len(headings)
-    lines = [
-        f"{'':{first}} {'underflow':^{group}}   {'error':^{group}}  right",
-        f"{'layer':{first}} {headings}   {headings}  scale",
-    ]
-    for layer, judged in zip(network.layers, verdict.layers):
-        lost = _cells([_share(layer.kept[way].underflow) for way in _COLUMNS])
-        errors = _cells([_error(layer.kept[way]) for way in _COLUMNS])
-        lines.append(f"{layer.name:{first}} {lost}   {errors}  {_scale(judged.right_scale)}")
-    return lines
-
-
-def _cells(texts: Sequence[str]) -> str:
-    return " ".join(f"{text:>9}" for text in texts)
-
-
-# The page.
-
-
-def _sentences(verdict: Verdict) -> str:
-    rows = "".join(
-        f'<tr><th scope="row">{escape(layer.name)}</th><td>{escape(_scale(layer.right_scale))}</td>'
-        f'<td class="words">{escape(layer.line)}</td></tr>'
-        for layer in verdict.layers
-    )
-    return (
-        '<table><thead><tr><th scope="col" class="words">layer</th><th scope="col">right scale</th>'
-        f'<th scope="col" class="words">verdict</th></tr></thead><tbody>{rows}</tbody></table>'
-    )
-
-
-def _page_table(network: NetworkNumbers, verdict: Verdict) -> str:
-    count = len(_COLUMNS)
-    heads = ""
-    for way in _COLUMNS:
-        name = ("scale " if way in (Way.START, Way.END) else "") + _heading(way, network)
-        heads += f'<th scope="col" class="{_group(way)}">{escape(name)}</th>'
-    rows = "".join(map(_row, network.layers, verdict.layers))
-    return (
-        '<div class="scroll" tabindex="0" role="region" aria-label="Layers"><table><thead><tr>'
-        '<th scope="col" rowspan="2" class="words">layer</th>'
-        f'<th class="group" scope="colgroup" colspan="{count}">underflow</th>'
-        f'<th class="group" scope="colgroup" colspan="{count}">error of the weight gradient</th>'
-        f"</tr><tr>{heads * 2}</tr></thead><tbody>{rows}</tbody></table></div>"
-    )
-
-
-def _row(layer: LayerNumbers, judged: LayerVerdict) -> str:
-    cells: List[str] = [f'<th scope="row">{escape(layer.name)}</th>']
-    for way in _COLUMNS:
-        lost = layer.kept[way].underflow
-        bar = f'<i style="width:{100.0 * lost:.1f}%"></i>'
-        cells.append(f'<td class="cell {_group(way)}">{escape(_share(lost))}{bar}</td>')
-    for way in _COLUMNS:
-        mark = "keeps" if way in judged.serves else "fails"
-        cells.append(f'<td class="{mark} {_group(way)}">{escape(_error(layer.kept[way]))}</td>')
-    return f"<tr>{''.join(cells)}</tr>"
-
-
-def _group(way: Way) -> str:
-    """The class of a cell: the first of each group stands apart."""
-    return "first" if way is _COLUMNS[0] else "inner"

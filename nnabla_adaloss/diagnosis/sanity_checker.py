@@ -77,7 +77,11 @@ class SanityChecker:
             raise ValueError(f"every={every!r} must be 1 or more")
         if not 0.0 <= number("threshold", threshold) <= 1.0:
             raise ValueError(f"threshold={threshold!r} must lie in [0, 1]")
-        _emulation_of(scaling)
+        refuse_half(scaling.variable)
+        if not isinstance(scaling.loss, FormatEmulation):
+            raise ValueError(
+                "updater stores everything in fp32, where nothing is lost: make it with storage='float16'"
+            )
         self.last: Dict[str, LayerLoss] = {}
         self._updater, self._every, self._threshold = updater, every, threshold
         self._calls = 0
@@ -92,48 +96,31 @@ class SanityChecker:
     def check(self) -> Dict[str, LayerLoss]:
         """Check now, on the batch that was fed last."""
         scaling: AdaptiveLossScaling = self._updater.scaling
-        self.last = _measure(scaling)
-        bad = {name: lost for name, lost in self.last.items() if lost.with_alpha > self._threshold}
-        for name, lost in bad.items():
-            if name not in self._told:
-                self._told.add(name)
+        plan = GraphPlan(scaling.variable, names=scaling.plan.names)
+        layers = layers_of(plan)
+        passes, learned = Passes(layers), scaling.state_dict()
+        with Preserved(plan, select_kernels(scaling.variable.parent.context)) as before:
+
+            def forward() -> None:
+                # What forward has written the time before: a state that is carried on, running statistics.
+                before.begin_again()
+                scaling.loss.forward()
+
+            in_fp32 = passes.with_one_scale(forward, scaling.variable)
+            without = passes.with_one_scale(forward, scaling.loss, scaling.loss_scale)
+            with_alpha = passes.adaptive(forward, scaling, scaling.iteration)
+        scaling.load_state_dict(learned)
+        self.last = {}
+        for layer in layers:
+            tallies = Tally(), Tally()
+            for tally, stored in zip(tallies, (with_alpha, without)):
+                tally.add(layer, stored, in_fp32)
+            lost = self.last[layer.name] = LayerLoss(*(tally.kept().underflow for tally in tallies))
+            if lost.with_alpha > self._threshold and layer.name not in self._told:
+                self._told.add(layer.name)
                 warn(
-                    f"layer {name} loses {lost.with_alpha:.0%} of its gradient in iteration {self._calls} "
-                    f"({lost.without_alpha:.0%} without scales of layers): diagnose(updater) says why"
+                    f"layer {layer.name} loses {lost.with_alpha:.0%} of its gradient in iteration "
+                    f"{self._calls} ({lost.without_alpha:.0%} without scales of layers): diagnose(updater) "
+                    "says why"
                 )
         return self.last
-
-
-def _measure(scaling: AdaptiveLossScaling) -> Dict[str, LayerLoss]:
-    emulation = _emulation_of(scaling)
-    plan = GraphPlan(scaling.variable, names=scaling.plan.names)
-    layers = layers_of(plan)
-    passes, learned = Passes(layers), scaling.state_dict()
-    with Preserved(plan, select_kernels(scaling.variable.parent.context)) as before:
-
-        def forward() -> None:
-            # What forward has written the time before: a state that is carried on, running statistics.
-            before.begin_again()
-            emulation.forward()
-
-        in_fp32 = passes.with_one_scale(forward, scaling.variable)
-        without = passes.with_one_scale(forward, emulation, scaling.loss_scale)
-        with_alpha = passes.adaptive(forward, scaling, scaling.iteration)
-    scaling.load_state_dict(learned)
-    found = {}
-    for layer in layers:
-        tallies = Tally(), Tally()
-        for tally, stored in zip(tallies, (with_alpha, without)):
-            tally.add(layer, stored, in_fp32)
-        found[layer.name] = LayerLoss(*(tally.kept().underflow for tally in tallies))
-    return found
-
-
-def _emulation_of(scaling: AdaptiveLossScaling) -> FormatEmulation:
-    loss = scaling.loss
-    refuse_half(scaling.variable)
-    if not isinstance(loss, FormatEmulation):
-        raise ValueError(
-            "updater stores everything in fp32, so that nothing can be lost: make it with storage='float16'"
-        )
-    return loss

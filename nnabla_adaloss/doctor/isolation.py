@@ -45,12 +45,7 @@ def call_isolated(
     """Call a module-level function in a new process, once with each of some lists of arguments.
 
     After a call that fails, the next process goes on: what a GPU's context does after an error says nothing.
-    Exceptions, crashes and silence are outcomes: none is raised here. Values are what JSON can represent.
-
-    Example:
-        >>> from os.path import basename
-        >>> call_isolated(basename, ["a/b"])
-        [Outcome(value='b', error='')]
+    Exceptions, crashes and silence are outcomes. Values are what JSON can represent.
     """
     outcomes: List[Outcome] = []
     while len(outcomes) < len(calls):
@@ -69,7 +64,6 @@ def call_isolated(
 
 
 def _how_it_ended(process: subprocess.CompletedProcess[bytes]) -> str:
-    said = process.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-    if process.returncode < 0:
-        return f"Crash: the process ended by {signal.Signals(-process.returncode).name} {said}".rstrip()
-    return f"Exit: the process ended with code {process.returncode} {said}".rstrip()
+    said, code = process.stderr.decode(errors="replace").strip().rpartition("\n")[2], process.returncode
+    how = f"Crash: the process ended by {signal.Signals(-code).name}" if code < 0 else ""
+    return f"{how or f'Exit: the process ended with code {code}'} {said}".rstrip()

@@ -104,11 +104,7 @@ def driver(needed_by: str = "") -> str:
 
 
 def cuda_libraries(cuda_version: str) -> List[Tuple[str, str, str]]:
-    """Load what the extension for a CUDA version needs, from wheels or from where the dynamic loader looks.
-
-    Returns:
-        For each library its soname, the file that was loaded, and the loader's error.
-    """
+    """Load what the extension for a CUDA version needs: sonames, loaded files, the loader's errors."""
     found = []
     for library in find_cuda_libraries(namespace_folders("nvidia"), cuda_version):
         try:

@@ -25,23 +25,23 @@ _TIME_LIMIT = 60.0
 
 
 class Trial(NamedTuple):
-    """A function of nnabla's, tried once.
+    """A function of nnabla's, tried once."""
 
-    Attributes:
-        program: makes its output of inputs, and of an object with nnabla's functions `F` and `PF`, and with
-            `labels`, which makes integers below a number, in a shape.
-        inputs: shapes.
-        expected: what NumPy makes of the same inputs; None: the CPU's result in float is taken for right.
-    """
-
+    # Makes its output of nnabla's `F` and `PF`, of `labels`, which makes integers, and of inputs.
     program: Callable[..., Any]
-    inputs: Sequence[Tuple[int, ...]]
+    inputs: Sequence[Tuple[int, ...]]  # shapes
+    # What NumPy makes of the same inputs; None: the CPU's result in float is taken for right.
     expected: Optional[Callable[..., Any]] = None
 
 
 def _both(program: Callable[..., Any], *inputs: Tuple[int, ...]) -> Trial:
     """A program that NumPy runs as well."""
     return Trial(program, inputs, partial(program, SimpleNamespace(F=np)))
+
+
+def _own(program: Callable[..., Any], *inputs: Tuple[int, ...]) -> Trial:
+    """A program whose result on the CPU in float is taken for right."""
+    return Trial(program, inputs)
 
 
 def _normalized(*axes: int) -> Callable[[Any], Any]:
@@ -58,7 +58,7 @@ def _dropout(n: Any, x: Any) -> Any:
     return (y - 2.0 * x) * y + x
 
 
-_SQUARE, _IMAGES = (64, 64), (8, 16, 8, 8)
+_SQUARE, _IMAGES, _STATE = (64, 64), (8, 16, 8, 8), (1, 1, 4, 8)
 
 # Reductions are large enough to take the way that large ones take on a GPU, by cuBLAS or cuDNN.
 TRIALS: Mapping[str, Trial] = {
@@ -79,14 +79,12 @@ TRIALS: Mapping[str, Trial] = {
     "tanh": _both(lambda n, x: n.F.tanh(x), _SQUARE),
     "sigmoid": Trial(lambda n, x: n.F.sigmoid(x), [_SQUARE], lambda x: 1 / (1 + np.exp(-x))),
     "relu": Trial(lambda n, x: n.F.relu(x), [_SQUARE], lambda x: x.clip(0)),
-    "gelu": Trial(lambda n, x: n.F.gelu(x), [_SQUARE]),
+    "gelu": _own(lambda n, x: n.F.gelu(x), _SQUARE),
     "swish": Trial(lambda n, x: n.F.swish(x), [_SQUARE], lambda x: x / (1 + np.exp(-x))),
     "softmax": Trial(lambda n, x: n.F.softmax(x), [_SQUARE], _softmax),
     "log_softmax": Trial(lambda n, x: n.F.log_softmax(x), [_SQUARE], lambda x: np.log(_softmax(x))),
-    "softmax_cross_entropy": Trial(
-        lambda n, x: n.F.softmax_cross_entropy(x, n.labels(10, 64, 1)), [(64, 10)]
-    ),
-    "sigmoid_cross_entropy": Trial(lambda n, x: n.F.sigmoid_cross_entropy(x, n.labels(2, 64, 2)), [(64, 2)]),
+    "softmax_cross_entropy": _own(lambda n, x: n.F.softmax_cross_entropy(x, n.labels(10, 64, 1)), (64, 10)),
+    "sigmoid_cross_entropy": _own(lambda n, x: n.F.sigmoid_cross_entropy(x, n.labels(2, 64, 2)), (64, 2)),
     "squared_error": Trial(
         lambda n, a, b: n.F.squared_error(a, b), [(64, 10), (64, 10)], lambda a, b: (a - b) ** 2
     ),
@@ -95,46 +93,36 @@ TRIALS: Mapping[str, Trial] = {
     "instance_normalization": Trial(
         lambda n, x: n.PF.instance_normalization(x), [_IMAGES], _normalized(2, 3)
     ),
-    "group_normalization": Trial(lambda n, x: n.PF.group_normalization(x, 4), [_IMAGES]),
-    "weight_normalization": Trial(
-        lambda n, x: n.PF.affine(x, 8, apply_w=n.PF.weight_normalization), [(8, 16)]
-    ),
-    "affine": Trial(lambda n, x: n.PF.affine(x, 32), [_SQUARE]),
+    "group_normalization": _own(lambda n, x: n.PF.group_normalization(x, 4), _IMAGES),
+    "weight_normalization": _own(lambda n, x: n.PF.affine(x, 8, apply_w=n.PF.weight_normalization), (8, 16)),
+    "affine": _own(lambda n, x: n.PF.affine(x, 32), _SQUARE),
     "batch_matmul": Trial(lambda n, a, b: n.F.batch_matmul(a, b), [(8, 16, 32), (8, 32, 16)], np.matmul),
-    "convolution": Trial(lambda n, x: n.PF.convolution(x, 16, (3, 3), pad=(1, 1)), [_IMAGES]),
-    "convolution, one dimension": Trial(lambda n, x: n.PF.convolution(x, 16, (3,), pad=(1,)), [(8, 16, 32)]),
-    "deconvolution": Trial(lambda n, x: n.PF.deconvolution(x, 16, (2, 2), stride=(2, 2)), [(8, 16, 4, 4)]),
-    "depthwise_convolution": Trial(lambda n, x: n.PF.depthwise_convolution(x, (3, 3), pad=(1, 1)), [_IMAGES]),
-    "max_pooling": Trial(lambda n, x: n.F.max_pooling(x, (2, 2)), [_IMAGES]),
-    "average_pooling": Trial(lambda n, x: n.F.average_pooling(x, (2, 2)), [_IMAGES]),
+    "convolution": _own(lambda n, x: n.PF.convolution(x, 16, (3, 3), pad=(1, 1)), _IMAGES),
+    "convolution, one dimension": _own(lambda n, x: n.PF.convolution(x, 16, (3,), pad=(1,)), (8, 16, 32)),
+    "deconvolution": _own(lambda n, x: n.PF.deconvolution(x, 16, (2, 2), stride=(2, 2)), (8, 16, 4, 4)),
+    "depthwise_convolution": _own(lambda n, x: n.PF.depthwise_convolution(x, (3, 3), pad=(1, 1)), _IMAGES),
+    "max_pooling": _own(lambda n, x: n.F.max_pooling(x, (2, 2)), _IMAGES),
+    "average_pooling": _own(lambda n, x: n.F.average_pooling(x, (2, 2)), _IMAGES),
     "global_average_pooling": Trial(
         lambda n, x: n.F.global_average_pooling(x), [_IMAGES], lambda x: x.mean((2, 3), keepdims=True)
     ),
-    "embed": Trial(lambda n: n.PF.embed(n.labels(50, 8, 16), 50, 32), []),
-    "lstm": Trial(
-        lambda n, x, h, c: n.PF.lstm(x, h, c, training=True)[0], [(5, 4, 8), (1, 1, 4, 8), (1, 1, 4, 8)]
-    ),
+    "embed": _own(lambda n: n.PF.embed(n.labels(50, 8, 16), 50, 32)),
+    "lstm": _own(lambda n, x, h, c: n.PF.lstm(x, h, c, training=True)[0], (5, 4, 8), _STATE, _STATE),
     "transpose": _both(lambda n, x: n.F.transpose(x, (2, 0, 1)), (8, 4, 6)),
     "concatenate": Trial(
         lambda n, a, b: n.F.concatenate(a, b, axis=1), [(8, 8), (8, 8)], lambda a, b: np.hstack([a, b])
     ),
     "slice": _both(lambda n, x: x[:, :4], (8, 8)),
     "broadcast": Trial(lambda n, x: n.F.broadcast(x, (8, 8)), [(1, 8)], lambda x: x.repeat(8, 0)),
-    "interpolate": Trial(
-        lambda n, x: n.F.interpolate(x, output_size=(16, 16), mode="nearest"), [(4, 4, 8, 8)]
-    ),
+    "interpolate": _own(lambda n, x: n.F.interpolate(x, output_size=(16, 16), mode="nearest"), (4, 4, 8, 8)),
     "dropout": Trial(_dropout, [_SQUARE], lambda x: x),
 }
 
 
 def try_function(extension: str, type_config: str, name: str) -> List[str]:
-    """Compare a function's output with NumPy's, and its gradients with those of the CPU in float.
+    """Compare a function's output with NumPy's, and its gradients with the CPU's in float: ArithmeticError.
 
-    Returns:
-        The types of functions that run on the host though the context is a GPU's.
-
-    Raises:
-        ArithmeticError: the numbers are wrong.
+    What is returned are the types of functions that run on the host though the context is a GPU's.
     """
     from nnabla.ext_utils import get_extension_context
 
@@ -203,10 +191,7 @@ def try_functions(
 
 
 def findings_of(area: Area, type_config: str, tried: Mapping[str, Outcome], machine: str) -> List[Finding]:
-    """What trials say: a line for what works, and one for all functions that fail in the same way.
-
-    `machine` names the GPU and the versions, to report with a failure.
-    """
+    """What trials say: a line for what works, and one for all that fail in the same way on that `machine`."""
     subject = f"nnabla's functions, {type_config}"
     works = [outcome.value for outcome in tried.values() if not outcome.error]
     found = []
@@ -230,12 +215,10 @@ def _failed(area: Area, subject: str, error: str) -> Finding:
     """What errors of different functions have in common."""
     finding = failure(area, subject, error)
     detail = "wrong numbers" if "wrong numbers" in error else " ".join(finding.detail.split())[:200]
+    cure = f"{finding.cure}; until then avoid these functions" if finding.cure else ""
+    cure = cure or "avoid these functions, or report this to nnabla"
     if area is Area.CPU:
         cure = finding.cure or "install into a fresh virtual environment: pip install nnabla-adaloss"
-    elif finding.cure:
-        cure = f"{finding.cure}; until then avoid these functions"
-    else:
-        cure = "avoid these functions, or report this to nnabla"
     return finding._replace(detail=detail, cure=cure)
 
 
@@ -244,9 +227,8 @@ def blamed(finding: Finding, tried: Mapping[str, Outcome]) -> Finding:
     if finding.status is not Status.BROKEN:
         return finding
     broken = ", ".join(name for name, outcome in tried.items() if outcome.error)
-    if broken:
-        cause = f"nnabla's own functions fail here ({broken}): see above, and fix that first"
-        return finding._replace(detail=f"{finding.detail}. {cause}", cure="")
-    cause = "nnabla's own functions work here, so the fault is in this package"
-    cure = finding.cure or "please report it with the doctor's output"
+    cause, cure = f"nnabla's own functions fail here ({broken}): see above, and fix that first", ""
+    if not broken:
+        cause = "nnabla's own functions work here, so the fault is in this package"
+        cure = finding.cure or "please report it with the doctor's output"
     return finding._replace(detail=f"{finding.detail}. {cause}", cure=cure)

@@ -143,6 +143,126 @@ def unlinked_features() -> Built:
     return updater_of(loss, feeder(x, t, lambda: None), S.Sgd(0.1), head), None
 
 
+def generator() -> Built:
+    """A generator's loss, whose gradient comes by way of a discriminator that another solver trains."""
+    z, t = nn.Variable((32, 4)), nn.Variable((32, 1))
+    with nn.parameter_scope("gan"), nn.parameter_scope("generator"):
+        fake = affine(F.relu(affine(z, 16, "fc1")), 16, "fc2")
+    own = nn.get_parameters()
+    with nn.parameter_scope("gan"), nn.parameter_scope("discriminator"):
+        on_fake = affine(F.leaky_relu(affine(fake, 16, "fc1")), 1, "fc2")
+    loss = F.mean(F.sigmoid_cross_entropy(on_fake, F.constant(1, on_fake.shape)))
+    return updater_of(loss, feeder(z, t), S.Adam(1e-3), own), None
+
+
+def flat_generator() -> Built:
+    """The same without scopes; the solver of the discriminator exists."""
+    z, t = nn.Variable((32, 4)), nn.Variable((32, 1))
+    fake = affine(F.relu(affine(z, 16, "g1")), 16, "g2")
+    own = nn.get_parameters()
+    on_fake = affine(F.leaky_relu(affine(fake, 16, "d1")), 1, "d2")
+    loss = F.mean(F.sigmoid_cross_entropy(on_fake, F.constant(1, on_fake.shape)))
+    updater = updater_of(loss, feeder(z, t), S.Adam(1e-3), own)
+    updater.other = S.Adam(1e-3)
+    updater.other.set_parameters({k: v for k, v in nn.get_parameters().items() if k[0] == "d"})
+    return updater, None
+
+
+def fine_tuned_head() -> Built:
+    """A backbone that gets gradients and that the solver leaves alone."""
+    x, t = inputs()
+    loss = cross_entropy(affine(F.tanh(affine(F.tanh(affine(x, 16, "b1")), 16, "b2")), 5, "head"), t)
+    head = {name: v for name, v in nn.get_parameters().items() if name.startswith("head/")}
+    return updater_of(loss, feeder(x, t), S.Sgd(0.1), head), None
+
+
+def biases_only() -> Built:
+    """Fine-tuning of all biases, and of no weight."""
+    x, t = inputs()
+    loss = cross_entropy(affine(F.tanh(affine(F.tanh(affine(x, 16, "b1")), 16, "b2")), 5, "head"), t)
+    biases = {name: v for name, v in nn.get_parameters().items() if name.endswith("/b")}
+    return updater_of(loss, feeder(x, t), S.Sgd(0.1), biases), None
+
+
+def q_loss() -> Tuple[nn.Variable, Callable[[], None]]:
+    """The loss of Q learning, with a target network beside the one that learns."""
+    s, a, s2 = nn.Variable((32, 16)), nn.Variable((32, 1)), nn.Variable((32, 16))
+
+    def q(state: nn.Variable, scope: str) -> nn.Variable:
+        with nn.parameter_scope("dqn"), nn.parameter_scope(scope):
+            return affine(F.relu(affine(state, 16, "fc1")), 5, "fc2")
+
+    target = F.max(q(s2, "target"), axis=1, keepdims=True) * 0.9 + 0.1
+    target.need_grad = False
+    taken = F.sum(q(s, "online") * F.one_hot(a, (5,)), axis=1, keepdims=True)
+    fill, rng = feeder(s, a), np.random.default_rng(1)
+
+    def feed() -> None:
+        fill()
+        s2.d = rng.standard_normal(s2.shape)
+
+    return F.mean(F.huber_loss(taken, target)), feed
+
+
+def q_learning() -> Built:
+    return q_loss()
+
+
+def trained_q_learning() -> Built:
+    loss, feed = q_loss()
+    own = {name: v for name, v in nn.get_parameters().items() if "/online/" in name}
+    return updater_of(loss, feed, S.Adam(1e-3), own), None
+
+
+def tied_language_model() -> Built:
+    """Words are embedded by the matrix that the outputs are computed with."""
+    words, t = nn.Variable((32, 4)), nn.Variable((32, 1))
+    h = F.reshape(PF.embed(words, 12, 8, name="embed"), (32, 32))
+    h = F.tanh(affine(h, 8, "fc"))
+    loss = cross_entropy(F.affine(h, F.transpose(nn.get_parameters()["embed/embed/W"], (1, 0))), t)
+    rng = np.random.default_rng(0)
+
+    def feed() -> None:
+        words.d, t.d = rng.integers(0, 12, words.shape), rng.integers(0, 12, t.shape)
+
+    return updater_of(loss, feed, S.Adam(1e-3)), None
+
+
+def scaled_scores() -> Built:
+    """Probabilities that are made scores again by a temperature."""
+    return classifier(lambda x: F.tanh(affine(x, 16, "fc1")), lambda y: F.softmax(y) * 10.0)
+
+
+def label_smoothing() -> Built:
+    x, t = inputs()
+    log = F.log_softmax(affine(F.tanh(affine(x, 16, "fc1")), 5, "head"))
+    soft = F.one_hot(t, (5,)) * 0.9 + 0.02
+    return -F.mean(F.sum(soft * log, axis=1)), feeder(x, t)
+
+
+def several_losses() -> Built:
+    """A distribution's entropy and a regression beside the classes."""
+    x, t = inputs()
+    h = F.relu(affine(x, 16, "trunk"))
+    y = affine(h, 5, "classes")
+    p = F.softmax(y)
+    entropy = -F.mean(F.sum(p * F.log_softmax(y), axis=1))
+    regression = F.mean(F.squared_error(affine(h, 16, "decoder"), x))
+    loss = cross_entropy(y, t) + 0.1 * regression - 0.01 * entropy
+    return updater_of(loss, feeder(x, t), S.Momentum(0.01)), None
+
+
+def vae() -> Built:
+    x, t = inputs()
+    h = F.tanh(affine(x, 16, "encoder"))
+    mu, log_variance = affine(h, 4, "mu"), affine(h, 4, "sigma", 0.1)
+    z = mu + F.exp(0.5 * log_variance) * F.randn(shape=mu.shape)
+    y = affine(F.tanh(affine(z, 16, "d1")), 16, "d2")
+    kl = 0.5 * F.mean(F.sum(mu**2 + F.exp(log_variance) - log_variance - 1.0, axis=1))
+    loss = F.mean(F.sum(F.squared_error(y, x), axis=1)) + kl
+    return updater_of(loss, feeder(x, t), S.Adam(1e-3)), None
+
+
 NETWORKS: List[Callable[[], Built]] = [
     mlp,
     convolutions,
@@ -156,5 +276,16 @@ NETWORKS: List[Callable[[], Built]] = [
     fixed_features,
     frozen_features,
     unlinked_features,
+    generator,
+    flat_generator,
+    fine_tuned_head,
+    biases_only,
+    q_learning,
+    trained_q_learning,
+    tied_language_model,
+    scaled_scores,
+    label_smoothing,
+    several_losses,
+    vae,
 ]
 HEALTHY: Dict[str, Callable[[], Built]] = {network.__name__: network for network in NETWORKS}

@@ -60,9 +60,12 @@ def cross_entropy(y: nn.Variable, t: nn.Variable) -> nn.Variable:
     return F.mean(F.softmax_cross_entropy(y, t))
 
 
-def classifier(layers: Callable[[nn.Variable], nn.Variable]) -> Built:
+Layers = Callable[[nn.Variable], nn.Variable]
+
+
+def classifier(layers: Layers, scores: Layers = lambda y: y) -> Built:
     x, t = inputs()
-    return cross_entropy(affine(layers(x), 5, "head"), t), feeder(x, t)
+    return cross_entropy(scores(affine(layers(x), 5, "head")), t), feeder(x, t)
 
 
 def updater_of(loss: nn.Variable, feed: Any, solver: Any, parameters: Any = None, **arguments: Any) -> Any:

@@ -14,7 +14,7 @@ import pytest
 
 from nnabla_adaloss import FormatEmulation, LossScaleError, Precision, diagnose
 from nnabla_adaloss.diagnosis import Harm, PrecisionAdvice
-from nnabla_adaloss.diagnosis.advice import candidates_of, fewest_bits, storage_of
+from nnabla_adaloss.diagnosis.advice import candidates_of, storage_of
 from nnabla_adaloss.diagnosis.numbers import Kept
 
 from .nets import Built, affine, cross_entropy, updater_of
@@ -52,14 +52,6 @@ def test_candidates_come_by_their_bits_and_fp32_comes_last() -> None:
         candidates_of(["hafl"])
     with pytest.raises(ValueError, match="empty list"):
         candidates_of([])
-
-
-def test_the_first_that_does_no_harm_is_chosen() -> None:
-    candidates = candidates_of(["float8_e4m3", "float16"])
-    bad = NONE._replace(data_overflow=1.0)
-    assert fewest_bits({"float8_e4m3": NONE}, candidates).given == "float8_e4m3"
-    assert fewest_bits({"float8_e4m3": bad, "float16": NONE}, candidates).given == "float16"
-    assert fewest_bits({"float8_e4m3": bad, "float16": bad}, candidates).given == "float32"
 
 
 def test_what_most_layers_have_stands_last() -> None:

@@ -25,11 +25,12 @@ from nnabla_adaloss import (
     Way,
     diagnose,
 )
+from nnabla_adaloss.updaters.settings import keep_data
 from tests.engine.test_architectures import NETWORKS
 
-from .healthy import mlp
-from .nets import affine, cross_entropy, feeder, inputs, noisy_net
-from .troubles_of_layers import activation_overflow, branches_apart, tiny_loss_weight
+from .healthy import HEALTHY, mlp
+from .nets import affine, cross_entropy, feeder, inputs, noisy_net, updater_of
+from .troubles_of_layers import activation_overflow, branches_apart, mean_of_a_softmax, tiny_loss_weight
 
 
 def test_layers_that_need_scales_apart_are_named() -> None:
@@ -117,13 +118,13 @@ def test_all_passes_draw_the_same_dropout() -> None:
 
 
 @pytest.mark.parametrize(
-    "updater_of",
+    "made",
     [
         lambda *a: DynamicLossScalingUpdater(*a),
         lambda *a: AdaptiveLossScalingUpdater(*a, storage="float16"),
     ],
 )
-def test_an_updater_is_taken_with_its_feeder(updater_of: Callable[..., Any]) -> None:
+def test_an_updater_is_taken_with_its_feeder(made: Callable[..., Any]) -> None:
     loss, feed = mlp()
     calls = []
     solver = S.Sgd(0.1)
@@ -133,7 +134,7 @@ def test_an_updater_is_taken_with_its_feeder(updater_of: Callable[..., Any]) -> 
         calls.append(1)
         feed()
 
-    updater = updater_of(solver, loss, counting)
+    updater = made(solver, loss, counting)
     updater.update()
     fed = len(calls)
     diagnosis = diagnose(updater, batches=3)
@@ -152,7 +153,7 @@ def test_what_stops_the_gradient_of_one_batch_is_no_cause() -> None:
         gate.d = next(gates)
 
     causes = diagnose(loss, feeder=feeder(x, t, set_gate), batches=2).verdict.causes
-    assert [(cause.kind.value, cause.layer) for cause in causes] == [("dead_relu", "dead/affine")]
+    assert [(cause.kind, cause.layer) for cause in causes] == [("dead_relu", "dead/affine")]
 
 
 def test_a_shared_weight_counts_in_its_first_layer() -> None:
@@ -164,10 +165,59 @@ def test_a_shared_weight_counts_in_its_first_layer() -> None:
     assert sorted([found["shared/affine"], found["shared/affine#2"]]) == [outputs, outputs + weights]
 
 
-def test_without_a_feeder_the_data_that_is_there_is_one_batch() -> None:
+def test_without_a_feeder_the_data_that_is_there_is_one_batch_and_the_first_thing_said() -> None:
     loss, feed = mlp()
     feed()
-    assert diagnose(loss, batches=7).numbers.batches == 1
+    diagnosis = diagnose(loss, batches=7)
+    assert diagnosis.numbers.batches == 1
+    assert diagnosis.as_dict()["note"] == "No feeder was given: this is about what the inputs hold now."
+    assert str(diagnosis).index("No feeder was given") < str(diagnosis).index(diagnosis.verdict.line)
+    assert str(diagnose(loss, ["float16"])).startswith("No feeder was given")
+    assert "No feeder" not in str(diagnose(loss, feeder=feed))
+    # The feeder that an updater has when it is given none.
+    assert "No feeder was given" in str(diagnose(updater_of(loss, keep_data, S.Sgd(0.1))))
+    assert "The feeder changes no input" in str(diagnose(loss, feeder=lambda: None))
+
+
+@pytest.mark.parametrize("name", sorted(HEALTHY))
+def test_inputs_that_nobody_has_filled_are_no_advice_about_data(name: str) -> None:
+    source, _ = HEALTHY[name]()
+    source = source if isinstance(source, nn.Variable) else source.loss
+    diagnosis = diagnose(source)
+    assert not diagnosis.verdict.causes, diagnosis
+    assert "holds only zeros" in str(diagnosis).replace("\n", " ")
+
+
+def test_data_feeder_is_the_other_name_of_feeder() -> None:
+    loss, feed = mlp()
+    assert diagnose(loss, data_feeder=feed, batches=2).numbers.batches == 2
+    with pytest.raises(TypeError, match="feeder and data_feeder"):
+        diagnose(loss, feeder=feed, data_feeder=feed)
+
+
+@pytest.mark.parametrize("cut", ["need_grad=False", "is unlinked"])
+def test_the_place_where_the_gradient_stops_is_named(cut: str) -> None:
+    x, t = inputs()
+    h = F.tanh(affine(x, 16, "fc1"))
+    if cut == "is unlinked":
+        h = F.unlink(h)
+    else:
+        h.need_grad = False
+    loss = cross_entropy(affine(h, 5, "head"), t)
+    (cause,) = diagnose(updater_of(loss, feeder(x, t), S.Sgd(0.1))).verdict.causes
+    assert "the output of fc1/affine/Tanh, which" in cause.what
+    assert cut in cause.what
+
+
+def test_a_gradient_of_rounding_errors_is_no_case_for_more_bits() -> None:
+    loss, feed = mean_of_a_softmax.build(False)
+    text = str(diagnose(loss, feeder=feed))
+    assert "nothing but rounding errors" in text
+    assert "more bits" not in text
+    # A function that passes on the same whatever arrives is linear in nothing, but no noise.
+    x = nn.Variable.from_numpy_array(np.ones((8, 3), np.float32))
+    y = F.sink(F.mean(PF.affine(x, 4, name="one") ** 2), PF.affine(x, 4, name="two"))
+    assert not diagnose(y).verdict.causes
 
 
 def test_other_formats() -> None:
@@ -221,18 +271,18 @@ class Rebuilding:
 
 
 @pytest.mark.parametrize(
-    "updater_of",
+    "made",
     [
         lambda *a: nnabla.experimental.mixed_precision_training.DynamicLossScalingUpdater(*a),
         lambda *a: AdaptiveLossScalingUpdater(*a, storage="float16"),
     ],
 )
-def test_the_graph_that_the_feeder_assigns_is_looked_at(updater_of: Callable[..., Any]) -> None:
+def test_the_graph_that_the_feeder_assigns_is_looked_at(made: Callable[..., Any]) -> None:
     feeder = Rebuilding()
     before = feeder.build()
     solver = S.Sgd(0.1)
     solver.set_parameters(nn.get_parameters())
-    feeder.updater = updater = updater_of(solver, before, feeder)
+    feeder.updater = updater = made(solver, before, feeder)
     diagnosis = diagnose(updater)
     assert (feeder.calls, diagnosis.numbers.batches) == (4, 4)
     assert diagnosis.verdict.needs is Way.ONE, diagnosis

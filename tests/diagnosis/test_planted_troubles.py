@@ -30,7 +30,7 @@ def test_the_first_layer_its_cause_and_a_remedy_are_named(name: str) -> None:
     diagnosis = diagnose(source, feeder=feed)
     verdict = diagnosis.verdict
     first, fatal = verdict.causes[0], trouble.needs is None
-    assert (first.layer, first.kind.value, first.fatal) == (trouble.layer, trouble.kind, fatal), diagnosis
+    assert (first.layer, first.kind, first.fatal) == (trouble.layer, trouble.kind, fatal), diagnosis
     assert trouble.remedy in first.remedy, diagnosis
     assert verdict.needs is trouble.needs, diagnosis
     assert all(first.what in layer.line for layer in verdict.layers if layer.name == first.layer), diagnosis

@@ -84,9 +84,9 @@ def test_a_loss_and_its_feeder() -> None:
     [
         ("train.py", r"'train\.py' does not say which function: write FILE\.py:function"),
         ("train.py:", "does not say which function"),
-        ("trian.py:build", r"there is no file trian\.py; did you mean train\.py\?"),
-        ("elsewhere/train.py:build", r"there is no file elsewhere/train\.py$"),
-        ("train.py:biuld", r"train\.py has no function 'biuld'; did you mean build\?"),
+        ("trian.py:build", r"the file trian\.py is missing; did you mean train\.py\?"),
+        ("trian.py", r"the file trian\.py is missing"),
+        ("elsewhere/train.py:build", r"the file elsewhere/train\.py is missing$"),
         ("train.py:xyz", "has no function 'xyz'; it has build, fails, loss_only"),
         ("train.py:SIZE_OF_BATCH", "has no function 'SIZE_OF_BATCH'"),
         ("neighbour.py:build", "has no function 'build'; it has none"),
@@ -109,7 +109,7 @@ def test_what_is_wrong_is_said(place: str, message: str) -> None:
 
 def analyse(name: str, *options: str) -> int:
     nn.clear_parameters()
-    return main(["analyse", f"train.py:{name}", *options])
+    return main(["analyze" if "--json" in options else "analyse", f"train.py:{name}", *options])
 
 
 def test_a_sound_network(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,6 +124,11 @@ def test_json_and_a_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert found["verdict"] in (folder / "page.html").read_text("utf-8")
 
 
+def test_a_loss_alone_is_told_to_have_no_feeder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyse("loss_only") == 0
+    assert "No feeder was given" in capsys.readouterr().out
+
+
 def test_what_no_scale_helps_is_another_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert analyse("dead") == 1
     assert "No loss scale helps: fc1/affine: its ReLU is dead" in capsys.readouterr().out
@@ -132,7 +137,7 @@ def test_what_no_scale_helps_is_another_exit_code(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nosuch"], "error: train.py has no function 'nosuch'"),
+        (["nosuch"], "error: train.py has no function 'nosuch'; it has build, fails, loss_only"),
         (["several_elements"], "train.py:several_elements: loss has shape (32, 1), not one"),
         (["sound", "--batches", "0"], "batches=0 must be 1 or more"),
         (["sound", "-o", "no/such/folder.html"], "there is no folder no/such to write folder.html to"),

@@ -20,7 +20,7 @@ def layer(name: str, amax: float = 1e-3, floor: float = 0.001, **kept: Kept) -> 
 
 def network(*layers: LayerNumbers) -> NetworkNumbers:
     scales = {Way.NONE: 1.0, Way.START: 8.0, Way.ONE: 2048.0, Way.END: 8192.0}
-    return NetworkNumbers("float16", 65504.0, 4, 1.0, 1.0, scales, layers, [])
+    return NetworkNumbers("float16", 4, 1.0, 1.0, scales, layers, [])
 
 
 @pytest.mark.parametrize(

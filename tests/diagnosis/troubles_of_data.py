@@ -149,23 +149,31 @@ def index_beyond_the_table(mended: bool) -> Built:
     return cross_entropy(affine(h, 5, "head"), t), feed
 
 
-@trouble("backbone/affine", "untrained", "unlinked()")
+@trouble("backbone/affine", "untrained", "unlinked()", needs=Way.NONE)
 def unlinked_backbone(mended: bool) -> Built:
     x, t = inputs()
     h = F.tanh(affine(x, 16, "backbone"))
     h = h if mended else h.get_unlinked_variable()
-    loss = cross_entropy(affine(F.tanh(affine(h, 16, "neck")), 5, "head"), t)
-    return updater_of(loss, feeder(x, t), S.Sgd(0.1)), None
+    return cross_entropy(affine(F.tanh(affine(h, 16, "neck")), 5, "head"), t), feeder(x, t)
 
 
-@trouble("branch/affine", "untrained", "need_grad=False")
+@trouble("branch/affine", "untrained", "need_grad=False", needs=Way.NONE)
 def detached_branch(mended: bool) -> Built:
     x, t = inputs()
     trunk = F.tanh(affine(x, 16, "trunk"))
     branch = F.tanh(affine(trunk, 16, "branch"))
     branch.need_grad = mended
-    loss = cross_entropy(affine(trunk + branch, 5, "head"), t)
-    return updater_of(loss, feeder(x, t), S.Sgd(0.1)), None
+    return cross_entropy(affine(trunk + branch, 5, "head"), t), feeder(x, t)
+
+
+@trouble("backbone/affine", "untrained", "unlinked()")
+def unlinked_backbone_of_a_solver(mended: bool) -> Built:
+    return updater_of(*unlinked_backbone.build(mended), S.Sgd(0.1)), None
+
+
+@trouble("branch/affine", "untrained", "need_grad=False")
+def detached_branch_of_a_solver(mended: bool) -> Built:
+    return updater_of(*detached_branch.build(mended), S.Sgd(0.1)), None
 
 
 @trouble("fc1/affine", "untrained", "link it", needs=Way.NONE)
@@ -224,3 +232,12 @@ def nan_in_a_weight(mended: bool) -> Built:
     if not mended:
         nn.get_parameters()["fc2/affine/W"].d[3, 4] = np.nan
     return built
+
+
+@trouble("head/affine", "in_no_solver", "set_parameters", needs=Way.NONE)
+def head_in_no_solver(mended: bool) -> Built:
+    x, t = inputs()
+    h = F.tanh(affine(F.tanh(affine(x, 16, "fc1")), 16, "fc2"))
+    early = nn.get_parameters()
+    loss = cross_entropy(affine(h, 5, "head"), t)
+    return updater_of(loss, feeder(x, t), S.Sgd(0.1), None if mended else early), None

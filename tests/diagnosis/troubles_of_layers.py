@@ -240,3 +240,33 @@ def exploding_layer(mended: bool) -> Built:
 @trouble("fc1/affine", "no_gradient", "lower p")
 def dropout_of_everything(mended: bool) -> Built:
     return classifier(lambda x: F.dropout(F.tanh(affine(x, 16, "fc1")), 0.5 if mended else 0.99999))
+
+
+@trouble("head/affine", "applied_twice", "remove F.softmax", needs=Way.NONE)
+def softmax_twice(mended: bool) -> Built:
+    x, t = inputs()
+    y = affine(F.tanh(affine(x, 16, "fc1")), 5, "head")
+    return cross_entropy(y if mended else F.softmax(y), t), feeder(x, t)
+
+
+@trouble("head/affine", "applied_twice", "remove F.sigmoid", needs=Way.NONE)
+def sigmoid_twice(mended: bool) -> Built:
+    x, t = inputs()
+    y = affine(F.tanh(affine(x, 16, "fc1")), 1, "head")
+    t = F.minimum_scalar(t, 1.0)
+    return F.mean(F.sigmoid_cross_entropy(y if mended else F.sigmoid(y), t)), feeder(x, t.parent.inputs[0])
+
+
+@trouble("head/affine", "rounding_noise", "check what the loss computes")
+def mean_of_a_softmax(mended: bool) -> Built:
+    x, t = inputs()
+    p = F.softmax(affine(F.tanh(affine(x, 16, "fc1")), 5, "head"))
+    return F.mean(p**2 if mended else p), feeder(x, t)
+
+
+@trouble("fc2/affine", "rounding_noise", "check what the loss computes", needs=Way.NONE)
+def mean_of_a_normalization(mended: bool) -> Built:
+    """The normalization's own bias learns, and nothing before it."""
+    x, t = inputs()
+    h = PF.batch_normalization(affine(F.tanh(affine(x, 16, "fc1")), 5, "fc2"), name="bn")
+    return F.mean(F.tanh(h) if mended else h), feeder(x, t)

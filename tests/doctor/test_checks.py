@@ -107,6 +107,9 @@ def test_whose_fault_a_failure_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first.subject.startswith("adaptive loss scaling")
     assert first.detail.endswith("so the fault is in this package")
     assert second.detail == first.detail
+    assert "report it" in first.cure
+    Gpu(monkeypatch, Outcome("gradients agree"), SUM_FAILS)
+    assert [f.status for f in findings()][-2:] == [Status.WORKS] * 2
 
 
 @pytest.mark.parametrize(
