@@ -42,10 +42,6 @@ class Searches(NamedTuple):
         return Searches(0, 0, self.in_a_row + 1 if iteration == self.last + 1 else 1, iteration)
 
 
-Measured = Tuple[Dict[str, AmaxWindow], Dict[str, float], Searches]
-"""What `ComponentScales.state_dict` wrote: windows, what was measured since, and what came of searches."""
-
-
 class ComponentScales:
     """Windows of magnitudes by the name of a component, so that they outlive a graph that is built again."""
 
@@ -122,10 +118,6 @@ class ComponentScales:
     def limited(self) -> bool:
         """Whether an overflow holds scales down that a finite pass over the same batch may raise again."""
         return bool(self._assumed)
-
-    def unknown(self, components: Components) -> List[bool]:
-        """Of each component, whether nothing was ever measured of it, not even zeros."""
-        return [amax is None for amax in self.amaxes_of(components)]
 
     def amaxes_of(self, components: Components) -> List[Optional[float]]:
         """The largest magnitude of each component; None where nothing was measured."""
@@ -308,19 +300,16 @@ class ComponentScales:
         windows = {name: window.as_list() for name, window in ended._windows.items()}
         return {"windows": windows, "partial": ended._partial, "searches": list(ended._searches)}
 
-    def load(self, measured: Measured) -> None:
-        """Take over what `measured_of` found in a state."""
-        self.drop_iteration()
-        self._windows, self._partial, self._searches = measured
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned; nothing changes when it raises KeyError, TypeError,
+        AttributeError or ValueError.
+        """
+        windows = {str(name): AmaxWindow.from_list(values) for name, values in state["windows"].items()}
+        partial = {str(name): number("partial", value) for name, value in state["partial"].items()}
+        searches = Searches(*(integer("searches", value) for value in state["searches"]))
+        self._windows, self._partial, self._searches = windows, partial, searches
         self.began = -1, 0
-
-
-def measured_of(state: Mapping[str, Any]) -> Measured:
-    """What `ComponentScales.state_dict` wrote; KeyError, TypeError or ValueError when that cannot be."""
-    windows = {str(name): AmaxWindow.from_list(values) for name, values in state["windows"].items()}
-    partial = {str(name): number("partial", value) for name, value in state["partial"].items()}
-    searches = Searches(*(integer("searches", value) for value in state["searches"]))
-    return windows, partial, searches
+        self.drop_iteration()
 
 
 def _larger(one: Dict[str, float], other: Mapping[str, float]) -> Dict[str, float]:

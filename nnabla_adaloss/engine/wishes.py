@@ -38,11 +38,6 @@ class Wishes:
         self.unbounded: Dict[str, float] = {}
 
     @property
-    def look_at_statistics(self) -> bool:
-        """Whether statistics of gradients and weights are asked for."""
-        return self._needs in (Needs.STATISTICS, Needs.HISTORY)
-
-    @property
     def look_at_arrays(self) -> bool:
         """Whether arrays are copied in a pass that measures."""
         return self._needs is Needs.ARRAYS
@@ -134,3 +129,4 @@ class Wishes:
             str(layer): tuple((integer("iteration", i), loaded_statistics(g)) for i, g in history)
             for layer, history in state.items()
         }
+        self._arrays = {}

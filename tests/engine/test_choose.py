@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import hypothesis.strategies as st
 import nnabla as nn
@@ -398,35 +398,3 @@ def test_to_share_a_scale_lowers_by_two_bits_at_most(case: Case) -> None:
         assert levelled[index] <= apart[index]
         if case.known.room[index] is not None:
             assert 4.0 * levelled[index] >= apart[index]
-
-
-@few
-@given(cases(), st.data())
-def test_more_room_lowers_nothing(case: Case, data: st.DataObject) -> None:
-    known = case.known._replace(level=False, tried=[None] * len(case.known.tried))
-    index = data.draw(st.integers(0, len(known.room) - 1))
-    own = known.room[index]
-    if own is None:
-        return
-    more = [*known.room]
-    more[index] = 8.0 * own
-    less, found = (case.choose(known=k).scales for k in (known, known._replace(room=more)))
-    assert all(a <= b for a, b in zip(less, found))
-
-
-def times(values: Sequence[Optional[float]], factor: float) -> List[Any]:
-    return [None if value is None else value * factor for value in values]
-
-
-@few
-@given(cases(), st.integers(-8, 8))
-def test_only_ratios_count(case: Case, exponent: int) -> None:
-    factor = 2.0**exponent
-    room, ceiling, tried, level = case.known
-    known = Room(times(room, factor), times(ceiling, factor), times(tried, factor), level)
-    start = Start(case.start.scale * factor, case.start.base * factor)
-    found = case.choose(start=Start(*case.start[:2]))
-    scaled = case.choose(start=start, known=known)
-    if max(found.scales) < 2.0**90:
-        assert scaled.scales == times(found.scales, factor)
-        assert scaled.reasons == found.reasons
