@@ -369,32 +369,3 @@ def test_what_nothing_leads_to_has_the_scale_of_the_loss_and_a_given_s0_is_only_
         assert index in reached or scale == case.start.scale
         if case.start.fixed and index in case.components.governed:
             assert scale >= case.start.scale
-
-
-@few
-@given(cases())
-def test_ways_that_come_later_change_nothing_but_through_weights(case: Case) -> None:
-    first: Dict[int, Any] = {}
-    for edge in case.components.edges:
-        if edge.after != case.components.root:
-            first.setdefault(edge.after, edge)
-    kept = [edge for edge in case.components.edges if first.get(edge.after) is edge]
-    whole = case.choose(weight_room={})
-    alone = case.choose(weight_room={}, components=case.components._replace(edges=kept))
-    assert whole.scales == alone.scales
-    for edge in kept:
-        if edge.layer is not None:
-            assert whole.reasons[edge.layer] == alone.reasons[edge.layer] != Reason.BRANCHES
-
-
-@few
-@given(cases())
-def test_to_share_a_scale_lowers_by_two_bits_at_most(case: Case) -> None:
-    plain = {"wishes": None, "weight_room": {}}
-    apart, levelled = (
-        case.choose(known=case.known._replace(level=level), **plain).scales for level in (False, True)
-    )
-    for index in case.decided_by_room:
-        assert levelled[index] <= apart[index]
-        if case.known.room[index] is not None:
-            assert 4.0 * levelled[index] >= apart[index]

@@ -13,7 +13,6 @@ import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
-from nnabla.function import PythonFunction
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, GraphPlan, Method, Needs
 from nnabla_adaloss.core.methods import Range
@@ -22,7 +21,8 @@ from nnabla_adaloss.engine.passes.hookless import HooklessPass, HooklessSteps, p
 from nnabla_adaloss.engine.schedule import ScaleSchedule
 from nnabla_adaloss.engine.statistics import Share
 from nnabla_adaloss.graph.node import Scaling
-from tests.engine.nets import FLOAT, assert_same, gradients, layers, run, settle
+from tests.engine.nets import assert_same, gradients, layers, run, settle
+from tests.tampering import Tampering
 
 EVERY = 3
 METHODS = ("approx_range", "amax_history")
@@ -89,40 +89,20 @@ def test_no_more_than_a_share_is_kept_and_only_until_the_pass_ends(
         assert sorted(p for _, kept in cycle for p in kept) == everything
 
 
-class Wrong(PythonFunction):
+class Wrong(Tampering):
     """The identity; its backward raises when it is told to."""
 
     raises = False
 
-    @property
-    def name(self) -> str:
-        return "Wrong"
-
-    def min_outputs(self) -> int:
-        return 1
-
-    def setup_impl(self, inputs: Any, outputs: Any) -> None:
-        outputs[0].reset_shape(inputs[0].shape, True)
-
-    def forward_impl(self, inputs: Any, outputs: Any) -> None:
-        outputs[0].data.copy_from(inputs[0].data)
-
-    def backward_impl(self, inputs: Any, outputs: Any, propagate_down: Any, accum: Any) -> None:
+    def changed(self, g: np.ndarray) -> np.ndarray:
         if self.raises:
             raise KeyboardInterrupt
-        g = outputs[0].g
-        inputs[0].g = inputs[0].g + g if accum[0] else g
-
-    def grad_depends_output_data(self, i: int, o: int) -> bool:
-        return False
-
-    def grad_depends_input_data(self, i: int, j: int) -> bool:
-        return False
+        return g
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_an_exception_in_backward_leaves_everything_as_it_was(method: str) -> None:
-    function = Wrong(FLOAT)
+    function = Wrong()
     h = function(layers(5, 5, 5))
     for index in range(3):
         h = F.tanh(PF.affine(h, 5, name=f"behind{index}"))
