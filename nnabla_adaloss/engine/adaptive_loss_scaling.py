@@ -158,19 +158,18 @@ class AdaptiveLossScaling:
             watched=self._runner.has_watchers,
         )
         self.guard = BatchGuard(loss, self._graph.plan, self.kernels, self._storage, forward_state)
-        self.components = self._new_components(HistoryPolicy() if history is None else history)
-        self.iteration = 0
-        self._result: Optional[PassReport] = None
-        self._faint = _FAINT * self.config.range.u_min
-        self._spoilt = SpoiltGradients(self.kernels)
-
-    def _new_components(self, history: HistoryPolicy) -> ComponentScales:
-        policy = self.config.method.policy(history).measured_every(self.config.iterations_per_measurement)
+        policy = self.config.method.policy(HistoryPolicy() if history is None else history)
         u_max = single = self.config.range.u_max
         if self._storage is not None:
             # Gradients of one element are never stored in 8 bits.
             single = max(u_max, self._storage.precisions.narrowest.gradient_format(1).max)
-        return ComponentScales(policy, u_max, single)
+        self.components = ComponentScales(
+            policy.measured_every(self.config.iterations_per_measurement), u_max, single
+        )
+        self.iteration = 0
+        self._result: Optional[PassReport] = None
+        self._faint = _FAINT * self.config.range.u_min
+        self._spoilt = SpoiltGradients(self.kernels)
 
     @property
     def undoable(self) -> List[Undoable]:

@@ -13,11 +13,10 @@ from ..core.layer_record import LayerObserver, LayerRecord
 from ..core.power_of_two import floor_power_of_two
 from ..emulation.gradient_ranges import GradientRanges
 from ..emulation.rounded_storage import RoundedStorage
-from ..graph.components import Components
 from ..graph.loss import LossLike, LossSeed, Seed, check_scale
 from ..kernels import Kernels
 from ..monitor import Audience, LayerScaled
-from .choose import Room, Start, choose
+from .choose import Start, choose
 from .component_scales import ComponentScales
 from .layer_watch import LayerWatch, records_of
 from .passes import HookedPass, HooklessPass
@@ -180,18 +179,29 @@ class PassRunner:
     ) -> ScaleSchedule:
         """The next schedule; the one in use, if it would be chosen again."""
         config, graph, structure = self._config, planned.components, planned.plan.structure
-        storage, fixed = planned.storage, scale is not None
+        storage = planned.storage
         ranges: Optional[GradientRanges] = None
         if storage is not None and storage.precisions.only is None:
             ranges = GradientRanges(config, storage, planned.plan)
         known = components.room(graph, {} if ranges is None else ranges.of_components(graph))
         # What the loss gradient starts with when nothing is known: S0, where it is given.
         base = self.base(components.policy.start_scale if scale is None else scale)
+        root = graph.names[graph.root]
+        single = root in graph.single and not seeded
+        if scale is not None:
+            amax = components.amaxes_of(graph)
+            start = Start(base, base, True, [1.0, *amax[1:]] if single else amax, config.range.u_max)
+        elif not single:
+            start = Start(known.of_root(base), base)
+        else:
+            # The loss gradient is 1. Where all was zero, a small constant behind it may have flushed it.
+            end = min(floor_power_of_two(components.u_max(root)), components.policy.max_scale)
+            start = Start(end if any(known.room) or any(known.tried) else base, base)
         choice = choose(
             graph,
             known,
-            _start(graph, config, components, known, base, fixed=fixed, seeded=seeded),
-            wishes.about(structure, planned.statistics, iteration, ranges, fixed=fixed),
+            start,
+            wishes.about(structure, planned.statistics, iteration, ranges, fixed=scale is not None),
             _weight_room(planned, config, ranges),
             power_of_two=config.power_of_two,
         )
@@ -201,28 +211,6 @@ class PassRunner:
             alike = present.fixed_scale == scale and present.components == choice.scales
             return present if alike else made
         return made
-
-
-def _start(
-    graph: Components,
-    config: AdaLossConfig,
-    components: ComponentScales,
-    known: Room,
-    base: float,
-    *,
-    fixed: bool,
-    seeded: bool,
-) -> Start:
-    root = graph.names[graph.root]
-    single = root in graph.single and not seeded
-    if fixed:
-        amax = components.amaxes_of(graph)
-        return Start(base, base, True, [1.0, *amax[1:]] if single else amax, config.range.u_max)
-    if not single:
-        return Start(known.of_root(base), base)
-    # The loss gradient is 1. Where all was zero, a small constant behind it may have flushed it.
-    end = min(floor_power_of_two(components.u_max(root)), components.policy.max_scale)
-    return Start(end if any(known.room) or any(known.tried) else base, base)
 
 
 def _weight_room(
