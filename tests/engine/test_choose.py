@@ -123,6 +123,11 @@ def test_components_at_most_two_bits_apart_share_a_scale() -> None:
     assert found.reasons == {"c/affine": Reason.LEVEL, "b/affine": Reason.ROOM}
     n.choose({**room, n.b: 2.0**23}, 2.0**18, level=True)
     assert n.of(n.c, n.b, n.a) == [2.0**20, 2.0**23, 2.0**18]
+    y = affine(nn.Variable((4, 3)), "a")
+    total = F.mean(y)
+    graph = Graph(total * 0.5)
+    graph.choose({total: 2.0**19, y: 2.0**20}, level=True)
+    assert graph.of(total, y) == [2.0**19, 2.0**20]
 
 
 @pytest.mark.parametrize(
