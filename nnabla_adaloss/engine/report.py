@@ -98,8 +98,6 @@ class PassReport:
             return ()
         if max(stored, default=0.0) < floor:
             return components.names
-        if min(stored):
-            return ()
         of, next_ = components.leaves, components.next
         present = {of[leaf.leaf] for leaf, one in zip(self.leaves, stored) if one}
         absent = {of[leaf.leaf] for leaf in self.leaves} - present

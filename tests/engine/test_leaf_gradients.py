@@ -13,8 +13,10 @@ import nnabla.solvers as S
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaptiveLossScaling, AdaptiveLossScalingUpdater, FormatEmulation
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, FormatEmulation
 from nnabla_adaloss.engine.leaf_gradients import TakenLeaf, Written, told_apart
+from tests.engine.nets import mlp, zero_grads
+from tests.tampering import Tampering
 
 
 def test_what_functions_write_is_told_apart_where_each_is_by_itself_else_as_a_sum_for_the_first() -> None:
@@ -36,6 +38,43 @@ def test_what_functions_write_is_told_apart_where_each_is_by_itself_else_as_a_su
     assert told(alike, [3.0, 1.0, 4.0]) == [(0, 7, 4.0), (1, 6, 1.0)]
     # What an earlier batch has left in a gradient is not told apart either, and is no matter of this one.
     assert told([entry(0, 7, 2.0, alone=False)] * 2, [3.0, 5.0]) == []
+
+
+class Silent(Tampering):
+    """The identity; its backward writes nothing."""
+
+    def changed(self, g: np.ndarray) -> np.ndarray:
+        return g
+
+    def backward_impl(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("hook", [None, lambda f: None])
+def test_a_gradient_that_no_function_writes_stays_lazily_zero(hook: Any) -> None:
+    x = nn.Variable.from_numpy_array(np.ones((2, 3), np.float32))
+    w = PF.get_parameter_or_create("w", (2, 3))
+    scaling = AdaptiveLossScaling(F.mean((PF.affine(x, 3, name="a") + Silent()(w)) ** 2))
+    for _ in range(3):
+        zero_grads()
+        for _ in range(2):
+            scaling.forward()
+            scaling.backward(function_post_hook=hook)
+            assert w.grad.zeroing
+    assert nn.get_parameters()["a/affine/W"].g.any()
+
+
+@pytest.mark.parametrize("hook", [None, lambda f: None])
+def test_what_a_gradient_held_is_not_rounded_by_a_scale_that_is_no_power_of_two(hook: Any) -> None:
+    scaling = AdaptiveLossScaling(mlp(0.0), AdaLossConfig("fixed", power_of_two=False))
+    held = np.linspace(0.1, 0.9, 64, dtype=np.float32)
+    for _ in range(2):
+        for v in nn.get_parameters().values():
+            v.g = held[: v.size].reshape(v.shape)
+        scaling.forward()
+        scaling.backward(1000.0, function_post_hook=hook)
+    for v in nn.get_parameters().values():
+        np.testing.assert_array_equal(v.g, held[: v.size].reshape(v.shape))
 
 
 class FineTuning:

@@ -181,6 +181,19 @@ def measured(arrays: Arrays, gradients: Sequence[int], data: Sequence[int]) -> S
     return source
 
 
+def test_what_is_loaded_is_all_that_is_known_in_the_same_iteration_too() -> None:
+    arrays = Arrays([1.0], leaves=False)
+    source, (position,) = measured(arrays, arrays.positions, []), arrays.positions
+    state = source.state(arrays.positions)
+    arrays.variables[0].g = 5.0
+    source.measure([(position, 4.0)], [])
+    source.finish()
+    source.begin(1, again=False)
+    source.load_state(arrays.positions, state)
+    assert known(source, position) == (statistics_of(np.array([0.25])), None)
+    assert not source.table().any()
+
+
 def test_what_all_ranks_know_is_as_if_their_arrays_were_one() -> None:
     """Of three activations, one rank has measured two, another one, and none the third."""
     values = [[[1.0, -2.0], [0.0], [3.0]], [[4.0, 0.5, 0.25], [0.0], [3.0]]]
