@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 
 import nnabla as nn
@@ -11,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.config import AdaLossConfig
-from ..core.methods import Fixed, Needs
 from ..core.precision import Precision
 from ..core.scale_history import HistoryPolicy
 from ..core.validation import instance_or_none, integer, strings
@@ -29,20 +27,18 @@ from ..graph.loss import (
     refuse_a_second_division,
     variable_of,
 )
-from ..graph.names import Parameters, check_parameters, names_of, registered_names
+from ..graph.names import Parameters, check_parameters
 from ..graph.plan import GraphPlan
-from ..graph.structure import PlanOptions
 from ..kernels import select_kernels
 from ..monitor import Audience, audience_of
-from ..undo import BatchGuard, ForwardState, Undoable
+from ..undo import BatchGuard, ForwardState, Savepoint, Undoable
 from .component_scales import ComponentScales
 from .leaf_gradients import SpoiltGradients
 from .pass_runner import PassRunner
 from .passes.backward_pass import UserHooks, leaf_arrays
 from .prepared_graph import GraphPreparation
 from .report import PassReport
-from .saved_state import read_state, state_of
-from .schedule import ScheduleCache
+from .saved_state import load_state, state_of
 from .wishes import Wishes
 
 # The largest gradient of a layer is too small where the format has fewer than eight bits below it.
@@ -74,6 +70,7 @@ class AdaptiveLossScaling:
         audience: these monitors; None for none.
         config: the configuration, with `loss_scale_method` and `dtype` filled in.
         components: what was measured of the network.
+        delay: 0 when scales come from the statistics of the same iteration, 1 when from the one before.
         guard: what a training loop asks about single batches.
         in_half: whether any function of the graph computes in half precision.
         iteration: number of the next iteration.
@@ -130,12 +127,11 @@ class AdaptiveLossScaling:
         context, self.in_half = self.variable.parent.context, bool(reading.described.in_half)
         self.config = _config_for(config, self._storage, in_half=self.in_half)
         self.kernels = select_kernels(context)
-        method = self.config.method
         self._wishes = Wishes(self.config)
         # Statistics of earlier iterations need no second pass.
         asked = self.config.delay
-        self._delay = int(not self._wishes.look_at_arrays) if asked is None else asked
-        if self._delay and self._wishes.look_at_arrays:
+        self.delay = int(not self._wishes.look_at_arrays) if asked is None else asked
+        if self.delay and self._wishes.look_at_arrays:
             raise ValueError(
                 "delay=1 keeps statistics, not arrays, and "
                 f"loss_scale_method={self.config.loss_scale_method!r} looks at arrays; "
@@ -148,41 +144,32 @@ class AdaptiveLossScaling:
             self.kernels,
             self._storage,
             self.audience,
-            delayed=bool(self._delay),
+            delayed=bool(self.delay),
         )
-        constant = isinstance(method, Fixed) and method.fixed_loss_scale == 1.0
         self._graph = GraphPreparation(
-            self._reader.read,
+            self._reader,
             reading,
-            PlanOptions(self.config.selection, method.needs is not Needs.NOTHING, frozenset(further)),
-            # Names are those that the scope shows in which the loss is wrapped.
-            registered_names(),
-            lambda: names_of(parameters),
+            self.config,
+            parameters,
+            further,
             kernels=self.kernels,
             storage=self._storage,
-            by_layer=not constant,
-            looked_at=(self._wishes.look_at_statistics, self._runner.has_watchers),
-            new_cache=partial(
-                ScheduleCache,
-                self.config.iterations_per_measurement,
-                constant=constant,
-                delayed=bool(self._delay),
-            ),
+            delayed=bool(self.delay),
+            watched=self._runner.has_watchers,
         )
         self.guard = BatchGuard(loss, self._graph.plan, self.kernels, self._storage, forward_state)
-        self.components = self._new_components(HistoryPolicy() if history is None else history)
-        self.iteration = 0
-        self._result: Optional[PassReport] = None
-        self._faint = _FAINT * self.config.range.u_min
-        self._spoilt = SpoiltGradients(self.kernels)
-
-    def _new_components(self, history: HistoryPolicy) -> ComponentScales:
-        policy = self.config.method.policy(history).measured_every(self.config.iterations_per_measurement)
+        policy = self.config.method.policy(HistoryPolicy() if history is None else history)
         u_max = single = self.config.range.u_max
         if self._storage is not None:
             # Gradients of one element are never stored in 8 bits.
             single = max(u_max, self._storage.precisions.narrowest.gradient_format(1).max)
-        return ComponentScales(policy, u_max, single)
+        self.components = ComponentScales(
+            policy.measured_every(self.config.iterations_per_measurement), u_max, single
+        )
+        self.iteration = 0
+        self._result: Optional[PassReport] = None
+        self._faint = _FAINT * self.config.range.u_min
+        self._spoilt = SpoiltGradients(self.kernels)
 
     @property
     def undoable(self) -> List[Undoable]:
@@ -229,11 +216,6 @@ class AdaptiveLossScaling:
         """Draw the random numbers of an emulated storage from the stream of another loss of the training."""
         if self._storage is not None and other._storage is not None:
             self._storage.drawn = other._storage.drawn
-
-    @property
-    def delay(self) -> int:
-        """0 when scales come from the statistics of the same iteration, 1 when from the one before."""
-        return self._delay
 
     @property
     def plan(self) -> GraphPlan:
@@ -342,8 +324,9 @@ class AdaptiveLossScaling:
         """The part of `after_update` that looks at the new parameters."""
         present = self._graph.present
         # Forward of a half context converts weights.
-        if present is not None and self.in_half:
-            present.measure_weights(self.iteration)
+        share = present.share(self.iteration) if present is not None and self.in_half else None
+        if present is not None and share is not None:
+            present.statistics.measure_weights(share.weights)
 
     def forget(self) -> None:
         """Drop what was learned of gradients and weights: call it after loading other weights."""
@@ -363,14 +346,15 @@ class AdaptiveLossScaling:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned; ValueError, and no change, if that cannot be."""
-        planned = self._graph.prepared()
-        iteration, draws, statistics, cache, measured, wishes = read_state(state, self._graph, self.config)
-        self.components.load(measured)
-        self._graph.forget()
+        planned, before = self._graph.prepared(), Savepoint(self.undoable)
+        try:
+            self.iteration, draws = load_state(state, planned, self.components, self._wishes)
+        except BaseException:
+            before.restore()
+            raise
+        self._graph.forget_others()
         if self._storage is not None:
             self._storage.drawn.count = draws
-        self._wishes, self.iteration = wishes, iteration
-        planned.statistics, planned.cache = statistics, cache
 
     def forward(
         self,
@@ -462,7 +446,7 @@ class AdaptiveLossScaling:
                 again=again,
             )
         except GraphChangedError:
-            self._graph.drop()
+            self._graph.present = None
             raise
         finally:
             if self._spoilt.keys or (report is not None and report.found_inf):

@@ -42,10 +42,6 @@ class Searches(NamedTuple):
         return Searches(0, 0, self.in_a_row + 1 if iteration == self.last + 1 else 1, iteration)
 
 
-Measured = Tuple[Dict[str, AmaxWindow], Dict[str, float], Searches]
-"""What `ComponentScales.state_dict` wrote: windows, what was measured since, and what came of searches."""
-
-
 class ComponentScales:
     """Windows of magnitudes by the name of a component, so that they outlive a graph that is built again."""
 
@@ -65,23 +61,26 @@ class ComponentScales:
         self._windows: Dict[str, AmaxWindow] = {}
         # What was measured since the last entry of the windows, where that takes several iterations.
         self._partial: Dict[str, float] = {}
-        # Whether all was measured that makes an entry.
-        self._measured_all = False
-        # Whether single batches of this iteration were measured, of which other ranks do not know yet.
-        self.alone = False
-        # Of the present iteration: what was seen, and what is assumed since an overflow, until a finite pass
-        # over the same batch shows what is so.
+        self._searches = Searches()
+        self.drop_iteration()
+
+    def drop_iteration(self) -> None:
+        """Forget what this iteration has seen, as if it had not been."""
+        # What it has seen; what is assumed since an overflow, until a finite pass over the same batch shows
+        # what is so; and what batches have shown that were lost.
         self._seen: Dict[str, float] = {}
         self._assumed: Dict[str, float] = {}
-        # What batches have shown that were lost in this iteration.
         self._lost: Dict[str, float] = {}
-        # In how many passes of it a component was nothing but zeros, and with which scale in the last one.
+        # Whether all was measured that makes an entry of the windows.
+        self._measured_all = False
+        # Whether single batches were measured, of which other ranks do not know yet.
+        self.alone = False
+        # In how many passes a component was nothing but zeros, and with which scale in the last one.
         self._zeros: Dict[str, int] = {}
         self._tried: Dict[str, float] = {}
-        # Whether it has scales of its own, as a first batch has; what came of such searches before.
+        # Whether it has scales of its own, as a first batch has, and where gradients are not zero in the last
+        # pass that was run for that.
         self.searching = False
-        self._searches = Searches()
-        # Where gradients are not zero in the last pass over a batch that was searched.
         self._shown: Set[str] = set()
 
     def u_max(self, name: str) -> float:
@@ -122,10 +121,6 @@ class ComponentScales:
     def limited(self) -> bool:
         """Whether an overflow holds scales down that a finite pass over the same batch may raise again."""
         return bool(self._assumed)
-
-    def unknown(self, components: Components) -> List[bool]:
-        """Of each component, whether nothing was ever measured of it, not even zeros."""
-        return [amax is None for amax in self.amaxes_of(components)]
 
     def amaxes_of(self, components: Components) -> List[Optional[float]]:
         """The largest magnitude of each component; None where nothing was measured."""
@@ -170,10 +165,16 @@ class ComponentScales:
         name = components.names[index]
         tries = self._zeros.get(name, int(name in self._windows and not self.searching))
         self._zeros[name] = tries + 1
-        # What a program has no gradient for is looked for once; the loss gradient itself is not zero.
+        # What a program has no gradient for is looked for once; the loss gradient itself is not zero. Where
+        # gradients of several elements came in, not all zero, they may have underflowed.
         is_root = index == components.root
-        fed = is_root or name in self._tried or index in report.flushed
-        fed = fed or _is_fed(components, report.amax, index)
+        fed = any(
+            report.amax.get(before)
+            and index in following
+            and components.names[before] not in components.single
+            for before, following in enumerate(components.next)
+        )
+        fed = fed or is_root or name in self._tried or index in report.flushed
         if not tries or (tries < _SEARCHES and fed):
             self.settled = False
             if tries or is_root:
@@ -280,13 +281,6 @@ class ComponentScales:
             self._windows, self._partial = windows, partial
         self.drop_iteration()
 
-    def drop_iteration(self) -> None:
-        """Forget what this iteration has seen, as if it had not been."""
-        self._seen, self._assumed, self._lost = {}, {}, {}
-        self._measured_all = self.searching = False
-        self._zeros, self._tried, self._shown = {}, {}, set()
-        self.alone = False
-
     def amaxes(self) -> Dict[str, float]:
         """The largest magnitude in the window of each component, by name."""
         return {name: window.amax for name, window in self._windows.items()}
@@ -308,30 +302,18 @@ class ComponentScales:
         windows = {name: window.as_list() for name, window in ended._windows.items()}
         return {"windows": windows, "partial": ended._partial, "searches": list(ended._searches)}
 
-    def load(self, measured: Measured) -> None:
-        """Take over what `measured_of` found in a state."""
-        self.drop_iteration()
-        self._windows, self._partial, self._searches = measured
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned; nothing changes when it raises KeyError, TypeError,
+        AttributeError or ValueError.
+        """
+        windows = {str(name): AmaxWindow.from_list(values) for name, values in state["windows"].items()}
+        partial = {str(name): number("partial", value) for name, value in state["partial"].items()}
+        searches = Searches(*(integer("searches", value) for value in state["searches"]))
+        self._windows, self._partial, self._searches = windows, partial, searches
         self.began = -1, 0
-
-
-def measured_of(state: Mapping[str, Any]) -> Measured:
-    """What `ComponentScales.state_dict` wrote; KeyError, TypeError or ValueError when that cannot be."""
-    windows = {str(name): AmaxWindow.from_list(values) for name, values in state["windows"].items()}
-    partial = {str(name): number("partial", value) for name, value in state["partial"].items()}
-    searches = Searches(*(integer("searches", value) for value in state["searches"]))
-    return windows, partial, searches
+        self.drop_iteration()
 
 
 def _larger(one: Dict[str, float], other: Mapping[str, float]) -> Dict[str, float]:
     """The larger of both, by name."""
     return {**one, **{n: value for n, value in other.items() if value > one.get(n, -1.0)}} if other else one
-
-
-def _is_fed(components: Components, amax: Mapping[int, float], index: int) -> bool:
-    """Whether gradients of several elements, not all zero, were turned into those of a component."""
-    names, single = components.names, components.single
-    return any(
-        amax.get(before) and index in following and names[before] not in single
-        for before, following in enumerate(components.next)
-    )

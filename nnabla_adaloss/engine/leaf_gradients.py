@@ -11,8 +11,28 @@ from ..core.power_of_two import is_power_of_two
 from ..graph.node import Node
 from ..kernels.arrays import prepare_master
 from ..kernels.interface import GradientsInPlace, GradientToUnscale, Kernels
-from ..kernels.measurements import Measurements
-from ..kernels.scratch import ScratchPool
+from .prepared_graph import PreparedGraph
+from .schedule import Step
+
+
+class TakenLeaf(NamedTuple):
+    """A leaf whose gradient one function writes, or several with one scale."""
+
+    leaf: int  # position of the parameter, or other leaf
+    function: int  # number, or of the first one
+    variable: nn.Variable  # the leaf
+    scale: float  # what it carries
+    half: bool  # whether a function of half precision writes it
+    in_place: bool  # whether a function does that keeps references of its own to its gradient
+
+
+def leaves_of(node: Node, step: Step) -> List[TakenLeaf]:
+    """The leaves whose gradients a function writes."""
+    scales = step.targets(node.structure) if node.scalings else {}
+    return [
+        TakenLeaf(leaf, node.number, variable, scales.get(leaf, step.scale), node.half, node.in_place)
+        for variable, leaf in zip(node.leaves, node.structure.leaves)
+    ]
 
 
 class Written(NamedTuple):
@@ -23,31 +43,22 @@ class Written(NamedTuple):
     until the contribution is added to it.
     """
 
-    leaf: int  # position of the parameter, or other leaf
-    function: int  # its number; of the first one, where all functions of a pass write it
-    variable: nn.Variable  # the leaf
+    taken: TakenLeaf
     target: nn.NdArray  # what nnabla writes to
     master: nn.NdArray  # what it is added to: the leaf's own gradient, or what that held
-    scale: float  # what the function's contribution carries
-    alone: bool  # whether `target` holds nothing but this contribution
+    alone: bool = True  # whether `target` holds nothing but this contribution
     held_apart: bool = False  # whether `target` is the leaf's own gradient, and `master` holds what was in it
 
 
-class LeafSeen(NamedTuple):
-    """What a function has written to the gradient of a leaf.
-
-    A weight that several functions read gets a gradient from each, and each counts for the component of its
-    own function: stored in less than fp32, each is rounded by itself.
-    """
-
-    leaf: int  # position
-    function: int  # number; of several that were not told apart, of the first
-    largest: float  # divided by the scale; infinity where it was not finite
-    scale: float  # what it carried
+LeafSeen = Tuple[TakenLeaf, float]
+"""What was written to the gradient of a leaf, and its largest magnitude, divided by the scale; infinity where
+it was not finite.
+"""
 
 
-def seen_of_leaves(written: Sequence[Written], largest: Sequence[float]) -> List[LeafSeen]:
-    """What functions have written to gradients that hold nothing but this batch's.
+def told_apart(written: Sequence[Written], largest: Sequence[float]) -> List[LeafSeen]:
+    """What each function has written to gradients that hold nothing but this batch's: it counts for the
+    component of that function.
 
     In fp32 nnabla adds to the gradient itself. What is added with the scale of the function before is told as
     one sum with that, as where no function is looked at by itself; with another scale the sum counts for the
@@ -55,25 +66,14 @@ def seen_of_leaves(written: Sequence[Written], largest: Sequence[float]) -> List
     """
     found: List[LeafSeen] = []
     places: Dict[int, int] = {}
-    for entry, amax in zip(written, largest):
-        place = places.get(entry.leaf)
-        if place is not None and not entry.alone and found[place].scale == entry.scale:
-            found[place] = found[place]._replace(largest=amax)
-        elif entry.alone or place is not None:
-            places[entry.leaf] = len(found)
-            found.append(LeafSeen(entry.leaf, entry.function, amax, entry.scale))
+    for (taken, *_, alone, _), amax in zip(written, largest):
+        place = places.get(taken.leaf)
+        if place is not None and not alone and found[place][0].scale == taken.scale:
+            found[place] = found[place][0], amax
+        elif alone or place is not None:
+            places[taken.leaf] = len(found)
+            found.append((taken, amax))
     return found
-
-
-class TakenLeaf(NamedTuple):
-    """A leaf whose gradient one function writes, or several with one scale."""
-
-    leaf: int  # position
-    function: int  # number, or of the first one
-    variable: nn.Variable  # the leaf
-    scale: float  # what it carries
-    half: bool  # whether a function of half precision writes it
-    in_place: bool  # whether a function does that keeps references of its own to its gradient
 
 
 class LeafGradients:
@@ -83,20 +83,11 @@ class LeafGradients:
     asked for at the end of the pass.
     """
 
-    def __init__(
-        self,
-        kernels: Kernels,
-        pool: ScratchPool,
-        measurements: Measurements,
-        *,
-        rounded: bool,
-        unscale_each: bool = False,
-    ) -> None:
-        self._kernels = kernels
-        self._pool = pool
-        self._measurements = measurements
+    def __init__(self, planned: PreparedGraph, *, unscale_each: bool = False) -> None:
+        self._kernels, self._pool = planned.kernels, planned.pool
+        self._measurements = planned.measurements
         # Rounded to a format after each function, each contribution needs a scratch array of its own.
-        self._rounded = rounded
+        self._rounded = planned.storage is not None
         # One call for all of a pass, unless somebody takes each gradient right after its function.
         self._waits = not unscale_each
         self.written: List[Written] = []
@@ -104,25 +95,14 @@ class LeafGradients:
         self._waiting: Dict[int, List[Written]] = {}
         self._scratches = 0
 
-    def take(self, node: Node, scale: float, scales: Mapping[int, float]) -> None:
-        """Direct the gradients of the leaves of `node` to where they can be unscaled."""
-        half, function, waiting = node.half, node.number, self._waiting
-        for variable, leaf in zip(node.leaves, node.structure.leaves):
-            own, master = scales.get(leaf, scale), variable.grad
-            if master.zeroing and not half and leaf not in waiting:
-                # As nearly always: nnabla writes to the master itself.
-                self._running.append(Written(leaf, function, variable, master, master, own, True))
-            else:
-                self.take_leaf(TakenLeaf(leaf, function, variable, own, half, node.in_place))
-
-    def take_leaf(self, taken: TakenLeaf) -> None:
-        """Direct the gradient of one leaf, for one function or for all of a pass."""
-        leaf, function, variable, scale, half, in_place = taken
-        master = variable.grad
-        target, alone, held_apart = master, True, False
+    def take(self, taken: TakenLeaf) -> None:
+        """Direct the gradient of one leaf to where it can be unscaled, for one function or all of a pass."""
+        variable, half, in_place = taken.variable, taken.half, taken.in_place
+        master = target = variable.grad
+        alone, held_apart = True, False
         prepare_master(master, self._kernels.context)
         # A second use of a leaf must find its master as the first one leaves it.
-        self._unscale(self._waiting.pop(leaf, []))
+        self._unscale(self._waiting.pop(taken.leaf, []))
         # What is lazily zero holds nothing to be scaled, also where a function of half precision adds to it.
         if master.zeroing and (in_place or not half):
             pass
@@ -130,9 +110,9 @@ class LeafGradients:
             held_apart, master = True, self._scratch(variable)
             self._kernels.scaled_copy(target, master, 1.0)
             target.fill(-0.0)
-        elif in_place or (not half and not self._rounded and is_power_of_two(scale)):
+        elif in_place or (not half and not self._rounded and is_power_of_two(taken.scale)):
             # Exact both ways, and nnabla adds as it does without the engine.
-            self._kernels.scale_(master, scale)
+            self._kernels.scale_(master, taken.scale)
             alone = False
         else:
             target = self._scratch(variable)
@@ -142,7 +122,7 @@ class LeafGradients:
                 # nnabla has looked at the master by now, and may add: to -0.0, which changes not even a sign.
                 target.fill(-0.0)
         # Noted before it is swapped: a signal may interrupt us between any two lines.
-        self._running.append(Written(leaf, function, variable, target, master, scale, alone, held_apart))
+        self._running.append(Written(taken, target, master, alone, held_apart))
         if target is not master and not held_apart:
             variable.grad = target
 
@@ -152,27 +132,18 @@ class LeafGradients:
 
     def give_back(self) -> None:
         """Put the masters back after the function ran, and unscale what it wrote."""
-        written = []
         for entry in self._running:
-            in_place = entry.target is entry.master
-            if not in_place and not entry.held_apart:
-                entry.variable.grad = entry.master
+            if entry.target is not entry.master and not entry.held_apart:
+                entry.taken.variable.grad = entry.master
             # An array that is still zeroing was not written: its master keeps what it has.
-            if entry.target.zeroing:
-                continue
-            if self._waits:
-                self._waiting.setdefault(entry.leaf, []).append(entry)
-            else:
-                written.append(entry)
+            if not entry.target.zeroing:
+                self._waiting.setdefault(entry.taken.leaf, []).append(entry)
         self._running.clear()
         if not self._waits:
-            self._scratches = 0
-        self._unscale(written)
+            self.finish()
 
     def finish(self) -> None:
         """Unscale what is still waiting."""
-        if not self._waiting:
-            return
         waiting = [entry for entries in self._waiting.values() for entry in entries]
         self._waiting.clear()
         self._scratches = 0
@@ -184,9 +155,9 @@ class LeafGradients:
             if entry.held_apart:
                 self._kernels.scaled_copy(entry.master, entry.target, 1.0)
                 continue
-            entry.variable.grad = entry.master
+            entry.taken.variable.grad = entry.master
             if entry.target is entry.master and not entry.master.zeroing:
-                self._kernels.scale_(entry.master, 1.0 / entry.scale)
+                self._kernels.scale_(entry.master, 1.0 / entry.taken.scale)
         self._running.clear()
         self.finish()
 
@@ -196,7 +167,7 @@ class LeafGradients:
         self.written += written
         if all(entry.target is entry.master for entry in written):
             masters = [entry.master for entry in written]
-            scales = [entry.scale for entry in written]
+            scales = [entry.taken.scale for entry in written]
             self._measurements.unscale_in_place(GradientsInPlace(masters, scales))
             return
         self._measurements.unscale([self._task(entry) for entry in written])
@@ -210,7 +181,7 @@ class LeafGradients:
             # nnabla may have turned it into half precision.
             prepare_master(entry.master, self._kernels.context)
         accumulate = not in_place and not entry.master.zeroing
-        return GradientToUnscale(entry.target, entry.master, entry.scale, accumulate)
+        return GradientToUnscale(entry.target, entry.master, entry.taken.scale, accumulate)
 
 
 class SpoiltGradients:

@@ -4,18 +4,19 @@
 from __future__ import annotations
 
 import math
-from typing import Dict, Optional, Tuple, Union
+from functools import partial
+from typing import Callable, Dict, List, Optional, Tuple
 
 from ..core.config import AdaLossConfig
 from ..core.formats import get_format
-from ..core.layer_record import LayerObserver
+from ..core.layer_record import LayerObserver, LayerRecord
 from ..core.power_of_two import floor_power_of_two
 from ..emulation.gradient_ranges import GradientRanges
 from ..emulation.rounded_storage import RoundedStorage
 from ..graph.loss import LossLike, LossSeed, Seed, check_scale
 from ..kernels import Kernels
 from ..monitor import Audience, LayerScaled
-from .choose import Room, Start, choose
+from .choose import Start, choose
 from .component_scales import ComponentScales
 from .layer_watch import LayerWatch, records_of
 from .passes import HookedPass, HooklessPass
@@ -48,16 +49,13 @@ class PassRunner:
         self._loss, self._seed, self._config, self._kernels = loss, seed, config, kernels
         self._storage, self._audience, self._delayed = storage, audience, delayed
         self._observer = LayerObserver(config.recorder, config.debug_level)
+        # Whether anybody is told of layers.
+        self.has_watchers = audience is not None or self._observer.needed
         self._max_bytes = config.planned_bytes
         if self._max_bytes is None and not kernels.asynchronous:
             self._max_bytes = _MAX_BYTES
         # A start scale that was checked, and what comes of it.
         self._checked: Tuple[Optional[float], float] = None, 0.0
-
-    @property
-    def has_watchers(self) -> bool:
-        """Whether anybody is told of layers."""
-        return self._audience is not None or self._observer.needed
 
     def base(self, given: float) -> float:
         """What the loss gradient starts with, of S0 or of the scale with which an engine starts."""
@@ -81,27 +79,18 @@ class PassRunner:
         again: bool,
     ) -> PassReport:
         """Run one pass, with the schedule in use or the next one, and learn from it."""
-        cache, graph = planned.cache, planned.components
-        schedule, chosen = None if again else cache.current(iteration, scale), False
-        learns, measure = not cache.for_good(scale), False
+        cache, graph, statistics = planned.cache, planned.components, planned.statistics
+        schedule = None if again else cache.current(iteration, scale)
+        learns, measure, chosen = not cache.for_good(scale), False, False
         if schedule is None:
-            planned.statistics.begin(iteration, again=again)
-            unknown = learns and (
-                any(map(components.unknown(graph).__getitem__, graph.measured))
-                or planned.statistics.lacks_weights
-            )
+            statistics.begin(iteration, again=again)
+            amax = components.amaxes_of(graph)
+            unknown = any(amax[index] is None for index in graph.measured) or statistics.lacks_weights
             # Nothing is known of a seed gradient of the caller's own.
             measure = learns and (again or unknown or not self._delayed or grad is not None)
             before = cache.schedule
-            schedule = next_schedule(
-                planned,
-                (self._config, components, wishes),
-                self.base(components.policy.start_scale if scale is None else scale),
-                iteration,
-                scale,
-                seeded=grad is not None,
-                again=again,
-            )
+            seeded = grad is not None
+            schedule = self._next(planned, components, wishes, iteration, scale, seeded=seeded, again=again)
             chosen = schedule is not before
             # Chosen again in the next iteration is what an overflow of this one holds down, and with delay=1
             # what a batch of this one has shown: it is that of this rank alone.
@@ -111,17 +100,13 @@ class PassRunner:
             else:
                 cache.drop()
         share = None if measure or not learns else planned.share(iteration)
-        told = self._audience is not None or self._observer.needed
-        which = iteration, components.began[1]
-        request = PassRequest(
-            clear_buffer,
-            NO_HOOKS if hooks == NO_HOOKS else hooks,
-            self._told(planned, schedule, which, chosen=chosen) if told else None,
-            grad,
-            measure,
-            share,
-            wishes.look_at if measure and wishes.look_at_arrays else None,
-        )
+        watch = None
+        if self.has_watchers:
+            which = iteration, components.began[1]
+            records = partial(records_of, planned.plan.structure, statistics, schedule, which, chosen=chosen)
+            watch = self._told(iteration, records)
+        look = wishes.look_at if measure and wishes.look_at_arrays else None
+        request = PassRequest(clear_buffer, hooks, watch, grad, measure, share, look)
         report = self._pass(planned, schedule, request, found)
         if measure or share is not None:
             components.learn(graph, report, last=share is None or share.last)
@@ -155,96 +140,77 @@ class PassRunner:
                     at_random=storage is not None and storage.precisions.at_random,
                     max_bytes=self._max_bytes,
                 )
-        steps = planned.steps
-        running: Union[HookedPass, HooklessPass]
         if request.measure_all:
-            running = HookedPass(planned, request, schedule, "measuring")
-        elif request.watch is not None or request.hooks is not NO_HOOKS:
-            running = HookedPass(planned, request, schedule, "single functions are watched")
-        elif isinstance(steps, HooklessSteps):
-            running = HooklessPass(planned, request, schedule, steps, found)
+            kind = "measuring"
+        elif request.watch is not None or request.hooks != NO_HOOKS:
+            kind = "single functions are watched"
+        elif isinstance(planned.steps, HooklessSteps):
+            running = HooklessPass(planned, request, schedule, planned.steps, found)
+            return running.run(self._loss, self._seed)
         else:
-            running = HookedPass(planned, request, schedule, str(steps))
-        return running.run(self._loss, self._seed)
+            kind = str(planned.steps)
+        return HookedPass(planned, request, schedule, kind).run(self._loss, self._seed)
 
-    def _told(
-        self, planned: PreparedGraph, schedule: ScaleSchedule, which: Tuple[int, int], *, chosen: bool
-    ) -> Optional[LayerWatch]:
-        """Report the scales of a pass, by iteration and attempt, to whoever records them; who is told of its
-        layers as they run.
-        """
+    def _told(self, iteration: int, records: Callable[[], List[LayerRecord]]) -> Optional[LayerWatch]:
+        """Report the scales of a pass to whoever records them; who is told of its layers as they run."""
         audience = self._audience
-        watched = audience is not None and audience.wants(LayerScaled, which[0])
+        watched = audience is not None and audience.wants(LayerScaled, iteration)
         if not (watched or self._observer.needed):
             return None
-        records = records_of(planned.plan.structure, planned.statistics, schedule, which, chosen=chosen)
+        found = records()
         if self._observer.needed:
-            for record in records:
+            for record in found:
                 self._observer(record)
         if audience is None or not watched:
             return None
         stored = get_format(self._config.dtype or "float16")
-        return LayerWatch(audience, self._kernels, self._storage, stored, records)
+        return LayerWatch(audience, self._kernels, self._storage, stored, found)
 
-
-def next_schedule(
-    planned: PreparedGraph,
-    settings: Tuple[AdaLossConfig, ComponentScales, Wishes],
-    base: float,
-    iteration: int,
-    scale: Optional[float],
-    *,
-    seeded: bool,
-    again: bool,
-) -> ScaleSchedule:
-    """The next schedule; the one in use, if it would be chosen again. `base` is what the loss gradient starts
-    with when nothing is known: S0, where `scale` gives it.
-    """
-    config, components, wishes = settings
-    graph, structure, fixed = planned.components, planned.plan.structure, scale is not None
-    ranges = ranges_of(planned, config)
-    known = components.room(graph, {} if ranges is None else ranges.of_components(graph))
-    choice = choose(
-        graph,
-        known,
-        _start(planned, config, components, known, base, fixed=fixed, seeded=seeded),
-        wishes.about(structure, planned.statistics, iteration, ranges, fixed=fixed),
-        _weight_room(planned, config, ranges),
-        power_of_two=config.power_of_two,
-    )
-    present = planned.cache.schedule
-    held = present is not None and not again and present.fixed_scale == scale
-    if (
-        held
-        and present is not None
-        and present.structure is structure
-        and present.components == choice.scales
-    ):
-        return present
-    return ScaleSchedule(structure, graph, choice.scales, scale, choice.reasons, wishes.unbounded)
-
-
-def _start(
-    planned: PreparedGraph,
-    config: AdaLossConfig,
-    components: ComponentScales,
-    known: Room,
-    base: float,
-    *,
-    fixed: bool,
-    seeded: bool,
-) -> Start:
-    graph = planned.components
-    root = graph.names[graph.root]
-    single = root in graph.single and not seeded
-    if fixed:
-        amax = components.amaxes_of(graph)
-        return Start(base, base, True, [1.0, *amax[1:]] if single else amax, config.range.u_max)
-    if not single:
-        return Start(known.of_root(base), base)
-    # The loss gradient is 1. Where all was zero, a small constant behind it may have flushed it.
-    end = min(floor_power_of_two(components.u_max(root)), components.policy.max_scale)
-    return Start(end if any(known.room) or any(known.tried) else base, base)
+    def _next(
+        self,
+        planned: PreparedGraph,
+        components: ComponentScales,
+        wishes: Wishes,
+        iteration: int,
+        scale: Optional[float],
+        *,
+        seeded: bool,
+        again: bool,
+    ) -> ScaleSchedule:
+        """The next schedule; the one in use, if it would be chosen again."""
+        config, graph, structure = self._config, planned.components, planned.plan.structure
+        storage = planned.storage
+        ranges: Optional[GradientRanges] = None
+        if storage is not None and storage.precisions.only is None:
+            ranges = GradientRanges(config, storage, planned.plan)
+        known = components.room(graph, {} if ranges is None else ranges.of_components(graph))
+        # What the loss gradient starts with when nothing is known: S0, where it is given.
+        base = self.base(components.policy.start_scale if scale is None else scale)
+        root = graph.names[graph.root]
+        single = root in graph.single and not seeded
+        if scale is not None:
+            amax = components.amaxes_of(graph)
+            start = Start(base, base, True, [1.0, *amax[1:]] if single else amax, config.range.u_max)
+        elif not single:
+            start = Start(known.of_root(base), base)
+        else:
+            # The loss gradient is 1. Where all was zero, a small constant behind it may have flushed it.
+            end = min(floor_power_of_two(components.u_max(root)), components.policy.max_scale)
+            start = Start(end if any(known.room) or any(known.tried) else base, base)
+        choice = choose(
+            graph,
+            known,
+            start,
+            wishes.about(structure, planned.statistics, iteration, ranges, fixed=scale is not None),
+            _weight_room(planned, config, ranges),
+            power_of_two=config.power_of_two,
+        )
+        made = ScaleSchedule(structure, graph, choice.scales, scale, choice.reasons, wishes.unbounded)
+        present = planned.cache.schedule
+        if present is not None and not again and present.structure is structure:
+            alike = present.fixed_scale == scale and present.components == choice.scales
+            return present if alike else made
+        return made
 
 
 def _weight_room(
@@ -267,11 +233,3 @@ def _weight_room(
             room = max(floor_power_of_two(own / weight.abs_max), 1.0)
             found[slot.factor] = min(room, found.get(slot.factor, math.inf))
     return found
-
-
-def ranges_of(planned: PreparedGraph, config: AdaLossConfig) -> Optional[GradientRanges]:
-    """The range of each gradient, where layers differ; None: all have that of the configuration."""
-    storage = planned.storage
-    if storage is None or storage.precisions.only is not None:
-        return None
-    return GradientRanges(config, storage, planned.plan)

@@ -4,23 +4,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, List, Mapping, Optional, Sequence, Union
 
 import nnabla as nn
 
+from ..core.config import AdaLossConfig
+from ..core.methods import Fixed, Needs
 from ..emulation.rounded_storage import RoundedStorage
 from ..graph.components import Components
-from ..graph.names import ParameterNames
+from ..graph.float_tail import TailReader
+from ..graph.names import ParameterNames, Parameters, names_of, registered_names
 from ..graph.plan import GraphPlan, completed_names
 from ..graph.reading import GraphDescription, GraphReading
 from ..graph.structure import GraphStructure, PlanOptions
 from ..kernels import Kernels, Measurements, measurements_by
 from ..kernels.scratch import ScratchPool
 from ..undo import Undoable
-from .passes.backward_pass import PassContext
-from .passes.hookless import HooklessSteps
 from .schedule import ScaleSchedule, ScheduleCache
 from .statistics import Share, Statistics, Wanted, shares_of
+
+if TYPE_CHECKING:
+    from .passes.hookless import HooklessSteps
 
 # Both losses of an adversarial network, or recurrent networks of so many lengths.
 _REMEMBERED = 16
@@ -60,21 +64,24 @@ class KnownGraphs:
         self._known = [*self._known[1 - _REMEMBERED :], known]
         return known
 
-    def drop_schedules(self) -> None:
-        """Have scales chosen again."""
+    def forget(self, *, measured: bool = True) -> None:
+        """Have scales chosen again, and forget what was measured, too."""
         for known in self._known:
             known.cache = None
-
-    def forget(self) -> None:
-        """Forget what was measured, too."""
-        for known in self._known:
-            known.cache = known.statistics = None
+            if measured:
+                known.statistics = None
 
 
 @dataclass
-class PreparedGraph(PassContext):
+class PreparedGraph:
     """A graph with its components, and the schedule in use."""
 
+    plan: GraphPlan
+    kernels: Kernels
+    pool: ScratchPool
+    measurements: Measurements
+    statistics: Statistics
+    storage: Optional[RoundedStorage]  # an emulated one, which sees every gradient
     known: KnownGraph
     components: Components
     cache: ScheduleCache
@@ -107,16 +114,9 @@ class PreparedGraph(PassContext):
             shares = shares_of(structure, gradients, wanted.data, self.cache.iterations)
             if self.storage is not None:
                 # It sees every gradient of every pass, but for those of functions in float.
-                leaves = frozenset(structure.leaves)
-                shares = [share._replace(leaves=leaves) for share in shares]
-            self._shares = [share if share.last or not share.empty else None for share in shares]
+                shares = [share._replace(leaves=frozenset(structure.leaves)) for share in shares]
+            self._shares = [share if any(share) else None for share in shares]
         return self._shares[number]
-
-    def measure_weights(self, iteration: int) -> None:
-        """Measure the weights of an iteration's share after an update, before forward converts them."""
-        share = self.share(iteration)
-        if share is not None:
-            self.statistics.measure_weights(share.weights)
 
 
 class GraphPreparation:
@@ -126,26 +126,29 @@ class GraphPreparation:
 
     def __init__(
         self,
-        read: Callable[[], GraphReading],
+        reader: TailReader,
         reading: GraphReading,
-        options: PlanOptions,
-        names: ParameterNames,
-        more_names: Callable[[], ParameterNames],
+        config: AdaLossConfig,
+        parameters: Parameters,
+        non_homogeneous: Sequence[str],
         *,
         kernels: Kernels,
         storage: Optional[RoundedStorage],
-        by_layer: bool,
-        looked_at: Tuple[bool, bool],
-        new_cache: Callable[[], ScheduleCache],
+        delayed: bool,
+        watched: bool,
     ) -> None:
-        self._read, self._options = read, options
-        self._names, self._more_names = names, more_names
-        self._kernels, self._storage, self._by_layer = kernels, storage, by_layer
-        # Whether the method looks at statistics of layers, and whether somebody else does.
-        self._looked_at = looked_at
-        self.new_cache = new_cache
-        self.pool = ScratchPool()
+        self._reader, self._config, self._parameters = reader, config, parameters
         self._reading: Optional[GraphReading] = reading
+        self._kernels, self._storage = kernels, storage
+        needs = config.method.needs
+        adaptive = needs is not Needs.NOTHING
+        self._options = PlanOptions(config.selection, adaptive, frozenset(non_homogeneous))
+        # Names are those that the scope shows in which the loss is wrapped.
+        self._names = registered_names()
+        self._delayed = delayed
+        # Whether the method looks at statistics of layers, and whether somebody else does.
+        self._looked_at, self._watched = needs in (Needs.STATISTICS, Needs.HISTORY), watched
+        self.pool = ScratchPool()
         self._known = KnownGraphs()
         # As the graph was when it was last looked at.
         self.present: Optional[PreparedGraph] = None
@@ -178,56 +181,44 @@ class GraphPreparation:
         """The plan of the graph as it is wired now; before forward nnabla itself does not know which of its
         variables need a gradient.
         """
-        if self.present is None or self.present.plan.reading.rewired:
+        if self.present is not None and self.present.plan.reading.rewired:
             self.present = self._prepare()
-        return self.present.plan
+        return self.prepared().plan
 
     def go_on_from(self, before: GraphPreparation) -> None:
         """Go on with what is known of the network's graph before, or of one that was built alike."""
         self.pool, self._known = before.pool, before._known
         self.present, self._before = None, before.present or before._before
 
-    def drop(self) -> None:
-        """Have it prepared anew."""
-        self.present = None
-
     def drop_schedules(self) -> None:
         """Have scales chosen anew, for graphs of any structure."""
-        self._known.drop_schedules()
+        self._known.forget(measured=False)
         for one in (self.present, self._before):
             if one is not None:
                 one.cache.drop()
 
+    def forget_others(self) -> None:
+        """Drop what was learned of graphs of another structure."""
+        self._known.forget()
+
     def forget(self) -> None:
         """Drop what was measured, and have scales chosen anew."""
-        self._known.forget()
+        self.forget_others()
         self.drop_schedules()
-        prepared = self.prepared()
-        prepared.statistics = self.new_statistics(prepared.plan, prepared.measurements)
-
-    def new_statistics(self, plan: GraphPlan, measurements: Measurements) -> Statistics:
-        """Statistics of which nothing is known yet."""
-        by_method, watched = self._looked_at
-        slots = plan.structure.layer_slots.values()
-        outputs = frozenset(node.outputs[0] for node, _ in slots)
-        # Scaled copies of weights are stored as they are, and must not leave the range.
-        stored = by_method or self._storage is not None
-        wanted = Wanted(
-            outputs if by_method else frozenset(),
-            frozenset(slot.factor for node, slot in slots if stored or node.half),
-            outputs if watched else frozenset(),
-        )
-        return Statistics(plan, measurements, self.pool, self._storage, wanted)
+        self.prepared().statistics.load_state((), ())
 
     def _prepare(self) -> PreparedGraph:
         reading, self._reading = self._reading, None
         if reading is None or not reading.is_current:
-            reading = self._read()
+            reading = self._reader.read()
         before, self._before = self.present or self._before, None
         described = reading.description(self._names_for(reading, before))
         known = self._known.of(described, self._options, reading.leaves)
         plan = GraphPlan.bound(reading, known.structure)
-        components = plan.structure.components(by_layer=self._by_layer)
+        # Whether all layers have one scale for good, so that where S0 is given nothing is measured.
+        method = self._config.method
+        constant = isinstance(method, Fixed) and method.fixed_loss_scale == 1.0
+        components = plan.structure.components(by_layer=not constant)
         if before is not None and before.plan.structure is not plan.structure:
             self.pool.end_graph()
         if before is not None and before.known is known:
@@ -237,12 +228,26 @@ class GraphPreparation:
             before.known.statistics = before.statistics.state(before.plan.structure.measured)
         # Per variable its gradient, as it arrives and as one branch, and its data.
         measurements = measurements_by(self._kernels, 3 * len(plan.variables) + 64)
-        statistics = self.new_statistics(plan, measurements)
-        cache = self.new_cache() if known.cache is None else known.cache
+        statistics = Statistics(plan, measurements, self.pool, self._storage, self._wanted(plan.structure))
         if known.statistics is not None:
             statistics.load_state(plan.structure.measured, known.statistics)
+        cache = known.cache or ScheduleCache(
+            self._config.iterations_per_measurement, constant=constant, delayed=self._delayed
+        )
         passes = plan, self._kernels, self.pool, measurements, statistics, self._storage
         return PreparedGraph(*passes, known, components, cache)
+
+    def _wanted(self, structure: GraphStructure) -> Wanted:
+        """What is measured besides what counts for components."""
+        slots = structure.layer_slots.values()
+        outputs = frozenset(node.outputs[0] for node, _ in slots)
+        # Scaled copies of weights are stored as they are, and must not leave the range.
+        stored = self._looked_at or self._storage is not None
+        return Wanted(
+            outputs if self._looked_at else frozenset(),
+            frozenset(slot.factor for node, slot in slots if stored or node.half),
+            outputs if self._watched else frozenset(),
+        )
 
     def _names_for(self, reading: GraphReading, before: Optional[PreparedGraph]) -> ParameterNames:
         """Names of the parameters of a graph: those of this loss, and what they were called before."""
@@ -250,4 +255,4 @@ class GraphPreparation:
             names = {**before.plan.names, **self._names}
             if all(reading.keys[position] in names for position in reading.needed):
                 return names
-        return completed_names({**self._more_names(), **self._names}, reading)
+        return completed_names({**names_of(self._parameters), **self._names}, reading)

@@ -6,22 +6,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from itertools import compress
-from operator import mul
-from typing import AbstractSet, Dict, Iterable, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from operator import attrgetter, mul
+from typing import AbstractSet, Dict, FrozenSet, Iterable, Mapping, Optional, Sequence, Set, Tuple
 
 from ..graph.components import Components
 from ..graph.plan import GraphPlan
 from ..graph.structure import GraphStructure
-from .leaf_gradients import LeafSeen
+from .leaf_gradients import LeafSeen, TakenLeaf
 from .schedule import ScaleSchedule
 
-
-class LeavesSeen(NamedTuple):
-    """The gradients of leaves that a pass has written; each list has an entry for each of them."""
-
-    positions: Sequence[int] = ()
-    largest: Sequence[float] = ()  # divided by the scale; infinity where it is not finite
-    scales: Sequence[float] = ()
+_position, _scale = attrgetter("leaf"), attrgetter("scale")
 
 
 @dataclass(frozen=True)
@@ -38,7 +32,8 @@ class PassReport:
     plan: GraphPlan
     schedule: ScaleSchedule
     scales: Mapping[int, float]
-    leaves: LeavesSeen
+    leaves: Sequence[TakenLeaf]  # those whose gradients were written
+    largest: Sequence[float]  # of each, divided by its scale; infinity where it is not finite
     found_inf: Sequence[str] = ()
     amax: Mapping[int, float] = field(default_factory=dict)
     measured_all: bool = False
@@ -79,19 +74,17 @@ class PassReport:
     @property
     def nonzero(self) -> AbstractSet[int]:
         """Keys of the leaves whose gradients are not all zeros."""
-        leaves, largest, _ = self.leaves
+        written = {*compress(map(_position, self.leaves), self.largest)}
         # Mostly those of all leaves.
-        if all(largest) and len({*leaves}) == len(self.plan.leaves):
+        if len(written) == len(self.plan.leaves):
             return self.plan.leaves.keys()
-        return {self.plan.keys[position] for position in compress(leaves, largest)}
+        return {self.plan.keys[position] for position in written}
 
     @property
     def nonfinite(self) -> AbstractSet[int]:
         """Keys of the leaves whose gradients are not finite."""
-        if not self.found_inf:
-            return frozenset()
-        keys, (leaves, largest, _) = self.plan.keys, self.leaves
-        return {keys[leaf] for leaf, amax in zip(leaves, largest) if amax == math.inf}
+        keys = self.plan.keys
+        return {keys[one.leaf] for one, amax in zip(self.leaves, self.largest) if amax == math.inf}
 
     def faint(self, floor: float) -> Sequence[str]:
         """The components whose gradients have underflowed: all, where no leaf's gradient as it was stored has
@@ -99,18 +92,15 @@ class PassReport:
 
         A branch that is absent from a batch is zero from its beginning.
         """
-        leaves, largest, scales = self.leaves
-        components, stored = self.schedule.graph, list(map(mul, largest, scales))
+        components, stored = self.schedule.graph, list(map(mul, self.largest, map(_scale, self.leaves)))
         # As nearly always.
         if stored and min(stored) >= floor:
             return ()
         if max(stored, default=0.0) < floor:
             return components.names
-        if min(stored):
-            return ()
         of, next_ = components.leaves, components.next
-        present = {of[leaf] for leaf, one in zip(leaves, stored) if one}
-        absent = {of[leaf] for leaf in leaves} - present
+        present = {of[leaf.leaf] for leaf, one in zip(self.leaves, stored) if one}
+        absent = {of[leaf.leaf] for leaf in self.leaves} - present
         return [components.names[i] for i in absent if any(i in next_[index] for index in present)]
 
 
@@ -128,9 +118,9 @@ def amax_of_components(
         index = components.of.get(position)
         if index is not None and largest > found.get(index, -1.0):
             found[index] = largest
-    for leaf, function, largest, _ in leaves:
+    for taken, largest in leaves:
         if largest < math.inf:
-            index = component_of_leaf(structure, components, leaf, function)
+            index = component_of_leaf(structure, components, taken.leaf, taken.function)
             if largest > found.get(index, -1.0):
                 found[index] = largest
     return found
@@ -147,29 +137,24 @@ def first_overflow(
     structure: GraphStructure,
     components: Components,
     bad: AbstractSet[int],
-    bad_leaves: Iterable[Tuple[int, int]],
-    *,
+    bad_functions: Mapping[int, int],
     raised: AbstractSet[int] = frozenset(),
 ) -> Optional[int]:
-    """The first component, in backward order, that was not finite; None: all were. `raised`: the `bad`
-    gradients that were finite as they arrived, and brought too far to the scale of the component behind.
+    """The first component, in backward order, that was not finite; None: all were. Of functions that have
+    written something not finite to a leaf, the component of that; `raised`: the `bad` gradients that were
+    finite as they arrived, and brought too far to the scale of the component behind.
     """
-    functions: Dict[int, int] = {}
-    for leaf, function in bad_leaves:
-        functions.setdefault(function, component_of_leaf(structure, components, leaf, function))
-    if not bad and not functions:
-        return None
     for node in structure.nodes:
         if not bad.isdisjoint(node.outputs):
             if len(node.outputs) == 1 and node.separates and node.inputs and node.outputs[0] in raised:
                 return components.of[node.inputs[0]]
             return components.producers[node.number]
-        if node.number in functions:
-            return functions[node.number]
+        if node.number in bad_functions:
+            return bad_functions[node.number]
     return None
 
 
-def unseen_before(components: Components, overflowed: int, seen: AbstractSet[int]) -> Set[int]:
+def unseen_before(components: Components, overflowed: int, seen: AbstractSet[int]) -> FrozenSet[int]:
     """The components that may have handed an overflow on: those before it of which nothing was seen that was
     finite. Scalars do not overflow before what follows them.
     """
@@ -182,4 +167,4 @@ def unseen_before(components: Components, overflowed: int, seen: AbstractSet[int
         new = {index for index in before - seen - found - {overflowed} if names[index] not in single}
         found |= new
         waiting += new
-    return found
+    return frozenset(found)

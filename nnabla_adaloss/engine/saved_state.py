@@ -6,21 +6,14 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
-from ..core.config import AdaLossConfig
 from ..core.saved_settings import check_version
 from ..core.validation import integer
 from ..graph.plan import GraphPlan
-from .component_scales import ComponentScales, Measured, measured_of
-from .prepared_graph import GraphPreparation, PreparedGraph
-from .schedule import ScheduleCache
-from .statistics import Statistics
+from .component_scales import ComponentScales
+from .prepared_graph import PreparedGraph
 from .wishes import Wishes
 
 SCHEMA = 1
-
-
-EngineState = Tuple[int, int, Statistics, ScheduleCache, Measured, Wishes]
-"""The next iteration, how many arrays were rounded at random, and what was known."""
 
 
 def state_of(
@@ -39,27 +32,21 @@ def state_of(
     }
 
 
-def read_state(state: Mapping[str, Any], graph: GraphPreparation, config: AdaLossConfig) -> EngineState:
-    """What `state_of` returned, for a graph of the same network; ValueError, if it is not of that."""
+def load_state(
+    state: Mapping[str, Any], planned: PreparedGraph, components: ComponentScales, wishes: Wishes
+) -> Tuple[int, int]:
+    """Take over what `state_of` returned for a graph of the same network; return iteration and draws.
+    ValueError, if it is not of that: some of it may have been taken over by then.
+    """
     try:
         check_version(state["schema"], SCHEMA)
-        planned = graph.prepared()
-        structure = planned.plan.structure
         check_network(planned.plan, list(state["network"]))
-        statistics = graph.new_statistics(planned.plan, planned.measurements)
-        statistics.load_state(structure.measured, state["statistics"])
-        cache = graph.new_cache()
-        cache.load_state_dict(structure, planned.components, state["schedule"])
-        wishes = Wishes(config)
+        planned.statistics.load_state(planned.plan.structure.measured, state["statistics"])
+        planned.cache.load_state_dict(planned.plan.structure, planned.components, state["schedule"])
         wishes.load_state_dict(state["layers"])
-        return (
-            integer("iteration", state["iteration"]),
-            integer("draws", state["draws"]),
-            statistics,
-            cache,
-            measured_of(state["components"]),
-            wishes,
-        )
+        found = integer("iteration", state["iteration"]), integer("draws", state["draws"])
+        components.load_state_dict(state["components"])
+        return found
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(f"state is damaged, or none of an AdaptiveLossScaling: {error!r}") from error
 

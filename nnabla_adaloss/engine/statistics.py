@@ -46,13 +46,14 @@ class Wanted(NamedTuple):
 
 
 class Statistics:
-    """Statistics of the arrays of one graph, kept unscaled so that they hold when scales change.
+    """Statistics of the arrays of one graph, kept unscaled so that they hold when scales change. A gradient
+    goes by the position of its variable, data by that inverted: `~position`.
 
     A gradient that was not finite leaves what was known before. Choices see what was known when the iteration
     began, or when its last pass ended: the same on all ranks.
     """
 
-    undone = "_gradients", "_data", "_answers", "_iteration"
+    undone = "_known", "_answers", "_iteration"
 
     def __init__(
         self,
@@ -64,15 +65,13 @@ class Statistics:
     ) -> None:
         self._plan, self._measurements, self._pool, self._storage = plan, measurements, pool, storage
         self.wanted = wanted
-        self._gradients: Dict[int, ArrayStatistics] = {}
-        self._data: Dict[int, ArrayStatistics] = {}
+        self._known: Dict[int, ArrayStatistics] = {}
+        self._answers = self._known
         self._iteration = -1
-        self._answers: Tuple[Dict[int, ArrayStatistics], Dict[int, ArrayStatistics]] = {}, {}
-        # What this pass measures, with the scale of each gradient.
+        # What this pass measures, with the scale of each.
         self._running: Dict[int, Tuple[_Measured, float]] = {}
-        self._running_data: Dict[int, _Measured] = {}
         # What was measured since all ranks exchanged what they know.
-        self._new: Tuple[Set[int], Set[int]] = set(), set()
+        self._new: Set[int] = set()
 
     def bind(self, plan: GraphPlan, storage: Optional[RoundedStorage]) -> None:
         """Measure the arrays of this graph from now on."""
@@ -81,43 +80,42 @@ class Statistics:
     def begin(self, iteration: int, *, again: bool) -> None:
         """In a new iteration, or again in one, answer from what is known now."""
         if again or iteration != self._iteration:
-            self._iteration = iteration
-            self._answers = self._gradients, self._data
+            self._iteration, self._answers = iteration, self._known
 
     def gradient(self, position: int) -> Optional[ArrayStatistics]:
         """What is known of a gradient, unscaled."""
-        return self._answers[0].get(position)
+        return self._answers.get(position)
 
     def data(self, position: int) -> Optional[ArrayStatistics]:
         """What is known of a weight or activation."""
-        return self._answers[1].get(position)
+        return self._answers.get(~position)
 
     @property
     def lacks_weights(self) -> bool:
         """Whether any weight that is wanted was not measured."""
-        known = self._plan.structure.described.kept
-        return any(p in known and p not in self._answers[1] for p in self.wanted.data)
+        kept = self._plan.structure.described.kept
+        return any(p in kept and ~p not in self._answers for p in self.wanted.data)
 
     def measure(self, gradients: Sequence[Tuple[int, float]], data: Sequence[int]) -> None:
         """Start to measure arrays as they are now, all in one call; gradients go with their scales."""
         arrays = [self._plan.all_variables[position].grad for position, _ in gradients]
-        found = gradients
+        found = [*gradients]
         if self._storage is not None or not are_readable(arrays):
             arrays, found = self._left_to_measure(gradients, arrays)
-        unseen = [p for p in data if p not in self._running_data and not self._has_seen(p)]
+        unseen = [p for p in data if ~p not in self._running and not self._has_seen(p)]
         arrays += self._readable(unseen)
         if not arrays:
             return
+        found += [(~position, 1.0) for position in unseen]
         tickets = self._measurements.measure(arrays)
-        self._running.update((position, (ticket, scale)) for (position, scale), ticket in zip(found, tickets))
-        self._running_data.update(zip(unseen, tickets[len(found) :]))
+        self._running.update((key, (ticket, scale)) for (key, scale), ticket in zip(found, tickets))
 
     def _has_seen(self, position: int) -> bool:
         """Take over what an emulated storage knows of data, as it has rounded it."""
         storage = self._storage
         found = None if storage is None else storage.data_statistics(self._plan.keys[position])
         if found is not None:
-            self._running_data[position] = found
+            self._running[~position] = found, 1.0
         return found is not None
 
     def _left_to_measure(
@@ -137,7 +135,8 @@ class Statistics:
 
     def measure_weights(self, positions: Sequence[int]) -> None:
         """Start to measure data as it is now, whatever an emulated storage makes of it."""
-        self._running_data.update(zip(positions, self._measurements.measure(self._readable(positions))))
+        tickets = self._measurements.measure(self._readable(positions))
+        self._running.update((~position, (ticket, 1.0)) for position, ticket in zip(positions, tickets))
 
     def _readable(self, positions: Sequence[int]) -> List[nn.NdArray]:
         variables = [self._plan.all_variables[position] for position in positions]
@@ -151,77 +150,65 @@ class Statistics:
     def finish(self) -> Findings:
         """Wait for what was measured, and remember it."""
         # Forgotten first: after an interruption no ticket may be left without a measurement.
-        gradients, self._running = self._running, {}
-        data, self._running_data = self._running_data, {}
+        running, self._running = self._running, {}
         measured, largest, watched_finite = self._measurements.fetch()
         nonfinite: Set[int] = set()
         amax: Dict[int, float] = {}
-        new_gradients: Dict[int, ArrayStatistics] = {}
-        new_data: Dict[int, ArrayStatistics] = {}
-        for position, (one, scale) in gradients.items():
+        new: Dict[int, ArrayStatistics] = {}
+        for key, (one, scale) in running.items():
             found = measured[one] if isinstance(one, int) else one
-            amax[position] = found.abs_max / scale
-            if found.nonfinite:
-                nonfinite.add(position)
-            elif position in self.wanted.gradients or position in self.wanted.watched:
-                new_gradients[position] = found.scaled(1.0 / scale)
-        for position, one in data.items():
-            found = measured[one] if isinstance(one, int) else one
-            if not found.nonfinite:
-                new_data[position] = found
-        if new_gradients:
-            self._gradients = {**self._gradients, **new_gradients}
-            self._new[0].update(new_gradients)
-        if new_data:
-            self._data = {**self._data, **new_data}
-            self._new[1].update(new_data)
+            if key >= 0:
+                amax[key] = found.abs_max / scale
+                if found.nonfinite:
+                    nonfinite.add(key)
+            if not found.nonfinite and (
+                key < 0 or key in self.wanted.gradients or key in self.wanted.watched
+            ):
+                new[key] = found if key < 0 else found.scaled(1.0 / scale)
+        if new:
+            self._known = {**self._known, **new}
+            self._new.update(new)
         return Findings(nonfinite, amax, largest, watched_finite)
 
     def state(self, positions: Sequence[int]) -> List[Any]:
         """Per variable its index in `positions`, and what is known of its gradient and its data."""
         found = []
         for index, position in enumerate(positions):
-            gradient, data = self._gradients.get(position), self._data.get(position)
-            if position not in self.wanted.gradients:
-                gradient = None
+            gradient = self._known.get(position) if position in self.wanted.gradients else None
+            data = self._known.get(~position)
             if gradient is not None or data is not None:
                 found.append([index, gradient and list(gradient), data and list(data)])
         return found
 
     def load_state(self, positions: Sequence[int], state: Sequence[Any]) -> None:
         """Know what `state` returned, here or in another process."""
-        gradients = {
-            positions[index]: loaded_statistics(gradient) for index, gradient, _ in state if gradient
+        self._known = {
+            key: loaded_statistics(values)
+            for index, gradient, data in state
+            for key, values in ((positions[index], gradient), (~positions[index], data))
+            if values
         }
-        data = {positions[index]: loaded_statistics(data) for index, _, data in state if data}
-        self._gradients, self._data = gradients, data
+        self._answers, self._iteration, self._new = {}, -1, set()
 
     @property
-    def _shared(self) -> Tuple[List[int], List[int]]:
+    def _shared(self) -> List[int]:
         """What ranks tell each other: they have the same weights, but not the same activations."""
         weights = self._plan.structure.described.kept
-        return sorted(self.wanted.gradients), sorted(p for p in self.wanted.data if p not in weights)
+        return [*sorted(self.wanted.gradients), *(~p for p in sorted(self.wanted.data) if p not in weights)]
 
     def table(self) -> NDArray[np.float64]:
         """What was measured since the last `adopt`, a row for each array that is wanted; else zeros."""
-        rows = [
-            known[p] if p in new else _NONE
-            for known, new, positions in zip((self._gradients, self._data), self._new, self._shared)
-            for p in positions
-        ]
+        rows = [self._known[key] if key in self._new else _NONE for key in self._shared]
         return np.array(rows, np.float64).reshape(-1)
 
     def adopt(self, tables: NDArray[np.float64]) -> None:
         """Know the statistics of the arrays of all ranks, as if they were one array each."""
-        gradients, data = self._shared
         rows = tables.reshape(len(tables), -1, len(_NONE))
-        self._gradients, self._data = {**self._gradients}, {**self._data}
-        for index, position in enumerate((*gradients, *data)):
+        self._known, self._new = {**self._known}, set()
+        for index, key in enumerate(self._shared):
             pooled = pool([ArrayStatistics._make(map(float, row)) for row in rows[:, index] if row[0]])
             if pooled is not None:
-                known = self._gradients if index < len(gradients) else self._data
-                known[position] = pooled
-        self._new = set(), set()
+                self._known[key] = pooled
 
 
 def loaded_statistics(values: Sequence[Any]) -> ArrayStatistics:
@@ -239,11 +226,6 @@ class Share(NamedTuple):
     activations: Sequence[int]  # that layers multiply by: nnabla frees them in backward
     leaves: AbstractSet[int]  # whose gradients, which every pass looks at, count for the components
     last: bool  # whether everything has been measured when the pass ends
-
-    @property
-    def empty(self) -> bool:
-        """Whether nothing is measured."""
-        return not (self.gradients or self.weights or self.activations or self.leaves)
 
 
 def shares_of(

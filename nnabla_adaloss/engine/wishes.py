@@ -30,22 +30,14 @@ class Wishes:
 
     def __init__(self, config: AdaLossConfig) -> None:
         self._config, self._needs = config, config.method.needs
+        # Whether arrays are copied in a pass that measures.
+        self.look_at_arrays = self._needs is Needs.ARRAYS
         # For methods that look back: unscaled gradients of the last iterations in which they were asked.
         self._histories: Dict[str, _History] = {}
         # For methods that look at arrays: gradient, unscaled, and weight in the last pass that measured.
         self._arrays: Dict[str, Tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
         # By layer, what it said when it was asked last, before bounds.
         self.unbounded: Dict[str, float] = {}
-
-    @property
-    def look_at_statistics(self) -> bool:
-        """Whether statistics of gradients and weights are asked for."""
-        return self._needs in (Needs.STATISTICS, Needs.HISTORY)
-
-    @property
-    def look_at_arrays(self) -> bool:
-        """Whether arrays are copied in a pass that measures."""
-        return self._needs is Needs.ARRAYS
 
     def look_at(self, node: Node, scale: float) -> None:
         """Copy what a method that looks at arrays is going to be asked about: that of a function that runs
@@ -76,10 +68,13 @@ class Wishes:
         lowest = 0.0 if fixed else 1.0
 
         def wish(layer: str, scale: float, base: float) -> Tuple[float, Reason]:
-            found = self._asked(layer, scale, structure, statistics, iteration, ranges)
-            if found is None:
+            node, slot = structure.layer_slots[layer]
+            g, w = statistics.gradient(node.outputs[0]), statistics.data(slot.factor)
+            seen = self._seen(layer, scale, g, w, iteration)
+            if seen is None:
                 return 1.0, Reason.UNKNOWN
-            self.unbounded[layer] = found
+            range_ = self._config.range if ranges is None else ranges.of(slot.target)
+            self.unbounded[layer] = found = asked(self._config, *seen, range_, slot.slot.fan_in)
             found = max(found, lowest)
             if self._config.use_bound and found > 1.0:
                 return bounded(found, base, self._config)
@@ -87,35 +82,28 @@ class Wishes:
 
         return wish
 
-    def _asked(
+    def _seen(
         self,
         layer: str,
         scale: float,
-        structure: GraphStructure,
-        statistics: Statistics,
+        g: Optional[ArrayStatistics],
+        w: Optional[ArrayStatistics],
         iteration: int,
-        ranges: Optional[GradientRanges],
-    ) -> Optional[float]:
-        """What the method says of a layer; None where what it looks at was not measured."""
-        node, slot = structure.layer_slots[layer]
-        inputs: Tuple[Any, Any] = None, None
+    ) -> Optional[Tuple[Any, Any]]:
+        """What the method is shown of a layer; None where it was not measured."""
+        if self._needs is Needs.NOTHING:
+            return None, None
         if self._needs is Needs.ARRAYS:
-            if layer not in self._arrays:
-                return None
-            unscaled, weight = self._arrays[layer]
-            inputs = unscaled * np.float32(scale), weight
-        elif self._needs is not Needs.NOTHING:
-            g, w = statistics.gradient(node.outputs[0]), statistics.data(slot.factor)
-            if g is None or w is None or not g.count:
-                return None
-            inputs = g.scaled(scale), w
-            if self._needs is Needs.HISTORY:
-                known = [one for one in self._histories.get(layer, ()) if one[0] != iteration]
-                history = (*known, (iteration, g))[-(self._config.method.window or 1) :]
-                self._histories = {**self._histories, layer: history}
-                inputs = tuple(one.scaled(scale) for _, one in history), w
-        range_ = self._config.range if ranges is None else ranges.of(slot.target)
-        return asked(self._config, *inputs, range_, slot.slot.fan_in)
+            arrays = self._arrays.get(layer)
+            return None if arrays is None else (arrays[0] * np.float32(scale), arrays[1])
+        if g is None or w is None or not g.count:
+            return None
+        if self._needs is not Needs.HISTORY:
+            return g.scaled(scale), w
+        known = [one for one in self._histories.get(layer, ()) if one[0] != iteration]
+        history = (*known, (iteration, g))[-(self._config.method.window or 1) :]
+        self._histories = {**self._histories, layer: history}
+        return tuple(one.scaled(scale) for _, one in history), w
 
     def forget(self) -> None:
         """Drop what was computed from gradients and weights, as after loading other weights."""
@@ -134,3 +122,4 @@ class Wishes:
             str(layer): tuple((integer("iteration", i), loaded_statistics(g)) for i, g in history)
             for layer, history in state.items()
         }
+        self._arrays = {}

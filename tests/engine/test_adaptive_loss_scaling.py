@@ -35,12 +35,6 @@ def test_settings_that_the_default_method_ignores_are_reported() -> None:
         AdaptiveLossScaling(mlp(), AdaLossConfig(n_uf_threshold=1e-4, use_bound=False))
 
 
-def test_it_stands_in_for_backward_in_any_loop() -> None:
-    loss = mlp()
-    expected = run(loss, 1.0)
-    assert_same(settled(AdaptiveLossScaling(loss, AT_ONCE)), expected)
-
-
 def test_scales_are_reported_by_parameter_scope() -> None:
     scaling = AdaptiveLossScaling(mlp(), AdaLossConfig(fixed_loss_scale=4.0, **FIXED))
     assert scaling.layer_scales == {}
@@ -58,14 +52,6 @@ def test_layers_are_chosen_by_name() -> None:
     scaling = AdaptiveLossScaling(mlp(), config)
     run(scaling, 8.0)
     assert scaling.layer_scales == {"b/affine": 4.0}
-
-
-def test_init_scale_multiplies_the_loss_gradient() -> None:
-    loss = mlp()
-    expected = run(loss, 1.0)
-    scaling = AdaptiveLossScaling(loss, AdaLossConfig(init_scale=16.0, **FIXED))
-    assert_same(run(scaling, 8.0), expected)
-    assert scaling.scale_of(loss) == 128.0
 
 
 def test_a_seed_gradient_is_multiplied_by_the_scale() -> None:
@@ -249,17 +235,6 @@ def test_no_graph_is_kept_alive_by_a_scaling_that_is_gone() -> None:
     assert plan() is None
 
 
-def test_a_net_whose_products_have_no_scale_is_no_loss_section() -> None:
-    nn.clear_parameters()
-    x = nn.Variable.from_numpy_array(np.random.RandomState(0).randn(4, 6).astype(np.float32), need_grad=True)
-    h = F.tanh(PF.binary_connect_affine(F.tanh(PF.inq_affine(x, 5, name="a")), 4, name="b"))
-    plan = AdaptiveLossScaling(F.mean(h**2) * 1e-6).plan
-    section = {node.type_name for node in plan.nodes.values() if node.loss_section}
-    assert section == {"MulScalar", "Mean", "PowScalar", "Tanh"}
-    assert [n.loss_section for n in plan.nodes.values() if n.type_name == "Tanh"] == [True, False]
-    assert str(plan).count("no scale of its own") == 2
-
-
 def test_without_any_product_only_scalars_at_the_loss_are_rescaled() -> None:
     nn.clear_parameters()
     x = PF.get_parameter_or_create("x", (3, 4), need_grad=True)
@@ -276,14 +251,6 @@ def test_what_is_no_configuration_and_what_is_scaled_already() -> None:
         AdaptiveLossScaling(loss, "fast")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="^loss is scaled already: .* or its FormatEmulation$"):
         AdaptiveLossScaling(AdaptiveLossScaling(loss))
-
-
-@pytest.mark.parametrize("freed", [False, True])
-def test_forward_frees_what_it_is_told_to(freed: bool) -> None:
-    x = nn.Variable.from_numpy_array(np.ones((2, 3), np.float32))
-    h = F.tanh(PF.affine(x, 3, name="a"))
-    AdaptiveLossScaling(F.mean(h**2)).forward(clear_buffer=freed)
-    assert h.data.clear_called is freed
 
 
 @pytest.mark.parametrize("delay", [0, 1])

@@ -11,11 +11,11 @@ import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
 import pytest
-from nnabla.function import PythonFunction
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, FormatEmulation
 from nnabla_adaloss.engine.choose import Choice
 from nnabla_adaloss.graph.components import Components
+from tests.tampering import Tampering
 
 RNG = np.random.RandomState
 
@@ -126,33 +126,11 @@ def spectral_normalization() -> nn.Variable:
     return F.mean(PF.affine(h, 2, name="b", apply_w=normalized, rng=RNG(1)) ** 2)
 
 
-class Doubled(PythonFunction):  # type: ignore[misc]
+class Doubled(Tampering):
     """A function of the user's own, linear in its gradient."""
 
-    @property
-    def name(self) -> str:
-        return "Doubled"
-
-    def min_outputs(self) -> int:
-        return 1
-
-    def grad_depends_output_data(self, i: int, o: int) -> bool:
-        return False
-
-    def grad_depends_input_data(self, i: int, j: int) -> bool:
-        return False
-
-    def setup_impl(self, inputs: List[Any], outputs: List[Any]) -> None:
-        outputs[0].reset_shape(inputs[0].shape, True)
-
-    def forward_impl(self, inputs: List[Any], outputs: List[Any]) -> None:
-        outputs[0].data.data = 2.0 * inputs[0].data.data
-
-    def backward_impl(
-        self, inputs: List[Any], outputs: List[Any], down: List[bool], accum: List[bool]
-    ) -> None:
-        before = inputs[0].grad.data if accum[0] else np.float32(0)
-        inputs[0].grad.data = before + 2.0 * outputs[0].grad.data
+    def changed(self, g: np.ndarray) -> np.ndarray:
+        return np.float32(2.0) * g
 
 
 def python_function() -> nn.Variable:

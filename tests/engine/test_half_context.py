@@ -6,11 +6,10 @@ from __future__ import annotations
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
-import nnabla.solvers as S
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling
 from tests.engine.nets import FLOAT, HALF, gradients, run, settle
 
 
@@ -53,20 +52,6 @@ def test_layer_scales_save_what_half_precision_loses() -> None:
     for name in ("conv/conv/W", "a/affine/W", "c/affine/W"):
         assert error(lost[name], exact[name]) > 0.2, name
         assert error(kept[name], exact[name]) < 0.05, name
-
-
-@pytest.mark.slow
-@pytest.mark.gate
-def test_the_updater_trains() -> None:
-    loss = network(HALF, 1e-4)
-    solver = S.Momentum(0.1 * 1e4)
-    solver.set_parameters(nn.get_parameters())
-    updater = AdaptiveLossScalingUpdater(solver, loss)
-    first = None
-    for _ in range(15):
-        assert updater.update().updated
-        first = float(loss.d) if first is None else first
-    assert float(loss.d) < 0.5 * first
 
 
 @pytest.mark.parametrize("delay", [0, 1])

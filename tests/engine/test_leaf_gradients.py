@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Optional
+from typing import Any, List, Optional
 
 import nnabla as nn
 import nnabla.functions as F
@@ -13,30 +13,68 @@ import nnabla.solvers as S
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaptiveLossScaling, AdaptiveLossScalingUpdater, FormatEmulation
-from nnabla_adaloss.engine.leaf_gradients import LeafSeen, Written, seen_of_leaves
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, FormatEmulation
+from nnabla_adaloss.engine.leaf_gradients import TakenLeaf, Written, told_apart
+from tests.engine.nets import mlp, zero_grads
+from tests.tampering import Tampering
 
 
 def test_what_functions_write_is_told_apart_where_each_is_by_itself_else_as_a_sum_for_the_first() -> None:
     v = nn.Variable((2,), need_grad=True)
 
     def entry(leaf: int, function: int, scale: float, *, alone: bool) -> Written:
-        return Written(leaf, function, v, v.grad, v.grad, scale, alone)
+        return Written(TakenLeaf(leaf, function, v, scale, False, False), v.grad, v.grad, alone)
 
-    rounded = [entry(0, 7, 2.0, alone=True), entry(1, 6, 2.0, alone=True), entry(0, 5, 8.0, alone=True)]
-    told = [LeafSeen(0, 7, 3.0, 2.0), LeafSeen(1, 6, 1.0, 2.0), LeafSeen(0, 5, math.inf, 8.0)]
-    assert seen_of_leaves(rounded, [3.0, 1.0, math.inf]) == told
-    added = [entry(0, 7, 2.0, alone=True), entry(1, 6, 2.0, alone=True), entry(0, 5, 8.0, alone=False)]
+    def told(written: List[Written], largest: List[float]) -> List[Any]:
+        return [(taken.leaf, taken.function, amax) for taken, amax in told_apart(written, largest)]
+
+    first = [entry(0, 7, 2.0, alone=True), entry(1, 6, 2.0, alone=True)]
+    rounded = [*first, entry(0, 5, 8.0, alone=True)]
+    assert told(rounded, [3.0, 1.0, math.inf]) == [(0, 7, 3.0), (1, 6, 1.0), (0, 5, math.inf)]
     # With another scale a sum counts for who has added: the first component's scale says nothing about it.
-    assert seen_of_leaves(added, [3.0, 1.0, 4.0]) == [
-        LeafSeen(0, 7, 3.0, 2.0),
-        LeafSeen(1, 6, 1.0, 2.0),
-        LeafSeen(0, 5, 4.0, 8.0),
-    ]
-    alike = [*added[:2], entry(0, 5, 2.0, alone=False)]
-    assert seen_of_leaves(alike, [3.0, 1.0, 4.0]) == [LeafSeen(0, 7, 4.0, 2.0), LeafSeen(1, 6, 1.0, 2.0)]
+    added = [*first, entry(0, 5, 8.0, alone=False)]
+    assert told(added, [3.0, 1.0, 4.0]) == [(0, 7, 3.0), (1, 6, 1.0), (0, 5, 4.0)]
+    alike = [*first, entry(0, 5, 2.0, alone=False)]
+    assert told(alike, [3.0, 1.0, 4.0]) == [(0, 7, 4.0), (1, 6, 1.0)]
     # What an earlier batch has left in a gradient is not told apart either, and is no matter of this one.
-    assert seen_of_leaves([entry(0, 7, 2.0, alone=False)] * 2, [3.0, 5.0]) == []
+    assert told([entry(0, 7, 2.0, alone=False)] * 2, [3.0, 5.0]) == []
+
+
+class Silent(Tampering):
+    """The identity; its backward writes nothing."""
+
+    def changed(self, g: np.ndarray) -> np.ndarray:
+        return g
+
+    def backward_impl(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("hook", [None, lambda f: None])
+def test_a_gradient_that_no_function_writes_stays_lazily_zero(hook: Any) -> None:
+    x = nn.Variable.from_numpy_array(np.ones((2, 3), np.float32))
+    w = PF.get_parameter_or_create("w", (2, 3))
+    scaling = AdaptiveLossScaling(F.mean((PF.affine(x, 3, name="a") + Silent()(w)) ** 2))
+    for _ in range(3):
+        zero_grads()
+        for _ in range(2):
+            scaling.forward()
+            scaling.backward(function_post_hook=hook)
+            assert w.grad.zeroing
+    assert nn.get_parameters()["a/affine/W"].g.any()
+
+
+@pytest.mark.parametrize("hook", [None, lambda f: None])
+def test_what_a_gradient_held_is_not_rounded_by_a_scale_that_is_no_power_of_two(hook: Any) -> None:
+    scaling = AdaptiveLossScaling(mlp(0.0), AdaLossConfig("fixed", power_of_two=False))
+    held = np.linspace(0.1, 0.9, 64, dtype=np.float32)
+    for _ in range(2):
+        for v in nn.get_parameters().values():
+            v.g = held[: v.size].reshape(v.shape)
+        scaling.forward()
+        scaling.backward(1000.0, function_post_hook=hook)
+    for v in nn.get_parameters().values():
+        np.testing.assert_array_equal(v.g, held[: v.size].reshape(v.shape))
 
 
 class FineTuning:

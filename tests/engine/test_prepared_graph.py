@@ -101,18 +101,6 @@ def twice() -> Tuple[Loss, Rewire]:
     return loss, rewire
 
 
-def one_after_the_other() -> Tuple[Loss, Rewire]:
-    x, y = batch(), nn.Variable((3, 4))
-    h = F.tanh(affine(y, "a"))
-    loss = end(h)
-
-    def rewire() -> None:
-        y.rewire_on(F.relu(affine(x, "c")))
-        h.rewire_on(F.sigmoid(affine(F.tanh(y), "d")))
-
-    return loss, rewire
-
-
 CASES = [
     in_the_middle,
     on_something_deeper_beside_another_branch,
@@ -122,7 +110,6 @@ CASES = [
     at_the_loss,
     to_what_needs_no_gradient,
     twice,
-    one_after_the_other,
 ]
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 

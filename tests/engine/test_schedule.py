@@ -4,104 +4,21 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Sequence
+from typing import Any, List
 
 import hypothesis.strategies as st
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import pytest
-from hypothesis import HealthCheck, given, settings
 
 from nnabla_adaloss.engine.schedule import Rescale, ScaleSchedule, ScheduleCache
-from nnabla_adaloss.graph.plan import GraphPlan
 from tests.engine import random_structures as graphs
-from tests.engine.random_graphs import Network, networks_that_clip
-from tests.engine.random_structures import structures
 
 pytestmark = pytest.mark.any_context
 
 
-class Backward:
-    """A backward pass that knows of each gradient only what it was multiplied by."""
-
-    def __init__(self, schedule: ScaleSchedule) -> None:
-        self.schedule, self.nodes = schedule, schedule.structure.nodes
-        # What each array holds by now; where contributions differ, their sum means nothing.
-        self.arrays: Dict[int, float] = dict.fromkeys(self.nodes[0].outputs, schedule.seed)
-        self.seen: Dict[int, float] = {}
-        for node in self.nodes:
-            self._run(node)
-
-    def _add(self, position: int, factor: float) -> None:
-        assert self.arrays.setdefault(position, factor) == factor
-
-    def _multiply(self, rescales: Sequence[Rescale]) -> None:
-        for position, factor in rescales:
-            # An output that nothing reads holds nothing.
-            if position in self.arrays:
-                self.arrays[position] *= factor
-
-    def _run(self, node: Any) -> None:
-        step = self.schedule.steps.get(node.number)
-        if step is not None:
-            self._multiply(step.before)
-        (own,) = {self.arrays[p] for p in node.outputs if p in self.arrays}
-        self.seen[node.number] = own
-        targets = {}
-        if step is not None:
-            assert step.scale == own
-            targets = step.targets(node)
-        for position in node.inputs:
-            self._add(position, targets.get(position, own))
-        if step is not None:
-            self._multiply(step.after)
-
-
-def check(schedule: ScaleSchedule) -> None:
-    """Whatever way a gradient takes, it ends with the scale of its component."""
-    found = Backward(schedule)
-    graph = schedule.graph
-    for position, carried in found.arrays.items():
-        assert schedule.scales[position] == carried
-    for node in schedule.structure.nodes:
-        if node.non_homogeneous:
-            assert found.seen[node.number] == 1.0
-        for slot in node.slots:
-            if slot.to_leaf:
-                carried = schedule.steps[node.number].targets(node)[slot.target]
-                assert schedule.scales[slot.target] == carried
-        if not node.separates:
-            assert found.seen[node.number] == schedule.components[graph.producers[node.number]]
-        elif not node.non_homogeneous:
-            # As much as an array of one element holds: no more than either side has room for. A given S0 is
-            # lifted by no more than it holds.
-            sides = [graph.of[p] for p in (*node.outputs, *node.inputs)]
-            lifted = schedule.fixed_scale is not None and graph.governed.issuperset(sides)
-            scales = [schedule.components[index] for index in sides]
-            assert found.seen[node.number] == (scales[-1] if lifted else min(scales))
-
-
 powers = st.integers(-20, 40).map(lambda e: 2.0**e)
-
-
-def with_any_scales(structure: Any, components: Any, data: st.DataObject) -> ScaleSchedule:
-    count = len(components.names)
-    scales = data.draw(st.lists(powers, min_size=count, max_size=count))
-    return ScaleSchedule(structure, components, scales, data.draw(st.sampled_from([None, scales[0]])))
-
-
-@settings(deadline=None)
-@given(structures(), st.data())
-def test_the_factors_along_every_way_make_the_scale(drawn: Any, data: st.DataObject) -> None:
-    check(with_any_scales(drawn.structure, drawn.components(), data))
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(networks_that_clip, st.data())
-def test_so_they_do_in_real_networks(network: Network, data: st.DataObject) -> None:
-    structure = GraphPlan(network.loss, names={}).structure
-    check(with_any_scales(structure, structure.components(by_layer=True), data))
 
 
 def affine(x: nn.Variable, name: str, width: int = 5) -> nn.Variable:
@@ -214,35 +131,3 @@ def test_its_state_comes_back(fixed_scale: Any) -> None:
     empty = ScheduleCache(4, constant=False, delayed=True)
     other.load_state_dict(there.plan.structure, there.components, empty.state_dict())
     assert other.state_dict() == empty.state_dict()
-
-
-GOOD: Dict[str, Any] = {"since": 5, "scales": [2.0, 8.0, 32.0], "fixed_scale": None}
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"since": "x"},
-        {"scales": [2.0, 8.0]},
-        {"scales": [2.0, 0.0, 8.0]},
-        {"scales": [2.0, float("inf"), 8.0]},
-        {"scales": [2.0, float("nan"), 8.0]},
-        {"scales": [2.0, "x", 8.0]},
-        {"scales": 7},
-        {"fixed_scale": 0.0},
-        {"fixed_scale": "x"},
-    ],
-)
-def test_a_damaged_state_is_refused_and_changes_nothing(damage: Dict[str, Any]) -> None:
-    n, cache = chain(), ScheduleCache(4, constant=False, delayed=True)
-    cache.load_state_dict(n.plan.structure, n.components, GOOD)
-    before = cache.state_dict()
-    assert before == GOOD
-    with pytest.raises((KeyError, TypeError, ValueError)):
-        cache.load_state_dict(n.plan.structure, n.components, {**GOOD, **damage})
-    for missing in GOOD:
-        with pytest.raises(KeyError):
-            cache.load_state_dict(
-                n.plan.structure, n.components, {key: GOOD[key] for key in GOOD if key != missing}
-            )
-    assert cache.state_dict() == before

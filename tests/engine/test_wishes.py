@@ -110,7 +110,6 @@ def test_a_method_that_looks_at_statistics_is_given_those_at_the_scale_that_arri
     n.ask(2.0, layer="a/affine")
     assert n.heard[1][0] == statistics_of(G).scaled(2.0)
     assert n.heard[1][3] == 4.0
-    assert n.wishes.look_at_statistics
     assert not n.wishes.look_at_arrays
 
 
@@ -119,7 +118,6 @@ def test_a_method_that_looks_at_nothing_is_asked_where_nothing_is_known() -> Non
     n.know(0, None, None)
     assert n.ask(8.0) == (3.0, Reason.METHOD)
     assert n.heard[0][:2] == (None, None)
-    assert not n.wishes.look_at_statistics
     assert Layers("fixed", fixed_loss_scale=4.0).ask(8.0) == (4.0, Reason.METHOD)
 
 
@@ -133,11 +131,6 @@ def test_where_something_was_not_measured_it_is_not_asked(
     assert n.ask(8.0) == (1.0, Reason.UNKNOWN)
     assert n.heard == []
     assert n.wishes.unbounded == {}
-
-
-def test_components_have_all_the_room_there_is() -> None:
-    n = Layers("amax_history")
-    assert n.wishes.about(n.structure, n.statistics, 0, None, fixed=False) is None
 
 
 # Methods that look back.
@@ -168,16 +161,6 @@ def test_a_method_that_looks_back_is_given_the_last_iterations_at_the_scale_of_n
     n.wishes.forget()
     n.ask(1.0, iteration=3)
     assert seen_by(n) == [20.0]
-
-
-@pytest.mark.parametrize("state", [3, {"b/affine": 3}, {"b/affine": [["x", [1] * 7]]}, {"a": [[0, [1, 2]]]}])
-def test_a_damaged_state_changes_nothing(state: Any) -> None:
-    n = Layers(LooksBack())
-    n.ask(1.0)
-    before = n.wishes.state_dict()
-    with pytest.raises((TypeError, ValueError, AttributeError)):
-        n.wishes.load_state_dict(state)
-    assert n.wishes.state_dict() == before
 
 
 # Methods that look at arrays.
@@ -250,19 +233,6 @@ def test_bounds(says: float, base: float, alpha: float, reason: Reason) -> None:
     # What makes up for a small loss is no matter of theirs.
     assert n.ask(2.0**30, base, fixed=True) == (alpha, reason)
     assert n.wishes.unbounded == {"b/affine": says}
-
-
-@pytest.mark.parametrize("says", [0.0, math.nan])
-def test_an_answer_that_is_no_scale_is_an_error(says: float) -> None:
-    with pytest.raises(ValueError, match="must be positive and finite"):
-        Layers(Listener(says=says)).ask(8.0)
-
-
-def test_what_was_said_is_forgotten_with_the_next_choice() -> None:
-    n = Layers(Listener())
-    n.ask(8.0)
-    n.ask(8.0, layer="a/affine")
-    assert n.wishes.unbounded == {"a/affine": 3.0}
 
 
 @pytest.mark.parametrize(("narrow", "u_max"), [("a/*", 57344.0), ("b/*", 65504.0)])

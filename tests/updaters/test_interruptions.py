@@ -56,7 +56,7 @@ def interrupt_everywhere(after: int, every: int, **options: Any) -> None:
 
 @pytest.mark.parametrize("after", [ORDINARY, CHOOSING])
 def test_an_interrupt_changes_nothing(after: int) -> None:
-    interrupt_everywhere(after, every=149)
+    interrupt_everywhere(after, every=127)
 
 
 @pytest.mark.slow

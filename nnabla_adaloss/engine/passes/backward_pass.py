@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from itertools import compress
 from operator import attrgetter
 from typing import (
     AbstractSet,
     Any,
     Callable,
+    Dict,
+    FrozenSet,
     Iterable,
     List,
     Mapping,
@@ -24,25 +25,15 @@ from typing import (
 
 import nnabla as nn
 
-from ...emulation.rounded_storage import RoundedStorage
 from ...graph.loss import Hook, HookGuard, LossLike, LossSeed, Seed, root_cause, run_backward
 from ...graph.node import Node
-from ...graph.plan import GraphPlan
-from ...kernels import Kernels, Measurements
 from ...kernels.arrays import stored_dtype
-from ...kernels.scratch import ScratchPool
 from ..layer_watch import LayerWatch
-from ..leaf_gradients import LeafGradients, LeafSeen, seen_of_leaves
-from ..report import (
-    LeavesSeen,
-    PassReport,
-    amax_of_components,
-    component_of_leaf,
-    first_overflow,
-    unseen_before,
-)
+from ..leaf_gradients import LeafGradients, LeafSeen, TakenLeaf, told_apart
+from ..prepared_graph import PreparedGraph
+from ..report import PassReport, amax_of_components, component_of_leaf, first_overflow, unseen_before
 from ..schedule import Rescale, ScaleSchedule
-from ..statistics import Findings, Share, Statistics
+from ..statistics import Findings, Share
 
 _persistent, _gradient, _zeroing = attrgetter("persistent"), attrgetter("grad"), attrgetter("zeroing")
 
@@ -78,11 +69,6 @@ class PassRequest(NamedTuple):
     look: Optional[Callable[[Node, float], None]] = None  # copies arrays for a method that looks at them
 
 
-Overflow = Tuple[Sequence[str], Optional[int], AbstractSet[int]]
-"""The functions whose gradients were not finite, the component where that began, and those before it that
-nothing tells of.
-"""
-
 LeafArrays = Tuple[List[nn.NdArray], bool]
 """Gradients of leaves, asked for once as nnabla makes a new object each time; whether all are lazily zero."""
 
@@ -100,18 +86,6 @@ def leaf_arrays(leaves: Iterable[nn.Variable]) -> LeafArrays:
     return arrays, all(map(_zeroing, arrays))
 
 
-@dataclass
-class PassContext:
-    """What all passes over one graph share."""
-
-    plan: GraphPlan
-    kernels: Kernels
-    pool: ScratchPool
-    measurements: Measurements
-    statistics: Statistics
-    storage: Optional[RoundedStorage]  # an emulated one, which sees every gradient
-
-
 class BackwardPass(ABC):
     """A backward pass with the scales of a schedule."""
 
@@ -120,14 +94,14 @@ class BackwardPass(ABC):
 
     def __init__(
         self,
-        context: PassContext,
+        planned: PreparedGraph,
         request: PassRequest,
         schedule: ScaleSchedule,
         seed: float,
         scales: Mapping[int, float],
     ) -> None:
-        self.plan, self.kernels = context.plan, context.kernels
-        self.statistics, self.storage = context.statistics, context.storage
+        self.plan, self.kernels = planned.plan, planned.kernels
+        self.statistics, self.storage = planned.statistics, planned.storage
         self._request, self._schedule, self._share = request, schedule, request.share
         self.seed, self.scales = seed, scales
 
@@ -137,7 +111,6 @@ class BackwardPass(ABC):
         nothing.
         """
         request = self._request
-        error: Optional[BaseException] = None
         guard: Optional[HookGuard] = None
         pre: Optional[Hook] = None
         post: Optional[Hook] = None
@@ -149,20 +122,19 @@ class BackwardPass(ABC):
             run_backward(
                 loss, self.seed, request.grad, request.clear_buffer, request.hooks.callbacks, pre, post, seed
             )
-            if guard is None or guard.error is None:
-                self.end()
-                self.restore()
-                report = self.finish()
-                self._unscale_visible()
-                return report
+            if guard is not None and guard.error is not None:
+                raise guard.error
+            self.end()
+            self.restore()
+            report = self.finish()
+            self._unscale_visible()
+            return report
         except BaseException as raised:
-            error = root_cause(raised)
+            # What a hook raised comes first: nnabla hides it behind an error of its own.
+            error = (guard and guard.error) or root_cause(raised)
         self.restore()
         # What is being measured is no matter of the next pass.
         self.statistics.finish()
-        # What a hook raised comes first: nnabla hides it behind an error of its own.
-        error = error if guard is None else guard.error or error
-        assert error is not None
         raise error
 
     @abstractmethod
@@ -212,34 +184,39 @@ class BackwardPass(ABC):
         """What has been found, where parameter gradients were taken one by one."""
         gradients.finish()
         findings, written = self.statistics.finish(), gradients.written
-        leaves = LeavesSeen([e.leaf for e in written], findings.largest, [e.scale for e in written])
-        return self._report(findings, leaves, seen_of_leaves(written, findings.largest))
+        return self._report(findings, [w.taken for w in written], told_apart(written, findings.largest))
 
-    def _report(self, findings: Findings, leaves: LeavesSeen, seen: Iterable[LeafSeen]) -> PassReport:
+    def _report(
+        self, findings: Findings, leaves: Sequence[TakenLeaf], seen: Iterable[LeafSeen]
+    ) -> PassReport:
         """What has been found."""
         measure_all, share = self._request.measure_all, self._share
-        found_bad = findings.nonfinite or math.inf in leaves.largest
+        found_bad = findings.nonfinite or math.inf in findings.largest
         amax: Mapping[int, float] = {}
-        overflow: Overflow = (), None, frozenset()
         # Nearly always nothing is looked at.
         written = list(seen) if measure_all or share is not None or found_bad else []
         if measure_all or share is not None:
-            counted = written if share is None else [one for one in written if one.leaf in share.leaves]
+            counted = written if share is None else [one for one in written if one[0].leaf in share.leaves]
             gradients = self._gradients_seen(findings)
             amax = amax_of_components(self.plan.structure, self._schedule.graph, gradients, counted)
         rounded_bad = self._rounded_nonfinite() if measure_all or found_bad else set()
+        labels: Sequence[str] = ()
+        first: Optional[int] = None
+        suspected: AbstractSet[int] = frozenset()
         if found_bad or rounded_bad:
-            overflow = self._overflow(findings.nonfinite, rounded_bad, leaves, written)
+            bad_leaves = {one.leaf for one, found in zip(leaves, findings.largest) if found == math.inf}
+            labels, first, suspected = self._overflow(findings.nonfinite, rounded_bad, bad_leaves, written)
         return PassReport(
             self.plan,
             self._schedule,
             self.scales,
             leaves,
-            overflow[0],
+            findings.largest,
+            labels,
             amax,
             measure_all,
-            overflow[1],
-            overflow[2],
+            first,
+            suspected,
             self.kind,
             findings.watched_finite is not False,
             self._flushed() if measure_all else frozenset(),
@@ -284,19 +261,27 @@ class BackwardPass(ABC):
         return bad.difference(self.plan.structure.leaves)
 
     def _overflow(
-        self, arrived: Set[int], rounded: Set[int], leaves: LeavesSeen, seen: Sequence[LeafSeen]
-    ) -> Overflow:
+        self, arrived: Set[int], rounded: Set[int], bad_leaves: Set[int], seen: Sequence[LeafSeen]
+    ) -> Tuple[Sequence[str], Optional[int], FrozenSet[int]]:
+        """The functions whose gradients were not finite, the component where that began, and those before it
+        that nothing tells of.
+        """
         structure, graph = self.plan.structure, self._schedule.graph
         bad = arrived | rounded
-        bad_leaves = {leaf for leaf, amax in zip(*leaves[:2]) if amax == math.inf}
-        told = {one.leaf for one in seen}
-        written = [(one.leaf, one.function, one.largest == math.inf) for one in seen]
+        told = {taken.leaf for taken, _ in seen}
+        written = [(taken.leaf, taken.function, amax == math.inf) for taken, amax in seen]
         for node in structure.nodes:
             written += [(leaf, node.number, leaf in bad_leaves) for leaf in node.leaves if leaf not in told]
+        finite: Set[int] = set()
+        bad_functions: Dict[int, int] = {}
+        for leaf, function, is_bad in written:
+            component = component_of_leaf(structure, graph, leaf, function)
+            if is_bad:
+                bad_functions.setdefault(function, component)
+            else:
+                finite.add(component)
         raised = rounded - arrived if self._request.measure_all else set()
-        first = first_overflow(
-            structure, graph, bad, [(leaf, f) for leaf, f, is_bad in written if is_bad], raised=raised
-        )
+        first = first_overflow(structure, graph, bad, bad_functions, raised)
         labels = [
             node.label
             for node in structure.nodes
@@ -304,13 +289,7 @@ class BackwardPass(ABC):
             # All uses of a weight share its master: where output gradients were seen, they tell more.
             or (not bad_leaves.isdisjoint(node.leaves) and not (bad and node.slots))
         ]
-        suspected: AbstractSet[int] = frozenset()
         # Where the gradient of a layer is not finite, that of its weight is not; not all functions have one.
-        if first is not None and self.storage is None and not self._request.measure_all:
-            finite = {
-                component_of_leaf(structure, graph, leaf, function)
-                for leaf, function, is_bad in written
-                if not is_bad
-            }
-            suspected = unseen_before(graph, first, finite - {first})
-        return labels, first, suspected
+        if first is None or self.storage is not None or self._request.measure_all:
+            return labels, first, frozenset()
+        return labels, first, unseen_before(graph, first, finite - {first})

@@ -11,39 +11,31 @@ from typing import AbstractSet, Any, List, Tuple
 
 from ...errors import GraphChangedError
 from ...graph.node import Node
-from ..leaf_gradients import LeafGradients
+from ..leaf_gradients import LeafGradients, leaves_of
+from ..prepared_graph import PreparedGraph
 from ..report import PassReport
 from ..scaled_weights import ScaledWeights
 from ..schedule import Rescale, ScaleSchedule
-from .backward_pass import BackwardPass, Hooks, PassContext, PassRequest
+from .backward_pass import BackwardPass, Hooks, PassRequest
 
 
 class HookedPass(BackwardPass):
     """Applies the steps of a schedule around each function; `kind` says why."""
 
     def __init__(
-        self, context: PassContext, request: PassRequest, schedule: ScaleSchedule, kind: str
+        self, planned: PreparedGraph, request: PassRequest, schedule: ScaleSchedule, kind: str
     ) -> None:
-        super().__init__(context, request, schedule, schedule.seed, schedule.scales)
-        self._steps, self._hooks, self._watch = schedule.steps, request.hooks, request.watch
+        super().__init__(planned, request, schedule, schedule.seed, schedule.scales)
         self.kind = kind
-        self._nodes = self.plan.nodes
-        self._arriving = schedule.graph.of, schedule.components
+        self._nodes, self._steps = self.plan.nodes, schedule.steps
         self._measured: AbstractSet[int] = frozenset(() if self._share is None else self._share.gradients)
         if request.measure_all:
             wanted = self.statistics.wanted
-            limiting = self.plan.structure.limiting_gradients
-            self._measured = limiting | wanted.gradients | wanted.watched
+            self._measured = self.plan.structure.limiting_gradients | wanted.gradients | wanted.watched
         # The function that runs or ran last, if there is still something to do after it.
         self._unfinished: List[Tuple[Node, Tuple[Rescale, ...]]] = []
-        self._weights = ScaledWeights(context.kernels, context.pool, context.storage)
-        self._leaves = LeafGradients(
-            context.kernels,
-            context.pool,
-            context.measurements,
-            rounded=context.storage is not None,
-            unscale_each=request.hooks.take_gradients,
-        )
+        self._weights = ScaledWeights(planned.kernels, planned.pool, planned.storage)
+        self._leaves = LeafGradients(planned, unscale_each=request.hooks.take_gradients)
 
     def begin(self) -> Tuple[Hooks, Hooks]:
         """Do what is to be done before backward starts; return the hooks around its functions.
@@ -55,11 +47,11 @@ class HookedPass(BackwardPass):
             self.statistics.measure((), sorted(self.statistics.wanted.data))
         elif self._share is not None:
             self.statistics.measure((), [*self._share.activations, *self._share.weights])
+        hooks = self._request.hooks
         # nnabla computes activations again before it calls a hook: weights must be put back by then.
-        looked_at = self._hooks.callbacks is not None or self._watch is not None or self.plan.recomputes
-        if looked_at or self._hooks.post_hook is not None:
-            return (self._prepare, self._hooks.pre_hook), (self._finish_last, self._hooks.post_hook)
-        return (self._finish_last, self._prepare, self._hooks.pre_hook), ()
+        if hooks.take_gradients or self._request.watch is not None or self.plan.recomputes:
+            return (self._prepare, hooks.pre_hook), (self._finish_last, hooks.post_hook)
+        return (self._finish_last, self._prepare, hooks.pre_hook), ()
 
     def end(self) -> None:
         """Do what is to be done when backward has run."""
@@ -80,7 +72,7 @@ class HookedPass(BackwardPass):
             raise GraphChangedError.at(f.info.type_name)
         if self._measured:
             # As it arrives: what it is multiplied by for this function may be too much.
-            of, components = self._arriving
+            of, components = self._schedule.graph.of, self._schedule.components
             arrived = [(p, components[of[p]]) for p in node.structure.outputs if p in self._measured]
             if arrived:
                 self.statistics.measure(arrived, ())
@@ -94,16 +86,16 @@ class HookedPass(BackwardPass):
         for index, (scaling, alpha) in enumerate(zip(node.scalings, step.alphas)):
             if alpha != 1.0:
                 self._weights.swap(scaling, alpha, index)
-        if node.leaves:
-            self._leaves.take(node, step.scale, step.targets(node.structure))
+        for leaf in leaves_of(node, step):
+            self._leaves.take(leaf)
 
     def _finish_last(self, _: Any = None) -> None:
         if not self._unfinished:
             return
         node, after = self._unfinished.pop()
         self._weights.restore()
-        if self._watch is not None:
-            self._watch.ran(node)
+        if self._request.watch is not None:
+            self._request.watch.ran(node)
         self.rescale(after)
         if node.leaves:
             self._leaves.give_back()

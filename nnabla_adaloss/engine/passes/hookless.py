@@ -9,7 +9,7 @@ needs that is followed by a call. What is measured for later choices is kept by 
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import nnabla as nn
 
@@ -18,11 +18,12 @@ from ...graph.node import Node, NodeStructure, Scaling
 from ...graph.plan import GraphPlan
 from ...graph.structure import GraphStructure
 from ...kernels.interface import GradientsInPlace
-from ..leaf_gradients import LeafGradients, LeafSeen, TakenLeaf
-from ..report import LeavesSeen, PassReport
+from ..leaf_gradients import LeafGradients, TakenLeaf, leaves_of
+from ..prepared_graph import PreparedGraph
+from ..report import PassReport
 from ..scaled_weights import ScaledWeights, SwappedFactors
 from ..schedule import Rescale, ScaleSchedule, Step
-from .backward_pass import BackwardPass, Hooks, LeafArrays, PassContext, PassRequest
+from .backward_pass import BackwardPass, Hooks, LeafArrays, PassRequest
 
 _zeroing, _size = attrgetter("zeroing"), attrgetter("size")
 
@@ -37,44 +38,24 @@ class HooklessLeaves:
 
     def __init__(self, leaves: Sequence[TakenLeaf]) -> None:
         self.leaves = leaves
-        self._by_position = {leaf.leaf: leaf for leaf in leaves}
-        self._positions, self._scales = [leaf.leaf for leaf in leaves], [leaf.scale for leaf in leaves]
-        self._direct = not any(leaf.half for leaf in leaves)
+        # Whether nnabla writes to the masters themselves, where these are lazily zero.
+        self.direct = not any(leaf.half for leaf in leaves)
         self._gradients: Optional[GradientsInPlace] = None
         self._sizes: List[int] = []
 
-    def are_written_directly(self, found: LeafArrays) -> bool:
-        """Whether nnabla writes them to the masters themselves, and adds them to nothing."""
-        return found[1] and self._direct
-
-    def written(self, masters: List[nn.NdArray]) -> Tuple[List[int], GradientsInPlace]:
-        """Positions and gradients of what was written to `masters`, which are to be unscaled in place."""
+    def written(self, masters: List[nn.NdArray]) -> Tuple[Sequence[TakenLeaf], GradientsInPlace]:
+        """What was written to `masters`, and is to be unscaled in place."""
         # An array that is still zeroing was not written.
         if any(map(_zeroing, masters)):
             kept = [(leaf, master) for leaf, master in zip(self.leaves, masters) if not master.zeroing]
-            return [leaf.leaf for leaf, _ in kept], _in_place(kept)
+            leaves = [leaf for leaf, _ in kept]
+            return leaves, GradientsInPlace([master for _, master in kept], [one.scale for one in leaves])
         # Kernels trust the sizes, and `reset_shape` may have changed them.
         sizes = list(map(_size, masters))
         if self._gradients is None or self._sizes != sizes:
-            self._sizes, self._gradients = sizes, _in_place(list(zip(self.leaves, masters)))
+            self._sizes, self._gradients = sizes, GradientsInPlace(masters, [x.scale for x in self.leaves])
         self._gradients.arrays = masters
-        return self._positions, self._gradients
-
-    def scales(self, written: Sequence[int]) -> Sequence[float]:
-        """What the gradients of leaves carry, by position."""
-        if written is self._positions:
-            return self._scales
-        return [self._by_position[position].scale for position in written]
-
-    def seen(self, written: Sequence[int], largest: Sequence[float]) -> Iterable[LeafSeen]:
-        """What was written to the gradients of leaves, by position, and the largest magnitude of each."""
-        for position, amax in zip(written, largest):
-            leaf = self._by_position[position]
-            yield LeafSeen(position, leaf.function, amax, leaf.scale)
-
-
-def _in_place(pairs: Sequence[Tuple[TakenLeaf, nn.NdArray]]) -> GradientsInPlace:
-    return GradientsInPlace([master for _, master in pairs], [leaf.scale for leaf, _ in pairs])
+        return self.leaves, self._gradients
 
 
 class HooklessSteps(NamedTuple):
@@ -100,24 +81,23 @@ class HooklessPass(BackwardPass):
 
     def __init__(
         self,
-        context: PassContext,
+        planned: PreparedGraph,
         request: PassRequest,
         schedule: ScaleSchedule,
         steps: HooklessSteps,
         found: LeafArrays,
     ) -> None:
-        super().__init__(context, request, schedule, steps.seed, steps.scales)
-        self._steps, self._masters, self._measurements = steps, found[0], context.measurements
-        self._written: Sequence[int] = ()
+        super().__init__(planned, request, schedule, steps.seed, steps.scales)
+        self._steps, self._masters, self._measurements = steps, found[0], planned.measurements
+        self._written: Sequence[TakenLeaf] = ()
         # Variables whose gradients nnabla would free before they are measured.
         self._kept: List[nn.Variable] = []
         self._weights: Optional[ScaledWeights] = None
         if steps.factors.keys:
-            self._weights = ScaledWeights(context.kernels, context.pool, context.storage)
+            self._weights = ScaledWeights(planned.kernels, planned.pool, planned.storage)
         self._leaves: Optional[LeafGradients] = None
-        if not steps.leaves.are_written_directly(found):
-            rounded = context.storage is not None
-            self._leaves = LeafGradients(context.kernels, context.pool, context.measurements, rounded=rounded)
+        if not (found[1] and steps.leaves.direct):
+            self._leaves = LeafGradients(planned)
 
     def begin(self) -> Tuple[Hooks, Hooks]:
         """Do what is to be done before backward starts; return the hooks it needs: hardly any."""
@@ -130,7 +110,7 @@ class HooklessPass(BackwardPass):
             self._weights.swap_all(self._steps.factors)
         if self._leaves is not None:
             for leaf in self._steps.leaves.leaves:
-                self._leaves.take_leaf(leaf)
+                self._leaves.take(leaf)
         between = self._steps.between
         if not between:
             return (), ()
@@ -187,9 +167,8 @@ class HooklessPass(BackwardPass):
         """End the pass, and report."""
         if self._leaves is not None:
             return self._report_of(self._leaves)
-        found, written = self.statistics.finish(), self._written
-        leaves = LeavesSeen(written, found.largest, self._steps.leaves.scales(written))
-        return self._report(found, leaves, self._steps.leaves.seen(written, found.largest))
+        found = self.statistics.finish()
+        return self._report(found, self._written, zip(self._written, found.largest))
 
     def _release(self) -> None:
         while self._kept:
@@ -251,18 +230,11 @@ def _factors(
 def _leaves(nodes: _Nodes, plan: GraphPlan, *, rounded: bool) -> Union[List[TakenLeaf], str]:
     found: Dict[int, TakenLeaf] = {}
     for node, step in nodes:
-        leaves, scale = node.structure.leaves, step.scale
-        if not leaves:
-            continue
-        scaled = step.targets(node.structure) if any(slot.to_leaf for slot in node.structure.slots) else {}
-        for variable, leaf in zip(node.leaves, leaves):
-            own = scaled.get(leaf, scale)
-            known = found.get(leaf)
-            if known is None:
-                found[leaf] = TakenLeaf(leaf, node.number, variable, own, node.half, node.in_place)
-            elif known.scale != own:
+        for leaf in leaves_of(node, step):
+            known = found.setdefault(leaf.leaf, leaf)
+            if known.scale != leaf.scale:
                 return f"{node.label} adds to a gradient of another scale"
-            elif rounded or node.half or known.half or not is_power_of_two(own):
+            if known is not leaf and (rounded or node.half or known.half or not is_power_of_two(leaf.scale)):
                 return f"{node.label} adds to a gradient that is rounded in between"
     if len(found) != len(plan.structure.leaves):
         return "backward has not come to all parameters"

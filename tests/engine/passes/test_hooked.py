@@ -88,6 +88,14 @@ def test_after_a_function_that_wants_unscaled_gradients_the_global_scale_is_back
     assert scaling.scale_of(h) == 1024.0
 
 
+def test_a_leaf_of_a_layer_that_wants_unscaled_gradients_has_none_either() -> None:
+    x = nn.Variable.from_numpy_array(np.ones((2, 3), np.float32), need_grad=True)
+    loss = F.sum(PF.affine(F.tanh(PF.affine(x, 3, name="first")), 2, name="last"))
+    scaling = AdaptiveLossScaling(loss, non_homogeneous=["Affine"])
+    run(scaling, 1024.0)
+    assert scaling.scale_of(x) == 1.0
+
+
 @pytest.mark.parametrize("measure_every", [1, 4])
 def test_activations_that_are_computed_again_read_weights_as_they_are(measure_every: int) -> None:
     # nnabla computes them before it calls a hook; here with the weight that was scaled last.
