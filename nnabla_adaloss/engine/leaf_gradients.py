@@ -9,9 +9,10 @@ import nnabla as nn
 
 from ..core.power_of_two import is_power_of_two
 from ..graph.node import Node
+from ..kernels import Measurements
 from ..kernels.arrays import prepare_master
 from ..kernels.interface import GradientsInPlace, GradientToUnscale, Kernels
-from .prepared_graph import PreparedGraph
+from ..kernels.scratch import ScratchPool
 from .schedule import Step
 
 
@@ -83,11 +84,18 @@ class LeafGradients:
     asked for at the end of the pass.
     """
 
-    def __init__(self, planned: PreparedGraph, *, unscale_each: bool = False) -> None:
-        self._kernels, self._pool = planned.kernels, planned.pool
-        self._measurements = planned.measurements
+    def __init__(
+        self,
+        kernels: Kernels,
+        pool: ScratchPool,
+        measurements: Measurements,
+        *,
+        rounded: bool,
+        unscale_each: bool = False,
+    ) -> None:
+        self._kernels, self._pool, self._measurements = kernels, pool, measurements
         # Rounded to a format after each function, each contribution needs a scratch array of its own.
-        self._rounded = planned.storage is not None
+        self._rounded = rounded
         # One call for all of a pass, unless somebody takes each gradient right after its function.
         self._waits = not unscale_each
         self.written: List[Written] = []

@@ -18,10 +18,10 @@ from ..kernels import Kernels
 from ..monitor import Audience, LayerScaled
 from .choose import Start, choose
 from .component_scales import ComponentScales
+from .hookless_steps import HooklessSteps, plan_steps
 from .layer_watch import LayerWatch, records_of
 from .passes import HookedPass, HooklessPass
 from .passes.backward_pass import NO_HOOKS, LeafArrays, PassRequest, UserHooks
-from .passes.hookless import HooklessSteps, plan_steps
 from .prepared_graph import PreparedGraph
 from .report import PassReport
 from .schedule import ScaleSchedule

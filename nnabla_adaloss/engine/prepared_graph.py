@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, List, Mapping, Optional, Sequence, Union
+from typing import Any, List, Mapping, Optional, Sequence, Union
 
 import nnabla as nn
 
@@ -20,11 +20,9 @@ from ..graph.structure import GraphStructure, PlanOptions
 from ..kernels import Kernels, Measurements, measurements_by
 from ..kernels.scratch import ScratchPool
 from ..undo import Undoable
+from .hookless_steps import HooklessSteps
 from .schedule import ScaleSchedule, ScheduleCache
 from .statistics import Share, Statistics, Wanted, shares_of
-
-if TYPE_CHECKING:
-    from .passes.hookless import HooklessSteps
 
 # Both losses of an adversarial network, or recurrent networks of so many lengths.
 _REMEMBERED = 16

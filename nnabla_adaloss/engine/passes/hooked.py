@@ -35,7 +35,13 @@ class HookedPass(BackwardPass):
         # The function that runs or ran last, if there is still something to do after it.
         self._unfinished: List[Tuple[Node, Tuple[Rescale, ...]]] = []
         self._weights = ScaledWeights(planned.kernels, planned.pool, planned.storage)
-        self._leaves = LeafGradients(planned, unscale_each=request.hooks.take_gradients)
+        self._leaves = LeafGradients(
+            planned.kernels,
+            planned.pool,
+            planned.measurements,
+            rounded=planned.storage is not None,
+            unscale_each=request.hooks.take_gradients,
+        )
 
     def begin(self) -> Tuple[Hooks, Hooks]:
         """Do what is to be done before backward starts; return the hooks around its functions.

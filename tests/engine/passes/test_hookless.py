@@ -17,7 +17,8 @@ import pytest
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, GraphPlan, Method, Needs
 from nnabla_adaloss.core.methods import Range
 from nnabla_adaloss.engine import statistics as shares
-from nnabla_adaloss.engine.passes.hookless import HooklessPass, HooklessSteps, plan_steps
+from nnabla_adaloss.engine.hookless_steps import HooklessSteps, plan_steps
+from nnabla_adaloss.engine.passes.hookless import HooklessPass
 from nnabla_adaloss.engine.schedule import ScaleSchedule
 from nnabla_adaloss.engine.statistics import Share
 from nnabla_adaloss.graph.node import Scaling
