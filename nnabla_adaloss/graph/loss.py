@@ -117,6 +117,8 @@ def check_scale(scale: Any, name: str = "scale") -> float:
         raise TypeError(
             f"{name} must be a number; AdaptiveLossScalingUpdater takes an AdaLossConfig as config="
         )
+    if isinstance(scale, str):
+        raise TypeError(f"{name}={scale!r} must be a number; a format is given as storage=")
     return global_scale(name, scalar(scale))
 
 

@@ -145,5 +145,6 @@ def audience_of(monitors: Union[Sequence[Any], Audience]) -> Optional[Audience]:
     if isinstance(monitors, Audience):
         return monitors
     if not isinstance(monitors, (list, tuple)):
-        raise TypeError(f"monitors must be a list of monitors, got {type(monitors).__name__}")
+        given = type(monitors).__name__
+        raise TypeError(f"monitors must be a list of monitors, got {given}: give [{given}(...)]")
     return Audience(monitors) if monitors else None

@@ -28,7 +28,7 @@ examples:
   python -m nnabla_adaloss report run.jsonl --title 'LeNet, fp16, weight 1e-6'
   python -m nnabla_adaloss report fp16.jsonl bf16.jsonl         writes fp16_and_bf16.html
 
-The exit code is 0 if the page was written, and 1 if there is nothing to draw.
+The exit code is 0 if the page was written, 1 if there is nothing to draw, and 2 if there is no such file.
 """
 
 
@@ -77,6 +77,9 @@ def _run(options: argparse.Namespace) -> int:
             two += ", again" if one == two else ""
             page = comparison_of(dict(zip((one, two), recordings)), options.title or f"{one} and {two}")
         output.write_text(page, encoding="utf-8")
+    except FileNotFoundError as error:
+        print(f"report: there is no file {error.filename}", file=sys.stderr)
+        return 2
     except (OSError, ValueError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 1

@@ -55,7 +55,8 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
             `global_scale="dynamic"`. 2.0.
         N: S0 grows after more than this many updates without overflow, with `"dynamic"`. 2000.
         clear_buffer: free activations and gradients that are no longer needed. True.
-        accum_grad: batches whose gradients are summed per update; one overflow drops all of them. 1.
+        accum_grad: batches whose gradients are summed per update; with `on_overflow="next"`, one overflow
+            drops all of them. 1.
         weight_decay: decay constant; None for no decay.
         comm: a communicator for data-parallel training; None for one process.
         grads: gradients to exchange; None (or empty) means those of all the solver's parameters.
@@ -101,7 +102,9 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
     the hooks, ...) raise AttributeError instead.
 
     Attributes:
-        counters: the numbers of updates, batches and repeats, and of lost batches by cause.
+        counters: the numbers of updates, batches and repeats, and of lost batches by cause; `counters.fed` is
+            the number of the batch that the feeder is asked for.
+        iteration: the number of the running update, from 1; between two updates, of the last one.
 
     Raises:
         TypeError, ValueError: an argument is not as described; the message names it. Nothing was changed.
@@ -194,9 +197,9 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
     def update(self) -> UpdateResult:
         """Train on one batch, or on `accum_grad` of them.
 
-        Zeroes the gradients, feeds, runs forward and scaled backward, exchanges gradients, throws the batch
-        away and tries the next one while they are not finite, applies `on_gradients` and weight decay,
-        and updates the parameters.
+        Zeroes the gradients, feeds, runs forward and scaled backward, exchanges gradients, repeats the batch
+        (or, with `on_overflow="next"`, takes the next one) while they are not finite, applies `on_gradients`
+        and weight decay, and updates the parameters. Afterwards `loss.d` is the loss of the last batch.
 
         Returns:
             The result; `result.updated` is true when the parameters changed.
@@ -227,6 +230,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
             if self._before_exchange:
                 # Other ranks wait for this one in the same try of the same iteration.
                 self.iteration -= 1
+                self.counters.fed = self._retries.fed
                 self._undo_batches()
                 self._interrupted = self._retries
             self._undo_iteration()
@@ -368,10 +372,12 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
     def _run_batches(self) -> BatchOutcome:
         """Zero the gradients, then feed, run forward and backward `accum_grad` times."""
         outcome = GOOD
+        self._retries.fed = self.counters.fed
         self.solver.zero_grad()
         for index in range(self.accum_grad):
             # May assign another loss, and rewire this one.
             self.data_feeder()
+            self.counters.fed += 1
             outcome = self._runner.run(self, self._retries, outcome, first=not index)
             found = self.scaling.result.nonzero
             self._nonzero = self._nonzero | found if index else found
@@ -429,13 +435,14 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         here = outcome.nonfinite_loss if of_loss else outcome.fault is not None
         whose = "" if self.comm is None else f" of {'this' if here else 'another'} rank"
         self._discard(cause, layers, fault)
+        argument = f"on_{cause}"
         message = (
             f"{'the loss' if of_loss else 'the forward pass'}{whose} is not finite in iteration "
             f"{self.iteration}{': ' if fault else ''}{fault}; this is not a gradient overflow, so the loss "
-            f"scale stays at {self.scale:g}. Look at the data and the learning rate"
+            f"scale stays at {self.scale:g}. Look at the data and the learning rate; "
+            f'{argument}="skip" leaves such batches out'
         )
-        policy = self.on_nonfinite_loss if of_loss else self.on_nonfinite_forward
-        return self._skipped(policy, cause, message, cause, layers, fault)
+        return self._skipped(getattr(self, argument), cause, message, cause, layers, fault)
 
     def _discard(self, cause: str, layers: Tuple[str, ...], detail: str = "") -> None:
         """Count and report that the batches of this try are lost."""

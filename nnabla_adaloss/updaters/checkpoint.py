@@ -32,15 +32,16 @@ def save_checkpoint(
 
     These are the parameters of the current scope (running statistics included) and of the solvers, the states
     of the solvers, and those of updaters and scalers with their iteration. Data and random generators are
-    yours: derive them from `updater.iteration`, or give `extra`. Of several ranks, one saves.
+    yours: derive them from `updater.counters.fed`, or give `extra`. Of several ranks, one saves.
 
     Args:
         path: the file; its folder must exist. An older one is replaced when the new one is complete.
         *parts: updaters, which bring their solver along; scalers and solvers of a loop of your own.
-        extra: what else you need to go on, as JSON holds it: `load_checkpoint` returns it. None: `{}`.
+        extra: what else you need to go on, by name, as JSON holds it; single numbers of NumPy are saved, too.
+            `load_checkpoint` returns it. None: `{}`.
 
     Raises:
-        TypeError: a part is neither a solver nor has a state, or JSON cannot hold `extra`.
+        TypeError: there is no part, one is neither a solver nor has a state, or JSON cannot hold `extra`.
         OSError: the file cannot be written; an older one is left as it was.
 
     Example:
@@ -55,15 +56,17 @@ def save_checkpoint(
         >>> load_checkpoint(path, updater)
         {'epoch': 3}
     """
-    saved = _with_solvers(parts)
+    if hasattr(path, "state_dict"):
+        raise TypeError("path comes first: save_checkpoint(path, updater)")
+    saved, kept = _with_solvers(parts), _plain(extra)
     arrays: Arrays = {f"parameters/{name}": v.d for name, v in _parameters(saved).items()}
-    head: Dict[str, Any] = {"kind": _HEAD, "version": _VERSION, "extra": dict(extra or {}), "parts": []}
+    head: Dict[str, Any] = {"kind": _HEAD, "version": _VERSION, "extra": kept, "parts": []}
     for number, part in enumerate(saved):
         if isinstance(part, Solver):
             states = part.get_states()
             head["parts"].append({"solver": part.name, "steps": {name: s.t for name, s in states.items()}})
             for name, state in states.items():
-                arrays.update({f"{number}/{name}/{key}": v.d for key, v in state.pstate.items()})
+                arrays.update({f"{number}/{name}/{key}": v.d for key, v in sorted(state.pstate.items())})
         else:
             head["parts"].append(part.state_dict())
     written = io.BytesIO()
@@ -107,17 +110,35 @@ def load_checkpoint(path: Union[str, os.PathLike[str]], *parts: Any) -> Dict[str
     return extra
 
 
+def _plain(extra: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
+    """`extra` as JSON holds it; TypeError where it cannot."""
+    if extra is not None and not isinstance(extra, Mapping):
+        raise TypeError(f"extra={extra!r} must be a dict, such as {{'epoch': 3}}")
+    found = {
+        key: value.item() if isinstance(value, np.generic) else value for key, value in (extra or {}).items()
+    }
+    for key, value in found.items():
+        try:
+            json.dumps({key: value})
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"extra[{key!r}] cannot be saved: {error}; give numbers, strings or lists"
+            ) from None
+    return found
+
+
 def _with_solvers(parts: Any) -> List[Any]:
     """The parts, each solver of an updater before it."""
+    if not parts:
+        raise TypeError("no updater, scaler or solver is given: give all that the training has")
     found: List[Any] = []
     for part in parts:
         if isinstance(part, Solver):
             found.append(part)
             continue
         if not hasattr(part, "load_state_dict"):
-            raise TypeError(
-                f"{part!r} is neither a solver nor an updater or scaler with a state: leave it out"
-            )
+            instead = "give it as extra=" if isinstance(part, Mapping) else "leave it out"
+            raise TypeError(f"{part!r} is neither a solver nor an updater or scaler with a state: {instead}")
         solver = getattr(part, "solver", None)
         found += [solver, part] if isinstance(solver, Solver) else [part]
     return found

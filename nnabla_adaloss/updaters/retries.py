@@ -55,6 +55,8 @@ class Counters:
         updates: how often the solver updated the parameters.
         batches: batches that were used or lost. One that is repeated counts once.
         repeats: how often a batch was run again.
+        fed: how many batches the data feeder has filled in. While it runs, this is the number of the batch
+            that it is asked for, from 0: derive from it what is random, and a resumed training is the same.
         lost: batches that were thrown away, by cause: `"overflow"`, `"hopeless"` (gradients overflow at any
             scale), `"retries"` (repeated as often as allowed), `"nonfinite_loss"`, `"nonfinite_forward"`.
 
@@ -65,11 +67,12 @@ class Counters:
         (1, {'nonfinite_loss': 1})
     """
 
-    undone: ClassVar = ("updates", "batches", "repeats", "lost")
+    undone: ClassVar = ("updates", "batches", "repeats", "lost", "fed")
     updates: int = 0
     batches: int = 0
     repeats: int = 0
     lost: Dict[str, int] = field(default_factory=dict)
+    fed: int = 0
 
     def count_update(self, batches: int) -> None:
         """Count an update of this many batches."""
@@ -101,8 +104,10 @@ class Counters:
             integer("batches", saved["batches"]),
             integer("repeats", saved["repeats"]),
             {str(cause): integer("lost", number) for cause, number in saved["lost"].items()},
+            # Earlier states do not have it.
+            integer("fed", saved.get("fed", saved["batches"])),
         )
-        if min(found.updates, found.batches, found.repeats, *found.lost.values()) < 0:
+        if min(found.updates, found.batches, found.repeats, found.fed, *found.lost.values()) < 0:
             raise ValueError(f"counters={dict(saved)!r} must not be negative")
         return found
 
@@ -112,6 +117,7 @@ class RetryState:
     """The retries of one iteration, and the scales to return to if none of them helps."""
 
     scale_state: ScaleState  # the global scale before it
+    fed: int = 0  # how many batches had been fed when its last try began
     repeats: int = 0  # how often a batch was run again
     discarded: int = 0  # batches (or windows of `accum_grad`) that were thrown away
     hopeless: int = 0  # how many of these overflowed at any scale

@@ -44,13 +44,13 @@ def test_two_are_compared(second: str, page: str, heading: str, tmp_path: Path) 
 def test_what_cannot_be_drawn_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "notes.txt").write_text("hello\n")
     Recorder(path=tmp_path / "empty.jsonl").close()
-    for name, message in (
-        ("nothing.jsonl", "No such file or directory"),
-        ("notes.txt", "notes.txt is not a recording of nnabla_adaloss"),
-        ("empty.jsonl", "nothing was recorded in"),
+    for name, code, message in (
+        ("nothing.jsonl", 2, "there is no file"),
+        ("notes.txt", 1, "notes.txt is not a recording of nnabla_adaloss"),
+        ("empty.jsonl", 1, "nothing was recorded in"),
     ):
         for others in ([], [recording(tmp_path)]):
-            assert main(["report", *others, str(tmp_path / name)]) == 1
+            assert main(["report", *others, str(tmp_path / name)]) == code
             told = capsys.readouterr().err
             assert told.startswith("report: ")
             assert message in told

@@ -200,3 +200,27 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello")
     with pytest.raises(ValueError, match="text is damaged, or no checkpoint"):
         load_checkpoint(tmp_path / "text", training())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda updater, path: save_checkpoint(updater, path), "path comes first"),
+        (lambda updater, path: save_checkpoint(path), "no updater, scaler or solver"),
+        (lambda updater, path: save_checkpoint(path, updater, {"epoch": 1}), "extra="),
+        (lambda updater, path: save_checkpoint(path, updater, extra=5), "extra=5"),
+        (lambda updater, path: save_checkpoint(path, updater, extra={"rng": object()}), "'rng'"),
+    ],
+)
+def test_what_cannot_be_saved_is_told(
+    call: Callable[[AdaptiveLossScalingUpdater, Path], None], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TypeError, match=message):
+        call(training(), tmp_path / "c")
+    assert not list(tmp_path.iterdir())
+
+
+def test_numbers_of_numpy_are_saved(tmp_path: Path) -> None:
+    updater = training()
+    save_checkpoint(tmp_path / "c", updater, extra={"best": np.float32(0.5), "epoch": np.int64(3)})
+    assert load_checkpoint(tmp_path / "c", updater) == {"best": 0.5, "epoch": 3}

@@ -26,10 +26,10 @@ def test_every_batch_is_part_of_an_update_or_lost(
     overflow: List[int], nan: List[int], accum_grad: int, way: Dict[str, Any]
 ) -> None:
     train = training(overflow=overflow, nan=nan)
-    fed = [0]
+    fed: List[int] = []
 
     def feed() -> None:
-        fed[0] += 1
+        fed.append(updater.counters.fed)
         train.feed()
 
     policies = dict.fromkeys(("on_nonfinite_loss", "on_nonfinite_forward", "on_scale_floor"), "skip")
@@ -43,7 +43,8 @@ def test_every_batch_is_part_of_an_update_or_lost(
         assert changed == results[-1].updated
     counters = updater.counters
     assert counters.updates == sum(result.updated for result in results)
-    assert counters.batches == fed[0]
+    assert fed == list(range(counters.batches))
+    assert counters.fed == len(fed)
     assert counters.batches == counters.updates * accum_grad + sum(counters.lost.values())
     thrown_away = sum(counters.lost.values()) // accum_grad
     assert sum(r.retries for r in results) + sum(not r.updated for r in results) >= thrown_away
@@ -57,12 +58,44 @@ def test_a_batch_that_ends_in_an_error_is_lost_as_well() -> None:
     updater.update()
     with pytest.raises(LossScaleError):
         updater.update()
-    assert updater.counters == Counters(updates=1, batches=2, repeats=1, lost={"nonfinite_loss": 1})
+    assert updater.counters == Counters(1, 2, 1, {"nonfinite_loss": 1}, fed=2)
 
 
 @pytest.mark.parametrize(
-    "change", [{"updates": -1}, {"lost": {"overflow": -1}}, {"batches": 1.5}, {"lost": 3}, {"repeats": None}]
+    "change",
+    [
+        {"updates": -1},
+        {"lost": {"overflow": -1}},
+        {"batches": 1.5},
+        {"lost": 3},
+        {"repeats": None},
+        {"fed": -1},
+    ],
 )
 def test_damaged_counters_are_refused(change: Dict[str, Any]) -> None:
     with pytest.raises((TypeError, ValueError, AttributeError)):
         Counters.from_dict({**Counters(3, 7, 2).as_dict(), **change})
+
+
+def test_a_batch_that_was_not_fed_is_asked_for_again() -> None:
+    train, asked = training(), []
+
+    def feed() -> None:
+        asked.append(updater.counters.fed)
+        if len(asked) == 4:
+            raise ConnectionError
+        train.feed()
+
+    updater = updater_on(train._replace(feed=feed), accum_grad=2)
+    updater.update()
+    with pytest.raises(ConnectionError):
+        updater.update()
+    updater.update()
+    assert asked == [0, 1, 2, 3, 2, 3]
+    assert updater.state_dict()["counters"]["fed"] == 4
+
+
+def test_counters_of_an_earlier_version_have_fed_what_they_count() -> None:
+    saved = Counters(3, 7, 2).as_dict()
+    del saved["fed"]
+    assert Counters.from_dict(saved).fed == 7
