@@ -125,7 +125,9 @@ def test_nan_in_the_data_behind_a_relu_is_named_after_one_batch(activation: Any)
     assert "conv/conv (Convolution) reads an input of shape (4, 1, 6, 6) that holds 36" in results[1].cause
 
     fed[0], updater.on_nonfinite_forward = 3, "raise"
-    with pytest.raises(LossScaleError, match=r"forward pass is not finite.*conv/conv.*on_nonfinite_forward="skip" "):
+    with pytest.raises(
+        LossScaleError, match=r'forward pass is not finite.*conv/conv.*on_nonfinite_forward="skip"'
+    ):
         updater.update()
     assert updater.update().updated
 
