@@ -15,7 +15,7 @@ def main(modules: Sequence[str]) -> None:
     comm.init()
     with comm.abort_on_exception():
         for module in modules:
-            for name, check in vars(importlib.import_module(module)).items():
+            for name, check in list(vars(importlib.import_module(module)).items()):
                 if name.startswith("check_"):
                     check(comm)
                     if comm.rank == 0:

@@ -117,6 +117,13 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Have links to documents beside `docs/` lead to their pages."""
+    for source, name in BESIDE.items():
+        markdown = markdown.replace(f"](../{source}", f"]({name}")
+    return markdown
+
+
 def on_page_content(html: str, **_: Any) -> str:
     """Make what is wide readable on a phone."""
     tables = re.sub(r"<table>.*?</table>", lambda found: _labelled(found[0]), html, flags=re.S)
