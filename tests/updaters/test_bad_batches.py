@@ -120,6 +120,8 @@ def test_nan_in_the_data_behind_a_relu_is_named_after_one_batch(activation: Any)
     updater = updater_of(loss, feed, solver=S.Sgd(0.01), on_nonfinite_forward="skip")
     results = [updater.update() for _ in range(5)]
     assert [r.reason for r in results] == ["updated", "nonfinite_forward"] * 2 + ["updated"]
+    # What the storage has seen in forward tells that lower scales cannot help.
+    assert [r.retries for r in results[1:]] == [0, 0, 0, 0]
     assert len({r.scale for r in results}) == 1
     assert fed[0] == 5
     assert "conv/conv (Convolution) reads an input of shape (4, 1, 6, 6) that holds 36" in results[1].cause

@@ -99,3 +99,5 @@ def test_hopeless_batches_end_with_the_retries_that_are_allowed() -> None:
     ):
         updater.update()
     assert updater.counters.lost == {"hopeless": 6}
+    # Three before the smallest scale is tried for the first; none for those after it.
+    assert updater.counters.repeats == 3
