@@ -54,6 +54,52 @@ def saturated_attention(mended: bool) -> Built:
     return classifier(layers)
 
 
+@trouble("scores/affine", "constant_softmax", "choose the axis")
+def softmax_over_an_axis_of_one(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        places = F.reshape(affine(x, 32, "places"), (32, 4, 8))
+        scores = F.reshape(affine(F.tanh(affine(x, 8, "fc")), 4, "scores"), (32, 4, 1))
+        return F.sum(F.softmax(scores, axis=1 if mended else 2) * places, axis=1)
+
+    return classifier(layers)
+
+
+@trouble("gate/affine", "no_backward", "a function with a gradient")
+def hard_gate(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        y = affine(x, 16, "gate")
+        return F.tanh(affine(x, 16, "fc1")) * (F.sigmoid(y) if mended else F.greater_scalar(y, 0.0))
+
+    return classifier(layers)
+
+
+@trouble("fc1/affine", "saturated", "normalise before it", beside=["saturated"])
+def saturated_recurrence(mended: bool) -> Built:
+    """Every step reads what is too large; each of two gates is told once."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        h, steps = F.constant(0.0, (32, 16)), F.split(F.reshape(x, (32, 8, 2)), axis=1)
+        for step in steps:
+            joined = F.concatenate(step if mended else step * 3e3, h, axis=1)
+            h = F.sigmoid(affine(joined, 16, "fc1")) * F.tanh(affine(joined, 16, "fc2"))
+        return h
+
+    return classifier(layers)
+
+
+@trouble("fc1/affine", "backward_not_finite", "before the root")
+def root_beside_another_use(mended: bool) -> Built:
+    """What else reads the same hands on what the root has spoiled."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = F.tanh(affine(x, 16, "fc1"))
+        distance = F.sum((h - h * 1.0) ** 2, axis=1, keepdims=True)
+        root = (distance + 2**-14 if mended else distance) ** 0.5
+        return F.broadcast(root, h.shape) + affine(h, 16, "fc2")
+
+    return classifier(layers)
+
+
 @trouble("q/affine/BatchMatmul", "attention_overflow", "divide the queries")
 def attention_overflow(mended: bool) -> Built:
     """Queries and keys of 200: their products reach 1e6, and are divided too late."""
