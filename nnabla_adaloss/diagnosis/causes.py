@@ -81,7 +81,7 @@ def causes_of(network: NetworkNumbers) -> List[Cause]:
     for finder in (_no_backward, _forward_not_finite, _backward_not_finite, _leaves_storage):
         found = found or _by_function(network, finder)
     # Neither follows from wrong labels.
-    if not updates and all(cause.kind == "wrong_labels" for cause in found):
+    if all(cause.kind == "wrong_labels" for cause in found):
         found += _gradient_ends(network)
     if updates and not exploded:
         # Overflow of the first forward is none of its consequences; nor are layers that enlarge gradients.

@@ -178,7 +178,7 @@ class NetworkNumbers(NamedTuple):
     loss: float  # the mean, in fp32
     stored_loss: float  # with activations and weights as stored
     scales: Mapping[Way, float]  # of each way that has one
-    layers: Sequence[LayerNumbers]
+    layers: Sequence[LayerNumbers]  # empty where a function without a backward ends the examination
     functions: Sequence[FunctionNumbers]
     tiny: float = 2.0**-14  # the least that keeps a logarithm or a divisor away from 0 as stored
     training: Optional[Training] = None  # None without a solver

@@ -26,7 +26,7 @@ class Trouble(NamedTuple):
     remedy: str  # words of the remedy
     needs: Optional[Way]  # the least that keeps all gradients; None: no loss scale does
     build: Callable[[bool], Built]  # with True the remedy is applied
-    beside: Sequence[str] = ()  # kinds of what is told after it, and that no loss scale helps either
+    beside: Sequence[str] = ()  # kinds of what is told after it
 
 
 def trouble(

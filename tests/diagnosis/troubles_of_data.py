@@ -125,6 +125,18 @@ def data_as_it_came(x: nn.Variable, t: nn.Variable) -> None:
     x.d = x.d * 1e6
 
 
+@trouble("fc1/affine", "beyond_storage", "normalise the data")
+def column_of_timestamps(mended: bool) -> Built:
+    """The normalization behind it makes gradients small, which is a consequence."""
+    x, t = inputs()
+    h = F.relu(PF.batch_normalization(affine(x, 16, "fc1"), name="bn"))
+
+    def spoil() -> None:
+        x.d[:, 0] *= 1.0 if mended else 1e8
+
+    return cross_entropy(affine(h, 5, "head"), t), feeder(x, t, spoil)
+
+
 @trouble(LABELS, "wrong_labels", "F.binary_cross_entropy")
 def soft_labels(mended: bool) -> Built:
     x, t = inputs()

@@ -73,15 +73,16 @@ def hard_gate(mended: bool) -> Built:
     return classifier(layers)
 
 
-@trouble("fc1/affine", "saturated", "normalise before it", beside=["saturated"])
+@trouble("gates/affine", "saturated", "normalise before it")
 def saturated_recurrence(mended: bool) -> Built:
-    """Every step reads what is too large; each of two gates is told once."""
+    """Every step reads what is too large, and saturates both gates."""
 
     def layers(x: nn.Variable) -> nn.Variable:
         h, steps = F.constant(0.0, (32, 16)), F.split(F.reshape(x, (32, 8, 2)), axis=1)
         for step in steps:
             joined = F.concatenate(step if mended else step * 3e3, h, axis=1)
-            h = F.sigmoid(affine(joined, 16, "fc1")) * F.tanh(affine(joined, 16, "fc2"))
+            gates = affine(joined, 32, "gates")
+            h = F.sigmoid(gates[:, :16]) * F.tanh(gates[:, 16:])
         return h
 
     return classifier(layers)
@@ -260,7 +261,7 @@ def vanishing_sigmoid(mended: bool) -> Built:
     return classifier(layers)
 
 
-@trouble("small/affine", "shrinking", "take the factor out", needs=Way.NONE)
+@trouble("small/affine", "shrinking", "take the factor out", needs=Way.NONE, beside=["exploding"])
 def scaled_layer(mended: bool) -> Built:
     """One layer's output is multiplied by 1e-6; a normalization brings it back."""
 
