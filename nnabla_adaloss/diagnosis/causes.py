@@ -95,13 +95,8 @@ def causes_of(network: NetworkNumbers) -> List[Cause]:
         found += _sizes(network, found)
     once: Dict[Tuple[str, str], Cause] = {}
     for cause in found:
-        once.setdefault((cause.kind, _base(cause.layer)), cause)
+        once.setdefault((cause.kind, cause.layer.partition("#")[0]), cause)
     return sorted(once.values(), key=lambda cause: not cause.fatal)
-
-
-def _base(layer: str) -> str:
-    """A layer without the number of its use."""
-    return layer.partition("#")[0]
 
 
 def _by_function(network: NetworkNumbers, *finders: Finder) -> List[Cause]:
@@ -553,14 +548,15 @@ def _sizes(network: NetworkNumbers, found: Sequence[Cause]) -> List[Cause]:
         if causes and not any(g.place in accused for g in _before(f, network)):
             sizes += causes
     sizes = sizes or ([] if found else list(_spread(network.layers)))
-    named = {_base(cause.layer) for cause in found}
-    return [cause for cause in sizes if _base(cause.layer) not in named]
+    named = {cause.layer for cause in found}
+    return [cause for cause in sizes if cause.layer not in named]
 
 
 def _small_loss(f: FunctionNumbers, network: NetworkNumbers) -> Found:
     weighs = f.loss_section and f.type_name in ("MulScalar", "Mul2")
-    # Not the sum of a mean: what comes out is of a usual size.
-    if weighs and f.growth is not None and f.growth <= _SHRINKS and f.amax < _LOUD_ENOUGH:
+    # The factor of a mean makes nothing small; of blank data it is not known what it makes of a sum.
+    mean = f.amax >= _LOUD_ENOUGH or (_source(f, network.functions) == "Sum" and _blank(f, network))
+    if weighs and f.growth is not None and f.growth <= _SHRINKS and not mean:
         what = f"the loss behind it is multiplied by {f.growth:.1e}"
         remedy = "adapt the learning rate instead, or let the scale be measured"
         yield Cause("small_loss", f.place, what, remedy, False)
