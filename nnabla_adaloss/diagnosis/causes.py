@@ -80,8 +80,9 @@ def causes_of(network: NetworkNumbers) -> List[Cause]:
     found = [*_by_function(network, _wrong_targets, _closed_rows, _leaf_not_finite), *exploded]
     for finder in (_no_backward, _forward_not_finite, _backward_not_finite, _leaves_storage):
         found = found or _by_function(network, finder)
-    # Neither follows from wrong labels.
-    if all(cause.kind == "wrong_labels" for cause in found):
+    # Neither follows from wrong labels, though it may from earlier updates.
+    trained = network.training is not None and network.training.updates
+    if all(cause.kind == "wrong_labels" for cause in found) and not (updates and trained):
         found += _gradient_ends(network)
     if updates and not exploded:
         # Overflow of the first forward is none of its consequences; nor are layers that enlarge gradients.

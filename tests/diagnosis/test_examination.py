@@ -7,6 +7,7 @@ import random
 import re
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Callable, Dict, Sequence
 
 import nnabla as nn
@@ -385,3 +386,15 @@ def test_a_function_without_a_backward_is_told_by_every_face(tmp_path: Path) -> 
     assert "underflow" not in str(diagnosis)
     with pytest.raises(ValueError, match="GreaterScalar has no backward"):
         diagnose(loss, ["fp8_hybrid", "float16"], feeder=feed)
+
+
+@pytest.mark.parametrize(("comm", "calls"), [(None, 3), (object(), 0)])
+def test_on_gradients_is_called_where_it_waits_for_nobody(comm: Any, calls: int) -> None:
+    loss, feed = mlp()
+    solver, called = S.Sgd(0.1), []
+    solver.set_parameters(nn.get_parameters())
+    updater = SimpleNamespace(
+        loss=loss, data_feeder=feed, solver=solver, comm=comm, on_gradients=called.append
+    )
+    diagnose(updater, batches=3)
+    assert called == [solver] * calls
