@@ -7,7 +7,7 @@ A cause is a function that yields what it finds; `causes_of` and `_gradient_ends
 from __future__ import annotations
 
 import math
-from typing import Callable, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from .numbers import FunctionNumbers, LayerNumbers, NetworkNumbers, Training
 
@@ -22,9 +22,16 @@ _EXPLODES = 2.0**7
 _SHRINKS = 2.0**-10
 # By how much gradients may differ from layer to layer before it is spoken of, where no function stands out.
 _SPREAD = 2.0**20
+# A weight does not notice an update that is a smaller share of it, in fp32.
+_UNNOTICED = 2.0**-24
+# The share of a weight that may decay in an update.
+_DECAYS = 0.01
+# A part of the loss of this size is not small.
+_LOUD_ENOUGH = 2.0**-6
 # How many parameters are named that the loss does not depend on.
 _NAMED = 4
 
+_THE_UPDATER = "the updater"
 _VARIED_DATA = "feed data that differs from sample to sample"
 
 _INDEXED: FrozenSet[str] = frozenset({"Embed", "OneHot"})
@@ -66,23 +73,31 @@ def causes_of(network: NetworkNumbers) -> List[Cause]:
     """Everything that is wrong, in forward order; what no scale helps first.
 
     Consequences of other causes are left out: data that is not finite comes before what is computed from
-    it, weights that an update made too large before the activations that overflow.
+    it, weights that updates made too large before the activations that overflow. Of a layer that is used
+    several times each kind is told once.
     """
-    updates = list(_too_large_update(network))[:1]
-    found = [*_by_function(network, _wrong_targets, _leaf_not_finite), *updates]
-    for finder in (_forward_not_finite, _backward_not_finite, _leaves_storage):
+    exploded, updates = list(_exploded(network))[:1], list(_too_large_update(network))[:1]
+    found = [*_by_function(network, _wrong_targets, _closed_rows, _leaf_not_finite), *exploded]
+    for finder in (_no_backward, _forward_not_finite, _backward_not_finite, _leaves_storage):
         found = found or _by_function(network, finder)
-    # Neither follows from wrong labels.
-    if all(cause.kind == "wrong_labels" for cause in found):
+    # Neither follows from wrong labels, though it may from earlier updates.
+    trained = network.training is not None and network.training.updates
+    if all(cause.kind == "wrong_labels" for cause in found) and not (updates and trained):
         found += _gradient_ends(network)
+    if updates and not exploded:
+        # Overflow of the first forward is none of its consequences; nor are layers that enlarge gradients.
+        loud = [] if found else _by_function(network, _resizing)
+        found += [cause._replace(fatal=True) for cause in loud if cause.kind == "exploding"]
+        found += updates
     found = found or list(_noise(network))
     found += [*_untrained(network), *_forgotten(network), *_by_function(network, _applied_twice)]
-    if not updates:
-        sizes = _by_function(network, _small_loss, _resizing)
-        sizes = sizes or ([] if found else list(_spread(network.layers)))
-        named = {cause.layer for cause in found}
-        found += [cause for cause in sizes if cause.layer not in named]
-    return sorted(found, key=lambda cause: not cause.fatal)
+    if not exploded and not updates:
+        found += _idle_updates(network)
+        found += _sizes(network, found)
+    once: Dict[Tuple[str, str], Cause] = {}
+    for cause in found:
+        once.setdefault((cause.kind, cause.layer.partition("#")[0]), cause)
+    return sorted(once.values(), key=lambda cause: not cause.fatal)
 
 
 def _by_function(network: NetworkNumbers, *finders: Finder) -> List[Cause]:
@@ -131,7 +146,10 @@ def _wrong_targets(f: FunctionNumbers, network: NetworkNumbers) -> Found:
         remedy = f"count them from 0, or make it {largest + 1:g} {has}"
     elif largest >= limit:
         what = f"{run} {type_name} has {limit} classes, 0 to {limit - 1}: it reads beyond its array"
-        remedy = f"count them from 0, or give the last layer {largest + 1:g} outputs"
+        remedy = (
+            "count them from 0, map those without a class (void) to -1, which is ignored, or give the last "
+        )
+        remedy += f"layer {largest + 1:g} outputs"
     elif largest < 0.0:
         nothing = f"which {type_name} ignores: there is nothing to learn"
         what = f"all of them are negative ({least:g} to {largest:g}), {nothing}"
@@ -142,9 +160,22 @@ def _wrong_targets(f: FunctionNumbers, network: NetworkNumbers) -> Found:
     yield Cause(kind, targets.name, what, remedy, True)
 
 
+def _closed_rows(f: FunctionNumbers, network: NetworkNumbers) -> Found:
+    if f.values.closed and _suffers(network):
+        rows = _count(f.values.closed, "row")
+        what = (
+            f"{f.subject} reads {rows} of minus infinity alone ({f.name}): no place is open, so it gives NaN"
+        )
+        remedy = (
+            "a mask must leave at least one place per row open: leave out empty samples, or mask with -1e4"
+        )
+        yield Cause("closed_row", f.place, what, remedy, True)
+
+
 def _leaf_not_finite(f: FunctionNumbers, network: NetworkNumbers) -> Found:
-    # An attention mask of minus infinity harms nobody.
-    bad = [leaf for g in network.functions for leaf in g.leaves.values() if leaf.nans or _suffers(network)]
+    # An attention mask of minus infinity harms nobody, unless it closes a row, which is told of its softmax.
+    harmful = _suffers(network) and not any(g.values.closed for g in network.functions)
+    bad = [leaf for g in network.functions for leaf in g.leaves.values() if leaf.nans or harmful]
     weights = list(dict.fromkeys(leaf.name for leaf in bad if leaf.is_parameter))
     for leaf in filter(bad.__contains__, f.leaves.values()):
         # A bad update spoils them together.
@@ -153,7 +184,6 @@ def _leaf_not_finite(f: FunctionNumbers, network: NetworkNumbers) -> Found:
         held = _count(leaf.nans, "NaN") if leaf.nans else f"{leaf.infinities} infinities"
         kind, what = "data_not_finite", f"it reads data that holds {held} ({leaf.name})"
         remedy = "clean the data, or drop what is not finite"
-        remedy += "" if leaf.nans else "; a mask must leave at least one place per row open"
         if leaf.is_parameter:
             kind, what = "weight_not_finite", f"its parameter {leaf.name} holds {held}"
             remedy = "restore earlier weights and check what updates them"
@@ -175,21 +205,50 @@ def _suffers(network: NetworkNumbers) -> bool:
 # What updates do to parameters: too much, or nothing.
 
 
+def _exploded(network: NetworkNumbers) -> Found:
+    """Layers whose weight updates have made too large."""
+    training = network.training or Training(0.0, 0, [])
+    for step in training.steps if training.updates else ():
+        times = step.weight / step.usual
+        if times > _EXPLODED:
+            what = f"its weights are {times:.2g} times what is usual for its fan-in, after "
+            what += f"{_count(training.updates, 'update')} with a learning rate of {training.learning_rate:g}"
+            remedy = "start again with a smaller learning rate, or warm it up and clip gradients"
+            yield Cause("learning_rate", step.layer, what, remedy, True)
+
+
 def _too_large_update(network: NetworkNumbers) -> Found:
-    """Layers whose weight an update makes larger than itself, or has made too large."""
+    """Layers whose weight the next update makes larger than itself."""
     training = network.training or Training(0.0, 0, [])
     for step in training.steps:
-        size, times, what = max(step.weight, step.usual), step.weight / step.usual, ""
-        if training.updates and times > _EXPLODED:
-            updates = _count(training.updates, "update")
-            what = f"its weights are {times:.1e} times what is usual for its fan-in, after {updates}"
-        elif step.update > size:
-            what = f"an update is {step.update / size:.1e} times as large as its weights,"
-        if what:
+        size = max(step.weight, step.usual)
+        if step.update > size:
+            what = f"an update is {step.update / size:.2g} times as large as its weights, "
+            what += f"with a learning rate of {training.learning_rate:g}"
             remedy = f"{'start again with' if training.updates else 'use'} a smaller learning rate"
             remedy += ", or warm it up and clip gradients"
-            what += f" with a learning rate of {training.learning_rate:g}"
             yield Cause("learning_rate", step.layer, what, remedy, True)
+
+
+def _idle_updates(network: NetworkNumbers) -> Found:
+    """Updates that no weight notices, or that let all weights decay."""
+    training = network.training
+    if training is None or not training.learning_rate:
+        return
+    rate, steps = training.learning_rate, [step for step in training.steps if step.before_hook]
+    if training.decay > _DECAYS:
+        what = f"weight decay takes {training.decay:.0%} of all weights away in each update"
+        remedy = "use a smaller weight_decay, such as 1e-4"
+        yield Cause("weight_decay", _THE_UPDATER, what, remedy, False)
+    # Weights that the smallest steps do not change, all of them.
+    if not steps or any(step.update >= _UNNOTICED * step.weight for step in steps):
+        return
+    if any(step.before_hook >= _UNNOTICED * step.weight for step in steps):
+        what = "on_gradients makes gradients so small that an update changes no weight"
+        yield Cause("idle_update", _THE_UPDATER, what, "clip to a larger norm, such as 1.0", False)
+    elif any(step.before_hook / rate >= _SHRINKS * step.weight for step in steps):
+        what = f"an update changes no weight, with a learning rate of {rate:g}"
+        yield Cause("idle_update", _THE_UPDATER, what, "use a larger learning rate", False)
 
 
 def _untrained(network: NetworkNumbers) -> Found:
@@ -221,7 +280,14 @@ def _listed(names: Sequence[str]) -> Tuple[str, str]:
     return names[0].rpartition("/")[0] or names[0], ", ".join(names[:_NAMED]) + more
 
 
-# Functions that compute infinities or NaNs from finite numbers, in fp32 and as stored.
+# Functions that compute infinities or NaNs from finite numbers, in fp32 and as stored, or have no gradient.
+
+
+def _no_backward(f: FunctionNumbers, network: NetworkNumbers) -> Found:
+    if f.no_backward:
+        what = f"{f.subject} has no backward ({f.name}), so that nothing before it can be trained"
+        remedy = "use a function with a gradient (F.sigmoid, F.binary_sigmoid), or unlinked() before it"
+        yield Cause("no_backward", f.place, what, remedy, True)
 
 
 def _forward_not_finite(f: FunctionNumbers, network: NetworkNumbers) -> Found:
@@ -231,7 +297,10 @@ def _forward_not_finite(f: FunctionNumbers, network: NetworkNumbers) -> Found:
 
 
 def _backward_not_finite(f: FunctionNumbers, network: NetworkNumbers) -> Found:
-    if f.breaks_gradient:
+    # Where others read it as well, the gradient may be theirs.
+    if f.breaks_own_gradient or (
+        f.breaks_gradient and not any(g.breaks_own_gradient for g in network.functions)
+    ):
         whose = "its gradient" if f.name == f.place else f"the gradient of its {f.type_name}"
         what = f"{whose} is not finite{_reads(f)}, in fp32 too"
         yield Cause("backward_not_finite", f.place, what, _remedy(f, network), True)
@@ -318,6 +387,8 @@ def _leaves_storage(f: FunctionNumbers, network: NetworkNumbers) -> Found:
     elif f.loss_section and f.type_name in ("MulScalar", "Sum"):
         kind, what = "large_loss", f"the loss behind it reaches {amax} in {f.subject}, beyond {ends}"
         remedy = "use F.mean" if f.type_name == "Sum" else "remove the factor and adapt the learning rate"
+    elif f.loss_section and f.type_name == "SquaredError":
+        remedy = "bring targets and predictions into a smaller range, such as -1 to 1"
     elif f.type_name == "Exp":
         remedy = _remedy(f, network)
     yield Cause(kind, layer, what, remedy, True)
@@ -403,6 +474,10 @@ def _constant_input(f: FunctionNumbers, network: NetworkNumbers) -> Found:
 def _saturated(f: FunctionNumbers, network: NetworkNumbers) -> Found:
     if f.values.saturated < _SATURATED or f.loss_section or not f.gets_gradient:
         return
+    if f.type_name == "Softmax" and f.values.together == 1:
+        what = f"{f.subject} is constant: it runs over an axis of size 1, so all its outputs are 1"
+        yield Cause("constant_softmax", f.place, what, "choose the axis of the places that it weighs", True)
+        return
     what = "its outputs are where its derivative is 0"
     remedy = "start from smaller weights, or normalise before it (PF.batch_normalization)"
     if f.type_name == "Softmax":
@@ -465,9 +540,24 @@ def _nothing_learns_before(f: FunctionNumbers, network: NetworkNumbers) -> bool:
 # Functions and layers that change the size of gradients: a scale may do, but there is more to mend.
 
 
+def _sizes(network: NetworkNumbers, found: Sequence[Cause]) -> List[Cause]:
+    """What changes the size of gradients, but for layers that are named and what depends on fatal causes."""
+    accused = {cause.layer for cause in found if cause.fatal}
+    sizes: List[Cause] = []
+    for f in network.functions:
+        causes = _first(f, network, _small_loss, _resizing)
+        if causes and not any(g.place in accused for g in _before(f, network)):
+            sizes += causes
+    sizes = sizes or ([] if found else list(_spread(network.layers)))
+    named = {cause.layer for cause in found}
+    return [cause for cause in sizes if cause.layer not in named]
+
+
 def _small_loss(f: FunctionNumbers, network: NetworkNumbers) -> Found:
     weighs = f.loss_section and f.type_name in ("MulScalar", "Mul2")
-    if weighs and f.growth is not None and f.growth <= _SHRINKS:
+    # The factor of a mean makes nothing small; of blank data it is not known what it makes of a sum.
+    mean = f.amax >= _LOUD_ENOUGH or (_source(f, network.functions) == "Sum" and _blank(f, network))
+    if weighs and f.growth is not None and f.growth <= _SHRINKS and not mean:
         what = f"the loss behind it is multiplied by {f.growth:.1e}"
         remedy = "adapt the learning rate instead, or let the scale be measured"
         yield Cause("small_loss", f.place, what, remedy, False)

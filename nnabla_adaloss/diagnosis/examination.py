@@ -119,7 +119,8 @@ def diagnose(
 
     Args:
         loss_or_updater: the loss Variable of one element, or a wrapper of one; or an updater, nnabla's or one
-            of this package, whose loss and data feeder are taken.
+            of this package, whose loss and data feeder are taken, and whose `on_gradients` is called once
+            per batch, unless it has a communicator.
         storage: the format that is tried, as everywhere: `"float16"`, `"bfloat16"`, `"fp8_hybrid"`, a
             `Format`, a `Precision`, or a mapping from patterns of layers; or a list of formats, of which each
             layer gets the one with the fewest bits that does no harm, and of equally wide ones the first.

@@ -12,12 +12,13 @@ import numpy as np
 from ..core.power_of_two import clamp_scale, floor_power_of_two
 from ..core.precision import LayerPrecisions
 from ..core.scale_history import HistoryPolicy
+from ..core.statistics import ArrayStatistics
 from ..emulation import FormatEmulation
 from ..engine import AdaptiveLossScaling
 from .numbers import LayerNumbers, NetworkNumbers, Way
 from .observer import Observer
 from .parameters import Reach, training_of
-from .passes import Forward, Layer, LayerGradients, Passes, Tally, layers_of
+from .passes import Forward, Layer, LayerGradients, NoBackward, Passes, Tally, layers_of
 from .target import Examined
 
 # Where nnabla's updater starts.
@@ -38,6 +39,13 @@ def measure(network: Examined, precisions: LayerPrecisions) -> NetworkNumbers:
         return _Measurement(network, precisions).run()
 
 
+def _keep_largest(sizes: Dict[int, float], gradients: Mapping[int, ArrayStatistics]) -> None:
+    """Keep the largest root of the mean square of each gradient."""
+    for key, gradient in gradients.items():
+        size = math.sqrt(gradient.mean_square) if gradient.finite else 0.0
+        sizes[key] = max(sizes.get(key, 0.0), size)
+
+
 class _Measurement:
     def __init__(self, network: Examined, precisions: LayerPrecisions) -> None:
         self._network, self._precisions = network, precisions
@@ -55,13 +63,20 @@ class _Measurement:
         self._noise = {layer.name for layer in self._layers}
         self._ways = {layer.name: {way: Tally() for way in Way} for layer in self._layers}
         self._weight_gradients: Dict[int, float] = {}
+        self._before_hook: Dict[int, float] = {}
 
     def run(self) -> NetworkNumbers:
         network, batches = self._network, range(len(self._network))
-        in_fp32, as_stored = zip(*map(self._observe, batches))
-        scales = self._scales()
-        for index in batches:
-            self._compare(index, scales)
+        layers = self._layers
+        try:
+            in_fp32, as_stored = zip(*map(self._observe, batches))
+            scales = self._scales()
+            for index in batches:
+                self._compare(index, scales)
+        except NoBackward as error:
+            self._observer.functions[error.function].no_backward = True
+            in_fp32 = as_stored = (float(network.loss.d),)
+            scales, layers = self._scales(), []
         data_formats = [p.data_format(2) for p in self._precisions.storage.values()]
         reach = Reach(network)
         return NetworkNumbers(
@@ -70,10 +85,10 @@ class _Measurement:
             loss=float(np.mean(in_fp32)),
             stored_loss=float(np.mean(as_stored)),
             scales=scales,
-            layers=list(map(self._numbers, self._layers)),
+            layers=list(map(self._numbers, layers)),
             functions=list(self._observer.functions.values()),
             tiny=max(_TINY, *(stored.smallest_normal for stored in data_formats)),
-            training=training_of(network.solver, self._layers, self._weight_gradients),
+            training=training_of(network, layers, self._weight_gradients, self._before_hook),
             untrained=reach.untrained(),
             forgotten=reach.forgotten(),
             note=network.note,
@@ -91,9 +106,12 @@ class _Measurement:
             found = {key: observer.gradients[key] for key in layer.weights}
             largest = [observer.amax_of.get(layer.name, 0.0), *(g.abs_max for g in found.values())]
             self._amax[layer.name] = max(self._amax[layer.name], *largest)
-            for key, gradient in found.items():
-                size = math.sqrt(gradient.mean_square) if gradient.finite else 0.0
-                self._weight_gradients[key] = max(self._weight_gradients.get(key, 0.0), size)
+            _keep_largest(self._before_hook, found)
+        if network.on_gradients is not None:
+            network.on_gradients(network.solver)
+        for layer in self._layers:
+            known = {key: observer.statistics(v.grad) for key, v in layer.weights.items()}
+            _keep_largest(self._weight_gradients, {key: g for key, g in known.items() if g is not None})
         observer.begin()
         network.forward(self._emulation, index, observer.after_forward_as_stored)
         return in_fp32, float(network.loss.d)

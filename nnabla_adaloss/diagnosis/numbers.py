@@ -74,7 +74,8 @@ class Values(NamedTuple):
 
     saturated: float = 0.0  # least share of an activation's outputs where its derivative is next to nothing
     constant: bool = False  # whether a normalization reads the same in all that it normalises together
-    together: int = 0  # of how many numbers a normalization takes one mean
+    together: int = 0  # of how many numbers a normalization takes one mean, or a softmax one sum
+    closed: int = 0  # rows of minus infinity alone that a softmax reads, at most
     dropped: float = 0.0  # the share that dropout drops
     zeros: int = 0  # that a logarithm, a root or a divisor reads, at most
     negatives: int = 0  # numbers below 0 that a logarithm or a root reads, at most
@@ -91,7 +92,7 @@ def merged(a: Any, b: Any) -> Any:
 # Whether all of something counts, or any of it.
 _MERGED: Dict[str, Callable[[Any, Any], Any]] = {
     **dict.fromkeys(("least", "whole", "saturated", "constant"), min),
-    **dict.fromkeys(("largest", "nans", "zeros", "negatives"), max),
+    **dict.fromkeys(("largest", "nans", "zeros", "negatives", "closed"), max),
     "targets": merged,
 }
 
@@ -115,6 +116,8 @@ class FunctionNumbers:
     gets_gradient: bool = False  # whether a finite gradient arrives at it
     stops_gradient: Optional[bool] = None  # whether zeros alone leave it in every batch; None: not known
     breaks_gradient: bool = False  # whether finite gradients arrive, and others leave
+    breaks_own_gradient: bool = False  # likewise of a variable that no other function reads
+    no_backward: bool = False  # whether nnabla has none, though a gradient is needed
     arriving: float = 0.0  # sum of the root mean squares of its output gradients, where the next is known
     leaving: float = 0.0  # the same of its first input
     values: Values = field(default_factory=Values)
@@ -147,6 +150,7 @@ class WeightStep(NamedTuple):
     weight: float
     usual: float  # what initialisations give it, which goes by its fan-in
     update: float  # of the solver, with such gradients as there are; 0 where that is not known
+    before_hook: float = 0.0  # what it would be without `on_gradients`
 
 
 class Training(NamedTuple):
@@ -155,6 +159,7 @@ class Training(NamedTuple):
     learning_rate: float
     updates: int
     steps: Sequence[WeightStep]
+    decay: float = 0.0  # the share of weights that `weight_decay` takes away in each update
 
 
 class Untrained(NamedTuple):
@@ -173,7 +178,7 @@ class NetworkNumbers(NamedTuple):
     loss: float  # the mean, in fp32
     stored_loss: float  # with activations and weights as stored
     scales: Mapping[Way, float]  # of each way that has one
-    layers: Sequence[LayerNumbers]
+    layers: Sequence[LayerNumbers]  # empty where a function without a backward ends the examination
     functions: Sequence[FunctionNumbers]
     tiny: float = 2.0**-14  # the least that keeps a logarithm or a divisor away from 0 as stored
     training: Optional[Training] = None  # None without a solver

@@ -94,7 +94,7 @@ class Observer:
             self._looked_at.add(hash(f))
         clean = self._bad.isdisjoint(map(hash, f.inputs))
         for v in f.outputs:
-            statistics = self._statistics(v.data)
+            statistics = self.statistics(v.data)
             if statistics is None:
                 continue
             seen.amax = max(seen.amax, statistics.abs_max)
@@ -137,7 +137,7 @@ class Observer:
         for key, node in self._plan.nodes.items():
             seen = self.functions[key]
             for leaf_key, v in zip(node.leaf_keys, node.leaves) if is_matrix_product(node.type_name) else ():
-                known = self.gradients.get(leaf_key), self._statistics(v.data)
+                known = self.gradients.get(leaf_key), self.statistics(v.data)
                 stuck = v.ndim > 1 and all(s is not None and not s.abs_max and s.finite for s in known)
                 name = self._plan.names.get(leaf_key, "")
                 seen.stuck_weights[name] = stuck and seen.stuck_weights.get(name, True)
@@ -156,7 +156,9 @@ class Observer:
             seen.stops_gradient = False
             return
         seen.gets_gradient = True
-        seen.breaks_gradient |= not all(s.finite for s in leaving)
+        broken = [key for key in handed_on if key in self.gradients and not self.gradients[key].finite]
+        seen.breaks_gradient |= bool(broken)
+        seen.breaks_own_gradient |= any(self._readers[key] == 1 for key in broken)
         stops = any(s.abs_max for s in arriving) and not any(s.abs_max or s.nonfinite for s in leaving)
         seen.stops_gradient = stops and seen.stops_gradient is not False
         first = self.gradients.get(node.input_keys[0]) if node.input_keys else None
@@ -166,7 +168,7 @@ class Observer:
             seen.leaving += first.mean_square**0.5
 
     def _note(self, v: nn.Variable) -> None:
-        statistics = self._statistics(v.grad)
+        statistics = self.statistics(v.grad)
         if statistics is not None:
             self.gradients[hash(v)] = statistics
 
@@ -174,10 +176,11 @@ class Observer:
         return self._plan.names.get(hash(v)) or input_name(v)
 
     def _nonfinite(self, v: nn.Variable) -> int:
-        statistics = self._statistics(v.data)
+        statistics = self.statistics(v.data)
         return 0 if statistics is None else statistics.nonfinite
 
-    def _statistics(self, array: nn.NdArray) -> Optional[ArrayStatistics]:
+    def statistics(self, array: nn.NdArray) -> Optional[ArrayStatistics]:
+        """Of an array; None where there is nothing to look at."""
         if array.clear_called:
             return None
         stored = stored_dtype(array)
@@ -229,6 +232,14 @@ _IS_FLAT: Dict[str, Callable[[NDArray[Any], Any], Any]] = {
     "HardSigmoid": lambda y, _: (y <= 0.0) | (y >= 1.0),
     "Softmax": lambda y, args: np.max(y, axis=args["axis"]) >= 1.0 - _FLAT / 2.0,
 }
+
+
+def _softmax(f: Any) -> Values:
+    x, axis = _read(f.inputs[0]), f.info.args["axis"]
+    values = _activation(f) if f.info.type_name == "Softmax" else Values()
+    if x is None:
+        return values
+    return values._replace(together=x.shape[axis], closed=int(np.isneginf(x).all(axis=axis).sum()))
 
 
 def _normalization(f: Any) -> Values:
@@ -293,6 +304,7 @@ _NORMALIZATIONS = tuple(
 _LOSSES = tuple(f"{kind}CrossEntropy" for kind in ("Softmax", "Categorical", "Sigmoid", "Binary"))
 _LOOKS: Dict[str, Callable[[Any], Values]] = {
     **dict.fromkeys(_IS_FLAT, _activation),
+    **dict.fromkeys(_SOFTMAX, _softmax),
     **dict.fromkeys(_NORMALIZATIONS, _normalization),
     **dict.fromkeys(_LOSSES, _labels),
     "Log": _reads_zeros(0, below=True),

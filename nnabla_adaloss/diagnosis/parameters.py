@@ -23,9 +23,13 @@ _BY_SIGN: FrozenSet[str] = frozenset(
 
 
 def training_of(
-    solver: Optional[Any], layers: Sequence[Layer], gradients: Mapping[int, float]
+    network: Examined,
+    layers: Sequence[Layer],
+    gradients: Mapping[int, float],
+    before_hook: Mapping[int, float],
 ) -> Optional[Training]:
-    """What `solver` is about to do, with `gradients` of such a size by key; None without a solver."""
+    """What the solver is about to do, with gradients of such a size by key; None without a solver."""
+    solver = network.solver
     if solver is None or not hasattr(solver, "learning_rate"):
         return None
     rate = float(solver.learning_rate())
@@ -37,9 +41,10 @@ def training_of(
             fan_in = _fan_in(layer.type_name, v.shape)
             if fan_in and key in held:
                 weight = float(np.sqrt(np.mean(np.asarray(v.data.data, np.float64) ** 2)))
-                update = _step(solver, rate, gradients.get(key, 0.0))
-                steps.append(WeightStep(layer.name, weight, 1.0 / math.sqrt(fan_in), update))
-    return Training(rate, max((int(state.t) for state in states), default=0), steps)
+                update, before = (_step(solver, rate, g.get(key, 0.0)) for g in (gradients, before_hook))
+                steps.append(WeightStep(layer.name, weight, 1.0 / math.sqrt(fan_in), update, before))
+    decay = rate * network.weight_decay if solver.name in _BY_GRADIENT else 0.0
+    return Training(rate, max((int(state.t) for state in states), default=0), steps, decay)
 
 
 def _step(solver: Any, rate: float, gradient: float) -> float:

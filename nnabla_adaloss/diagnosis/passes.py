@@ -77,6 +77,14 @@ class LayerGradients(NamedTuple):
         return self.arrays[key].astype(np.float64) / self.scales.get(key, self.scale)
 
 
+class NoBackward(ValueError):
+    """A function on the way of a gradient has none in nnabla; `function` is its key."""
+
+    def __init__(self, f: Any) -> None:
+        self.function = hash(f)
+        super().__init__(f"{f.info.type_name} has no backward: nothing before it can be trained")
+
+
 class Passes:
     """Runs forward and backward and keeps the gradients of layers.
 
@@ -91,16 +99,28 @@ class Passes:
     def with_one_scale(
         self, forward: Forward, loss: LossLike, scale: float = 1.0, pre: Optional[Hook] = None
     ) -> LayerGradients:
-        """Backward of a Variable or its emulation, which leaves gradients scaled; the hook `pre` looks on."""
+        """Backward of a Variable or its emulation, which leaves gradients scaled; the hook `pre` looks on.
+
+        Raises:
+            NoBackward: a function has none.
+        """
         arrays: Dict[int, NDArray[Any]] = {}
+        last: Any = None
 
         def note(f: Any) -> None:
+            nonlocal last
+            last = f
             self._note(f, arrays)
             if pre is not None:
                 pre(f)
 
         self._begin(forward)
-        run_backward(loss, scale, None, False, None, note, None)
+        try:
+            run_backward(loss, scale, None, False, None, note, None)
+        except RuntimeError as error:
+            if last is not None and "not_implemented" in str(error):
+                raise NoBackward(last) from error
+            raise
         self._note_weights(arrays)
         return LayerGradients(arrays, scale, {})
 

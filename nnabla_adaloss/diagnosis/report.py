@@ -51,6 +51,8 @@ def as_text(network: NetworkNumbers, verdict: Verdict) -> str:
     lines += [*_paragraph(network.note), *_paragraph(verdict.line)]
     for cause in _other_causes(verdict):
         lines += _paragraph(f"- {cause}", "  ")
+    if not network.layers:
+        return "\n".join(lines)
     lines += ["", *_text_table(network, verdict), ""]
     lines += [f"{word:>12}: {meaning}" for word, meaning in _legend(network)]
     lines.append("")

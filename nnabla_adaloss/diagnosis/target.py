@@ -109,6 +109,8 @@ class Examined:
 
     Attributes:
         solver: None for a plain loss.
+        on_gradients: the updater's, if it has one and waits for no other process.
+        weight_decay: the updater's; 0 for none.
         parameters: the solver's, by its names; empty for a plain loss.
         fed: keys of the leaves that data is fed to: those that do not hold the same in all batches, and all
             that a feeder may fill where there is one batch only.
@@ -132,6 +134,9 @@ class Examined:
             raise ValueError(f"batches={batches!r} must be 1 or more")
         self._source, self._feeder = source, feeder
         self.solver = None if _is_loss(source) else getattr(source, "solver", None)
+        alone = getattr(source, "comm", None) is None
+        self.on_gradients = getattr(source, "on_gradients", None) if alone else None
+        self.weight_decay = float(getattr(source, "weight_decay", None) or 0.0)
         self.parameters: Mapping[str, nn.Variable] = self.solver.get_parameters() if self.solver else {}
         self._names = {**named(self.parameters), **registered_names()}
         self.loss = self._current_loss()

@@ -29,6 +29,22 @@ def mlp() -> Built:
     return classifier(lambda x: F.relu(affine(F.tanh(affine(x, 16, "fc1")), 16, "fc2")))
 
 
+def mean_by_hand() -> Built:
+    """The factor of a mean makes nothing small."""
+    x, t = inputs()
+    y = affine(F.tanh(affine(x, 16, "fc1")), 400, "head")
+    return F.sum(F.squared_error(y, F.broadcast(t, y.shape))) / y.size, feeder(x, t)
+
+
+def clipped_updates() -> Built:
+    """A learning rate that would be too large without clipping."""
+    loss, feed = mlp()
+    clipped = updater_of(
+        loss, feed, S.Sgd(100.0), weight_decay=1e-5, on_gradients=lambda s: s.clip_grad_by_norm(1e-3)
+    )
+    return clipped, None
+
+
 def convolutions() -> Built:
     return on_images(lambda x: F.max_pooling(F.relu(conv(F.relu(conv(x, "conv1")), "conv02")), (2, 2)))
 
@@ -265,6 +281,8 @@ def vae() -> Built:
 
 NETWORKS: List[Callable[[], Built]] = [
     mlp,
+    mean_by_hand,
+    clipped_updates,
     convolutions,
     digits,
     resnet,

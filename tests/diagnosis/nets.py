@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any, Callable, NamedTuple, Optional, Tuple
+from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -26,12 +26,13 @@ class Trouble(NamedTuple):
     remedy: str  # words of the remedy
     needs: Optional[Way]  # the least that keeps all gradients; None: no loss scale does
     build: Callable[[bool], Built]  # with True the remedy is applied
+    beside: Sequence[str] = ()  # kinds of what is told after it
 
 
 def trouble(
-    layer: str, kind: str, remedy: str, needs: Optional[Way] = None
+    layer: str, kind: str, remedy: str, needs: Optional[Way] = None, beside: Sequence[str] = ()
 ) -> Callable[[Callable[[bool], Built]], Trouble]:
-    return lambda build: Trouble(layer, kind, remedy, needs, build)
+    return lambda build: Trouble(layer, kind, remedy, needs, build, beside)
 
 
 def affine(x: nn.Variable, size: int, name: str, factor: float = 1.0, bias: float = 0.0) -> nn.Variable:

@@ -147,6 +147,18 @@ def test_the_learning_rate_is_told_by_weights_and_updates() -> None:
     assert "after 3 updates" in found(3, 100.0, 0.0)[0].what
 
 
+def test_an_update_hides_neither_overflow_nor_what_ends_a_gradient_before_the_first() -> None:
+    def kinds(function: FunctionNumbers, updates: int, **network: Any) -> List[str]:
+        training = Training(10.0, updates, [WeightStep("fc", 0.1, 0.1, 0.5)])
+        return [cause.kind for cause in causes(function, training=training, **network)]
+
+    saturated = replace(SOUND, type_name="Tanh", values=Values(saturated=1.0))
+    assert kinds(saturated, 0) == ["saturated", "learning_rate"]
+    assert kinds(saturated, 3) == ["learning_rate"]
+    overflowed = replace(SOUND, overflowed=3, amax=1e6)
+    assert kinds(overflowed, 3, stored_loss=math.inf) == ["activation_overflow", "learning_rate"]
+
+
 def test_weights_that_are_spoiled_together_are_one_cause() -> None:
     functions = [
         replace(SOUND, name=f"fc{i}", layer=f"fc{i}", leaves=leaf(f"fc{i}/W", True, 4, 0)) for i in range(60)

@@ -6,6 +6,8 @@ from __future__ import annotations
 import random
 import re
 from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Callable, Dict, Sequence
 
 import nnabla as nn
@@ -30,7 +32,13 @@ from tests.engine.test_architectures import NETWORKS
 
 from .healthy import HEALTHY, mlp
 from .nets import affine, cross_entropy, feeder, inputs, noisy_net, updater_of
-from .troubles_of_layers import activation_overflow, branches_apart, mean_of_a_softmax, tiny_loss_weight
+from .troubles_of_layers import (
+    activation_overflow,
+    branches_apart,
+    hard_gate,
+    mean_of_a_softmax,
+    tiny_loss_weight,
+)
 
 
 def test_layers_that_need_scales_apart_are_named() -> None:
@@ -367,3 +375,26 @@ def test_any_graph_is_left_as_it_was_and_needs_nothing(network: str) -> None:
     for name, v in parameters.items():
         np.testing.assert_array_equal(v.d, before[name][0], err_msg=name)
         np.testing.assert_array_equal(v.g, before[name][1], err_msg=name)
+
+
+def test_a_function_without_a_backward_is_told_by_every_face(tmp_path: Path) -> None:
+    loss, feed = hard_gate.build(False)
+    diagnosis = diagnose(loss, feeder=feed)
+    diagnosis.write_html(tmp_path / "page.html")
+    assert "GreaterScalar has no backward" in (tmp_path / "page.html").read_text("utf-8")
+    assert "GreaterScalar has no backward" in diagnosis.as_dict()["verdict"]
+    assert "underflow" not in str(diagnosis)
+    with pytest.raises(ValueError, match="GreaterScalar has no backward"):
+        diagnose(loss, ["fp8_hybrid", "float16"], feeder=feed)
+
+
+@pytest.mark.parametrize(("comm", "calls"), [(None, 3), (object(), 0)])
+def test_on_gradients_is_called_where_it_waits_for_nobody(comm: Any, calls: int) -> None:
+    loss, feed = mlp()
+    solver, called = S.Sgd(0.1), []
+    solver.set_parameters(nn.get_parameters())
+    updater = SimpleNamespace(
+        loss=loss, data_feeder=feed, solver=solver, comm=comm, on_gradients=called.append
+    )
+    diagnose(updater, batches=3)
+    assert called == [solver] * calls

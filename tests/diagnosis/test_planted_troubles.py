@@ -35,7 +35,7 @@ def test_the_first_layer_its_cause_and_a_remedy_are_named(name: str) -> None:
     assert verdict.needs is trouble.needs, diagnosis
     assert all(first.what in layer.line for layer in verdict.layers if layer.name == first.layer), diagnosis
     # What follows from it is not told.
-    assert sum(cause.fatal for cause in verdict.causes) == fatal, diagnosis
+    assert [cause.kind for cause in verdict.causes[1:]] == list(trouble.beside), diagnosis
     assert verdict.line.startswith(f"No loss scale helps: {first}") == fatal
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Callable
+from typing import Any, Callable
 
 import nnabla as nn
 import nnabla.functions as F
@@ -60,7 +60,7 @@ def batch_of_one(mended: bool) -> Built:
     return cross_entropy(affine(h, 5, "head"), t), feeder(x, t)
 
 
-@trouble("head/affine/Broadcast", "data_not_finite", "leave at least one place per row open")
+@trouble("q/affine/BatchMatmul", "closed_row", "leave at least one place per row open")
 def masked_rows(mended: bool) -> Built:
     """An attention whose mask leaves nothing open."""
     x, t = inputs()
@@ -76,6 +76,17 @@ def masked_rows(mended: bool) -> Built:
 @of_data
 def labels_from_one(x: nn.Variable, t: nn.Variable) -> None:
     t.d = t.d + 1
+
+
+@trouble(LABELS, "wrong_labels", "to -1, which is ignored")
+def void_labels(mended: bool) -> Built:
+    x, t = inputs()
+    loss = cross_entropy(affine(F.tanh(affine(x, 16, "fc1")), 5, "head"), t)
+
+    def spoil() -> None:
+        t.d[:4] = -1 if mended else 255
+
+    return loss, feeder(x, t, spoil)
 
 
 @trouble(LABELS, "wrong_labels", "clean them")
@@ -112,6 +123,18 @@ def infinite_data(x: nn.Variable, t: nn.Variable) -> None:
 @of_data
 def data_as_it_came(x: nn.Variable, t: nn.Variable) -> None:
     x.d = x.d * 1e6
+
+
+@trouble("fc1/affine", "beyond_storage", "normalise the data")
+def column_of_timestamps(mended: bool) -> Built:
+    """The normalization behind it makes gradients small, which is a consequence."""
+    x, t = inputs()
+    h = F.relu(PF.batch_normalization(affine(x, 16, "fc1"), name="bn"))
+
+    def spoil() -> None:
+        x.d[:, 0] *= 1.0 if mended else 1e8
+
+    return cross_entropy(affine(h, 5, "head"), t), feeder(x, t, spoil)
 
 
 @trouble(LABELS, "wrong_labels", "F.binary_cross_entropy")
@@ -219,6 +242,43 @@ def too_large_first_update(mended: bool) -> Built:
     x, t = inputs()
     loss = cross_entropy(affine(F.relu(affine(x, 16, "fc1")), 5, "head"), t)
     return updater_of(loss, feeder(x, t), S.Adam(1e-3 if mended else 3.0)), None
+
+
+@trouble("huge/affine", "activation_overflow", "weights smaller", beside=["learning_rate"])
+def overflow_before_a_too_large_update(mended: bool) -> Built:
+    x, t = inputs()
+    h = affine(F.tanh(affine(x, 16, "fc1")), 16, "huge", 1.0 if mended else 5e4)
+    loss = cross_entropy(affine(F.tanh(PF.batch_normalization(h, name="bn")), 5, "head"), t)
+    return updater_of(loss, feeder(x, t), S.Adam(1e-3 if mended else 3.0)), None
+
+
+@trouble("loud/affine", "exploding", "smaller weights", beside=["learning_rate"])
+def gradients_that_make_updates_too_large(mended: bool) -> Built:
+    x, t = inputs()
+    h = affine(F.relu(affine(x, 16, "fc1")), 16, "loud", 1.0 if mended else 1e3)
+    return updater_of(cross_entropy(affine(h, 5, "head"), t), feeder(x, t), S.Sgd(0.1)), None
+
+
+def updated(rate: float, **arguments: Any) -> Built:
+    x, t = inputs()
+    loss = cross_entropy(affine(F.tanh(affine(x, 16, "fc1")), 5, "head"), t)
+    return updater_of(loss, feeder(x, t), S.Momentum(rate, 0.9), **arguments), None
+
+
+@trouble("the updater", "weight_decay", "smaller weight_decay", needs=Way.NONE)
+def weights_that_decay(mended: bool) -> Built:
+    return updated(0.1, weight_decay=1e-4 if mended else 2.0)
+
+
+@trouble("the updater", "idle_update", "larger norm", needs=Way.NONE)
+def gradients_clipped_to_nothing(mended: bool) -> Built:
+    norm = 1.0 if mended else 1e-8
+    return updated(0.1, on_gradients=lambda solver: solver.clip_grad_by_norm(norm))
+
+
+@trouble("the updater", "idle_update", "larger learning rate", needs=Way.NONE)
+def learning_rate_of_nothing(mended: bool) -> Built:
+    return updated(0.1 if mended else 1e-9)
 
 
 @trouble("fc1/affine", "weight_not_finite", "lower the learning rate")

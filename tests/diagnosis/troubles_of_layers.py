@@ -54,6 +54,53 @@ def saturated_attention(mended: bool) -> Built:
     return classifier(layers)
 
 
+@trouble("scores/affine", "constant_softmax", "choose the axis")
+def softmax_over_an_axis_of_one(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        places = F.reshape(affine(x, 32, "places"), (32, 4, 8))
+        scores = F.reshape(affine(F.tanh(affine(x, 8, "fc")), 4, "scores"), (32, 4, 1))
+        return F.sum(F.softmax(scores, axis=1 if mended else 2) * places, axis=1)
+
+    return classifier(layers)
+
+
+@trouble("gate/affine", "no_backward", "a function with a gradient")
+def hard_gate(mended: bool) -> Built:
+    def layers(x: nn.Variable) -> nn.Variable:
+        y = affine(x, 16, "gate")
+        return F.tanh(affine(x, 16, "fc1")) * (F.sigmoid(y) if mended else F.greater_scalar(y, 0.0))
+
+    return classifier(layers)
+
+
+@trouble("gates/affine", "saturated", "normalise before it")
+def saturated_recurrence(mended: bool) -> Built:
+    """Every step reads what is too large, and saturates both gates."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        h, steps = F.constant(0.0, (32, 16)), F.split(F.reshape(x, (32, 8, 2)), axis=1)
+        for step in steps:
+            joined = F.concatenate(step if mended else step * 3e3, h, axis=1)
+            gates = affine(joined, 32, "gates")
+            h = F.sigmoid(gates[:, :16]) * F.tanh(gates[:, 16:])
+        return h
+
+    return classifier(layers)
+
+
+@trouble("fc1/affine", "backward_not_finite", "before the root")
+def root_beside_another_use(mended: bool) -> Built:
+    """What else reads the same hands on what the root has spoiled."""
+
+    def layers(x: nn.Variable) -> nn.Variable:
+        h = F.tanh(affine(x, 16, "fc1"))
+        distance = F.sum((h - h * 1.0) ** 2, axis=1, keepdims=True)
+        root = (distance + 2**-14 if mended else distance) ** 0.5
+        return F.broadcast(root, h.shape) + affine(h, 16, "fc2")
+
+    return classifier(layers)
+
+
 @trouble("q/affine/BatchMatmul", "attention_overflow", "divide the queries")
 def attention_overflow(mended: bool) -> Built:
     """Queries and keys of 200: their products reach 1e6, and are divided too late."""
@@ -214,7 +261,7 @@ def vanishing_sigmoid(mended: bool) -> Built:
     return classifier(layers)
 
 
-@trouble("small/affine", "shrinking", "take the factor out", needs=Way.NONE)
+@trouble("small/affine", "shrinking", "take the factor out", needs=Way.NONE, beside=["exploding"])
 def scaled_layer(mended: bool) -> Built:
     """One layer's output is multiplied by 1e-6; a normalization brings it back."""
 
