@@ -48,7 +48,11 @@ _SUMS: FrozenSet[str] = frozenset({"Sum", "Mean", "Broadcast", "BroadcastTo", "R
 
 
 # What a loss applies to its first input by itself, and what leaves numbers as they are.
-_WITHIN = {"SoftmaxCrossEntropy": "Softmax", "SigmoidCrossEntropy": "Sigmoid"}
+_WITHIN = {
+    "SoftmaxCrossEntropy": "Softmax",
+    "SigmoidCrossEntropy": "Sigmoid",
+    "CategoricalCrossEntropy": "LogSoftmax",  # the logarithm is applied twice
+}
 _SAME_NUMBERS: FrozenSet[str] = frozenset({"Reshape", "Transpose", "Slice", "Split", "Identity"})
 
 
@@ -446,12 +450,16 @@ def _noise(network: NetworkNumbers) -> Found:
 
 
 def _applied_twice(f: FunctionNumbers, network: NetworkNumbers) -> Found:
-    """A softmax or sigmoid before a loss that applies it itself."""
+    """A softmax, sigmoid or logarithm before a loss that applies it itself."""
     first = _WITHIN.get(f.type_name)
     if first is not None and _source(f, network.functions, _SAME_NUMBERS) == first:
-        what = f"{first} is applied twice: {f.type_name} applies it to what it reads"
+        logarithm = first == "LogSoftmax"
+        twice = "the logarithm" if logarithm else first
+        what = f"{twice} is applied twice: {f.type_name} applies it to what it reads"
         remedy = f"remove F.{first.lower()} before the loss, and keep it for predictions"
-        yield Cause("applied_twice", f.place, what, remedy, False)
+        if logarithm:
+            remedy = "use F.softmax_cross_entropy of what the log_softmax reads"
+        yield Cause("applied_twice", f.place, what, remedy, logarithm)
 
 
 def _constant_input(f: FunctionNumbers, network: NetworkNumbers) -> Found:

@@ -304,6 +304,14 @@ def sigmoid_twice(mended: bool) -> Built:
     return F.mean(F.sigmoid_cross_entropy(y if mended else F.sigmoid(y), t)), feeder(x, t.parent.inputs[0])
 
 
+@trouble("head/affine", "applied_twice", "use F.softmax_cross_entropy")
+def logarithm_twice(mended: bool) -> Built:
+    x, t = inputs()
+    y = affine(F.tanh(affine(x, 16, "fc1")), 5, "head")
+    loss = cross_entropy(y, t) if mended else F.mean(F.categorical_cross_entropy(F.log_softmax(y), t))
+    return loss, feeder(x, t)
+
+
 @trouble("head/affine", "rounding_noise", "check what the loss computes")
 def mean_of_a_softmax(mended: bool) -> Built:
     x, t = inputs()
