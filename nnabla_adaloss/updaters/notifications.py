@@ -112,8 +112,9 @@ def _settings_in_words(updater: Any) -> Dict[str, str]:
     """What an updater was made with: the arguments of its class, and the fields of those that have fields."""
     found: Dict[str, Any] = {
         "updater": type(updater).__name__,
-        "solver": updater.solver.name,
-        "learning_rate": updater.solver.learning_rate(),
+        # An object that stands for a solver need not have these.
+        "solver": getattr(updater.solver, "name", type(updater.solver).__name__),
+        "learning_rate": getattr(updater.solver, "learning_rate", lambda: "unknown")(),
         "context": "|".join(variable_of(updater.loss).parent.context.backend),
         "ranks": 1 if updater.comm is None else updater.comm.size,
     }

@@ -66,6 +66,19 @@ def test_a_recording_begins_with_the_settings(tmp_path: Path) -> None:
     }.items() <= began.settings.items()
 
 
+def test_settings_of_an_object_that_stands_for_a_solver() -> None:
+    class Standing:
+        def __init__(self, solver: Any) -> None:
+            for name in ("zero_grad", "update", "weight_decay", "scale_grad", "get_parameters"):
+                setattr(self, name, getattr(solver, name))
+            self.check_inf_or_nan_grad = solver.check_inf_or_nan_grad
+
+    train, recorder = training(), Recorder()
+    watched([recorder], 1, train._replace(solver=Standing(train.solver)))
+    (began,) = recorder.recording.of(TrainingBegan)
+    assert (began.settings["solver"], began.settings["learning_rate"]) == ("Standing", "unknown")
+
+
 def test_only_some_layers_in_some_iterations() -> None:
     recorder = Recorder(every=2, layers=["hid*"])
     watched([recorder], 5)
