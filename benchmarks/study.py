@@ -21,6 +21,7 @@ writes a table of what became of them. The experiments:
   reach      two losses 1 : 1 to 1 : 1e-20 on one network: how right are the gradients of each layer?
   measuring  what is missed where one iteration in 1 to 32 measures?
   advice     do networks train as well as fp32 in the precisions that `diagnose` advises for their layers?
+  weights    does it train as well as fp32 where the weights of losses change from batch to batch?
 
 The ways to scale:
 
@@ -31,6 +32,9 @@ The ways to scale:
   one_scale      one measured scale: AdaLossConfig(loss_scale_method="fixed"), every alpha is 1
   approx_range   layers' own scales by the published method: AdaLossConfig(loss_scale_method="approx_range")
   amax_history   AdaptiveLossScalingUpdater with all its defaults: each part of the network has a scale
+  next           of `weights`, as the others below: the same with on_overflow="next"
+  grad_scaler    a loop with a GradScaler, which skips the step of a batch that overflows
+  dynamic        AdaptiveLossScalingUpdater with global_scale="dynamic"
 
 SGD's learning rate is divided by the loss weight, so that it takes the same steps whatever the weight, and
 fp32 comes to the same result with each.
@@ -40,8 +44,8 @@ EPILOG = """\
 Each job is a line of FILE.jsonl as soon as it is done, the table is FILE.md. Stop as you like: the same
 command goes on where it was. To repeat a job, take its line out of the file.
 
-Time, on two idle cores: apart 30 minutes, reach 10, advice 5, measuring 2; with --quick, which has its own
-files, less than two.
+Time, on two idle cores: apart 30 minutes, reach 10, weights 10, advice 5, measuring 2; with --quick, which
+has its own files, less than two.
 
 examples:
   python benchmarks/study.py apart --quick
@@ -52,11 +56,10 @@ examples:
 
 def experiments() -> Dict[str, Any]:
     """By name, what makes an experiment, quick or whole."""
-    from scaling_study import advice, apart, measuring, reach
+    from scaling_study import advice, apart, measuring, reach, weights
 
-    return {
-        module.__name__.rpartition(".")[2]: module.experiment for module in (apart, reach, measuring, advice)
-    }
+    modules = (apart, reach, measuring, advice, weights)
+    return {module.__name__.rpartition(".")[2]: module.experiment for module in modules}
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:

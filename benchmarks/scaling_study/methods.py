@@ -16,6 +16,7 @@ from nnabla_adaloss import (
     DynamicLossScalingUpdater,
     FixedLossScalingUpdater,
     FormatEmulation,
+    GradScaler,
     Overflowed,
     Precision,
 )
@@ -73,17 +74,21 @@ Method = Callable[[Trainee, Any], Loop]
 """Makes the loop of a training; the storage is one to emulate, or None for that of the context."""
 
 
-def _fp32(trainee: Trainee, storage: Any) -> Loop:
-    """The loop one writes without loss scaling."""
+def plain(on_gradients: Callable[[Any], Any] = lambda solver: None) -> Method:
+    """The loop one writes without loss scaling; gradients may be clipped before the solver updates."""
 
-    def update() -> None:
-        trainee.solver.zero_grad()
-        trainee.feed()
-        trainee.loss.forward(clear_no_need_grad=True)
-        trainee.loss.backward(clear_buffer=True)
-        trainee.solver.update()
+    def make(trainee: Trainee, storage: Any) -> Loop:
+        def update() -> None:
+            trainee.solver.zero_grad()
+            trainee.feed()
+            trainee.loss.forward(clear_no_need_grad=True)
+            trainee.loss.backward(clear_buffer=True)
+            on_gradients(trainee.solver)
+            trainee.solver.update()
 
-    return Loop(update)
+        return Loop(update)
+
+    return make
 
 
 def without_monitors(updater: Any, **arguments: Any) -> Method:
@@ -122,9 +127,31 @@ def adaptive(**arguments: Any) -> Method:
     return make
 
 
+def grad_scaler(on_gradients: Callable[[Any], Any] = lambda solver: None) -> Method:
+    """The loop one writes with a `GradScaler`, which skips the step of a batch that overflows."""
+
+    def make(trainee: Trainee, storage: Any) -> Loop:
+        scaler = GradScaler(trainee.solver, storage=storage)
+
+        def update() -> None:
+            trainee.solver.zero_grad()
+            trainee.feed()
+            scaler.forward(trainee.loss)
+            scaler.backward(trainee.loss)
+            scaler.unscale_(trainee.solver)
+            on_gradients(trainee.solver)
+            scaler.step(trainee.solver)
+            scaler.update()
+            trainee.lost = trainee.overflows = scaler.skipped_steps
+
+        return Loop(update)
+
+    return make
+
+
 REFERENCE = "fp32"
 METHODS: Dict[str, Method] = {
-    REFERENCE: _fp32,
+    REFERENCE: plain(),
     "none": without_monitors(FixedLossScalingUpdater, scale=1.0),
     "fixed_128": without_monitors(FixedLossScalingUpdater, scale=128.0),
     "dynamic_8": without_monitors(DynamicLossScalingUpdater),

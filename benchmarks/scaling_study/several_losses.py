@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from .task import Player, Task, accuracy, cross_entropy
 
-_BATCH = 64
+BATCH = 64
 _WIDTH = 64
 
 Variables = Tuple[nn.Variable, nn.Variable]
@@ -25,26 +25,28 @@ def _dense(h: nn.Variable, width: int, name: str) -> nn.Variable:
     return F.tanh(PF.affine(h, width, name=name))
 
 
-def _trunk(x: nn.Variable, name: str = "trunk") -> nn.Variable:
+def trunk(x: nn.Variable, name: str = "trunk") -> nn.Variable:
+    """Three dense layers."""
     h = F.reshape(x, (x.shape[0], -1))
     for index in range(3):
         h = _dense(h, _WIDTH, f"{name}{index}")
     return h
 
 
-def _head(h: nn.Variable, classes: int, name: str) -> nn.Variable:
+def head(h: nn.Variable, classes: int, name: str) -> nn.Variable:
+    """The logits of a classifier with one hidden layer."""
     return PF.affine(_dense(h, _WIDTH // 2, f"{name}/hidden"), classes, name=f"{name}/out")
 
 
 def _heads(x: nn.Variable) -> Variables:
     """Two heads on one trunk."""
-    h = _trunk(x)
-    return _head(h, 2, "large"), _head(h, 10, "small")
+    h = trunk(x)
+    return head(h, 2, "large"), head(h, 10, "small")
 
 
 def _towers(x: nn.Variable) -> Variables:
     """Two networks that share nothing but their input."""
-    return _head(_trunk(x, "large"), 2, "large"), _head(_trunk(x, "small"), 10, "small")
+    return head(trunk(x, "large"), 2, "large"), head(trunk(x, "small"), 10, "small")
 
 
 def lenet_pair(x: nn.Variable) -> Variables:
@@ -74,8 +76,8 @@ class Terms(NamedTuple):
 def terms(pair: Pair, data: Data, seed: int) -> Terms:
     """Two losses of a network."""
     train, test = data
-    x = nn.Variable((_BATCH, *train.x.shape[1:]))
-    digit, odd = nn.Variable((_BATCH, 1)), nn.Variable((_BATCH, 1))
+    x = nn.Variable((BATCH, *train.x.shape[1:]))
+    digit, odd = nn.Variable((BATCH, 1)), nn.Variable((BATCH, 1))
     large, small = pair(x)
     batches = BatchFeeder(train, x, digit, seed)
 
@@ -121,7 +123,7 @@ def auxiliary(weight: float, seed: int) -> Task:
     by the variance.
     """
     train, test = load()
-    x, t, ink = (nn.Variable((_BATCH, *shape)) for shape in ((1, 8, 8), (1,), (1, 4, 4)))
+    x, t, ink = (nn.Variable((BATCH, *shape)) for shape in ((1, 8, 8), (1,), (1, 4, 4)))
 
     def net(x: nn.Variable) -> Variables:
         h = F.relu(PF.convolution(x, 16, (3, 3), pad=(1, 1), name="conv1"))
@@ -158,7 +160,7 @@ def vae(weight: float, seed: int) -> Task:
     either shows.
     """
     train, test = load()
-    x, t, noise = nn.Variable((_BATCH, 1, 8, 8)), nn.Variable((_BATCH, 1)), nn.Variable((_BATCH, 8))
+    x, t, noise = nn.Variable((BATCH, 1, 8, 8)), nn.Variable((BATCH, 1)), nn.Variable((BATCH, 8))
 
     def net(x: nn.Variable, noise: nn.Variable) -> Variables:
         h = _dense(F.reshape(x, (x.shape[0], -1)), _WIDTH, "encoder")
@@ -177,7 +179,7 @@ def vae(weight: float, seed: int) -> Task:
 
     def feed() -> None:
         batches()
-        noise.d = random.randn(_BATCH, 8)
+        noise.d = random.randn(BATCH, 8)
 
     def score() -> float:
         values = []

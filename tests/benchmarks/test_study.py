@@ -52,6 +52,9 @@ def test_trainings_are_there_once_with_a_reference_each(name: str) -> None:
         assert len(set(jobs)) == len(jobs)
         if name in ("apart", "advice"):
             assert {job.net for job in jobs} == {job.net for job in jobs if job.method == "fp32"}
+        if name == "weights":
+            references = {job._replace(method="") for job in jobs if job.method == "fp32"}
+            assert {job._replace(method="") for job in jobs} == references
 
 
 @pytest.mark.parametrize("name", experiments())
@@ -73,6 +76,22 @@ def test_a_quick_training_fills_the_table(tmp_path: Path, capsys: pytest.Capture
     assert main(["advice", "--quick", "--jobs=1", f"--results={tmp_path / 'q.jsonl'}", "--only", *only]) == 0
     assert [line["method"] for line in read(tmp_path / "q.jsonl")] == ["fp32", "advised"] * 2
     assert "| tanh MLP, 8 layers | 4 float16, 5 fp8_hybrid |" in (tmp_path / "q.md").read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_weights_that_change_are_trained_with_every_way(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["weights", "--quick", "--jobs=1", f"--results={tmp_path / 'q.jsonl'}"]
+    assert main([*command, "--only", "net=late_1e-9_from_1,annealed"]) == 0
+    lines = read(tmp_path / "q.jsonl")
+    assert {line["error"] for line in lines} == {""}
+    assert {(line["batches"], len(line["scores"])) for line in lines} == {(48, 2)}
+    table = (tmp_path / "q.md").read_text("utf-8")
+    for method, cells in (("amax_history", 3), ("next", 3), ("grad_scaler", 3), ("dynamic", 2)):
+        assert re.search(rf"^\| {method} .*\| \d of {cells} +\|", table, re.M), method
+    for row in ("second loss of 1e-9 from batch 1 on; adam", "second loss times 0.9 in each batch; sgd"):
+        assert re.search(rf"^\| {row} +\| [\d. ]+\| [✓✗] ", table, re.M), row
 
 
 @pytest.mark.parametrize(
