@@ -40,3 +40,16 @@ class Tampering(PythonFunction):
 
     def grad_depends_input_data(self, i: int, j: int) -> bool:
         return False
+
+
+class Gate(Tampering):
+    """Identity whose gradient is multiplied by ``factor``, its first element by ``first``."""
+
+    def __init__(self, ctx: Any = None) -> None:
+        super().__init__(ctx)
+        self.factor = self.first = 1.0
+
+    def changed(self, g: np.ndarray) -> np.ndarray:
+        result = g * np.float32(self.factor)
+        result.flat[0] *= self.first
+        return result

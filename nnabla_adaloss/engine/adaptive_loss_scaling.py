@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 
 import nnabla as nn
-import numpy as np
-from numpy.typing import NDArray
 
 from ..core.config import AdaLossConfig
 from ..core.precision import Precision
@@ -41,8 +40,9 @@ from .report import PassReport
 from .saved_state import load_state, state_of
 from .wishes import Wishes
 
-# The largest gradient of a layer is too small where the format has fewer than eight bits below it.
-_FAINT = 2.0**8
+# What ranks tell each other: whether scales are chosen anew, and whether an entry of the windows ends; gains,
+# and statistics of layers, by name.
+_ENDS, _COMPONENT, _LAYER = "ends", "component ", "layer "
 
 
 class AdaptiveLossScaling:
@@ -159,16 +159,9 @@ class AdaptiveLossScaling:
         )
         self.guard = BatchGuard(loss, self._graph.plan, self.kernels, self._storage, forward_state)
         policy = self.config.method.policy(HistoryPolicy() if history is None else history)
-        u_max = single = self.config.range.u_max
-        if self._storage is not None:
-            # Gradients of one element are never stored in 8 bits.
-            single = max(u_max, self._storage.precisions.narrowest.gradient_format(1).max)
-        self.components = ComponentScales(
-            policy.measured_every(self.config.iterations_per_measurement), u_max, single
-        )
+        self.components = ComponentScales(policy.measured_every(self.config.iterations_per_measurement))
         self.iteration = 0
         self._result: Optional[PassReport] = None
-        self._faint = _FAINT * self.config.range.u_min
         self._spoilt = SpoiltGradients(self.kernels)
 
     @property
@@ -267,6 +260,10 @@ class AdaptiveLossScaling:
         """False when the last backward has found its scales far too low: run the batch again."""
         return self.components.settled
 
+    def has_nothing_to_learn(self) -> bool:
+        """Whether the last batch has a loss of zero, or none of which the loss weight is not."""
+        return (self._result is not None and self._result.is_absent) or self.guard.loss_is_zero()
+
     def scale_of(self, variable: nn.Variable) -> float:
         """The scale S that the gradient of `variable` carried in the last backward.
 
@@ -288,28 +285,35 @@ class AdaptiveLossScaling:
         report, planned = self._result, self._graph.prepared()
         if report is None or report.overflowed is None or report.only_s0_helps:
             return False
-        return self.components.after_overflow(planned.components, report)
+        return self.components.after_overflow(planned.components, planned.limits, report)
 
-    def shared_statistics(self) -> Optional[NDArray[np.float64]]:
-        """What the next scales will be computed from, for other ranks; None when that is nothing."""
+    def shared_statistics(self) -> Optional[Dict[str, Sequence[float]]]:
+        """What the next scales will be computed from, for other ranks, whose graphs may be others; None when
+        that is nothing.
+        """
         planned, report = self._graph.prepared(), self._result
         if report is None or planned.cache.for_good(report.schedule.fixed_scale):
             return None
-        dropped = float(planned.cache.schedule is None)
-        own = np.array([dropped, *self.components.shared(planned.components.names)], np.float64)
-        tables: NDArray[np.float64] = np.concatenate([own, planned.statistics.table()])
-        return tables
+        measured_all, gains = self.components.shared()
+        own: Dict[str, Sequence[float]] = {_ENDS: [float(planned.cache.is_empty), float(measured_all)]}
+        own.update((_COMPONENT + name, [gain]) for name, gain in gains.items())
+        own.update((_LAYER + name, row) for name, row in planned.statistics.shared().items())
+        return own
 
-    def adopt_statistics(self, tables: NDArray[np.float64]) -> None:
-        """Compute the next scales from `shared_statistics` of all ranks, stacked in the order of ranks."""
+    def adopt_statistics(self, told: Sequence[Mapping[str, Sequence[float]]]) -> None:
+        """Compute the next scales from `shared_statistics` of all ranks, in their order."""
         planned = self._graph.prepared()
-        sent = 1 + len(self.components.shared(planned.components.names))
-        dropped, *shared = tables[:, :sent].max(axis=0).tolist()
+        dropped, measured_all = (any(flags) for flags in zip(*(one[_ENDS] for one in told)))
         if dropped:
             # A rank chooses anew, such as after an overflow: all do, and come to the same.
             planned.cache.drop()
-        self.components.adopt(planned.components.names, shared)
-        planned.statistics.adopt(tables[:, sent:])
+        gains: Dict[str, float] = {}
+        for name, (gain, *_) in chain.from_iterable(one.items() for one in told):
+            if name.startswith(_COMPONENT):
+                name = name[len(_COMPONENT) :]
+                gains[name] = max(gain, gains.get(name, gain))
+        self.components.adopt(measured_all, gains)
+        planned.statistics.adopt([_layers_of(one) for one in told])
 
     def after_update(self) -> None:
         """Count a good update: what was measured is remembered."""
@@ -324,8 +328,10 @@ class AdaptiveLossScaling:
         """The part of `after_update` that looks at the new parameters."""
         present = self._graph.present
         # Forward of a half context converts weights.
-        share = present.share(self.iteration) if present is not None and self.in_half else None
-        if present is not None and share is not None:
+        if present is None or self._result is None or not self.in_half:
+            return
+        share = present.share(self.iteration)
+        if share is not None and not present.cache.for_good(self._result.schedule.fixed_scale):
             present.statistics.measure_weights(share.weights)
 
     def forget(self) -> None:
@@ -427,7 +433,8 @@ class AdaptiveLossScaling:
         self.guard.before_backward(found[0], all_zero=found[1])
         if self._spoilt.keys and self._spoilt.set_apart(leaves):
             found = leaf_arrays(leaves.values())
-        self.components.begin_pass(iteration)
+        weights = planned.loss_weights()
+        self.components.begin_pass(iteration, planned.components.names, weights)
         hooks = UserHooks(communicator_callbacks, function_pre_hook, function_post_hook)
         report: Optional[PassReport] = None
         try:
@@ -439,6 +446,7 @@ class AdaptiveLossScaling:
                 self._wishes,
                 iteration,
                 scale,
+                weights,
                 found,
                 hooks,
                 grad,
@@ -451,14 +459,16 @@ class AdaptiveLossScaling:
         finally:
             if self._spoilt.keys or (report is not None and report.found_inf):
                 self._spoilt.put_back(frozenset() if report is None else report.nonfinite)
+        self.components.count_batch(tells=any(report.largest) or not self.has_nothing_to_learn())
         self.iteration = iteration + 1
-        faint = () if scale is not None else report.faint(self._faint)
-        if faint and self.guard.can_undo_batch and not self.guard.loss_is_zero():
-            self.components.search(faint)
 
     def probe(self, scale: float) -> None:
         """Run backward once more with S0 = `scale` and no layer scales, and learn nothing from it."""
         self._runner.probe(self._graph.prepared(), check_scale(scale))
+
+
+def _layers_of(told: Mapping[str, Sequence[float]]) -> Dict[str, Sequence[float]]:
+    return {name[len(_LAYER) :]: row for name, row in told.items() if name.startswith(_LAYER)}
 
 
 def _config_for(

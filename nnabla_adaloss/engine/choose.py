@@ -7,13 +7,20 @@ linear. In backward order, with S the scale that the gradients of a component ca
 
     S(root) = the end of the range     the loss gradient is 1; S0 where it is given, or nothing is known
     S(c)    = min(room(c), S(before) * wish)                      the first way that leads to c decides
-    S(c)    = S(before) * wish, or S(before) without a wish       where nothing was measured
+    S(c)    = S(before) * wish * weight(before) / weight(c)       where nothing was measured, behind a layer
+    S(c)    = start scale / (gain(before) * weight(c))            where nothing was measured, at the loss;
+                                                                  if that has shown zeros, divided by u_min
     S(c)    = lowered, until alpha * max|W| stays in range for every layer that leads to c
     alpha   = S(c) / S(before)         of a layer: a power of two
 
-    room(c) = the largest power of two with which what was measured stays a margin below the end of the range
-    wish    = what a method would multiply the layer's input gradient by; none with "amax_history"
-    level   : the rooms of components that follow each other, at most two bits apart, count as the smallest
+    weight(c) = the loss weight of a component, as it is read from the graph before the pass
+    gain(c)   = the largest gradient of c that is remembered, divided by the loss weight of its batch; 1 where
+                none is
+    room(c)   = the largest power of two with S * gain(c) * weight(c) <= u_max / margin
+    wish      = what a method would multiply the layer's input gradient by; none with "amax_history"
+    level     : the rooms of components that follow each other, at most two bits apart, count as the smallest
+    absent    : with a loss weight of 0, c limits nothing, and takes the scale of what is behind it, so that
+                its layers have alpha 1
 
 A given S0 governs the components before any layer: each has the scale of the one before, lifted where a small
 loss weight or a mean shrinks the gradient. Everything here is pure.
@@ -22,7 +29,7 @@ loss weight or a mean shrinks the gradient. Everything here is pure.
 from __future__ import annotations
 
 import math
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import AbstractSet, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..core.layer_record import Reason
 from ..core.loss_section import loss_section_factor
@@ -30,9 +37,8 @@ from ..core.power_of_two import floor_power_of_two
 from ..core.scale_history import levelled
 from ..graph.components import Components, Edge
 
-# How much larger a scale gets where all was zero with the last one: what was flushed to zero then, cannot
-# overflow now in float16. And the largest scale that is tried: float32 holds its reciprocal.
-_SEARCH_STEP, _LARGEST = 2.0**24, 2.0**100
+# The largest scale of which float32 holds the reciprocal with room to spare.
+_LARGEST = 2.0**100
 
 Wish = Callable[[str, float, float], Tuple[float, Reason]]
 """What a method would multiply the input gradient of a layer by, and what held that where it is; given the
@@ -44,14 +50,27 @@ class Room(NamedTuple):
     """What is known of each component, by index."""
 
     room: Sequence[Optional[float]]  # None: nothing was measured, or nothing but zeros
-    ceiling: Sequence[float]  # what an overflow of this batch has left; infinity: there was none
-    tried: Sequence[Optional[float]]  # with what scale all was zero in the last pass over this batch
+    ceiling: Mapping[int, float]  # what an overflow of this batch has left of some
+    weight: Tuple[float, ...]  # the loss weights; 0: absent from this batch
+    gain: Sequence[Optional[float]]  # None: nothing was measured
+    dark: AbstractSet[int] = (
+        frozenset()
+    )  # those that this batch has left at zero, though what they follow from is not
     level: bool = True  # whether components that follow each other may share a scale
 
-    def of_root(self, base: float) -> float:
+    def first(self, index: int, start: float, before: float, u_min: float) -> float:
+        """The scale with which a component is looked at first: `start`, divided by its loss weight. One that
+        was zero then is looked at once more, with the largest scale at which nothing can be larger than 1.
+        """
+        scale = start / (self.weight[index] or 1.0)
+        if index in self.dark:
+            scale = max(scale, min(scale, before) / u_min)
+        return within_float32(scale)
+
+    def of_root(self, base: float, u_min: float) -> float:
         """The scale of a loss gradient that is measured as any other."""
-        own = self.room[0]
-        return min(_of_unknown(base, self.tried[0]) if own is None else own, self.ceiling[0])
+        own = self.first(0, base, math.inf, u_min) if self.room[0] is None else self.room[0]
+        return min(own, self.ceiling.get(0, math.inf))
 
 
 class Start(NamedTuple):
@@ -59,6 +78,7 @@ class Start(NamedTuple):
 
     scale: float  # of the loss gradient
     base: float  # what it would be with a loss that is not small: `accum_upper_bound` counts from there
+    u_min: float  # the smallest magnitude of the storage format
     fixed: bool = False  # whether `scale` is a given S0
     amax: Sequence[Optional[float]] = ()  # with S0: the largest gradient of each component
     u_max: float = math.inf  # with S0: the largest magnitude of the storage format
@@ -90,11 +110,11 @@ def choose(
     alive = {components.root}
     # What layers have made of the scale, by component: the product of their alphas.
     by_layers = [1.0] * len(room)
-    for edge in components.edges:
+    for edge in _present(components, known.weight):
         before, own, layer = found[edge.before], room[edge.after], edge.layer
-        assert before is not None, "backward visits a function after all that read its output"
+        assert before is not None, "it comes after a way that leads to it"
         if start.fixed and edge.after in components.governed:
-            scale, reason = before * _lift(components, edge, before, start), Reason.METHOD
+            scale, reason = within_float32(before * _lift(components, edge, before, start)), Reason.METHOD
         else:
             wanted, reason = math.inf, Reason.ROOM
             if layer is None and start.fixed and wish is not None:
@@ -104,9 +124,16 @@ def choose(
             scale = before * wanted if own is None or before * wanted < own else own
             if scale == own:
                 reason = Reason.ROOM if own == known.room[edge.after] else Reason.LEVEL
-            if own is None:
-                scale = _of_unknown(scale if scale < math.inf else before, known.tried[edge.after])
-            scale = min(scale, known.ceiling[edge.after])
+            single = components.names[edge.before] in components.single
+            if own is None and (layer is None or single) and not start.fixed:
+                gain = known.gain[edge.before] or 1.0
+                scale = known.first(edge.after, start.base / gain, before, start.u_min)
+            elif own is None:
+                scale = scale if scale < math.inf else before
+                if layer is not None:
+                    # On another way more may arrive.
+                    scale *= known.weight[edge.before] / known.weight[edge.after]
+            scale = min(scale, known.ceiling.get(edge.after, math.inf))
             scale = before * floor_power_of_two(scale / before) if power_of_two else scale
         # Of ways to a component of which nothing was measured, the first counts that brings gradients.
         brings = edge.before in alive
@@ -122,8 +149,26 @@ def choose(
             reasons[layer] = reason
     # A component that nothing leads to gets no gradient.
     scales = [start.scale if scale is None else scale for scale in found]
-    _lower_for_weights(components, scales, weight_room, reasons)
+    _lower_for_weights(components, scales, known.weight, weight_room, reasons)
+    _set_absent(components, scales, known.weight, start.scale)
     return Choice(scales, reasons)
+
+
+def _present(components: Components, weights: Sequence[float]) -> Iterator[Edge]:
+    """The ways between components that are present, each after one that leads to where it begins: the first
+    one to a trunk may come from a head that is absent.
+    """
+    reached = {components.root}
+    waiting = [edge for edge in components.edges if weights[edge.before] and weights[edge.after]]
+    while waiting:
+        later = []
+        for edge in waiting:
+            if edge.before in reached:
+                reached.add(edge.after)
+                yield edge
+            else:
+                later.append(edge)
+        waiting = later if len(later) < len(waiting) else []
 
 
 def _levelled(components: Components, known: Room) -> Sequence[Optional[float]]:
@@ -140,9 +185,9 @@ def _levelled(components: Components, known: Room) -> Sequence[Optional[float]]:
     return room
 
 
-def _of_unknown(arriving: float, tried: Optional[float]) -> float:
-    """The scale of a component of which nothing is known but that all was zero with the scale `tried`."""
-    return min(arriving if tried is None or arriving > tried else tried * _SEARCH_STEP, _LARGEST)
+def within_float32(scale: float) -> float:
+    """`scale`, or the nearest one that float32 can multiply and divide by."""
+    return min(max(scale, 1.0 / _LARGEST), _LARGEST)
 
 
 def _lift(components: Components, edge: Edge, before: float, start: Start) -> float:
@@ -166,11 +211,33 @@ def _lift(components: Components, edge: Edge, before: float, start: Start) -> fl
     )
 
 
+def _set_absent(components: Components, scales: List[float], weights: Sequence[float], start: float) -> None:
+    """Give components that have no gradient in a batch the largest scale of those behind them; `start` where
+    these are absent, too.
+    """
+    ways = [edge for edge in reversed(components.edges) if not weights[edge.before]]
+    for edge in ways:
+        scales[edge.before] = 0.0
+    # They only rise, and to what others have, so that it ends.
+    risen = True
+    while risen:
+        risen = False
+        for edge in ways:
+            if scales[edge.after] > scales[edge.before]:
+                scales[edge.before], risen = scales[edge.after], True
+    for edge in ways:
+        scales[edge.before] = scales[edge.before] or start
+
+
 def _lower_for_weights(
-    components: Components, scales: List[float], room: Mapping[int, float], reasons: Dict[str, Reason]
+    components: Components,
+    scales: List[float],
+    weights: Sequence[float],
+    room: Mapping[int, float],
+    reasons: Dict[str, Reason],
 ) -> None:
     """Lower scales until the scaled copy of every weight stays in range. They only fall, so that it ends."""
-    limited = [edge for edge in components.edges if edge.layer is not None and edge.factor in room]
+    limited = [edge for edge in components.edges if edge.factor in room and weights[edge.before]]
     lowered = True
     while lowered:
         lowered = False

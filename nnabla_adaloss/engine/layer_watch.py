@@ -58,7 +58,8 @@ def records_of(
     found = []
     for layer, (scale, alpha) in schedule.layers.items():
         node, slot = structure.layer_slots[layer]
-        g = statistics.gradient(node.outputs[0]) if chosen else None
+        output = node.outputs[0]
+        g = statistics.gradient(output) if chosen else None
         found.append(
             LayerRecord(
                 iteration=which[0],
@@ -68,7 +69,7 @@ def records_of(
                 previous_scale=scale,
                 accumulated_scale=scale * alpha,
                 fan_in=slot.slot.fan_in,
-                g=None if g is None else g.scaled(scale),
+                g=None if g is None else g.scaled(scale * schedule.weight_of(output)),
                 weight=statistics.data(slot.factor) if chosen else None,
                 reason=schedule.reasons.get(layer, Reason.HELD) if chosen else Reason.HELD,
                 attempt=which[1],

@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Callable, Dict, List, Optional, Tuple, Union
 
 from ..core.config import AdaLossConfig
 from ..core.formats import get_format
 from ..core.layer_record import LayerObserver, LayerRecord
 from ..core.power_of_two import floor_power_of_two
-from ..emulation.gradient_ranges import GradientRanges
+from ..core.scale_history import HistoryPolicy
 from ..emulation.rounded_storage import RoundedStorage
 from ..graph.loss import LossLike, LossSeed, Seed, check_scale
 from ..kernels import Kernels
 from ..monitor import Audience, LayerScaled
-from .choose import Start, choose
+from .choose import Room, Start, choose, within_float32
 from .component_scales import ComponentScales
 from .hookless_steps import HooklessSteps, plan_steps
 from .layer_watch import LayerWatch, records_of
@@ -71,6 +71,7 @@ class PassRunner:
         wishes: Wishes,
         iteration: int,
         scale: Optional[float],
+        weights: Tuple[float, ...],
         found: LeafArrays,
         hooks: UserHooks,
         grad: Optional[Seed],
@@ -80,17 +81,23 @@ class PassRunner:
     ) -> PassReport:
         """Run one pass, with the schedule in use or the next one, and learn from it."""
         cache, graph, statistics = planned.cache, planned.components, planned.statistics
-        schedule = None if again else cache.current(iteration, scale)
+        schedule = None if again else cache.current(iteration, scale, weights)
+        if schedule is None and scale is None and not again:
+            schedule = cache.moved(iteration, weights, components.policy.max_scale)
+            if schedule is not None:
+                cache.keep(schedule, iteration)
         learns, measure, chosen = not cache.for_good(scale), False, False
         if schedule is None:
             statistics.begin(iteration, again=again)
-            amax = components.amaxes_of(graph)
-            unknown = any(amax[index] is None for index in graph.measured) or statistics.lacks_weights
+            known = components.room(graph, weights, planned.limits)
+            unmeasured = any(weights[i] and known.gain[i] is None for i in graph.measured)
+            unknown = unmeasured or statistics.lacks_weights
             # Nothing is known of a seed gradient of the caller's own.
             measure = learns and (again or unknown or not self._delayed or grad is not None)
-            before = cache.schedule
-            seeded = grad is not None
-            schedule = self._next(planned, components, wishes, iteration, scale, seeded=seeded, again=again)
+            before, seeded = cache.last(weights), grad is not None
+            schedule = self._next(
+                planned, known, components.policy, wishes, iteration, scale, seeded=seeded, again=again
+            )
             chosen = schedule is not before
             # Chosen again in the next iteration is what an overflow of this one holds down, and with delay=1
             # what a batch of this one has shown: it is that of this rank alone.
@@ -109,7 +116,7 @@ class PassRunner:
         request = PassRequest(clear_buffer, hooks, watch, grad, measure, share, look)
         report = self._pass(planned, schedule, request, found)
         if measure or share is not None:
-            components.learn(graph, report, last=share is None or share.last)
+            components.learn(graph, planned.limits, report, last=share is None or share.last)
             if measure and not report.found_inf:
                 components.keep_batch()
         if measure and not (self._delayed or again):
@@ -118,9 +125,10 @@ class PassRunner:
         return report
 
     def probe(self, planned: PreparedGraph, scale: float) -> None:
-        """Run a pass with one scale for all, and learn nothing from it."""
-        scales = [scale] * len(planned.components.names)
-        schedule = ScaleSchedule(planned.plan.structure, planned.components, scales, scale)
+        """Run a pass with one scale for all, but for their loss weights, and learn nothing from it."""
+        weights = planned.loss_weights()
+        scales = [within_float32(scale / (weight or 1.0)) for weight in weights]
+        schedule = ScaleSchedule(planned.plan.structure, planned.components, scales, scale, weights)
         request = PassRequest(clear_buffer=True)
         HookedPass(planned, request, schedule, "it is only tried").run(self._loss, self._seed)
 
@@ -128,28 +136,36 @@ class PassRunner:
         self, planned: PreparedGraph, schedule: ScaleSchedule, request: PassRequest, found: LeafArrays
     ) -> PassReport:
         """Run a pass: without hooks, if that can be."""
-        if planned.planned_for is not schedule and not request.measure_all:
-            before, planned.planned_for = planned.planned_for, schedule
-            # New scales are mostly what they were.
-            if before is None or not schedule.is_applied_as(before):
-                storage = self._storage
-                planned.steps = plan_steps(
-                    planned.plan,
-                    schedule,
-                    rounded=storage is not None,
-                    at_random=storage is not None and storage.precisions.at_random,
-                    max_bytes=self._max_bytes,
-                )
         if request.measure_all:
             kind = "measuring"
         elif request.watch is not None or request.hooks != NO_HOOKS:
             kind = "single functions are watched"
-        elif isinstance(planned.steps, HooklessSteps):
-            running = HooklessPass(planned, request, schedule, planned.steps, found)
-            return running.run(self._loss, self._seed)
         else:
-            kind = str(planned.steps)
+            steps = self._steps(planned, schedule)
+            if isinstance(steps, HooklessSteps):
+                return HooklessPass(planned, request, schedule, steps, found).run(self._loss, self._seed)
+            kind = steps
         return HookedPass(planned, request, schedule, kind).run(self._loss, self._seed)
+
+    def _steps(self, planned: PreparedGraph, schedule: ScaleSchedule) -> Union[HooklessSteps, str]:
+        """How a schedule is applied at once, or why it cannot be."""
+        known = planned.steps.get(schedule.weights)
+        if known is not None and known[0] is schedule:
+            return known[1]
+        # New scales are mostly what they were.
+        if known is not None and schedule.is_applied_as(known[0]):
+            steps = known[1]
+        else:
+            storage = self._storage
+            steps = plan_steps(
+                planned.plan,
+                schedule,
+                rounded=storage is not None,
+                at_random=storage is not None and storage.precisions.at_random,
+                max_bytes=self._max_bytes,
+            )
+        planned.keep_steps(schedule, steps)
+        return steps
 
     def _told(self, iteration: int, records: Callable[[], List[LayerRecord]]) -> Optional[LayerWatch]:
         """Report the scales of a pass to whoever records them; who is told of its layers as they run."""
@@ -169,7 +185,8 @@ class PassRunner:
     def _next(
         self,
         planned: PreparedGraph,
-        components: ComponentScales,
+        known: Room,
+        policy: HistoryPolicy,
         wishes: Wishes,
         iteration: int,
         scale: Optional[float],
@@ -179,47 +196,41 @@ class PassRunner:
     ) -> ScaleSchedule:
         """The next schedule; the one in use, if it would be chosen again."""
         config, graph, structure = self._config, planned.components, planned.plan.structure
-        storage = planned.storage
-        ranges: Optional[GradientRanges] = None
-        if storage is not None and storage.precisions.only is None:
-            ranges = GradientRanges(config, storage, planned.plan)
-        known = components.room(graph, {} if ranges is None else ranges.of_components(graph))
+        weights, fixed, of = known.weight, scale is not None, graph.of
         # What the loss gradient starts with when nothing is known: S0, where it is given.
-        base = self.base(components.policy.start_scale if scale is None else scale)
-        root = graph.names[graph.root]
-        single = root in graph.single and not seeded
+        base = self.base(policy.start_scale if scale is None else scale)
+        u_min, u_max = config.range
+        single = graph.names[graph.root] in graph.single and not seeded
         if scale is not None:
-            amax = components.amaxes_of(graph)
-            start = Start(base, base, True, [1.0, *amax[1:]] if single else amax, config.range.u_max)
+            amax = [None if gain is None else gain * weight for gain, weight in zip(known.gain, weights)]
+            start = Start(base, base, u_min, True, [1.0, *amax[1:]] if single else amax, u_max)
         elif not single:
-            start = Start(known.of_root(base), base)
+            start = Start(known.of_root(base, u_min), base, u_min)
         else:
-            # The loss gradient is 1. Where all was zero, a small constant behind it may have flushed it.
-            end = min(floor_power_of_two(components.u_max(root)), components.policy.max_scale)
-            start = Start(end if any(known.room) or any(known.tried) else base, base)
-        choice = choose(
-            graph,
-            known,
-            start,
-            wishes.about(structure, planned.statistics, iteration, ranges, fixed=scale is not None),
-            _weight_room(planned, config, ranges),
-            power_of_two=config.power_of_two,
+            # The loss gradient is 1.
+            end = min(floor_power_of_two(planned.limits[graph.root]), policy.max_scale)
+            start = Start(end, base, u_min)
+        wish = wishes.about(
+            structure, planned.statistics, iteration, planned.ranges, lambda p: weights[of[p]], fixed=fixed
         )
-        made = ScaleSchedule(structure, graph, choice.scales, scale, choice.reasons, wishes.unbounded)
-        present = planned.cache.schedule
+        choice = choose(
+            graph, known, start, wish, _weight_room(planned, config), power_of_two=config.power_of_two
+        )
+        made = ScaleSchedule(
+            structure, graph, choice.scales, scale, weights, choice.reasons, wishes.unbounded
+        )
+        present = planned.cache.last(weights)
         if present is not None and not again and present.structure is structure:
             alike = present.fixed_scale == scale and present.components == choice.scales
             return present if alike else made
         return made
 
 
-def _weight_room(
-    planned: PreparedGraph, config: AdaLossConfig, ranges: Optional[GradientRanges]
-) -> Dict[int, float]:
+def _weight_room(planned: PreparedGraph, config: AdaLossConfig) -> Dict[int, float]:
     """By position of a weight, the largest alpha with which its scaled copy stays in range: 1 if it was
     not measured.
     """
-    largest = config.range.u_max
+    largest, ranges = config.range.u_max, planned.ranges
     found: Dict[int, float] = {}
     if planned.storage is not None:
         # Scaled copies of weights are stored as weights are.

@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, List, Mapping, Optional, Sequence, Union
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, List, Mapping, Optional, Sequence, Tuple, Union
 
 import nnabla as nn
 
 from ..core.config import AdaLossConfig
 from ..core.methods import Fixed, Needs
+from ..emulation.gradient_ranges import GradientRanges
 from ..emulation.rounded_storage import RoundedStorage
 from ..graph.components import Components
 from ..graph.float_tail import TailReader
+from ..graph.loss_weights import LossWeights
 from ..graph.names import ParameterNames, Parameters, names_of, registered_names
 from ..graph.plan import GraphPlan, completed_names
 from ..graph.reading import GraphDescription, GraphReading
@@ -26,6 +30,8 @@ from .statistics import Share, Statistics, Wanted, shares_of
 
 # Both losses of an adversarial network, or recurrent networks of so many lengths.
 _REMEMBERED = 16
+
+_NO_STEPS: Any = MappingProxyType({})
 
 
 @dataclass
@@ -75,6 +81,7 @@ class PreparedGraph:
     """A graph with its components, and the schedule in use."""
 
     plan: GraphPlan
+    config: AdaLossConfig
     kernels: Kernels
     pool: ScratchPool
     measurements: Measurements
@@ -83,23 +90,58 @@ class PreparedGraph:
     known: KnownGraph
     components: Components
     cache: ScheduleCache
-    # The schedule that `steps` were planned for: how it can be applied at once, or why not.
-    planned_for: Optional[ScaleSchedule] = None
-    steps: Union[HooklessSteps, str, None] = None
+    weights: LossWeights
+    # By loss weights a schedule, and how it can be applied at once, or why not.
+    steps: Mapping[Tuple[float, ...], Tuple[ScaleSchedule, Union[HooklessSteps, str]]] = _NO_STEPS
     _shares: Sequence[Optional[Share]] = ()
 
     def built_again(
         self, plan: GraphPlan, components: Components, storage: Optional[RoundedStorage]
     ) -> PreparedGraph:
         """The same for another graph of the same topology."""
-        again = replace(self, plan=plan, components=components, storage=storage, planned_for=None, steps=None)
+        structure = plan.structure
+        weights = structure.loss_weights(by_layer=components is structure.components(by_layer=True))
+        # Steps that do not hold for another graph are made anew.
+        steps = {
+            key: known
+            for key, known in self.steps.items()
+            if isinstance(known[1], str) or known[1].hold_for(structure)
+        }
+        again = replace(self, plan=plan, components=components, storage=storage, weights=weights, steps=steps)
         again.statistics.bind(plan, storage)
-        if plan.structure is not self.plan.structure:
+        if structure is not self.plan.structure:
             again._shares = ()
-        # Of steps that do not hold for another graph, new ones are made.
-        if isinstance(self.steps, str) or (self.steps and self.steps.hold_for(plan.structure)):
-            again.steps, again.planned_for = self.steps, self.planned_for
         return again
+
+    @cached_property
+    def ranges(self) -> Optional[GradientRanges]:
+        """What each gradient may reach, where layers are stored in different formats."""
+        storage = self.storage
+        if storage is None or storage.precisions.only is not None:
+            return None
+        return GradientRanges(self.config, storage, self.plan)
+
+    @cached_property
+    def limits(self) -> Sequence[float]:
+        """The largest magnitude that a gradient of each component can have."""
+        names, single = self.components.names, self.components.single
+        if self.ranges is not None:
+            found = self.ranges.of_components(self.components)
+            return [found.get(name, self.config.range.u_max) for name in names]
+        u_max = of_single = self.config.range.u_max
+        if self.storage is not None:
+            # Gradients of one element are never stored in 8 bits.
+            of_single = max(u_max, self.storage.precisions.narrowest.gradient_format(1).max)
+        return [of_single if name in single else u_max for name in names]
+
+    def loss_weights(self) -> Tuple[float, ...]:
+        """The loss weight of each component, as the graph is now."""
+        return self.weights.read(self.plan.all_variables, on_host=not self.kernels.asynchronous)
+
+    def keep_steps(self, schedule: ScaleSchedule, steps: Union[HooklessSteps, str]) -> None:
+        """Keep what was planned for a schedule, for as many as the cache keeps."""
+        others = {key: known for key, known in self.steps.items() if self.cache.last(key) is not None}
+        self.steps = {**others, schedule.weights: (schedule, steps)}
 
     def share(self, iteration: int) -> Optional[Share]:
         """What an iteration measures that uses the schedule; None: nothing."""
@@ -232,8 +274,9 @@ class GraphPreparation:
         cache = known.cache or ScheduleCache(
             self._config.iterations_per_measurement, constant=constant, delayed=self._delayed
         )
-        passes = plan, self._kernels, self.pool, measurements, statistics, self._storage
-        return PreparedGraph(*passes, known, components, cache)
+        passes = plan, self._config, self._kernels, self.pool, measurements, statistics, self._storage
+        weights = plan.structure.loss_weights(by_layer=not constant)
+        return PreparedGraph(*passes, known, components, cache, weights)
 
     def _wanted(self, structure: GraphStructure) -> Wanted:
         """What is measured besides what counts for components."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from itertools import compress
-from operator import attrgetter, mul
+from operator import attrgetter
 from typing import AbstractSet, Dict, FrozenSet, Iterable, Mapping, Optional, Sequence, Set, Tuple
 
 from ..graph.components import Components
@@ -15,7 +15,7 @@ from ..graph.structure import GraphStructure
 from .leaf_gradients import LeafSeen, TakenLeaf
 from .schedule import ScaleSchedule
 
-_position, _scale = attrgetter("leaf"), attrgetter("scale")
+_position = attrgetter("leaf")
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,6 @@ class PassReport:
     suspected: AbstractSet[int] = frozenset()
     kind: str = "hookless"
     state_finite: bool = True
-    flushed: AbstractSet[int] = frozenset()  # components of which rounding has flushed something to zero
 
     def __repr__(self) -> str:
         return (
@@ -55,6 +54,12 @@ class PassReport:
         graph = self.schedule.graph
         decided = self.schedule.fixed_scale is not None and len(graph.governed) == len(graph.names)
         return not (self.measured_all or decided)
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether no part of the network has a loss weight in the batch."""
+        names, single = self.schedule.graph.names, self.schedule.graph.single
+        return not any(weight for name, weight in zip(names, self.schedule.weights) if name not in single)
 
     @property
     def only_s0_helps(self) -> bool:
@@ -85,23 +90,6 @@ class PassReport:
         """Keys of the leaves whose gradients are not finite."""
         keys = self.plan.keys
         return {keys[one.leaf] for one, amax in zip(self.leaves, self.largest) if amax == math.inf}
-
-    def faint(self, floor: float) -> Sequence[str]:
-        """The components whose gradients have underflowed: all, where no leaf's gradient as it was stored has
-        come to `floor`; else those in which all are zero, though they follow from others that are not.
-
-        A branch that is absent from a batch is zero from its beginning.
-        """
-        components, stored = self.schedule.graph, list(map(mul, self.largest, map(_scale, self.leaves)))
-        # As nearly always.
-        if stored and min(stored) >= floor:
-            return ()
-        if max(stored, default=0.0) < floor:
-            return components.names
-        of, next_ = components.leaves, components.next
-        present = {of[leaf.leaf] for leaf, one in zip(self.leaves, stored) if one}
-        absent = {of[leaf.leaf] for leaf in self.leaves} - present
-        return [components.names[i] for i in absent if any(i in next_[index] for index in present)]
 
 
 def amax_of_components(

@@ -8,12 +8,16 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from ..core.saved_settings import check_version
 from ..core.validation import integer
+from ..errors import warn
 from ..graph.plan import GraphPlan
 from .component_scales import ComponentScales
 from .prepared_graph import PreparedGraph
 from .wishes import Wishes
 
-SCHEMA = 1
+SCHEMA = 2
+
+# The schema of versions that remembered magnitudes, whatever loss weight they had come with.
+_MAGNITUDES = 1
 
 
 def state_of(
@@ -39,12 +43,24 @@ def load_state(
     ValueError, if it is not of that: some of it may have been taken over by then.
     """
     try:
-        check_version(state["schema"], SCHEMA)
+        before = integer("schema", state["schema"]) == _MAGNITUDES
+        if not before:
+            check_version(state["schema"], SCHEMA)
         check_network(planned.plan, list(state["network"]))
+        found = integer("iteration", state["iteration"]), integer("draws", state["draws"])
+        if before:
+            planned.statistics.load_state((), ())
+            planned.cache.drop()
+            wishes.forget()
+            components.forget()
+            warn(
+                "the state was saved by an earlier version, which did not remember with which loss weights "
+                "it had measured: scales are measured anew, with the next batch"
+            )
+            return found
         planned.statistics.load_state(planned.plan.structure.measured, state["statistics"])
         planned.cache.load_state_dict(planned.plan.structure, planned.components, state["schedule"])
         wishes.load_state_dict(state["layers"])
-        found = integer("iteration", state["iteration"]), integer("draws", state["draws"])
         components.load_state_dict(state["components"])
         return found
     except (KeyError, TypeError, AttributeError, IndexError) as error:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
@@ -13,6 +13,10 @@ from ..core.validation import integer, number
 from ..graph.components import Components
 from ..graph.node import NodeStructure
 from ..graph.structure import GraphStructure
+from .choose import within_float32
+
+# For so many sets of loss weights schedules are kept.
+_REMEMBERED = 16
 
 
 class Rescale(NamedTuple):
@@ -45,6 +49,7 @@ class ScaleSchedule:
     graph: Components
     components: Sequence[float]  # the scale of each
     fixed_scale: Optional[float]  # S0, where it was given; None: it was measured
+    weights: Tuple[float, ...]  # the loss weight of each component, for which it was chosen
     reasons: Mapping[str, Reason] = field(default_factory=dict)  # by layer: what held its alpha where it is
     wishes: Mapping[str, float] = field(default_factory=dict)  # by layer: what the method said
 
@@ -58,9 +63,31 @@ class ScaleSchedule:
         """S0; where it is measured, the scale behind the functions of one element at the loss."""
         if self.fixed_scale is None:
             for edge in self.graph.edges:
-                if edge.layer is None and edge.expands and edge.before in self.graph.governed:
+                at_the_loss = edge.layer is None and edge.before in self.graph.governed
+                if at_the_loss and edge.expands and self.weights[edge.after]:
                     return self.components[edge.after]
         return self.seed
+
+    def weight_of(self, position: int) -> float:
+        """The loss weight of a gradient."""
+        index = self.graph.of.get(position)
+        return 1.0 if index is None else self.weights[index]
+
+    def moved_to(self, weights: Tuple[float, ...], max_scale: float) -> Optional[ScaleSchedule]:
+        """The same alphas for loss weights that have all moved by one power of two; None: they have not."""
+        pairs = list(zip(self.weights, weights))
+        single = [name in self.graph.single for name in self.graph.names]
+        moves = {old / new if old and new else math.nan for (old, new), one in zip(pairs, single) if not one}
+        if any((old == 0.0) != (new == 0.0) for old, new in pairs) or len(moves - {math.nan}) != 1:
+            return None
+        (move,) = moves - {math.nan}
+        scales = [
+            scale * (old / new if one and old else move)
+            for scale, (old, new), one in zip(self.components, pairs, single)
+        ]
+        if within_float32(min(scales)) != min(scales) or max(scales) > max_scale:
+            return None
+        return replace(self, components=scales, weights=weights)
 
     def is_applied_as(self, other: ScaleSchedule) -> bool:
         """Whether a pass does the same with another schedule of a graph of the same topology."""
@@ -139,59 +166,86 @@ def _boundary(node: NodeStructure, scales: Mapping[int, float], reached: Set[int
 
 
 class ScheduleCache:
-    """The schedule in use, how long it is reused, and what is measured meanwhile for the next one.
+    """The schedules in use, one for each set of loss weights; how long they are reused, and what is measured
+    meanwhile for the next ones.
 
-    With `delay=1` each of its iterations measures another share of the arrays: when the next one is chosen,
-    all have been measured once. With `delay=0` the iteration that chooses measures all of them.
+    With `delay=1` each of so many iterations measures another share of the arrays: when scales are chosen
+    anew, all have been measured once. With `delay=0` the iteration that chooses measures all of them.
     """
 
-    undone = "schedule", "_since"
+    undone = "_chosen", "_since"
 
     def __init__(self, iterations: int, *, constant: bool, delayed: bool) -> None:
         self.iterations = iterations
         # Whether layers have one scale for good, so that where S0 is given nothing is measured.
         self._constant = constant
         self._delayed = delayed
-        self.schedule: Optional[ScaleSchedule] = None
+        # By loss weights, each with the iteration in which it was chosen; the last one chosen is the last.
+        self._chosen: Dict[Tuple[float, ...], Tuple[int, ScaleSchedule]] = {}
+        # When the cycle of shares began.
         self._since = 0
 
-    def current(self, iteration: int, fixed_scale: Optional[float]) -> Optional[ScaleSchedule]:
+    @property
+    def is_empty(self) -> bool:
+        """Whether all scales are to be chosen."""
+        return not self._chosen
+
+    def last(self, weights: Tuple[float, ...]) -> Optional[ScaleSchedule]:
+        """What was chosen last for these loss weights, whether it is still in use or not."""
+        return self._chosen[weights][1] if weights in self._chosen else None
+
+    def current(
+        self, iteration: int, fixed_scale: Optional[float], weights: Tuple[float, ...]
+    ) -> Optional[ScaleSchedule]:
         """The schedule for this iteration; None: it is to be chosen."""
-        schedule, age = self.schedule, iteration - self._since
+        schedule, age = self.last(weights), iteration - self._since
         if schedule is None or schedule.fixed_scale != fixed_scale:
             return None
         # With delay=0 all batches of the iteration that measures do.
-        held = int(not self._delayed) <= age < self.iterations
+        held = int(not self._delayed) <= age < self.iterations and self._chosen[weights][0] >= self._since
         return schedule if held or self.for_good(fixed_scale) else None
+
+    def moved(self, iteration: int, weights: Tuple[float, ...], max_scale: float) -> Optional[ScaleSchedule]:
+        """The measured schedule that was chosen last, if it only has to be moved to these loss weights."""
+        before = next(reversed(self._chosen), None)
+        if before is None or self.current(iteration, None, before) is None:
+            return None
+        return self._chosen[before][1].moved_to(weights, max_scale)
 
     def share(self, iteration: int) -> Optional[int]:
         """Which share of the arrays an iteration measures, of `iterations`; None: nothing."""
-        schedule = self.schedule
-        if not self._delayed or schedule is None or (self._constant and schedule.fixed_scale is not None):
+        if not (self._delayed and self._chosen):
             return None
         # Each cycle begins with another share, so that of batches that take turns all are measured in time.
         return (iteration - self._since - self._since // self.iterations) % self.iterations
 
     def keep(self, schedule: ScaleSchedule, iteration: int) -> None:
-        """Use the schedule that was chosen in this iteration."""
-        self.schedule, self._since = schedule, iteration
+        """Use the schedule that was chosen in this iteration. Loss weights that turn begin no cycle."""
+        if not (self._chosen and 0 <= iteration - self._since < self.iterations):
+            self._since = iteration
+        others = [(w, one) for w, one in self._chosen.items() if w != schedule.weights]
+        self._chosen = {**dict(others[1 - _REMEMBERED :]), schedule.weights: (iteration, schedule)}
 
     def drop(self) -> None:
         """Have scales chosen again."""
-        self.schedule = None
+        self._chosen = {}
 
     def for_good(self, fixed_scale: Optional[float]) -> bool:
         """Whether nothing is measured: neither layers nor S0."""
         return self._constant and fixed_scale is not None
 
     def state_dict(self) -> Dict[str, Any]:
-        """The schedule and its age, as plain numbers and lists."""
-        schedule = self.schedule
-        return {
-            "since": self._since,
-            "scales": schedule and list(schedule.components),
-            "fixed_scale": schedule and schedule.fixed_scale,
-        }
+        """The schedules and their age, as plain numbers and lists."""
+        chosen = [
+            {
+                "iteration": iteration,
+                "weights": list(weights),
+                "scales": list(one.components),
+                "fixed_scale": one.fixed_scale,
+            }
+            for weights, (iteration, one) in self._chosen.items()
+        ]
+        return {"since": self._since, "chosen": chosen}
 
     def load_state_dict(
         self, structure: GraphStructure, components: Components, state: Mapping[str, Any]
@@ -199,19 +253,21 @@ class ScheduleCache:
         """Take over what `state_dict` returned for such a graph; nothing changes when it raises KeyError,
         TypeError or ValueError.
         """
-        since, scales, fixed = integer("since", state["since"]), state["scales"], state["fixed_scale"]
-        schedule: Optional[ScaleSchedule] = None
-        if scales is not None:
-            checked = [_scale(scale) for scale in scales]
-            if len(checked) != len(components.names):
-                raise ValueError(f"{len(checked)} components; the network has {len(components.names)}")
-            fixed = None if fixed is None else _scale(fixed)
-            schedule = ScaleSchedule(structure, components, checked, fixed)
-        self._since, self.schedule = since, schedule
+        since, count = integer("since", state["since"]), len(components.names)
+        chosen: Dict[Tuple[float, ...], Tuple[int, ScaleSchedule]] = {}
+        for saved in state["chosen"]:
+            weights, scales, fixed = saved["weights"], saved["scales"], saved["fixed_scale"]
+            if not len(weights) == len(scales) == count:
+                raise ValueError(f"{len(scales)} components; the network has {count}")
+            key = tuple([number("weight", weight) for weight in weights])
+            given = None if fixed is None else _scale(fixed)
+            schedule = ScaleSchedule(structure, components, list(map(_scale, scales)), given, key)
+            chosen[key] = integer("iteration", saved["iteration"]), schedule
+        self._since, self._chosen = since, chosen
 
 
 def _scale(value: Any) -> float:
     scale = number("scale", value)
-    if not 0.0 < scale < math.inf:
-        raise ValueError(f"scale={scale!r} must be positive and finite")
+    if not 2.0**-126 <= scale < 2.0**126:
+        raise ValueError(f"scale={scale!r} is none that float32 can divide by")
     return scale

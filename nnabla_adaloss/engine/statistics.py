@@ -4,11 +4,22 @@
 from __future__ import annotations
 
 import math
-from typing import AbstractSet, Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import (
+    AbstractSet,
+    Any,
+    Callable,
+    Dict,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Union,
+)
 
 import nnabla as nn
-import numpy as np
-from numpy.typing import NDArray
 
 from ..core.statistics import ArrayStatistics, pool
 from ..core.validation import number
@@ -21,8 +32,6 @@ from ..kernels.scratch import ScratchPool
 
 # Elements that a share holds at least, if there are as many.
 _LEAST = 2**16
-
-_NONE = ArrayStatistics.of_zeros(0)
 
 # The ticket of a measurement that is still running, or its result.
 _Measured = Union[int, ArrayStatistics]
@@ -46,8 +55,9 @@ class Wanted(NamedTuple):
 
 
 class Statistics:
-    """Statistics of the arrays of one graph, kept unscaled so that they hold when scales change. A gradient
-    goes by the position of its variable, data by that inverted: `~position`.
+    """Statistics of the arrays of one graph, gradients divided by their scale and their loss weight, so that
+    they hold when these change. A gradient goes by the position of its variable, data by that inverted:
+    `~position`.
 
     A gradient that was not finite leaves what was known before. Choices see what was known when the iteration
     began, or when its last pass ended: the same on all ranks.
@@ -83,7 +93,7 @@ class Statistics:
             self._iteration, self._answers = iteration, self._known
 
     def gradient(self, position: int) -> Optional[ArrayStatistics]:
-        """What is known of a gradient, unscaled."""
+        """What is known of a gradient, divided by its scale and its loss weight."""
         return self._answers.get(position)
 
     def data(self, position: int) -> Optional[ArrayStatistics]:
@@ -147,8 +157,8 @@ class Statistics:
         if arrays:
             self._measurements.watch(arrays)
 
-    def finish(self) -> Findings:
-        """Wait for what was measured, and remember it."""
+    def finish(self, weight_of: Callable[[int], float]) -> Findings:
+        """Wait for what was measured, and remember it; gradients with a loss weight of 0 tell nothing."""
         # Forgotten first: after an interruption no ticket may be left without a measurement.
         running, self._running = self._running, {}
         measured, largest, watched_finite = self._measurements.fetch()
@@ -161,10 +171,14 @@ class Statistics:
                 amax[key] = found.abs_max / scale
                 if found.nonfinite:
                     nonfinite.add(key)
-            if not found.nonfinite and (
-                key < 0 or key in self.wanted.gradients or key in self.wanted.watched
-            ):
-                new[key] = found if key < 0 else found.scaled(1.0 / scale)
+            if found.nonfinite:
+                continue
+            if key < 0:
+                new[key] = found
+            elif key in self.wanted.gradients or key in self.wanted.watched:
+                weight = weight_of(key)
+                if weight:
+                    new[key] = found.scaled(1.0 / (scale * weight))
         if new:
             self._known = {**self._known, **new}
             self._new.update(new)
@@ -191,22 +205,27 @@ class Statistics:
         self._answers, self._iteration, self._new = {}, -1, set()
 
     @property
-    def _shared(self) -> List[int]:
-        """What ranks tell each other: they have the same weights, but not the same activations."""
+    def _shared(self) -> Dict[str, int]:
+        """What ranks tell each other, by name: they have the same weights, but not the same activations."""
         weights = self._plan.structure.described.kept
-        return [*sorted(self.wanted.gradients), *(~p for p in sorted(self.wanted.data) if p not in weights)]
+        found: Dict[str, int] = {}
+        for layer, (node, slot) in self._plan.structure.layer_slots.items():
+            if node.outputs[0] in self.wanted.gradients:
+                found[f"{layer} gradient"] = node.outputs[0]
+            if slot.factor in self.wanted.data and slot.factor not in weights:
+                found[f"{layer} factor"] = ~slot.factor
+        return found
 
-    def table(self) -> NDArray[np.float64]:
-        """What was measured since the last `adopt`, a row for each array that is wanted; else zeros."""
-        rows = [self._known[key] if key in self._new else _NONE for key in self._shared]
-        return np.array(rows, np.float64).reshape(-1)
+    def shared(self) -> Dict[str, Sequence[float]]:
+        """What was measured since the last `adopt`, by names that mean the same on all ranks."""
+        return {name: list(self._known[key]) for name, key in self._shared.items() if key in self._new}
 
-    def adopt(self, tables: NDArray[np.float64]) -> None:
+    def adopt(self, told: Sequence[Mapping[str, Sequence[float]]]) -> None:
         """Know the statistics of the arrays of all ranks, as if they were one array each."""
-        rows = tables.reshape(len(tables), -1, len(_NONE))
         self._known, self._new = {**self._known}, set()
-        for index, key in enumerate(self._shared):
-            pooled = pool([ArrayStatistics._make(map(float, row)) for row in rows[:, index] if row[0]])
+        for name, key in self._shared.items():
+            rows = (one.get(name) for one in told)
+            pooled = pool([ArrayStatistics._make(row) for row in rows if row is not None])
             if pooled is not None:
                 self._known[key] = pooled
 

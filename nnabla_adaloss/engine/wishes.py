@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,8 @@ class Wishes:
         self._config, self._needs = config, config.method.needs
         # Whether arrays are copied in a pass that measures.
         self.look_at_arrays = self._needs is Needs.ARRAYS
-        # For methods that look back: unscaled gradients of the last iterations in which they were asked.
+        # For methods that look back: gradients of the last iterations in which they were asked, divided by
+        # their scale and their loss weight.
         self._histories: Dict[str, _History] = {}
         # For methods that look at arrays: gradient, unscaled, and weight in the last pass that measured.
         self._arrays: Dict[str, Tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
@@ -55,10 +56,11 @@ class Wishes:
         statistics: Statistics,
         iteration: int,
         ranges: Optional[GradientRanges],
+        weight_of: Callable[[int], float],
         *,
         fixed: bool,
     ) -> Optional[Wish]:
-        """The wishes for one choice; None: all the room there is.
+        """The wishes for one choice, with the loss weight of each gradient; None: all the room there is.
 
         Where S0 is not given, it leaves room for the gradients of all layers: then no wish is below 1.
         """
@@ -70,7 +72,7 @@ class Wishes:
         def wish(layer: str, scale: float, base: float) -> Tuple[float, Reason]:
             node, slot = structure.layer_slots[layer]
             g, w = statistics.gradient(node.outputs[0]), statistics.data(slot.factor)
-            seen = self._seen(layer, scale, g, w, iteration)
+            seen = self._seen(layer, scale, weight_of(node.outputs[0]), g, w, iteration)
             if seen is None:
                 return 1.0, Reason.UNKNOWN
             range_ = self._config.range if ranges is None else ranges.of(slot.target)
@@ -86,6 +88,7 @@ class Wishes:
         self,
         layer: str,
         scale: float,
+        weight: float,
         g: Optional[ArrayStatistics],
         w: Optional[ArrayStatistics],
         iteration: int,
@@ -99,11 +102,11 @@ class Wishes:
         if g is None or w is None or not g.count:
             return None
         if self._needs is not Needs.HISTORY:
-            return g.scaled(scale), w
+            return g.scaled(scale * weight), w
         known = [one for one in self._histories.get(layer, ()) if one[0] != iteration]
         history = (*known, (iteration, g))[-(self._config.method.window or 1) :]
         self._histories = {**self._histories, layer: history}
-        return tuple(one.scaled(scale) for _, one in history), w
+        return tuple(one.scaled(scale * weight) for _, one in history), w
 
     def forget(self) -> None:
         """Drop what was computed from gradients and weights, as after loading other weights."""

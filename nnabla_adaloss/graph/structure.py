@@ -21,6 +21,7 @@ from .function_kinds import (
     memory_uses,
     written_inputs,
 )
+from .loss_weights import LossWeights
 from .matrix_products import gemm_slots, is_matrix_product
 from .names import function_names
 from .node import LayerSlot, NodeStructure
@@ -47,6 +48,7 @@ class GraphStructure:
         # Held, so that no other variables get their keys.
         self._held = leaves
         self._components: Dict[bool, Components] = {}
+        self._weights: Dict[bool, LossWeights] = {}
         self._sizes = _sizes(described)
         self._inputs = described.inputs.by_function()
         self._producers = described.inputs.by_function(described.producers)
@@ -56,7 +58,8 @@ class GraphStructure:
         self.order = self._backward_order()
         scalable = {index: self._slots(index) for index in self.order}
         options.selection.check([slot.layer for slots in scalable.values() for slot in slots])
-        section = self._loss_section() if options.adaptive else set()
+        self._section = self._loss_section()
+        section = self._section if options.adaptive else set()
         # The functions that backward visits, in its order; and by position, the variables that get a gradient
         # but are no leaves, and the leaves that get one.
         self.nodes = [self._node(index, scalable[index], section) for index in self.order]
@@ -86,6 +89,9 @@ class GraphStructure:
         found = copy(self)
         found.described = described
         found.nodes = [found._reshaped(node) for node in self.nodes]
+        found._weights = {
+            by_layer: weights.of_alike(found.nodes, described) for by_layer, weights in self._weights.items()
+        }
         # What is computed from nodes, shapes and arguments when it is asked for.
         for name, value in vars(GraphStructure).items():
             if isinstance(value, cached_property):
@@ -105,6 +111,13 @@ class GraphStructure:
         if by_layer not in self._components:
             self._components[by_layer] = components_of(self.nodes, self._sizes, by_layer=by_layer)
         return self._components[by_layer]
+
+    def loss_weights(self, *, by_layer: bool) -> LossWeights:
+        """What reads the loss weights of these components."""
+        if by_layer not in self._weights:
+            components = self.components(by_layer=by_layer)
+            self._weights[by_layer] = LossWeights(self.nodes, self._section, self.described, components)
+        return self._weights[by_layer]
 
     @cached_property
     def by_number(self) -> Dict[int, NodeStructure]:

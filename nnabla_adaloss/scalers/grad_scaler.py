@@ -371,7 +371,7 @@ class GradScaler:
             guard.state.restore(now)
 
     def _is_first_batch(self, scaling: AdaptiveLossScaling) -> bool:
-        return not scaling.components.amaxes() and hash(scaling.variable) not in self._used
+        return not scaling.components.gains() and hash(scaling.variable) not in self._used
 
     def _may_run_again(self, scaling: AdaptiveLossScaling) -> bool:
         return not scaling.delay or self._is_first_batch(scaling)
@@ -443,7 +443,7 @@ class GradScaler:
             self._last_gradient,
             iteration,
             used[0].loss_scale,
-            lambda: all(scaling.guard.loss_is_zero() for scaling in used),
+            lambda: all(scaling.has_nothing_to_learn() for scaling in used),
         )
 
     def _warn(self, kind: str, message: str) -> None:

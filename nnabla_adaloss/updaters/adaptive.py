@@ -419,7 +419,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
             # Other ranks, and hooks, may have added to a gradient that this rank has left at zero.
             if self._nonzero.isdisjoint(self._trained) and guard.gradients_are_zero(parameters):
                 self._notifier.notify_zero_gradients(
-                    self._last_gradient, self.iteration, self.scale, guard.loss_is_zero
+                    self._last_gradient, self.iteration, self.scale, self.scaling.has_nothing_to_learn
                 )
                 return "zero_gradients"
         self._last_gradient = self.iteration

@@ -7,7 +7,6 @@ from typing import Any, Optional
 
 import numpy as np
 
-from ..engine import AdaptiveLossScaling
 from ..engine.report import PassReport
 from ..monitor import BatchRepeated, Overflowed
 from .global_scale import GlobalScale
@@ -50,7 +49,7 @@ class BatchRunner:
                     _tell_overflow(updater, found, attempt)
                 if before.overflowed or found.bad_batch or found.at_floor:
                     return found
-                if not self._repeats(scaling) if found.overflowed else settled:
+                if not self._repeat if found.overflowed else settled:
                     return found
                 if repeats == updater.max_retries:
                     return found._replace(exhausted=found.overflowed)
@@ -65,22 +64,18 @@ class BatchRunner:
                     scaling.audience.tell(event)
                 scaling.guard.undo_batch()
 
-    def _repeats(self, scaling: AdaptiveLossScaling) -> bool:
-        """Whether a batch that overflows runs again; one that is searched for its gradients does anyway."""
-        return self._repeat or scaling.components.searching
-
     def _after_pass(
         self, updater: Settings, retries: RetryState, before: BatchOutcome, repeats: int
     ) -> BatchOutcome:
         """The outcome of the last pass, with the scales lowered that have overflowed."""
         scaling, solver, smallest = updater.scaling, updater.solver, updater.policy.min_scale
-        repeat, may_repeat = self._repeats(scaling), self._repeat and repeats < updater.max_retries
+        may_repeat = self._repeat and repeats < updater.max_retries
         lost = self._look_again(updater, before, may_repeat=may_repeat)
         # A batch that runs again with lower scales shows by that whether they were the cause.
-        found = lost or examine(before, scaling, solver, smallest, search=not repeat)
+        found = lost or examine(before, scaling, solver, smallest, search=not self._repeat)
         if before.overflowed or not found.overflowed or found.bad_batch:
             return found
-        if not repeat:
+        if not self._repeat:
             # What a second pass has measured is known: there is nothing to lower.
             return lost or found._replace(lowered=scaling.after_overflow())
         lowered = scaling.after_overflow() or self._s0.lower()

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import json
+import math
 import zlib
 from functools import cached_property
-from typing import Any, Collection, Dict, List, Optional, Sequence, TypeVar
+from itertools import islice
+from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence
 
 import nnabla as nn
 import numpy as np
@@ -16,7 +19,8 @@ from ..host_context import host_view
 from ..kernels import Kernels
 from ..kernels.arrays import as_float32
 
-_Float = TypeVar("_Float", bound=np.floating[Any])
+Numbers = Mapping[str, Sequence[float]]
+"""What a rank tells the others, by name."""
 
 
 class GradientExchange:
@@ -45,6 +49,8 @@ class GradientExchange:
         self._grads = list(grads) if grads is not None else []
         self._solver = solver
         self._broadcast = False
+        # Of which numbers all ranks know, in their order, and how many each is.
+        self._known: Dict[str, int] = {}
 
     @property
     def parameters(self) -> Dict[str, nn.Variable]:
@@ -72,19 +78,50 @@ class GradientExchange:
         if self.comm is not None:
             self.comm.all_reduce(self.grads, division=average, inplace=False)
 
-    def sum_with(self, own: NDArray[_Float], *, average: bool) -> NDArray[_Float]:
-        """Sum the gradients, and gather `own` of all ranks with the same message: (ranks, \\*own.shape)."""
+    def sum_with(self, own: Numbers, *, average: bool) -> List[Numbers]:
+        """Sum the gradients, and tell all ranks these numbers, whose names may differ from rank to rank; what
+        each of them has told.
+
+        One message, as numbers of known names go by their order. A rank with a name of which not all know
+        announces that, and tells of it in a second message; from then on all know.
+        """
+        new = {name: list(values) for name, values in own.items() if self._known.get(name) != len(values)}
+        text = json.dumps(new).encode() if new else b""
+        row = [float(len(text))]
+        for name, count in self._known.items():
+            values = own.get(name, ())
+            row += values if len(values) == count else [math.nan] * count
+        rows = self._gather(np.array(row, np.float64), self.grads, average=average)
+        told = [self._named(one[1:].tolist()) for one in rows]
+        longest = int(rows[:, 0].max())
+        if longest:
+            texts = self._gather(
+                np.frombuffer(text.ljust(longest + longest % 2), np.uint8), (), average=False
+            )
+            more = [json.loads(bytes(one).strip() or b"{}") for one in texts]
+            told = [{**known, **further} for known, further in zip(told, more)]
+            names = {name: len(values) for further in more for name, values in further.items()}
+            self._known = {**self._known, **names}
+        return told
+
+    def _named(self, row: Sequence[float]) -> Numbers:
+        """What a rank has told, without the names that it has nothing of."""
+        values = iter(row)
+        told = {name: list(islice(values, count)) for name, count in self._known.items()}
+        return {name: numbers for name, numbers in told.items() if not math.isnan(numbers[0])}
+
+    def _gather(self, own: NDArray[Any], gradients: Sequence[nn.NdArray], *, average: bool) -> NDArray[Any]:
+        """Sum the gradients, and gather `own` of all ranks with the same message: a row for each."""
         comm: Any = self.comm
         # Pieces of 16 bits: a sum in float32 in which all other ranks have zeros keeps them as they are.
-        pieces = np.ascontiguousarray(own).reshape(-1).view(np.uint16)
+        pieces = own.view(np.uint16)
         table = np.zeros((comm.size, pieces.size), np.float32)
         # An average over the ranks divides by their number.
         table[comm.rank] = pieces * np.float32(comm.size if average else 1)
         array = nn.NdArray.from_numpy_array(table)
-        comm.all_reduce([*self.grads, array], division=average, inplace=False)
-        gathered = np.rint(host_view(array)).astype(np.uint16)
-        tables: NDArray[_Float] = gathered.view(own.dtype).reshape(comm.size, *own.shape)
-        return tables
+        comm.all_reduce([*gradients, array], division=average, inplace=False)
+        rows: NDArray[Any] = np.rint(host_view(array)).astype(np.uint16).view(own.dtype)
+        return rows.reshape(comm.size, -1)
 
     def all_finite(self, kernels: Kernels) -> bool:
         """True on every rank when the gradients of the solver's parameters are finite on all of them."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from typing import List, Optional, Union
 
-import numpy as np
-
 from ..core.scale_history import HistoryPolicy
 from ..core.scale_policy import ScalePolicy, ScaleState
 from ..engine import AdaptiveLossScaling
 from .exchange import GradientExchange
+
+# The name of S0 among what ranks tell each other.
+_S0 = "S0"
 
 
 class GlobalScale:
@@ -49,19 +50,17 @@ class GlobalScale:
         """
         state = self.state._replace(scale=scaling.loss_scale) if self.measured else self.state
         measured = scaling.shared_statistics()
-        own = np.array([] if alike else state, np.float64)
-        if measured is not None:
-            own = np.concatenate([own, measured])
-        if not own.size:
+        if alike and measured is None:
             exchange.sum(average=average)
             return state.scale
-        messages = exchange.sum_with(own, average=average)
+        own = {**(measured or {}), **({} if alike else {_S0: list(state)})}
+        told = exchange.sum_with(own, average=average)
         if not alike:
-            rows = messages[:, : len(state)].tolist()
+            rows = [one[_S0] for one in told]
             scale, hysteresis_left, counter = min((row[0], row[2], row[1]) for row in rows)
-            state, messages = ScaleState(scale, int(counter), int(hysteresis_left)), messages[:, len(state) :]
+            state = ScaleState(scale, int(counter), int(hysteresis_left))
         if measured is not None:
-            scaling.adopt_statistics(messages)
+            scaling.adopt_statistics(told)
         if not self.measured:
             self.state = state
         return state.scale
@@ -89,4 +88,4 @@ def history_of(global_scale: Union[str, HistoryPolicy], **fields: float) -> Opti
 
 def agreed_scales(scaling: AdaptiveLossScaling, scale: float) -> List[float]:
     """Scales that must be the same on every rank between two iterations."""
-    return [scale, *(amax for _, amax in sorted(scaling.components.amaxes().items()))]
+    return [scale, *(gain for _, gain in sorted(scaling.components.gains().items()))]

@@ -18,8 +18,8 @@ from ..graph.plan import GraphPlan
 from ..monitor import Audience, TrainingBegan, UpdateEnded
 from .retries import UpdateResult
 
-# After this many updates in a row without a gradient, a loss of zero is more than a batch without labels.
-_SILENT = 10
+# After this many updates without ever a gradient, a loss of zero is more than batches without labels.
+_SILENT = 100
 # Arguments of updaters that are no settings: they are objects of the training.
 _NO_SETTINGS = frozenset({"solver", "loss", "data_feeder", "comm", "grads", "monitors"})
 # A jump by 2**20 costs six batches.
@@ -47,12 +47,12 @@ class Notifier:
             warn(message)
 
     def notify_zero_gradients(
-        self, last: int, iteration: int, scale: float, loss_is_zero: Callable[[], bool]
+        self, last: int, iteration: int, scale: float, nothing_to_learn: Callable[[], bool]
     ) -> None:
         """Warn of an update without any gradient, which was last not zero in iteration `last`; 0: never."""
         in_a_row = iteration - last
-        # The batch may have had nothing to learn from.
-        if in_a_row < _SILENT and loss_is_zero():
+        # The batch may have had nothing to learn from, as one without a reward.
+        if (last or in_a_row < _SILENT) and nothing_to_learn():
             return
         since = (
             f"in {in_a_row} updates up to iteration {iteration}"

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import AbstractSet, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import hypothesis.strategies as st
 import nnabla as nn
@@ -22,7 +22,7 @@ from tests.engine.random_structures import Drawn, structures
 
 pytestmark = pytest.mark.any_context
 
-S0, U_MAX = 8.0, 65504.0
+S0, U_MIN, U_MAX = 8.0, 2.0**-14, 65504.0
 
 
 class Graph(graphs.Graph):
@@ -42,8 +42,10 @@ class Graph(graphs.Graph):
         room: Mapping[nn.Variable, float],
         start: float = S0,
         *,
-        tried: Mapping[nn.Variable, float] = {},
+        weights: Mapping[nn.Variable, float] = {},
+        gains: Mapping[nn.Variable, float] = {},
         ceiling: Mapping[nn.Variable, float] = {},
+        dark: Sequence[nn.Variable] = (),
         level: bool = False,
         wish: Any = None,
         weight_room: Mapping[str, float] = {},
@@ -51,12 +53,17 @@ class Graph(graphs.Graph):
         power_of_two: bool = True,
     ) -> Choice:
         known = Room(
-            self.by_index(room, None), self.by_index(ceiling, math.inf), self.by_index(tried, None), level
+            self.by_index(room, None),
+            {self.index(v): own for v, own in ceiling.items()},
+            tuple(self.by_index(weights, 1.0)),
+            self.by_index(gains, None),
+            {*map(self.index, dark)},
+            level,
         )
         found = choose(
             self.components,
             known,
-            given or Start(start, S0),
+            given or Start(start, S0, U_MIN),
             wish,
             {self.weight(layer): own for layer, own in weight_room.items()},
             power_of_two=power_of_two,
@@ -102,16 +109,42 @@ def test_what_nothing_is_known_of_has_the_scale_of_what_it_comes_from() -> None:
     assert n.of(n.loss, n.c, n.b, n.a) == [S0] * 4
 
 
-@pytest.mark.parametrize("tried", [2.0**10, 2.0**20])
-def test_where_all_was_zero_a_far_larger_scale_is_tried_or_what_arrives_if_that_is_larger(
-    tried: float,
+@pytest.mark.parametrize(
+    ("weight", "gain", "scale"),
+    [(1.0, None, S0), (2.0**-20, None, S0 * 2.0**20), (4.0, 2.0**-9, S0 * 2.0**7), (1.0, 3.0, S0 / 4.0)],
+)
+def test_what_is_unknown_at_the_loss_starts_where_its_loss_weight_leaves_it(
+    weight: float, gain: Any, scale: float
 ) -> None:
     n = Chain()
-    n.choose({n.c: 2.0**16, n.a: 2.0**4}, tried={n.b: tried})
-    assert n.of(n.b, n.a) == [2.0**16 if tried < 2.0**16 else tried * 2.0**24, 2.0**4]
-    # float32 holds the reciprocal of no larger one.
-    n.choose({}, tried={n.b: 2.0**90})
-    assert n.of(n.b) == [2.0**100]
+    weights, gains = dict.fromkeys((n.c, n.b, n.a), weight), {} if gain is None else {n.loss: gain}
+    n.choose({}, weights=weights, gains=gains)
+    # Behind a layer with what arrives.
+    assert n.of(n.loss, n.c, n.b, n.a) == [S0, scale, scale, scale]
+    n.choose({}, weights=weights, gains=gains, ceiling={n.c: 2.0**-30, n.a: 2.0**-40})
+    assert n.of(n.c, n.b, n.a) == [2.0**-30, 2.0**-30, 2.0**-40]
+
+
+def test_what_has_shown_zeros_at_the_loss_is_looked_at_with_a_far_larger_scale() -> None:
+    n = Chain()
+    n.choose({}, gains={n.loss: 1.0, n.c: 0.0, n.b: 0.0}, dark=[n.c, n.b, n.a])
+    assert n.of(n.loss, n.c, n.b, n.a) == [S0, *[S0 / U_MIN] * 3]
+    # What lies behind a layer starts with what arrives, however dark it was.
+    n.choose({n.c: 2.0**10}, dark=[n.b, n.a])
+    assert n.of(n.c, n.b, n.a) == [2.0**10] * 3
+    # A loss of several elements is weighed as any other.
+    known = Room([None] * 2, {}, (2.0**-3, 1.0), [0.0] * 2)
+    assert known.of_root(S0, U_MIN) == S0 * 2.0**3
+    assert known._replace(dark={0}).of_root(S0, U_MIN) == S0 * 2.0**3 / U_MIN
+    assert known._replace(room=[2.0, None]).of_root(S0, U_MIN) == 2.0
+    assert known._replace(dark={0}, ceiling={0: 0.5}).of_root(S0, U_MIN) == 0.5
+
+
+def test_what_float32_cannot_divide_by_is_no_scale_to_start_with() -> None:
+    n = Chain()
+    for exponent in (-120, 120):
+        n.choose({}, weights=dict.fromkeys((n.c, n.b, n.a), 2.0**exponent))
+        assert n.of(n.c, n.a) == [2.0 ** math.copysign(100, -exponent)] * 2
 
 
 def test_components_at_most_two_bits_apart_share_a_scale() -> None:
@@ -227,11 +260,113 @@ def test_a_weight_that_lowers_a_shortcut_lowers_what_came_before_it_too() -> Non
     assert graph.of(joined, second, first, stem) == [2.0**10, 2.0**12, 2.0**10, 2.0**10]
 
 
+# Losses that are absent from a batch.
+
+
+class Heads(Graph):
+    """A trunk of two layers, and two heads, of which the first is the first in backward order, too."""
+
+    def __init__(self) -> None:
+        self.bottom = F.tanh(affine(nn.Variable((4, 3)), "bottom"))
+        self.trunk = F.tanh(affine(self.bottom, "trunk"))
+        self.tops = [affine(self.trunk, name) for name in ("first", "second")]
+        self.means = [F.mean(top) for top in self.tops]
+        self.loss = self.means[0] * 0.5 + self.means[1] * 2.0
+        super().__init__(self.loss)
+
+    def without(self, absent: int) -> Dict[nn.Variable, float]:
+        return {self.tops[absent]: 0.0, self.means[absent]: 0.0}
+
+
+@pytest.mark.parametrize("absent", [0, 1])
+@pytest.mark.parametrize("known", [False, True])
+def test_of_two_heads_an_absent_one_decides_about_nothing(absent: int, known: bool) -> None:
+    n = Heads()
+    other = n.tops[1 - absent]
+    room = {other: 2.0**10, n.tops[absent]: 2.0**-10}
+    behind = {n.trunk: 2.0**12, n.bottom: 2.0**9} if known else {}
+    found = n.choose({**room, **behind}, weights=n.without(absent), ceiling={n.tops[absent]: 2.0**-20})
+    trunk, bottom = (2.0**12, 2.0**9) if known else (2.0**10, 2.0**10)
+    # An absent one takes what is behind it, so that its layer has an alpha of 1, and copies no weight.
+    assert n.of(other, n.trunk, n.bottom, n.tops[absent]) == [2.0**10, trunk, bottom, trunk]
+    assert found.reasons.keys() == {f"{('second', 'first')[absent]}/affine", "trunk/affine"}
+
+
+def test_a_way_from_a_single_element_of_which_nothing_is_known_brings_no_gradients() -> None:
+    """A scalar that is zero is absent from the batch, whatever its loss weight says."""
+    n = Heads()
+    n.choose({n.tops[1]: 2.0**20}, gains={n.loss: 1.0})
+    assert n.of(*n.tops, n.trunk) == [S0, 2.0**20, 2.0**20]
+    n.choose({n.means[0]: 2.0**10, n.tops[1]: 2.0**20}, gains={n.loss: 1.0})
+    assert n.of(*n.tops, n.trunk) == [S0, 2.0**20, S0]
+
+
+def test_what_is_behind_a_trunk_waits_for_the_head_that_is_present() -> None:
+    """Backward comes to what is behind the trunk between the heads: first to the absent one."""
+    behind = F.tanh(F.tanh(F.tanh(affine(nn.Variable((4, 3)), "behind"))))
+    trunk = affine(nn.Variable((4, 3)), "trunk")
+    heads = [affine(trunk + affine(behind, "joins"), "absent"), affine(trunk, "present")]
+    means = [F.mean(head) for head in heads]
+    n = Graph(means[0] * 0.5 + means[1] * 2.0)
+    ways = [edge.layer for edge in n.components.edges if edge.layer is not None]
+    assert ways == ["absent/affine", "joins/affine", "present/affine"]
+    n.choose({heads[1]: 2.0**10, trunk: 2.0**12}, weights={heads[0]: 0.0, means[0]: 0.0})
+    assert n.of(heads[1], trunk, behind, heads[0]) == [2.0**10, 2.0**12, 2.0**12, 2.0**12]
+
+
+@pytest.mark.parametrize("small", [0, 1])
+def test_what_is_unknown_behind_a_layer_starts_lower_where_another_way_brings_more(small: int) -> None:
+    n = Heads()
+    weights = {**dict.fromkeys((n.trunk, n.bottom), 1.0), n.tops[small]: 2.0**-10}
+    n.choose({n.tops[0]: 2.0**20, n.tops[1]: 2.0**20}, weights=weights)
+    # The first way counts, and what arrives on the other one is 2**10 times larger, or smaller.
+    arrives = 2.0**10 if small == 0 else 2.0**20
+    assert n.of(n.trunk, n.bottom) == [arrives] * 2
+
+
+def test_what_a_layer_at_the_loss_leads_to_starts_from_what_is_known_of_the_loss() -> None:
+    x = F.tanh(affine(nn.Variable((1, 3)), "a"))
+    n = Graph(affine(x, "single", 1))
+    n.choose({}, 2.0**14, gains={n.plan.roots[0]: 4.0}, weights={x: 2.0**-3})
+    assert n.of(x) == [S0 * 2.0]
+
+
+@pytest.mark.parametrize("absent", [0, 1])
+def test_a_weight_behind_an_absent_loss_limits_nothing(absent: int) -> None:
+    n = Heads()
+    names = "first/affine", "second/affine"
+    room = dict.fromkeys(n.tops, 2.0**10)
+    n.choose({**room, n.trunk: 2.0**16}, weights=n.without(absent), weight_room={names[absent]: 1.0})
+    assert n.of(n.trunk) == [2.0**16]
+    n.choose({**room, n.trunk: 2.0**16}, weights=n.without(absent), weight_room={names[1 - absent]: 1.0})
+    assert n.of(n.trunk) == [2.0**10]
+
+
+def test_where_all_is_absent_every_layer_has_an_alpha_of_1() -> None:
+    n = Chain()
+    absent = dict.fromkeys((n.c, n.b, n.a), 0.0)
+    n.choose({n.c: 2.0**20, n.b: 2.0**4, n.a: 2.0**7}, weights=absent, weight_room={"c/affine": 1.0})
+    assert n.of(n.c, n.b) == n.of(n.a) * 2
+
+
+@pytest.mark.parametrize("scales", [(2.0**8, 2.0**12), (2.0**12, 2.0**8)])
+def test_an_absent_loss_with_several_trunks_takes_the_largest_of_their_scales(
+    scales: Tuple[float, float],
+) -> None:
+    trunks = [F.tanh(affine(nn.Variable((4, 3)), name)) for name in "ab"]
+    absent = affine(trunks[0], "c") + affine(trunks[1], "d")
+    present = [affine(trunk, name) for trunk, name in zip(trunks, "ef")]
+    mean = F.mean(absent)
+    n = Graph(mean * 0.5 + F.mean(present[0] + present[1]))
+    n.choose(dict(zip(trunks, scales)), weights={absent: 0.0, mean: 0.0})
+    assert n.of(absent, *trunks) == [2.0**12, *scales]
+
+
 # A given S0.
 
 
 def given_s0(graph: Graph, amax: Mapping[nn.Variable, float], scale: float = S0) -> Start:
-    return Start(scale, scale, True, graph.by_index(amax, None), U_MAX)
+    return Start(scale, scale, U_MIN, True, graph.by_index(amax, None), U_MAX)
 
 
 def test_a_given_s0_governs_what_is_before_any_layer() -> None:
@@ -304,15 +439,28 @@ class Case(NamedTuple):
         return choose(case.components, case.known, case.start, wish, case.weight_room)
 
     @property
+    def present(self) -> Set[int]:
+        """The components that get a gradient."""
+        return {index for index, weight in enumerate(self.known.weight) if weight}
+
+    @property
     def decided_by_room(self) -> List[int]:
         """The components that neither the start nor a given S0 decides about."""
         governed = self.components.governed if self.start.fixed else frozenset()
-        reached = {edge.after for edge in self.components.edges}
-        return sorted(reached - governed - {self.components.root})
+        return sorted(self.present - governed - {self.components.root})
 
 
 few = settings(max_examples=60, deadline=None)
 powers = st.integers(-20, 40).map(lambda e: 2.0**e)
+
+
+def reached(components: Components, absent: AbstractSet[int]) -> Set[int]:
+    """The components that get a gradient where single elements at the loss take that of some away."""
+    ways = [edge for edge in components.edges if edge.layer is not None or edge.after not in absent]
+    found = {components.root}
+    for _ in ways:
+        found.update(edge.after for edge in ways if edge.before in found)
+    return found
 
 
 @st.composite
@@ -324,24 +472,30 @@ def cases(draw: Any) -> Case:
     def for_each(one: Any) -> List[Any]:
         return draw(st.lists(one, min_size=count, max_size=count))
 
+    absent = frozenset(draw(st.sets(st.integers(1, count)), label="absent"))
+    present = reached(components, absent)
+    weights = tuple(weight if index in present else 0.0 for index, weight in enumerate(for_each(powers)))
+    ceilings = enumerate(for_each(st.none() | powers))
     known = Room(
         for_each(st.none() | powers),
-        for_each(st.just(math.inf) | powers),
-        for_each(st.none() | st.none() | powers),
+        {index: ceiling for index, ceiling in ceilings if ceiling is not None},
+        weights,
+        for_each(st.none() | st.just(0.0) | st.floats(2.0**-20, 2.0**20)),
+        draw(st.sets(st.integers(0, count - 1))),
         draw(st.booleans()),
     )
     scale = draw(powers)
     fixed = draw(st.booleans())
-    start = Start(scale, scale if fixed else draw(powers))
+    start = Start(scale, scale if fixed else draw(powers), U_MIN)
     if fixed:
         amax = for_each(st.none() | st.just(0.0) | powers)
-        start = Start(scale, scale, True, [1.0, *amax[1:]], U_MAX)
+        start = Start(scale, scale, U_MIN, True, [1.0, *amax[1:]], U_MAX)
     layers = [slot for node in drawn.nodes for slot in node.slots]
     wanted = st.floats(2.0**-4, 2.0**12)
     wishes = draw(st.none() | st.fixed_dictionaries({slot.layer: wanted for slot in layers}))
     room = st.integers(0, 12).map(lambda e: 2.0**e)
-    weights = {slot.factor: draw(room) for slot in layers if draw(st.booleans())}
-    return Case(drawn, components, known, start, wishes, weights)
+    weight_room = {slot.factor: draw(room) for slot in layers if draw(st.booleans())}
+    return Case(drawn, components, known, start, wishes, weight_room)
 
 
 @few
@@ -351,13 +505,13 @@ def test_no_scale_leaves_its_room(case: Case) -> None:
     assert found.scales[case.components.root] <= case.start.scale
     for index in case.decided_by_room:
         scale, room = found.scales[index], case.known.room[index]
-        assert scale <= case.known.ceiling[index]
+        assert scale <= case.known.ceiling.get(index, math.inf)
         # The chosen scale is the start times a power of two, so that it may be less.
         assert room is None or scale <= room
         assert is_power_of_two(scale / case.start.scale)
         assert scale <= 2.0**100
     for edge in case.components.edges:
-        if edge.layer is not None:
+        if edge.layer is not None and edge.before in case.present:
             alpha = found.scales[edge.after] / found.scales[edge.before]
             assert alpha <= case.weight_room.get(edge.factor, math.inf)
             assert edge.layer in found.reasons
@@ -369,8 +523,52 @@ def test_what_nothing_leads_to_has_the_scale_of_the_loss_and_a_given_s0_is_only_
     case: Case,
 ) -> None:
     found = case.choose(weight_room={})
-    reached = {edge.after for edge in case.components.edges}
+    led_to = {edge.after for edge in case.components.edges} | {edge.before for edge in case.components.edges}
     for index, scale in enumerate(found.scales):
-        assert index in reached or scale == case.start.scale
-        if case.start.fixed and index in case.components.governed:
+        assert index in led_to or scale == case.start.scale
+        if case.start.fixed and index in case.components.governed & case.present:
             assert scale >= case.start.scale
+
+
+@few
+@given(cases())
+def test_what_is_absent_takes_the_largest_scale_of_what_is_behind_it(case: Case) -> None:
+    scales = case.choose().scales
+    for index in set(range(len(scales))) - case.present:
+        behind = [scales[edge.after] for edge in case.components.edges if edge.before == index]
+        assert not behind or scales[index] == max(behind)
+
+
+@few
+@given(cases())
+def test_what_is_remembered_of_what_is_absent_changes_nothing(case: Case) -> None:
+    def without(values: Sequence[Any]) -> List[Any]:
+        return [value if index in case.present else None for index, value in enumerate(values)]
+
+    known = case.known
+    ceiling = {index: own for index, own in known.ceiling.items() if index in case.present}
+    forgotten = known._replace(room=without(known.room), gain=without(known.gain), ceiling=ceiling)
+    # What follows each other shares a scale in the order of all.
+    assert case.choose(known=forgotten._replace(level=False)) == case.choose(
+        known=known._replace(level=False)
+    )
+
+
+@few
+@given(cases(), st.integers(-40, 40))
+def test_loss_weights_that_grow_together_move_the_scales_and_leave_the_alphas(case: Case, power: int) -> None:
+    components, known, present = case.components, case.known, case.present - {case.components.root}
+    moved = present if components.names[components.root] in components.single else case.present
+    by = [2.0**power if index in moved else 1.0 for index in range(len(known.weight))]
+    grown = known._replace(
+        room=[None if room is None else room / own for room, own in zip(known.room, by)],
+        ceiling={index: ceiling / by[index] for index, ceiling in known.ceiling.items()},
+        weight=tuple(weight * own for weight, own in zip(known.weight, by)),
+    )
+    start, again = (Start(2.0**10, 8.0, U_MIN),) * 2
+    if components.root in moved:
+        start, again = (Start(one.of_root(8.0, U_MIN), 8.0, U_MIN) for one in (known, grown))
+    before, after = (case.choose(known=k, start=s) for k, s in ((known, start), (grown, again)))
+    assert after.reasons == before.reasons
+    for index in moved:
+        assert after.scales[index] == before.scales[index] / by[index]

@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 import json
-import math
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import pytest
 
 from nnabla_adaloss.core.scale_history import HistoryPolicy
+from nnabla_adaloss.engine.choose import Room
 from nnabla_adaloss.engine.component_scales import ComponentScales
 from nnabla_adaloss.engine.report import PassReport
 from nnabla_adaloss.engine.schedule import ScaleSchedule
-from nnabla_adaloss.graph.components import Components
+from nnabla_adaloss.graph.components import Components, Edge
 
 pytestmark = pytest.mark.any_context
 
@@ -21,33 +21,63 @@ NAMES = ["loss", "a", "b", "c"]
 # Each before the next.
 NEXT = [{1}, {2}, {3}, set()]
 COMPONENTS = Components({}, NAMES, {}, frozenset({"loss"}), NEXT, {}, [], frozenset({0}), 1)
+# The loss itself has one element, which may be larger.
+LIMITS = 2.0**16, 2.0**10, 2.0**10, 2.0**10
+ONES = 1.0, 1.0, 1.0, 1.0
+# The scales for gradients of 1.
+SCALES = 2.0**14, 2.0**8, 2.0**8, 2.0**8
 
 
-def report(used: Sequence[float], **found: Any) -> PassReport:
-    """What a pass with these scales has found."""
+def report(
+    used: Sequence[float],
+    weights: Tuple[float, ...] = ONES,
+    largest: Sequence[float] = (1.0,),
+    **found: Any,
+) -> PassReport:
+    """What a pass with these scales has found; `largest`: the gradients of parameters."""
     plan: Any = None
-    return PassReport(plan, ScaleSchedule(plan, COMPONENTS, used, None), {}, (), (), **found)
+    return PassReport(plan, ScaleSchedule(plan, COMPONENTS, used, None, weights), {}, (), largest, **found)
 
 
-def scales_with(*magnitudes: Optional[float], window: int = 64) -> ComponentScales:
-    scales = ComponentScales(HistoryPolicy(window=window), 2.0**10, 2.0**16)
+def room(scales: ComponentScales, weights: Tuple[float, ...] = ONES) -> Room:
+    return scales.room(COMPONENTS, weights, LIMITS)
+
+
+def of_all(scales: ComponentScales, weights: Tuple[float, ...] = ONES) -> List[Optional[float]]:
+    return list(room(scales, weights).room)
+
+
+def scales_with(*magnitudes: Optional[float], window: int = 64, **policy: Any) -> ComponentScales:
+    scales = ComponentScales(HistoryPolicy(window=window, **policy))
     see(scales, *magnitudes)
     scales.end_iteration()
     return scales
 
 
 def see(
-    scales: ComponentScales, *magnitudes: Optional[float], measured_all: bool = False, last: bool = True
+    scales: ComponentScales,
+    *magnitudes: Optional[float],
+    weights: Tuple[float, ...] = ONES,
+    measured_all: bool = False,
+    last: bool = True,
+    tells: bool = True,
 ) -> None:
-    """A pass with the scales there is room for, or else with 1; `last`: an entry of the windows is whole."""
-    scales.begin_pass(scales.began[0])
-    used = [scale or 1.0 for scale in scales.room(COMPONENTS).room]
+    """A pass with the scales there is room for, or else with 1; `last`: an entry of the windows is whole,
+    `tells`: the loss is not zero.
+    """
+    scales.begin_pass(scales.began[0], NAMES, weights)
+    used = [scale or 1.0 for scale in of_all(scales, weights)]
     amax = {index: magnitude for index, magnitude in enumerate(magnitudes) if magnitude is not None}
-    scales.learn(COMPONENTS, report(used, amax=amax, measured_all=measured_all), last=last)
+    found = report(used, weights, amax=amax, measured_all=measured_all)
+    scales.learn(COMPONENTS, LIMITS, found, last=last)
+    scales.count_batch(tells=tells)
 
 
-def of_all(scales: ComponentScales) -> List[Optional[float]]:
-    return [scales.scale(name) for name in NAMES]
+def overflow(
+    scales: ComponentScales, name: str, *used: float, weights: Tuple[float, ...] = ONES, **found: Any
+) -> bool:
+    overflowed = report(used, weights, overflowed=NAMES.index(name), **found)
+    return scales.after_overflow(COMPONENTS, LIMITS, overflowed)
 
 
 def test_a_scale_follows_from_the_window_and_from_what_this_iteration_has_seen() -> None:
@@ -59,13 +89,70 @@ def test_a_scale_follows_from_the_window_and_from_what_this_iteration_has_seen()
     assert of_all(scales) == [2.0**14, 2.0**8, 2.0**6, None]
 
 
-def overflow(scales: ComponentScales, name: str, *used: float) -> bool:
-    return scales.after_overflow(COMPONENTS, report(used, overflowed=NAMES.index(name)))
+# Loss weights.
+
+
+def test_what_is_remembered_is_divided_by_the_loss_weight_of_its_batch() -> None:
+    scales = ComponentScales(HistoryPolicy())
+    see(scales, 1.0, 3.0 * 2.0**-20, 2.0**20, weights=(1.0, 2.0**-20, 2.0**10, 1.0))
+    assert [scales.gain(name) for name in NAMES] == [1.0, 3.0, 2.0**10, None]
+    scales.end_iteration()
+    assert scales.gains() == {"loss": 1.0, "a": 3.0, "b": 2.0**10}
+    # The magnitudes are those of the last pass, where it had a loss weight.
+    assert scales.amaxes() == {"loss": 1.0, "a": 3.0 * 2.0**-20, "b": 2.0**20}
+    scales.begin_pass(1, ("a", "b"), (0.0, 2.0))
+    assert scales.amaxes() == {"loss": 1.0, "a": 0.0, "b": 2.0**11}
+
+
+@pytest.mark.parametrize("weight", [2.0**-60, 2.0**-3, 1.0, 2.0**40])
+def test_a_loss_weight_moves_the_scale_at_once(weight: float) -> None:
+    scales = scales_with(1.0, 1.0, 1.0, 1.0)
+    found = room(scales, (1.0, weight, weight, weight))
+    assert found.room == [2.0**14] + 3 * [2.0**8 / weight]
+    assert found.gain == [1.0] * 4
+    assert found.weight == (1.0, weight, weight, weight)
+
+
+def test_the_lowest_scale_is_that_of_a_loss_weight_of_1_and_the_highest_is_the_highest_of_all() -> None:
+    scales = scales_with(1.0, 2.0**30, 2.0**-30, 1.0, min_scale=2.0**-10, max_scale=2.0**20)
+    for weight in (2.0**-8, 1.0, 2.0**8):
+        lowest, highest = of_all(scales, (1.0, weight, weight, weight))[1:3]
+        assert lowest == 2.0**-10 / weight
+        assert highest == 2.0**20 / max(weight, 1.0)
+    # Of which float32 holds the reciprocal.
+    assert of_all(scales, (1.0, 2.0**-120, 2.0**120, 2.0**120)) == [2.0**14, 2.0**20, 2.0**-100, 2.0**-100]
+
+
+def test_what_is_absent_from_a_batch_tells_nothing_and_is_asked_for_nothing() -> None:
+    scales = scales_with(1.0, 1.0, 1.0)
+    absent = 1.0, 0.0, 1.0, 0.0
+    see(scales, 1.0, 2.0**5, 2.0, 2.0**5, weights=absent, measured_all=True)
+    assert scales.settled
+    assert room(scales, absent).room == [2.0**14, None, 2.0**7, None]
+    assert [scales.gain(name) for name in NAMES] == [1.0, 1.0, 2.0, None]
+    scales.end_iteration()
+    assert windows(scales) == {"loss": [1.0], "a": [1.0], "b": [2.0]}
+
+
+def test_an_overflow_lowers_nothing_that_is_absent() -> None:
+    scales = scales_with(1.0, 1.0, 1.0, 1.0)
+    weights = 1.0, 2.0**-4, 0.0, 2.0**-4
+    assert overflow(scales, "a", 2.0**14, 2.0**12, 1.0, 2.0**12, weights=weights)
+    assert room(scales, weights).ceiling == {1: 2.0**8, 3: 2.0**8}
+    assert of_all(scales, weights) == [2.0**14, 2.0**8, None, 2.0**8]
+    assert scales.gain("b") == 1.0
+    # With another loss weight in the next batch it is as much lower.
+    scales.lose_batch()
+    assert of_all(scales) == [2.0**14, 2.0**4, 2.0**8, 2.0**4]
+    assert room(scales).ceiling == {}
+
+
+# Overflows.
 
 
 def test_an_overflow_lowers_its_component_and_all_behind() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
-    assert overflow(scales, "a", 2.0**14, 2.0**8, 2.0**8, 2.0**8)
+    assert overflow(scales, "a", *SCALES)
     assert of_all(scales) == [2.0**14, 2.0**4, 2.0**4, 2.0**4]
     # From the scale that the pass has used, which may be smaller than what there is room for.
     assert overflow(scales, "b", 2.0**14, 2.0**4, 2.0**4, 2.0**2)
@@ -73,14 +160,14 @@ def test_an_overflow_lowers_its_component_and_all_behind() -> None:
     assert scales.limited
     # What nothing is known of follows from what is before it.
     scales = scales_with(1.0, 1.0, 1.0)
-    overflow(scales, "a", 2.0**14, 2.0**8, 2.0**8, 2.0**8)
-    assert scales.room(COMPONENTS).ceiling == [math.inf, 2.0**4, 2.0**4, math.inf]
+    overflow(scales, "a", *SCALES)
+    assert room(scales).ceiling == {1: 2.0**4, 2: 2.0**4}
 
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_finite_pass_over_the_same_batch_replaces_what_was_assumed(kept: bool) -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
-    overflow(scales, "a", 2.0**14, 2.0**8, 2.0**8, 2.0**8)
+    overflow(scales, "a", *SCALES)
     see(scales, 1.0, 2.0**4, 2.0, 1.0)
     if kept:
         scales.keep_batch()
@@ -93,7 +180,7 @@ def test_a_finite_pass_over_the_same_batch_replaces_what_was_assumed(kept: bool)
 @pytest.mark.parametrize("end", [ComponentScales.lose_batch, ComponentScales.end_iteration])
 def test_of_a_lost_batch_what_was_assumed_stays(end: Callable[[ComponentScales], None]) -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
-    overflow(scales, "a", 2.0**14, 2.0**8, 2.0**8, 2.0**8)
+    overflow(scales, "a", *SCALES)
     end(scales)
     assert not scales.limited
     assert of_all(scales) == [2.0**14, 2.0**4, 2.0**4, 2.0**4]
@@ -105,44 +192,169 @@ def test_of_a_lost_batch_what_was_assumed_stays(end: Callable[[ComponentScales],
     assert of_all(scales) == [None] * 4
 
 
+def test_of_a_lost_batch_what_was_seen_of_it_stays_too() -> None:
+    scales = scales_with(1.0, 1.0, 1.0, 1.0)
+    # Before what overflows, and in a pass over it before that was finite.
+    see(scales, 1.0, 2.0**2, 1.0, 2.0**6)
+    overflow(scales, "b", 2.0**14, 2.0**6, 2.0**8, 2.0**2)
+    scales.lose_batch()
+    assert scales.shared()[1] == {"loss": 1.0, "a": 2.0**2, "b": 2.0**4, "c": 2.0**10}
+    assert of_all(scales) == [2.0**14, 2.0**6, 2.0**4, 2.0**-2]
+
+
+def test_what_all_ranks_have_seen_takes_the_place_of_what_was_assumed_of_a_lost_batch() -> None:
+    scales = scales_with(1.0, 1.0, 1.0, 1.0)
+    overflow(scales, "a", *SCALES)
+    scales.lose_batch()
+    scales.adopt(True, {"a": 2.0, "b": 4.0})
+    scales.end_iteration()
+    assert windows(scales) == {"loss": [1.0], "a": [2.0], "b": [4.0], "c": [1.0]}
+
+
 def test_what_nothing_was_seen_of_before_an_overflow_is_lowered_with_it() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
-    used = [2.0**14, 2.0**8, 2.0**8, 2.0**8]
-    found = report(used, overflowed=NAMES.index("c"), suspected={NAMES.index("b")})
-    assert scales.after_overflow(COMPONENTS, found)
+    assert overflow(scales, "c", *SCALES, suspected={NAMES.index("b")})
     assert of_all(scales) == [2.0**14, 2.0**8, 2.0**4, 2.0**4]
     # Only what was seen to overflow has shown how large it is.
-    assert scales.shared(NAMES)[2:] == [-1.0, -1.0, 2.0**4, 2.0**4]
+    assert scales.shared() == (False, {"b": 2.0**4, "c": 2.0**4})
 
 
-def test_an_overflow_at_the_floor_is_no_matter_of_the_scale() -> None:
+@pytest.mark.parametrize("weight", [2.0**-10, 1.0, 2.0**10])
+def test_an_overflow_at_the_floor_is_no_matter_of_the_scale(weight: float) -> None:
     scales = scales_with(1.0, 1.0)
-    assert not overflow(scales, "a", 1.0, scales.policy.min_scale, 1.0, 1.0)
+    weights, lowest = (1.0, weight, 1.0, 1.0), scales.policy.min_scale / weight
+    assert overflow(scales, "a", 1.0, 2.0 * lowest, 1.0, 1.0, weights=weights)
+    assert not overflow(scales, "a", 1.0, lowest, 1.0, 1.0, weights=weights)
+
+
+def test_after_an_overflow_no_scale_rises_and_none_is_shared() -> None:
+    scales = scales_with(1.0, 1.0, 1.0, 1.0)
+    overflow(scales, "b", 2.0**14, 2.0**8, 2.0**6, 2.0**7)
+    found = room(scales)
+    assert found.ceiling == {2: 2.0**2, 3: 2.0**3}
+    assert found.room == [2.0**14, 2.0**8, 2.0**2, 2.0**3]
+    assert not found.level
+    scales.drop_iteration()
+    assert room(scales).level
+
+
+# When the same batch runs once more.
 
 
 def test_it_is_settled_when_a_first_look_shows_that_the_scale_would_do() -> None:
-    scales = ComponentScales(HistoryPolicy(), 2.0**10)
-    see(scales, 2.0**8, 2.0**6)
+    scales = ComponentScales(HistoryPolicy())
+    see(scales, 2.0**12, 2.0**6)
     assert scales.settled
-    see(scales, 2.0**8, 2.0**6, 2.0**5)
+    see(scales, 2.0**12, 2.0**6, 2.0**5)
     assert not scales.settled
-    see(scales, 2.0**8, 2.0**6, 0.0, 0.0, measured_all=True)
+    # What it would be without the loss weight is no matter.
+    scales = ComponentScales(HistoryPolicy())
+    see(scales, 2.0**12, 2.0**6, 2.0**5, weights=(1.0, 2.0**-3, 2.0**-3, 1.0))
     assert not scales.settled
-    see(scales, 2.0**8, 2.0**6, 0.0, 0.0, measured_all=True)
+    see(scales, 2.0**12, 2.0**6, 2.0**5, 2.0**6, weights=(1.0, 2.0**-3, 2.0**-3, 2.0**3))
     assert scales.settled
 
 
-def test_what_all_ranks_have_seen_is_taken_for_ones_own() -> None:
-    scales = scales_with(1.0, 1.0, 1.0)
+@pytest.mark.parametrize(
+    ("passes", "settled"),
+    [
+        # Nothing shows: the same batch would show as little.
+        ([(0.0, 0.0, 0.0)], [True]),
+        # One after the other shows, until a pass shows nothing new.
+        ([(2.0**6, 0.0, 0.0), (2.0**6, 2.0**6, 0.0), (2.0**6, 2.0**6, 0.0)], [False, False, True]),
+        ([(2.0**6, 0.0, 0.0), (2.0**6, 0.0, 0.0)], [False, True]),
+        # What stays dark before what shows gets no better by its scale.
+        ([(0.0, 0.0, 2.0**6), (0.0, 0.0, 2.0**6)], [True, True]),
+        ([(2.0**6, 2.0**6, 2.0**6)], [True]),
+    ],
+)
+def test_what_shows_for_the_first_time_may_show_more_behind_it_once_more(
+    passes: Sequence[Tuple[float, ...]], settled: Sequence[bool]
+) -> None:
+    scales, found = ComponentScales(HistoryPolicy()), []
+    for magnitudes in passes:
+        see(scales, None, *magnitudes, measured_all=True)
+        found.append(scales.settled)
+    assert found == settled
+    # In the next batch what stayed dark is no news.
+    scales.end_iteration()
+    see(scales, None, *passes[-1], measured_all=True)
+    assert scales.settled
+
+
+@pytest.mark.parametrize("layer", [None, "first"])
+def test_what_is_dark_at_the_loss_is_looked_at_once_more_and_no_more(layer: Optional[str]) -> None:
+    """The loss gradient itself is not zero: what follows from it without a layer may have underflowed."""
+    edges = [Edge(index, index + 1, f"layer{index}" if index else layer, -1, True) for index in range(3)]
+    components, scales, found = COMPONENTS._replace(edges=edges), ComponentScales(HistoryPolicy()), []
+    for iteration in range(2):
+        for _ in range(2):
+            scales.begin_pass(iteration, (), ())
+            scales.learn(components, LIMITS, report(SCALES, amax={1: 0.0}, measured_all=True), last=True)
+            found.append(scales.settled)
+            # Known from the first batch on.
+            known = layer is not None or iteration > 0
+            assert scales.room(components, ONES, LIMITS).dark == (set() if known else {1})
+        scales.end_iteration()
+    assert found == [layer is not None, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("known", "largest", "measured_all", "settled"),
+    [
+        # Of what was zero, a pass tells that has measured everything, or in which anything is not.
+        (0.0, [0.0, 1.0], False, False),
+        (0.0, [0.0, 0.0], True, False),
+        (0.0, [0.0, 0.0], False, True),
+        (None, [0.0, 0.0], False, False),
+        (1.0, [0.0, 1.0], True, True),
+    ],
+)
+def test_what_was_zero_and_shows_repeats_a_batch_that_has_gradients(
+    known: Optional[float], largest: Sequence[float], *, measured_all: bool, settled: bool
+) -> None:
+    scales = scales_with(1.0, 1.0, known)
+    scales.begin_pass(1, (), ())
+    found = report([1.0] * 4, largest=largest, amax={2: 2.0**-9}, measured_all=measured_all)
+    scales.learn(COMPONENTS, LIMITS, found, last=True)
+    assert scales.settled is settled
+
+
+def test_what_is_absent_is_dark_for_another_reason() -> None:
+    scales = ComponentScales(HistoryPolicy())
+    see(scales, None, 2.0**6, 0.0, 0.0, weights=(1.0, 1.0, 0.0, 0.0), measured_all=True)
+    assert scales.settled
+
+
+def test_a_pass_that_has_not_looked_at_everything_repeats_no_batch_for_what_is_dark() -> None:
+    for found in ({"measured_all": False}, {"measured_all": True, "found_inf": ["c/affine"]}):
+        scales = ComponentScales(HistoryPolicy())
+        passed = report(SCALES, amax={1: 1.0, 2: 0.0}, **found)
+        scales.learn(COMPONENTS, LIMITS, passed, last=False)
+        assert scales.settled
+
+
+def test_where_backward_leaves_no_array_a_pass_that_measures_everything_has_seen_zeros() -> None:
+    scales = ComponentScales(HistoryPolicy())
+    assert room(scales).gain == [None] * 4
     see(scales, 1.0, 2.0)
-    assert scales.shared(NAMES) == [1.0, 0.0, 1.0, 2.0, -1.0, -1.0]
-    scales.adopt(NAMES, [1.0, 0.0, 1.0, 8.0, 4.0, -1.0])
-    assert of_all(scales) == [2.0**14, 2.0**5, 2.0**6, None]
+    # What overflows hides what is behind it.
+    found = report([1.0] * 4, measured_all=True, found_inf=["a/affine"], overflowed=1)
+    scales.learn(COMPONENTS, LIMITS, found, last=True)
+    assert room(scales).gain == [1.0, 2.0, None, None]
+    see(scales, None, 2.0, measured_all=True)
+    assert room(scales).gain == [1.0, 2.0, 0.0, 0.0]
+    assert of_all(scales)[2:] == [None, None]
 
 
-def one_share(scales: ComponentScales, *magnitudes: Optional[float], last: bool = False) -> None:
+# Windows.
+
+
+def one_share(
+    scales: ComponentScales, *magnitudes: Optional[float], last: bool = False, **options: Any
+) -> None:
     """An iteration that measures a part of what makes an entry."""
-    see(scales, *magnitudes, last=last)
+    see(scales, *magnitudes, last=last, **options)
     scales.end_iteration()
 
 
@@ -151,10 +363,47 @@ def windows(scales: ComponentScales) -> Dict[str, List[float]]:
     return {n: [v for _, v in w[1]] for n, w in scales.state_dict()["windows"].items()}
 
 
+def test_batches_whose_loss_is_zero_push_nothing_out_of_a_window() -> None:
+    scales = scales_with(1.0, 4.0, 0.0, window=2)
+    one_share(scales, 1.0, 2.0, 0.0, 3.0, last=True)
+    before = windows(scales)
+    assert before == {"loss": [1.0], "a": [4.0, 2.0], "b": [0.0], "c": [3.0]}
+    for _ in range(1000):
+        # Nor does what is not zero in them, as what a mean hands on.
+        one_share(scales, None, 9.0, 0.0, 0.0, last=True, tells=False)
+    assert windows(scales) == before
+    # What is absent pushes nothing out, either.
+    one_share(scales, None, 9.0, 9.0, 9.0, last=True, weights=(1.0, 0.0, 0.0, 0.0))
+    assert windows(scales) == before
+    # Where the loss is not zero, gradients have become smaller than what the format holds.
+    for _ in range(2):
+        one_share(scales, 1.0, 1.0, 0.0, 0.0, last=True)
+    assert windows(scales) == {"loss": [1.0], "a": [1.0], "b": [0.0], "c": [0.0]}
+
+
+def test_of_a_first_batch_whose_loss_is_zero_it_is_known_what_there_is_and_nothing_else() -> None:
+    scales = ComponentScales(HistoryPolicy())
+    see(scales, None, 2.0**6, 0.0, tells=False, measured_all=True)
+    assert room(scales).gain == [None, 2.0**6, 0.0, 0.0]
+    scales.end_iteration()
+    assert room(scales).gain == [None, 0.0, 0.0, 0.0]
+    assert scales.shared() == (False, {})
+
+
+@pytest.mark.parametrize("tells", [(True, False), (False, True)])
+def test_of_several_batches_of_an_iteration_one_with_a_loss_does(tells: Tuple[bool, bool]) -> None:
+    scales = scales_with(1.0, 1.0, window=1)
+    for one in tells:
+        see(scales, 1.0, 0.25, tells=one)
+    scales.end_iteration()
+    assert windows(scales) == {"loss": [1.0], "a": [0.25]}
+
+
 def test_the_shares_of_a_cycle_make_one_entry() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0, window=2)
     before = windows(scales)
-    one_share(scales, None, 2.0)
+    # Whatever the loss weights were meanwhile.
+    one_share(scales, None, 2.0**-9, weights=(1.0, 2.0**-10, 1.0, 1.0))
     one_share(scales, None, 0.5, 0.25)
     assert windows(scales) == before
     assert scales.state_dict()["partial"] == {"a": 2.0, "b": 0.25}
@@ -176,10 +425,9 @@ def test_it_goes_on_in_the_middle_of_a_cycle() -> None:
     state = json.loads(json.dumps(scales.state_dict()))
     # The iteration ends with the state, but not for those who go on.
     assert state["partial"] == {"a": 2.0, "b": 4.0}
-    assert scales.shared(NAMES) == [0.0, 0.0, -1.0, -1.0, 4.0, -1.0]
-    other = ComponentScales(HistoryPolicy(), 2.0**10, 2.0**16)
+    assert scales.shared() == (False, {"b": 4.0})
+    other = ComponentScales(HistoryPolicy())
     other.load_state_dict(state)
-    other.room(COMPONENTS)
     scales.end_iteration()
     for one in (scales, other):
         assert of_all(one) == [2.0**14, 2.0**7, 2.0**6, None]
@@ -188,140 +436,23 @@ def test_it_goes_on_in_the_middle_of_a_cycle() -> None:
     assert windows(other) == {"loss": [1.0, 0.5], "a": [2.0], "b": [4.0]}
 
 
-def test_a_share_that_shows_nothing_but_zeros_repeats_no_batch() -> None:
-    """Only a pass that measures every gradient has looked at everything."""
-    scales = scales_with(1.0, 1.0)
-    see(scales, None, None, 0.0, last=False)
-    assert scales.settled
-    scales = scales_with(1.0, 1.0)
-    see(scales, None, None, 0.0, measured_all=True)
-    assert not scales.settled
-
-
-def test_where_backward_leaves_no_array_a_pass_that_measures_everything_has_seen_zeros() -> None:
-    scales = ComponentScales(HistoryPolicy(), 2.0**10)
-    assert scales.amaxes_of(COMPONENTS) == [None] * 4
-    see(scales, 1.0, 2.0)
-    # What overflows hides what is behind it.
-    found = report([1.0] * 4, measured_all=True, found_inf=["a/affine"], overflowed=1)
-    scales.learn(COMPONENTS, found, last=True)
-    assert scales.amaxes_of(COMPONENTS) == [1.0, 2.0, None, None]
-    see(scales, None, 2.0, measured_all=True)
-    assert scales.amaxes_of(COMPONENTS) == [1.0, 2.0, 0.0, 0.0]
-
-
-def test_after_an_overflow_no_scale_rises_and_none_is_shared() -> None:
-    scales = scales_with(1.0, 1.0, 1.0, 1.0)
-    overflow(scales, "b", 2.0**14, 2.0**8, 2.0**6, 2.0**7)
-    room = scales.room(COMPONENTS)
-    assert room.ceiling == [math.inf, math.inf, 2.0**2, 2.0**3]
-    assert room.room == [2.0**14, 2.0**8, 2.0**2, 2.0**3]
-    assert not room.level
-    scales.drop_iteration()
-    assert scales.room(COMPONENTS).level
-
-
-# Batches whose gradients are far smaller than those of the window.
-
-
-def searched(scales: ComponentScales, *magnitudes: Optional[float]) -> bool:
-    """An iteration whose gradients have underflowed; what it shows if it is run with scales of its own."""
-    scales.begin_pass(scales.began[0] + 1)
-    scales.search(["a"])
-    found = scales.searching
-    assert scales.settled == (not found)
-    if found:
-        assert of_all(scales) == [None] * len(NAMES)
-        see(scales, *magnitudes)
-    scales.end_iteration()
-    return found
-
-
-def test_a_batch_of_tiny_gradients_gets_scales_of_its_own_and_the_window_stays() -> None:
+def test_what_all_ranks_have_seen_is_taken_for_ones_own() -> None:
     scales = scales_with(1.0, 1.0, 1.0)
-    for count in range(1, 4):
-        assert searched(scales, 1.0, 2.0**-40, 2.0**-40)
-        assert {window[0] for window in scales.state_dict()["windows"].values()} == {count}
-        see(scales, 1.0, 1.0, 1.0)
-        scales.end_iteration()
-    assert of_all(scales)[:3] == [2.0**14, 2.0**8, 2.0**8]
-
-
-def test_what_has_never_had_a_gradient_is_not_searched_for_it() -> None:
-    scales = scales_with(1.0, 0.0)
-    assert not searched(scales)
-
-
-def test_after_searches_in_vain_twice_as_many_batches_are_left_out() -> None:
-    scales = scales_with(1.0, 1.0)
-    found = [searched(scales, 1.0, 0.0) for _ in range(18)]
-    assert [i for i, one in enumerate(found) if one] == [0, 3, 8, 17]
-    # Saved and resumed in between, too.
-    other = ComponentScales(HistoryPolicy(), 2.0**10, 2.0**16)
-    other.load_state_dict(json.loads(json.dumps(scales.state_dict())))
-    assert [searched(other, 1.0, 0.0) for _ in range(17)] == [*16 * [False], True]
-
-
-def test_where_batch_after_batch_is_searched_it_is_the_window_that_is_out_of_line() -> None:
-    scales = scales_with(1.0, 2.0**20)
-    for _ in range(3):
-        assert searched(scales, 1.0, 1.0)
-        assert scales.scale("a") == 2.0**-12
-    assert searched(scales, 1.0, 1.0)
-    assert scales.scale("a") == 2.0**8
-
-
-def test_batches_in_turn_are_no_batches_in_a_row() -> None:
-    scales = scales_with(1.0, 2.0**20)
-    for _ in range(8):
-        assert searched(scales, 1.0, 1.0)
-        # Nothing is measured in most iterations in between.
-        scales.begin_pass(scales.began[0] + 1)
-        scales.end_iteration()
-        assert scales.scale("a") == 2.0**-12
-
-
-def searching(scales: ComponentScales, count: int, *, used: float = 8.0, after: float = 1.0) -> List[bool]:
-    """Passes over one batch in which component b is zero, though a is not; whether each was settled."""
-    settled = []
-    for number in range(count):
-        scales.begin_pass(0)
-        found = {0: 1.0, 1: after, 2: 0.0}
-        passed = report([8.0, 8.0, used * 2.0**number, 8.0], amax=found, measured_all=True)
-        scales.learn(COMPONENTS, passed, last=True)
-        settled.append(scales.settled)
-    return settled
-
-
-def test_what_follows_from_gradients_that_are_not_zero_is_searched_for_a_few_times() -> None:
-    """The gradient that arrives at a layer is not zero, and what it hands on is."""
-    scales = scales_with(1.0, 1.0)
-    assert searching(scales, 8) == [*5 * [False], *3 * [True]]
-    # As is told, so that a larger scale is tried.
-    assert scales.room(COMPONENTS).tried == [None, None, 8.0 * 2.0**4, None]
+    see(scales, 1.0, 2.0, weights=(1.0, 2.0, 1.0, 1.0))
+    assert scales.shared() == (True, {"loss": 1.0, "a": 1.0})
+    # Also what this rank has no gradients of.
+    scales.adopt(True, {"loss": 1.0, "a": 8.0, "b": 4.0, "d": 5.0})
+    assert of_all(scales) == [2.0**14, 2.0**5, 2.0**6, None]
     scales.end_iteration()
-    assert scales.room(COMPONENTS).tried == [None] * 4
-    # It was searched for: in the next batches a single look is enough.
-    scales.began = -1, 0
-    assert searching(scales, 2, after=0.0) == [True, True]
+    assert windows(scales) == {"loss": [1.0], "a": [8.0], "b": [4.0], "d": [5.0]}
 
 
-def test_an_overflow_of_what_was_only_tried_ends_the_search() -> None:
-    scales = scales_with(1.0, 1.0)
-    searching(scales, 3)
-    assert overflow(scales, "b", 8.0, 8.0, 2.0**40, 8.0)
-    assert not scales.limited
-    assert scales.room(COMPONENTS).tried == [None] * 4
-    assert searching(scales, 1) == [True]
-
-
-def test_a_batch_that_one_rank_has_searched_counts_as_searched_on_all() -> None:
+def test_ranks_end_an_entry_together() -> None:
     ranks = [scales_with(1.0, 1.0) for _ in range(2)]
-    ranks[0].begin_pass(1)
-    ranks[0].search(["a"])
-    sent = [rank.shared(NAMES) for rank in ranks]
+    for rank, last in zip(ranks, (True, False)):
+        see(rank, None, 2.0, last=last)
+    assert [rank.shared()[0] for rank in ranks] == [True, False]
     for rank in ranks:
-        rank.adopt(NAMES, [max(values) for values in zip(*sent)])
+        rank.adopt(True, {"a": 2.0})
         rank.end_iteration()
     assert ranks[0].state_dict() == ranks[1].state_dict()
-    assert not any(searched(rank) for rank in ranks)

@@ -13,7 +13,7 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AmaxHistory, FormatEmulation
 from tests.engine.nets import gradients, layers, run
-from tests.updaters.test_overflow import Gate
+from tests.tampering import Gate
 
 METHODS = ("approx_range", "amax_history")
 
@@ -32,6 +32,13 @@ def batch(scaling: AdaptiveLossScaling) -> int:
     return repeats
 
 
+def room(scaling: AdaptiveLossScaling) -> Dict[str, Any]:
+    """The scales that there is room for, by component."""
+    planned = scaling._graph.prepared()
+    found = scaling.components.room(planned.components, planned.loss_weights(), planned.limits)
+    return dict(zip(planned.components.names, found.room))
+
+
 @pytest.mark.parametrize("storage", ["float16", "bfloat16", "float8_e5m2", "float8_e4m3"])
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("method", METHODS)
@@ -42,19 +49,19 @@ def test_each_component_fills_the_range_but_for_the_margin(method: str, delay: i
     batch(scaling)
     # Scales that an overflow held down are chosen anew.
     assert sum(batch(scaling) for _ in range(3)) <= 1 - delay
-    policy, components = scaling.components.policy, scaling.components
-    amaxes = components.amaxes()
+    policy, amaxes = scaling.components.policy, scaling.components.amaxes()
+    graph, limits = scaling.result.schedule.graph, scaling._graph.prepared().limits
     # All but the loss itself, whose gradient is 1.
-    assert set(amaxes) == set(scaling.plan.structure.components(by_layer=True).names[1:])
-    u_max, single = scaling.config.range.u_max, scaling.result.schedule.graph.single
-    for name, amax in amaxes.items():
-        scale = components.scale(name)
-        assert scale == policy.scale(amax, u_max=components.u_max(name))
+    assert set(amaxes) == set(graph.names[1:])
+    scales, u_max = room(scaling), scaling.config.range.u_max
+    for name, limit in zip(graph.names[1:], limits[1:]):
+        scale, amax = scales[name], amaxes[name]
+        assert scale == policy.scale(amax, u_max=limit)
         if scale < policy.max_scale:
-            assert components.u_max(name) / (2.0 * policy.margin) < scale * amax
-        assert scale * amax <= components.u_max(name) / policy.margin
+            assert limit / (2.0 * policy.margin) < scale * amax
+        assert scale * amax <= limit / policy.margin
         # Of a single element, 16 bits are stored at least.
-        assert (components.u_max(name) > u_max) == (name in single and storage.startswith("float8"))
+        assert (limit > u_max) == (name in graph.single and storage.startswith("float8"))
 
 
 @pytest.mark.parametrize("delay", [0, 1])
@@ -72,12 +79,12 @@ def test_an_overflow_lowers_the_component_where_it_is(delay: int) -> None:
         run(scaling)
         scaling.after_update()
     names = scaling.plan.structure.components(by_layer=True).names
-    before = {name: scaling.components.scale(name) for name in names}
+    before = room(scaling)
     gates["b"].first = 2.0**10
     run(scaling)
     assert scaling.found_inf
     assert scaling.after_overflow()
-    after = {name: scaling.components.scale(name) for name in names}
+    after = room(scaling)
     hit, *behind = [name for name in names if after[name] != before[name]]
     assert after[hit] == before[hit] / 16.0
     components = scaling.plan.structure.components(by_layer=True)
@@ -131,15 +138,15 @@ def test_a_scalar_is_raised_no_further_than_it_fits(method: str, delay: int, on:
         assert batch(scaling) <= 1 - delay
 
 
-def critic_on_two_batches(*sizes: Any) -> nn.Variable:
+def critic_on_two_batches(*gates: Gate) -> nn.Variable:
     """One network on two batches, of which one has gradients 2^10 times as large as the other."""
     random = np.random.default_rng(0)
     losses = []
-    for size in sizes or (1.0, 2.0**-10):
+    for size, gate in zip((1.0, 2.0**-10), gates or (Gate(), Gate())):
         h = nn.Variable.from_numpy_array(random.standard_normal((16, 8), np.float32))
         for name in ("first", "second"):
             h = F.tanh(PF.affine(h, 8, name=name))
-        losses.append(F.mean(PF.affine(h, 1, name="out") ** 2) * size)
+        losses.append(F.mean(gate(PF.affine(h, 1, name="out") ** 2)) * size)
     return losses[0] + losses[1]
 
 
@@ -164,21 +171,21 @@ def test_a_weight_that_two_branches_read_counts_for_the_components_of_both(nativ
 
 @pytest.mark.parametrize("grows", [0, 1])
 def test_of_two_branches_with_the_same_weights_the_one_that_overflows_is_lowered(grows: int) -> None:
-    sizes = [nn.Variable.from_numpy_array(np.array(size, np.float32)) for size in (1.0, 2.0**-10)]
-    loss = FormatEmulation(critic_on_two_batches(*sizes) * 1e-3, "float16")
+    gates = Gate(), Gate()
+    loss = FormatEmulation(critic_on_two_batches(*gates) * 1e-3, "float16")
     scaling = AdaptiveLossScaling(loss, AdaLossConfig(measure_every=3))
     for _ in range(4):
         batch(scaling)
     names = list(scaling.components.amaxes())
-    before = {name: scaling.components.scale(name) for name in names}
-    sizes[grows].d = sizes[grows].d * 2.0**6
+    before = room(scaling)
+    gates[grows].factor = 2.0**6
     run(scaling, iteration=scaling.iteration)
     assert scaling.found_inf
     assert scaling.result.kind != "measuring"
     assert scaling.after_overflow()
-    lowered = [name for name in names if scaling.components.scale(name) != before[name]]
-    # From the mean of the branch that has grown, and nothing of the other.
-    branch = ["Mean", "PowScalar", "Tanh", "Tanh"]
+    lowered = [name for name in names if room(scaling)[name] != before[name]]
+    # From where the branch has grown, and nothing of the other.
+    branch = ["Gate", "Tanh", "Tanh"]
     assert [name.split("/")[2] for name in lowered] == [f"{name}#2" if grows else name for name in branch]
 
 
@@ -217,7 +224,7 @@ def test_every_gradient_counts_for_its_component_whether_a_layer_reads_it_or_not
         assert amax >= 0.9 * true[name], name
 
 
-def test_where_one_scale_is_for_all_it_is_searched_for_until_gradients_are_there() -> None:
+def test_where_one_scale_is_for_all_it_is_one_at_which_gradients_are_there() -> None:
     loss = F.mean(layers(8, 8, 8, batch=8, width=8) ** 2) * 1e-9
     scaling = AdaptiveLossScaling(FormatEmulation(loss, "float16", float_tail=True), AdaLossConfig("fixed"))
     batch(scaling)

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, List
+from typing import Any, List, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -12,17 +13,12 @@ import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, HistoryPolicy
 from nnabla_adaloss.core import LayerRecord, Method, Reason
 from nnabla_adaloss.engine import statistics
-from tests.engine.nets import (
-    layers,
-    mlp,
-    run,
-    settle,
-    settled,
-)
-from tests.updaters.test_overflow import Gate
+from tests.engine.nets import assert_same, gradients, layers, mlp, run, settle, settled, zero_grads
+from tests.tampering import Gate
+from tests.updaters.networks import constant
 
 FIXED = {"loss_scale_method": "fixed", "use_bound": False}
 
@@ -169,19 +165,22 @@ def test_what_an_overflow_holds_down_is_chosen_anew_in_the_next_iteration(same: 
 def test_ranks_come_to_the_same_scales_whatever_single_batches_have_shown() -> None:
     ranks = []
     for rank in range(2):
-        with nn.parameter_scope(f"rank{rank}"):
+        # In another process names would be the same.
+        with nn.parameter_scope("", OrderedDict()):
             x = nn.Variable.from_numpy_array(np.random.RandomState(rank).randn(4, 5).astype(np.float32))
             h = PF.affine(F.tanh(PF.affine(x, 6, name="a")), 6, name="b")
-            loss = F.mean(PF.affine(F.tanh(h), 3, name="c") ** 2) * 2.0 ** (-9 * rank)
+            gate = Gate()
+            gate.factor = 2.0 ** (-9 * rank)
+            loss = F.mean(gate(PF.affine(F.tanh(h), 3, name="c")) ** 2)
             ranks.append(AdaptiveLossScaling(loss, AdaLossConfig(delay=1, dtype="float16")))
     for iteration in range(3):
         for scaling in ranks:
             for again in (False, False):
                 run(scaling, iteration=iteration, again=again)
         assert iteration == 0 or ranks[0].accumulated_scales == ranks[1].accumulated_scales
-        tables = np.stack([scaling.shared_statistics() for scaling in ranks])
+        told = [scaling.shared_statistics() or {} for scaling in ranks]
         for scaling in ranks:
-            scaling.adopt_statistics(tables)
+            scaling.adopt_statistics(told)
             scaling.end_iteration()
 
 
@@ -197,3 +196,99 @@ def test_a_window_has_an_entry_for_each_cycle_in_which_everything_was_measured(
         entries.append(max(window[0] for window in scaling.state_dict()["components"]["windows"].values()))
     # Each cycle begins with another share.
     assert entries == [1, 1, 1, 2, 3, 3, 3, 3, 4]
+
+
+# Loss weights.
+
+
+def two_heads() -> Tuple[nn.Variable, nn.Variable, nn.Variable]:
+    """A loss of two heads on one layer, and the weights of both."""
+    h, weights = layers(6), [constant(1.0) for _ in range(2)]
+    heads = [PF.affine(h, 3, name=name) for name in ("left", "right")]
+    return F.mean(heads[0] ** 2) * weights[0] + F.mean(heads[1] ** 2) * weights[1], *weights
+
+
+def test_a_schedule_that_was_moved_to_other_loss_weights_is_kept_for_them() -> None:
+    loss, left, right = two_heads()
+    scaling, used = AdaptiveLossScaling(loss, AdaLossConfig(measure_every=16)), []
+    for iteration, weight in enumerate([1.0, 1.0, 2.0**-9, 1.0, 2.0**-9]):
+        left.d = right.d = weight
+        settle(scaling, iteration)
+        used.append(scaling.result.schedule)
+    # That of the second batch is the first that is kept.
+    assert used[1] is used[3]
+    assert used[2] is used[4]
+    assert used[2].weights != used[1].weights
+    assert {layer: alpha for layer, (_, alpha) in used[2].layers.items()} == {
+        layer: alpha for layer, (_, alpha) in used[1].layers.items()
+    }
+
+
+def test_a_head_that_no_batch_has_shown_is_not_waited_for() -> None:
+    loss, _, right = two_heads()
+    right.d = 0.0
+    scaling = AdaptiveLossScaling(loss)
+    kinds = [settle(scaling, iteration) for iteration in range(4)]
+    assert kinds[0][-1] == "measuring"
+    assert kinds[1:] == [["hookless"]] * 3
+    right.d = 1.0
+    assert settle(scaling, 4)[0] == "measuring"
+
+
+@pytest.mark.parametrize("weight", [2.0**-100, 2.0**60])
+def test_a_scale_is_tried_where_the_loss_weight_is_made_up_for(weight: float) -> None:
+    loss = mlp() * weight
+    scaling = AdaptiveLossScaling(FormatEmulation(loss, "float16", float_tail=True))
+    settle(scaling, clear=False)
+    expected = gradients()
+    zero_grads()
+    scaling.probe(2.0**4)
+    for name, gradient in gradients().items():
+        assert np.isfinite(gradient).all()
+        np.testing.assert_allclose(gradient, expected[name], rtol=2e-2, atol=2e-3 * weight, err_msg=name)
+
+
+def test_what_is_done_around_functions_follows_the_schedule_where_loss_weights_stay() -> None:
+    gate = Gate()
+    loss = F.mean(gate(layers(6, 6, names="ab")) ** 2)
+    scaling = AdaptiveLossScaling(loss, AdaLossConfig(measure_every=1, dtype="float16"))
+    used = []
+    for iteration in range(8):
+        gate.factor = 2.0 ** (9 * (iteration // 2))
+        settle(scaling, iteration)
+        assert_same(gradients(), run(loss))
+        schedule = scaling.result.schedule
+        used.append(tuple(schedule.components))
+        if scaling.result.kind == "hookless":
+            assert scaling._graph.prepared().steps[schedule.weights][0] is schedule
+    assert len(set(used)) > 2
+
+
+@pytest.mark.parametrize("exponent", [-20, -4, 0])
+def test_with_a_given_s0_what_a_loss_weight_shrinks_is_lifted_as_in_any_other_batch(exponent: int) -> None:
+    loss, left, right = two_heads()
+    scaling = AdaptiveLossScaling(loss, AdaLossConfig(dtype="float16"))
+    for iteration, weight in enumerate([1.0, 1.0, 2.0**exponent]):
+        left.d = right.d = weight
+        settle(scaling, iteration, 8.0)
+    schedule = scaling.result.schedule
+    scales = dict(zip(schedule.graph.names, schedule.components))
+    assert scales["left/affine/PowScalar"] == scales["right/affine/PowScalar"] == 8.0 * 2.0**-exponent
+
+
+def test_the_loss_gradient_has_no_larger_scale_than_there_is_at_all() -> None:
+    for largest in (2.0**5, 2.0**64):
+        scaling = AdaptiveLossScaling(
+            mlp(), AdaLossConfig(dtype="float16"), history=HistoryPolicy(max_scale=largest)
+        )
+        settle(scaling)
+        assert scaling.result.schedule.seed == min(largest, 2.0**15)
+
+
+@pytest.mark.parametrize("seed", [2.0**-10, 2.0**10])
+def test_nothing_is_known_of_a_seed_gradient_of_ones_own_even_of_one_element(seed: float) -> None:
+    loss = mlp()
+    scaling = AdaptiveLossScaling(FormatEmulation(loss, "float16"), AdaLossConfig(delay=1))
+    settle(scaling, clear=False, grad=np.full(loss.shape, seed, np.float32))
+    assert scaling.found_inf == []
+    assert scaling.result.schedule.seed == 8.0

@@ -228,3 +228,26 @@ def test_a_graph_of_a_known_topology_goes_on_with_its_statistics_and_schedule() 
     found = again.state_dict()
     for part in ("statistics", "schedule"):
         assert found[part] == known[part] != other.state_dict()[part]
+
+
+def test_a_graph_that_is_built_again_with_another_constant_has_its_loss_weight() -> None:
+    scaling = AdaptiveLossScaling(end(F.tanh(affine(batch(), "a"))) * 2.0**-3)
+    settle(scaling)
+    for iteration, exponent in enumerate((-40, 5, -3), 1):
+        again = AdaptiveLossScaling(end(F.tanh(affine(batch(), "a"))) * 2.0**exponent)
+        again.go_on_from(scaling)
+        settle(again, iteration)
+        assert again.result.schedule.weights[-1] == 2.0**exponent
+        scaling = again
+
+
+def test_what_was_planned_for_loss_weights_is_kept_as_long_as_their_schedule() -> None:
+    weight = nn.Variable.from_numpy_array(np.float32(1.0))
+    scaling = AdaptiveLossScaling(end(affine(batch(), "a")) * weight, AdaLossConfig(measure_every=99))
+    prepared, planned = scaling._graph.prepared(), []
+    for iteration, exponent in enumerate((0, 0, 1, 2, *range(3, 40))):
+        weight.d = 2.0**exponent
+        settle(scaling, iteration)
+        planned.append({weights[-1] for weights in prepared.steps})
+    assert planned[3] == {1.0, 2.0, 4.0}
+    assert planned[-1] == {2.0**exponent for exponent in range(24, 40)}

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pass has found: how large gradients are, where an overflow began, and what has underflowed."""
+"""What a pass has found: how large gradients are, and where an overflow began."""
 
 from __future__ import annotations
 
-import math
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
@@ -25,10 +24,6 @@ from tests.engine import random_structures as graphs
 
 pytestmark = pytest.mark.any_context
 
-# The smallest gradient that is not faint.
-FLOOR = 2.0**-16
-INF = math.inf
-
 
 class Graph(graphs.Graph):
     """A graph that never runs; what was found goes by variable, and by layer for gradients of parameters."""
@@ -40,14 +35,10 @@ class Graph(graphs.Graph):
         (found,) = (n for n in self.structure.nodes if n.label == f"{layer}/affine")
         return found
 
-    def bias(self, layer: str) -> int:
-        return self.function(layer).leaves[-1]
-
-    def taken(self, layer: str, scale: float = 1.0) -> TakenLeaf:
-        at = self.bias(layer)
-        return TakenLeaf(
-            at, self.function(layer).number, self.plan.all_variables[at], scale, half=False, in_place=False
-        )
+    def taken(self, layer: str) -> TakenLeaf:
+        function = self.function(layer)
+        at = function.leaves[-1]
+        return TakenLeaf(at, function.number, self.plan.all_variables[at], 1.0, half=False, in_place=False)
 
     def amax(
         self, gradients: Mapping[nn.Variable, float], biases: Sequence[Tuple[str, float]]
@@ -74,16 +65,9 @@ class Graph(graphs.Graph):
         return unseen_before(self.components, self.of(overflowed)[0], {*self.of(*seen)})
 
     def report(self, fixed_scale: Optional[float] = None, **found: Any) -> PassReport:
-        schedule = ScaleSchedule(
-            self.structure, self.components, [8.0] * len(self.components.names), fixed_scale
-        )
-        leaves, largest = found.pop("leaves", ()), found.pop("largest", ())
-        return PassReport(self.plan, schedule, schedule.scales, leaves, largest, **found)
-
-    def wrote(self, *biases: Tuple[str, float], scale: float = 8.0) -> PassReport:
-        """A report of what was written to the biases of layers, unscaled."""
-        layers, largest = zip(*biases)
-        return self.report(leaves=[self.taken(layer, scale) for layer in layers], largest=largest)
+        count = len(self.components.names)
+        schedule = ScaleSchedule(self.structure, self.components, [8.0] * count, fixed_scale, (1.0,) * count)
+        return PassReport(self.plan, schedule, schedule.scales, (), (), **found)
 
 
 class Chain(Graph):
@@ -177,25 +161,6 @@ def test_the_batch_once_more_may_tell_more_unless_all_was_measured_or_s0_decides
     n = Graph(F.mean(PF.affine(nn.Variable((2, 3)), 3, name="only")))
     assert not n.report(8.0).held
     assert n.report(None).held
-
-
-# Faint gradients.
-
-
-def test_all_is_faint_where_no_gradient_of_a_leaf_has_bits_to_spare() -> None:
-    n = Chain()
-    names = n.components.names
-    assert list(n.wrote(("first", FLOOR / 16.0), ("second", FLOOR / 32.0)).faint(FLOOR)) == names
-    assert list(n.wrote(("first", 0.0), ("second", 0.0)).faint(FLOOR)) == names
-    assert list(n.report().faint(FLOOR)) == names
-
-
-def test_what_is_all_zero_is_faint_where_it_follows_from_what_is_not() -> None:
-    n = Chain()
-    names = n.components.names
-    assert n.wrote(("first", 0.0), ("second", 1.0)).faint(FLOOR) == [names[n.of(n.h)[0]]]
-    # A branch that is absent from a batch is zero from its beginning.
-    assert n.wrote(("first", 1.0), ("second", 0.0)).faint(FLOOR) == []
 
 
 # What the engine reports.

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,15 @@ import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, Method, Needs, Precision
+from nnabla_adaloss import (
+    AdaLossConfig,
+    AdaptiveLossScaling,
+    FormatEmulation,
+    LossScaleWarning,
+    Method,
+    Needs,
+    Precision,
+)
 from nnabla_adaloss.core.methods import Range
 from nnabla_adaloss.engine.saved_state import check_network, fingerprint
 from nnabla_adaloss.graph.names import registered_names
@@ -119,26 +128,36 @@ def test_a_state_without_a_part_is_damaged(part: str) -> None:
     assert scaling.state_dict() == before
 
 
-SCHEDULE = {"since": 5, "scales": [2.0, 8.0, 32.0], "fixed_scale": None}
-MEASURED = {"windows": {}, "partial": {}, "searches": [0, 0, 0, -1]}
+CHOSEN = {"iteration": 5, "weights": [1.0, 1.0, 1.0], "scales": [2.0, 8.0, 32.0], "fixed_scale": None}
+MEASURED = {"windows": {}, "partial": {}}
+
+
+def schedule(*more: Any, since: Any = 5, **damaged: Any) -> Any:
+    return {"schedule": {"since": since, "chosen": [CHOSEN, *more, {**CHOSEN, **damaged}]}}
 
 
 @pytest.mark.parametrize(
     "damage",
     [
         {"schema": 0},
-        {"schema": 2},
+        {"schema": 3},
         {"statistics": [[0, ["x"] * 7, None]]},
         {"statistics": [[99, None, [0] * 7]]},
-        {"schedule": {**SCHEDULE, "scales": [2.0, 8.0]}},
-        {"schedule": {**SCHEDULE, "scales": [2.0, 0.0, 8.0]}},
-        {"schedule": {**SCHEDULE, "scales": [2.0, math.inf, 8.0]}},
-        {"schedule": {**SCHEDULE, "fixed_scale": 0.0}},
-        {"schedule": {**SCHEDULE, "since": "x"}},
+        {"schedule": {"since": 5, "scales": [2.0, 8.0, 32.0], "fixed_scale": None}},
+        schedule(weights=[1.0, 1.0], scales=[2.0, 8.0]),
+        schedule(weights=[1.0, 1.0]),
+        schedule(weights=[1.0, 1.0, "x"]),
+        schedule(scales=[2.0, 0.0, 8.0]),
+        schedule(scales=[2.0, math.inf, 8.0]),
+        schedule(scales=[2.0, 1e-300, 8.0]),
+        schedule(fixed_scale=0.0),
+        schedule(iteration="x"),
+        schedule(None),
+        schedule({}),
+        schedule(since="x"),
         {"layers": {"b/affine": [["x", [1] * 7]]}},
         {"components": {**MEASURED, "windows": []}},
         {"components": {**MEASURED, "partial": {"a": "x"}}},
-        {"components": {**MEASURED, "searches": ["x"]}},
         {"draws": "x"},
         {"iteration": None},
     ],
@@ -151,6 +170,61 @@ def test_a_damaged_state_is_refused_and_changes_nothing(damage: Any) -> None:
     weight.d = 2.0 * weight.d
     others = trained(5, LooksBack()).state_dict()
     assert all(before[part] != others[part] for part in ("statistics", "components", "layers", "iteration"))
-    with pytest.raises(ValueError, match=r"damaged|version|positive|must|components"):
+    with pytest.raises(ValueError, match=r"damaged|version|positive|must|components|divide by"):
         scaling.load_state_dict({**others, **damage})
     assert scaling.state_dict() == before
+
+
+# Saved by a version that remembered magnitudes.
+
+
+def of_schema_1(saved: Any) -> Any:
+    """A state as it was before loss weights were told apart."""
+    (chosen,) = saved["schedule"]["chosen"]
+    schedule = {name: chosen[name] for name in ("scales", "fixed_scale")}
+    return {
+        **saved,
+        "schema": 1,
+        "schedule": {"since": saved["schedule"]["since"], **schedule},
+        "components": {**saved["components"], "searches": [0, 0, 0, -1]},
+    }
+
+
+@METHODS
+def test_a_state_of_schema_1_keeps_its_place_and_everything_is_measured_anew(method: Any) -> None:
+    fresh = trained(0, method).state_dict()
+    saved = of_schema_1(json.loads(json.dumps(trained(3, method).state_dict())))
+    scaling = trained(2, method)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        scaling.load_state_dict(saved)
+    (warning,) = found
+    assert warning.category is LossScaleWarning
+    assert "scales are measured anew" in str(warning.message)
+    now = scaling.state_dict()
+    assert {**now, "schedule": now["schedule"]["chosen"]} == {**fresh, "iteration": 3, "schedule": []}
+    run(scaling)
+    assert scaling.result.kind == "measuring"
+    assert scaling.state_dict()["schema"] == 2
+
+
+def test_of_a_state_of_schema_1_random_numbers_go_on_where_they_were_saved() -> None:
+    storage = Precision("float8_e5m2", stochastic_seed=0)
+    scaling, other = (AdaptiveLossScaling(FormatEmulation(loss(), storage)) for _ in range(2))
+    run(scaling)
+    saved = scaling.state_dict()
+    with pytest.warns(LossScaleWarning, match="earlier version"):
+        other.load_state_dict({**saved, "schema": 1})
+    assert other.state_dict()["draws"] == saved["draws"] > 0
+
+
+@pytest.mark.parametrize("damage", [{"network": ["other"]}, {"iteration": None}, {"draws": "x"}], ids=str)
+def test_a_damaged_state_of_schema_1_is_refused_without_a_warning(
+    damage: Any, recwarn: pytest.WarningsRecorder
+) -> None:
+    scaling = trained(2, LooksBack())
+    before = scaling.state_dict()
+    with pytest.raises(ValueError, match=r"damaged|another network|must"):
+        scaling.load_state_dict({**of_schema_1(before), **damage})
+    assert scaling.state_dict() == before
+    assert not recwarn.list

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any, List
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-import hypothesis.strategies as st
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
@@ -16,9 +15,6 @@ from nnabla_adaloss.engine.schedule import Rescale, ScaleSchedule, ScheduleCache
 from tests.engine import random_structures as graphs
 
 pytestmark = pytest.mark.any_context
-
-
-powers = st.integers(-20, 40).map(lambda e: 2.0**e)
 
 
 def affine(x: nn.Variable, name: str, width: int = 5) -> nn.Variable:
@@ -31,7 +27,13 @@ class Graph(graphs.Graph):
     def __init__(self, loss: nn.Variable, *scales: float, fixed_scale: Any = None) -> None:
         super().__init__(loss)
         assert len(scales) == len(self.components.names)
-        self.schedule = ScaleSchedule(self.structure, self.components, scales, fixed_scale)
+        self.schedule = self.chosen(scales, fixed_scale)
+
+    def chosen(
+        self, scales: Sequence[float], fixed_scale: Any = None, weights: Tuple[float, ...] = ()
+    ) -> ScaleSchedule:
+        ones = (1.0,) * len(scales)
+        return ScaleSchedule(self.structure, self.components, scales, fixed_scale, weights or ones)
 
     def step(self, label: str) -> Any:
         (node,) = (n for n in self.structure.nodes if n.label == label)
@@ -62,7 +64,24 @@ def test_the_scale_of_the_loss_is_what_was_given_or_what_is_behind_its_functions
     assert Graph(several, 8.0, 4.0).schedule.loss_scale == 8.0
 
 
+def test_the_scale_of_the_loss_is_that_of_one_that_is_present_in_the_batch() -> None:
+    means = [F.mean(affine(nn.Variable((4, 3)), name)) for name in "ab"]
+    n = Graph(means[0] * 0.5 + means[1] * 2.0, *[2.0**i for i in range(6)])
+    behind = [n.components.of[n.position(mean.parent.inputs[0])] for mean in means]
+    for absent in (0, 1):
+        weights = tuple(float(index != behind[absent]) for index in range(6))
+        schedule = n.chosen(n.schedule.components, None, weights)
+        assert schedule.loss_scale == 2.0 ** behind[1 - absent]
+        assert [schedule.weight_of(n.position(mean.parent.inputs[0])) for mean in means] == [
+            float(index != absent) for index in range(2)
+        ]
+    # Leaves belong to no component.
+    assert schedule.weight_of(-1) == 1.0
+
+
 # Schedules in use.
+
+ONES = 1.0, 1.0, 1.0
 
 
 def chain() -> Graph:
@@ -86,16 +105,98 @@ def test_how_long_a_schedule_is_used(
 ) -> None:
     n = chain()
     cache = ScheduleCache(4, constant=constant, delayed=delayed)
-    assert cache.current(3, fixed_scale) is None
-    schedule = ScaleSchedule(n.plan.structure, n.components, [2.0, 8.0, 32.0], fixed_scale)
+    assert cache.is_empty
+    assert cache.current(3, fixed_scale, ONES) is None
+    schedule = n.chosen([2.0, 8.0, 32.0], fixed_scale)
     cache.keep(schedule, 3)
-    found = [cache.current(3 + age, fixed_scale) for age in range(6)]
+    found = [cache.current(3 + age, fixed_scale, ONES) for age in range(6)]
     assert found == [schedule if one else None for one in held]
-    # Another S0, or none: it is chosen anew.
-    assert cache.current(4, 16.0) is None
-    assert cache.current(4, None if fixed_scale else 8.0) is None
+    # Another S0, or none, or other loss weights: it is chosen anew.
+    assert cache.current(4, 16.0, ONES) is None
+    assert cache.current(4, None if fixed_scale else 8.0, ONES) is None
+    assert cache.current(4, fixed_scale, (1.0, 2.0, 2.0)) is None
     cache.drop()
-    assert cache.current(4, fixed_scale) is None
+    assert cache.is_empty
+    assert cache.current(4, fixed_scale, ONES) is None
+
+
+def weighted(n: Graph, count: int) -> Dict[Tuple[float, ...], ScaleSchedule]:
+    """Schedules for so many loss weights."""
+    weights = [(1.0, 2.0**i, 2.0**i) for i in range(count)]
+    return {one: n.chosen([2.0, 8.0 / one[1], 32.0 / one[1]], None, one) for one in weights}
+
+
+def test_loss_weights_that_turn_have_a_schedule_each_and_begin_no_cycle() -> None:
+    n = chain()
+    cache, schedules = ScheduleCache(4, constant=False, delayed=True), weighted(n, 3)
+    for age, (weights, schedule) in enumerate(schedules.items()):
+        assert cache.current(3 + age, None, weights) is None
+        cache.keep(schedule, 3 + age)
+        assert cache.share(3 + age) == (3 + age - 3) % 4
+    for iteration, held in ((5, True), (6, True), (7, False)):
+        for weights, schedule in schedules.items():
+            assert cache.current(iteration, None, weights) is (schedule if held else None)
+    # With the next cycle all are chosen anew, whatever they are compared with.
+    first, second, _ = schedules
+    cache.keep(schedules[first], 8)
+    for iteration, held in ((8, True), (11, True), (12, False)):
+        assert cache.current(iteration, None, first) is (schedules[first] if held else None)
+        assert cache.current(iteration, None, second) is None
+    assert cache.last(second) is schedules[second]
+
+
+def test_no_more_schedules_are_kept_than_have_been_used_lately() -> None:
+    n = chain()
+    cache, schedules = ScheduleCache(99, constant=False, delayed=True), weighted(n, 18)
+    first = (1.0, 1.0, 1.0)
+    for weights, schedule in schedules.items():
+        cache.keep(schedule, 0)
+        # One that is chosen again is none more, and none that was chosen long ago.
+        cache.keep(schedules[first], 0)
+        assert cache.last(weights) is schedule
+    kept = [weights for weights in schedules if cache.last(weights) is not None]
+    assert kept == [first, *list(schedules)[-15:]]
+
+
+def test_where_all_loss_weights_move_alike_the_schedule_chosen_last_moves_with_them() -> None:
+    n = chain()
+    cache, limit = ScheduleCache(4, constant=False, delayed=True), 2.0**100
+    schedule = n.chosen([2.0, 8.0, 32.0], None, (1.0, 2.0**3, 2.0**4))
+    assert cache.moved(3, ONES, limit) is None
+    cache.keep(n.schedule, 3)
+    cache.keep(schedule, 3)
+    # The loss itself, which is a single element, stays.
+    moved = cache.moved(4, (1.0, 2.0**-3, 2.0**-2), limit)
+    assert moved == n.chosen([2.0, 2.0**9, 2.0**11], None, (1.0, 2.0**-3, 2.0**-2))
+    # Others have to be chosen, as they have when a cycle has ended.
+    assert cache.moved(4, (1.0, 2.0**-3, 2.0**-3), limit) is None
+    assert cache.moved(7, (1.0, 2.0**-3, 2.0**-2), limit) is None
+    # A given S0 is no scale that was measured.
+    cache.keep(n.chosen([2.0, 8.0, 32.0], 2.0), 4)
+    assert cache.moved(5, (1.0, 2.0, 2.0), limit) is None
+
+
+@pytest.mark.parametrize(
+    ("weights", "scales"),
+    [
+        ((1.0, 2.0**-5, 0.0), [2.0, 2.0**8, 2.0**10]),
+        # Another component is absent, or none is present.
+        ((1.0, 0.0, 0.0), None),
+        ((1.0, 1.0, 1.0), None),
+        # Scales stay in their range.
+        ((1.0, 2.0**-15, 0.0), [2.0, 2.0**18, 2.0**20]),
+        ((1.0, 2.0**-16, 0.0), None),
+        ((1.0, 2.0**103, 0.0), [2.0, 2.0**-100, 2.0**-98]),
+        ((1.0, 2.0**104, 0.0), None),
+    ],
+)
+def test_what_is_absent_moves_with_the_others_and_stays_absent(
+    weights: Tuple[float, ...], scales: Optional[List[float]]
+) -> None:
+    n = chain()
+    schedule = n.chosen([2.0, 8.0, 32.0], None, (1.0, 1.0, 0.0))
+    found = schedule.moved_to(weights, 2.0**20)
+    assert (None if found is None else found.components) == scales
 
 
 def test_every_iteration_measures_its_share_and_each_cycle_begins_with_another() -> None:
@@ -106,28 +207,63 @@ def test_every_iteration_measures_its_share_and_each_cycle_begins_with_another()
     assert [cache.share(6 + age) for age in range(3)] == [1, 2, 0]
     cache.keep(n.schedule, 9)
     assert [cache.share(9 + age) for age in range(3)] == [0, 1, 2]
-    # What is never chosen again is not measured, nor what the iteration that chooses measures at once.
-    cache.keep(ScaleSchedule(n.plan.structure, n.components, [8.0] * 3, 8.0), 9)
-    assert cache.share(9) is None
+    # Nothing, where the iteration that chooses measures at once.
     at_once = ScheduleCache(3, constant=False, delayed=False)
     at_once.keep(n.schedule, 6)
     assert at_once.share(7) is None
 
 
+@pytest.mark.parametrize(
+    ("constant", "fixed_scale", "for_good"),
+    [(True, 8.0, True), (True, None, False), (False, 8.0, False), (False, None, False)],
+)
+def test_nothing_is_measured_where_neither_layers_nor_s0_are(
+    constant: bool, fixed_scale: Any, for_good: bool
+) -> None:
+    assert ScheduleCache(3, constant=constant, delayed=True).for_good(fixed_scale) is for_good
+
+
 @pytest.mark.parametrize("fixed_scale", [None, 8.0])
-def test_its_state_comes_back(fixed_scale: Any) -> None:
+@pytest.mark.parametrize("count", [1, 3])
+def test_its_state_comes_back(count: int, fixed_scale: Any) -> None:
     n, there = chain(), chain()
     cache, other = (ScheduleCache(4, constant=False, delayed=True) for _ in range(2))
-    cache.keep(ScaleSchedule(n.plan.structure, n.components, [2.0, 8.0, 32.0], fixed_scale), 5)
+    for age, (weights, one) in enumerate(weighted(n, count).items()):
+        cache.keep(n.chosen(one.components, fixed_scale, weights), 5 + age)
     state = json.loads(json.dumps(cache.state_dict()))
     other.load_state_dict(there.plan.structure, there.components, state)
     assert other.state_dict() == state
     for iteration in range(4, 11):
-        mine, theirs = cache.current(iteration, fixed_scale), other.current(iteration, fixed_scale)
-        assert (mine is None) == (theirs is None)
-        assert mine is None or theirs is None or mine.is_applied_as(theirs)
+        for weights in weighted(n, count):
+            mine, theirs = (one.current(iteration, fixed_scale, weights) for one in (cache, other))
+            assert (mine is None) == (theirs is None) == (not 5 <= iteration < 9)
+            assert mine is None or theirs is None or mine.is_applied_as(theirs)
         assert cache.share(iteration) == other.share(iteration)
-    assert theirs is None
     empty = ScheduleCache(4, constant=False, delayed=True)
     other.load_state_dict(there.plan.structure, there.components, empty.state_dict())
     assert other.state_dict() == empty.state_dict()
+
+
+def saved(*values: Any) -> Dict[str, Any]:
+    """A schedule as it is saved."""
+    return dict(zip(("iteration", "weights", "scales", "fixed_scale"), values))
+
+
+@pytest.mark.parametrize("scale", [2.0**-126, 2.0**125])
+def test_scales_that_float32_can_divide_by_are_loaded(scale: float) -> None:
+    n, cache = chain(), ScheduleCache(4, constant=False, delayed=True)
+    state = {"since": 0, "chosen": [saved(0, [1.0, 0.0, 1.0], [1.0, scale, 1.0], scale)]}
+    cache.load_state_dict(n.structure, n.components, state)
+    assert cache.state_dict() == state
+
+
+@pytest.mark.parametrize("scale", [1e-300, 2.0**-127, 2.0**126, 0.0, -1.0, float("inf"), float("nan"), "8"])
+def test_other_scales_are_refused(scale: Any) -> None:
+    n, cache = chain(), ScheduleCache(4, constant=False, delayed=True)
+    cache.keep(n.schedule, 3)
+    before = cache.state_dict()
+    good = saved(1, [1.0, 2.0, 2.0], [1.0] * 3, None)
+    for damaged in (saved(0, ONES, [1.0, 1.0, scale], None), saved(0, ONES, [1.0, 1.0, 1.0], scale)):
+        with pytest.raises((TypeError, ValueError)):
+            cache.load_state_dict(n.structure, n.components, {"since": 0, "chosen": [good, damaged]})
+    assert cache.state_dict() == before

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 import hypothesis.strategies as st
 import nnabla as nn
@@ -70,6 +70,10 @@ class Recorder(HostMeasurements):
         return super().measure(arrays)
 
 
+def finish(source: Statistics, weights: Mapping[int, float] = {}) -> Findings:
+    return source.finish(lambda position: weights.get(position, 1.0))
+
+
 Known = Tuple[Optional[ArrayStatistics], Optional[ArrayStatistics]]
 
 
@@ -83,12 +87,31 @@ def test_what_was_measured_is_known_without_its_scale() -> None:
     arrays = Arrays([1.0, -4.0, 0.0], [2.0, 0.5])
     source, (first, second) = arrays.statistics(), arrays.positions
     source.measure([(first, 4.0), (second, 2.0)], [second])
-    assert source.finish() == Findings(set(), {first: 1.0, second: 1.0}, [], None)
+    assert finish(source) == Findings(set(), {first: 1.0, second: 1.0}, [], None)
     assert known(source, first) == (statistics_of(np.array([0.25, -1.0, 0.0])), None)
     assert known(source, second) == (
         statistics_of(np.array([1.0, 0.25])),
         statistics_of(np.array([2.0, 0.5])),
     )
+
+
+def test_gradients_are_known_without_their_loss_weight_too() -> None:
+    arrays = Arrays([1.0, -4.0], [2.0], [3.0])
+    source, (first, second, third) = arrays.statistics(), arrays.positions
+    gradients = [(position, 4.0) for position in arrays.positions]
+    source.measure(gradients, [first])
+    found = finish(source, {first: 2.0**-20, second: 8.0})
+    # What it counts for a component is as it came.
+    assert found.amax == {first: 1.0, second: 0.5, third: 0.75}
+    first_known = statistics_of(np.array([2.0**18, -(2.0**20)]))
+    assert known(source, first) == (first_known, statistics_of(np.array([1.0, -4.0])))
+    assert known(source, second)[0] == statistics_of(np.array([2.0**-4]))
+    # Absent from a batch, it leaves what was known; whether it is finite is told all the same.
+    arrays.variables[0].g, arrays.variables[2].g = 7.0, np.inf
+    source.measure(gradients, [])
+    found = finish(source, {first: 0.0, third: 0.0})
+    assert (found.amax[first], found.nonfinite) == (1.75, {third})
+    assert known(source, first, 2)[0] == first_known
 
 
 def test_choices_of_one_iteration_see_the_same() -> None:
@@ -98,7 +121,7 @@ def test_choices_of_one_iteration_see_the_same() -> None:
     def measure(value: float) -> None:
         v.d = v.g = value
         source.measure([(position, 1.0)], [position])
-        source.finish()
+        finish(source)
 
     measure(1.0)
     one = known(source, position, 0)
@@ -117,16 +140,16 @@ def test_what_is_not_finite_is_told_once_and_leaves_what_was_known(bad: float) -
     source, (v, _), (spoilt, good) = arrays.statistics(), arrays.variables, arrays.positions
     gradients = [(spoilt, 4.0), (good, 4.0)]
     source.measure(gradients, [spoilt])
-    source.finish()
+    finish(source)
     before = known(source, spoilt)
     v.g = v.d = np.array([0.5, bad], np.float32)
     source.measure(gradients, [spoilt])
-    found = source.finish()
+    found = finish(source)
     assert found.nonfinite == {spoilt}
     # The largest of what is finite is told all the same.
     assert found.amax == {spoilt: 0.125, good: 0.75}
     assert known(source, spoilt, 2) == before
-    assert source.finish() == Findings(set(), {}, [], None)
+    assert finish(source) == Findings(set(), {}, [], None)
 
 
 def test_only_what_is_asked_for_is_kept() -> None:
@@ -136,12 +159,12 @@ def test_only_what_is_asked_for_is_kept() -> None:
     source = arrays.statistics(wanted=wanted)
     source.measure([(position, 1.0) for position in arrays.positions], [of_data])
     # Whatever is measured counts for components.
-    assert [*source.finish().amax.values()] == [1.0, 2.0, 3.0, 4.0]
+    assert [*finish(source).amax.values()] == [1.0, 2.0, 3.0, 4.0]
     found = [[one is not None for one in known(source, p)] for p in arrays.positions]
     assert found == [[True, False], [False, True], [True, False], [False, False]]
     # What is only reported is no matter of other ranks, nor of a saved state.
     assert [index for index, _, _ in source.state(arrays.positions)] == [0, 1]
-    assert len(source.table()) == len(ArrayStatistics.of_zeros(0))
+    assert source.shared() == {}
 
 
 def test_a_gradient_that_backward_has_left_at_zero_stays_so_and_is_not_waited_for() -> None:
@@ -149,7 +172,7 @@ def test_a_gradient_that_backward_has_left_at_zero_stays_so_and_is_not_waited_fo
     source, (empty, _) = arrays.statistics(), arrays.variables
     empty.grad.zero()
     source.measure([(position, 4.0) for position in arrays.positions], [])
-    assert source.finish().amax == {arrays.positions[1]: 0.5}
+    assert finish(source).amax == {arrays.positions[1]: 0.5}
     assert empty.grad.zeroing
     assert known(source, arrays.positions[0]) == (None, None)
 
@@ -162,13 +185,10 @@ def test_weights_that_were_measured_after_an_update_are_not_measured_again_in_th
     arrays.variables[0].d = 7.0  # forward of a half context converts it
     source.measure((), positions)
     assert measurements.together == [2]
-    source.finish()
+    finish(source)
     assert [known(source, position)[1] for position in positions] == [
         statistics_of(np.array([value])) for value in (1.0, 2.0)
     ]
-
-
-# An emulated storage has seen what it has rounded.
 
 
 # Other processes.
@@ -177,7 +197,7 @@ def test_weights_that_were_measured_after_an_update_are_not_measured_again_in_th
 def measured(arrays: Arrays, gradients: Sequence[int], data: Sequence[int]) -> Statistics:
     source = arrays.statistics()
     source.measure([(position, 4.0) for position in gradients], data)
-    source.finish()
+    finish(source)
     return source
 
 
@@ -187,54 +207,114 @@ def test_what_is_loaded_is_all_that_is_known_in_the_same_iteration_too() -> None
     state = source.state(arrays.positions)
     arrays.variables[0].g = 5.0
     source.measure([(position, 4.0)], [])
-    source.finish()
+    finish(source)
     source.begin(1, again=False)
     source.load_state(arrays.positions, state)
     assert known(source, position) == (statistics_of(np.array([0.25])), None)
-    assert not source.table().any()
+
+
+# Other ranks, whose graphs may be others.
+
+
+class Rank:
+    """Products of two activations, each with a layer behind it, by name."""
+
+    def __init__(self, *names: str) -> None:
+        losses = []
+        for name in names:
+            with nn.parameter_scope(name):
+                h, other = (PF.affine(nn.Variable((4, 3)), 5, name=own) for own in ("in", "other"))
+                h, other = (F.tanh(F.reshape(v, (1, 4, 5))) for v in (h, other))
+                product = F.batch_matmul(h, other, transpose_b=True)
+                losses.append(F.sum(PF.affine(F.tanh(product), 2, base_axis=2, name="out")))
+        self.plan = GraphPlan(F.add_n(*losses))
+        self.layers = self.plan.structure.layer_slots
+        gradients = frozenset(node.outputs[0] for node, _ in self.layers.values())
+        factors = frozenset(slot.factor for _, slot in self.layers.values())
+        measurements, wanted = HostMeasurements(CpuKernels()), Wanted(gradients, factors, frozenset())
+        self.source = Statistics(self.plan, measurements, ScratchPool(), None, wanted)
+
+    def measure(self, values: Mapping[str, float], *, weight: float = 1.0) -> None:
+        """Gradients of some products, and what they multiply by, of such values."""
+        for name, value in values.items():
+            for layer in (product(name), f"{product(name)}:1", f"{name}/out/affine"):
+                node, slot = self.layers[layer]
+                output, factor = (self.plan.all_variables[p] for p in (node.outputs[0], slot.factor))
+                output.g, factor.d = value, value
+                self.source.measure([(node.outputs[0], 4.0)], [slot.factor])
+        self.source.finish(lambda position: weight)
+
+    def present(self, layer: str) -> Known:
+        """What is known of a layer in this iteration."""
+        node, slot = self.layers[layer]
+        return self.source.gradient(node.outputs[0]), self.source.data(slot.factor)
+
+    def known(self, layer: str) -> Known:
+        """What is known of a layer when another iteration begins."""
+        self.source.begin(self.source._iteration + 1, again=False)
+        return self.present(layer)
+
+
+def product(name: str) -> str:
+    return f"{name}/BatchMatmul"
+
+
+def test_layers_are_told_by_name_and_weights_which_are_the_same_on_all_ranks_are_not() -> None:
+    rank = Rank("a")
+    assert rank.source.shared() == {}
+    rank.measure({"a": 2.0}, weight=2.0**-3)
+    gradient, told = statistics_of(np.full((4, 4), 4.0)), rank.source.shared()
+    assert set(told) == {
+        *(f"{product('a')}{which} {what}" for which in ("", ":1") for what in ("gradient", "factor")),
+        "a/out/affine gradient",
+    }
+    assert told[f"{product('a')} gradient"] == list(gradient)
+    assert told[f"{product('a')} factor"] == list(statistics_of(np.full((4, 5), 2.0)))
 
 
 def test_what_all_ranks_know_is_as_if_their_arrays_were_one() -> None:
-    """Of three activations, one rank has measured two, another one, and none the third."""
-    values = [[[1.0, -2.0], [0.0], [3.0]], [[4.0, 0.5, 0.25], [0.0], [3.0]]]
-    ranks = [Arrays(*own, leaves=False) for own in values]
-    positions = ranks[0].positions
-    assert positions == ranks[1].positions
-    sources = [measured(arrays, positions[:many], positions[:many]) for arrays, many in zip(ranks, (2, 1))]
-    tables = np.stack([source.table() for source in sources])
-    assert tables.dtype == np.float64
-    expected = pool([statistics_of(np.array(own[0])) for own in values])
-    assert expected is not None
-    for source in sources:
-        before = known(source, positions[0])
-        source.adopt(tables)
-        assert known(source, positions[0]) == before
-        first, second, third = positions
-        assert known(source, first, 2) == (expected.scaled(0.25), expected)
-        assert known(source, second, 2) == (ArrayStatistics.of_zeros(1),) * 2
-        assert known(source, third, 2) == (None, None)
+    ranks = [Rank("a", "b"), Rank("a", "b")]
+    ranks[0].measure({"a": 1.0})
+    ranks[1].measure({"a": 4.0, "b": 8.0}, weight=2.0)
+    told = [rank.source.shared() for rank in ranks]
+    for rank in ranks:
+        before = rank.known(product("a"))
+        rank.source.adopt(told)
+        assert rank.present(product("a")) == before
+        gradient = pool([statistics_of(np.full((4, 4), value)) for value in (0.25, 0.5)])
+        factor = pool([statistics_of(np.full((4, 5), value)) for value in (1.0, 4.0)])
+        assert rank.known(product("a")) == (gradient, factor)
+        gradient, factor = (statistics_of(np.full((4, n), v)) for n, v in ((4, 1.0), (5, 8.0)))
+        assert rank.known(product("b")) == (gradient, factor)
 
 
-def test_weights_are_the_same_on_all_ranks_and_are_not_exchanged() -> None:
-    weights, activations = Arrays([1.0], [2.0]), Arrays([1.0], [2.0], leaves=False)
-    row = len(ArrayStatistics.of_zeros(0))
-    for arrays, rows in ((weights, 2), (activations, 4)):
-        source = measured(arrays, [], arrays.positions)
-        assert len(source.table()) == rows * row
-        assert source.table().any() == (arrays is activations)
+def test_ranks_with_other_layers_learn_of_those_that_they_have() -> None:
+    ranks = [Rank("a", "b"), Rank("b", "c"), Rank("c")]
+    for number, rank in enumerate(ranks):
+        rank.measure(dict.fromkeys({layer.split("/")[0] for layer in rank.layers}, 4.0 * 2.0**number))
+    told = [rank.source.shared() for rank in ranks]
+    for rank in ranks:
+        rank.source.adopt(told)
+    for name, holders in (("a", (0,)), ("b", (0, 1)), ("c", (1, 2))):
+        gradient = pool([statistics_of(np.full((4, 4), 2.0**number)) for number in holders])
+        assert [ranks[number].known(product(name))[0] for number in holders] == [gradient] * len(holders)
 
 
 def test_other_ranks_are_told_only_what_is_new() -> None:
-    arrays = Arrays([1.0], [2.0])
-    source, positions = arrays.statistics(), arrays.positions
-    for position in positions:
-        source.measure([(position, 1.0)], [])
-        source.finish()
-        table = source.table()
-        rows = table.reshape(len(positions), -1)
-        assert [bool(row.any()) for row in rows] == [p == position for p in sorted(positions)]
-        source.adopt(table[np.newaxis])
-    assert not source.table().any()
+    rank = Rank("a", "b")
+    for name in "ab":
+        rank.measure({name: 1.0})
+        told = rank.source.shared()
+        assert {layer.split("/")[0] for layer in told} == {name}
+        rank.source.adopt([told])
+    assert rank.source.shared() == {}
+    # What no rank has measured stays as it was.
+    before = rank.known(product("a"))
+    rank.source.adopt([{}, {}])
+    assert rank.known(product("a")) == before
+    rank.measure({"a": 2.0})
+    rank.source.load_state((), ())
+    assert rank.source.shared() == {}
 
 
 # What ends a pass early, and what is only checked.
@@ -256,12 +336,12 @@ def test_an_interruption_leaves_no_ticket_without_a_measurement() -> None:
     source = arrays.statistics(measurements=measurements)
     source.measure([(position, 1.0) for position in arrays.positions], arrays.positions)
     with pytest.raises(KeyboardInterrupt):
-        source.finish()
+        finish(source)
     measurements.interrupt = False
     arrays.variables[1].g = 7.0
     second = arrays.positions[1]
     source.measure([(second, 1.0)], [])
-    assert source.finish() == Findings(set(), {second: 7.0}, [], None)
+    assert finish(source) == Findings(set(), {second: 7.0}, [], None)
     assert known(source, second) == (statistics_of(np.array([7.0, 7.0])), None)
 
 

@@ -93,10 +93,19 @@ class Layers:
         *,
         iteration: int = 0,
         layer: str = "b/affine",
+        weight: float = 1.0,
         fixed: bool = False,
         ranges: Optional[GradientRanges] = None,
     ) -> Tuple[float, Reason]:
-        wish = self.wishes.about(self.structure, self.statistics, iteration, ranges, fixed=fixed)
+        asked = self.structure.layer_slots[layer][0].outputs[0]
+        wish = self.wishes.about(
+            self.structure,
+            self.statistics,
+            iteration,
+            ranges,
+            lambda position: weight if position == asked else math.nan,
+            fixed=fixed,
+        )
         assert wish is not None
         return wish(layer, scale, scale if base is None else base)
 
@@ -111,6 +120,9 @@ def test_a_method_that_looks_at_statistics_is_given_those_at_the_scale_that_arri
     assert n.heard[1][0] == statistics_of(G).scaled(2.0)
     assert n.heard[1][3] == 4.0
     assert not n.wishes.look_at_arrays
+    # As it is in this batch: what is known of gradients is without their loss weight.
+    n.ask(2.0, weight=2.0**-20)
+    assert n.heard[2][:2] == (statistics_of(G).scaled(2.0**-19), statistics_of(W))
 
 
 def test_a_method_that_looks_at_nothing_is_asked_where_nothing_is_known() -> None:
@@ -158,6 +170,9 @@ def test_a_method_that_looks_back_is_given_the_last_iterations_at_the_scale_of_n
     # Each layer has a history of its own.
     n.ask(1.0, iteration=2, layer="a/affine")
     assert seen_by(n) == [20.0]
+    # All are shown as they would be with the loss weight of this batch.
+    n.ask(1.0, iteration=3, weight=2.0**-2)
+    assert seen_by(n) == [5.0, 5.0]
     n.wishes.forget()
     n.ask(1.0, iteration=3)
     assert seen_by(n) == [20.0]

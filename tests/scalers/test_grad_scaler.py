@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, FormatEmulation, GradScaler, LossScaleWarning
+from tests.tampering import Gate
 from tests.updaters.networks import (
     FLOAT,
     HALF,
@@ -29,7 +30,6 @@ from tests.updaters.networks import (
     two_layers,
     updater_of,
 )
-from tests.updaters.test_overflow import Gate
 
 
 class Net:
@@ -599,18 +599,18 @@ def test_methods_of_torch_that_are_not_here(name: str, message: str) -> None:
 
 
 class Deep:
-    """Layers of tanh, whose loss is multiplied by what `iterate` is given."""
+    """Layers of tanh, of which `iterate` multiplies the gradients, as data do, or the loss."""
 
-    def __init__(self, layers: int) -> None:
-        self.factor, h = constant(np.ones(1)), data(2, 4, 8)
+    def __init__(self, layers: int, storage: str = "float16") -> None:
+        self.grown, self.weight, h = Gate(), constant(np.ones(1)), data(2, 4, 8)
         for index in range(layers):
             h = F.tanh(PF.affine(h, 8, base_axis=2, name=f"layer{index}", rng=np.random.RandomState(index)))
-        self.loss = F.mean(F.reshape(F.mean(h**2), (1,)) * self.factor)
+        self.loss = F.mean(F.reshape(F.mean(self.grown(h) ** 2), (1,)) * self.weight)
         self.solver = solver_of(S.Sgd(1e-30))
-        self.scaler = GradScaler(self.solver, storage="float16")
+        self.scaler = GradScaler(self.solver, storage=storage)
 
-    def iterate(self, factor: float = 1.0) -> bool:
-        self.factor.d = factor
+    def iterate(self, factor: float = 1.0, weight: float = 1.0) -> bool:
+        self.grown.factor, self.weight.d = factor, weight
         return scaler_step(self.scaler, self.solver, self.loss)
 
 
@@ -641,15 +641,14 @@ def test_an_overflow_of_attention_scores_ends_where_only_their_layers_show_it(co
     assert [scaler_step(scaler, solver, loss) for _ in range(12)].count(False) <= 5
 
 
-def test_losses_of_very_different_size_in_turn_lose_only_the_first_steps() -> None:
+def test_losses_of_very_different_size_in_turn_lose_no_step() -> None:
     deep = Deep(4)
-    done = [deep.iterate(1e6 if i % 2 else 1e-6) for i in range(150)]
-    assert done.count(False) <= 14
-    assert all(done[30:])
+    assert all(deep.iterate(weight=1e6 if i % 2 else 1e-6) for i in range(50))
 
 
 def test_many_lost_steps_in_a_row_are_warned_of_once() -> None:
-    deep = Deep(2)
+    # In float16, gradients that have grown so much would be zero before they grow.
+    deep = Deep(2, "bfloat16")
     assert deep.iterate()
 
     def iterate() -> None:
@@ -684,11 +683,11 @@ def test_a_state_saved_after_a_lost_step_goes_on_bit_for_bit() -> None:
     assert go_on(copy) == expected
 
 
-def test_a_batch_that_has_underflowed_runs_again_with_scales_of_its_own() -> None:
+def test_a_tiny_loss_weight_loses_no_gradient() -> None:
     deep = Deep(3)
     assert all(deep.iterate() for _ in range(3))
     for _ in range(3):
-        assert deep.iterate(1e-12)
+        assert deep.iterate(weight=1e-12)
         found = gradients()
         for name, g in exact_gradients(deep.loss).items():
             np.testing.assert_allclose(found[name], g, rtol=0.1, atol=0.02 * np.abs(g).max())

@@ -62,22 +62,29 @@ class Moments:
 class Training:
     """A network with batch normalization, a recurrent state and, unless it `trains_all`, a layer without a
     solver. The batch depends on the number of the iteration alone, so that what is broken off comes again.
-    `sizes` says how much larger targets are.
+    `sizes` says how much larger targets are, `weights` what the loss is multiplied by.
     """
 
     def __init__(
-        self, sizes: Mapping[int, float] = MappingProxyType({}), *, trains_all: bool = False, **options: Any
+        self,
+        sizes: Mapping[int, float] = MappingProxyType({}),
+        weights: Mapping[int, float] = MappingProxyType({}),
+        *,
+        trains_all: bool = False,
+        **options: Any,
     ) -> None:
         nn.clear_parameters()
         rng = np.random.RandomState(0)
         self.x, self.t, self.state = nn.Variable((4, 5)), nn.Variable((4, 3)), nn.Variable((4, 6))
         self.state.d = 0.0
-        self._sizes = sizes
+        self._sizes, self._weights, self.weight = sizes, weights, nn.Variable(())
         h = F.tanh(PF.affine(self.x, 6, name="in", rng=rng) + PF.affine(self.state, 6, name="again", rng=rng))
         h.persistent = True
         y = PF.batch_normalization(PF.affine(h, 6, name="hidden", rng=rng), name="bn")
         y = PF.affine(F.relu(y), 3, name="out", rng=rng)
         self.loss = F.mean((y - self.t) ** 2)
+        if weights:
+            self.loss = self.loss * self.weight
         self.state.data = h.data
         self.solver = S.Adam(0.01)
         trained = {n: v for n, v in nn.get_parameters().items() if trains_all or not n.startswith("in/")}
@@ -91,6 +98,7 @@ class Training:
         rng = np.random.default_rng(self.updater.iteration)
         self.x.d = rng.standard_normal(self.x.shape)
         self.t.d = rng.standard_normal(self.t.shape) * self._sizes.get(self.updater.iteration, 1.0)
+        self.weight.d = self._weights.get(self.updater.iteration, 1.0)
 
     def train(self, updates: int) -> Training:
         """Train, and return this."""

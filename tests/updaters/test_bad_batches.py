@@ -220,9 +220,20 @@ def test_a_loss_that_is_always_zero_is_reported_after_a_while(storage: Optional[
     updater = tiny(storage, 0.0, config=AdaLossConfig())
     with warnings.catch_warnings():
         warnings.simplefilter("error", LossScaleWarning)
-        assert {updater.update().reason for _ in range(9)} == {"zero_gradients"}
-    with pytest.warns(LossScaleWarning, match="exactly zero in 10 updates up to iteration 10"):
+        assert {updater.update().reason for _ in range(99)} == {"zero_gradients"}
+    with pytest.warns(LossScaleWarning, match="exactly zero in 100 updates up to iteration 100"):
         updater.update()
+
+
+def test_batches_without_labels_are_no_alarm_however_many_come_after_one_with_them() -> None:
+    labelled = nn.Variable((4, 1))
+    labelled.d = 1.0
+    updater = tiny(None, labelled, solver=S.Sgd(0.01), config=AdaLossConfig())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LossScaleWarning)
+        assert updater.update().reason == "updated"
+        labelled.d = 0.0
+        assert {updater.update().reason for _ in range(150)} == {"zero_gradients"}
 
 
 @every_storage
@@ -383,3 +394,27 @@ def test_a_graph_for_each_batch_of_a_window_is_undone_to_its_begin() -> None:
     assert_equal(statistics(), before[0])
     assert updater.iteration == 2
     assert updater.update().updated
+
+
+@pytest.mark.parametrize(
+    ("value", "divides"), [(np.nan, False), (np.inf, False), (0.0, True), (np.nan, True)]
+)
+def test_a_loss_weight_that_is_no_number_is_a_fault_of_forward_and_leaves_no_trace(
+    value: float, *, divides: bool
+) -> None:
+    weight = constant(1.0)
+    loss = two_layers(data(8, 4))
+    updater = updater_of(F.div2(loss, weight) if divides else loss * weight, on_nonfinite_loss="skip")
+    good = [updater.update() for _ in range(3)]
+    gains, parameters = updater.scaling.components.gains(), snapshot()
+    weight.d = value
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        bad = updater.update()
+    assert (bad.updated, bad.reason) == (False, "nonfinite_loss")
+    assert ("Div2" if divides else "Mul2") in bad.cause or "reads an input" in bad.cause
+    assert_equal(snapshot(), parameters)
+    assert updater.scaling.components.gains() == gains
+    weight.d = 1.0
+    again = updater.update()
+    assert (again.updated, again.retries, again.scale) == (True, 0, good[-1].scale)

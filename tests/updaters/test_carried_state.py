@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater, FormatEmulation, SanityChecker
+from tests.tampering import Gate
 from tests.updaters.networks import HALF, solver_of
 
 BATCHES = 5
@@ -30,17 +31,17 @@ def net(
     keep: bool = False,  # the last state, to be read between updates
 ) -> SimpleNamespace:
     """A recurrent net of two steps, whose last state becomes its first one: `carry` makes it so, once, and
-    returns what is added to the loss; or `feeder` does, before each batch. `factors` multiply the loss.
+    returns what is added to the loss; or `feeder` does, before each batch. `factors` multiply gradients.
     """
     nn.clear_parameters()
     rng = np.random.RandomState(0)
-    x, factor = nn.Variable((2, 4, 3)), nn.Variable((1,))
+    x, grown = nn.Variable((2, 4, 3)), Gate()
     first = h = nn.Variable((4, 3))
     first.data.zero()
     for x_t in F.split(x, axis=0):
         h = F.tanh(PF.affine(x_t, 3, name="x", rng=rng) + PF.affine(h, 3, name="h", rng=rng))
     h.persistent = keep
-    loss = F.mean(PF.affine(h, 2, name="out", rng=rng) ** 2) * F.reshape(factor, ())
+    loss = F.mean(grown(PF.affine(h, 2, name="out", rng=rng)) ** 2)
     added = carry(first, h)
     if added is not None:
         loss = loss + F.sum(added) * 0.0
@@ -54,7 +55,7 @@ def net(
         if index:
             feeder(first, h)
         x.d = np.random.RandomState(index).randn(*x.shape)
-        factor.d = factors.get(index, 1.0)
+        grown.factor = factors.get(index, 1.0)
 
     return SimpleNamespace(loss=loss, solver=solver, first=first, last=h, feed=feed, factors=factors, x=x)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 import nnabla as nn
 import nnabla.solvers as S
@@ -94,20 +94,73 @@ def test_gradients_are_summed_or_averaged_in_one_message(average: bool, total: f
     assert made[0].comm.messages == [("all_reduce", 2, average, False)]
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("average", [False, True])
-def test_arrays_of_all_ranks_come_with_the_gradients_bit_for_bit(average: bool, dtype: Any) -> None:
+# Numbers by name.
+
+TINY = np.nextafter(0.0, 1.0)
+LARGE = np.finfo(np.float64).max
+
+
+def told_by(made: Sequence[GradientExchange], owns: Sequence[Any], *, average: bool = False) -> int:
+    """Have each rank tell its own, and see that it comes to all bit for bit; in how many messages."""
+    before = len(made[0].comm.messages)
+    found = on_all(lambda e: e.sum_with(owns[e.comm.rank], average=average), made)
+    for told in found:
+        assert [exact(one) for one in told] == [exact(own) for own in owns]
+    sums = made[0].comm.messages[before:]
+    # Gradients come with the first.
+    assert [count for _, count, _, _ in sums] == [3, 1][: len(sums)]
+    assert [division for _, _, division, _ in sums] == [average, False][: len(sums)]
+    return len(sums)
+
+
+def exact(own: Mapping[str, Sequence[float]]) -> Dict[str, bytes]:
+    return {name: np.array(values, np.float64).tobytes() for name, values in own.items()}
+
+
+@pytest.mark.parametrize(("average", "total"), [(False, 6.0), (True, 2.0)])
+def test_numbers_of_known_names_come_with_the_gradients_bit_for_bit(average: bool, total: float) -> None:
     made = exchanges()
-    tiny = np.nextafter(dtype(0), dtype(1))
-    table = np.array([[0.1, -0.0, np.inf, tiny], [np.finfo(dtype).max / 4, -1e-3, 3.0, np.pi]], dtype)
-    owns = [table * dtype(2**rank) for rank in range(SIZE)]
-    found = on_all(lambda e: e.sum_with(owns[e.comm.rank][:, ::-1], average=average), made)
-    for tables in found:
-        assert tables.dtype == dtype
-        assert tables.tobytes() == np.stack([own[:, ::-1] for own in owns]).tobytes()
-        assert tables.shape == (SIZE, 2, 4)
-    assert gradients(made[1])["a"][0] == (2.0 if average else 6.0)
-    assert made[0].comm.messages == [("all_reduce", 3, average, False)]
+    own = {"one": [0.1], "four": [-0.0, np.inf, TINY, -TINY], "three": [LARGE, np.pi, -np.inf]}
+    owns: List[Any] = [{n: [v * (1.0 - rank / 4) for v in vs] for n, vs in own.items()} for rank in range(2)]
+    owns.append({**own, "four": [0.0, -1e-310, 1.0 + 2.0**-52, -LARGE]})
+    assert told_by(made, owns, average=average) == 2
+    assert gradients(made[1])["a"][0] == total
+    # In any order, and as numbers of any kind.
+    turned = [dict(reversed([*one.items()])) for one in owns]
+    turned[0]["one"] = [np.float64(0.1)]
+    for _ in range(2):
+        assert told_by(made, turned, average=average) == 1
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_a_name_that_not_all_know_takes_a_second_message_once(average: bool) -> None:
+    made = exchanges()
+    owns: List[Any] = [{"a": [1.0], "b": [2.0]}, {"b": [3.0], "c": [4.0, 5.0]}, {}]
+    assert told_by(made, owns, average=average) == 2
+    # Now all know all three; what a rank does not tell is not among what it has told.
+    assert told_by(made, owns, average=average) == 1
+    assert told_by(made, [owns[2], owns[0], owns[1]], average=average) == 1
+    assert told_by(made, [{"a": [7.0]}, {}, {"\u00e4 \u2603": [TINY], "b": [9.0]}], average=average) == 2
+    assert told_by(made, 3 * [{"\u00e4 \u2603": [TINY]}], average=average) == 1
+    assert told_by(made, 3 * [{}], average=average) == 1
+
+
+@pytest.mark.parametrize("on", [1, SIZE])
+def test_a_name_whose_numbers_become_more_or_fewer_takes_a_second_message_once(on: int) -> None:
+    made = exchanges()
+    short: List[Any] = SIZE * [{"a": [1.0], "b": [2.0, 3.0]}]
+    assert [told_by(made, short), told_by(made, short)] == [2, 1]
+    for values in ([4.0, 5.0, TINY], [6.0]):
+        longer = on * [{"a": values, "b": [8.0, 9.0]}] + (SIZE - on) * [{"b": [8.0, 9.0]}]
+        assert [told_by(made, longer), told_by(made, longer)] == [2, 1]
+
+
+def test_where_a_name_has_other_lengths_on_other_ranks_all_learn_what_each_has_told() -> None:
+    made = exchanges()
+    owns = [{"a": [float(rank)] * (rank + 1)} for rank in range(SIZE)]
+    for _ in range(3):
+        assert told_by(made, owns) == 2
+    assert told_by(made, SIZE * [{"a": [1.0, 2.0, 3.0]}]) == 1
 
 
 def test_an_iteration_begins_with_the_number_and_the_first_with_the_parameters_of_the_first_rank() -> None:
@@ -185,6 +238,13 @@ def solver_with(**gradients: Any) -> Any:
     solver = S.Sgd(0.1)
     solver.set_parameters(parameters)
     return solver
+
+
+def test_a_number_that_is_none_is_told_where_others_of_its_name_are() -> None:
+    made = exchanges()
+    for _ in range(2):
+        told = on_all(lambda exchange: exchange.sum_with({"a": [1.0, np.nan]}, average=False), made)
+        assert all([str(one) for one in rows] == ["{'a': [1.0, nan]}"] * SIZE for rows in told)
 
 
 def test_without_a_communicator_nothing_is_exchanged() -> None:

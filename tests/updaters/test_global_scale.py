@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, List
 
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import nnabla.solvers as S
-import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, AmaxHistory, HistoryPolicy
@@ -69,8 +68,30 @@ def test_no_layer_is_lowered_where_there_is_room() -> None:
 
 def test_after_an_exchange_all_ranks_have_the_lowest_scale() -> None:
     s0 = GlobalScale(8.0, ScalePolicy(hysteresis=3), None)
-    scaling: Any = SimpleNamespace(shared_statistics=lambda: None)
+    heard: List[Any] = []
+    scaling: Any = SimpleNamespace(
+        shared_statistics=lambda: {"layer": [1.0]}, adopt_statistics=lambda told: heard.append(told)
+    )
     for other, lowest in (((16.0, 7.0, 1.0), (8.0, 0, 3)), ((4.0, 5.0, 2.0), (4.0, 5, 2))):
-        exchange: Any = SimpleNamespace(sum_with=lambda own, average, other=other: np.stack([own, other]))
+        theirs = {"S0": other, "layer of another graph": [2.0]}
+        exchange: Any = SimpleNamespace(sum_with=lambda own, average, theirs=theirs: [own, theirs])
         assert s0.exchange(exchange, scaling, average=False, alike=False) == lowest[0]
         assert s0.state == ScaleState(*lowest)
+        # What layers are scaled by comes with it.
+        assert heard.pop()[1] is theirs
+
+
+@pytest.mark.parametrize("measured", [None, {"layer": [1.0]}])
+@pytest.mark.parametrize("alike", [False, True])
+def test_gradients_are_summed_alone_where_nothing_else_is_to_be_told(measured: Any, alike: bool) -> None:
+    s0, sent = GlobalScale(8.0, ScalePolicy(), None), []
+
+    def told(own: Any, *, average: bool) -> Any:
+        sent.append(own)
+        return [own]
+
+    exchange: Any = SimpleNamespace(sum_with=told, sum=lambda *, average: sent.append(None))
+    scaling: Any = SimpleNamespace(shared_statistics=lambda: measured, adopt_statistics=lambda told: None)
+    assert s0.exchange(exchange, scaling, average=True, alike=alike) == 8.0
+    expected = {**(measured or {}), **({} if alike else {"S0": [8.0, 0, s0.state.hysteresis_left]})}
+    assert sent == [expected or None]

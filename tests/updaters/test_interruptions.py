@@ -69,6 +69,8 @@ def test_an_interrupt_changes_nothing(after: int) -> None:
         (FIRST, 37, {}),
         (ORDINARY, 67, {"sizes": BURST}),
         (ORDINARY, 83, {"sizes": BURST, **AS_THE_BASELINE, "trains_all": True}),
+        (ORDINARY, 17, {"weights": {ORDINARY + 1: 1e-6}}),
+        (CHOOSING, 29, {"weights": {CHOOSING - 2: 0.0, CHOOSING + 1: 1e-6}, "accum_grad": 2}),
         (ORDINARY, 29, {"sizes": {ORDINARY + 1: np.nan}, "on_nonfinite_loss": "skip"}),
         (ORDINARY, 29, {"config": AdaLossConfig(delay=0, loss_scale_method="approx_range")}),
         (ORDINARY, 29, {"storage": Precision("float8_e4m3", "float8_e5m2", stochastic_seed=0)}),

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which loss weights the documentation promises to work, per format, and what is said about the others."""
+"""A loss weight leaves no trace in what is learned, how often a batch runs, or what it is scaled by."""
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from functools import cache
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -11,9 +12,18 @@ import nnabla.parametric_functions as PF
 import nnabla.solvers as S
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
 
-from nnabla_adaloss import AdaptiveLossScaling, AdaptiveLossScalingUpdater, FormatEmulation, LossScaleError
-from tests.updaters.networks import data, updater_of
+from nnabla_adaloss import (
+    AdaLossConfig,
+    AdaptiveLossScaling,
+    AdaptiveLossScalingUpdater,
+    FormatEmulation,
+    GradScaler,
+)
+from tests.updaters.networks import FLOAT, HALF, constant, data, scaler_step, solver_of, updater_of
 
 
 def network(weight: float) -> nn.Variable:
@@ -88,9 +98,113 @@ def test_without_the_float_tail_small_weights_are_reported() -> None:
 
 
 @pytest.mark.parametrize("weight", [1e5, 1e6])
-def test_without_the_float_tail_losses_that_leave_the_format_are_named(weight: float) -> None:
-    updater, _ = updater_with(weight, float_tail=False)
-    message = r"the loss is not finite.*MulScalar\) computes 1 numbers beyond float16, which ends at 65504"
-    with pytest.raises(LossScaleError, match=message):
-        updater.update()
-    assert updater.scale == 8.0
+def test_without_the_float_tail_a_loss_that_leaves_the_format_trains_all_the_same(weight: float) -> None:
+    """Its value is infinite, as it is stored, and its gradients are not."""
+    loss = network(weight)
+    assert updater_of(loss, solver=S.Sgd(0.0), float_tail=False).update().reason == "updated"
+    assert np.isinf(loss.d)
+    stored = np.concatenate([v.g.ravel() for v in nn.get_parameters().values()])
+    exact = gradients(loss, 1.0)
+    assert np.linalg.norm(stored - exact) <= 0.002 * np.linalg.norm(exact)
+
+
+# `loss * w` with the learning rate divided by w, beside the same with w = 1.
+
+Terms = Sequence[nn.Variable]  # two losses: their sums over all elements
+ELEMENTS = 64.0
+FORMS: Dict[str, Callable[[Terms, float], nn.Variable]] = {
+    "constant": lambda terms, w: (terms[0] + terms[1] * 0.25) * (w / ELEMENTS),
+    "Variable": lambda terms, w: (terms[0] + terms[1] * 0.25) / ELEMENTS * constant(w),
+    "quotient": lambda terms, w: F.div2(terms[0] + terms[1] * 0.25, constant(ELEMENTS / w)),
+    "each": lambda terms, w: terms[0] * constant(w / ELEMENTS) + terms[1] * (0.25 * w / ELEMENTS),
+    "nested": lambda terms, w: (
+        (terms[0] * 2.0**-10 + terms[1] * constant(2.0**-12)) * (w * 2.0**30 / ELEMENTS) / 2.0**20
+    ),
+}
+
+
+class Trained(NamedTuple):
+    """What became of a training."""
+
+    repeats: int
+    scales: Sequence[float]  # S of each component in the last pass, times its loss weight
+    parameters: Sequence[bytes]
+
+
+def trained(storage: Optional[str], way: str, form: str, exponent: int, *, mean: bool = False) -> Trained:
+    """Train for 50 iterations with a weight of 2**exponent; without `storage` in native half."""
+    nn.clear_parameters()
+    weight, scaled, rng = 2.0**exponent, way.startswith("scaler"), np.random.RandomState(0)
+    x, targets = data(16, 4), [constant(rng.randn(16, 4)) for _ in range(2)]
+
+    def built() -> nn.Variable:
+        with nn.context_scope(FLOAT if storage else HALF):
+            rng.seed(1)
+            h = F.tanh(PF.affine(F.tanh(PF.affine(x, 6, name="a", rng=rng)), 6, name="b", rng=rng))
+            heads = [PF.affine(h, 4, name=name, rng=rng) for name in ("large", "small")]
+            errors = [F.squared_error(y, t) for y, t in zip(heads, targets)]
+            terms = [F.mean(error) * ELEMENTS if mean else F.sum(error) for error in errors]
+            return FORMS[form](terms, weight)
+
+    loss, solver, repeats = built(), S.Momentum(0.05 / weight), 0
+    solver = solver_of(solver)
+    if scaled:
+        scaler = GradScaler(solver, storage=storage)
+        for _ in range(50):
+            loss = built() if way.endswith("rebuilt") else loss
+            assert scaler_step(scaler, solver, loss)
+            scaling = scaler.scaling(loss)
+            repeats += scaling.components.began[1]
+    else:
+
+        def feed() -> None:
+            if way.endswith("rebuilt"):
+                updater.loss = built()
+
+        updater = updater_of(loss, feed, solver=solver, storage=storage)
+        assert all(updater.update().reason == "updated" for _ in range(50))
+        scaling, repeats = updater.scaling, updater.counters.repeats
+    schedule = scaling.result.schedule
+    several = [i for i, name in enumerate(schedule.graph.names) if name not in schedule.graph.single]
+    scales = [schedule.components[i] * schedule.weights[i] for i in several]
+    return Trained(repeats, scales, [v.d.tobytes() for v in nn.get_parameters().values()])
+
+
+@cache
+def unweighted(storage: Optional[str], way: str, form: str) -> Trained:
+    return trained(storage, way, form, 0)
+
+
+STORAGES = pytest.mark.parametrize("storage", ["float16", "float8_e5m2", None], ids=str)
+WAYS = pytest.mark.parametrize("way", ["updater", "updater rebuilt", "scaler", "scaler rebuilt"])
+
+
+@STORAGES
+@WAYS
+@pytest.mark.parametrize("form", FORMS)
+@examples(max_examples=3, deadline=None)
+@given(exponent=st.integers(-60, 60))
+def test_a_loss_weight_leaves_no_trace(storage: Optional[str], way: str, form: str, exponent: int) -> None:
+    """Also in native half, where the functions at the loss compute in float."""
+    expected = unweighted(storage, way, form)
+    assert expected.repeats <= 2
+    assert trained(storage, way, form, exponent) == expected
+
+
+@STORAGES
+def test_a_mean_is_a_sum_with_a_weight(storage: Optional[str]) -> None:
+    assert trained(storage, "updater", "constant", -20, mean=True) == unweighted(
+        storage, "updater", "constant"
+    )
+
+
+@pytest.mark.parametrize("method", ["approx_range", "fixed"])
+@pytest.mark.parametrize("exponent", [-60, -7, 30])
+def test_other_methods_see_no_trace_of_it_either(method: str, exponent: int) -> None:
+    def found(weight: float) -> Tuple[int, List[bytes]]:
+        config = AdaLossConfig(loss_scale_method=method)
+        updater = updater_of(network(weight), solver=S.Sgd(0.1 / weight), config=config)
+        assert all(updater.update().updated for _ in range(20))
+        return updater.counters.repeats, [v.d.tobytes() for v in nn.get_parameters().values()]
+
+    assert found(2.0**exponent) == found(1.0)

@@ -16,26 +16,12 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater, LossScaleError
-from tests.tampering import Tampering
+from tests.tampering import Gate
 from tests.updaters.networks import AS_THE_BASELINE, assert_equal, snapshot, training, updater_of
 
 pytestmark = pytest.mark.any_context
 
 BATCH = 4
-
-
-class Gate(Tampering):
-    """Identity whose gradient is multiplied by ``factor``, its first element by ``first``."""
-
-    def __init__(self, ctx: Any = None) -> None:
-        super().__init__(ctx)
-        self.factor = self.first = 1.0
-
-    def changed(self, g: np.ndarray) -> np.ndarray:
-        result = g * np.float32(self.factor)
-        result.flat[0] *= self.first
-        return result
-
 
 Network = Callable[[nn.Variable, Dict[str, Gate]], nn.Variable]
 

@@ -148,7 +148,7 @@ def test_graphs_that_share_each_iteration_are_all_measured_in_time() -> None:
     # One entry of the first iteration, and one of each eight.
     assert {pushed for pushed, _ in windows.values()} == {4}
     # The second one of each iteration holds its scales, too.
-    assert training.updater.scaling._graph.prepared().cache.schedule is not None
+    assert not training.updater.scaling._graph.prepared().cache.is_empty
 
 
 def test_an_overflow_drops_what_is_held_for_all_of_them() -> None:

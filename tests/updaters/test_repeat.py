@@ -14,7 +14,7 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, LossScaleError
 from nnabla_adaloss.core.scale_policy import ScaleState
-from tests.tampering import Tampering
+from tests.tampering import Gate, Tampering
 from tests.updaters.networks import METHODS, data, training, two_layers, updater_of, updater_on
 
 
@@ -80,22 +80,22 @@ def test_a_fault_in_forward_that_nothing_shows_is_named_after_a_few_passes() -> 
 
 
 class Deep:
-    """A deep network whose loss is multiplied by batch, or from now on with the key -1; and its updater."""
+    """A deep network whose gradients are multiplied by batch, or from now on with the key -1; its updater."""
 
     def __init__(self, method: str = "approx_range", delay: int = 0, depth: int = 24, **options: Any) -> None:
         self.factors: Dict[int, float] = {}
         self.batches = 0
-        x, factor, rng = nn.Variable((8, 8)), nn.Variable((1,)), np.random.RandomState(0)
+        x, grown, rng = nn.Variable((8, 8)), Gate(), np.random.RandomState(0)
         h = x
         for index in range(depth):
             h = F.tanh(PF.affine(h, 8, name=f"layer{index}", rng=rng))
 
         def feed() -> None:
             x.d = np.random.RandomState(self.batches).randn(*x.shape)
-            factor.d = self.factors.get(self.batches, self.factors.get(-1, 1.0))
+            grown.factor = self.factors.get(self.batches, self.factors.get(-1, 1.0))
             self.batches += 1
 
-        loss = F.sum(F.reshape(F.mean(h**2), (1,)) * factor)
+        loss = F.mean(grown(h) ** 2)
         config = AdaLossConfig(loss_scale_method=method, delay=delay)
         self.updater = updater_of(loss, feed, solver=S.Sgd(0.01), config=config, **options)
         assert all(result.updated for result in self.train(3))

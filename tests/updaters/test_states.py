@@ -418,7 +418,7 @@ def test_other_weights_drop_what_was_learned_and_keep_the_scale(delay: int) -> N
     assert state["scaling"]["components"]["windows"]
     assert now["scaling"]["components"]["windows"] == {}
     assert now["scaling"]["statistics"] == []
-    assert now["scaling"]["schedule"]["scales"] is None
+    assert now["scaling"]["schedule"]["chosen"] == []
     assert updater.update().updated
 
 

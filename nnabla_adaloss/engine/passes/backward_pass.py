@@ -134,7 +134,7 @@ class BackwardPass(ABC):
             error = (guard and guard.error) or root_cause(raised)
         self.restore()
         # What is being measured is no matter of the next pass.
-        self.statistics.finish()
+        self.statistics.finish(self._schedule.weight_of)
         raise error
 
     @abstractmethod
@@ -183,7 +183,7 @@ class BackwardPass(ABC):
     def _report_of(self, gradients: LeafGradients) -> PassReport:
         """What has been found, where parameter gradients were taken one by one."""
         gradients.finish()
-        findings, written = self.statistics.finish(), gradients.written
+        findings, written = self.statistics.finish(self._schedule.weight_of), gradients.written
         return self._report(findings, [w.taken for w in written], told_apart(written, findings.largest))
 
     def _report(
@@ -219,14 +219,7 @@ class BackwardPass(ABC):
             suspected,
             self.kind,
             findings.watched_finite is not False,
-            self._flushed() if measure_all else frozenset(),
         )
-
-    def _flushed(self) -> AbstractSet[int]:
-        """The components in which an emulated storage has flushed something to zero."""
-        keys, of = self.plan.keys, self._schedule.graph.of
-        rounded = {} if self.storage is None else self.storage.gradients
-        return {of[p] for p in self.scales if p in of and keys[p] in rounded and rounded[keys[p]].underflowed}
 
     def _gradients_seen(self, findings: Findings) -> Iterable[Tuple[int, float]]:
         """The gradients of which something was seen, each with the largest magnitude, unscaled.

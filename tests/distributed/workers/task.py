@@ -13,6 +13,7 @@ import numpy as np
 
 from nnabla_adaloss import AdaptiveLossScalingUpdater
 from nnabla_adaloss.communicators import MPICommunicator
+from tests.tampering import Gate
 
 BATCH = 24  # divides by 2, 3 and 4 ranks
 Parameters = Dict[str, np.ndarray]
@@ -44,6 +45,7 @@ def task(
     weight: float = 1.0,
     spoiled: Mapping[int, str] = {},
     enlarged: float = 1.0,
+    steep: float = 1.0,
 ) -> Task:
     """A classifier and this rank's share of the batches, which are the same for any number of ranks.
 
@@ -55,13 +57,14 @@ def task(
             (finite, gradients a hundred times larger), "nan" (in the data), "loss" (infinite, though
             its gradients are finite).
         enlarged: What this rank's images are multiplied by.
+        steep: What this rank's gradients are multiplied by.
     """
     nn.clear_parameters()
     rank, size = (comm.rank, comm.size) if comm else (0, 1)
     share = BATCH // size
     spoiled = spoiled if rank == size - 1 else {}
     x, t = nn.Variable((share, 20)), nn.Variable((share, 1))
-    slope, offset, gain = nn.Variable((1,)), nn.Variable((1,)), nn.Variable((1,))
+    slope, offset, gain = nn.Variable((1,)), nn.Variable((1,)), Gate()
     weights = np.random.default_rng(seed)
 
     def affine(h: nn.Variable, outputs: int, name: str) -> nn.Variable:
@@ -69,11 +72,11 @@ def task(
 
     h = F.tanh(affine(x, 16, "first"))
     h = F.tanh(affine(h, 16, "second"))
-    y = affine(h, 5, "third")
+    y = gain(affine(h, 5, "third"))
     cross_entropy = F.reshape(F.mean(F.softmax_cross_entropy(y, t)), (1,)) * weight
     # Where `slope` is 0 this is a 0 whose derivative is infinite.
     root = F.pow_scalar(cross_entropy * 0.0 + slope, 0.5) - F.pow_scalar(slope, 0.5)
-    loss = F.sum(cross_entropy * gain + root + offset)
+    loss = F.sum(cross_entropy + root + offset)
     data = np.random.default_rng(1)
     batches = iter(range(10**9))
 
@@ -84,7 +87,7 @@ def task(
         kind = spoiled.get(next(batches), "")
         slope.d = 0.0 if kind == "gradient" else 1.0
         offset.d = np.inf if kind == "loss" else 0.0
-        gain.d = 100.0 if kind == "large" else 1.0
+        gain.factor = 100.0 * steep if kind == "large" else steep
         if kind == "nan":
             x.d[0, 0] = np.nan
 

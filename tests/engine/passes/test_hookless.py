@@ -197,7 +197,8 @@ def chosen(loss: Any, method: Any = Alternating(), scale: Optional[float] = 8.0,
     scaling = AdaptiveLossScaling(loss, config)
     for iteration in range(2):
         settle(scaling, iteration, scale)
-    found = scaling._graph.prepared().cache.current(2, scale)
+    prepared = scaling._graph.prepared()
+    found = prepared.cache.current(2, scale, prepared.loss_weights())
     assert found is not None
     return Chosen(scaling.plan, found)
 

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loss weight of each component: what constants at the loss make of its gradients, known before backward.
+
+    weight(root) = 1
+    weight(v)    = sum over the functions of one element that lead from the loss to v: weight(output) * factor
+    factor       = |val| of MulScalar; |other| of Mul2 and 1 / |other| of Div2, where the other input can be
+                   read; N of a sum over N elements, which all count; else 1, as of a mean
+    weight(c)    = the largest of its variables; of a component behind a layer: of those before it
+
+What cannot be read counts as 1: what is computed or learned on a GPU, a function such as `loss ** 2`, NaN,
+infinity, a division by zero. So does what lies behind a function that is not linear in its gradient. Weights
+are rounded down to powers of two, so that to divide by them changes no bit.
+"""
+
+from __future__ import annotations
+
+import math
+from copy import copy
+from typing import AbstractSet, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+import nnabla as nn
+import numpy as np
+
+from ..core.power_of_two import floor_power_of_two
+from ..host_context import host_view
+from .components import Components
+from .node import NodeStructure
+from .reading import GraphDescription
+
+# For so many sets of factors the weights that follow are remembered.
+_REMEMBERED = 16
+
+
+class Factor(NamedTuple):
+    """A variable of one element that multiplies a loss, or divides it."""
+
+    position: int
+    divides: bool
+    fed: bool  # whether it is a leaf without gradient, such as feeders write
+
+
+class Passage(NamedTuple):
+    """The way of the gradient through a function at the loss that computes one element, or from single ones,
+    to one of its inputs.
+    """
+
+    output: int  # position
+    before: int  # component of the output
+    input: int  # position
+    after: int
+    constant: float  # what multiplies, as far as that is a constant
+    factor: Optional[Factor]  # what else does
+    counts: bool  # whether `after` is weighed by it: single elements weigh nothing beside arrays
+
+
+class Way(NamedTuple):
+    """A way of the gradient through another function, from one component to another."""
+
+    output: int  # position, where that is a single element; -1: all that the component holds is one way
+    before: int
+    after: int
+    limited: bool  # whether the function is not linear in its gradient
+
+
+class LossWeights:
+    """Reads the loss weights in graphs of one structure; `section`: numbers of the functions at the loss."""
+
+    def __init__(
+        self,
+        nodes: Sequence[NodeStructure],
+        section: AbstractSet[int],
+        described: GraphDescription,
+        components: Components,
+    ) -> None:
+        self._components, self._roots = components, nodes[0].outputs
+        shapes = described.shapes
+        single = components.names[components.root] in components.single
+        self._root_counts = single or any(math.prod(shapes[position]) != 1 for position in self._roots)
+        self._at_loss: List[int] = []  # indices of the functions of one element
+        # Positions of the variables that other functions read.
+        self._read_otherwise: Set[int] = set()
+        ways: Dict[Way, None] = {}
+        for index, node in enumerate(nodes):
+            output, before = node.outputs[0], components.producers[node.number]
+            first = output if math.prod(shapes[output]) == 1 else -1
+            read = described.inputs.positions[described.inputs.part(node.number)]
+            of_one = first >= 0 or all(math.prod(shapes[position]) == 1 for position in read)
+            if of_one and node.number in section and not node.non_homogeneous:
+                self._at_loss.append(index)
+                continue
+            self._read_otherwise.update(node.inputs)
+            behind = {components.of[p] for p in node.inputs}
+            behind.update(components.of[s.target] for s in node.slots if s.target in components.of)
+            for after in behind:
+                if after != before or first >= 0:
+                    ways[Way(first, before, after, node.non_homogeneous)] = None
+        self._ways = list(ways)
+        self._passages = self._passages_of(nodes, described)
+        self._known: Dict[Tuple[float, ...], Tuple[float, ...]] = {}
+
+    def of_alike(self, nodes: Sequence[NodeStructure], described: GraphDescription) -> LossWeights:
+        """The same for graphs that differ in shapes and constants alone."""
+        passages = self._passages_of(nodes, described)
+        if passages == self._passages:
+            return self
+        found = copy(self)
+        found._passages, found._known = passages, {}
+        return found
+
+    def read(self, variables: Sequence[nn.Variable], *, on_host: bool) -> Tuple[float, ...]:
+        """The weight of each component, a power of two or 0, from variables as they are now, by position.
+
+        `on_host`: all arrays can be read without waiting. Otherwise only what feeders write is read.
+        """
+        factors = tuple(
+            [
+                one.constant if one.factor is None else _value(one.factor, variables, on_host=on_host)
+                for one in self._passages
+            ]
+        )
+        found = self._known.get(factors)
+        if found is None:
+            found = self._weights(factors)
+            self._known = {**dict([*self._known.items()][1 - _REMEMBERED :]), factors: found}
+        return found
+
+    def _passages_of(self, nodes: Sequence[NodeStructure], described: GraphDescription) -> List[Passage]:
+        components, found = self._components, []
+        for node in map(nodes.__getitem__, self._at_loss):
+            part = described.inputs.part(node.number)
+            read, producers = described.inputs.positions[part], described.producers[part]
+            for position in node.inputs:
+                size = math.prod(described.shapes[position])
+                constant, factor = 1.0, None
+                if node.type_name == "MulScalar":
+                    constant = _magnitude(node.args["val"])
+                elif node.type_name == "Sum":
+                    constant = float(size)
+                elif node.type_name in ("Mul2", "Div2") and read[0] != read[1]:
+                    other, divides = int(position == read[0]), node.type_name == "Div2"
+                    if other or not divides:
+                        fed = producers[other] is None and not described.needs[part][other]
+                        factor = Factor(read[other], divides, fed)
+                before, after = components.producers[node.number], components.of[position]
+                counts = size != 1 or components.names[after] in components.single
+                found.append(Passage(node.outputs[0], before, position, after, constant, factor, counts))
+        return found
+
+    def _weights(self, factors: Sequence[float]) -> Tuple[float, ...]:
+        found = [0.0] * len(self._components.names)
+        found[self._components.root] = float(self._root_counts)
+        risen = True
+        while risen:
+            risen = False
+            # Of what comes from the loss through functions of one element alone; and what else comes, too.
+            of_variables, of_others = dict.fromkeys(self._roots, 1.0), {*self._read_otherwise}
+            # In backward order, so that what a function hands on has all arrived.
+            for one, factor in zip(self._passages, factors):
+                weight, arriving = 0.0, of_variables.get(one.output)
+                if arriving is not None:
+                    weight = of_variables.get(one.input, 0.0) + arriving * factor
+                    # Beyond float64 nothing is known.
+                    of_variables[one.input] = weight = weight if weight < math.inf else 1.0
+                if arriving is None or one.output in of_others:
+                    of_others.add(one.input)
+                    weight = max(weight, found[one.before])
+                if one.counts and weight > found[one.after]:
+                    found[one.after], risen = weight, True
+            for way in self._ways:
+                weight = of_variables.get(way.output, found[way.before])
+                if way.limited:
+                    weight = float(weight > 0.0)
+                if weight > found[way.after]:
+                    found[way.after], risen = weight, True
+        return tuple([floor_power_of_two(weight) if weight else 0.0 for weight in found])
+
+
+def _value(factor: Factor, variables: Sequence[nn.Variable], *, on_host: bool) -> float:
+    """What a factor multiplies by; 1 where it is not known."""
+    array = variables[factor.position].data
+    # The memory of what only forward needed is free.
+    if not (factor.fed or on_host) or array.clear_called:
+        return 1.0
+    try:
+        # `get_data` takes ten times as long, but leaves the array where it is.
+        value = abs(float(host_view(array)[0] if on_host else array.get_data("r").flat[0]))
+    except RuntimeError:
+        # nnabla's word for an array that was never written.
+        return 1.0
+    if factor.divides:
+        return _magnitude(1.0 / value) if value else 1.0
+    return _magnitude(value)
+
+
+def _magnitude(value: float) -> float:
+    """What float32 makes of the magnitude of a number; 1 where that is none."""
+    with np.errstate(over="ignore"):
+        found = abs(float(np.float32(value)))
+    return found if found < math.inf else 1.0

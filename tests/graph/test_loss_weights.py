@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loss weights are read from the graph: constants, and Variables of one element as they are now."""
+
+from __future__ import annotations
+
+import math
+from functools import reduce
+from typing import Any, Callable, Dict, List
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import numpy as np
+import pytest
+
+from nnabla_adaloss.graph.plan import GraphPlan
+from tests.tampering import Gate
+from tests.updaters.networks import constant, data
+
+
+class Read:
+    """What is read of a graph, by variable."""
+
+    def __init__(
+        self, loss: nn.Variable, *, on_host: bool = True, by_layer: bool = True, **options: Any
+    ) -> None:
+        self.plan = GraphPlan(loss, **options)
+        structure = self.plan.structure
+        self.components = structure.components(by_layer=by_layer)
+        self._weights, self._on_host = structure.loss_weights(by_layer=by_layer), on_host
+
+    def all(self) -> Dict[str, float]:
+        self.plan.roots[0].forward()
+        found = self._weights.read(self.plan.all_variables, on_host=self._on_host)
+        return dict(zip(self.components.names, found))
+
+    def of(self, *variables: nn.Variable) -> List[float]:
+        names, found = self.components.names, self.all()
+        return [found[names[self.components.of[self.plan.positions[hash(v)]]]] for v in variables]
+
+
+def head(name: str = "head", h: Any = None) -> nn.Variable:
+    """What a head computes from data, or from a trunk."""
+    return PF.affine(data(8, 3) if h is None else h, 4, name=name)
+
+
+def summed(y: nn.Variable) -> nn.Variable:
+    return F.sum(y**2)
+
+
+def mean(y: nn.Variable) -> nn.Variable:
+    return F.mean(y**2)
+
+
+WEIGHTED: Dict[str, Callable[[nn.Variable], nn.Variable]] = {
+    "constant": lambda y: mean(y) * 2.0**-20,
+    "negative": lambda y: mean(y) * -(2.0**-20),
+    "quotient of a constant": lambda y: mean(y) / 2.0**20,
+    "Variable": lambda y: mean(y) * constant(2.0**-20),
+    "Variable that comes first": lambda y: F.mul2(constant(2.0**-20), mean(y)),
+    "Variable that divides": lambda y: F.div2(mean(y), constant(2.0**20)),
+    "array of one element": lambda y: F.sum(F.reshape(mean(y), (1,)) * constant([2.0**-20])),
+    "nested": lambda y: ((mean(y) * 2.0**-10 + 1.0) * constant(2.0**-12) - 3.0) * 4.0,
+    "a sum, divided by how many": lambda y: summed(y) * (2.0**-20 / 32.0),
+    "twice": lambda y: (lambda one: one * 2.0**-21 + one * constant(2.0**-21))(mean(y)),
+    "computed": lambda y: mean(y) * (1.0 - constant(1.0 - 2.0**-20)),
+    "learned": lambda y: (
+        mean(y) * nn.parameter.get_parameter_or_create("w", (), np.array(2.0**-20, np.float32))
+    ),
+}
+
+
+@pytest.mark.parametrize("form", WEIGHTED)
+def test_every_form_of_a_weight_is_read(form: str) -> None:
+    y = head()
+    read = Read(WEIGHTED[form](y))
+    assert read.of(y) == [2.0**-20]
+    assert next(iter(read.all().values())) == 1.0
+
+
+@pytest.mark.parametrize("form", ["computed", "learned"])
+def test_what_only_waiting_could_read_counts_as_one(form: str) -> None:
+    y = head()
+    assert Read(WEIGHTED[form](y), on_host=False).of(y) == [1.0]
+    y = head()
+    assert Read(WEIGHTED["Variable"](y), on_host=False).of(y) == [2.0**-20]
+
+
+UNKNOWN: Dict[str, Callable[[nn.Variable], nn.Variable]] = {
+    "no weight": mean,
+    "NaN": lambda y: mean(y) * constant(math.nan),
+    "infinity": lambda y: mean(y) * constant(-math.inf),
+    "infinite constant": lambda y: mean(y) * math.inf,
+    "more than float32 holds": lambda y: mean(y) * 1e39,
+    "more than float64 holds": lambda y: reduce(lambda loss, _: loss * 1e38, range(9), mean(y)),
+    "division by zero": lambda y: F.div2(mean(y), constant(0.0)),
+    "the other way round": lambda y: F.div2(constant(8.0), mean(y)),
+    "square": lambda y: (lambda one: one * one)(mean(y)),
+    "power": lambda y: mean(y) ** 3,
+    "array": lambda y: F.mean(y**2 * constant(np.full((8, 4), 2.0**-20))),
+    "norm": lambda y: F.norm(y) + 3.0,
+    "clipped": lambda y: (
+        F.sum(F.clip_grad_by_value(F.reshape(mean(y), (1,)), constant([-1.0]), constant([1.0]))) * 2.0**-20
+    ),
+}
+
+
+@pytest.mark.parametrize("form", UNKNOWN)
+def test_what_is_not_known_counts_as_one(form: str) -> None:
+    y = head()
+    assert Read(UNKNOWN[form](y)).of(y) == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("value", "weight"),
+    [(3.0, 2.0), (-0.75, 0.5), (1e-40, 2.0**-133), (1e-50, 0.0), (0.0, 0.0), (-0.0, 0.0)],
+)
+def test_a_weight_is_rounded_down_to_a_power_of_two_as_float32_holds_it(value: float, weight: float) -> None:
+    for scaled in (lambda y: mean(y) * value, lambda y: mean(y) * constant(value)):
+        y = head()
+        assert Read(scaled(y)).of(y) == [weight]
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int32])
+def test_feeders_write_numbers_of_any_type(dtype: Any) -> None:
+    y, weight = head(), nn.Variable((1, 1))
+    read = Read(F.sum(F.reshape(mean(y), (1, 1)) * weight))
+    for value in (4, 0, 2):
+        weight.d = np.full((1, 1), value, dtype)
+        assert read.of(y) == [float(value)]
+    weight.data.zero()
+    assert read.of(y) == [0.0]
+    weight.data.fill(4)
+    assert read.of(y) == [4.0]
+
+
+def test_each_head_has_its_own_and_a_trunk_the_largest() -> None:
+    weights = [constant(0.0) for _ in range(2)]
+    trunk = F.tanh(PF.affine(data(8, 3), 5, name="trunk"))
+    below = F.tanh(PF.affine(trunk, 5, name="below"))
+    first, second = head("first", below), head("second", below)
+    read = Read(mean(first) * weights[0] + mean(second) * weights[1])
+    for a, b in ((1.0, 2.0**-30), (0.0, 2.0**-30), (4.0, 0.0), (0.0, 0.0)):
+        weights[0].d, weights[1].d = a, b
+        assert read.of(first, second, below, trunk) == [a, b, max(a, b), max(a, b)]
+
+
+def test_where_heads_meet_the_largest_counts_also_where_it_joins_further_on() -> None:
+    """A residual stream is one component; a head that reads it early comes late in backward."""
+    x = F.tanh(PF.affine(data(8, 4), 4, name="stem"))
+    late = x + F.tanh(PF.affine(x, 4, name="block"))
+    read = Read(mean(late) * 2.0**-30 + mean(head("early", x)) * 2.0**-10)
+    assert read.of(x, late) == [2.0**-10] * 2
+    inner = [name for name in read.components.names if name.startswith("block")]
+    assert [read.all()[name] for name in inner] == [2.0**-10] * len(inner)
+
+
+def test_a_head_that_comes_late_counts_for_what_a_block_that_came_before_it_leads_to() -> None:
+    x = F.tanh(PF.affine(data(8, 4), 4, name="stem"))
+    inner = F.tanh(PF.affine(x, 4, name="in"))
+    late = x + F.tanh(PF.affine(inner, 4, name="out"))
+    read = Read(mean(late) * 2.0**-30 + mean(head("early", x)) * 2.0**-10)
+    assert read.of(x, late, inner) == [2.0**-10] * 3
+    names = read.components.names
+    assert len({names[read.components.of[read.plan.positions[hash(v)]]] for v in (late, inner)}) == 2
+
+
+def test_what_only_a_layer_brings_to_a_leaf_is_weighed_as_what_comes_before_it() -> None:
+    """A leaf's gradient is kept apart, and is a component of its own where a layer scales it."""
+    leaf = constant(np.ones((2, 3, 4)))
+    leaf.need_grad = True
+    read = Read(mean(F.batch_matmul(leaf, data(2, 4, 5))) * 2.0**-20)
+    assert read.of(leaf) == [2.0**-20]
+
+
+def test_what_was_read_is_remembered_for_the_last_sets_of_factors_alone() -> None:
+    y, weight = head(), constant(1.0)
+    read = Read(mean(y) * weight)
+    for exponent in (*range(40), *range(40)):
+        weight.d = 2.0**exponent
+        assert read.of(y) == [2.0**exponent]
+    assert len(read._weights._known) == 16
+
+
+def test_what_a_clipped_gradient_leads_to_is_weighed_by_nothing_but_whether_it_is_there() -> None:
+    weight, y = constant(1.0), head()
+    inner = F.tanh(y)
+    read = Read(mean(F.clip_grad_by_norm(PF.affine(inner, 4, name="out"), 1.0)) * weight)
+    for value, behind in ((2.0**-30, 1.0), (1e20, 1.0), (0.0, 0.0)):
+        weight.d = value
+        assert read.of(y) == [behind]
+
+
+def test_a_loss_of_several_elements_and_one_that_a_layer_computes_weigh_one() -> None:
+    y = head()
+    assert Read(y).of(y) == [1.0]
+    y = head()
+    for by_layer in (True, False):
+        loss = PF.affine(F.reshape(y, (1, -1)), 1, name="single")
+        assert set(Read(loss, by_layer=by_layer).all().values()) == {1.0}
+
+
+@pytest.mark.parametrize("form", WEIGHTED)
+def test_where_all_is_one_component_it_has_the_weight_of_its_arrays(form: str) -> None:
+    """With one scale for all layers; its single elements weigh as much as the loss itself."""
+    y = head()
+    read = Read(WEIGHTED[form](F.tanh(y)), by_layer=False, adaptive=False)
+    assert list(read.all().values()) == [2.0**-20]
+
+
+LOOPS: Dict[str, Callable[[nn.Variable], nn.Variable]] = {
+    "variance": lambda v: F.mean((v - F.mean(v, keepdims=True)) ** 2) + F.mean(v),
+    "divided by its sum": lambda v: F.mean(F.log(v / F.sum(v, keepdims=True))),
+    "times its sum": lambda v: F.mean(v * F.sum(v, keepdims=True)) * 0.25,
+    "beside its sum": lambda v: F.sum(F.concatenate(F.reshape(v, (1, -1)), F.sum(v, keepdims=True), axis=1)),
+}
+
+
+@pytest.mark.parametrize("by_layer", [True, False])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_what_arrays_are_compared_with_weighs_no_more_than_these(loop: str, *, by_layer: bool) -> None:
+    """A single element further on is computed from an array, and computes one: no factor counts twice."""
+    y = head()
+    read = Read(LOOPS[loop](F.reshape(F.sigmoid(y), (8, 4))), by_layer=by_layer, adaptive=by_layer)
+    assert max(read.all().values()) <= 64.0
+    assert min(read.all().values()) >= 0.25
+
+
+def test_a_gradient_that_comes_from_an_array_too_is_there_without_a_loss_weight() -> None:
+    h = F.sigmoid(head())
+    centre, weight = F.mean(h, keepdims=True), constant([[0.0]])
+    read = Read(F.mean((h - centre) ** 2) * 0.5 + F.sum(centre * weight))
+    assert read.of(h) == [0.5]
+    # Where that is all there is, nothing is.
+    h = F.sigmoid(head())
+    read = Read(F.sum(F.mean(h, keepdims=True) * weight))
+    assert read.of(h) == [0.0]
+
+
+@pytest.mark.parametrize("stacked", [F.stack, lambda *losses: F.concatenate(*losses, axis=0)])
+def test_losses_that_are_put_together_in_an_array_keep_their_own(stacked: Any) -> None:
+    first, second = head("first"), head("second")
+    losses = [F.reshape(mean(first) * 0.25, (1,)), F.reshape(mean(second) * constant(2.0**-30), (1,))]
+    read = Read(F.mean(stacked(*losses)))
+    assert read.of(first, second) == [0.25, 2.0**-30]
+
+
+def test_a_graph_that_is_built_again_has_the_constants_of_the_new_one() -> None:
+    structure = None
+    for exponent in (-3, -50, 7):
+        y = head()
+        plan = GraphPlan(mean(y) * 2.0**exponent)
+        structure = plan.structure if structure is None else structure.of_alike(plan.structure.described)
+        assert structure is not None
+        found = structure.loss_weights(by_layer=True).read(plan.all_variables, on_host=True)
+        assert found[-1] == 2.0**exponent
+
+
+def test_graphs_of_other_shapes_share_what_is_known_of_their_weights() -> None:
+    def plan_of(batch: int, reduced: Callable[[nn.Variable], nn.Variable]) -> GraphPlan:
+        return GraphPlan(
+            reduced(PF.affine(F.tanh(PF.affine(data(batch, 3), 4, name="a")), 4, name="b")) * 0.5
+        )
+
+    def weights_of(structure: Any) -> Any:
+        return structure.loss_weights(by_layer=True)
+
+    for reduced, expected in ((F.mean, 0.5), (F.sum, 32.0)):
+        first, other = plan_of(4, reduced), plan_of(16, reduced)
+        known = weights_of(first.structure)
+        structure = first.structure.of_alike(other.structure.described)
+        assert structure is not None
+        # Of a sum all elements count.
+        assert (weights_of(structure) is known) == (reduced is F.mean)
+        assert weights_of(structure).read(other.all_variables, on_host=True)[-1] == expected
+
+
+def test_an_input_that_wants_a_gradient_is_behind_its_layer() -> None:
+    x = nn.Variable((8, 3), need_grad=True)
+    x.d = 1.0
+    for by_layer in (True, False):
+        read = Read(mean(head(h=x)) * 0.25, by_layer=by_layer, adaptive=by_layer)
+        assert list(read.all().values())[-1] == 0.25
+
+
+def test_what_forward_has_freed_counts_as_one() -> None:
+    y, weight = head(), 1.0 - constant(0.75)
+    loss = mean(y) * weight
+    structure, variables = GraphPlan(loss).structure, GraphPlan(loss).all_variables
+    weights = structure.loss_weights(by_layer=True)
+    loss.forward(clear_no_need_grad=True)
+    assert weights.read(variables, on_host=True)[-1] == 0.25
+    weight.data.clear()
+    assert weights.read(variables, on_host=True)[-1] == 1.0
+
+
+def test_a_function_in_python_is_no_constant() -> None:
+    y, grown = head(), Gate()
+    grown.factor = 2.0**20
+    assert Read(grown(mean(y)) * 0.25).of(y) == [0.25]
