@@ -164,6 +164,18 @@ def test_a_grad_scaler_skips_no_step_of_them(pattern: str, ratio: float) -> None
         assert scaler_step(scaler, solver, net.loss)
 
 
+@pytest.mark.parametrize("spike", [2.0**6, 2.0**12, 1e10])
+def test_a_spike_of_a_loss_weight_costs_nothing_however_rare_it_is(spike: float) -> None:
+    """The window has forgotten the one before."""
+    net = InTurn("float16", on_overflow="next")
+    for index in range(300):
+        weight = spike if index % 145 == 144 else 1.0
+        result, _ = net.gradients(weight, weight)
+        assert result.updated
+    assert net.updater.counters.repeats <= 1
+    assert not net.updater.counters.lost
+
+
 @pytest.mark.parametrize("on_overflow", ["repeat", "next"])
 @pytest.mark.parametrize("batches", [1, 2, 7, 12])
 def test_tasks_in_turn_go_on_from_a_saved_state_bit_for_bit(batches: int, on_overflow: str) -> None:
