@@ -261,7 +261,7 @@ class AdaptiveLossScaling:
         return self.components.settled
 
     def has_nothing_to_learn(self) -> bool:
-        """Whether the last batch has a loss of zero, or none of which the loss weight is not."""
+        """Whether the loss of the last batch is zero, or every loss weight is."""
         return (self._result is not None and self._result.is_absent) or self.guard.loss_is_zero()
 
     def scale_of(self, variable: nn.Variable) -> float:
