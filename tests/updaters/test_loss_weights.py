@@ -183,7 +183,7 @@ WAYS = pytest.mark.parametrize("way", ["updater", "updater rebuilt", "scaler", "
 @pytest.mark.gate
 @STORAGES
 @WAYS
-@examples(max_examples=8, deadline=None)
+@examples(max_examples=5, deadline=None)
 @given(form=st.sampled_from(sorted(FORMS)), exponent=st.integers(-60, 60))
 def test_a_loss_weight_leaves_no_trace(storage: Optional[str], way: str, form: str, exponent: int) -> None:
     """Also in native half, where the functions at the loss compute in float."""

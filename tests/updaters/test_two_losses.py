@@ -144,7 +144,6 @@ def test_of_two_tasks_in_turn_both_are_trained_and_only_the_first_batches_run_ag
 
 
 @pytest.mark.slow
-@pytest.mark.gate
 @pytest.mark.parametrize("ratio", [1e-4, 1e-20])
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_in_600_batches_no_more_than_the_first_run_again(pattern: str, ratio: float) -> None:
