@@ -6,8 +6,9 @@
 Chains of affine layers and tanh are trained by a bare loop (zero_grad, forward, backward, update), by
 nnabla's DynamicLossScalingUpdater, and by AdaptiveLossScalingUpdater with both methods, which take turns
 iteration by iteration. Graphs are static, rebuilt before each iteration, which all four do, or reshaped:
-rebuilt for a batch of one of 32 sizes, as sentences of other lengths are. Times and ratios are medians over
-blocks of 16 iterations (`blocks.py`).
+rebuilt for a batch of one of 32 sizes, as sentences of other lengths are. Or they are static, and the loss
+weight is not: it turns between 1 and 1e-9, or is drawn from 32 powers of two in each iteration. Times and
+ratios are medians over blocks of 16 iterations (`blocks.py`).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Case(NamedTuple):
     layers: int
     width: int
     batch: int
-    graph: str  # "static", "rebuilt" for each iteration, or "reshaped" for a batch of another size
+    graph: str  # "static", "rebuilt", "reshaped", or with a loss weight that is "turning" or "drawn"
     blocks: int
 
 
@@ -61,6 +62,8 @@ CASES = [
     Case(40, 32, 16, "rebuilt", 6),
     Case(10, 128, 32, "reshaped", 10),
     Case(40, 32, 16, "reshaped", 6),
+    Case(40, 32, 16, "turning", 15),
+    Case(40, 32, 16, "drawn", 15),
 ]
 
 
@@ -76,9 +79,14 @@ def trainer(case: Case, way: str) -> Action:
         for batch in batches
     )
 
+    drawn = (2.0 ** -rng.permutation(_SIZES)).tolist()
+    weights = cycle({"turning": [1.0, 1e-9], "drawn": drawn}.get(case.graph, []))
+    weight = nn.Variable.from_numpy_array(np.ones((), np.float32))
+
     def build() -> nn.Variable:
         with nn.parameter_scope("", scope):
-            return chain(next(data), case.layers, case.width)
+            loss = chain(next(data), case.layers, case.width)
+            return loss * weight if case.graph in ("turning", "drawn") else loss
 
     loss = build()
     solver = S.Sgd(1e-3)
@@ -88,12 +96,14 @@ def trainer(case: Case, way: str) -> Action:
     if way == "bare loop":
 
         def plain() -> None:
-            bare_loop(solver, loss if case.graph == "static" else build())()
+            weight.d = next(weights, 1.0)
+            bare_loop(solver, build() if case.graph in ("rebuilt", "reshaped") else loss)()
 
         return plain
 
     def feed() -> None:
-        if case.graph != "static":
+        weight.d = next(weights, 1.0)
+        if case.graph in ("rebuilt", "reshaped"):
             updater.loss = build()
 
     if way == "dynamic":

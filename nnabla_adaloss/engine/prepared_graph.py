@@ -140,7 +140,9 @@ class PreparedGraph:
 
     def keep_steps(self, schedule: ScaleSchedule, steps: Union[HooklessSteps, str]) -> None:
         """Keep what was planned for a schedule, for as many as the cache keeps."""
-        others = {key: known for key, known in self.steps.items() if self.cache.last(key) is not None}
+        others = self.steps
+        if schedule.weights not in others:
+            others = {key: known for key, known in others.items() if self.cache.last(key) is not None}
         self.steps = {**others, schedule.weights: (schedule, steps)}
 
     def share(self, iteration: int) -> Optional[Share]:

@@ -16,7 +16,7 @@ from ..graph.structure import GraphStructure
 from .choose import within_float32
 
 # For so many sets of loss weights schedules are kept.
-_REMEMBERED = 16
+_REMEMBERED = 64
 
 
 class Rescale(NamedTuple):
@@ -210,7 +210,9 @@ class ScheduleCache:
         before = next(reversed(self._chosen), None)
         if before is None or self.current(iteration, None, before) is None:
             return None
-        return self._chosen[before][1].moved_to(weights, max_scale)
+        found, known = self._chosen[before][1].moved_to(weights, max_scale), self.last(weights)
+        # Mostly it is what it was.
+        return known if found is not None and known is not None and known.is_applied_as(found) else found
 
     def share(self, iteration: int) -> Optional[int]:
         """Which share of the arrays an iteration measures, of `iterations`; None: nothing."""
@@ -223,8 +225,12 @@ class ScheduleCache:
         """Use the schedule that was chosen in this iteration. Loss weights that turn begin no cycle."""
         if not (self._chosen and 0 <= iteration - self._since < self.iterations):
             self._since = iteration
-        others = [(w, one) for w, one in self._chosen.items() if w != schedule.weights]
-        self._chosen = {**dict(others[1 - _REMEMBERED :]), schedule.weights: (iteration, schedule)}
+        chosen = dict(self._chosen)
+        chosen.pop(schedule.weights, None)
+        if len(chosen) == _REMEMBERED:
+            del chosen[next(iter(chosen))]
+        chosen[schedule.weights] = iteration, schedule
+        self._chosen = chosen
 
     def drop(self) -> None:
         """Have scales chosen again."""

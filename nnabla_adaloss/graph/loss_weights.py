@@ -28,7 +28,7 @@ from .node import NodeStructure
 from .reading import GraphDescription
 
 # For so many sets of factors the weights that follow are remembered.
-_REMEMBERED = 16
+_REMEMBERED = 64
 
 
 class Factor(NamedTuple):

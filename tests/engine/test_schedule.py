@@ -147,7 +147,7 @@ def test_loss_weights_that_turn_have_a_schedule_each_and_begin_no_cycle() -> Non
 
 def test_no_more_schedules_are_kept_than_have_been_used_lately() -> None:
     n = chain()
-    cache, schedules = ScheduleCache(99, constant=False, delayed=True), weighted(n, 18)
+    cache, schedules = ScheduleCache(99, constant=False, delayed=True), weighted(n, 66)
     first = (1.0, 1.0, 1.0)
     for weights, schedule in schedules.items():
         cache.keep(schedule, 0)
@@ -155,7 +155,7 @@ def test_no_more_schedules_are_kept_than_have_been_used_lately() -> None:
         cache.keep(schedules[first], 0)
         assert cache.last(weights) is schedule
     kept = [weights for weights in schedules if cache.last(weights) is not None]
-    assert kept == [first, *list(schedules)[-15:]]
+    assert kept == [first, *list(schedules)[-63:]]
 
 
 def test_where_all_loss_weights_move_alike_the_schedule_chosen_last_moves_with_them() -> None:
