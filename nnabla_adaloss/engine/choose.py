@@ -53,9 +53,7 @@ class Room(NamedTuple):
     ceiling: Mapping[int, float]  # what an overflow of this batch has left of some
     weight: Tuple[float, ...]  # the loss weights; 0: absent from this batch
     gain: Sequence[Optional[float]]  # None: nothing was measured
-    dark: AbstractSet[int] = (
-        frozenset()
-    )  # those that this batch has left at zero, though what they follow from is not
+    dark: AbstractSet[int] = frozenset()  # zero in this batch so far, though what they follow from is not
     level: bool = True  # whether components that follow each other may share a scale
 
     def first(self, index: int, start: float, before: float, u_min: float) -> float:

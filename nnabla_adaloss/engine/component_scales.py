@@ -47,7 +47,7 @@ class ComponentScales:
         self._seen: Dict[str, float] = {}
         self._assumed: Dict[str, float] = {}
         self._lost: Dict[str, float] = {}
-        # Components that its first look has left at zero, though what they follow from was known not to be.
+        # Components that were zero at the first look, though what they follow from was known not to be.
         self._dark: Set[str] = set()
         # Whether all was measured that makes an entry of the windows; whether a batch tells of gradients.
         self._measured_all = self._tells = False

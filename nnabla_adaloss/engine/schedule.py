@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
@@ -75,16 +74,16 @@ class ScaleSchedule:
 
     def moved_to(self, weights: Tuple[float, ...], max_scale: float) -> Optional[ScaleSchedule]:
         """The same alphas for loss weights that have all moved by one power of two; None: they have not."""
-        pairs = list(zip(self.weights, weights))
-        single = [name in self.graph.single for name in self.graph.names]
-        moves = {old / new if old and new else math.nan for (old, new), one in zip(pairs, single) if not one}
-        if any((old == 0.0) != (new == 0.0) for old, new in pairs) or len(moves - {math.nan}) != 1:
+        if [old > 0.0 for old in self.weights] != [new > 0.0 for new in weights]:
             return None
-        (move,) = moves - {math.nan}
-        scales = [
-            scale * (old / new if one and old else move)
-            for scale, (old, new), one in zip(self.components, pairs, single)
-        ]
+        names, single = self.graph.names, self.graph.single
+        by = [old / new if new else None for old, new in zip(self.weights, weights)]
+        moves = {move for move, name in zip(by, names) if move is not None and name not in single}
+        if len(moves) != 1:
+            return None
+        (alike,) = moves
+        # What is absent moves with the others.
+        scales = [scale * (alike if move is None else move) for scale, move in zip(self.components, by)]
         if within_float32(min(scales)) != min(scales) or max(scales) > max_scale:
             return None
         return replace(self, components=scales, weights=weights)
