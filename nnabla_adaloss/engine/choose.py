@@ -65,6 +65,24 @@ class Room(NamedTuple):
             scale = max(scale, min(scale, before) / u_min)
         return within_float32(scale)
 
+    def joined(self, of: Sequence[int], count: int) -> Room:
+        """What is known of `count` components, each of those that `of` maps to it."""
+        room: List[Optional[float]] = [None] * count
+        amax: List[Optional[float]] = [None] * count
+        weight = [0.0] * count
+        ceiling: Dict[int, float] = {}
+        for own, index in enumerate(of):
+            scale, gain, largest = self.room[own], self.gain[own], amax[index]
+            if scale is not None:
+                room[index] = min(scale, room[index] or scale)
+            if gain is not None:
+                amax[index] = max(gain * self.weight[own], largest or 0.0)
+            weight[index] = max(weight[index], self.weight[own])
+            if own in self.ceiling:
+                ceiling[index] = min(self.ceiling[own], ceiling.get(index, math.inf))
+        gain_of = [None if a is None else a / (w or 1.0) for a, w in zip(amax, weight)]
+        return Room(room, ceiling, tuple(weight), gain_of, {of[own] for own in self.dark}, self.level)
+
     def of_root(self, base: float, u_min: float) -> float:
         """The scale of a loss gradient that is measured as any other."""
         own = self.first(0, base, math.inf, u_min) if self.room[0] is None else self.room[0]
@@ -150,6 +168,21 @@ def choose(
     _lower_for_weights(components, scales, known.weight, weight_room, reasons)
     _set_absent(components, scales, known.weight, start.scale)
     return Choice(scales, reasons)
+
+
+def loses_a_leaf(
+    components: Components, known: Room, together: Sequence[float], apart: Sequence[float], spread: float
+) -> bool:
+    """Whether the gradient of a leaf is lost if components carry the scales that they share `together`: all
+    that makes up its largest part is more than `spread` below what it would be at the scales `apart`.
+    """
+    far = {i for i, scale in enumerate(apart) if known.room[i] is not None and scale > spread * together[i]}
+    lost = set().union(*map(components.behind, far))
+    for writers in components.leaves.values():
+        rooms = {room: index for index in writers for room in [known.room[index]] if room is not None}
+        if rooms and rooms[min(rooms)] in lost:
+            return True
+    return False
 
 
 def _present(components: Components, weights: Sequence[float]) -> Iterator[Edge]:

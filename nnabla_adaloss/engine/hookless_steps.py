@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import nnabla as nn
 
@@ -26,12 +26,15 @@ _SEED_RANGE_32 = 2.0**-60, 2.0**100
 
 
 class HooklessLeaves:
-    """Leaves that are taken at once; what is known of them is kept from pass to pass."""
+    """Leaves that are taken for a whole pass; what is known of them is kept from pass to pass."""
 
-    def __init__(self, leaves: Sequence[TakenLeaf]) -> None:
+    def __init__(self, leaves: Sequence[TakenLeaf], following: Mapping[int, Sequence[TakenLeaf]]) -> None:
         self.leaves = leaves
+        # Where contributions are unscaled one by one: by number of a function, the leaves that it has written
+        # as the next one does.
+        self.following = following
         # Whether nnabla writes to the masters themselves, where these are lazily zero.
-        self.direct = not any(leaf.half for leaf in leaves)
+        self.direct = not (following or any(leaf.half for leaf in leaves))
         self._gradients: Optional[GradientsInPlace] = None
         self._sizes: List[int] = []
 
@@ -78,15 +81,13 @@ def plan_steps(
         return factors
     half = any(node.half for node in plan.nodes.values())
     leaves = _leaves(nodes, plan, rounded=rounded)
-    if isinstance(leaves, str):
-        return leaves
     seed, scales, steps = _with_other_seed(schedule, rounded=rounded or half)
     between = _between(schedule.structure, steps)
     low, high = _SEED_RANGE_16 if rounded or half else _SEED_RANGE_32
     seeded = seed == schedule.seed or (low <= seed <= high and is_power_of_two(seed) and not at_random)
     if between is None or not seeded:
         return "the loss gradient is brought to another scale, which its storage may not hold"
-    return HooklessSteps(factors, HooklessLeaves(leaves), seed, scales, between)
+    return HooklessSteps(factors, leaves, seed, scales, between)
 
 
 _Nodes = Sequence[Tuple[Node, Step]]
@@ -96,37 +97,35 @@ def _factors(
     nodes: _Nodes, structure: GraphStructure, max_bytes: Optional[int]
 ) -> Union[SwappedFactors, str]:
     found: Dict[int, Tuple[Scaling, float]] = {}
-    products: Dict[int, Set[int]] = {}
     for node, step in nodes:
         for slot, scaling, alpha in zip(node.structure.slots, node.scalings, step.alphas):
             known = found.setdefault(slot.factor, (scaling, alpha))
             if known[1] != alpha:
                 return f"{scaling.layer} shares a weight with a layer of another scale"
-            products.setdefault(slot.factor, set()).add(node.number)
     swapped = {position: (scaling, alpha) for position, (scaling, alpha) in found.items() if alpha != 1.0}
     for position, (scaling, _) in swapped.items():
-        if scaling.factor.parent is not None:
-            return f"{scaling.layer} is multiplied by an activation, which others read"
-        if structure.readers[position] != products[position]:
-            return f"the weight of {scaling.layer} is read by other functions as well"
+        if position not in structure.swappable:
+            return f"others read what {scaling.layer} is multiplied by"
     needed = sum(4 * scaling.factor.size for scaling, _ in swapped.values())
     if max_bytes is not None and needed > max_bytes:
         return f"scaled weights would take {needed} bytes at once, more than {max_bytes}"
     return SwappedFactors(list(swapped.values()))
 
 
-def _leaves(nodes: _Nodes, plan: GraphPlan, *, rounded: bool) -> Union[List[TakenLeaf], str]:
-    found: Dict[int, TakenLeaf] = {}
+def _leaves(nodes: _Nodes, plan: GraphPlan, *, rounded: bool) -> HooklessLeaves:
+    """The leaves of a pass."""
+    found: Dict[int, List[TakenLeaf]] = {leaf: [] for leaf in plan.structure.leaves}
     for node, step in nodes:
         for leaf in leaves_of(node, step):
-            known = found.setdefault(leaf.leaf, leaf)
-            if known.scale != leaf.scale:
-                return f"{node.label} adds to a gradient of another scale"
-            if known is not leaf and (rounded or node.half or known.half or not is_power_of_two(leaf.scale)):
-                return f"{node.label} adds to a gradient that is rounded in between"
-    if len(found) != len(plan.structure.leaves):
-        return "backward has not come to all parameters"
-    return [found[leaf] for leaf in plan.structure.leaves]
+            found[leaf.leaf].append(leaf)
+    following: Dict[int, List[TakenLeaf]] = {}
+    for writers in found.values():
+        # nnabla adds up what is exact; what is rounded, or carries another scale, is no sum yet.
+        exact = not (rounded or any(leaf.half for leaf in writers)) and is_power_of_two(writers[0].scale)
+        if not (exact and {leaf.scale for leaf in writers} == {writers[0].scale}):
+            for leaf, after in zip(writers, writers[1:]):
+                following.setdefault(leaf.function, []).append(after)
+    return HooklessLeaves([writers[0] for writers in found.values()], following)
 
 
 def _with_other_seed(

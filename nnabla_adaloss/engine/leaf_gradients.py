@@ -99,23 +99,27 @@ class LeafGradients:
         # One call for all of a pass, unless somebody takes each gradient right after its function.
         self._waits = not unscale_each
         self.written: List[Written] = []
-        self._running: List[Written] = []
+        # By leaf, as what waits is.
+        self._running: Dict[int, Written] = {}
         self._waiting: Dict[int, List[Written]] = {}
-        self._scratches = 0
 
-    def take(self, taken: TakenLeaf) -> None:
-        """Direct the gradient of one leaf to where it can be unscaled, for one function or all of a pass."""
+    def take(self, *leaves: TakenLeaf) -> None:
+        """Direct the gradients of leaves to where they can be unscaled, for one function or all of a pass."""
+        # A second use of a leaf must find its master as the first one leaves it.
+        self._unscale([entry for one in leaves for entry in self._waiting.pop(one.leaf, ())])
+        for one in leaves:
+            self._take(one)
+
+    def _take(self, taken: TakenLeaf) -> None:
         variable, half, in_place = taken.variable, taken.half, taken.in_place
         master = target = variable.grad
         alone, held_apart = True, False
         prepare_master(master, self._kernels.context)
-        # A second use of a leaf must find its master as the first one leaves it.
-        self._unscale(self._waiting.pop(taken.leaf, []))
         # What is lazily zero holds nothing to be scaled, also where a function of half precision adds to it.
         if master.zeroing and (in_place or not half):
             pass
         elif in_place and half:
-            held_apart, master = True, self._scratch(variable)
+            held_apart, master = True, self._scratch(taken)
             self._kernels.scaled_copy(target, master, 1.0)
             target.fill(-0.0)
         elif in_place or (not half and not self._rounded and is_power_of_two(taken.scale)):
@@ -123,43 +127,50 @@ class LeafGradients:
             self._kernels.scale_(master, taken.scale)
             alone = False
         else:
-            target = self._scratch(variable)
+            target = self._scratch(taken)
             if master.zeroing:
                 target.zero()
             else:
                 # nnabla has looked at the master by now, and may add: to -0.0, which changes not even a sign.
                 target.fill(-0.0)
         # Noted before it is swapped: a signal may interrupt us between any two lines.
-        self._running.append(Written(taken, target, master, alone, held_apart))
+        self._running[taken.leaf] = Written(taken, target, master, alone, held_apart)
         if target is not master and not held_apart:
             variable.grad = target
 
-    def _scratch(self, variable: nn.Variable) -> nn.NdArray:
-        self._scratches += 1
-        return self._pool.get(variable.shape, "gradient", self._scratches - 1)
+    def _scratch(self, taken: TakenLeaf) -> nn.NdArray:
+        return self._pool.get(taken.variable.shape, "gradient", taken.leaf)
+
+    def hand_on(self, following: Sequence[TakenLeaf]) -> None:
+        """Unscale what a function has written to leaves that others write next."""
+        for taken in following:
+            self._give_back(self._running[taken.leaf])
+        self.take(*following)
 
     def give_back(self) -> None:
         """Put the masters back after the function ran, and unscale what it wrote."""
-        for entry in self._running:
-            if entry.target is not entry.master and not entry.held_apart:
-                entry.taken.variable.grad = entry.master
-            # An array that is still zeroing was not written: its master keeps what it has.
-            if not entry.target.zeroing:
-                self._waiting.setdefault(entry.taken.leaf, []).append(entry)
-        self._running.clear()
+        for entry in [*self._running.values()]:
+            self._give_back(entry)
         if not self._waits:
             self.finish()
+
+    def _give_back(self, entry: Written) -> None:
+        if entry.target is not entry.master and not entry.held_apart:
+            entry.taken.variable.grad = entry.master
+        # An array that is still zeroing was not written: its master keeps what it has.
+        if not entry.target.zeroing:
+            self._waiting.setdefault(entry.taken.leaf, []).append(entry)
+        del self._running[entry.taken.leaf]
 
     def finish(self) -> None:
         """Unscale what is still waiting."""
         waiting = [entry for entries in self._waiting.values() for entry in entries]
         self._waiting.clear()
-        self._scratches = 0
         self._unscale(waiting)
 
     def restore(self) -> None:
         """Put the masters back when a pass is given up; harmless when none is away."""
-        for entry in self._running:
+        for entry in self._running.values():
             if entry.held_apart:
                 self._kernels.scaled_copy(entry.master, entry.target, 1.0)
                 continue

@@ -13,10 +13,11 @@ from ..core.layer_record import LayerObserver, LayerRecord
 from ..core.power_of_two import floor_power_of_two
 from ..core.scale_history import HistoryPolicy
 from ..emulation.rounded_storage import RoundedStorage
+from ..graph.components import Components
 from ..graph.loss import LossLike, LossSeed, Seed, check_scale
 from ..kernels import Kernels
 from ..monitor import Audience, LayerScaled
-from .choose import Room, Start, choose, within_float32
+from .choose import Choice, Room, Start, choose, loses_a_leaf, within_float32
 from .component_scales import ComponentScales
 from .hookless_steps import HooklessSteps, plan_steps
 from .layer_watch import LayerWatch, records_of
@@ -30,6 +31,8 @@ from .wishes import Wishes
 # Where host and network share the memory: a network whose scaled weights are larger has layers that take long
 # beside what is done around them.
 _MAX_BYTES = 2**23
+
+_KEPT = 2.0**8
 
 
 class PassRunner:
@@ -54,6 +57,10 @@ class PassRunner:
         self._max_bytes = config.planned_bytes
         if self._max_bytes is None and not kernels.asynchronous:
             self._max_bytes = _MAX_BYTES
+        # How far the largest gradients of a leaf may lie below the end of the range, so that what is smaller
+        # by a factor of `_KEPT` still has full precision.
+        stored = get_format(config.dtype or "float16")
+        self._spread = min(config.range.u_max, stored.max) / (_KEPT * stored.smallest_normal)
         # A start scale that was checked, and what comes of it.
         self._checked: Tuple[Optional[float], float] = None, 0.0
 
@@ -95,13 +102,22 @@ class PassRunner:
             # Nothing is known of a seed gradient of the caller's own.
             measure = learns and (again or unknown or not self._delayed or grad is not None)
             before, seeded = cache.last(weights), grad is not None
-            schedule = self._next(
-                planned, known, components.policy, wishes, iteration, scale, seeded=seeded, again=again
-            )
-            chosen = schedule is not before
             # Chosen again in the next iteration is what an overflow of this one holds down, and with delay=1
             # what a batch of this one has shown: it is that of this rank alone.
             kept = not (measure or components.alone) if self._delayed else again or not measure
+            schedule = self._next(
+                planned,
+                known,
+                components.policy,
+                wishes,
+                iteration,
+                scale,
+                seeded=seeded,
+                again=again,
+                # A pass that measures has hooks anyway.
+                apart=measure and not kept,
+            )
+            chosen = schedule is not before
             if kept and not components.limited:
                 cache.keep(schedule, iteration)
             else:
@@ -193,37 +209,72 @@ class PassRunner:
         *,
         seeded: bool,
         again: bool,
+        apart: bool,
     ) -> ScaleSchedule:
-        """The next schedule; the one in use, if it would be chosen again."""
+        """The next schedule; the one in use, if it would be chosen again. What only hooks could part shares a
+        scale, unless it is to be chosen `apart`, or a leaf would lose its gradient.
+        """
         config, graph, structure = self._config, planned.components, planned.plan.structure
-        weights, fixed, of = known.weight, scale is not None, graph.of
-        # What the loss gradient starts with when nothing is known: S0, where it is given.
-        base = self.base(policy.start_scale if scale is None else scale)
-        u_min, u_max = config.range
-        single = graph.names[graph.root] in graph.single and not seeded
-        if scale is not None:
-            amax = [None if gain is None else gain * weight for gain, weight in zip(known.gain, weights)]
-            start = Start(base, base, u_min, True, [1.0, *amax[1:]] if single else amax, u_max)
-        elif not single:
-            start = Start(known.of_root(base, u_min), base, u_min)
-        else:
-            # The loss gradient is 1.
-            end = min(floor_power_of_two(planned.limits[graph.root]), policy.max_scale)
-            start = Start(end, base, u_min)
+        weights, of = known.weight, graph.of
         wish = wishes.about(
-            structure, planned.statistics, iteration, planned.ranges, lambda p: weights[of[p]], fixed=fixed
+            structure,
+            planned.statistics,
+            iteration,
+            planned.ranges,
+            lambda p: weights[of[p]],
+            fixed=scale is not None,
         )
-        choice = choose(
-            graph, known, start, wish, _weight_room(planned, config), power_of_two=config.power_of_two
-        )
+
+        def choice_of(graph: Components, known: Room) -> Choice:
+            start = self._start(graph, known, planned.limits[graph.root], policy, scale, seeded=seeded)
+            room = _weight_room(planned, config)
+            return choose(graph, known, start, wish, room, power_of_two=config.power_of_two)
+
+        joined = None if apart else planned.joined
+        # The loss gradient itself has S0.
+        if joined is not None and scale is not None and joined.of[graph.root] not in joined.graph.governed:
+            joined = None
+        if joined is None:
+            choice = choice_of(graph, known)
+        else:
+            choice = choice_of(joined.graph, known.joined(joined.of, len(joined.graph.names)))
+            choice = choice._replace(scales=[choice.scales[index] for index in joined.of])
+            spread = self._spread / policy.margin
+            if any(room is not None and room > spread * own for room, own in zip(known.room, choice.scales)):
+                parted = choice_of(graph, known)
+                if loses_a_leaf(graph, known, choice.scales, parted.scales, spread):
+                    choice, joined = parted, None
         made = ScaleSchedule(
-            structure, graph, choice.scales, scale, weights, choice.reasons, wishes.unbounded
+            structure, graph, choice.scales, scale, weights, choice.reasons, wishes.unbounded, joined
         )
         present = planned.cache.last(weights)
         if present is not None and not again and present.structure is structure:
             alike = present.fixed_scale == scale and present.components == choice.scales
             return present if alike else made
         return made
+
+    def _start(
+        self,
+        graph: Components,
+        known: Room,
+        limit: float,
+        policy: HistoryPolicy,
+        scale: Optional[float],
+        *,
+        seeded: bool,
+    ) -> Start:
+        """What a pass starts with; `limit`: how large the loss gradient can be."""
+        # What the loss gradient starts with when nothing is known: S0, where it is given.
+        base = self.base(policy.start_scale if scale is None else scale)
+        u_min, u_max = self._config.range
+        single = graph.names[graph.root] in graph.single and not seeded
+        if scale is not None:
+            amax = [None if gain is None else gain * weight for gain, weight in zip(known.gain, known.weight)]
+            return Start(base, base, u_min, True, [1.0, *amax[1:]] if single else amax, u_max)
+        if not single:
+            return Start(known.of_root(base, u_min), base, u_min)
+        # The loss gradient is 1.
+        return Start(min(floor_power_of_two(limit), policy.max_scale), base, u_min)
 
 
 def _weight_room(planned: PreparedGraph, config: AdaLossConfig) -> Dict[int, float]:

@@ -8,13 +8,11 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, List, Mapping, Optional, Sequence, Tuple, Union
 
-import nnabla as nn
-
 from ..core.config import AdaLossConfig
 from ..core.methods import Fixed, Needs
 from ..emulation.gradient_ranges import GradientRanges
 from ..emulation.rounded_storage import RoundedStorage
-from ..graph.components import Components
+from ..graph.components import Components, Joined
 from ..graph.float_tail import TailReader
 from ..graph.loss_weights import LossWeights
 from ..graph.names import ParameterNames, Parameters, names_of, registered_names
@@ -53,9 +51,7 @@ class KnownGraphs:
     def __len__(self) -> int:
         return len(self._known)
 
-    def of(
-        self, described: GraphDescription, options: PlanOptions, leaves: Mapping[int, nn.Variable]
-    ) -> KnownGraph:
+    def of(self, described: GraphDescription, options: PlanOptions, reading: GraphReading) -> KnownGraph:
         """What is known of a graph; all is found out, if none that was wired alike is remembered."""
         for index in reversed(range(len(self._known))):
             known = self._known[index]
@@ -64,7 +60,7 @@ class KnownGraphs:
                 known.structure = found
                 self._known.append(self._known.pop(index))
                 return known
-        known = KnownGraph(GraphStructure(described, options, [leaves[p] for p in described.kept]))
+        known = KnownGraph(GraphStructure(described, options, reading))
         self._known = [*self._known[1 - _REMEMBERED :], known]
         return known
 
@@ -112,6 +108,12 @@ class PreparedGraph:
         if structure is not self.plan.structure:
             again._shares = ()
         return again
+
+    @property
+    def joined(self) -> Optional[Joined]:
+        """Which components share a scale in passes without hooks; None: each layer has one of its own."""
+        by_components = self.config.method.needs is Needs.COMPONENTS
+        return self.plan.structure.joined if by_components else None
 
     @cached_property
     def ranges(self) -> Optional[GradientRanges]:
@@ -255,7 +257,7 @@ class GraphPreparation:
             reading = self._reader.read()
         before, self._before = self.present or self._before, None
         described = reading.description(self._names_for(reading, before))
-        known = self._known.of(described, self._options, reading.leaves)
+        known = self._known.of(described, self._options, reading)
         plan = GraphPlan.bound(reading, known.structure)
         # Whether all layers have one scale for good, so that where S0 is given nothing is measured.
         method = self._config.method

@@ -51,8 +51,8 @@ class PassReport:
     @property
     def held(self) -> bool:
         """Whether the same batch, run again with every gradient measured, may tell more."""
-        graph = self.schedule.graph
-        decided = self.schedule.fixed_scale is not None and len(graph.governed) == len(graph.names)
+        governed, names = self.schedule.governed, self.schedule.graph.names
+        decided = self.schedule.fixed_scale is not None and len(governed) == len(names)
         return not (self.measured_all or decided)
 
     @property
@@ -64,9 +64,8 @@ class PassReport:
     @property
     def only_s0_helps(self) -> bool:
         """Whether what was not finite has the scale that a given S0 gives it."""
-        graph = self.schedule.graph
         # A shortcut around layers leads from a loss of several elements back to its own component.
-        decided = {graph.root} | graph.governed
+        decided = {self.schedule.graph.root} | self.schedule.governed
         return self.schedule.fixed_scale is not None and self.overflowed in decided
 
     @property

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, FrozenSet, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..core.layer_record import Reason
 from ..core.validation import integer, number
-from ..graph.components import Components
+from ..graph.components import Components, Joined
 from ..graph.node import NodeStructure
 from ..graph.structure import GraphStructure
 from .choose import within_float32
@@ -51,6 +51,7 @@ class ScaleSchedule:
     weights: Tuple[float, ...]  # the loss weight of each component, for which it was chosen
     reasons: Mapping[str, Reason] = field(default_factory=dict)  # by layer: what held its alpha where it is
     wishes: Mapping[str, float] = field(default_factory=dict)  # by layer: what the method said
+    joined: Optional[Joined] = None  # which components had to share a scale; None: none
 
     @property
     def seed(self) -> float:
@@ -58,11 +59,19 @@ class ScaleSchedule:
         return self.components[self.graph.root]
 
     @cached_property
+    def governed(self) -> FrozenSet[int]:
+        """The components whose scales follow from a given S0."""
+        if self.joined is None:
+            return self.graph.governed
+        governed = self.joined.graph.governed
+        return frozenset(own for own, index in enumerate(self.joined.of) if index in governed)
+
+    @cached_property
     def loss_scale(self) -> float:
         """S0; where it is measured, the scale behind the functions of one element at the loss."""
         if self.fixed_scale is None:
             for edge in self.graph.edges:
-                at_the_loss = edge.layer is None and edge.before in self.graph.governed
+                at_the_loss = edge.layer is None and edge.before in self.governed
                 if at_the_loss and edge.expands and self.weights[edge.after]:
                     return self.components[edge.after]
         return self.seed
@@ -95,7 +104,8 @@ class ScaleSchedule:
 
     @cached_property
     def _steps(self) -> Tuple[Dict[int, Step], Dict[int, float]]:
-        return _steps_of(self.structure, self.graph, self.components, fixed=self.fixed_scale is not None)
+        lifted = self.governed if self.fixed_scale is not None else frozenset()
+        return _steps_of(self.structure, self.graph, self.components, lifted)
 
     @property
     def steps(self) -> Mapping[int, Step]:
@@ -120,7 +130,7 @@ class ScaleSchedule:
 
 
 def _steps_of(
-    structure: GraphStructure, graph: Components, components: Sequence[float], *, fixed: bool
+    structure: GraphStructure, graph: Components, components: Sequence[float], governed: FrozenSet[int]
 ) -> Tuple[Dict[int, Step], Dict[int, float]]:
     of = graph.of
     scales = {position: components[index] for position, index in of.items()}
@@ -128,7 +138,7 @@ def _steps_of(
     reached: Set[int] = set()
     for node in structure.nodes:
         if node.separates:
-            lifted = fixed and graph.governed.issuperset(of[p] for p in node.inputs)
+            lifted = governed.issuperset(of[p] for p in node.inputs)
             step = _boundary(node, scales, reached, lifted=lifted)
             if node.leaves or node.slots or step.before or step.after:
                 steps[node.number] = step

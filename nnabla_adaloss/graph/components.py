@@ -26,7 +26,7 @@ class Components(NamedTuple):
     producers: Dict[int, int]  # of each function's output gradient
     single: FrozenSet[str]  # those in which every gradient has one element
     next: Sequence[AbstractSet[int]]  # of each, those that its gradients are turned into
-    leaves: Mapping[int, int]  # of the first function that writes the gradient of each leaf
+    leaves: Mapping[int, FrozenSet[int]]  # of all that is written to the gradient of each leaf
     edges: Sequence[Edge]  # in backward order
     governed: FrozenSet[int]  # those that no layer leads to: a given S0 decides their scales
     loss_exits: int  # in how many places the gradient leaves the section between loss and first layers
@@ -47,12 +47,29 @@ class Components(NamedTuple):
         return [index for index in range(len(self.names)) if index != root]
 
 
-def components_of(nodes: Sequence[NodeStructure], sizes: Sequence[int], *, by_layer: bool) -> Components:
+class Joined(NamedTuple):
+    """Components of which some are joined: those that only hooks around single functions could part."""
+
+    graph: Components
+    of: Sequence[int]  # the joined component of each component, by index
+
+
+def components_of(
+    nodes: Sequence[NodeStructure],
+    sizes: Sequence[int],
+    *,
+    by_layer: bool,
+    swappable: Optional[AbstractSet[int]] = None,
+) -> Components:
     """The components of the gradients of a graph.
 
     Functions of one element at the loss (a loss weight, a mean before it spreads) can take any scale, so they
     separate components, as functions do whose gradient is not linear in the output gradient; and layers do
     with `by_layer`. Of `sizes`, by position, 2 stands for several elements.
+
+    With `swappable`, the positions of weights that can be swapped for a whole pass, those are joined that
+    only hooks could part: where another weight is to be scaled, where layers share one, and where functions
+    add to the gradient of the same leaf.
     """
     parents: Dict[int, int] = {}
     for node in nodes:
@@ -63,7 +80,39 @@ def components_of(nodes: Sequence[NodeStructure], sizes: Sequence[int], *, by_la
         # The gradients of leaves, too, which are kept in arrays of their own.
         for position in targets.intersection([*node.inputs, *(s.target for s in node.slots if s.to_leaf)]):
             parents.setdefault(position, position)
+    for alike in [] if swappable is None else _only_hooks_part(nodes, swappable):
+        _connect(parents, alike)
     return _numbered(nodes, sizes, parents)
+
+
+def joined(components: Components, graph: Components) -> Joined:
+    """Components, and others of the same graph in which some of them are joined."""
+    found = {own: graph.of[position] for position, own in components.of.items()}
+    of = [found[index] for index in range(len(components.names))]
+    # A given S0 decides about those that a layer leads to nowhere.
+    behind_layers = {index for own, index in enumerate(of) if own not in components.governed}
+    return Joined(graph._replace(governed=frozenset(of) - behind_layers), of)
+
+
+def _only_hooks_part(nodes: Sequence[NodeStructure], swappable: AbstractSet[int]) -> Iterable[List[int]]:
+    """Positions of gradients that carry one scale in a pass without hooks."""
+    outputs: Dict[int, List[int]] = {}
+    targets: Dict[int, List[int]] = {}
+    added: Dict[int, List[int]] = {}
+    for node in nodes:
+        own = node.outputs[0]
+        for slot in node.slots:
+            if slot.factor not in swappable:
+                yield [own, slot.target]
+            outputs.setdefault(slot.factor, []).append(own)
+            targets.setdefault(slot.factor, []).append(slot.target)
+        scaled = {slot.target for slot in node.slots}
+        # A function that separates components brings a leaf what scale it likes.
+        for leaf in () if node.separates else node.leaves:
+            added.setdefault(leaf, []).append(leaf if leaf in scaled else own)
+    yield from outputs.values()
+    yield from targets.values()
+    yield from added.values()
 
 
 def _numbered(nodes: Sequence[NodeStructure], sizes: Sequence[int], parents: Dict[int, int]) -> Components:
@@ -98,14 +147,18 @@ def _numbered(nodes: Sequence[NodeStructure], sizes: Sequence[int], parents: Dic
     for edge in edges:
         following[edge.before].add(edge.after)
     behind_layers = _reachable(following, {edge.after for edge in edges if edge.layer is not None})
-    leaves = {leaf: producers[node.number] for node in reversed(nodes) for leaf in node.leaves}
+    writers: Dict[int, Set[int]] = {}
+    for node in nodes:
+        scaled = {slot.target for slot in node.slots if slot.target in of}
+        for leaf in node.leaves:
+            writers.setdefault(leaf, set()).add(of[leaf] if leaf in scaled else producers[node.number])
     return Components(
         of=of,
         names=names,
         producers=producers,
         single=single,
         next=following,
-        leaves=leaves,
+        leaves={leaf: frozenset(found) for leaf, found in writers.items()},
         edges=edges,
         governed=frozenset(range(len(names))) - behind_layers,
         loss_exits=sum(node.loss_exit for node in nodes),

@@ -64,8 +64,7 @@ class GraphPlan:
         reading = read_graph(loss)
         options = PlanOptions(selection, adaptive, frozenset(non_homogeneous))
         described = reading.description(completed_names(names, reading))
-        kept = [reading.leaves[position] for position in described.kept]
-        self._bind(reading, GraphStructure(described, options, kept))
+        self._bind(reading, GraphStructure(described, options, reading))
 
     @classmethod
     def bound(cls, reading: GraphReading, structure: GraphStructure) -> GraphPlan:

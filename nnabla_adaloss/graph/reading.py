@@ -104,6 +104,20 @@ class GraphReading:
         """True while the graph is as it was read; shapes, which change with forward, are not looked at."""
         return not (self.rewired or self.marked_otherwise)
 
+    def reads(self, index: int, position: int) -> bool:
+        """Whether backward of a function reads what one of its variables holds, as nnabla tells."""
+        f, described = self.functions[index], self.described
+        part = described.inputs.part(index)
+        read = [i for i, p in enumerate(described.inputs.positions[part]) if p == position]
+        written = described.outputs.positions[described.outputs.part(index)]
+        kept = [o for o, p in enumerate(written) if p == position]
+        return any(
+            any(f.grad_depends_input_data(i, j) for j in read)
+            or any(f.grad_depends_output_data(i, o) for o in kept)
+            for i, need in enumerate(described.needs[part])
+            if need
+        )
+
     def description(self, names: Mapping[int, str]) -> GraphDescription:
         """All that plans ask of the graph, with the names of parameters by variable key."""
         kept = {}

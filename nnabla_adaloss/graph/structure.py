@@ -9,10 +9,8 @@ from copy import copy
 from functools import cached_property
 from typing import Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-import nnabla as nn
-
 from ..core.layer_selection import LayerSelection
-from .components import Components, components_of
+from .components import Components, Joined, components_of, joined
 from .function_kinds import (
     NEVER_ENLARGE,
     NON_HOMOGENEOUS,
@@ -25,7 +23,7 @@ from .loss_weights import LossWeights
 from .matrix_products import gemm_slots, is_matrix_product
 from .names import function_names
 from .node import LayerSlot, NodeStructure
-from .reading import GraphDescription, is_half
+from .reading import GraphDescription, GraphReading, is_half
 
 _SEVERAL = 2
 
@@ -41,12 +39,10 @@ class PlanOptions(NamedTuple):
 class GraphStructure:
     """The roles of a graph's functions; ValueError where a pattern of the selection matches no layer."""
 
-    def __init__(
-        self, described: GraphDescription, options: PlanOptions, leaves: Sequence[nn.Variable]
-    ) -> None:
+    def __init__(self, described: GraphDescription, options: PlanOptions, reading: GraphReading) -> None:
         self.described, self.options = described, options
         # Held, so that no other variables get their keys.
-        self._held = leaves
+        self._held = [reading.leaves[position] for position in described.kept]
         self._components: Dict[bool, Components] = {}
         self._weights: Dict[bool, LossWeights] = {}
         self._sizes = _sizes(described)
@@ -72,6 +68,7 @@ class GraphStructure:
         # Sink keeps the gradients of its inputs even when buffers are cleared.
         self.kept_gradients = {p for node in self.nodes if node.type_name == "Sink" for p in node.inputs}
         self.kept_keys = {key for key, _ in described.kept.values()}
+        self.swappable = self._swappable(reading)
 
     def of_alike(self, described: GraphDescription) -> Optional[GraphStructure]:
         """The structure of a graph that differs in shapes and their arguments alone, as sentences of other
@@ -92,9 +89,9 @@ class GraphStructure:
         found._weights = {
             by_layer: weights.of_alike(found.nodes, described) for by_layer, weights in self._weights.items()
         }
-        # What is computed from nodes, shapes and arguments when it is asked for.
+        # What is computed from shapes and arguments when it is asked for.
         for name, value in vars(GraphStructure).items():
-            if isinstance(value, cached_property):
+            if isinstance(value, cached_property) and name != "joined":
                 vars(found).pop(name, None)
         return found
 
@@ -111,6 +108,12 @@ class GraphStructure:
         if by_layer not in self._components:
             self._components[by_layer] = components_of(self.nodes, self._sizes, by_layer=by_layer)
         return self._components[by_layer]
+
+    @cached_property
+    def joined(self) -> Joined:
+        """The components, with those joined that only hooks could part."""
+        together = components_of(self.nodes, self._sizes, by_layer=True, swappable=self.swappable)
+        return joined(self.components(by_layer=True), together)
 
     def loss_weights(self, *, by_layer: bool) -> LossWeights:
         """What reads the loss weights of these components."""
@@ -229,6 +232,25 @@ class GraphStructure:
                 to_leaf = self._producers[index][slot.input] is None
                 found.append(LayerSlot(name, slot, target, factor, to_leaf, half))
         return found
+
+    def _swappable(self, reading: GraphReading) -> FrozenSet[int]:
+        """Positions of the weights that can be swapped for scaled copies during all of a pass, as nothing in
+        backward reads them but their layers. Where activations are multiplied by each other, none can.
+        """
+        producers = {p: index for index, outputs in enumerate(self._outputs) for p in outputs}
+        layers: Dict[int, Set[int]] = {}
+        found: Set[int] = set()
+        for node in self.nodes:
+            for slot in node.slots:
+                layers.setdefault(slot.factor, set()).add(node.number)
+                if node.type_name != "BatchMatmul" or slot.factor not in producers:
+                    found.add(slot.factor)
+        visited = {*self.order}
+        for position in sorted(found):
+            others = self.readers[position] | ({producers.get(position, -1)} & visited)
+            if any(reading.reads(index, position) for index in others - layers[position]):
+                found.remove(position)
+        return frozenset(found)
 
     def _loss_section(self) -> Set[int]:
         """The functions between loss and first layers; where there is no layer, those of single elements."""

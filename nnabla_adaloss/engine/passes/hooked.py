@@ -92,8 +92,7 @@ class HookedPass(BackwardPass):
         for index, (scaling, alpha) in enumerate(zip(node.scalings, step.alphas)):
             if alpha != 1.0:
                 self._weights.swap(scaling, alpha, index)
-        for leaf in leaves_of(node, step):
-            self._leaves.take(leaf)
+        self._leaves.take(*leaves_of(node, step))
 
     def _finish_last(self, _: Any = None) -> None:
         if not self._unfinished:

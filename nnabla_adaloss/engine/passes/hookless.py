@@ -60,20 +60,22 @@ class HooklessPass(BackwardPass):
         if self._weights is not None:
             self._weights.swap_all(self._steps.factors)
         if self._leaves is not None:
-            for leaf in self._steps.leaves.leaves:
-                self._leaves.take(leaf)
-        between = self._steps.between
-        if not between:
+            self._leaves.take(*self._steps.leaves.leaves)
+        between, following = self._steps.between, self._steps.leaves.following
+        if not (between or following):
             return (), ()
         keys = self.plan.function_keys
-        after = {keys[number]: rescales for number, rescales in between.items()}.get
+        numbers = {keys[number]: number for number in (*between, *following)}.get
 
-        def multiply(f: object) -> None:
-            rescales = after(hash(f))
-            if rescales is not None:
-                self.rescale(rescales)
+        def after(f: object) -> None:
+            number = numbers(hash(f))
+            if number is None:
+                return
+            self.rescale(between.get(number, ()))
+            if self._leaves is not None and number in following:
+                self._leaves.hand_on(following[number])
 
-        return (), (multiply,)
+        return (), (after,)
 
     def _keep(self, positions: Sequence[int]) -> None:
         """Have nnabla keep gradients until they are measured, except those that an emulated storage sees."""

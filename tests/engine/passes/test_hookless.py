@@ -216,9 +216,8 @@ def swapped(plan: GraphPlan, steps: HooklessSteps) -> List[Scaling]:
 @pytest.mark.parametrize(
     ("network", "said"),
     [
-        (unrolled, "adds to a gradient of another scale"),
-        (two_products, "multiplied by an activation"),
-        (penalized, "read by other functions"),
+        (two_products, "others read what"),
+        (penalized, "others read what"),
         (recomputed, "computed again"),
     ],
 )
@@ -226,6 +225,19 @@ def test_what_stands_in_the_way_is_said(network: Callable[[], nn.Variable], said
     steps = planned(chosen(network()))
     assert isinstance(steps, str)
     assert said in steps
+
+
+def test_what_is_added_at_another_scale_is_unscaled_one_by_one() -> None:
+    found = chosen(unrolled())
+    steps = planned(found)
+    assert isinstance(steps, HooklessSteps)
+    assert len({step.scale for step in found.schedule.steps.values()}) > 1
+    # After each function but the last one, as the next one adds to weight and bias.
+    again = [node.number for node in found.plan.structure.nodes if node.leaves][:3]
+    following = steps.leaves.following
+    assert [(number, leaf.function) for number in following for leaf in following[number]] == [
+        pair for pair in zip(again, again[1:]) for _ in range(2)
+    ]
 
 
 def test_what_clips_is_followed_by_a_call() -> None:
