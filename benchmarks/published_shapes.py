@@ -526,7 +526,7 @@ class Training:
         return {"": losses} if isinstance(losses, nn.Variable) else losses
 
     def _stored(self, loss: nn.Variable) -> Any:
-        return loss if self._storage == "none" else FormatEmulation(loss, self._storage)
+        return loss if self._storage == "none" else FormatEmulation(loss, self._storage, float_tail=True)
 
     def _count(self) -> None:
         self.fed += 1

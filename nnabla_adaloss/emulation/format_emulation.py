@@ -220,6 +220,7 @@ class FormatEmulation:
             float_tail=self._float_tail,
         )
         self.emulated_storage.of_variables = plan.of_variables
+        self.emulated_storage.rounded_gradients = plan.rounded_gradients
         return plan
 
     def _round_weights(self) -> None:

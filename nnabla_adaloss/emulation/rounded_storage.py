@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Dict, Mapping, Optional
+from typing import Callable, ClassVar, Dict, Mapping, Optional, Set
 
 import nnabla as nn
 
@@ -33,6 +33,8 @@ class RoundedStorage:
         self.of_variables: Mapping[int, Precision] = {}
         # That of variables which a graph does not know is the most careful one.
         self._default = precisions.only or precisions.narrowest
+        # Tells the keys of the variables whose gradients are rounded.
+        self.rounded_gradients: Callable[[], Set[int]] = set
         # Rounded copies that stand in for leaves while the graph runs.
         self.weights: Dict[int, nn.NdArray] = {}
         # What rounding last did to gradients, and to weights and activations.

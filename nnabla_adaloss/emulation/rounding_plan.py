@@ -84,6 +84,10 @@ class RoundingPlan:
         self.leaves: Keyed = [(key, v) for key, v in half.items() if key not in in_fp32]
         self.reading = reading
 
+    def rounded_gradients(self) -> Set[int]:
+        """Keys of the variables whose gradients are rounded."""
+        return {key for rounding in self.roundings.values() for key, _ in rounding.gradients}
+
     def rounding_of(self, f: Any) -> Rounding:
         """What is rounded for `f`."""
         precision = self._of.get(hash(f), self._default)

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import nnabla as nn
 
 from ..core.power_of_two import is_power_of_two
-from ..graph.node import Node, NodeStructure, Scaling
+from ..emulation.rounded_storage import RoundedStorage
+from ..graph.node import Node, Scaling
 from ..graph.plan import GraphPlan
 from ..graph.structure import GraphStructure
 from ..kernels.interface import GradientsInPlace
@@ -18,11 +19,6 @@ from .scaled_weights import SwappedFactors
 from .schedule import Rescale, ScaleSchedule, Step
 
 _zeroing, _size = attrgetter("zeroing"), attrgetter("size")
-
-# Powers of two that every storage of 16 bits holds, and that leave float32 room on both sides: above less, as
-# what overflows is seen.
-_SEED_RANGE_16 = 2.0**-14, 2.0**15
-_SEED_RANGE_32 = 2.0**-60, 2.0**100
 
 
 class HooklessLeaves:
@@ -68,7 +64,7 @@ class HooklessSteps(NamedTuple):
 
 
 def plan_steps(
-    plan: GraphPlan, schedule: ScaleSchedule, *, rounded: bool, at_random: bool, max_bytes: Optional[int]
+    plan: GraphPlan, schedule: ScaleSchedule, storage: Optional[RoundedStorage], max_bytes: Optional[int]
 ) -> Union[HooklessSteps, str]:
     """The steps of a pass taken at once, or what stands in the way."""
     if plan.recomputes:
@@ -79,15 +75,9 @@ def plan_steps(
     factors = _factors(nodes, plan.structure, max_bytes)
     if isinstance(factors, str):
         return factors
-    half = any(node.half for node in plan.nodes.values())
-    leaves = _leaves(nodes, plan, rounded=rounded)
-    seed, scales, steps = _with_other_seed(schedule, rounded=rounded or half)
-    between = _between(schedule.structure, steps)
-    low, high = _SEED_RANGE_16 if rounded or half else _SEED_RANGE_32
-    seeded = seed == schedule.seed or (low <= seed <= high and is_power_of_two(seed) and not at_random)
-    if between is None or not seeded:
-        return "the loss gradient is brought to another scale, which its storage may not hold"
-    return HooklessSteps(factors, leaves, seed, scales, between)
+    leaves = _leaves(nodes, plan, rounded=storage is not None)
+    steps, scales = schedule.given_later(_in_float(plan, storage))
+    return HooklessSteps(factors, leaves, scales[plan.structure.roots[0]], scales, _between(plan, steps))
 
 
 _Nodes = Sequence[Tuple[Node, Step]]
@@ -128,67 +118,27 @@ def _leaves(nodes: _Nodes, plan: GraphPlan, *, rounded: bool) -> HooklessLeaves:
     return HooklessLeaves([writers[0] for writers in found.values()], following)
 
 
-def _with_other_seed(
-    schedule: ScaleSchedule, *, rounded: bool
-) -> Tuple[float, Mapping[int, float], Mapping[int, Step]]:
-    """The loss gradient's scale with which fewest gradients are left to be multiplied, the scales that
-    gradients carry then, and the steps that are left.
-    """
-    nodes = schedule.structure.nodes
-    seed, scales = schedule.seed, dict(schedule.scales)
-    steps = dict(schedule.steps)
-    # From function to function, as long as all of the gradient passes through one array: what that is
-    # multiplied by it may as well be multiplied by before. Rounded numbers can leave the range on the way.
-    behind: List[int] = []
-    for index, node in enumerate(nodes):
-        step = steps.get(node.number)
-        own = node.outputs[0] if len(node.outputs) == 1 else None
-        if step is not None and step.before:
-            if any(b.position != own for b in step.before) or (rounded and index):
-                break
-            for b in step.before:
-                seed *= b.factor
-                scales.update((position, scales[position] * b.factor) for position in behind)
-            steps[node.number] = step = step._replace(before=())
-        if rounded or not _single_path(node, nodes[index + 1 :]):
-            break
-        if own is not None:
-            behind.append(own)
-        if step is not None and step.after:
-            if any(b.position != node.inputs[0] for b in step.after):
-                break
-            for b in step.after:
-                seed *= b.factor
-                scales.update((position, scales[position] * b.factor) for position in behind)
-            steps[node.number] = step._replace(after=())
-    return seed, scales, steps
-
-
-def _single_path(node: NodeStructure, following: Sequence[NodeStructure]) -> bool:
-    """Whether all of the gradient that functions further on get comes through `node`, and nothing else uses
-    it.
-    """
-    return (
-        not node.leaves
-        and not node.slots
-        and not node.non_homogeneous
-        and len(node.inputs) == 1
-        and bool(following)
-        and following[0].outputs == node.inputs
-    )
-
-
-def _between(
-    structure: GraphStructure, steps: Mapping[int, Step]
-) -> Optional[Dict[int, Tuple[Rescale, ...]]]:
-    """What is to be multiplied after each function; None where that is before the first one."""
-    found: Dict[int, Tuple[Rescale, ...]] = {}
-    before: Optional[int] = None
+def _in_float(plan: GraphPlan, storage: Optional[RoundedStorage]) -> Set[int]:
+    """Numbers of the functions of one element that are given gradients in float32, and hand them on so."""
+    structure = plan.structure
+    half = {node.number for node in structure.nodes if node.half}
+    rounded = set() if storage is None else storage.rounded_gradients()
+    found: Set[int] = set()
     for node in structure.nodes:
+        output = node.outputs[0]
+        exact = half.isdisjoint({node.number, *structure.readers.get(output, ())})
+        if node.separates and exact and not node.non_homogeneous and plan.keys[output] not in rounded:
+            found.add(node.number)
+    return found
+
+
+def _between(plan: GraphPlan, steps: Mapping[int, Step]) -> Dict[int, Tuple[Rescale, ...]]:
+    """What is to be multiplied after each function."""
+    found: Dict[int, Tuple[Rescale, ...]] = {}
+    before = -1
+    for node in plan.structure.nodes:
         step = steps.get(node.number)
         if step is not None and step.before:
-            if before is None:
-                return None
             found[before] = found.get(before, ()) + step.before
         if step is not None and step.after:
             found[node.number] = step.after

@@ -172,14 +172,7 @@ class PassRunner:
         if known is not None and schedule.is_applied_as(known[0]):
             steps = known[1]
         else:
-            storage = self._storage
-            steps = plan_steps(
-                planned.plan,
-                schedule,
-                rounded=storage is not None,
-                at_random=storage is not None and storage.precisions.at_random,
-                max_bytes=self._max_bytes,
-            )
+            steps = plan_steps(planned.plan, schedule, self._storage, self._max_bytes)
         planned.keep_steps(schedule, steps)
         return steps
 

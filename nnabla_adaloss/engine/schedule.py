@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Dict, FrozenSet, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Any, Dict, FrozenSet, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..core.layer_record import Reason
 from ..core.validation import integer, number
@@ -55,8 +55,8 @@ class ScaleSchedule:
 
     @property
     def seed(self) -> float:
-        """The scale of the loss gradient."""
-        return self.components[self.graph.root]
+        """What the loss gradient starts with."""
+        return self.scales[self.structure.nodes[0].outputs[0]]
 
     @cached_property
     def governed(self) -> FrozenSet[int]:
@@ -74,7 +74,7 @@ class ScaleSchedule:
                 at_the_loss = edge.layer is None and edge.before in self.governed
                 if at_the_loss and edge.expands and self.weights[edge.after]:
                     return self.components[edge.after]
-        return self.seed
+        return self.components[self.graph.root]
 
     def weight_of(self, position: int) -> float:
         """The loss weight of a gradient."""
@@ -104,8 +104,23 @@ class ScaleSchedule:
 
     @cached_property
     def _steps(self) -> Tuple[Dict[int, Step], Dict[int, float]]:
+        scales = {position: self.components[index] for position, index in self.graph.of.items()}
+        return self._steps_with(scales)
+
+    def _steps_with(self, scales: Mapping[int, float]) -> Tuple[Dict[int, Step], Dict[int, float]]:
+        """What is done around functions if gradients have these scales, and what they carry in the end."""
         lifted = self.governed if self.fixed_scale is not None else frozenset()
-        return _steps_of(self.structure, self.graph, self.components, lifted)
+        return _steps_of(self.structure, self.graph.of, scales, lifted)
+
+    def given_later(self, numbers: AbstractSet[int]) -> Tuple[Mapping[int, Step], Mapping[int, float]]:
+        """`steps` and `scales`, if these functions of one element hand on what they are given: that has the
+        scale of what is behind them already, so that hardly anything has to be multiplied in between.
+        """
+        scales = {position: self.components[index] for position, index in self.graph.of.items()}
+        for node in reversed(self.structure.nodes):
+            if node.number in numbers and node.inputs:
+                scales[node.outputs[0]] = scales[node.inputs[0]]
+        return self._steps_with(scales)
 
     @property
     def steps(self) -> Mapping[int, Step]:
@@ -130,16 +145,15 @@ class ScaleSchedule:
 
 
 def _steps_of(
-    structure: GraphStructure, graph: Components, components: Sequence[float], governed: FrozenSet[int]
+    structure: GraphStructure, of: Mapping[int, int], given: Mapping[int, float], governed: FrozenSet[int]
 ) -> Tuple[Dict[int, Step], Dict[int, float]]:
-    of = graph.of
-    scales = {position: components[index] for position, index in of.items()}
+    scales = {**given}
     steps: Dict[int, Step] = {}
     reached: Set[int] = set()
     for node in structure.nodes:
         if node.separates:
             lifted = governed.issuperset(of[p] for p in node.inputs)
-            step = _boundary(node, scales, reached, lifted=lifted)
+            step = _boundary(node, scales, reached, lifted=lifted, first=node is structure.nodes[0])
             if node.leaves or node.slots or step.before or step.after:
                 steps[node.number] = step
             # A leaf's gradient is kept in an array of its own, which nothing brings to another scale.
@@ -153,10 +167,12 @@ def _steps_of(
     return steps, scales
 
 
-def _boundary(node: NodeStructure, scales: Mapping[int, float], reached: Set[int], *, lifted: bool) -> Step:
+def _boundary(
+    node: NodeStructure, scales: Mapping[int, float], reached: Set[int], *, lifted: bool, first: bool
+) -> Step:
     """Around a function that changes the scale, though it is no layer: as much as the array of one element
     holds is multiplied before it runs, the rest after it. One that is not linear sees gradients without a
-    scale.
+    scale. The loss gradient is given with the scale that the `first` one needs.
     """
     own, behind = scales[node.outputs[0]], [scales[p] for p in node.inputs]
     if node.non_homogeneous:
@@ -164,11 +180,11 @@ def _boundary(node: NodeStructure, scales: Mapping[int, float], reached: Set[int
     elif not behind:
         through = own
     else:
-        # The lift of a given S0 is such that the array holds it.
-        through = behind[0] if lifted else min(behind[0], own)
+        # The lift of a given S0 is such that the array holds it; so is the loss gradient, but in half.
+        through = behind[0] if lifted or (first and not node.half) else min(behind[0], own)
     # What other branches have brought to its inputs carries their scale already.
     arrived = [(p, scale) for p, scale in zip(node.inputs, behind) if p in reached]
-    outputs = [(p, scales[p]) for p in node.outputs]
+    outputs = [(p, scales[p]) for p in node.outputs if not first]
     before = [Rescale(p, through / scale) for p, scale in (*outputs, *arrived) if scale != through]
     after = [Rescale(p, scale / through) for p, scale in zip(node.inputs, behind) if scale != through]
     return Step(tuple(before), through, (1.0,) * len(node.slots), tuple(after))

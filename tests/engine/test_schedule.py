@@ -45,14 +45,45 @@ def test_at_a_mean_only_as_much_is_multiplied_before_as_one_element_holds(
     loss_scale: float, behind: float
 ) -> None:
     y = affine(nn.Variable((4, 3)), "a")
-    loss = F.mean(y)
-    n = Graph(loss, loss_scale, behind)
+    mean = F.mean(y)
+    loss = mean * 0.5
+    n = Graph(loss, loss_scale, loss_scale, behind)
     step, factor = n.step("a/affine/Mean"), behind / loss_scale
-    root, inner = Rescale(n.position(loss), factor), Rescale(n.position(y), factor)
-    assert (step.before, step.after) == (((), (inner,)) if factor > 1.0 else ((root,), ()))
+    before, after = Rescale(n.position(mean), factor), Rescale(n.position(y), factor)
+    assert (step.before, step.after) == (((), (after,)) if factor > 1.0 else ((before,), ()))
     # A given S0 is lifted before: by no more than the array holds.
-    lifted = Graph(loss, loss_scale, behind, fixed_scale=loss_scale).step("a/affine/Mean")
-    assert (lifted.before, lifted.after) == ((root,), ())
+    lifted = Graph(loss, loss_scale, loss_scale, behind, fixed_scale=loss_scale).step("a/affine/Mean")
+    assert (lifted.before, lifted.after) == ((before,), ())
+
+
+@pytest.mark.parametrize("behind", [2.0**20, 2.0**10])
+def test_backward_starts_with_what_the_first_function_is_to_be_given(behind: float) -> None:
+    for backend, largest in (("cpu:float", 2.0**100), ("cpu:half", 2.0**14)):
+        with nn.context_scope(nn.Context([backend])):
+            y = affine(nn.Variable((4, 3)), "a")
+            n = Graph(F.mean(y), 2.0**14, behind)
+        (mean,) = (node for node in n.structure.nodes if node.type_name == "Mean")
+        assert n.schedule.seed == n.schedule.scales[mean.outputs[0]] == min(behind, largest)
+        step = n.schedule.steps.get(mean.number)
+        assert step is None or (
+            step.before == () and step.after == (Rescale(n.position(y), behind / 2.0**14),)
+        )
+        assert (step is None) == (behind <= largest)
+        # What was chosen for it is what is told.
+        assert n.schedule.components[n.components.root] == 2.0**14
+
+
+def test_functions_in_float_are_given_what_is_behind_them() -> None:
+    means = [F.mean(affine(nn.Variable((4, 3)), name)) for name in "ab"]
+    n = Graph((means[0] + means[1]) * 0.5, *[2.0**14] * 3, 2.0**20, 2.0**18)
+    behind = [n.schedule.scales[n.position(mean.parent.inputs[0])] for mean in means]
+    assert sorted(behind) == [2.0**18, 2.0**20]
+    steps, scales = n.schedule.given_later({node.number for node in n.structure.nodes if node.separates})
+    assert [scales[n.position(mean)] for mean in means] == behind
+    # Where two meet, one of them is what is handed on.
+    changed = [rescale for step in steps.values() for rescale in (*step.before, *step.after)]
+    assert changed == [Rescale(n.position(means[1]), behind[1] / behind[0])]
+    assert n.schedule.given_later(set()) == (n.schedule.steps, n.schedule.scales)
 
 
 def test_the_scale_of_the_loss_is_what_was_given_or_what_is_behind_its_functions_of_one_element() -> None:

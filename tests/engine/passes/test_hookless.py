@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence
 from unittest import mock
 
 import nnabla as nn
@@ -16,6 +16,7 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, GraphPlan, Method, Needs
 from nnabla_adaloss.core.methods import Range
+from nnabla_adaloss.emulation.rounded_storage import RoundedStorage
 from nnabla_adaloss.engine import statistics as shares
 from nnabla_adaloss.engine.hookless_steps import HooklessSteps, plan_steps
 from nnabla_adaloss.engine.passes.hookless import HooklessPass
@@ -203,9 +204,8 @@ def chosen(loss: Any, method: Any = Alternating(), scale: Optional[float] = 8.0,
     return Chosen(scaling.plan, found)
 
 
-def planned(found: Chosen, **conditions: Any) -> Any:
-    asked: Dict[str, Any] = {"rounded": False, "at_random": False, "max_bytes": None}
-    return plan_steps(found.plan, found.schedule, **{**asked, **conditions})
+def planned(found: Chosen, max_bytes: Optional[int] = None, storage: Optional[RoundedStorage] = None) -> Any:
+    return plan_steps(found.plan, found.schedule, storage, max_bytes)
 
 
 def swapped(plan: GraphPlan, steps: HooklessSteps) -> List[Scaling]:
@@ -276,7 +276,8 @@ def test_scaled_weights_may_take_no_more_memory_than_they_may() -> None:
 
 
 def test_a_small_loss_weight_is_in_the_seed_where_nothing_is_rounded() -> None:
-    found = chosen(chain(2.0**-20))
+    loss = chain(2.0**-20)
+    found = chosen(loss)
     assert any(step.before for step in found.schedule.steps.values())
     steps = planned(found)
     assert isinstance(steps, HooklessSteps)
@@ -288,8 +289,10 @@ def test_a_small_loss_weight_is_in_the_seed_where_nothing_is_rounded() -> None:
     behind = [found.plan.positions[s.target_key] for s in scaled]
     assert all(steps.scales[position] == found.schedule.scales[position] for position in behind)
     # Stored in 16 bits, a number on the way might not be what it was.
-    rounded = planned(found, rounded=True)
-    assert isinstance(rounded, str) or rounded.between
+    emulated = FormatEmulation(loss, "float16"), FormatEmulation(loss, "float16", float_tail=True)
+    rounded, in_float = (planned(found, storage=one.emulated_storage) for one in emulated)
+    assert rounded.between
+    assert not in_float.between
 
 
 def seen_scales(loss: Any, scale: Optional[float], hook: Optional[Callable[[Any], None]]) -> List[Any]:
