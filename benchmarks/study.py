@@ -22,6 +22,8 @@ writes a table of what became of them. The experiments:
   measuring  what is missed where one iteration in 1 to 32 measures?
   advice     do networks train as well as fp32 in the precisions that `diagnose` advises for their layers?
   weights    does it train as well as fp32 where the weights of losses change from batch to batch?
+  joined     two versions of the package side by side: does anything train worse, or lose gradients, where
+             more of the network has one scale: attention, recurrent nets, shared weights?
 
 The ways to scale:
 
@@ -44,21 +46,28 @@ EPILOG = """\
 Each job is a line of FILE.jsonl as soon as it is done, the table is FILE.md. Stop as you like: the same
 command goes on where it was. To repeat a job, take its line out of the file.
 
-Time, on two idle cores: apart 30 minutes, reach 10, weights 10, advice 5, measuring 2; with --quick, which
-has its own files, less than two.
+Time, on two idle cores: apart 30 minutes, reach 10, weights 10, joined 6 for each version, advice 5,
+measuring 2; with --quick, which has its own files, less than two.
+
+`joined` compares the package with that of another checkout, whose kernels are built (`python -m building`
+there). PYTHONPATH says which one is imported; its lines are labelled `before` if the checkout's directory is
+called so, else `now`, or as --label says. All lines go to the same file; fp32 is trained once.
 
 examples:
   python benchmarks/study.py apart --quick
   python benchmarks/study.py apart --only net=vae,sigmoids method=amax_history
   python benchmarks/study.py apart --report            the table of what is there
+  PYTHONPATH=../before python benchmarks/study.py joined
+  python benchmarks/study.py joined                    the other version; the table has both
+  python benchmarks/study.py joined --gradients        the error of every gradient instead of trainings
 """
 
 
 def experiments() -> Dict[str, Any]:
     """By name, what makes an experiment, quick or whole."""
-    from scaling_study import advice, apart, measuring, reach, weights
+    from scaling_study import advice, apart, joined, measuring, reach, weights
 
-    modules = (apart, reach, measuring, advice, weights)
+    modules = (apart, reach, measuring, advice, weights, joined)
     return {module.__name__.rpartition(".")[2]: module.experiment for module in modules}
 
 
@@ -81,17 +90,28 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     add("--jobs", type=int, default=2, metavar="N", help="how many at a time (default: 2)")
     add("--results", type=Path, metavar="FILE", help="(default: benchmarks/results/EXPERIMENT.jsonl)")
     add("--report", action="store_true", help="train nothing: only the table of what is there")
+    add(
+        "--label", metavar="LABEL", help="of joined: the imported version, before or now (default: see below)"
+    )
+    add("--gradients", action="store_true", help="of joined: look at gradients, train nothing")
     options = parser.parse_args(arguments)
     if options.jobs < 1:
         parser.error(f"--jobs {options.jobs} must be 1 or more")
     logging.getLogger("nnabla").setLevel(logging.WARNING)
-    from scaling_study import experiment
+    from scaling_study import experiment, joined
 
+    label = options.label or joined.default_label()
+    if options.experiment != "joined" and (options.label or options.gradients):
+        parser.error("--label and --gradients are of joined alone")
+    if label not in joined.LABELS:
+        parser.error(f"--label {label!r} is unknown; choose of {', '.join(joined.LABELS)}")
     whole = known[options.experiment](options.quick)
     try:
         jobs = chosen(whole.jobs, options.only)
     except ValueError as error:
         parser.error(str(error))
+    if options.experiment == "joined":
+        jobs = joined.selected(jobs, label, gradients=options.gradients)
     name = f"{options.experiment}_quick" if options.quick else options.experiment
     results = options.results or RESULTS / f"{name}.jsonl"
     if not options.report:

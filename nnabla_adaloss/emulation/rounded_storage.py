@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, ClassVar, Dict, Mapping, Optional, Set
+from typing import Callable, ClassVar, Dict, FrozenSet, Mapping, Optional
 
 import nnabla as nn
 
@@ -33,8 +33,8 @@ class RoundedStorage:
         self.of_variables: Mapping[int, Precision] = {}
         # That of variables which a graph does not know is the most careful one.
         self._default = precisions.only or precisions.narrowest
-        # Tells the keys of the variables whose gradients are rounded.
-        self.rounded_gradients: Callable[[], Set[int]] = set
+        # Tells the keys of the variables whose gradients are stored in the format.
+        self.rounded_gradients: Callable[[], FrozenSet[int]] = frozenset
         # Rounded copies that stand in for leaves while the graph runs.
         self.weights: Dict[int, nn.NdArray] = {}
         # What rounding last did to gradients, and to weights and activations.

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
 
@@ -83,10 +83,15 @@ class RoundingPlan:
         # A leaf that is also read in fp32 stays as it is for both.
         self.leaves: Keyed = [(key, v) for key, v in half.items() if key not in in_fp32]
         self.reading = reading
+        self._loss = hash(loss.parent), hash(loss)
 
-    def rounded_gradients(self) -> Set[int]:
-        """Keys of the variables whose gradients are rounded."""
-        return {key for rounding in self.roundings.values() for key, _ in rounding.gradients}
+    def rounded_gradients(self) -> FrozenSet[int]:
+        """Keys of the variables whose gradients are stored in the format. That of the loss is one of them,
+        unless it is computed in float: nothing rounds it, but no scale may be more than the format holds.
+        """
+        found = {key for rounding in self.roundings.values() for key, _ in rounding.gradients}
+        function, loss = self._loss
+        return frozenset(found if function in self._in_float else found | {loss})
 
     def rounding_of(self, f: Any) -> Rounding:
         """What is rounded for `f`."""

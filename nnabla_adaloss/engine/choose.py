@@ -18,7 +18,8 @@ linear. In backward order, with S the scale that the gradients of a component ca
                 none is
     room(c)   = the largest power of two with S * gain(c) * weight(c) <= u_max / margin
     wish      = what a method would multiply the layer's input gradient by; none with "amax_history"
-    level     : the rooms of components that follow each other, at most two bits apart, count as the smallest
+    level     : the rooms of components that follow each other, at most two bits apart, count as the smallest;
+                so do those behind several losses, at most four bits apart
     absent    : with a loss weight of 0, c limits nothing, and takes the scale of what is behind it, so that
                 its layers have alpha 1
 
@@ -35,10 +36,13 @@ from ..core.layer_record import Reason
 from ..core.loss_section import loss_section_factor
 from ..core.power_of_two import floor_power_of_two
 from ..core.scale_history import levelled
-from ..graph.components import Components, Edge
+from ..graph.components import Components, Edge, Joined
 
 # The largest scale of which float32 holds the reciprocal with room to spare.
 _LARGEST = 2.0**100
+
+# How far apart the scales of several losses may be for which the smallest stands in.
+_LOSSES_APART = 16.0
 
 Wish = Callable[[str, float, float], Tuple[float, Reason]]
 """What a method would multiply the input gradient of a layer by, and what held that where it is; given the
@@ -170,19 +174,30 @@ def choose(
     return Choice(scales, reasons)
 
 
-def loses_a_leaf(
-    components: Components, known: Room, together: Sequence[float], apart: Sequence[float], spread: float
-) -> bool:
-    """Whether the gradient of a leaf is lost if components carry the scales that they share `together`: all
-    that makes up its largest part is more than `spread` below what it would be at the scales `apart`.
+def choose_together(
+    components: Components,
+    joined: Joined,
+    known: Room,
+    choice_of: Callable[[Components, Room], Choice],
+    spread: float,
+) -> Optional[Choice]:
+    """One scale for all components that only hooks could part; None where a leaf would lose its gradient:
+    where all that makes up its largest part comes through gradients that are more than `spread` smaller than
+    with scales of their own.
     """
-    far = {i for i, scale in enumerate(apart) if known.room[i] is not None and scale > spread * together[i]}
+    choice = choice_of(joined.graph, known.joined(joined.of, len(joined.graph.names)))
+    choice = choice._replace(scales=[choice.scales[index] for index in joined.of])
+    pairs = list(zip(known.room, choice.scales))
+    if all(room is None or room <= spread * scale for room, scale in pairs):
+        return choice
+    apart = choice_of(components, known).scales
+    far = {i for i, (room, scale) in enumerate(pairs) if room is not None and apart[i] > spread * scale}
     lost = set().union(*map(components.behind, far))
     for writers in components.leaves.values():
         rooms = {room: index for index in writers for room in [known.room[index]] if room is not None}
         if rooms and rooms[min(rooms)] in lost:
-            return True
-    return False
+            return None
+    return choice
 
 
 def _present(components: Components, weights: Sequence[float]) -> Iterator[Edge]:
@@ -203,9 +218,18 @@ def _present(components: Components, weights: Sequence[float]) -> Iterator[Edge]
 
 
 def _levelled(components: Components, known: Room) -> Sequence[Optional[float]]:
-    """The rooms, levelled; what is multiplied at single elements costs nothing, so these keep theirs."""
+    """The rooms, levelled; what is multiplied at single elements costs nothing, so these keep theirs. Of
+    several losses each would have to be multiplied by itself.
+    """
     room = list(known.room)
     if known.level:
+        of_one = [name in components.single for name in components.names]
+        ends = {e.after for e in components.edges if e.layer is None and of_one[e.before]}
+        at_loss = [i for i in ends if not of_one[i] and room[i] is not None]
+        smallest = min([room[i] or 0.0 for i in at_loss], default=0.0)
+        for index in at_loss:
+            if (room[index] or 0.0) <= _LOSSES_APART * smallest:
+                room[index] = smallest
         many = [
             (index, scale)
             for index, scale in enumerate(room)

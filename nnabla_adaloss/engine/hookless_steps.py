@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import nnabla as nn
 
 from ..core.power_of_two import is_power_of_two
-from ..emulation.rounded_storage import RoundedStorage
 from ..graph.node import Node, Scaling
 from ..graph.plan import GraphPlan
 from ..graph.structure import GraphStructure
@@ -54,8 +53,6 @@ class HooklessSteps(NamedTuple):
 
     factors: SwappedFactors  # weights to be swapped
     leaves: HooklessLeaves  # leaves that get a gradient
-    seed: float  # what the loss gradient starts with
-    scales: Mapping[int, float]  # what each gradient carries in the end, by position
     between: Mapping[int, Tuple[Rescale, ...]]  # rescales to run after a function, by its number
 
     def hold_for(self, structure: GraphStructure) -> bool:
@@ -64,7 +61,7 @@ class HooklessSteps(NamedTuple):
 
 
 def plan_steps(
-    plan: GraphPlan, schedule: ScaleSchedule, storage: Optional[RoundedStorage], max_bytes: Optional[int]
+    plan: GraphPlan, schedule: ScaleSchedule, *, rounded: bool, max_bytes: Optional[int]
 ) -> Union[HooklessSteps, str]:
     """The steps of a pass taken at once, or what stands in the way."""
     if plan.recomputes:
@@ -75,9 +72,8 @@ def plan_steps(
     factors = _factors(nodes, plan.structure, max_bytes)
     if isinstance(factors, str):
         return factors
-    leaves = _leaves(nodes, plan, rounded=storage is not None)
-    steps, scales = schedule.given_later(_in_float(plan, storage))
-    return HooklessSteps(factors, leaves, scales[plan.structure.roots[0]], scales, _between(plan, steps))
+    leaves = _leaves(nodes, plan, rounded=rounded)
+    return HooklessSteps(factors, leaves, _between(schedule))
 
 
 _Nodes = Sequence[Tuple[Node, Step]]
@@ -118,26 +114,12 @@ def _leaves(nodes: _Nodes, plan: GraphPlan, *, rounded: bool) -> HooklessLeaves:
     return HooklessLeaves([writers[0] for writers in found.values()], following)
 
 
-def _in_float(plan: GraphPlan, storage: Optional[RoundedStorage]) -> Set[int]:
-    """Numbers of the functions of one element that are given gradients in float32, and hand them on so."""
-    structure = plan.structure
-    half = {node.number for node in structure.nodes if node.half}
-    rounded = set() if storage is None else storage.rounded_gradients()
-    found: Set[int] = set()
-    for node in structure.nodes:
-        output = node.outputs[0]
-        exact = half.isdisjoint({node.number, *structure.readers.get(output, ())})
-        if node.separates and exact and not node.non_homogeneous and plan.keys[output] not in rounded:
-            found.add(node.number)
-    return found
-
-
-def _between(plan: GraphPlan, steps: Mapping[int, Step]) -> Dict[int, Tuple[Rescale, ...]]:
+def _between(schedule: ScaleSchedule) -> Dict[int, Tuple[Rescale, ...]]:
     """What is to be multiplied after each function."""
     found: Dict[int, Tuple[Rescale, ...]] = {}
     before = -1
-    for node in plan.structure.nodes:
-        step = steps.get(node.number)
+    for node in schedule.structure.nodes:
+        step = schedule.steps.get(node.number)
         if step is not None and step.before:
             found[before] = found.get(before, ()) + step.before
         if step is not None and step.after:

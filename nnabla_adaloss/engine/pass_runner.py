@@ -17,7 +17,7 @@ from ..graph.components import Components
 from ..graph.loss import LossLike, LossSeed, Seed, check_scale
 from ..kernels import Kernels
 from ..monitor import Audience, LayerScaled
-from .choose import Choice, Room, Start, choose, loses_a_leaf, within_float32
+from .choose import Choice, Room, Start, choose, choose_together, within_float32
 from .component_scales import ComponentScales
 from .hookless_steps import HooklessSteps, plan_steps
 from .layer_watch import LayerWatch, records_of
@@ -172,7 +172,8 @@ class PassRunner:
         if known is not None and schedule.is_applied_as(known[0]):
             steps = known[1]
         else:
-            steps = plan_steps(planned.plan, schedule, self._storage, self._max_bytes)
+            rounded = self._storage is not None
+            steps = plan_steps(planned.plan, schedule, rounded=rounded, max_bytes=self._max_bytes)
         planned.keep_steps(schedule, steps)
         return steps
 
@@ -227,18 +228,19 @@ class PassRunner:
         # The loss gradient itself has S0.
         if joined is not None and scale is not None and joined.of[graph.root] not in joined.graph.governed:
             joined = None
-        if joined is None:
-            choice = choice_of(graph, known)
-        else:
-            choice = choice_of(joined.graph, known.joined(joined.of, len(joined.graph.names)))
-            choice = choice._replace(scales=[choice.scales[index] for index in joined.of])
-            spread = self._spread / policy.margin
-            if any(room is not None and room > spread * own for room, own in zip(known.room, choice.scales)):
-                parted = choice_of(graph, known)
-                if loses_a_leaf(graph, known, choice.scales, parted.scales, spread):
-                    choice, joined = parted, None
+        choice = joined and choose_together(graph, joined, known, choice_of, self._spread / policy.margin)
+        if choice is None:
+            choice, joined = choice_of(graph, known), None
         made = ScaleSchedule(
-            structure, graph, choice.scales, scale, weights, choice.reasons, wishes.unbounded, joined
+            structure,
+            graph,
+            choice.scales,
+            scale,
+            weights,
+            choice.reasons,
+            wishes.unbounded,
+            joined,
+            planned.in_float,
         )
         present = planned.cache.last(weights)
         if present is not None and not again and present.structure is structure:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, FrozenSet, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ..core.config import AdaLossConfig
 from ..core.methods import Fixed, Needs
@@ -114,6 +114,20 @@ class PreparedGraph:
         """Which components share a scale in passes without hooks; None: each layer has one of its own."""
         by_components = self.config.method.needs is Needs.COMPONENTS
         return self.plan.structure.joined if by_components else None
+
+    @cached_property
+    def in_float(self) -> FrozenSet[int]:
+        """The functions of one element that are given gradients in float32, and hand them on so."""
+        structure, keys, storage = self.plan.structure, self.plan.keys, self.storage
+        half = {node.number for node in structure.nodes if node.half}
+        rounded = frozenset() if storage is None else storage.rounded_gradients()
+        found = set()
+        for node in structure.nodes:
+            output = node.outputs[0]
+            exact = half.isdisjoint({node.number, *structure.readers.get(output, ())})
+            if node.separates and exact and not node.non_homogeneous and keys[output] not in rounded:
+                found.add(node.number)
+        return frozenset(found)
 
     @cached_property
     def ranges(self) -> Optional[GradientRanges]:

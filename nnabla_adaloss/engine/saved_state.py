@@ -59,7 +59,8 @@ def load_state(
             )
             return found
         planned.statistics.load_state(planned.plan.structure.measured, state["statistics"])
-        planned.cache.load_state_dict(planned.plan.structure, planned.components, state["schedule"])
+        structure, schedule = planned.plan.structure, state["schedule"]
+        planned.cache.load_state_dict(structure, planned.components, schedule, planned.in_float)
         wishes.load_state_dict(state["layers"])
         components.load_state_dict(state["components"])
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import AbstractSet, Any, Dict, FrozenSet, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, FrozenSet, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..core.layer_record import Reason
 from ..core.validation import integer, number
@@ -52,6 +52,8 @@ class ScaleSchedule:
     reasons: Mapping[str, Reason] = field(default_factory=dict)  # by layer: what held its alpha where it is
     wishes: Mapping[str, float] = field(default_factory=dict)  # by layer: what the method said
     joined: Optional[Joined] = None  # which components had to share a scale; None: none
+    # The functions of one element that are given gradients in float32, and hand them on so.
+    in_float: FrozenSet[int] = frozenset()
 
     @property
     def seed(self) -> float:
@@ -103,24 +105,20 @@ class ScaleSchedule:
         return self.components == other.components and given[0] == given[1]
 
     @cached_property
-    def _steps(self) -> Tuple[Dict[int, Step], Dict[int, float]]:
-        scales = {position: self.components[index] for position, index in self.graph.of.items()}
-        return self._steps_with(scales)
-
-    def _steps_with(self, scales: Mapping[int, float]) -> Tuple[Dict[int, Step], Dict[int, float]]:
-        """What is done around functions if gradients have these scales, and what they carry in the end."""
-        lifted = self.governed if self.fixed_scale is not None else frozenset()
-        return _steps_of(self.structure, self.graph.of, scales, lifted)
-
-    def given_later(self, numbers: AbstractSet[int]) -> Tuple[Mapping[int, Step], Mapping[int, float]]:
-        """`steps` and `scales`, if these functions of one element hand on what they are given: that has the
-        scale of what is behind them already, so that hardly anything has to be multiplied in between.
+    def arriving(self) -> Mapping[int, float]:
+        """What each gradient carries when all of it has arrived, by position: the scale of its component.
+        Single elements in float32 have that of what is behind them, so that nothing multiplies in between.
         """
-        scales = {position: self.components[index] for position, index in self.graph.of.items()}
-        for node in reversed(self.structure.nodes):
-            if node.number in numbers and node.inputs:
-                scales[node.outputs[0]] = scales[node.inputs[0]]
-        return self._steps_with(scales)
+        found = {position: self.components[index] for position, index in self.graph.of.items()}
+        for node in reversed(self.structure.nodes) if self.in_float else ():
+            if node.number in self.in_float and node.inputs:
+                found[node.outputs[0]] = found[node.inputs[0]]
+        return found
+
+    @cached_property
+    def _steps(self) -> Tuple[Dict[int, Step], Dict[int, float]]:
+        lifted = self.governed if self.fixed_scale is not None else frozenset()
+        return _steps_of(self.structure, self.graph.of, self.arriving, lifted)
 
     @property
     def steps(self) -> Mapping[int, Step]:
@@ -145,9 +143,9 @@ class ScaleSchedule:
 
 
 def _steps_of(
-    structure: GraphStructure, of: Mapping[int, int], given: Mapping[int, float], governed: FrozenSet[int]
+    structure: GraphStructure, of: Mapping[int, int], arriving: Mapping[int, float], governed: FrozenSet[int]
 ) -> Tuple[Dict[int, Step], Dict[int, float]]:
-    scales = {**given}
+    scales = {**arriving}
     steps: Dict[int, Step] = {}
     reached: Set[int] = set()
     for node in structure.nodes:
@@ -180,8 +178,8 @@ def _boundary(
     elif not behind:
         through = own
     else:
-        # The lift of a given S0 is such that the array holds it; so is the loss gradient, but in half.
-        through = behind[0] if lifted or (first and not node.half) else min(behind[0], own)
+        # The lift of a given S0 is such that the array holds it.
+        through = behind[0] if lifted else min(behind[0], own)
     # What other branches have brought to its inputs carries their scale already.
     arrived = [(p, scale) for p, scale in zip(node.inputs, behind) if p in reached]
     outputs = [(p, scales[p]) for p in node.outputs if not first]
@@ -279,7 +277,11 @@ class ScheduleCache:
         return {"since": self._since, "chosen": chosen}
 
     def load_state_dict(
-        self, structure: GraphStructure, components: Components, state: Mapping[str, Any]
+        self,
+        structure: GraphStructure,
+        components: Components,
+        state: Mapping[str, Any],
+        in_float: FrozenSet[int] = frozenset(),
     ) -> None:
         """Take over what `state_dict` returned for such a graph; nothing changes when it raises KeyError,
         TypeError or ValueError.
@@ -292,7 +294,8 @@ class ScheduleCache:
                 raise ValueError(f"{len(scales)} components; the network has {count}")
             key = tuple([number("weight", weight) for weight in weights])
             given = None if fixed is None else _scale(fixed)
-            schedule = ScaleSchedule(structure, components, list(map(_scale, scales)), given, key)
+            found = list(map(_scale, scales))
+            schedule = ScaleSchedule(structure, components, found, given, key, in_float=in_float)
             chosen[key] = integer("iteration", saved["iteration"]), schedule
         self._since, self._chosen = since, chosen
 

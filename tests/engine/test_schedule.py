@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import nnabla as nn
@@ -58,19 +59,18 @@ def test_at_a_mean_only_as_much_is_multiplied_before_as_one_element_holds(
 
 @pytest.mark.parametrize("behind", [2.0**20, 2.0**10])
 def test_backward_starts_with_what_the_first_function_is_to_be_given(behind: float) -> None:
-    for backend, largest in (("cpu:float", 2.0**100), ("cpu:half", 2.0**14)):
-        with nn.context_scope(nn.Context([backend])):
-            y = affine(nn.Variable((4, 3)), "a")
-            n = Graph(F.mean(y), 2.0**14, behind)
-        (mean,) = (node for node in n.structure.nodes if node.type_name == "Mean")
-        assert n.schedule.seed == n.schedule.scales[mean.outputs[0]] == min(behind, largest)
-        step = n.schedule.steps.get(mean.number)
-        assert step is None or (
-            step.before == () and step.after == (Rescale(n.position(y), behind / 2.0**14),)
-        )
-        assert (step is None) == (behind <= largest)
+    y = affine(nn.Variable((4, 3)), "a")
+    loss = F.mean(y)
+    n = Graph(loss, 2.0**14, behind)
+    for in_float in (False, True):
+        numbers = frozenset(node.number for node in n.structure.nodes if node.separates and in_float)
+        schedule = replace(n.schedule, in_float=numbers)
+        through = behind if in_float else min(behind, 2.0**14)
+        assert schedule.seed == schedule.scales[n.position(loss)] == through
+        after = [rescale for step in schedule.steps.values() for rescale in (*step.before, *step.after)]
+        assert after == ([] if through == behind else [Rescale(n.position(y), behind / through)])
         # What was chosen for it is what is told.
-        assert n.schedule.components[n.components.root] == 2.0**14
+        assert schedule.components[n.components.root] == 2.0**14
 
 
 def test_functions_in_float_are_given_what_is_behind_them() -> None:
@@ -78,12 +78,12 @@ def test_functions_in_float_are_given_what_is_behind_them() -> None:
     n = Graph((means[0] + means[1]) * 0.5, *[2.0**14] * 3, 2.0**20, 2.0**18)
     behind = [n.schedule.scales[n.position(mean.parent.inputs[0])] for mean in means]
     assert sorted(behind) == [2.0**18, 2.0**20]
-    steps, scales = n.schedule.given_later({node.number for node in n.structure.nodes if node.separates})
-    assert [scales[n.position(mean)] for mean in means] == behind
+    numbers = frozenset(node.number for node in n.structure.nodes if node.separates)
+    schedule = replace(n.schedule, in_float=numbers)
+    assert [schedule.scales[n.position(mean)] for mean in means] == behind
     # Where two meet, one of them is what is handed on.
-    changed = [rescale for step in steps.values() for rescale in (*step.before, *step.after)]
+    changed = [rescale for step in schedule.steps.values() for rescale in (*step.before, *step.after)]
     assert changed == [Rescale(n.position(means[1]), behind[1] / behind[0])]
-    assert n.schedule.given_later(set()) == (n.schedule.steps, n.schedule.scales)
 
 
 def test_the_scale_of_the_loss_is_what_was_given_or_what_is_behind_its_functions_of_one_element() -> None:

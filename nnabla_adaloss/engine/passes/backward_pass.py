@@ -92,18 +92,11 @@ class BackwardPass(ABC):
     kind = "hookless"
     """Or why there are hooks around single functions."""
 
-    def __init__(
-        self,
-        planned: PreparedGraph,
-        request: PassRequest,
-        schedule: ScaleSchedule,
-        seed: float,
-        scales: Mapping[int, float],
-    ) -> None:
+    def __init__(self, planned: PreparedGraph, request: PassRequest, schedule: ScaleSchedule) -> None:
         self.plan, self.kernels = planned.plan, planned.kernels
         self.statistics, self.storage = planned.statistics, planned.storage
         self._request, self._schedule, self._share = request, schedule, request.share
-        self.seed, self.scales = seed, scales
+        self.seed, self.scales = schedule.seed, schedule.scales
 
     def run(self, loss: LossLike, seed: LossSeed) -> PassReport:
         """Run the backward of `loss`, and put back whatever was swapped, also when something raises: nnabla

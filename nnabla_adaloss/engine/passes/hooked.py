@@ -25,7 +25,7 @@ class HookedPass(BackwardPass):
     def __init__(
         self, planned: PreparedGraph, request: PassRequest, schedule: ScaleSchedule, kind: str
     ) -> None:
-        super().__init__(planned, request, schedule, schedule.seed, schedule.scales)
+        super().__init__(planned, request, schedule)
         self.kind = kind
         self._nodes, self._steps = self.plan.nodes, schedule.steps
         self._measured: AbstractSet[int] = frozenset(() if self._share is None else self._share.gradients)
@@ -78,8 +78,8 @@ class HookedPass(BackwardPass):
             raise GraphChangedError.at(f.info.type_name)
         if self._measured:
             # As it arrives: what it is multiplied by for this function may be too much.
-            of, components = self._schedule.graph.of, self._schedule.components
-            arrived = [(p, components[of[p]]) for p in node.structure.outputs if p in self._measured]
+            arriving = self._schedule.arriving
+            arrived = [(p, arriving[p]) for p in node.structure.outputs if p in self._measured]
             if arrived:
                 self.statistics.measure(arrived, ())
         step = self._steps.get(node.number)

@@ -36,7 +36,7 @@ class HooklessPass(BackwardPass):
         steps: HooklessSteps,
         found: LeafArrays,
     ) -> None:
-        super().__init__(planned, request, schedule, steps.seed, steps.scales)
+        super().__init__(planned, request, schedule)
         self._steps, self._masters, self._measurements = steps, found[0], planned.measurements
         self._written: Sequence[TakenLeaf] = ()
         # Variables whose gradients nnabla would free before they are measured.

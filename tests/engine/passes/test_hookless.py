@@ -16,7 +16,6 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, GraphPlan, Method, Needs
 from nnabla_adaloss.core.methods import Range
-from nnabla_adaloss.emulation.rounded_storage import RoundedStorage
 from nnabla_adaloss.engine import statistics as shares
 from nnabla_adaloss.engine.hookless_steps import HooklessSteps, plan_steps
 from nnabla_adaloss.engine.passes.hookless import HooklessPass
@@ -204,8 +203,8 @@ def chosen(loss: Any, method: Any = Alternating(), scale: Optional[float] = 8.0,
     return Chosen(scaling.plan, found)
 
 
-def planned(found: Chosen, max_bytes: Optional[int] = None, storage: Optional[RoundedStorage] = None) -> Any:
-    return plan_steps(found.plan, found.schedule, storage, max_bytes)
+def planned(found: Chosen, max_bytes: Optional[int] = None) -> Any:
+    return plan_steps(found.plan, found.schedule, rounded=False, max_bytes=max_bytes)
 
 
 def swapped(plan: GraphPlan, steps: HooklessSteps) -> List[Scaling]:
@@ -277,22 +276,14 @@ def test_scaled_weights_may_take_no_more_memory_than_they_may() -> None:
 
 def test_a_small_loss_weight_is_in_the_seed_where_nothing_is_rounded() -> None:
     loss = chain(2.0**-20)
-    found = chosen(loss)
-    assert any(step.before for step in found.schedule.steps.values())
-    steps = planned(found)
-    assert isinstance(steps, HooklessSteps)
-    assert not steps.between
-    assert steps.seed > found.schedule.seed
-    # Behind the loss everything is as it was.
-    scaled = swapped(found.plan, steps)
-    assert scaled
-    behind = [found.plan.positions[s.target_key] for s in scaled]
-    assert all(steps.scales[position] == found.schedule.scales[position] for position in behind)
+    emulated = [FormatEmulation(loss, "float16", float_tail=in_float) for in_float in (False, True)]
+    rounded, in_float, exact = map(chosen, (*emulated, loss))
+    for found in (in_float, exact):
+        assert not planned(found).between
+        assert found.schedule.seed > 2.0**16
     # Stored in 16 bits, a number on the way might not be what it was.
-    emulated = FormatEmulation(loss, "float16"), FormatEmulation(loss, "float16", float_tail=True)
-    rounded, in_float = (planned(found, storage=one.emulated_storage) for one in emulated)
-    assert rounded.between
-    assert not in_float.between
+    assert planned(rounded).between
+    assert rounded.schedule.seed < 2.0**16
 
 
 def seen_scales(loss: Any, scale: Optional[float], hook: Optional[Callable[[Any], None]]) -> List[Any]:
