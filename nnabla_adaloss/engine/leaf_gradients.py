@@ -143,9 +143,17 @@ class LeafGradients:
 
     def hand_on(self, following: Sequence[TakenLeaf]) -> None:
         """Unscale what a function has written to leaves that others write next."""
-        for taken in following:
-            self._give_back(self._running[taken.leaf])
-        self.take(*following)
+        before = [self._running[taken.leaf] for taken in following]
+        if any(entry.held_apart or entry.target is entry.master for entry in before):
+            for entry in before:
+                self._give_back(entry)
+            self.take(*following)
+            return
+        # Scratch arrays stay where they are.
+        self._unscale([entry for entry in before if not entry.target.zeroing])
+        for taken, (_, target, master, *_rest) in zip(following, before):
+            self._running[taken.leaf] = Written(taken, target, master)
+            target.fill(-0.0)
 
     def give_back(self) -> None:
         """Put the masters back after the function ran, and unscale what it wrote."""

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What adaptive scaling takes of the host's time per iteration where a device does the work.
+
+    OMP_NUM_THREADS=1 python benchmarks/host_time.py
+
+No GPU is needed: the package's kernels are launched on a device that does nothing and has results at hand, so
+that what is left is Python: choosing, preparing launches, reading the table, hooks where there are any. What
+CuPy takes for a launch, some microseconds, is not in it. It is CPU time: nnabla's own loop and the adaptive
+one take turns on the same tiny network.
+
+  nnabla ms  nnabla's own loop (zero_grad, forward, backward, update), and
+  ours ms    what adaptive scaling adds: of blocks of 16 iterations the median (`blocks.py`)
+  share      the second of the first
+  kind       of the last pass: "hookless", or why there were hooks around single functions
+
+Of each network there are as many functions as of the real one, but one map or two.
+
+For another checkout of the package, whose kernels are built, give its folder:
+
+    cd /tmp && PYTHONPATH=FOLDER OMP_NUM_THREADS=1 PYTHON CHECKOUT/benchmarks/host_time.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import sys
+from collections import OrderedDict
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
+from unittest import mock
+
+import nnabla as nn
+import nnabla.functions as F
+import nnabla.parametric_functions as PF
+import nnabla.solvers as S
+import numpy as np
+from blocks import BLOCK, bare_loop, means, take_turns
+
+import nnabla_adaloss
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScalingUpdater
+from nnabla_adaloss.host_context import HOST
+from nnabla_adaloss.kernels import CudaKernels
+from nnabla_adaloss.kernels.cuda_launcher import Bytes, CudaSource
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "samples"))
+
+Build = Callable[[nn.Variable], nn.Variable]
+
+
+# Within a factor of two of what is left below the largest float16.
+_LARGE = 2.0**13.5
+
+
+class IdleMemory:
+    """Host memory in place of a device's."""
+
+    def __init__(self, size: int) -> None:
+        self._bytes = np.zeros(size, np.uint8)
+        self.ptr = int(self._bytes.ctypes.data)
+
+    def part(self, address: int, dtype: Any) -> Any:
+        """What begins at an address, as numbers; None where that is not in here."""
+        start = address - self.ptr
+        if not 0 <= start < self._bytes.size:
+            return None
+        count = (self._bytes.size - start) // np.dtype(dtype).itemsize
+        return self._bytes[start : start + count * np.dtype(dtype).itemsize].view(dtype)
+
+
+class IdleDevice:
+    """A `Launcher` that launches nothing; statistics are at hand. In the first pass they differ from array to
+    array; then all arrays are as large as their scales leave room for, so that these stay what they are.
+    """
+
+    max_blocks = 792
+
+    def __init__(self) -> None:
+        self.launches = 0
+        self.fetches = 0
+        row = np.zeros(8, CudaSource().layout("Row"))
+        row["count"], row["sum_of_squares"] = 100, 1.0
+        row["negated_smallest"] = np.negative(np.full(8, 2.0**-12, np.float32).view(np.uint32))
+        # All gradients of zero would be looked at more closely.
+        self._at_hand = {"statistics": row, "unscale_add": np.zeros(8, np.float32)}
+        self._make(_LARGE * 2.0 ** -np.arange(8.0))
+        self._memories: List[IdleMemory] = []
+
+    def allocate(self, size: int) -> IdleMemory:
+        """Memory, all zero."""
+        self._memories.append(IdleMemory(size))
+        return self._memories[-1]
+
+    def clear(self, memory: IdleMemory, size: int) -> None:
+        """Do nothing: all there is stays as it is at hand."""
+
+    def launch(self, kernel: str, blocks: int, arguments: Tuple[Any, ...]) -> None:
+        """Do nothing but write rows."""
+        self.launches += 1
+        found = self._at_hand.get(kernel)
+        if found is None:
+            return
+        tasks, address = arguments[0][0], int(arguments[1])
+        rows = tasks["task"]["row"][: tasks["count"]]
+        for memory in self._memories:
+            written = memory.part(address, found.dtype)
+            if written is not None:
+                written[rows] = found[rows % 8]
+
+    def fetch(self, memory: IdleMemory, size: int) -> Bytes:
+        """What was written."""
+        self.fetches += 1
+        found = np.frombuffer(ctypes.string_at(memory.ptr, size), np.uint8)
+        self._make(np.full(8, _LARGE))
+        return found
+
+    def _make(self, largest: np.ndarray) -> None:
+        self._at_hand["statistics"]["largest"] = largest.astype(np.float32).view(np.uint32)
+        self._at_hand["unscale_add"][:] = largest
+
+
+def chain(x: nn.Variable) -> nn.Variable:
+    """100 affine layers of two maps."""
+    h = x
+    for i in range(100):
+        h = F.tanh(PF.affine(h, 2, name=f"layer{i}"))
+    return h
+
+
+def resnet50(x: nn.Variable) -> nn.Variable:
+    """All its layers, with one map in the stem."""
+    from common.resnet import resnet
+
+    return resnet(x, "resnet50", width=1, classes=2, training=True, last_gamma=1.0)
+
+
+def transformer(x: nn.Variable) -> nn.Variable:
+    """Six blocks that normalize first, with two heads, width 4, of two places."""
+    width, heads = 4, 2
+    h = PF.affine(x, width, base_axis=2, name="in")
+
+    def split(v: nn.Variable) -> nn.Variable:
+        return F.transpose(F.reshape(v, (*v.shape[:2], heads, width // heads)), (0, 2, 1, 3))
+
+    for i in range(6):
+        with nn.parameter_scope(f"block{i}"):
+            y = PF.layer_normalization(h, batch_axis=(0, 1), name="first")
+            q, k, v = (split(PF.affine(y, width, base_axis=2, name=name)) for name in "qkv")
+            weights = F.softmax(F.batch_matmul(q, k, transpose_b=True) * (width // heads) ** -0.5)
+            y = F.reshape(F.transpose(F.batch_matmul(weights, v), (0, 2, 1, 3)), h.shape)
+            h = h + PF.affine(y, width, base_axis=2, name="out")
+            y = PF.layer_normalization(h, batch_axis=(0, 1), name="second")
+            y = F.gelu(PF.affine(y, 2 * width, base_axis=2, name="up"))
+            h = h + PF.affine(y, width, base_axis=2, name="down")
+    return PF.affine(F.mean(h, axis=1), 2, name="classes")
+
+
+class Case(NamedTuple):
+    """A network."""
+
+    name: str
+    build: Build
+    shape: Tuple[int, ...]
+
+
+CASES = [
+    Case("ResNet-50", resnet50, (1, 3, 32, 32)),
+    Case("transformer, 6 blocks", transformer, (1, 2, 4)),
+    Case("100 affine layers", chain, (1, 2)),
+]
+
+
+def measure(case: Case, blocks: int) -> str:
+    """A line of the table: what an iteration takes besides nnabla."""
+    with idle_device() as device:
+        return _measured(device, case, blocks)
+
+
+def _measured(device: IdleDevice, case: Case, blocks: int) -> str:
+    actions: Dict[str, Callable[[], Any]] = {}
+    for adaptive in (False, True):
+        with nn.parameter_scope("", OrderedDict()):
+            x, t = nn.Variable(case.shape), nn.Variable((case.shape[0], 1))
+            x.d, t.d = 0.1, 0
+            loss = F.mean(F.softmax_cross_entropy(case.build(x), t))
+            solver = S.Sgd(0.0)
+            solver.set_parameters(nn.get_parameters())
+            if adaptive:
+                updater = AdaptiveLossScalingUpdater(solver, loss, config=AdaLossConfig(dtype="float16"))
+                actions["adaptive"] = updater.update
+            else:
+                actions["nnabla"] = bare_loop(solver, loss, 8.0)
+    for action in actions.values():
+        action()
+    launches, fetches, began = device.launches, device.fetches, updater.iteration
+    taken = take_turns(actions, blocks)
+    iterations = updater.iteration - began
+    native, ours = means(taken["nnabla"], "cpu"), means(taken["adaptive"], "cpu")
+    return (
+        f"{case.name:24}{1e3 * median(native):11.2f}"
+        f"{1e3 * median(a - b for a, b in zip(ours, native)):9.2f}"
+        f"{median((a - b) / b for a, b in zip(ours, native)):8.0%}"
+        f"{(device.launches - launches) / iterations:10.1f}{(device.fetches - fetches) / iterations:7.1f}"
+        f"  {updater.scaling.result.kind}"
+    )
+
+
+@contextmanager
+def idle_device() -> Iterator[IdleDevice]:
+    """Inside, scaling chooses the kernels of a device that does nothing."""
+    device = IdleDevice()
+    kernels = CudaKernels(HOST, device)
+    with mock.patch("nnabla_adaloss.engine.adaptive_loss_scaling.select_kernels", return_value=kernels):
+        yield device
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--blocks", type=int, default=8, help=f"blocks of {BLOCK} iterations that are timed (default: 8)"
+    )
+    options = parser.parse_args()
+    if options.blocks < 1:
+        parser.error("--blocks must be 1 or more")
+    print(f"nnabla_adaloss of {Path(nnabla_adaloss.__file__).parent}")
+    print(f"{'network':24}{'nnabla ms':>11}{'ours ms':>9}{'share':>8}{'launches':>10}{'waits':>7}  kind")
+    for case in CASES:
+        print(measure(case, options.blocks), flush=True)
+
+
+if __name__ == "__main__":
+    main()
