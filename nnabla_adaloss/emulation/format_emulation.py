@@ -266,6 +266,9 @@ class FormatEmulation:
             self._operands.put_back()
         for key, variable in self._rounding(f).gradients:
             self.emulated_storage.round_gradient(key, variable.grad)
+        after = self.emulated_storage.after
+        if after:
+            after.get(hash(f), _nothing)()
 
     def _rounding(self, f: Any) -> Rounding:
         roundings = self._plan.roundings
@@ -274,6 +277,10 @@ class FormatEmulation:
         if rounding is None:
             rounding = roundings[key] = self._plan.rounding_of(f)
         return rounding
+
+
+def _nothing() -> None:
+    pass
 
 
 def with_storage(

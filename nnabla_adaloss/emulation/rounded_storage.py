@@ -40,6 +40,8 @@ class RoundedStorage:
         # What rounding last did to gradients, and to weights and activations.
         self.gradients: Dict[int, RoundingStatistics] = {}
         self.data: Dict[int, RoundingStatistics] = {}
+        # What to do when the gradients of a function have been rounded, by its key.
+        self.after: Mapping[int, Callable[[], None]] = {}
         # Storages of one training share it.
         self.drawn = Draws()
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Set
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set
 
+import hypothesis.strategies as st
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
@@ -10,7 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from nnabla_adaloss import AdaptiveLossScaling
+from nnabla_adaloss.engine.schedule import ScaleSchedule, Step
+from nnabla_adaloss.graph.components import Components, Joined, components_of, joined
+from nnabla_adaloss.graph.node import NodeStructure
 from tests.engine.random_graphs import Network, networks
+from tests.engine.random_structures import Drawn, structures
 from tests.engine.test_architectures import NETWORKS
 
 
@@ -20,6 +25,7 @@ class Found:
     def __init__(self, loss: nn.Variable, *, by_layer: bool = True) -> None:
         plan = AdaptiveLossScaling(loss).plan
         self._positions = plan.positions
+        self.structure = plan.structure
         self.components = plan.structure.components(by_layer=by_layer)
         self.names, self.single = self.components.names, self.components.single
 
@@ -208,3 +214,307 @@ def test_every_gradient_has_one_component_and_every_component_one_name(network: 
         assert {edge.after for edge in found.edges} >= set(range(1, len(found.names)))
         assert 0 in found.governed
     assert sizes[False] <= sizes[True]
+
+
+# Components that only hooks could part are joined.
+
+
+class Together(Found):
+    """The joined components of a loss."""
+
+    def __init__(self, loss: nn.Variable) -> None:
+        super().__init__(loss)
+        self.apart, self.joined = self.components, self.structure.joined
+        self.components = self.joined.graph
+        self.names, self.single = self.components.names, self.components.single
+
+
+def dense(x: nn.Variable, name: str, width: int = 8) -> nn.Variable:
+    return PF.affine(x, width, base_axis=len(x.shape) - 1, name=name)
+
+
+def data(*shape: int) -> nn.Variable:
+    return nn.Variable(shape or (4, 8))
+
+
+def mlp() -> nn.Variable:
+    h = data()
+    for name in "abcd":
+        h = F.tanh(dense(h, name))
+    return F.mean(h**2)
+
+
+def residual_network() -> nn.Variable:
+    h = PF.convolution(nn.Variable((2, 3, 8, 8)), 4, (3, 3), pad=(1, 1), name="stem")
+    for name in "abc":
+        inner = F.relu(PF.batch_normalization(h, name=f"{name}1"))
+        inner = PF.convolution(inner, 4, (3, 3), pad=(1, 1), name=f"{name}1")
+        inner = F.relu(PF.batch_normalization(inner, name=f"{name}2"))
+        h = h + PF.convolution(inner, 4, (3, 3), pad=(1, 1), name=f"{name}2")
+    return F.mean(PF.affine(F.average_pooling(h, (8, 8)), 5, name="last") ** 2)
+
+
+def heads() -> nn.Variable:
+    h = F.tanh(dense(F.tanh(dense(data(), "a")), "b"))
+    return F.mean(dense(h, "left") ** 2) + F.mean(F.sigmoid(dense(h, "right"))) * 0.1
+
+
+@pytest.mark.parametrize("network", [mlp, residual_network, heads])
+def test_what_no_hooks_are_needed_for_stays_apart(network: Callable[[], nn.Variable]) -> None:
+    found = Together(network())
+    assert list(found.joined.of) == list(range(len(found.apart.names)))
+    assert found.joined.graph == found.apart
+    assert len(found.apart.names) > 3
+
+
+def test_products_of_activations_have_one_scale_with_what_they_multiply() -> None:
+    stem = F.tanh(dense(data(2, 4, 8), "stem"))
+    q, k, v = (dense(stem, name) for name in "qkv")
+    scores = F.batch_matmul(q, k, transpose_b=True)
+    weights = F.softmax(scores)
+    out = F.batch_matmul(weights, v)
+    last = dense(F.tanh(out), "last")
+    loss = F.mean(last**2)
+    found = Together(loss)
+    assert together(found, out, weights, scores, q, k, v)
+    assert len(set(Found(loss).of(out, weights, q, k, v))) == 5
+    # Layers with weights of their own lead there, and on.
+    assert len({*found.of(loss, last, out, stem)}) == 4
+    assert found.layers(last, out) == ["last/affine"]
+    assert set(found.layers(out, stem)) == {"q/affine", "k/affine", "v/affine"}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_layers_of_one_weight_have_one_alpha(bias: bool) -> None:
+    inner = [F.tanh(dense(data(), name)) for name in ("left", "right")]
+    outer = [PF.affine(h, 8, name="shared", with_bias=bias) for h in inner]
+    loss = F.mean(outer[0] ** 2) + F.mean(F.sigmoid(outer[1]))
+    apart, found = Found(loss), Together(loss)
+    assert len(set(apart.of(*inner, *outer))) == 4
+    assert together(found, *outer)
+    assert together(found, *inner)
+    assert not together(found, inner[0], outer[0])
+    assert found.layers(outer[0], inner[0]) == ["shared/affine", "shared/affine:2"]
+
+
+def test_layers_of_one_frozen_weight_have_one_alpha_too() -> None:
+    """Nothing is added to anywhere, but there is one array."""
+    inner = [F.tanh(dense(data(), name)) for name in ("left", "right")]
+    outer = [PF.affine(h, 8, name="shared", fix_parameters=True) for h in inner]
+    found = Together(F.mean(outer[0] ** 2) + F.mean(F.sigmoid(outer[1])))
+    assert together(found, *outer)
+    assert together(found, *inner)
+    assert not together(found, inner[0], outer[0])
+
+
+def test_all_steps_of_an_unrolled_network_are_together() -> None:
+    states = [dense(data(), "start")]
+    for _ in range(4):
+        states.append(F.tanh(dense(states[-1], "cell") + dense(data(), "in")))
+    last = dense(states[-1], "last")
+    loss = F.mean(last**2)
+    found = Together(loss)
+    assert together(found, *states)
+    assert len({*found.of(loss, last, states[0])}) == 3
+    assert len(set(Found(loss).of(*states))) == 5
+
+
+def test_twins_are_together_layer_by_layer() -> None:
+    twins = []
+    for _ in range(2):
+        first = dense(data(), "first")
+        second = dense(F.tanh(first), "second")
+        twins.append((first, second))
+    (a, c), (b, d) = twins
+    loss = F.mean(c**2) + F.mean(F.sigmoid(d))
+    found = Together(loss)
+    assert together(found, a, b)
+    assert together(found, c, d)
+    assert not together(found, a, c)
+    assert len(set(Found(loss).of(a, b, c, d))) == 4
+
+
+def test_ends_of_a_tied_autoencoder_are_together() -> None:
+    w = PF.get_parameter_or_create("w", (8, 3))
+    stem = F.tanh(dense(data(), "stem"))
+    code = F.affine(stem, w)
+    inner = F.tanh(dense(F.tanh(code), "inner", 3))
+    out = F.affine(inner, F.transpose(w, (1, 0)))
+    loss = F.mean(out**2)
+    found = Together(loss)
+    # Both add to the gradient of the weight, and each has another array to multiply by.
+    assert together(found, code, out)
+    assert len({*found.of(loss, out, inner, stem)}) == 4
+    assert len(set(Found(loss).of(loss, out, inner, code, stem))) == 5
+
+
+@pytest.mark.parametrize("how", ["bias", "added", "multiplied", "summed", "squared"])
+def test_what_adds_to_a_leaf_that_another_component_writes(how: str) -> None:
+    inner = dense(data(), "a")
+    outer = dense(F.tanh(inner), "b")
+    leaf = nn.get_parameters()["a/affine/b"]
+    end = {
+        "bias": lambda: F.mean(F.affine(F.tanh(outer), PF.get_parameter_or_create("w", (8, 8)), leaf)),
+        "added": lambda: F.mean(F.sigmoid(outer + F.broadcast(F.reshape(leaf, (1, 8)), (4, 8)))),
+        "multiplied": lambda: F.mean(F.sigmoid(outer * F.broadcast(F.reshape(leaf, (1, 8)), (4, 8)))),
+        # What separates components brings the leaf the scale that it already has.
+        "summed": lambda: F.mean(outer) + F.sum(leaf),
+        "squared": lambda: F.mean(outer) + F.sum(leaf**2),
+    }[how]()
+    found, apart = Together(end), Found(end)
+    position = found._positions[hash(leaf)]
+    writers = apart.components.leaves[position]
+    assert len(writers) == 2
+    assert len(found.components.leaves[position]) == (2 if how == "summed" else 1)
+    assert together(found, inner, outer) == (how in ("added", "multiplied"))
+    assert not together(apart, inner, outer)
+
+
+def test_what_cannot_be_swapped_has_one_scale_on_both_sides() -> None:
+    inner = F.tanh(dense(data(), "a"))
+    outer = dense(inner, "b")
+    penalty = F.sum(nn.get_parameters()["b/affine/W"] ** 2)
+    found = Together(F.mean(outer**2) + penalty)
+    assert together(found, inner, outer)
+    nn.clear_parameters()
+    inner = F.tanh(dense(data(), "a"))
+    outer = dense(inner, "b")
+    found = Together(F.mean(outer**2) + F.sum(nn.get_parameters()["a/affine/W"] ** 2))
+    # The first layer's weight multiplies data alone: there is no gradient to be scaled by it.
+    assert not together(found, inner, outer)
+
+
+def test_a_given_s0_decides_about_no_component_that_a_layer_leads_to_by_any_way() -> None:
+    first = dense(data(), "shared")
+    second = dense(F.tanh(first), "shared")
+    loss = F.mean(second**2)
+    apart, found = Found(loss), Together(loss)
+    assert together(found, first, second)
+    assert apart.components.governed == {*apart.of(loss, second)}
+    assert found.components.governed == {*found.of(loss)}
+    # With weights of their own both are what they were.
+    plain = Together(F.mean(dense(F.tanh(dense(data(), "a")), "b") ** 2))
+    assert plain.components.governed == plain.apart.governed
+
+
+@pytest.mark.parametrize("network", sorted(NETWORKS))
+def test_joined_components_of_networks_that_people_build(network: str) -> None:
+    found = Together(NETWORKS[network]())
+    assert_coarser(found.apart, found.joined)
+
+
+def assert_coarser(apart: Components, found: Joined) -> None:
+    graph, of = found
+    assert {graph.of[position] for position in apart.of} == set(range(len(graph.names)))
+    assert all(graph.of[position] == of[own] for position, own in apart.of.items())
+    assert of[apart.root] == graph.root
+    assert all(of[own] == graph.producers[number] for number, own in apart.producers.items())
+    assert {name for name in graph.names if name not in apart.names} == set()
+    for leaf, writers in apart.leaves.items():
+        assert graph.leaves[leaf] == {of[own] for own in writers}
+    for index in range(len(graph.names)):
+        own = {number for number, to in enumerate(of) if to == index}
+        assert (index in graph.governed) == (own <= apart.governed)
+
+
+# What holds whatever is joined, for graphs that never run.
+
+
+class Case(NamedTuple):
+    """A graph whose functions share weights, and of these the ones that can be swapped."""
+
+    drawn: Drawn
+    swappable: Set[int]
+    apart: Components
+    joined: Joined
+    steps: Dict[int, Step]
+
+    @property
+    def through(self) -> List[NodeStructure]:
+        """The functions around which nothing is multiplied."""
+        return [node for node in self.drawn.nodes if not node.separates]
+
+
+def sharing(node: NodeStructure, to: Dict[int, int]) -> NodeStructure:
+    """A function with some of its leaves replaced; one that is both factors of a product gets no scale."""
+    slots = [
+        slot._replace(target=to.get(slot.target, slot.target), factor=to.get(slot.factor, slot.factor))
+        for slot in node.slots
+    ]
+    leaves = tuple(dict.fromkeys(to.get(leaf, leaf) for leaf in node.leaves))
+    return node._replace(
+        leaves=leaves, slots=tuple(slot for slot in slots if slot.target != slot.factor)
+    )
+
+
+@st.composite
+def cases(draw: Any) -> Case:
+    drawn = draw(structures())
+    leaves = sorted({leaf for node in drawn.nodes for leaf in node.leaves})
+    to = {leaf: draw(st.sampled_from([leaf, *leaves])) for leaf in leaves}
+    nodes = [sharing(node, to) for node in drawn.nodes]
+    factors = sorted({slot.factor for node in nodes for slot in node.slots})
+    swappable = set(factors) - (draw(st.sets(st.sampled_from(factors))) if factors else set())
+    shared = drawn._replace(nodes=nodes)
+    apart = shared.components()
+    graph = components_of(nodes, drawn.sizes, by_layer=True, swappable=swappable)
+    found = joined(apart, graph)
+    count = len(graph.names)
+    exponents = draw(st.lists(st.integers(-20, 20), min_size=count, max_size=count))
+    scales = [2.0 ** exponents[index] for index in found.of]
+    schedule = ScaleSchedule(
+        shared.structure, apart, scales, None, (1.0,) * len(scales), joined=found
+    )
+    return Case(shared, swappable, apart, found, dict(schedule.steps))
+
+
+many = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@many
+@given(cases())
+def test_joining_only_ever_joins(case: Case) -> None:
+    assert_coarser(case.apart, case.joined)
+
+
+@many
+@given(cases())
+def test_what_cannot_be_swapped_need_not_be_whatever_scales_are_chosen(case: Case) -> None:
+    for node in case.drawn.nodes:
+        if node.slots:
+            alphas = zip(node.slots, case.steps[node.number].alphas)
+            assert all(alpha == 1.0 for slot, alpha in alphas if slot.factor not in case.swappable)
+
+
+@many
+@given(cases())
+def test_a_weight_has_one_alpha(case: Case) -> None:
+    alphas: Dict[int, Set[float]] = {}
+    for node in case.through:
+        for slot, alpha in zip(node.slots, case.steps[node.number].alphas if node.slots else ()):
+            alphas.setdefault(slot.factor, set()).add(alpha)
+    assert all(len(found) == 1 for found in alphas.values())
+
+
+@many
+@given(cases())
+def test_what_is_added_to_a_leaf_has_one_scale(case: Case) -> None:
+    scales: Dict[int, Set[float]] = {}
+    for node in case.through:
+        for leaf in node.leaves:
+            step = case.steps[node.number]
+            scales.setdefault(leaf, set()).add(step.targets(node).get(leaf, step.scale))
+    assert all(len(found) == 1 for found in scales.values())
+
+
+@many
+@given(structures())
+def test_nothing_is_joined_where_no_function_shares_a_leaf_and_all_can_be_swapped(drawn: Drawn) -> None:
+    swappable = {slot.factor for node in drawn.nodes for slot in node.slots}
+    apart = drawn.components()
+    graph = components_of(drawn.nodes, drawn.sizes, by_layer=True, swappable=swappable)
+    several: List[Sequence[int]] = [[s.target for s in node.slots] for node in drawn.nodes]
+    # A weight that one function multiplies two gradients by gives both one alpha.
+    if all(len(targets) < 2 for targets in several):
+        assert graph == apart
+        assert list(joined(apart, graph).of) == list(range(len(apart.names)))

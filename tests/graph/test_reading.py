@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import gc
-from typing import Any, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Set, Tuple, Union
 
 import hypothesis.strategies as st
 import nnabla as nn
@@ -16,8 +16,9 @@ from hypothesis import HealthCheck, given, settings
 
 from nnabla_adaloss.graph.names import registered_names
 from nnabla_adaloss.graph.plan import GraphPlan
-from nnabla_adaloss.graph.reading import GraphDescription, read_graph, visited
-from tests.engine.random_graphs import Network, build, chosen_steps, networks, seeds
+from nnabla_adaloss.graph.reading import GraphDescription, GraphReading, read_graph, visited
+from tests.engine.random_graphs import STEPS, Network, build, chosen_steps, networks, seeds
+from tests.engine.test_architectures import NETWORKS
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
@@ -214,3 +215,250 @@ def test_deep_graphs_are_visited_without_recursion() -> None:
     for _ in range(5000):
         h = F.identity(h)
     assert len(visited(h)[0]) == 5000
+
+
+# What backward reads is what nnabla says: whatever else is overwritten, gradients stay what they are.
+
+
+def leaf(*shape: int, seed: int = 0, positive: bool = False, need_grad: bool = True) -> nn.Variable:
+    values = np.random.default_rng([seed, *shape]).standard_normal(shape)
+    v = nn.Variable(shape, need_grad=need_grad)
+    v.d = np.abs(values) + 0.5 if positive else values
+    return v
+
+
+def fixed(values: Any) -> nn.Variable:
+    return nn.Variable.from_numpy_array(np.asarray(values, np.float32))
+
+
+def matrix(*, seed: int = 0, positive: bool = False) -> nn.Variable:
+    return leaf(4, 6, seed=seed, positive=positive)
+
+
+def image(*, seed: int = 0) -> nn.Variable:
+    return leaf(2, 4, 6, 6, seed=seed)
+
+
+def normalized(f: Callable[..., nn.Variable], *rest: nn.Variable, batch_stat: bool = True) -> nn.Variable:
+    """By statistics of the batch, or by running ones."""
+    shape = (1, 4, 1, 1)
+    running = leaf(*shape, seed=2, need_grad=False), leaf(*shape, positive=True, need_grad=False)
+    return f(image(), leaf(*shape), leaf(*shape, seed=1), *running, *rest, batch_stat=batch_stat)
+
+
+CHECKERED = np.arange(24).reshape(4, 6) % 2
+Outputs = Union[nn.Variable, Sequence[nn.Variable]]
+
+KINDS: Dict[str, Callable[[], Outputs]] = {
+    "Affine": lambda: F.affine(matrix(), leaf(6, 3), leaf(3)),
+    "Affine of two batch axes": lambda: F.affine(leaf(2, 3, 4), leaf(4, 5), base_axis=2),
+    "Convolution": lambda: F.convolution(image(), leaf(3, 4, 3, 3), leaf(3)),
+    "Convolution in groups": lambda: F.convolution(
+        image(), leaf(4, 2, 3, 3), leaf(4), group=2, stride=(2, 2), dilation=(2, 2)
+    ),
+    "Deconvolution": lambda: F.deconvolution(image(), leaf(4, 3, 3, 3), leaf(3)),
+    "DepthwiseConvolution": lambda: F.depthwise_convolution(image(), leaf(4, 3, 3), leaf(4)),
+    "DepthwiseDeconvolution": lambda: F.depthwise_deconvolution(image(), leaf(4, 3, 3), leaf(4)),
+    "FusedConvolution": lambda: F.fused_convolution(
+        image(), leaf(3, 4, 3, 3), leaf(3), nonlinearity="relu"
+    ),
+    "BatchMatmul": lambda: F.batch_matmul(leaf(2, 3, 4), leaf(2, 4, 5)),
+    "BatchMatmul that broadcasts": lambda: F.batch_matmul(leaf(2, 3, 4), leaf(1, 5, 4), transpose_b=True),
+    "Embed": lambda: F.embed(fixed([[1, 2], [0, 2]]), leaf(3, 4)),
+    "Transpose": lambda: F.transpose(matrix(), (1, 0)),
+    "Reshape": lambda: F.reshape(matrix(), (6, 4), inplace=False),
+    "Reshape in place": lambda: F.reshape(F.tanh(matrix()), (6, 4), inplace=True),
+    "Identity": lambda: F.identity(matrix()),
+    "Add2": lambda: F.add2(matrix(), leaf(1, 6)),
+    "Add2 in place": lambda: F.add2(F.tanh(matrix()), matrix(seed=1), inplace=True),
+    "Sub2": lambda: F.sub2(matrix(), matrix(seed=1)),
+    "Mul2": lambda: F.mul2(matrix(), leaf(1, 6)),
+    "Div2": lambda: F.div2(matrix(), matrix(seed=1, positive=True)),
+    "Pow2": lambda: F.pow2(matrix(positive=True), matrix(seed=1)),
+    "AddN": lambda: F.add_n(matrix(), matrix(seed=1), matrix(seed=2)),
+    "MulN": lambda: F.mul_n(matrix(), matrix(seed=1), matrix(seed=2)),
+    "Maximum2": lambda: F.maximum2(matrix(), matrix(seed=1)),
+    "MulScalar": lambda: matrix() * 3.0,
+    "AddScalar": lambda: matrix() + 3.0,
+    "PowScalar": lambda: matrix(positive=True) ** 3,
+    "RDivScalar": lambda: 2.0 / matrix(positive=True),
+    "RPowScalar": lambda: 2.0 ** matrix(),
+    "MaximumScalar": lambda: F.maximum_scalar(matrix(), 0.1),
+    "Concatenate": lambda: F.concatenate(matrix(), leaf(4, 2), axis=1),
+    "Split": lambda: F.split(matrix(), axis=1),
+    "Stack": lambda: F.stack(matrix(), matrix(seed=1)),
+    "Slice": lambda: F.slice(matrix(), (1, 0), (4, 6), (2, 3)),
+    "Pad": lambda: F.pad(matrix(), (1, 2, 3, 1)),
+    "Pad that reflects": lambda: F.pad(matrix(), (1, 2, 3, 1), mode="reflect"),
+    "Broadcast": lambda: F.broadcast(leaf(1, 6), (4, 6)),
+    "Tile": lambda: F.tile(matrix(), (2, 3)),
+    "Flip": lambda: F.flip(matrix(), axes=[1]),
+    "Shift": lambda: F.shift(matrix(), (1, 2)),
+    "Sort": lambda: F.sort(matrix(), axis=1),
+    "Gather": lambda: F.gather(matrix(), fixed([1, 0, 2]), axis=1),
+    "Where": lambda: F.where(fixed(CHECKERED), matrix(), matrix(seed=1)),
+    "Sum": lambda: F.sum(matrix(), axis=1),
+    "Mean": lambda: F.mean(matrix(), axis=1),
+    "Max": lambda: F.max(matrix(), axis=1),
+    "Prod": lambda: F.prod(matrix(), axis=1),
+    "Norm": lambda: F.norm(matrix(), axis=1),
+    "NormNormalization": lambda: F.norm_normalization(matrix(), axes=1),
+    "CumSum": lambda: F.cumsum(matrix(), axis=1),
+    "WeightNormalization": lambda: F.weight_normalization(matrix(), leaf(6), dim=1),
+    "WeightStandardization": lambda: F.weight_standardization(leaf(3, 4, 3, 3), channel_axis=0),
+    "SpectralNorm": lambda: F.spectral_norm(matrix(), leaf(4, need_grad=False), itr=1),
+    "Tanh": lambda: F.tanh(matrix()),
+    "Sigmoid": lambda: F.sigmoid(matrix()),
+    "Softmax": lambda: F.softmax(matrix()),
+    "LogSoftmax": lambda: F.log_softmax(matrix()),
+    "ReLU": lambda: F.relu(matrix()),
+    "ReLU in place": lambda: F.relu(F.tanh(matrix()), inplace=True),
+    "LeakyReLU": lambda: F.leaky_relu(matrix(), 0.1),
+    "ELU": lambda: F.elu(matrix()),
+    "GELU": lambda: F.gelu(matrix()),
+    "Swish": lambda: F.swish(matrix()),
+    "SoftPlus": lambda: F.softplus(matrix()),
+    "PReLU": lambda: F.prelu(matrix(), leaf(6)),
+    "Exp": lambda: F.exp(matrix()),
+    "Log": lambda: F.log(matrix(positive=True)),
+    "Abs": lambda: F.abs(matrix()),
+    "Dropout": lambda: F.dropout(matrix(), 0.5, seed=3),
+    "MaxPooling": lambda: F.max_pooling(image(), (2, 2)),
+    "AveragePooling": lambda: F.average_pooling(image(), (2, 2)),
+    "Unpooling": lambda: F.unpooling(image(), (2, 2)),
+    "Interpolate": lambda: F.interpolate(image(), output_size=(9, 9), mode="linear"),
+    "BatchNormalization": lambda: normalized(F.batch_normalization),
+    "BatchNormalization by running statistics": lambda: normalized(F.batch_normalization, batch_stat=False),
+    "FusedBatchNormalization": lambda: normalized(F.fused_batch_normalization, image(seed=3)),
+    "LayerNormalization": lambda: F.layer_normalization(matrix(), leaf(1, 6), leaf(1, 6, seed=1)),
+    "GroupNormalization": lambda: F.group_normalization(
+        image(), leaf(1, 4, 1, 1), leaf(1, 4, 1, 1, seed=1), num_groups=2
+    ),
+    "InstanceNormalization": lambda: F.instance_normalization(
+        image(), leaf(1, 4, 1, 1), leaf(1, 4, 1, 1, seed=1)
+    ),
+    "SoftmaxCrossEntropy": lambda: F.softmax_cross_entropy(matrix(), fixed([[1], [2], [0], [3]])),
+    "SigmoidCrossEntropy": lambda: F.sigmoid_cross_entropy(matrix(), fixed(CHECKERED)),
+    "SquaredError": lambda: F.squared_error(matrix(), matrix(seed=1)),
+    "HuberLoss": lambda: F.huber_loss(matrix(), matrix(seed=1)),
+    "Einsum": lambda: F.einsum(matrix(), leaf(6, 3), equation="ij,jk->ik"),
+    "LSTM": lambda: F.lstm(leaf(3, 2, 4), leaf(1, 1, 2, 5), leaf(1, 1, 2, 5, seed=1), leaf(1, 4, 5, 9)),
+    "GRU": lambda: F.gru(leaf(3, 2, 4), leaf(1, 1, 2, 5), leaf(1, 3, 5, 9)),
+    "RNN": lambda: F.rnn(leaf(3, 2, 4), leaf(1, 1, 2, 5), leaf(1, 5, 9)),
+    "ClipGradByNorm": lambda: F.clip_grad_by_norm(matrix(), 0.1),
+}
+
+
+def weighed(outputs: Outputs) -> nn.Variable:
+    """A loss that gives each element of the outputs a gradient of its own."""
+    each = [outputs] if isinstance(outputs, nn.Variable) else outputs
+    return sum(F.sum(y * leaf(*y.shape, seed=9, need_grad=False)) for y in each)
+
+
+def trained(loss: nn.Variable) -> List[nn.Variable]:
+    """The leaves of a function at the end of a graph, and of those before it, that get a gradient."""
+    reading = read_graph(loss)
+    return [reading.variables[p] for p in sorted(reading.needed)]
+
+
+def memory(v: nn.Variable) -> int:
+    return v.d.__array_interface__["data"][0]
+
+
+def unread(reading: GraphReading) -> List[nn.Variable]:
+    """The variables that backward does not read. Where functions work in place, some are one array."""
+    described, read = reading.described, set()
+    for index, positions in enumerate(zip(described.inputs.by_function(), described.outputs.by_function())):
+        for position in {*positions[0], *positions[1]} if described.need_grads[index] else ():
+            if reading.reads(index, position):
+                read.add(memory(reading.variables[position]))
+    return [v for v in reading.variables if memory(v) not in read]
+
+
+def bits_of_gradients(loss: nn.Variable, *, overwrites: bool) -> Tuple[List[np.ndarray], Set[str]]:
+    """The gradients of all leaves, and of which functions inputs or outputs were overwritten with NaN."""
+    nn.seed(0)
+    loss.forward()
+    reading, leaves = read_graph(loss), trained(loss)
+    overwritten = unread(reading) if overwrites else []
+    of = {hash(v) for v in overwritten}
+    for v in overwritten:
+        v.d = np.nan
+    for v in leaves:
+        v.grad.zero()
+    loss.backward(clear_buffer=False)
+    changed = {
+        f.info.type_name for f in reading.functions if any(hash(v) in of for v in [*f.inputs, *f.outputs])
+    }
+    assert overwrites or all(np.isfinite(v.g).all() for v in leaves)
+    return [v.g.view(np.uint32).copy() for v in leaves], changed
+
+
+def assert_unread(build: Callable[[], nn.Variable]) -> Set[str]:
+    expected, _ = bits_of_gradients(build(), overwrites=False)
+    found, changed = bits_of_gradients(build(), overwrites=True)
+    assert expected
+    for own, gradient in zip(found, expected):
+        np.testing.assert_array_equal(own, gradient)
+    return changed
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_what_backward_does_not_read_may_hold_anything(kind: str) -> None:
+    outputs = KINDS[kind]()
+    last = (outputs if isinstance(outputs, nn.Variable) else outputs[0]).parent
+    type_name = kind.partition(" ")[0]
+    assert last.info.type_name == type_name
+    # All gradients at once, and that of each input by itself.
+    count = sum(v.need_grad for v in last.inputs)
+    for wanted in [None, *range(count)] if count > 1 else [None]:
+
+        def build(wanted: Any = wanted) -> nn.Variable:
+            outputs = KINDS[kind]()
+            inputs = (outputs if isinstance(outputs, nn.Variable) else outputs[0]).parent.inputs
+            for number, v in enumerate([v for v in inputs if v.need_grad]):
+                if wanted is not None and v.parent is None:
+                    v.need_grad = number == wanted
+            return weighed(outputs)
+
+        assert_unread(build)
+
+
+@pytest.mark.parametrize("network", sorted(NETWORKS))
+def test_in_a_network_too(network: str) -> None:
+    def build() -> nn.Variable:
+        nn.clear_parameters()
+        nn.random.set_parameter_seed(313)
+        return NETWORKS[network]()
+
+    # Biases, the constants of sums, what means and sums read.
+    assert {"Mean"} <= assert_unread(build)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seeds, st.lists(st.sampled_from([name for name in STEPS if name != "recompute"]), max_size=6))
+def test_in_any_network(seed: int, steps: List[str]) -> None:
+    assert_unread(lambda: build(seed, steps, input_gradient=bool(seed % 2)).loss)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "read"), [("both", {"x", "w"}), ("x", {"w"}), ("w", {"x"}), ("b", set())]
+)
+def test_a_function_reads_what_the_gradients_that_are_wanted_follow_from(wanted: str, read: Set[str]) -> None:
+    named = {"x": leaf(4, 6), "w": leaf(6, 3), "b": leaf(3)}
+    for name, v in named.items():
+        v.need_grad = name in ("xw" if wanted == "both" else wanted)
+    y = F.affine(*named.values())
+    reading = read_graph(y)
+    found = {name for name, v in named.items() if reading.reads(0, reading.keys.index(hash(v)))}
+    assert found == read
+    assert not reading.reads(0, reading.keys.index(hash(y)))
+
+
+def test_what_a_function_has_computed_it_may_read_and_what_it_has_nothing_to_do_with_not() -> None:
+    x = leaf(4, 6)
+    h, other = F.tanh(x), F.mul_scalar(x, 2.0)
+    reading = read_graph(F.sum(h + other))
+    index = [f.info.type_name for f in reading.functions].index("Tanh")
+    position = {name: reading.keys.index(hash(v)) for name, v in [("x", x), ("h", h), ("other", other)]}
+    assert [reading.reads(index, position[name]) for name in ("x", "h", "other")] == [False, True, False]

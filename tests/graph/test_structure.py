@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Dict, Tuple
+from typing import Any, Callable, Dict, Set, Tuple, Union
 
 import hypothesis.strategies as st
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
@@ -17,7 +18,7 @@ from nnabla_adaloss.core.layer_selection import LayerSelection
 from nnabla_adaloss.graph.names import registered_names
 from nnabla_adaloss.graph.reading import GraphDescription, read_graph
 from nnabla_adaloss.graph.structure import GraphStructure, PlanOptions
-from tests.engine.random_graphs import WIDTH, build, seeds
+from tests.engine.random_graphs import STEPS, WIDTH, build, seeds
 
 OPTIONS = PlanOptions(LayerSelection(), True, frozenset())
 # Those that take batches of any size.
@@ -166,3 +167,201 @@ def test_what_can_be_largest_goes_by_the_batch() -> None:
     found = one.of_alike(four.described)
     assert found is not None
     assert found.largest_gradients == four.largest_gradients != before
+
+
+# Which weights can be swapped for a whole pass.
+
+
+def swappable(loss: nn.Variable, selection: LayerSelection = OPTIONS.selection) -> Set[Union[str, None]]:
+    """The weights that can be, by name; None for all that are no parameters."""
+    reading = read_graph(loss)
+    found = GraphStructure(
+        reading.description(registered_names()), OPTIONS._replace(selection=selection), reading
+    )
+    return {registered_names().get(reading.keys[position]) for position in found.swappable}
+
+
+def hidden(name: str = "a", **options: Any) -> nn.Variable:
+    """A layer on another one: its weight is multiplied by a gradient that somebody wants."""
+    h = F.tanh(PF.affine(nn.Variable((4, 3)), 3, name="first"))
+    return PF.affine(h, 3, name=name, **options)
+
+
+def weight(name: str = "a") -> nn.Variable:
+    return nn.get_parameters(grad_only=False)[f"{name}/affine/W"]
+
+
+def penalized() -> nn.Variable:
+    y = hidden()
+    return F.mean(y**2) + F.sum(weight() ** 2)
+
+
+def with_a_linear_penalty() -> nn.Variable:
+    y = hidden()
+    return F.mean(y**2) + F.sum(F.transpose(weight(), (1, 0))) * 0.5
+
+
+def weighed_element_by_element() -> nn.Variable:
+    y = hidden()
+    return F.mean(y**2) + F.sum(weight() * F.constant(0.5, (3, 3)))
+
+
+def with_a_squared_gradient_of_the_sum() -> nn.Variable:
+    y = hidden()
+    return F.mean(y**2) + F.sum(weight()) ** 2
+
+
+def used_by_two_layers() -> nn.Variable:
+    return F.mean(PF.affine(F.tanh(hidden()), 3, name="a") ** 2)
+
+
+def frozen_and_used_by_two_layers() -> nn.Variable:
+    h = F.tanh(hidden(fix_parameters=True))
+    return F.mean(PF.affine(h, 3, name="a", fix_parameters=True) ** 2)
+
+
+def used_on_data_as_well() -> nn.Variable:
+    data = nn.Variable((4, 3))
+    return F.mean(hidden() ** 2) + F.mean(PF.affine(data, 3, name="a") ** 2)
+
+
+def its_own_input() -> nn.Variable:
+    y = hidden()
+    return F.mean(y**2) + F.mean(F.affine(weight(), weight()) ** 2)
+
+
+def input_of_another_layer() -> nn.Variable:
+    y = hidden()
+    return F.mean(y**2) + F.mean(PF.affine(weight(), 2, name="reader") ** 2)
+
+
+def input_of_another_frozen_layer() -> nn.Variable:
+    y = hidden()
+    return F.mean(y**2) + F.mean(PF.affine(weight(), 2, name="reader", fix_parameters=True) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("loss", "can"),
+    [
+        (lambda: F.mean(hidden() ** 2), True),
+        (penalized, False),
+        (with_a_linear_penalty, True),
+        # nnabla says of a product that it reads both factors for the gradient of one.
+        (weighed_element_by_element, False),
+        (with_a_squared_gradient_of_the_sum, True),
+        (used_by_two_layers, True),
+        (frozen_and_used_by_two_layers, True),
+        # What multiplies data computes no gradient that the weight is read for.
+        (used_on_data_as_well, True),
+        # The gradient of a weight is that of the output, times the input.
+        (input_of_another_layer, False),
+        (input_of_another_frozen_layer, True),
+        (its_own_input, False),
+    ],
+)
+def test_a_weight_can_be_swapped_where_only_its_layers_read_it(
+    loss: Callable[[], nn.Variable], can: bool
+) -> None:
+    assert ("a/affine/W" in swappable(loss())) == can
+
+
+COMPUTED: Dict[str, Tuple[Callable[[nn.Variable], nn.Variable], bool]] = {
+    "weight normalization": (lambda w: PF.weight_normalization(w, dim=1), True),
+    "weight standardization": (lambda w: F.weight_standardization(w, channel_axis=1), True),
+    "mask": (lambda w: F.mul2(w, F.constant(1.0, w.shape)), True),
+    "trained mask": (lambda w: F.mul2(w, PF.get_parameter_or_create("mask", w.shape)), True),
+    "constant": (lambda w: w * 2.0, True),
+    "sine": (lambda w: F.sin(w), True),
+    # They compute their gradients from what they have written.
+    "tanh": (lambda w: F.tanh(w), False),
+    "exponential": (lambda w: F.exp(w), False),
+    "softmax": (lambda w: F.softmax(w), False),
+    "rectified in place": (lambda w: F.relu(w * 1.0, inplace=True), False),
+}
+
+
+@pytest.mark.parametrize("how", sorted(COMPUTED))
+def test_a_computed_weight_can_be_swapped_where_its_function_does_not_read_it(how: str) -> None:
+    apply, can = COMPUTED[how]
+    loss = F.mean(hidden(apply_w=apply) ** 2)
+    # No parameter itself: nothing is known of it but where it is.
+    assert swappable(loss) == ({None} if can else set())
+    # Nor does it matter where nobody wants the gradient of what it is computed from.
+    nn.clear_parameters()
+    assert swappable(F.mean(hidden(apply_w=apply, fix_parameters=True) ** 2)) >= ({None} if can else set())
+
+
+@pytest.mark.parametrize("other", [True, False])
+def test_a_frozen_weight_is_read_by_nobody_who_computes_it(other: bool) -> None:
+    frozen = nn.Variable((3, 3))
+    computed = F.tanh(frozen)
+    h = F.affine(PF.affine(nn.Variable((4, 3)), 3, name="first"), computed)
+    loss = F.mean(h**2) + (F.sum(F.exp(computed)) if other else 0.0)
+    assert swappable(loss) == {None}
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+def test_a_table_is_no_weight_and_what_is_transposed_from_it_is(transposed: bool) -> None:
+    ids = nn.Variable.from_numpy_array(np.array([[1, 2, 1], [0, 3, 3]]))
+    table = PF.get_parameter_or_create("table", (5, 4) if transposed else (5, 5))
+    h = F.tanh(PF.affine(F.mean(F.embed(ids, table), axis=1), table.shape[1], name="a"))
+    logits = F.affine(h, F.transpose(table, (1, 0)) if transposed else table)
+    # The gradient of a table has its rows, and that of a transposed one is transposed: neither reads it.
+    assert swappable(F.mean(logits**2)) == {"a/affine/W", None if transposed else "table"}
+
+
+def test_a_weight_that_another_layer_reads_can_be_swapped_only_if_that_is_scaled_too() -> None:
+    loss = used_by_two_layers()
+    names = sorted(GraphStructure(described(loss), OPTIONS, read_graph(loss)).layer_slots)
+    assert len(names) == 2
+    assert swappable(loss) == {"a/affine/W"}
+    for name in names:
+        assert swappable(loss, LayerSelection(exclude=(name,))) == set()
+
+
+def products(kind: str) -> nn.Variable:
+    """A layer, and a product of what it has computed with something."""
+    h = PF.affine(F.tanh(PF.affine(nn.Variable((2, 4, 3)), 3, base_axis=2, name="first")), 3, 2, name="a")
+    other = {
+        "scores": lambda: F.softmax(F.batch_matmul(h, F.tanh(h), transpose_b=True)),
+        "activation": lambda: h * F.constant(0.5, (2, 4, 3)),
+        "data": lambda: nn.Variable((2, 4, 4)),
+        "parameter": lambda: PF.get_parameter_or_create("p", (1, 4, 4)),
+    }[kind]()
+    if kind == "activation":
+        return F.mean(F.batch_matmul(h, other, transpose_a=True) ** 2)
+    return F.mean(F.batch_matmul(other, h) ** 2)
+
+
+@pytest.mark.parametrize("kind", ["scores", "activation"])
+def test_activations_that_are_multiplied_by_each_other_are_never_swapped(kind: str) -> None:
+    assert swappable(products(kind)) == {"a/affine/W"}
+
+
+def test_of_a_product_with_a_leaf_the_leaf_can_be_swapped() -> None:
+    assert swappable(products("parameter")) == {"a/affine/W", "p"}
+    assert swappable(products("data")) == {"a/affine/W", None}
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seeds, st.lists(st.sampled_from(sorted(STEPS)), max_size=6))
+def test_whatever_is_swapped_nobody_else_reads(seed: int, steps: Any) -> None:
+    loss = build(seed, steps, input_gradient=bool(seed % 2)).loss
+    reading, structure = read_graph(loss), structure_of(loss)
+    products = {(slot.factor, node.number) for node in structure.nodes for slot in node.slots}
+    for position in structure.swappable:
+        others = {i for i in structure.order if (position, i) not in products}
+        assert not any(reading.reads(index, position) for index in others)
+    for factor, _ in products:
+        if factor not in structure.swappable:
+            own = [i for i in structure.order if (factor, i) not in products and reading.reads(i, factor)]
+            kinds = {structure.by_number[number].type_name for f, number in products if f == factor}
+            assert own or kinds == {"BatchMatmul"}
+
+
+def test_of_a_known_topology_the_same_can_be_swapped() -> None:
+    structure, longer = structure_of(attention(3)), attention(5)
+    found = structure.of_alike(described(longer))
+    assert found is not None
+    assert found.swappable == structure_of(longer).swappable
+    assert found.joined == structure_of(longer).joined

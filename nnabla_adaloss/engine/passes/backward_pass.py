@@ -228,11 +228,11 @@ class BackwardPass(ABC):
         apart = {p for p in single if p in graph.of and graph.names[graph.of[p]] in graph.single}
         if storage is None:
             return [one for one in measured if one[0] in apart or one[0] not in structure.in_float]
-        rounded = storage.gradients
+        rounded, scales = storage.gradients, self.scales
         found = [one for one in measured if one[0] in apart or keys[one[0]] in rounded]
         found += [
-            (p, rounded[keys[p]].statistics.abs_max / scale)
-            for p, scale in self.scales.items()
+            (p, rounded[keys[p]].statistics.abs_max / scales[p])
+            for p in structure.largest_gradients
             if p not in single and keys[p] in rounded
         ]
         return found

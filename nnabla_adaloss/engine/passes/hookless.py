@@ -8,6 +8,7 @@ needs that is followed by a call. What is measured for later choices is kept by 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import List, Optional, Sequence, Tuple
 
 import nnabla as nn
@@ -61,21 +62,28 @@ class HooklessPass(BackwardPass):
             self._weights.swap_all(self._steps.factors)
         if self._leaves is not None:
             self._leaves.take(*self._steps.leaves.leaves)
-        between, following = self._steps.between, self._steps.leaves.following
-        if not (between or following):
-            return (), ()
         keys = self.plan.function_keys
-        numbers = {keys[number]: number for number in (*between, *following)}.get
+        numbers = {keys[n]: n for n in (*self._steps.between, *self._steps.leaves.following)}
+        if not numbers:
+            return (), ()
+        if self.storage is not None:
+            # An emulated storage looks at each function anyway.
+            self.storage.after = {key: partial(self._after, number) for key, number in numbers.items()}
+            return (), ()
 
         def after(f: object) -> None:
-            number = numbers(hash(f))
-            if number is None:
-                return
-            self.rescale(between.get(number, ()))
-            if self._leaves is not None and number in following:
-                self._leaves.hand_on(following[number])
+            number = numbers.get(hash(f))
+            if number is not None:
+                self._after(number)
 
         return (), (after,)
+
+    def _after(self, number: int) -> None:
+        """What is to be done when a function has run."""
+        self.rescale(self._steps.between.get(number, ()))
+        following = self._steps.leaves.following.get(number)
+        if following is not None and self._leaves is not None:
+            self._leaves.hand_on(following)
 
     def _keep(self, positions: Sequence[int]) -> None:
         """Have nnabla keep gradients until they are measured, except those that an emulated storage sees."""
@@ -109,6 +117,8 @@ class HooklessPass(BackwardPass):
 
     def restore(self) -> None:
         """Put every swapped array back; harmless when none is swapped."""
+        if self.storage is not None:
+            self.storage.after = {}
         if self._kept:
             self._release()
         if self._weights is not None:
