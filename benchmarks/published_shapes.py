@@ -460,7 +460,7 @@ MODELS = {
     "bert": Model("encoder with masks, 4x16 symbols", partial(padded, 4, 16, 32), bert),
     "lstm": Model("LSTM, 16 steps", partial(next_symbols, 16, 16, 32), lstm, 0.1),
     "rnn": Model("RNN, 16 steps", partial(images, (64, 1, 16, 16), 4), rnn),
-    "hourglass": Model("2 hourglasses, 16x16", partial(heatmaps, (4, 1, 16, 16), 4), hourglass),
+    "hourglass": Model("2 hourglasses, 16x16", partial(heatmaps, (4, 1, 16, 16), 4), hourglass, 0.001),
     "wavenet": Model("WaveNet", partial(waves, 4, 64, 16), partial(wavenet, normalized=False), 0.1),
     "wavenet-wn": Model(
         "WaveNet, normalized", partial(waves, 4, 64, 16), partial(wavenet, normalized=True), 0.02
@@ -469,7 +469,7 @@ MODELS = {
     "vat": Model("VAT, 3 applications", partial(half_labelled, 64, 32), vat),
     "autoencoder": Model("tied autoencoder", partial(vectors, 128, 256), autoencoder, 0.5),
     "siamese": Model("Siamese, 16x16", partial(pairs, (32, 1, 16, 16)), siamese),
-    "gan": Model("GAN, two updaters, 16x16", partial(real_and_noise, 16, 16), gan, 0.002),
+    "gan": Model("GAN, two updaters, 16x16", partial(real_and_noise, 64, 16), gan, 0.002),
     "unet": Model("U-Net, 16x16", partial(masks, (8, 1, 16, 16)), unet),
     "darts": Model("DARTS, 2 cells, 8x8", partial(images, (4, 1, 8, 8), 4), darts),
 }

@@ -20,6 +20,8 @@ linear. In backward order, with S the scale that the gradients of a component ca
     wish      = what a method would multiply the layer's input gradient by; none with "amax_history"
     level     : the rooms of components that follow each other, at most two bits apart, count as the smallest;
                 so do those behind several losses, at most four bits apart
+    joined    : components that only hooks could part are one, with the smallest of their rooms, unless a leaf
+                would lose its gradient
     absent    : with a loss weight of 0, c limits nothing, and takes the scale of what is behind it, so that
                 its layers have alpha 1
 

@@ -294,7 +294,7 @@ def test_layers_of_one_weight_have_one_alpha(bias: bool) -> None:
     assert together(found, *outer)
     assert together(found, *inner)
     assert not together(found, inner[0], outer[0])
-    assert found.layers(outer[0], inner[0]) == ["shared/affine", "shared/affine:2"]
+    assert found.layers(outer[0], inner[0]) == ["shared/affine", "shared/affine#2"]
 
 
 def test_layers_of_one_frozen_weight_have_one_alpha_too() -> None:
@@ -442,9 +442,7 @@ def sharing(node: NodeStructure, to: Dict[int, int]) -> NodeStructure:
         for slot in node.slots
     ]
     leaves = tuple(dict.fromkeys(to.get(leaf, leaf) for leaf in node.leaves))
-    return node._replace(
-        leaves=leaves, slots=tuple(slot for slot in slots if slot.target != slot.factor)
-    )
+    return node._replace(leaves=leaves, slots=tuple(slot for slot in slots if slot.target != slot.factor))
 
 
 @st.composite
@@ -462,9 +460,7 @@ def cases(draw: Any) -> Case:
     count = len(graph.names)
     exponents = draw(st.lists(st.integers(-20, 20), min_size=count, max_size=count))
     scales = [2.0 ** exponents[index] for index in found.of]
-    schedule = ScaleSchedule(
-        shared.structure, apart, scales, None, (1.0,) * len(scales), joined=found
-    )
+    schedule = ScaleSchedule(shared.structure, apart, scales, None, (1.0,) * len(scales), joined=found)
     return Case(shared, swappable, apart, found, dict(schedule.steps))
 
 

@@ -259,9 +259,7 @@ KINDS: Dict[str, Callable[[], Outputs]] = {
     "Deconvolution": lambda: F.deconvolution(image(), leaf(4, 3, 3, 3), leaf(3)),
     "DepthwiseConvolution": lambda: F.depthwise_convolution(image(), leaf(4, 3, 3), leaf(4)),
     "DepthwiseDeconvolution": lambda: F.depthwise_deconvolution(image(), leaf(4, 3, 3), leaf(4)),
-    "FusedConvolution": lambda: F.fused_convolution(
-        image(), leaf(3, 4, 3, 3), leaf(3), nonlinearity="relu"
-    ),
+    "FusedConvolution": lambda: F.fused_convolution(image(), leaf(3, 4, 3, 3), leaf(3), nonlinearity="relu"),
     "BatchMatmul": lambda: F.batch_matmul(leaf(2, 3, 4), leaf(2, 4, 5)),
     "BatchMatmul that broadcasts": lambda: F.batch_matmul(leaf(2, 3, 4), leaf(1, 5, 4), transpose_b=True),
     "Embed": lambda: F.embed(fixed([[1, 2], [0, 2]]), leaf(3, 4)),
@@ -441,9 +439,7 @@ def test_in_any_network(seed: int, steps: List[str]) -> None:
     assert_unread(lambda: build(seed, steps, input_gradient=bool(seed % 2)).loss)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "read"), [("both", {"x", "w"}), ("x", {"w"}), ("w", {"x"}), ("b", set())]
-)
+@pytest.mark.parametrize(("wanted", "read"), [("both", {"x", "w"}), ("x", {"w"}), ("w", {"x"}), ("b", set())])
 def test_a_function_reads_what_the_gradients_that_are_wanted_follow_from(wanted: str, read: Set[str]) -> None:
     named = {"x": leaf(4, 6), "w": leaf(6, 3), "b": leaf(3)}
     for name, v in named.items():
