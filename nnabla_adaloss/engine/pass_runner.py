@@ -218,11 +218,20 @@ class PassRunner:
             lambda p: weights[of[p]],
             fixed=scale is not None,
         )
+        weight_room, origin = _weight_room(planned, config), None
+        present = None if again else planned.cache.last(weights)
+        if present is not None and present.structure is not structure:
+            present = None
+        if wish is None and scale is None:
+            # Mostly what is known is what it was.
+            gains = known.gain if None in known.room else None
+            origin = known._replace(gain=gains or ()), weight_room, seeded, apart
+            if present is not None and present.origin == origin:
+                return present
 
         def choice_of(graph: Components, known: Room) -> Choice:
             start = self._start(graph, known, planned.limits[graph.root], policy, scale, seeded=seeded)
-            room = _weight_room(planned, config)
-            return choose(graph, known, start, wish, room, power_of_two=config.power_of_two)
+            return choose(graph, known, start, wish, weight_room, power_of_two=config.power_of_two)
 
         joined = None if apart else planned.joined
         # The loss gradient itself has S0.
@@ -231,7 +240,9 @@ class PassRunner:
         choice = joined and choose_together(graph, joined, known, choice_of, self._spread / policy.margin)
         if choice is None:
             choice, joined = choice_of(graph, known), None
-        made = ScaleSchedule(
+        if present is not None and (present.fixed_scale, present.components) == (scale, choice.scales):
+            return present
+        return ScaleSchedule(
             structure,
             graph,
             choice.scales,
@@ -241,12 +252,8 @@ class PassRunner:
             wishes.unbounded,
             joined,
             planned.in_float,
+            origin,
         )
-        present = planned.cache.last(weights)
-        if present is not None and not again and present.structure is structure:
-            alike = present.fixed_scale == scale and present.components == choice.scales
-            return present if alike else made
-        return made
 
     def _start(
         self,

@@ -111,9 +111,11 @@ class PreparedGraph:
 
     @property
     def joined(self) -> Optional[Joined]:
-        """Which components share a scale in passes without hooks; None: each layer has one of its own."""
-        by_components = self.config.method.needs is Needs.COMPONENTS
-        return self.plan.structure.joined if by_components else None
+        """Which components share a scale in passes without hooks; None: each has one of its own."""
+        if self.config.method.needs is not Needs.COMPONENTS:
+            return None
+        found = self.plan.structure.joined
+        return found if len(found.graph.names) < len(found.of) else None
 
     @cached_property
     def in_float(self) -> FrozenSet[int]:

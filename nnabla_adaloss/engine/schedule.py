@@ -54,8 +54,9 @@ class ScaleSchedule:
     joined: Optional[Joined] = None  # which components had to share a scale; None: none
     # The functions of one element that are given gradients in float32, and hand them on so.
     in_float: FrozenSet[int] = frozenset()
+    origin: Any = None  # what it was chosen from, where that may be compared
 
-    @property
+    @cached_property
     def seed(self) -> float:
         """What the loss gradient starts with."""
         return self.scales[self.structure.nodes[0].outputs[0]]

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 
 from nnabla_adaloss.core.layer_record import Reason
 from nnabla_adaloss.core.power_of_two import is_power_of_two
-from nnabla_adaloss.engine.choose import Choice, Room, Start, choose
-from nnabla_adaloss.graph.components import Components
+from nnabla_adaloss.engine.choose import Choice, Room, Start, choose, choose_together
+from nnabla_adaloss.graph.components import Components, Joined, components_of, joined
 from tests.engine import random_structures as graphs
 from tests.engine.random_structures import Drawn, structures
 
@@ -572,3 +572,264 @@ def test_loss_weights_that_grow_together_move_the_scales_and_leave_the_alphas(ca
     assert after.reasons == before.reasons
     for index in moved:
         assert after.scales[index] == before.scales[index] / by[index]
+
+
+# Components that only hooks could part share a scale.
+
+FAR = 2.0**20
+
+
+def joined_rooms(n: Graph, known: Room, start: Start, spread: float) -> Optional[Choice]:
+    def choice_of(components: Components, own: Room) -> Choice:
+        return choose(components, own, start, None, {})
+
+    return choose_together(n.components, n.structure.joined, known, choice_of, spread)
+
+
+class Steps(Graph):
+    """Three steps with one weight, from a state that a layer of its own computes, and a layer behind them."""
+
+    def __init__(self, *, trained: bool = False) -> None:
+        start = nn.Variable((4, 5), need_grad=True) if trained else affine(nn.Variable((4, 3)), "start")
+        self.states = [start]
+        for _ in range(3):
+            self.states.append(F.tanh(affine(self.states[-1], "cell")))
+        self.last = affine(self.states[-1], "last")
+        self.loss = F.mean(self.last**2)
+        super().__init__(self.loss)
+
+    def together(
+        self,
+        room: Mapping[nn.Variable, float],
+        spread: float = FAR,
+        *,
+        absent: Sequence[nn.Variable] = (),
+        ceiling: Mapping[nn.Variable, float] = {},
+    ) -> Optional[List[float]]:
+        """The scales of the states, last one first; None: each needs one of its own."""
+        known = Room(
+            self.by_index(room, None),
+            {self.index(v): own for v, own in ceiling.items()},
+            tuple(self.by_index(dict.fromkeys(absent, 0.0), 1.0)),
+            self.by_index(dict.fromkeys(room, 1.0), None),
+            level=False,
+        )
+        found = joined_rooms(self, known, Start(S0, S0, U_MIN), spread)
+        if found is None:
+            return None
+        self.scales = found.scales
+        return self.of(*reversed(self.states))
+
+
+def falling(n: Steps, *exponents: int) -> Dict[nn.Variable, float]:
+    """Rooms, by state, last one first: gradients become smaller, and rooms larger."""
+    return {v: 2.0**e for v, e in zip(reversed(n.states), exponents)}
+
+
+def test_what_shares_a_scale_has_that_of_the_smallest_room() -> None:
+    n = Steps()
+    assert n.together({n.last: 2.0**5, **falling(n, 12, 10, 14, 13)}) == [2.0**10] * 4
+    # What is behind a layer of its own is none of it.
+    assert n.of(n.last) == [2.0**5]
+    assert n.together(falling(n, 12, 10, 14, 13), ceiling={n.states[0]: 2.0**7}) == [2.0**7] * 4
+    assert n.together(falling(n, 12, 10, 14, 13), ceiling={n.states[0]: 2.0**11}) == [2.0**10] * 4
+
+
+def test_members_that_nothing_is_known_of_limit_nothing() -> None:
+    n = Steps()
+    for known in n.states:
+        assert n.together({n.last: 2.0**5, known: 2.0**9}) == [2.0**9] * 4
+    # Of none: the scale of what it comes from.
+    assert n.together({n.last: 2.0**5}) == [2.0**5] * 4
+
+
+def test_members_without_a_gradient_in_this_batch_limit_nothing() -> None:
+    inner = [F.tanh(affine(nn.Variable((4, 3)), name)) for name in ("left", "right")]
+    outer = [affine(h, "shared") for h in inner]
+    means = [F.mean(y**2) for y in outer]
+    n = Graph(means[0] * 0.5 + means[1] * 2.0)
+    room = {outer[0]: 2.0**4, outer[1]: 2.0**10, inner[0]: 2.0**6, inner[1]: 2.0**12}
+    for absent in (None, 0, 1):
+        gone = [] if absent is None else [outer[absent], inner[absent], means[absent]]
+        known = Room(
+            n.by_index({v: own for v, own in room.items() if v not in gone}, None),
+            {},
+            tuple(n.by_index(dict.fromkeys(gone, 0.0), 1.0)),
+            n.by_index({}, None),
+        )
+        found = joined_rooms(n, known, Start(S0, S0, U_MIN), FAR)
+        assert found is not None
+        n.scales = found.scales
+        expected = [2.0**10, 2.0**12] if absent == 0 else [2.0**4, 2.0**6]
+        assert n.of(outer[0], inner[0]) == n.of(outer[1], inner[1]) == expected
+
+
+def test_a_shared_weight_may_lose_what_little_is_added_to_it() -> None:
+    n = Steps()
+    # Most of its gradient comes from the last step, and of the first one only that of the same weight is lost.
+    n.together({n.last: 2.0**5})
+    room = falling(n, 5, 15, 25, 45)
+    assert n.together(room, 2.0**60) == [2.0**5] * 4
+    # The layer before the first step has only what comes through it.
+    assert n.together(room, 2.0**39) is None
+    assert n.together({**room, n.states[0]: 2.0**25}, 2.0**20) == [2.0**5] * 4
+    assert n.together({**room, n.states[0]: 2.0**25}, 2.0**19) is None
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize(("apart", "kept"), [(19, True), (20, True), (21, False)])
+def test_a_leaf_that_only_what_is_further_than_the_spread_leads_to_would_be_lost(
+    trained: bool, apart: int, kept: bool
+) -> None:
+    n = Steps(trained=trained)
+    room = falling(n, 5, 10, 15, 5 + apart)
+    assert (n.together(room, 2.0**20) is not None) == kept
+    # However far that is, what is not measured is not lost.
+    del room[n.states[0]]
+    assert n.together(room, 2.0**20) is not None
+
+
+def test_without_a_leaf_of_its_own_the_first_step_may_be_as_small_as_it_likes() -> None:
+    class Untrained(Steps):
+        def __init__(self) -> None:
+            self.states = [nn.Variable((4, 5))]
+            for _ in range(4):
+                self.states.append(F.tanh(affine(self.states[-1], "cell")))
+            del self.states[0]
+            self.last = affine(self.states[-1], "last")
+            Graph.__init__(self, F.mean(self.last**2))
+
+    n = Untrained()
+    assert n.together(falling(n, 5, 20, 40, 60), 2.0**4) == [2.0**5] * 4
+
+
+def test_losses_at_most_four_bits_apart_share_a_scale() -> None:
+    trunk = F.tanh(affine(nn.Variable((4, 3)), "trunk"))
+    tops = [affine(trunk, name) for name in "abc"]
+    means = [F.mean(top) for top in tops]
+    n = Graph(means[0] * 0.5 + means[1] * 2.0 + means[2])
+    rooms = dict(zip(tops, [2.0**14, 2.0**10, 2.0**15]))
+    n.choose(rooms, level=True)
+    assert n.of(*tops) == [2.0**10, 2.0**10, 2.0**15]
+    n.choose({**rooms, tops[2]: 2.0**14}, level=True)
+    assert n.of(*tops) == [2.0**10] * 3
+    # After an overflow each goes as low as it has to.
+    n.choose({**rooms, tops[2]: 2.0**14}, level=False)
+    assert n.of(*tops) == [2.0**14, 2.0**10, 2.0**14]
+    # Of what nothing is known nothing is said.
+    n.choose({tops[0]: 2.0**14, tops[2]: 2.0**12}, level=True)
+    assert n.of(*tops)[::2] == [2.0**12] * 2
+
+
+def test_what_is_no_loss_is_levelled_within_two_bits_only() -> None:
+    n = Heads()
+    room = {n.tops[0]: 2.0**10, n.tops[1]: 2.0**14, n.trunk: 2.0**18, n.bottom: 2.0**22}
+    n.choose(room, level=True)
+    assert n.of(*n.tops, n.trunk, n.bottom) == [2.0**10, 2.0**10, 2.0**18, 2.0**22]
+
+
+class Together(NamedTuple):
+    """A graph of which some components are joined, and what is known of it."""
+
+    apart: Components
+    joined: Joined
+    known: Room
+    start: Start
+
+    def choose(self, spread: float, **changes: Any) -> Optional[Choice]:
+        case = self._replace(**changes)
+
+        def choice_of(components: Components, known: Room) -> Choice:
+            return choose(components, known, case.start, None, {})
+
+        return choose_together(case.apart, case.joined, case.known, choice_of, spread)
+
+    @property
+    def limited(self) -> List[Optional[float]]:
+        """The smallest room of each joined component, and what an overflow has left."""
+        found: List[Optional[float]] = [None] * len(self.joined.graph.names)
+        for own, index in enumerate(self.joined.of):
+            for limit in (self.known.room[own], self.known.ceiling.get(own)):
+                if limit is not None:
+                    found[index] = min(limit, found[index] or math.inf)
+        return found
+
+
+@st.composite
+def together(draw: Any) -> Together:
+    drawn = draw(structures())
+    factors = sorted({slot.factor for node in drawn.nodes for slot in node.slots})
+    swappable = set(factors) - (draw(st.sets(st.sampled_from(factors))) if factors else set())
+    apart = drawn.components()
+    graph = components_of(drawn.nodes, drawn.sizes, by_layer=True, swappable=swappable)
+    count = len(apart.names)
+    rooms = draw(st.lists(st.none() | powers, min_size=count, max_size=count))
+    ceilings = enumerate(draw(st.lists(st.none() | powers, min_size=count, max_size=count)))
+    known = Room(
+        rooms,
+        {index: ceiling for index, ceiling in ceilings if ceiling is not None},
+        (1.0,) * count,
+        [None] * count,
+        level=False,
+    )
+    return Together(apart, joined(apart, graph), known, Start(2.0**15, S0, U_MIN))
+
+
+@few
+@given(together())
+def test_no_shared_scale_leaves_the_smallest_room(case: Together) -> None:
+    found = case.choose(math.inf)
+    assert found is not None
+    limits = case.limited
+    for own, index in enumerate(case.joined.of):
+        scale, limit = found.scales[own], limits[index]
+        assert scale == found.scales[list(case.joined.of).index(index)]
+        if own != case.apart.root and index != case.joined.graph.root:
+            assert limit is None or scale <= limit
+            led_to = any(edge.after == index for edge in case.joined.graph.edges)
+            room = [case.known.room[i] for i, to in enumerate(case.joined.of) if to == index]
+            # As large as it may be, where something is known.
+            assert not led_to or limit is None or not any(room) or scale == limit
+
+
+@few
+@given(together(), st.integers(0, 40))
+def test_a_larger_spread_allows_no_less_and_changes_no_scale(case: Together, exponent: int) -> None:
+    found = case.choose(2.0**exponent)
+    assert found is None or found == case.choose(2.0 ** (exponent + 1)) == case.choose(math.inf)
+
+
+@few
+@given(together(), st.integers(0, 30))
+def test_whoever_writes_most_of_a_leaf_keeps_its_gradient(case: Together, exponent: int) -> None:
+    spread = 2.0**exponent
+    found = case.choose(spread)
+    shared = case.choose(math.inf)
+    assert shared is not None
+    own = choose(case.apart, case.known, case.start, None, {}).scales
+
+    def far(index: int) -> bool:
+        room = case.known.room[index]
+        return room is not None and min(room, own[index]) > spread * shared.scales[index]
+
+    lost = set().union(*(case.apart.behind(index) for index in range(len(own)) if far(index)))
+    largest = []
+    for writers in case.apart.leaves.values():
+        rooms = {room: index for index in sorted(writers) for room in [case.known.room[index]] if room}
+        largest += [rooms[min(rooms)]] if rooms else []
+    if lost.isdisjoint(largest):
+        assert found == shared
+    # Two that have written as much stand in for each other.
+    elif len(case.apart.leaves) == sum(len(writers) for writers in case.apart.leaves.values()):
+        assert found is None
+
+
+@few
+@given(together(), powers)
+def test_with_rooms_that_are_alike_it_makes_no_difference(case: Together, room: float) -> None:
+    count = len(case.apart.names)
+    known = Room([room] * count, {}, (1.0,) * count, [1.0] * count)
+    start = Start(room, S0, U_MIN)
+    found = case.choose(1.0, known=known, start=start)
+    assert found is not None
+    assert found.scales == choose(case.apart, known, start, None, {}).scales == [room] * count

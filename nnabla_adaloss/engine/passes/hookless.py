@@ -62,10 +62,11 @@ class HooklessPass(BackwardPass):
             self._weights.swap_all(self._steps.factors)
         if self._leaves is not None:
             self._leaves.take(*self._steps.leaves.leaves)
-        keys = self.plan.function_keys
-        numbers = {keys[n]: n for n in (*self._steps.between, *self._steps.leaves.following)}
-        if not numbers:
+        between, following = self._steps.between, self._steps.leaves.following
+        if not (between or following):
             return (), ()
+        keys = self.plan.function_keys
+        numbers = {keys[number]: number for number in (*between, *following)}
         if self.storage is not None:
             # An emulated storage looks at each function anyway.
             self.storage.after = {key: partial(self._after, number) for key, number in numbers.items()}
