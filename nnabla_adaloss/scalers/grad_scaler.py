@@ -24,7 +24,7 @@ from ..graph.loss import LossLike, LossWrapper, Seed, check_seed, run_backward
 from ..kernels import select_kernels
 from ..undo import ArraySnapshot, ForwardState
 from ..updaters.notifications import Notifier
-from ..updaters.outcome import GOOD, BatchOutcome, examine, poison_gradients
+from ..updaters.outcome import GOOD, BatchOutcome, examine
 from ..updaters.retries import first_bad
 from ..updaters.settings import check_solver
 from .scaled_losses import ScaledLosses
@@ -416,16 +416,14 @@ class GradScaler:
             self._warn("other", self.cause)
 
     def _examine(self, scaling: AdaptiveLossScaling, solver: Any) -> BatchOutcome:
-        """Find out why gradients are not finite, without changing those of other solvers."""
+        """Find out why gradients are not finite, without changing any."""
         guard, minimum = scaling.guard, scaling.components.policy.min_scale
         self._begin_where_forward_ended(scaling)
         now = guard.state.now()
         snapshot = ArraySnapshot(select_kernels(scaling.variable.parent.context))
-        others = [other for other in self._solvers if other is not solver]
-        snapshot.save([v.grad for other in others for v in other.get_parameters().values()])
+        snapshot.save([v.grad for one in self._solvers for v in one.get_parameters().values()])
         # Clipping may have hidden what these gradients were.
-        poison_gradients(solver)
-        found = examine(GOOD, scaling, solver, minimum)
+        found = examine(GOOD, scaling, solver, minimum, counts=True)
         guard.state.restore(now)
         snapshot.restore()
         return found

@@ -254,11 +254,15 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
             if self.comm is None:
                 used, overflowed = self.scaling.loss_scale, outcome.overflowed
             else:
-                used = self._s0.exchange(
-                    self._exchange, self.scaling, average=self.average, alike=self._searches
+                used, overflowed = self._s0.exchange(
+                    self._exchange,
+                    self.scaling,
+                    average=self.average,
+                    alike=self._searches,
+                    bad=outcome.overflowed,
                 )
                 self._before_exchange = False
-                overflowed = not self._exchange.all_finite(self.scaling.kernels)
+                overflowed = overflowed or not self._exchange.all_finite(self.scaling.kernels)
             if not overflowed:
                 break
             self._undo_batches()

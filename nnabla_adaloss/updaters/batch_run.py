@@ -10,7 +10,7 @@ import numpy as np
 from ..engine.report import PassReport
 from ..monitor import BatchRepeated, Overflowed
 from .global_scale import GlobalScale
-from .outcome import BatchOutcome, examine, find_fault, poison_gradients, smallest_scale_helps
+from .outcome import BatchOutcome, examine, find_fault, smallest_scale_helps
 from .retries import RetryState
 from .settings import PassHooks, Settings
 
@@ -117,7 +117,6 @@ class BatchRunner:
         self._forward_backward(updater, again=True)
         if _overflows(updater):
             return None
-        poison_gradients(updater.solver)
         layers, component = tuple(first.found_inf), first.component or ""
         return before._replace(overflowed=True, nonfinite_layers=layers, component=component, lowered=True)
 

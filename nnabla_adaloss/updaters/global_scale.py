@@ -8,15 +8,15 @@ scalars fit. Gradients are exchanged unscaled, so that does no harm; after the e
 from __future__ import annotations
 
 import math
-from typing import List, Optional, Union
+from typing import List, Optional, Tuple, Union
 
 from ..core.scale_history import HistoryPolicy
 from ..core.scale_policy import ScalePolicy, ScaleState
 from ..engine import AdaptiveLossScaling
 from .exchange import GradientExchange
 
-# The name of S0 among what ranks tell each other.
-_S0 = "S0"
+# The names of S0 among what ranks tell each other, and of whether the gradients of a rank must not be used.
+_S0, _BAD = "S0", "bad"
 
 
 class GlobalScale:
@@ -43,17 +43,21 @@ class GlobalScale:
         return True
 
     def exchange(
-        self, exchange: GradientExchange, scaling: AdaptiveLossScaling, *, average: bool, alike: bool
-    ) -> float:
+        self,
+        exchange: GradientExchange,
+        scaling: AdaptiveLossScaling,
+        *,
+        average: bool,
+        alike: bool,
+        bad: bool,
+    ) -> Tuple[float, bool]:
         """Sum the gradients over all ranks, with statistics and scales in the same message, and adopt the
-        lowest; returns the global scale of the last batch. `alike`: all ranks have the same one.
+        lowest; returns the global scale of the last batch, and whether the gradients of any rank are `bad`.
+        `alike`: all ranks have the same global scale.
         """
         state = self.state._replace(scale=scaling.loss_scale) if self.measured else self.state
         measured = scaling.shared_statistics()
-        if alike and measured is None:
-            exchange.sum(average=average)
-            return state.scale
-        own = {**(measured or {}), **({} if alike else {_S0: list(state)})}
+        own = {**(measured or {}), **({} if alike else {_S0: list(state)}), _BAD: [float(bad)]}
         told = exchange.sum_with(own, average=average)
         if not alike:
             rows = [one[_S0] for one in told]
@@ -63,7 +67,7 @@ class GlobalScale:
             scaling.adopt_statistics(told)
         if not self.measured:
             self.state = state
-        return state.scale
+        return state.scale, any(one[_BAD][0] for one in told)
 
     def after_update(self, used: float) -> None:
         """Count a good update, with the global scale of its last batch."""

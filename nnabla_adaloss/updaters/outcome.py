@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from itertools import compress
 from typing import Any, NamedTuple, Optional, Tuple
 
@@ -47,14 +46,17 @@ def examine(
     smallest_scale: float,
     *,
     search: bool = True,
+    counts: bool = False,
 ) -> BatchOutcome:
-    """The outcome after one more pass: infinities and NaNs count in gradients of the solver's parameters.
-    `search`: look for a fault in forward also where nothing that is known of it suggests one.
+    """The outcome after one more pass: infinities and NaNs count in gradients of the solver's parameters, or
+    wherever they are with `counts`. `search`: look for a fault in forward also where nothing that is known of
+    it suggests one.
     """
     if not scaling.found_inf:
         return before
     layers = tuple(dict.fromkeys((*before.nonfinite_layers, *scaling.found_inf)))
-    if before.overflowed or gradients_are_finite(scaling.kernels, solver):
+    harmless = not counts and gradients_are_finite(scaling.kernels, solver)
+    if before.overflowed or harmless:
         return before._replace(nonfinite_layers=layers)
     nonfinite_loss = not np.isfinite(scaling.variable.d).all()
     component = scaling.result.component or ""
@@ -74,28 +76,20 @@ def find_fault(
     fault = scaling.guard.find_fault()
     if fault is not None and not found.nonfinite_loss and _finite_at(smallest_scale, scaling, solver):
         fault = None
-        poison_gradients(solver)
     return found._replace(fault=fault)
 
 
 def smallest_scale_helps(scaling: AdaptiveLossScaling, solver: Any, smallest_scale: float) -> bool:
-    """True when gradients of the last batch are finite at the smallest scale; poisons them."""
+    """True when gradients of the last batch are finite at the smallest scale, with which they are left."""
     scaling.guard.rewind()
     scaling.forward(clear_no_need_grad=True)
-    helps = _finite_at(smallest_scale, scaling, solver)
-    poison_gradients(solver)
-    return helps
+    return _finite_at(smallest_scale, scaling, solver)
 
 
 def _finite_at(scale: float, scaling: AdaptiveLossScaling, solver: Any) -> bool:
     solver.zero_grad()
     scaling.probe(scale)
     return gradients_are_finite(scaling.kernels, solver)
-
-
-def poison_gradients(solver: Any) -> None:
-    """Set a gradient to infinity, so that this rank, and through the sum every rank, rejects the batch."""
-    next(iter(solver.get_parameters().values())).grad.fill(math.inf)
 
 
 def agree_on_cause(

@@ -135,3 +135,138 @@ def test_elements_that_are_finite_are_summed_on(storage: Optional[str]) -> None:
         sums.append(gradient.data.copy())
     assert np.isinf(sums[1][0, 0])
     np.testing.assert_allclose(sums[1].flat[1:], sums[0].flat[1:], rtol=1e-6)
+
+
+# Leaves that several functions write in a pass without hooks.
+
+
+class Interrupted(Tampering):
+    """The identity; its backward is interrupted when it is told to."""
+
+    raises = False
+
+    def changed(self, g: np.ndarray) -> np.ndarray:
+        if self.raises:
+            raise KeyboardInterrupt
+        return g
+
+
+class Unrolled:
+    """One layer three times, and something between the first two that may be interrupted."""
+
+    def __init__(self, storage: Optional[str]) -> None:
+        nn.clear_parameters()
+        rng = np.random.RandomState(0)
+        self.interrupted = Interrupted()
+        h = nn.Variable.from_numpy_array(rng.randn(4, 5).astype(np.float32))
+        h = F.tanh(PF.affine(h, 5, name="first", rng=rng))
+        for step in range(3):
+            h = F.tanh(PF.affine(h, 5, name="again", rng=rng))
+            h = self.interrupted(h) if step == 0 else h
+        self.loss = F.mean(PF.affine(h, 2, name="last", rng=rng) ** 2)
+        wrapped = self.loss if storage is None else FormatEmulation(self.loss, storage)
+        self.scaling = AdaptiveLossScaling(wrapped, AdaLossConfig(measure_every=99))
+        self.parameters = nn.get_parameters()
+
+    def run(self, **options: Any) -> None:
+        self.scaling.forward(clear_no_need_grad=True)
+        self.scaling.backward(clear_buffer=True, **options)
+
+    def gradients(self) -> Any:
+        return {name: v.g.copy() for name, v in self.parameters.items()}
+
+
+HELD = [None, 0.25]
+HOOKS: List[Any] = [{}, {"function_post_hook": lambda f: None}]
+
+
+def start(n: Unrolled, held: Optional[float]) -> None:
+    """Zero the gradients, or have them hold something."""
+    zero_grads()
+    for v in n.parameters.values() if held is not None else ():
+        v.grad.fill(held)
+
+
+@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("storage", [None, "float16", "bfloat16", "float8_e5m2"])
+def test_what_three_functions_add_to_a_leaf_is_rounded_for_each(
+    storage: Optional[str], held: Optional[float]
+) -> None:
+    found = []
+    for hooks in HOOKS:
+        n = Unrolled(storage)
+        for _ in range(3):
+            start(n, held)
+            n.run(**hooks)
+        assert (n.scaling.result.kind == "hookless") == (not hooks)
+        found.append(n.gradients())
+    for name, gradient in found[1].items():
+        np.testing.assert_array_equal(found[0][name].view(np.uint32), gradient.view(np.uint32), err_msg=name)
+
+
+@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("storage", [None, "float16"])
+def test_an_interruption_between_two_functions_that_write_a_leaf(
+    storage: Optional[str], held: Optional[float]
+) -> None:
+    after = []
+    for hooks in HOOKS:
+        n = Unrolled(storage)
+        for _ in range(2):
+            start(n, held)
+            n.run(**hooks)
+        expected = n.gradients()
+        arrays = {name: (v.data, v.grad) for name, v in n.parameters.items()}
+        start(n, held)
+        n.interrupted.raises = True
+        with pytest.raises(KeyboardInterrupt):
+            n.run(**hooks)
+        assert {name: (v.data, v.grad) for name, v in n.parameters.items()} == arrays
+        after.append(n.gradients())
+        # Nor is anything left to be done: the next pass is as if there had been none.
+        n.interrupted.raises = False
+        start(n, held)
+        n.run(**hooks)
+        for name, gradient in expected.items():
+            np.testing.assert_array_equal(n.gradients()[name], gradient, err_msg=name)
+    before = 0.0 if held is None else held
+    # What was held is there, with what the functions have added that ran: all of a contribution, or nothing.
+    for name, gradient in after[0].items():
+        np.testing.assert_array_equal(gradient, after[1][name] if name.startswith("again") else before)
+    assert (after[0]["again/affine/W"] != before).any()
+    assert (after[0]["first/affine/W"] == before).all()
+
+
+class Sometimes(Silent):
+    """Writes its gradient when it is told to."""
+
+    writes = False
+
+    def backward_impl(self, *args: Any) -> None:
+        if self.writes:
+            Tampering.backward_impl(self, *args)
+
+
+@pytest.mark.parametrize("storage", [None, "float16"])
+@pytest.mark.parametrize("writing", [(), (0,), (1,), (2,), (0, 2), (0, 1, 2)])
+def test_of_functions_that_share_a_leaf_some_may_write_nothing(writing: Any, storage: Optional[str]) -> None:
+    found = []
+    for hooks in HOOKS:
+        nn.clear_parameters()
+        rng = np.random.RandomState(0)
+        w = PF.get_parameter_or_create("w", (4, 5), rng.randn(4, 5).astype(np.float32))
+        h = nn.Variable.from_numpy_array(rng.randn(4, 5).astype(np.float32))
+        functions = [Sometimes() for _ in range(3)]
+        for index, function in enumerate(functions):
+            h = F.tanh(PF.affine(h, 5, name=f"a{index}", rng=rng) + function(w))
+            function.writes = index in writing
+        loss = F.mean(h**2)
+        scaling = AdaptiveLossScaling(loss if storage is None else FormatEmulation(loss, storage))
+        for _ in range(3):
+            zero_grads()
+            scaling.forward()
+            scaling.backward(**hooks)
+        assert (scaling.result.kind == "hookless") == (not hooks)
+        found.append((w.grad.zeroing, w.g.copy()))
+    assert found[0][0] == found[1][0] == (not writing)
+    np.testing.assert_array_equal(found[0][1].view(np.uint32), found[1][1].view(np.uint32))

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -292,3 +293,105 @@ def test_nothing_is_known_of_a_seed_gradient_of_ones_own_even_of_one_element(see
     settle(scaling, clear=False, grad=np.full(loss.shape, seed, np.float32))
     assert scaling.found_inf == []
     assert scaling.result.schedule.components[0] == 8.0
+
+
+# Components that share a scale: unless a leaf would lose its gradient.
+
+
+def unrolled(steps: int, by: float, *, trained: bool) -> nn.Variable:
+    """The same layer so many times; what comes back through it becomes smaller by some factor each time."""
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+    PF.get_parameter_or_create("cell/affine/W", (6, 6)).d = np.eye(6)[::-1] * by
+    h = PF.get_parameter_or_create("state", (4, 6)) if trained else nn.Variable((4, 6))
+    h.d = rng.randn(4, 6) * 0.5
+    for _ in range(steps):
+        x = nn.Variable.from_numpy_array((rng.randn(4, 6) * 0.5).astype(np.float32))
+        h = F.tanh(PF.affine(h, 6, name="cell") + x)
+    return F.mean(PF.affine(h, 3, name="last", rng=rng) ** 2)
+
+
+def errors(
+    loss: nn.Variable, storage: str, monkeypatch: Optional[pytest.MonkeyPatch] = None
+) -> Tuple[str, Dict[str, float]]:
+    """The kind of a pass, and how far each gradient is from that of float32; with one scale, come what may."""
+    expected = {name: gradient.astype(np.float64) for name, gradient in run(loss).items()}
+    scaling = AdaptiveLossScaling(FormatEmulation(loss, storage))
+    if monkeypatch is not None:
+        monkeypatch.setattr(scaling._runner, "_spread", math.inf)
+    for iteration in range(3):
+        settle(scaling, iteration, clear=False)
+    found = gradients()
+    return scaling.result.kind, {
+        name: float(np.linalg.norm(found[name] - own) / np.linalg.norm(own)) for name, own in expected.items()
+    }
+
+
+# Of two bits of mantissa not more than two digits can be expected, and of as few steps as leave that.
+VANISHING = [("float16", 64, 0.5, 0.02), ("float16", 64, 0.75, 0.02), ("float8_e5m2", 8, 2.0**-4, 0.3)]
+vanishing = pytest.mark.parametrize(("storage", "steps", "by", "tolerance"), VANISHING)
+
+
+@vanishing
+def test_a_leaf_behind_gradients_that_vanish_has_its_own(
+    storage: str, steps: int, by: float, tolerance: float
+) -> None:
+    kind, found = errors(unrolled(steps, by, trained=True), storage)
+    assert "shares a weight with a layer of another scale" in kind
+    assert max(found.values()) < tolerance
+
+
+@vanishing
+def test_with_one_scale_come_what_may_it_would_be_lost(
+    storage: str, steps: int, by: float, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, found = errors(unrolled(steps, by, trained=True), storage, monkeypatch)
+    assert kind == "hookless"
+    assert found.pop("state") > 0.9
+    assert max(found.values()) < tolerance
+
+
+@vanishing
+def test_where_nothing_else_is_behind_them_they_may_vanish(
+    storage: str, steps: int, by: float, tolerance: float
+) -> None:
+    kind, found = errors(unrolled(steps, by, trained=False), storage)
+    assert kind == "hookless"
+    assert "state" not in found
+    assert max(found.values()) < tolerance
+
+
+def test_however_long_the_way_to_a_leaf_is_its_gradient_is_right() -> None:
+    kinds = []
+    for steps in range(6, 27, 2):
+        kind, found = errors(unrolled(steps, 0.5, trained=True), "float16")
+        kinds.append(kind == "hookless")
+        assert max(found.values()) < 0.02
+    # One scale for all serves only so many steps.
+    assert kinds == sorted(kinds, reverse=True)
+    assert {*kinds} == {True, False}
+
+
+def test_with_a_given_s0_the_loss_gradient_has_it_whatever_is_joined() -> None:
+    """A loss of several elements that a shared layer computes is in one component with what is behind it."""
+    nn.clear_parameters()
+    h = nn.Variable.from_numpy_array(np.random.RandomState(0).randn(4, 5).astype(np.float32))
+    for _ in range(3):
+        h = F.tanh(PF.affine(h, 5, name="again"))
+    scaling = AdaptiveLossScaling(h)
+    expected = run(h)
+    for iteration in range(3):
+        settle(scaling, iteration, 8.0, clear=False)
+    assert scaling.result.schedule.components[0] == 8.0
+    assert_same(gradients(), expected)
+
+
+def test_a_pass_that_measures_for_itself_alone_has_a_scale_for_each() -> None:
+    scaling = AdaptiveLossScaling(unrolled(4, 0.125, trained=False))
+    settle(scaling, 0)
+    assert scaling.result.kind == "measuring"
+    assert scaling.result.schedule.joined is None
+    settle(scaling, 1)
+    schedule = scaling.result.schedule
+    assert schedule.joined is not None
+    assert len(set(schedule.components)) < len(schedule.components)

@@ -21,6 +21,8 @@ from nnabla_adaloss import (
     DynamicLossScalingUpdater,
     FixedLossScalingUpdater,
     FormatEmulation,
+    GradScaler,
+    HistoryPolicy,
     LossScaleError,
     LossScaleWarning,
 )
@@ -170,16 +172,53 @@ def test_an_attention_mask_of_minus_infinity_is_no_fault() -> None:
     assert updater.scale < 2.0**30
 
 
-def test_what_was_looked_at_with_a_smaller_scale_is_no_gradient() -> None:
-    """Ranks decide by the sum of their gradients: it must not be finite because one has looked closer."""
+def test_what_was_looked_at_with_a_smaller_scale_is_not_taken_for_a_gradient() -> None:
     loss = masked(lambda weights, h: F.sum(weights * h) * 1e3)
     solver, scaling = solver_of(), AdaptiveLossScaling(FormatEmulation(loss))
     solver.zero_grad()
     scaling.forward(clear_no_need_grad=True)
     scaling.backward(2.0**40, clear_buffer=True)
     outcome = examine(GOOD, scaling, solver, 2.0**-24)
+    # What counts is what is said of it: the gradients are those of the smallest scale now.
     assert (outcome.overflowed, outcome.nonfinite_loss, outcome.fault) == (True, False, None)
-    assert solver.check_inf_or_nan_grad()
+    assert not solver.check_inf_or_nan_grad()
+
+
+@pytest.mark.parametrize("way", ["repeat", "next", "scaler"])
+@pytest.mark.parametrize("storage", ["float16", "native"])
+def test_a_bad_batch_leaves_parameters_alone_that_no_batch_reaches(storage: str, way: str) -> None:
+    """Distillation: the solver has the parameters of the teacher, too, which gets no gradient."""
+    x = data(4, 6)
+    with nn.context_scope(HALF if storage == "native" else nn.Context()):
+        soft = F.softmax(PF.affine(x, 3, name="teacher"))
+        soft.need_grad = False
+        student = F.log_softmax(PF.affine(F.tanh(PF.affine(x, 5, name="a")), 3, name="student"))
+        loss = -F.mean(F.sum(soft * student, axis=1)) * 1e3
+    solver, known = S.Sgd(1e-3), nn.get_parameters()
+    # The first ones of the solver are those that were set last.
+    solver.set_parameters({name: known[name] for name in sorted(known, key=lambda name: "teacher" in name)})
+    parameters = solver.get_parameters()
+    assert next(iter(parameters)).startswith("teacher")
+    before = {name: v.d.copy() for name, v in parameters.items()}
+    emulated = None if storage == "native" else storage
+    if way == "scaler":
+        scaler = GradScaler(solver, history=HistoryPolicy(start_scale=2.0**60), storage=emulated)
+        for _ in range(12):
+            solver.zero_grad()
+            scaler.forward(loss)
+            scaler.backward(loss)
+            scaler.step(solver)
+            scaler.update()
+        assert scaler.steps
+    else:
+        options: Any = {"storage": emulated, "on_overflow": way, "global_scale": "dynamic"}
+        updater = AdaptiveLossScalingUpdater(solver, loss, lambda: None, scale=2.0**60, **options)
+        results = [updater.update() for _ in range(60 if way == "next" else 2)]
+        assert sum(result.retries for result in results)
+        assert results[-1].reason == "updated"
+    for name, v in parameters.items():
+        assert np.isfinite(v.d).all()
+        assert np.array_equal(v.d, before[name]) == name.startswith("teacher")
 
 
 def tiny(storage: Optional[str], weight: Any, *feed: Any, **options: Any) -> AdaptiveLossScalingUpdater:

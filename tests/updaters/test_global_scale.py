@@ -73,9 +73,10 @@ def test_after_an_exchange_all_ranks_have_the_lowest_scale() -> None:
         shared_statistics=lambda: {"layer": [1.0]}, adopt_statistics=lambda told: heard.append(told)
     )
     for other, lowest in (((16.0, 7.0, 1.0), (8.0, 0, 3)), ((4.0, 5.0, 2.0), (4.0, 5, 2))):
-        theirs = {"S0": other, "layer of another graph": [2.0]}
+        theirs = {"S0": other, "layer of another graph": [2.0], "bad": [0.0]}
         exchange: Any = SimpleNamespace(sum_with=lambda own, average, theirs=theirs: [own, theirs])
-        assert s0.exchange(exchange, scaling, average=False, alike=False) == lowest[0]
+        found = s0.exchange(exchange, scaling, average=False, alike=False, bad=False)
+        assert found == (lowest[0], False)
         assert s0.state == ScaleState(*lowest)
         # What layers are scaled by comes with it.
         assert heard.pop()[1] is theirs
@@ -83,15 +84,20 @@ def test_after_an_exchange_all_ranks_have_the_lowest_scale() -> None:
 
 @pytest.mark.parametrize("measured", [None, {"layer": [1.0]}])
 @pytest.mark.parametrize("alike", [False, True])
-def test_gradients_are_summed_alone_where_nothing_else_is_to_be_told(measured: Any, alike: bool) -> None:
+@pytest.mark.parametrize("bad", [[False, False], [True, False], [False, True]])
+def test_gradients_of_a_rank_that_are_bad_are_used_by_none(
+    measured: Any, alike: bool, bad: List[bool]
+) -> None:
+    """Though they are finite, as they are where a rank has looked at its batch with a smaller scale."""
     s0, sent = GlobalScale(8.0, ScalePolicy(), None), []
+    of_s0 = {} if alike else {"S0": [8.0, 0, s0.state.hysteresis_left]}
 
     def told(own: Any, *, average: bool) -> Any:
         sent.append(own)
-        return [own]
+        return [own, {**own, "bad": [float(bad[1])]}]
 
-    exchange: Any = SimpleNamespace(sum_with=told, sum=lambda *, average: sent.append(None))
+    exchange: Any = SimpleNamespace(sum_with=told)
     scaling: Any = SimpleNamespace(shared_statistics=lambda: measured, adopt_statistics=lambda told: None)
-    assert s0.exchange(exchange, scaling, average=True, alike=alike) == 8.0
-    expected = {**(measured or {}), **({} if alike else {"S0": [8.0, 0, s0.state.hysteresis_left]})}
-    assert sent == [expected or None]
+    found = s0.exchange(exchange, scaling, average=True, alike=alike, bad=bad[0])
+    assert found == (8.0, any(bad))
+    assert sent == [{**(measured or {}), **of_s0, "bad": [float(bad[0])]}]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 from unittest import mock
 
 import nnabla as nn
@@ -22,7 +22,13 @@ from nnabla_adaloss.engine.passes.hookless import HooklessPass
 from nnabla_adaloss.engine.schedule import ScaleSchedule
 from nnabla_adaloss.engine.statistics import Share
 from nnabla_adaloss.graph.node import Scaling
-from tests.engine.nets import assert_same, gradients, layers, run, settle
+from tests.engine.nets import FLOAT, HALF, Gradients, assert_same, gradients, layers, run, settle, zero_grads
+from tests.engine.test_architectures import (
+    embedding_with_tied_output,
+    transformer_block,
+    unrolled_lstm,
+    weight_normalization,
+)
 from tests.tampering import Tampering
 
 EVERY = 3
@@ -347,3 +353,120 @@ def test_gradients_that_all_but_vanish_are_planned_with_a_large_seed() -> None:
     assert scaling.result.kind == "hookless"
     assert scaling.loss_scale > 2.0**60
     assert_same(gradients(), expected)
+
+
+# Networks that share weights, or multiply activations: no hook either, and not a bit is another one.
+
+RNG = np.random.RandomState
+
+
+def rows(seed: int, width: int = 3) -> nn.Variable:
+    return nn.Variable.from_numpy_array(RNG(seed).randn(4, width).astype(np.float32))
+
+
+def recurrent() -> nn.Variable:
+    h = F.tanh(PF.affine(rows(9), 5, name="start", rng=RNG(0)))
+    for step in range(5):
+        x = PF.affine(rows(step), 5, name="in", with_bias=False, rng=RNG(2))
+        h = F.tanh(PF.affine(h, 5, name="cell", rng=RNG(1)) + x)
+    return F.mean(PF.affine(h, 2, name="last", rng=RNG(3)) ** 2)
+
+
+def siamese() -> nn.Variable:
+    twins = []
+    for seed in (5, 6):
+        h = F.tanh(PF.affine(rows(seed), 6, name="first", rng=RNG(1)))
+        twins.append(PF.affine(h, 4, name="second", rng=RNG(2)))
+    return F.mean((twins[0] - twins[1]) ** 2) + F.mean(F.sigmoid(twins[0])) * 1e-3
+
+
+def tied_autoencoder() -> nn.Variable:
+    w = PF.get_parameter_or_create("w", (6, 3), RNG(0).randn(6, 3).astype(np.float32))
+    x = F.tanh(PF.affine(rows(4, 5), 6, name="stem", rng=RNG(1)))
+    out = F.affine(F.tanh(F.affine(x, w)), F.transpose(w, (1, 0)))
+    return F.mean((out - x) ** 2)
+
+
+def three_that_write() -> nn.Variable:
+    """One leaf is a bias, a factor, and what is added; and it is written in three components."""
+    leaf = PF.get_parameter_or_create("leaf", (5,), RNG(0).randn(5).astype(np.float32))
+    spread = F.broadcast(F.reshape(leaf, (1, 5)), (4, 5))
+    weights = [
+        PF.get_parameter_or_create(f"w{i}", (5, 5), RNG(i).randn(5, 5).astype(np.float32)) for i in "123"
+    ]
+    h = F.tanh(F.affine(rows(4, 5), weights[0], leaf))
+    h = F.tanh(F.affine(h, weights[1]) * spread)
+    return F.mean(F.affine(F.sigmoid(h + spread), weights[2], leaf) ** 2)
+
+
+SHARING: Dict[str, Callable[[], nn.Variable]] = {
+    f.__name__: f
+    for f in (
+        transformer_block,
+        unrolled_lstm,
+        embedding_with_tied_output,
+        weight_normalization,
+        recurrent,
+        siamese,
+        tied_autoencoder,
+        three_that_write,
+    )
+}
+NO_HOOK: Dict[str, Any] = {}
+HOOK: Dict[str, Any] = {"function_post_hook": lambda f: None}
+
+
+def engine(network: Callable[[], nn.Variable], storage: str) -> AdaptiveLossScaling:
+    nn.clear_parameters()
+    nn.random.set_parameter_seed(313)
+    with nn.context_scope(HALF if storage == "native" else FLOAT):
+        loss = network()
+        return AdaptiveLossScaling(FormatEmulation(loss, "float16") if storage == "emulated" else loss)
+
+
+def trained(
+    network: Callable[[], nn.Variable], storage: str, hooks: Dict[str, Any], batches: int
+) -> Tuple[List[str], List[Gradients], Any]:
+    """The kinds of all passes, the gradients of each iteration, and the last scales."""
+    scaling = engine(network, storage)
+    kinds, found = [], []
+    for iteration in range(4):
+        zero_grads()
+        for _ in range(batches):
+            scaling.forward(clear_no_need_grad=True)
+            scaling.backward(None, clear_buffer=True, iteration=iteration, **hooks)
+            kinds.append(scaling.result.kind)
+        found.append(gradients())
+        for v in nn.get_parameters().values():
+            v.d = v.d - 0.01 * np.clip(v.g, -1.0, 1.0)
+    return kinds, found, scaling.result.schedule.components
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+@pytest.mark.parametrize("storage", ["float", "emulated", "native"])
+@pytest.mark.parametrize("network", sorted(SHARING))
+def test_what_shares_a_scale_is_as_with_hooks(network: str, storage: str, batches: int) -> None:
+    kinds, found, scales = trained(SHARING[network], storage, NO_HOOK, batches)
+    watched, expected, same = trained(SHARING[network], storage, HOOK, batches)
+    assert set(kinds[:batches]) <= {"measuring", "hookless"}
+    assert set(kinds[batches:]) == {"hookless"}
+    assert "hookless" not in watched
+    assert scales == same
+    for one, other in zip(found, expected):
+        for name, gradient in other.items():
+            np.testing.assert_array_equal(one[name].view(np.uint32), gradient.view(np.uint32), err_msg=name)
+
+
+@pytest.mark.parametrize("storage", ["float", "emulated"])
+@pytest.mark.parametrize("network", sorted(SHARING))
+def test_what_shares_a_scale_has_the_gradients_that_nnabla_computes(network: str, storage: str) -> None:
+    scaling = engine(SHARING[network], storage)
+    expected = run(scaling.variable)
+    for iteration in range(3):
+        settle(scaling, iteration, clear=False)
+    assert scaling.result.kind == "hookless"
+    for name, gradient in gradients().items():
+        if storage == "float":
+            np.testing.assert_array_equal(gradient, expected[name], err_msg=name)
+        else:
+            assert np.linalg.norm(gradient - expected[name]) < 0.02 * np.linalg.norm(expected[name]), name
