@@ -102,7 +102,7 @@ def _leaves(nodes: _Nodes, plan: GraphPlan, *, rounded: bool) -> HooklessLeaves:
     """The leaves of a pass."""
     found: Dict[int, List[TakenLeaf]] = {leaf: [] for leaf in plan.structure.leaves}
     for node, step in nodes:
-        for leaf in leaves_of(node, step):
+        for leaf in leaves_of(plan.structure, node, step):
             found[leaf.leaf].append(leaf)
     following: Dict[int, List[TakenLeaf]] = {}
     for writers in found.values():

@@ -9,6 +9,7 @@ import nnabla as nn
 
 from ..core.power_of_two import is_power_of_two
 from ..graph.node import Node
+from ..graph.structure import GraphStructure
 from ..kernels import Measurements
 from ..kernels.arrays import prepare_master
 from ..kernels.interface import GradientsInPlace, GradientToUnscale, Kernels
@@ -19,19 +20,26 @@ from .schedule import Step
 class TakenLeaf(NamedTuple):
     """A leaf whose gradient one function writes, or several with one scale."""
 
-    leaf: int  # position of the parameter, or other leaf
+    leaf: int  # position of the parameter, or other leaf; the first one of those that share the gradient
     function: int  # number, or of the first one
-    variable: nn.Variable  # the leaf
+    variable: nn.Variable  # what the function writes to
     scale: float  # what it carries
     half: bool  # whether a function of half precision writes it
     in_place: bool  # whether a function does that keeps references of its own to its gradient
 
 
-def leaves_of(node: Node, step: Step) -> List[TakenLeaf]:
+def leaves_of(structure: GraphStructure, node: Node, step: Step) -> List[TakenLeaf]:
     """The leaves whose gradients a function writes."""
     scales = step.targets(node.structure) if node.scalings else {}
     return [
-        TakenLeaf(leaf, node.number, variable, scales.get(leaf, step.scale), node.half, node.in_place)
+        TakenLeaf(
+            structure.leaf(leaf),
+            node.number,
+            variable,
+            scales.get(leaf, step.scale),
+            node.half,
+            node.in_place,
+        )
         for variable, leaf in zip(node.leaves, node.structure.leaves)
     ]
 
@@ -144,7 +152,8 @@ class LeafGradients:
     def hand_on(self, following: Sequence[TakenLeaf]) -> None:
         """Unscale what a function has written to leaves that others write next."""
         before = [self._running[taken.leaf] for taken in following]
-        if any(entry.held_apart or entry.target is entry.master for entry in before):
+        moved = any(one.variable is not entry.taken.variable for one, entry in zip(following, before))
+        if moved or any(entry.held_apart or entry.target is entry.master for entry in before):
             for entry in before:
                 self._give_back(entry)
             self.take(*following)

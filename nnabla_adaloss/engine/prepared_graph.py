@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, FrozenSet, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ..core.config import AdaLossConfig
 from ..core.methods import Fixed, Needs
@@ -20,6 +20,7 @@ from ..graph.plan import GraphPlan, completed_names
 from ..graph.reading import GraphDescription, GraphReading
 from ..graph.structure import GraphStructure, PlanOptions
 from ..kernels import Kernels, Measurements, measurements_by
+from ..kernels.arrays import places_of
 from ..kernels.scratch import ScratchPool
 from ..undo import Undoable
 from .hookless_steps import HooklessSteps
@@ -121,13 +122,15 @@ class PreparedGraph:
     def in_float(self) -> FrozenSet[int]:
         """The functions of one element that are given gradients in float32, and hand them on so."""
         structure, keys, storage = self.plan.structure, self.plan.keys, self.storage
-        half = {node.number for node in structure.nodes if node.half}
         rounded = frozenset() if storage is None else storage.rounded_gradients()
+        exact = {n.number for n in structure.nodes if n.separates and not (n.non_homogeneous or n.half)}
         found = set()
         for node in structure.nodes:
+            # What hands it on to others as it is, as a stack of losses does, would hand on that scale.
             output = node.outputs[0]
-            exact = half.isdisjoint({node.number, *structure.readers.get(output, ())})
-            if node.separates and exact and not node.non_homogeneous and keys[output] not in rounded:
+            if keys[output] not in rounded and exact.issuperset(
+                {node.number, *structure.readers.get(output, ())}
+            ):
                 found.add(node.number)
         return frozenset(found)
 
@@ -179,6 +182,21 @@ class PreparedGraph:
         return self._shares[number]
 
 
+def _alike(places: Sequence[Tuple[int, int]], names: Sequence[str]) -> Dict[int, int]:
+    """By index of an array, the first one at the same place; ValueError where two overlap otherwise."""
+    first = {place: index for index, place in reversed([*enumerate(places)]) if place[0] < place[1]}
+    ordered = sorted(first)
+    for before, after in zip(ordered, ordered[1:]):
+        if after[0] < before[1]:
+            one, other = names[first[before]], names[first[after]]
+            raise ValueError(
+                f"the gradients of {one} and {other} overlap in memory, but are not one array: each would be "
+                "unscaled in part; give each leaf a gradient of its own, such as leaf.grad = "
+                "nn.NdArray(leaf.shape)"
+            )
+    return {index: first[place] for index, place in enumerate(places) if first.get(place, index) != index}
+
+
 class GraphPreparation:
     """Prepares the graph of one loss, and does so anew when the graph is not what it was."""
 
@@ -210,6 +228,9 @@ class GraphPreparation:
         self._looked_at, self._watched = needs in (Needs.STATISTICS, Needs.HISTORY), watched
         self.pool = ScratchPool()
         self._known = KnownGraphs()
+        # Keys of the leaves whose gradients were looked through, and which of them are one array, by index.
+        self._looked_through: List[int] = []
+        self._alike: Mapping[int, int] = {}
         # As the graph was when it was last looked at.
         self.present: Optional[PreparedGraph] = None
         # What was prepared last, of this loss or one before.
@@ -248,6 +269,7 @@ class GraphPreparation:
     def go_on_from(self, before: GraphPreparation) -> None:
         """Go on with what is known of the network's graph before, or of one that was built alike."""
         self.pool, self._known = before.pool, before._known
+        self._looked_through, self._alike = before._looked_through, before._alike
         self.present, self._before = None, before.present or before._before
 
     def drop_schedules(self) -> None:
@@ -272,7 +294,8 @@ class GraphPreparation:
         if reading is None or not reading.is_current:
             reading = self._reader.read()
         before, self._before = self.present or self._before, None
-        described = reading.description(self._names_for(reading, before))
+        names = self._names_for(reading, before)
+        described = reading.description(names, self._one_gradient(reading, names))
         known = self._known.of(described, self._options, reading)
         plan = GraphPlan.bound(reading, known.structure)
         # Whether all layers have one scale for good, so that where S0 is given nothing is measured.
@@ -297,6 +320,21 @@ class GraphPreparation:
         passes = plan, self._config, self._kernels, self.pool, measurements, statistics, self._storage
         weights = plan.structure.loss_weights(by_layer=not constant)
         return PreparedGraph(*passes, known, components, cache, weights)
+
+    def _one_gradient(self, reading: GraphReading, names: ParameterNames) -> Dict[int, int]:
+        """By position of a leaf, the first one whose gradient is the same array, as of a weight and its
+        reshaped view; ValueError where two overlap otherwise.
+        """
+        positions = sorted(reading.needed, key=lambda p: (reading.keys[p] not in names, p))
+        keys = [reading.keys[p] for p in positions]
+        if keys != self._looked_through:
+            leaves = [reading.leaves[p] for p in positions]
+            places = places_of([leaf.grad for leaf in leaves], self._kernels.context)
+            self._alike = _alike(
+                places, [names.get(k, f"an input of shape {v.shape}") for k, v in zip(keys, leaves)]
+            )
+            self._looked_through = keys
+        return {positions[own]: positions[first] for own, first in self._alike.items()}
 
     def _wanted(self, structure: GraphStructure) -> Wanted:
         """What is measured besides what counts for components."""

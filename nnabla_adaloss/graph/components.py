@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import AbstractSet, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from .node import NodeStructure
@@ -59,13 +60,15 @@ def components_of(
     sizes: Sequence[int],
     *,
     by_layer: bool,
+    one_gradient: Mapping[int, int] = MappingProxyType({}),
     swappable: Optional[AbstractSet[int]] = None,
 ) -> Components:
     """The components of the gradients of a graph.
 
     Functions of one element at the loss (a loss weight, a mean before it spreads) can take any scale, so they
     separate components, as functions do whose gradient is not linear in the output gradient; and layers do
-    with `by_layer`. Of `sizes`, by position, 2 stands for several elements.
+    with `by_layer`. Of `sizes`, by position, 2 stands for several elements; of leaves, `one_gradient` has the
+    one that stands for those whose gradients are one array.
 
     With `swappable`, the positions of weights that can be swapped for a whole pass, those are joined that
     only hooks could part: where another weight is to be scaled, where layers share one, and where functions
@@ -80,9 +83,9 @@ def components_of(
         # The gradients of leaves, too, which are kept in arrays of their own.
         for position in targets.intersection([*node.inputs, *(s.target for s in node.slots if s.to_leaf)]):
             parents.setdefault(position, position)
-    for alike in [] if swappable is None else _only_hooks_part(nodes, swappable):
+    for alike in [] if swappable is None else _only_hooks_part(nodes, one_gradient, swappable):
         _connect(parents, alike)
-    return _numbered(nodes, sizes, parents)
+    return _numbered(nodes, sizes, one_gradient, parents)
 
 
 def joined(components: Components, graph: Components) -> Joined:
@@ -94,7 +97,9 @@ def joined(components: Components, graph: Components) -> Joined:
     return Joined(graph._replace(governed=frozenset(of) - behind_layers), of)
 
 
-def _only_hooks_part(nodes: Sequence[NodeStructure], swappable: AbstractSet[int]) -> Iterable[List[int]]:
+def _only_hooks_part(
+    nodes: Sequence[NodeStructure], one_gradient: Mapping[int, int], swappable: AbstractSet[int]
+) -> Iterable[List[int]]:
     """Positions of gradients that carry one scale in a pass without hooks."""
     outputs: Dict[int, List[int]] = {}
     targets: Dict[int, List[int]] = {}
@@ -109,13 +114,18 @@ def _only_hooks_part(nodes: Sequence[NodeStructure], swappable: AbstractSet[int]
         scaled = {slot.target for slot in node.slots}
         # A function that separates components brings a leaf what scale it likes.
         for leaf in () if node.separates else node.leaves:
-            added.setdefault(leaf, []).append(leaf if leaf in scaled else own)
+            added.setdefault(one_gradient.get(leaf, leaf), []).append(leaf if leaf in scaled else own)
     yield from outputs.values()
     yield from targets.values()
     yield from added.values()
 
 
-def _numbered(nodes: Sequence[NodeStructure], sizes: Sequence[int], parents: Dict[int, int]) -> Components:
+def _numbered(
+    nodes: Sequence[NodeStructure],
+    sizes: Sequence[int],
+    one_gradient: Mapping[int, int],
+    parents: Dict[int, int],
+) -> Components:
     of: Dict[int, int] = {}
     names: List[str] = []
     numbers: Dict[int, int] = {}
@@ -151,7 +161,8 @@ def _numbered(nodes: Sequence[NodeStructure], sizes: Sequence[int], parents: Dic
     for node in nodes:
         scaled = {slot.target for slot in node.slots if slot.target in of}
         for leaf in node.leaves:
-            writers.setdefault(leaf, set()).add(of[leaf] if leaf in scaled else producers[node.number])
+            own = of[leaf] if leaf in scaled else producers[node.number]
+            writers.setdefault(one_gradient.get(leaf, leaf), set()).add(own)
     return Components(
         of=of,
         names=names,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from itertools import accumulate, chain
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import nnabla as nn
@@ -55,6 +56,9 @@ class GraphDescription(NamedTuple):
     # By position the key and the name of leaves that are the same in the next graph: those that need a
     # gradient, and those that have a name.
     kept: Dict[int, Tuple[int, Optional[str]]]
+    # Of leaves whose gradients are one array, as of a weight and its reshaped view: the first one, which
+    # stands for all of them.
+    one_gradient: Mapping[int, int] = MappingProxyType({})
 
     @property
     def in_half(self) -> List[int]:
@@ -118,14 +122,18 @@ class GraphReading:
             if need
         )
 
-    def description(self, names: Mapping[int, str]) -> GraphDescription:
-        """All that plans ask of the graph, with the names of parameters by variable key."""
+    def description(
+        self, names: Mapping[int, str], one_gradient: Mapping[int, int] = MappingProxyType({})
+    ) -> GraphDescription:
+        """All that plans ask of the graph, with the names of parameters by variable key, and the leaves whose
+        gradients are one array.
+        """
         kept = {}
         for position in self.leaves:
             name = names.get(self.keys[position])
             if name is not None or position in self.needed:
                 kept[position] = self.keys[position], name
-        return self.described._replace(kept=kept)
+        return self.described._replace(kept=kept, one_gradient=one_gradient)
 
     def _marks(self) -> List[bool]:
         marked = chain(self.variables, self.functions)

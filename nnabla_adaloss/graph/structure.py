@@ -60,7 +60,7 @@ class GraphStructure:
         # but are no leaves, and the leaves that get one.
         self.nodes = [self._node(index, scalable[index], section) for index in self.order]
         self.gradients = list(dict.fromkeys(p for node in self.nodes for p in (*node.outputs, *node.inputs)))
-        self.leaves = list(dict.fromkeys(p for node in self.nodes for p in node.leaves))
+        self.leaves = list(dict.fromkeys(map(self.leaf, (p for node in self.nodes for p in node.leaves))))
         self.layers = [slot.layer for node in self.nodes for slot in node.slots]
         pairs = zip(described.type_names, described.need_grads)
         self.stopped = [type_name for type_name, need_grad in pairs if not need_grad]
@@ -69,6 +69,10 @@ class GraphStructure:
         self.kept_gradients = {p for node in self.nodes if node.type_name == "Sink" for p in node.inputs}
         self.kept_keys = {key for key, _ in described.kept.values()}
         self.swappable = self._swappable(reading)
+
+    def leaf(self, position: int) -> int:
+        """The leaf itself, or the first one of those whose gradients are one array."""
+        return self.described.one_gradient.get(position, position)
 
     def of_alike(self, described: GraphDescription) -> Optional[GraphStructure]:
         """The structure of a graph that differs in shapes and their arguments alone, as sentences of other
@@ -106,13 +110,22 @@ class GraphStructure:
     def components(self, *, by_layer: bool) -> Components:
         """What functions that pass a scale on connect; see `components_of`."""
         if by_layer not in self._components:
-            self._components[by_layer] = components_of(self.nodes, self._sizes, by_layer=by_layer)
+            one_gradient = self.described.one_gradient
+            self._components[by_layer] = components_of(
+                self.nodes, self._sizes, by_layer=by_layer, one_gradient=one_gradient
+            )
         return self._components[by_layer]
 
     @cached_property
     def joined(self) -> Joined:
         """The components, with those joined that only hooks could part."""
-        together = components_of(self.nodes, self._sizes, by_layer=True, swappable=self.swappable)
+        together = components_of(
+            self.nodes,
+            self._sizes,
+            by_layer=True,
+            one_gradient=self.described.one_gradient,
+            swappable=self.swappable,
+        )
         return joined(self.components(by_layer=True), together)
 
     def loss_weights(self, *, by_layer: bool) -> LossWeights:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from operator import attrgetter
-from typing import Any, List, Optional, Sequence
+from typing import Any, List, Optional, Sequence, Tuple
 
 import nnabla as nn
 import numpy as np
@@ -63,6 +63,22 @@ def addresses_of(
         return [x.data_ptr(FLOAT32, context, write_only) for x in arrays]
     dtypes = [FLOAT16 if half else FLOAT32 for half in halves.tolist()]
     return [x.data_ptr(dtype, context, write_only) for x, dtype in zip(arrays, dtypes)]
+
+
+def places_of(gradients: Sequence[nn.NdArray], context: nn.Context) -> List[Tuple[int, int]]:
+    """Where gradients begin and end in the memory of `context`. Lazy zeros stay so, and gradients that were
+    never written become that: nnabla does not add to these either.
+    """
+    lazy = [x for x in gradients if x.zeroing or not x.modification_count]
+    for x in lazy:
+        x.zero()
+    dtypes = [stored_dtype(x) or FLOAT32 for x in gradients]
+    starts = [x.data_ptr(dtype, context) for x, dtype in zip(gradients, dtypes)]
+    # It frees the memory, which the next one would get.
+    for x in lazy:
+        x.zero()
+    sizes = [x.size * dtype.itemsize for x, dtype in zip(gradients, dtypes)]
+    return [(start, start + size) for start, size in zip(starts, sizes)]
 
 
 def as_float32(array: nn.NdArray, copy: nn.NdArray) -> nn.NdArray:

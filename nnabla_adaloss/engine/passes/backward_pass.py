@@ -257,7 +257,8 @@ class BackwardPass(ABC):
         told = {taken.leaf for taken, _ in seen}
         written = [(taken.leaf, taken.function, amax == math.inf) for taken, amax in seen]
         for node in structure.nodes:
-            written += [(leaf, node.number, leaf in bad_leaves) for leaf in node.leaves if leaf not in told]
+            others = [leaf for leaf in map(structure.leaf, node.leaves) if leaf not in told]
+            written += [(leaf, node.number, leaf in bad_leaves) for leaf in others]
         finite: Set[int] = set()
         bad_functions: Dict[int, int] = {}
         for leaf, function, is_bad in written:
@@ -273,7 +274,7 @@ class BackwardPass(ABC):
             for node in structure.nodes
             if not bad.isdisjoint(node.outputs)
             # All uses of a weight share its master: where output gradients were seen, they tell more.
-            or (not bad_leaves.isdisjoint(node.leaves) and not (bad and node.slots))
+            or (not bad_leaves.isdisjoint(map(structure.leaf, node.leaves)) and not (bad and node.slots))
         ]
         # Where the gradient of a layer is not finite, that of its weight is not; not all functions have one.
         if first is None or self.storage is not None or self._request.measure_all:

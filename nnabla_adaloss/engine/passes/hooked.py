@@ -92,7 +92,7 @@ class HookedPass(BackwardPass):
         for index, (scaling, alpha) in enumerate(zip(node.scalings, step.alphas)):
             if alpha != 1.0:
                 self._weights.swap(scaling, alpha, index)
-        self._leaves.take(*leaves_of(node, step))
+        self._leaves.take(*leaves_of(self.plan.structure, node, step))
 
     def _finish_last(self, _: Any = None) -> None:
         if not self._unfinished:
