@@ -152,12 +152,12 @@ class LeafGradients:
     def hand_on(self, following: Sequence[TakenLeaf]) -> None:
         """Unscale what a function has written to leaves that others write next."""
         before = [self._running[taken.leaf] for taken in following]
-        moved = any(one.variable is not entry.taken.variable for one, entry in zip(following, before))
-        if moved or any(entry.held_apart or entry.target is entry.master for entry in before):
-            for entry in before:
-                self._give_back(entry)
-            self.take(*following)
-            return
+        for taken, (last, target, master, _, held_apart) in zip(following, before):
+            if held_apart or target is master or taken.in_place or taken.variable is not last.variable:
+                for entry in before:
+                    self._give_back(entry)
+                self.take(*following)
+                return
         # Scratch arrays stay where they are.
         self._unscale([entry for entry in before if not entry.target.zeroing])
         for taken, (_, target, master, *_rest) in zip(following, before):

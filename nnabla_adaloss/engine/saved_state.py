@@ -59,8 +59,9 @@ def load_state(
             )
             return found
         planned.statistics.load_state(planned.plan.structure.measured, state["statistics"])
-        structure, schedule = planned.plan.structure, state["schedule"]
-        planned.cache.load_state_dict(structure, planned.components, schedule, planned.in_float)
+        planned.cache.load_state_dict(
+            planned.plan.structure, planned.components, state["schedule"], planned.in_float, planned.joined
+        )
         wishes.load_state_dict(state["layers"])
         components.load_state_dict(state["components"])
         return found

@@ -103,7 +103,8 @@ class ScaleSchedule:
     def is_applied_as(self, other: ScaleSchedule) -> bool:
         """Whether a pass does the same with another schedule of a graph of the same topology."""
         given = self.fixed_scale is None, other.fixed_scale is None
-        return self.components == other.components and given[0] == given[1]
+        alike = self.components == other.components and given[0] == given[1]
+        return alike and (given[0] or self.governed == other.governed)
 
     @cached_property
     def arriving(self) -> Mapping[int, float]:
@@ -272,6 +273,7 @@ class ScheduleCache:
                 "weights": list(weights),
                 "scales": list(one.components),
                 "fixed_scale": one.fixed_scale,
+                "joined": one.joined is not None,
             }
             for weights, (iteration, one) in self._chosen.items()
         ]
@@ -283,6 +285,7 @@ class ScheduleCache:
         components: Components,
         state: Mapping[str, Any],
         in_float: FrozenSet[int] = frozenset(),
+        joined: Optional[Joined] = None,
     ) -> None:
         """Take over what `state_dict` returned for such a graph; nothing changes when it raises KeyError,
         TypeError or ValueError.
@@ -296,7 +299,11 @@ class ScheduleCache:
             key = tuple([number("weight", weight) for weight in weights])
             given = None if fixed is None else _scale(fixed)
             found = list(map(_scale, scales))
-            schedule = ScaleSchedule(structure, components, found, given, key, in_float=in_float)
+            # States of before have no joined components.
+            together = joined if saved.get("joined", False) else None
+            schedule = ScaleSchedule(
+                structure, components, found, given, key, joined=together, in_float=in_float
+            )
             chosen[key] = integer("iteration", saved["iteration"]), schedule
         self._since, self._chosen = since, chosen
 

@@ -13,6 +13,9 @@ NON_HOMOGENEOUS: FrozenSet[str] = frozenset({"ClipGradByNorm", "ClipGradByValue"
 # They keep references of their own to the arrays of their parameters, so that swapping has no effect.
 OWN_REFERENCES: FrozenSet[str] = frozenset({"LSTM", "GRU", "RNN", "SpectralNorm"})
 
+# Backward of these reads more than `Function.grad_depends_input_data` says.
+READ_MORE: FrozenSet[str] = frozenset({"BinaryConnectAffine", "BinaryConnectConvolution"})
+
 # Where sizes are the same, no element of an input gradient is larger than the largest of the output gradient.
 NEVER_ENLARGE: FrozenSet[str] = frozenset(
     {"Add2", "Identity", "ReLU", "Reshape", "Sigmoid", "Sub2", "Tanh", "Transpose"}

@@ -15,6 +15,7 @@ from .function_kinds import (
     NEVER_ENLARGE,
     NON_HOMOGENEOUS,
     OWN_REFERENCES,
+    READ_MORE,
     MemoryUses,
     memory_uses,
     written_inputs,
@@ -250,6 +251,7 @@ class GraphStructure:
         """Positions of the weights that can be swapped for scaled copies during all of a pass, as nothing in
         backward reads them but their layers. Where activations are multiplied by each other, none can.
         """
+        described = self.described
         producers = {p: index for index, outputs in enumerate(self._outputs) for p in outputs}
         layers: Dict[int, Set[int]] = {}
         found: Set[int] = set()
@@ -261,7 +263,8 @@ class GraphStructure:
         visited = {*self.order}
         for position in sorted(found):
             others = self.readers[position] | ({producers.get(position, -1)} & visited)
-            if any(reading.reads(index, position) for index in others - layers[position]):
+            others -= layers[position]
+            if any(described.type_names[i] in READ_MORE or reading.reads(i, position) for i in others):
                 found.remove(position)
         return frozenset(found)
 

@@ -702,6 +702,25 @@ def test_without_a_leaf_of_its_own_the_first_step_may_be_as_small_as_it_likes() 
     assert n.together(falling(n, 5, 20, 40, 60), 2.0**4) == [2.0**5] * 4
 
 
+def test_what_only_something_lost_leads_to_is_lost_whatever_scale_it_has() -> None:
+    class Behind(Steps):
+        def __init__(self) -> None:
+            self.stem = F.tanh(affine(nn.Variable((4, 3)), "stem"))
+            # It has nothing to lose itself.
+            self.states = [PF.affine(self.stem, 5, name="start", fix_parameters=True)]
+            self.states.append(F.tanh(affine(self.states[-1], "cell")))
+            self.states.append(F.tanh(affine(self.states[-1], "cell")))
+            self.last = affine(self.states[-1], "last")
+            Graph.__init__(self, F.mean(self.last**2))
+
+    n = Behind()
+    room = {n.last: 2.0**5, **falling(n, 5, 15, 30)}
+    for stem in (2.0**5, 2.0**30, 2.0**60):
+        assert n.together({**room, n.stem: stem}, 2.0**24) is None
+        assert n.together({**room, n.stem: stem}, 2.0**25) == [2.0**5] * 3
+        assert n.of(n.stem) == [stem]
+
+
 def test_losses_at_most_four_bits_apart_share_a_scale() -> None:
     trunk = F.tanh(affine(nn.Variable((4, 3)), "trunk"))
     tops = [affine(trunk, name) for name in "abc"]

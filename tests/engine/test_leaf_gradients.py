@@ -230,11 +230,17 @@ def test_an_interruption_between_two_functions_that_write_a_leaf(
         for name, gradient in expected.items():
             np.testing.assert_array_equal(n.gradients()[name], gradient, err_msg=name)
     before = 0.0 if held is None else held
+    hookless, hooked = after
+    if storage is None and held is None:
+        # There nnabla writes to what was zero, and it is zero again.
+        assert not any(gradient.any() for gradient in hookless.values())
+        return
     # What was held is there, with what the functions have added that ran: all of a contribution, or nothing.
-    for name, gradient in after[0].items():
-        np.testing.assert_array_equal(gradient, after[1][name] if name.startswith("again") else before)
-    assert (after[0]["again/affine/W"] != before).any()
-    assert (after[0]["first/affine/W"] == before).all()
+    assert all((hookless[name] == hooked[name]).all() for name in hooked if name.startswith("again"))
+    for name, gradient in hookless.items():
+        assert (gradient == before).all() or (gradient == hooked[name]).all()
+    assert (hookless["again/affine/W"] != before).any()
+    assert (hookless["first/affine/W"] == before).all()
 
 
 class Sometimes(Silent):
@@ -256,10 +262,10 @@ def test_of_functions_that_share_a_leaf_some_may_write_nothing(writing: Any, sto
         rng = np.random.RandomState(0)
         w = PF.get_parameter_or_create("w", (4, 5), rng.randn(4, 5).astype(np.float32))
         h = nn.Variable.from_numpy_array(rng.randn(4, 5).astype(np.float32))
-        functions = [Sometimes() for _ in range(3)]
-        for index, function in enumerate(functions):
-            h = F.tanh(PF.affine(h, 5, name=f"a{index}", rng=rng) + function(w))
+        for index in range(3):
+            function = Sometimes()
             function.writes = index in writing
+            h = F.tanh(PF.affine(h, 5, name=f"a{index}", rng=rng) + function(w))
         loss = F.mean(h**2)
         scaling = AdaptiveLossScaling(loss if storage is None else FormatEmulation(loss, storage))
         for _ in range(3):

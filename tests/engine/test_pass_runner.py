@@ -17,7 +17,17 @@ import pytest
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, HistoryPolicy
 from nnabla_adaloss.core import LayerRecord, Method, Reason
 from nnabla_adaloss.engine import statistics
-from tests.engine.nets import assert_same, gradients, layers, mlp, run, settle, settled, zero_grads
+from tests.engine.nets import (
+    assert_close,
+    assert_same,
+    gradients,
+    layers,
+    mlp,
+    run,
+    settle,
+    settled,
+    zero_grads,
+)
 from tests.tampering import Gate
 from tests.updaters.networks import constant
 
@@ -314,7 +324,7 @@ def unrolled(steps: int, by: float, *, trained: bool) -> nn.Variable:
 def errors(
     loss: nn.Variable, storage: str, monkeypatch: Optional[pytest.MonkeyPatch] = None
 ) -> Tuple[str, Dict[str, float]]:
-    """The kind of a pass, and how far each gradient is from that of float32; with one scale, come what may."""
+    """The kind of a pass, and how far each gradient is from that of float32; patched, with one scale."""
     expected = {name: gradient.astype(np.float64) for name, gradient in run(loss).items()}
     scaling = AdaptiveLossScaling(FormatEmulation(loss, storage))
     if monkeypatch is not None:
@@ -372,18 +382,21 @@ def test_however_long_the_way_to_a_leaf_is_its_gradient_is_right() -> None:
     assert {*kinds} == {True, False}
 
 
-def test_with_a_given_s0_the_loss_gradient_has_it_whatever_is_joined() -> None:
-    """A loss of several elements that a shared layer computes is in one component with what is behind it."""
+@pytest.mark.parametrize("grad", [None, 2.0])
+def test_what_is_joined_with_a_loss_gradient_of_a_given_s0_has_room_of_its_own(grad: Optional[float]) -> None:
+    """A loss that a shared layer computes is joined with what is behind it, for which 2**18 is too much."""
     nn.clear_parameters()
-    h = nn.Variable.from_numpy_array(np.random.RandomState(0).randn(4, 5).astype(np.float32))
+    h = PF.affine(nn.Variable.from_numpy_array(np.full((1, 2), 2.0**-9, np.float32)), 1, name="first")
     for _ in range(3):
-        h = F.tanh(PF.affine(h, 5, name="again"))
-    scaling = AdaptiveLossScaling(h)
-    expected = run(h)
-    for iteration in range(3):
-        settle(scaling, iteration, 8.0, clear=False)
-    assert scaling.result.schedule.components[0] == 8.0
-    assert_same(gradients(), expected)
+        h = PF.affine(h, 1, name="again", w_init=np.full((1, 1), 16.0))
+    seed: Dict[str, Any] = {} if grad is None else {"grad": np.full((1, 1), grad, np.float32)}
+    expected = run(h, **seed)
+    scaling = AdaptiveLossScaling(FormatEmulation(h, "float16"))
+    for iteration, scale in enumerate((1.0, 1.0, 2.0**10, 2.0**10)):
+        settle(scaling, iteration, scale, clear=False, **seed)
+        assert scaling.found_inf == []
+        assert scaling.result.schedule.components[0] == scale
+    assert_close(gradients(), expected, rtol=2e-3)
 
 
 def test_a_pass_that_measures_for_itself_alone_has_a_scale_for_each() -> None:

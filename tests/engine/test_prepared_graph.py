@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Set, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -11,8 +11,8 @@ import nnabla.parametric_functions as PF
 import numpy as np
 import pytest
 
-from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling
-from tests.engine.nets import assert_same, gradients, run, settle
+from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
+from tests.engine.nets import FLOAT, HALF, assert_same, gradients, run, settle
 
 Loss = nn.Variable
 Rewire = Callable[[], None]
@@ -251,3 +251,88 @@ def test_what_was_planned_for_loss_weights_is_kept_as_long_as_their_schedule() -
         planned.append({weights[-1] for weights in prepared.steps})
     assert planned[3] == {1.0, 2.0, 4.0}
     assert planned[-1] == {2.0**exponent for exponent in range(16, 80)}
+
+
+# Functions of one element whose gradients are float32, however everything else is stored.
+
+
+def in_float(loss: Any, **options: Any) -> Set[str]:
+    scaling = AdaptiveLossScaling(loss, **options)
+    settle(scaling)
+    prepared = scaling._graph.prepared()
+    structure = prepared.plan.structure
+    return {structure.by_number[number].type_name for number in prepared.in_float}
+
+
+def two_losses(context: nn.Context = FLOAT) -> nn.Variable:
+    """Two means, one with a loss weight; the last addition is in float32 in any case."""
+    with nn.context_scope(context):
+        h = F.tanh(affine(batch(), "a"))
+        first, second = F.mean(affine(h, "b", 2) ** 2), F.mean(F.sigmoid(affine(h, "c", 2))) * 2.0**-9
+    with nn.context_scope(FLOAT):
+        return first + second
+
+
+AT_THE_LOSS = {"Mean", "MulScalar", "Add2"}
+
+
+def test_in_float_all_functions_at_the_loss_hand_on_float() -> None:
+    assert in_float(two_losses()) == AT_THE_LOSS
+    # Where nothing of one element is left, there is none.
+    x = affine(batch(), "a")
+    assert in_float(F.sum(x)) == {"Sum"}
+
+
+def test_where_gradients_are_rounded_only_what_is_computed_in_float_is_left() -> None:
+    assert in_float(FormatEmulation(two_losses(), "float16")) == set()
+    assert in_float(FormatEmulation(two_losses(), "float16", float_tail=True)) == AT_THE_LOSS
+
+
+def test_in_native_half_precision_only_what_is_computed_and_read_in_float_is_left() -> None:
+    # The means are in half, and read by a sum that is not: what is computed in float is all of them or this.
+    assert in_float(two_losses(HALF)) == AT_THE_LOSS
+    assert in_float(two_losses(HALF), float_tail=False) == {"Add2"}
+    with nn.context_scope(HALF):
+        h = F.mean(affine(batch(), "a") ** 2)
+    with nn.context_scope(FLOAT):
+        loss = h * 2.0**-9
+    assert in_float(loss, float_tail=False) == {"MulScalar"}
+
+
+def test_what_clips_is_no_function_that_hands_a_scale_on() -> None:
+    total = F.mean(affine(batch(), "a") ** 2)
+    clipped = F.clip_grad_by_norm(total * 0.5, 1e-3)
+    assert in_float(clipped * 2.0) == {"MulScalar", "Mean"}
+
+
+@pytest.mark.parametrize("method", ["approx_range", "abs_range", "fixed", "element_wise_range"])
+def test_where_a_method_says_what_each_layer_gets_nothing_is_joined(method: str) -> None:
+    def shared() -> Loss:
+        nn.clear_parameters()
+        h = F.tanh(affine(batch(), "a"))
+        return end(F.tanh(affine(F.tanh(affine(h, "s")), "s")))
+
+    scaling = AdaptiveLossScaling(shared(), AdaLossConfig(method))
+    settle(scaling)
+    assert scaling._graph.prepared().joined is None
+    scaling = AdaptiveLossScaling(shared())
+    settle(scaling)
+    joined = scaling._graph.prepared().joined
+    assert joined is not None
+    assert joined == scaling.plan.structure.joined
+    assert len(joined.graph.names) < len(joined.of)
+
+
+def test_a_graph_that_is_built_again_shares_what_was_found_out() -> None:
+    def shared() -> Loss:
+        h = affine(batch(), "a")
+        return end(affine(F.tanh(affine(F.tanh(h), "s")), "s"))
+
+    first, again = AdaptiveLossScaling(shared()), AdaptiveLossScaling(shared())
+    for iteration in range(2):
+        settle(first, iteration)
+    again.go_on_from(first)
+    settle(again, 2)
+    assert again.result.kind == "hookless"
+    assert again.plan.structure is first.plan.structure
+    assert_same(gradients(), run(again.variable))

@@ -13,6 +13,7 @@ from typing import Any
 import nnabla as nn
 import nnabla.functions as F
 import nnabla.parametric_functions as PF
+import numpy as np
 import pytest
 
 from nnabla_adaloss import (
@@ -28,7 +29,7 @@ from nnabla_adaloss.core.methods import Range
 from nnabla_adaloss.engine.saved_state import check_network, fingerprint
 from nnabla_adaloss.graph.names import registered_names
 from nnabla_adaloss.graph.plan import GraphPlan
-from tests.engine.nets import run
+from tests.engine.nets import assert_same, gradients, run, settle
 
 
 def plan(features: int = 3, *, more: bool = False) -> GraphPlan:
@@ -228,3 +229,29 @@ def test_a_damaged_state_of_schema_1_is_refused_without_a_warning(
         scaling.load_state_dict({**of_schema_1(before), **damage})
     assert scaling.state_dict() == before
     assert not recwarn.list
+
+
+def test_a_resumed_pass_with_a_given_s0_knows_what_is_joined() -> None:
+    def engine() -> AdaptiveLossScaling:
+        nn.clear_parameters()
+        rng = np.random.RandomState(0)
+        h = nn.Variable.from_numpy_array(rng.randn(4, 5).astype(np.float32))
+        h = F.tanh(PF.affine(h, 5, name="first", rng=rng))
+        for _ in range(3):
+            h = F.tanh(PF.affine(h, 5, name="again", rng=np.random.RandomState(1)))
+        return AdaptiveLossScaling(FormatEmulation(F.mean(h**2) * 1.0, "float16"))
+
+    scaling = engine()
+    for iteration in range(3):
+        settle(scaling, iteration, 8.0, clear=False)
+    state = scaling.state_dict()
+    run(scaling, 8.0)
+    expected, schedule = gradients(), scaling.result.schedule
+    assert schedule.joined is not None
+    assert schedule.governed != schedule.graph.governed
+    resumed = engine()
+    resumed.load_state_dict(state)
+    run(resumed, 8.0)
+    assert resumed.found_inf == []
+    assert resumed.result.schedule.governed == schedule.governed
+    assert_same(gradients(), expected)

@@ -277,7 +277,7 @@ def test_its_state_comes_back(count: int, fixed_scale: Any) -> None:
 
 def saved(*values: Any) -> Dict[str, Any]:
     """A schedule as it is saved."""
-    return dict(zip(("iteration", "weights", "scales", "fixed_scale"), values))
+    return {**dict(zip(("iteration", "weights", "scales", "fixed_scale"), values)), "joined": False}
 
 
 @pytest.mark.parametrize("scale", [2.0**-126, 2.0**125])

@@ -464,7 +464,7 @@ def cases(draw: Any) -> Case:
     return Case(shared, swappable, apart, found, dict(schedule.steps))
 
 
-many = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @many

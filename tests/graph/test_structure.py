@@ -365,3 +365,21 @@ def test_of_a_known_topology_the_same_can_be_swapped() -> None:
     assert found is not None
     assert found.swappable == structure_of(longer).swappable
     assert found.joined == structure_of(longer).joined
+
+
+@pytest.mark.parametrize("kind", ["affine", "convolution"])
+def test_a_weight_is_not_swapped_that_nnabla_reads_without_saying_so(kind: str) -> None:
+    nn.clear_parameters()
+    shapes = {"affine": ((6, 6), (6, 3)), "convolution": ((3, 3, 5, 5), (2, 3, 3, 3))}[kind]
+    w, binary = (nn.parameter.get_parameter_or_create(n, s) for n, s in zip("wb", shapes))
+    signs = nn.Variable(shapes[1])
+    if kind == "affine":
+        h = F.affine(PF.affine(nn.Variable((4, 3)), 6, name="first"), w)
+        other = F.binary_connect_affine(w, binary, signs)
+    else:
+        h = F.convolution(PF.convolution(nn.Variable((2, 1, 9, 9)), 3, (3, 3), name="first"), w)
+        other = F.binary_connect_convolution(w, binary, signs)
+    assert not other.parent.grad_depends_input_data(1, 0)
+    reading = read_graph(F.mean(F.sigmoid(h)) + F.mean(F.sigmoid(other)))
+    structure = GraphStructure(reading.description(registered_names()), OPTIONS, reading)
+    assert reading.keys.index(hash(w)) not in structure.swappable

@@ -40,6 +40,8 @@ class HooklessPass(BackwardPass):
         super().__init__(planned, request, schedule)
         self._steps, self._masters, self._measurements = steps, found[0], planned.measurements
         self._written: Sequence[TakenLeaf] = ()
+        # The masters, while nnabla writes to them.
+        self._scaled: Sequence[nn.NdArray] = ()
         # Variables whose gradients nnabla would free before they are measured.
         self._kept: List[nn.Variable] = []
         self._weights: Optional[ScaledWeights] = None
@@ -62,6 +64,8 @@ class HooklessPass(BackwardPass):
             self._weights.swap_all(self._steps.factors)
         if self._leaves is not None:
             self._leaves.take(*self._steps.leaves.leaves)
+        else:
+            self._scaled = self._masters
         between, following = self._steps.between, self._steps.leaves.following
         if not (between or following):
             return (), ()
@@ -115,6 +119,7 @@ class HooklessPass(BackwardPass):
             return
         self._written, gradients = self._steps.leaves.written(self._masters)
         self._measurements.unscale_in_place(gradients)
+        self._scaled = ()
 
     def restore(self) -> None:
         """Put every swapped array back; harmless when none is swapped."""
@@ -126,6 +131,9 @@ class HooklessPass(BackwardPass):
             self._weights.restore()
         if self._leaves is not None:
             self._leaves.restore()
+        for master in self._scaled:
+            # As it was: a pass that was given up has written part of it.
+            master.zero()
 
     def finish(self) -> PassReport:
         """End the pass, and report."""
