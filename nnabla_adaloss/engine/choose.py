@@ -43,6 +43,9 @@ from ..graph.components import Components, Edge, Joined
 # The largest scale of which float32 holds the reciprocal with room to spare.
 _LARGEST = 2.0**100
 
+# How much larger a gradient must be with a scale of its own, for hooks to be worth it.
+_CLEARLY = 2.0**6
+
 # How far apart the scales of several losses may be for which the smallest stands in.
 _LOSSES_APART = 16.0
 
@@ -184,16 +187,16 @@ def choose_together(
     spread: float,
 ) -> Optional[Choice]:
     """One scale for all components that only hooks could part; None where a leaf would lose its gradient:
-    where all that makes up its largest part comes through gradients that are more than `spread` smaller than
-    with scales of their own.
+    where all that makes up its largest part comes through gradients that are more than `spread` below the end
+    of their room, and with scales of their own were clearly larger.
     """
     choice = choice_of(joined.graph, known.joined(joined.of, len(joined.graph.names)))
     choice = choice._replace(scales=[choice.scales[index] for index in joined.of])
-    pairs = list(zip(known.room, choice.scales))
-    if all(room is None or room <= spread * scale for room, scale in pairs):
+    low = {i for i, room in enumerate(known.room) if room is not None and room > spread * choice.scales[i]}
+    if not low:
         return choice
     apart = choice_of(components, known).scales
-    far = {i for i, (room, scale) in enumerate(pairs) if room is not None and apart[i] > spread * scale}
+    far = {i for i in low if apart[i] > _CLEARLY * choice.scales[i]}
     lost = set().union(*map(components.behind, far))
     for writers in components.leaves.values():
         rooms = {room: index for index in writers for room in [known.room[index]] if room is not None}

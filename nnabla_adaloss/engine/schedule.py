@@ -14,6 +14,10 @@ from ..graph.node import NodeStructure
 from ..graph.structure import GraphStructure
 from .choose import within_float32
 
+# How far a single element in float32 may be from the scale of its component, with which 16 bits hold it: what
+# brings it to that of another then is still a float32.
+_FLOAT_ROOM = 2.0**60
+
 # For so many sets of loss weights schedules are kept.
 _REMEMBERED = 64
 
@@ -114,7 +118,8 @@ class ScaleSchedule:
         found = {position: self.components[index] for position, index in self.graph.of.items()}
         for node in reversed(self.structure.nodes) if self.in_float else ():
             if node.number in self.in_float and node.inputs:
-                found[node.outputs[0]] = found[node.inputs[0]]
+                own, behind = found[node.outputs[0]], min(found[position] for position in node.inputs)
+                found[node.outputs[0]] = min(max(behind, own / _FLOAT_ROOM), own * _FLOAT_ROOM)
         return found
 
     @cached_property

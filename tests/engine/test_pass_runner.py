@@ -408,3 +408,51 @@ def test_a_pass_that_measures_for_itself_alone_has_a_scale_for_each() -> None:
     schedule = scaling.result.schedule
     assert schedule.joined is not None
     assert len(set(schedule.components)) < len(schedule.components)
+
+
+@pytest.mark.parametrize("scale", [None, 1024.0])
+@pytest.mark.parametrize("weight", [1e-5, 3e-6, 1e-10])
+def test_no_head_loses_its_gradient_for_what_it_shares_with_a_larger_one(
+    scale: Optional[float], weight: float
+) -> None:
+    """A given S0, too, governs what is before the layers of both."""
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+
+    def parameter(name: str) -> nn.Variable:
+        return PF.get_parameter_or_create(name, (6, 6), rng.randn(6, 6).astype(np.float32) * 0.4)
+
+    x = nn.Variable.from_numpy_array(rng.randn(8, 6).astype(np.float32))
+    trunk, decoder = F.tanh(F.affine(x, parameter("trunk"))), parameter("decoder")
+    heads = [F.tanh(F.affine(trunk, parameter(name))) for name in ("large", "small")]
+    losses = [F.mean(F.affine(head, decoder) ** 2) for head in heads]
+    loss = losses[0] + weight * losses[1]
+    expected = run(loss)
+    scaling = AdaptiveLossScaling(FormatEmulation(loss, "float16", float_tail=True))
+    for iteration in range(4):
+        settle(scaling, iteration, scale)
+    for name, gradient in gradients().items():
+        assert np.linalg.norm(gradient - expected[name]) < 3e-3 * np.linalg.norm(expected[name])
+
+
+@pytest.mark.parametrize("form", ["far apart", "logarithm"])
+def test_loss_weights_at_the_ends_of_float32(form: str) -> None:
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+    h = F.tanh(
+        PF.affine(nn.Variable.from_numpy_array(rng.randn(4, 5).astype(np.float32)), 5, name="a", rng=rng)
+    )
+    one, other = (F.mean(PF.affine(h, 3, name=name, rng=rng) ** 2) for name in "bc")
+    if form == "far apart":
+        loss = one * 1e18 + other * 1e-25
+    else:
+        loss = F.log(one * 1e-20 + 1e-25) * 1e-10 + 0.0 * other
+    expected = run(loss)
+    scaling = AdaptiveLossScaling(loss, AdaLossConfig(dtype="float16"))
+    for iteration in range(4):
+        for number in range(6):
+            run(scaling, iteration=iteration, again=number > 0)
+            if scaling.settled and not (scaling.found_inf and scaling.after_overflow()):
+                break
+        assert_same(gradients(), expected)
+    assert scaling.result.kind == "hookless"

@@ -81,9 +81,12 @@ def test_functions_in_float_are_given_what_is_behind_them() -> None:
     numbers = frozenset(node.number for node in n.structure.nodes if node.separates)
     schedule = replace(n.schedule, in_float=numbers)
     assert [schedule.scales[n.position(mean)] for mean in means] == behind
-    # Where two meet, one of them is what is handed on.
+    # Where two meet, the smaller one is what is handed on.
     changed = [rescale for step in schedule.steps.values() for rescale in (*step.before, *step.after)]
-    assert changed == [Rescale(n.position(means[1]), behind[1] / behind[0])]
+    assert changed == [Rescale(n.position(means[behind.index(2.0**20)]), 4.0)]
+    # What is far away is multiplied in between: all factors are float32.
+    far = replace(schedule, components=[2.0**14] * 3 + [2.0**100, 2.0**-80])
+    assert {far.arriving[n.position(mean)] for mean in means} == {2.0**74, 2.0**-46}
 
 
 def test_the_scale_of_the_loss_is_what_was_given_or_what_is_behind_its_functions_of_one_element() -> None:
