@@ -223,10 +223,11 @@ class PassRunner:
         if present is not None and present.structure is not structure:
             present = None
         if wish is None and scale is None:
-            # Mostly what is known is what it was.
-            gains = known.gain if None in known.room else None
+            # Mostly what is known is what it was. Gains count behind what is unknown; a loss of one element
+            # is never measured.
+            gains = known.gain if None in known.room[1:] else None
             origin = known._replace(gain=gains or ()), weight_room, seeded, apart
-            if present is not None and present.origin == origin:
+            if present is not None and planned.chosen[0] is present and planned.chosen[1] == origin:
                 return present
 
         def choice_of(graph: Components, known: Room) -> Choice:
@@ -241,8 +242,9 @@ class PassRunner:
         if choice is None:
             choice, joined = choice_of(graph, known), None
         if present is not None and (present.fixed_scale, present.components) == (scale, choice.scales):
+            planned.chosen = present, origin
             return present
-        return ScaleSchedule(
+        made = ScaleSchedule(
             structure,
             graph,
             choice.scales,
@@ -252,8 +254,9 @@ class PassRunner:
             wishes.unbounded,
             joined,
             planned.in_float,
-            origin,
         )
+        planned.chosen = made, origin
+        return made
 
     def _start(
         self,

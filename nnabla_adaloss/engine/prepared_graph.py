@@ -90,6 +90,8 @@ class PreparedGraph:
     weights: LossWeights
     # By loss weights a schedule, and how it can be applied at once, or why not.
     steps: Mapping[Tuple[float, ...], Tuple[ScaleSchedule, Union[HooklessSteps, str]]] = _NO_STEPS
+    # The schedule that was chosen last, and what from, where that may be compared.
+    chosen: Tuple[Optional[ScaleSchedule], Any] = (None, None)
     _shares: Sequence[Optional[Share]] = ()
 
     def built_again(

@@ -58,7 +58,6 @@ class ScaleSchedule:
     joined: Optional[Joined] = None  # which components had to share a scale; None: none
     # The functions of one element that are given gradients in float32, and hand them on so.
     in_float: FrozenSet[int] = frozenset()
-    origin: Any = None  # what it was chosen from, where that may be compared
 
     @cached_property
     def seed(self) -> float:

@@ -96,6 +96,7 @@ class LossWeights:
                     ways[Way(first, before, after, node.non_homogeneous)] = None
         self._ways = list(ways)
         self._passages = self._passages_of(nodes, described)
+        self._constants = _constants_of(self._passages)
         self._known: Dict[Tuple[float, ...], Tuple[float, ...]] = {}
 
     def of_alike(self, nodes: Sequence[NodeStructure], described: GraphDescription) -> LossWeights:
@@ -104,7 +105,7 @@ class LossWeights:
         if passages == self._passages:
             return self
         found = copy(self)
-        found._passages, found._known = passages, {}
+        found._passages, found._constants, found._known = passages, _constants_of(passages), {}
         return found
 
     def read(self, variables: Sequence[nn.Variable], *, on_host: bool) -> Tuple[float, ...]:
@@ -112,12 +113,14 @@ class LossWeights:
 
         `on_host`: all arrays can be read without waiting. Otherwise only what feeders write is read.
         """
-        factors = tuple(
-            [
-                one.constant if one.factor is None else _value(one.factor, variables, on_host=on_host)
-                for one in self._passages
-            ]
-        )
+        factors = self._constants
+        if factors is None:
+            factors = tuple(
+                [
+                    one.constant if one.factor is None else _value(one.factor, variables, on_host=on_host)
+                    for one in self._passages
+                ]
+            )
         found = self._known.get(factors)
         if found is None:
             found = self._weights(factors)
@@ -173,6 +176,13 @@ class LossWeights:
                 if weight > found[way.after]:
                     found[way.after], risen = weight, True
         return tuple([floor_power_of_two(weight) if weight else 0.0 for weight in found])
+
+
+def _constants_of(passages: Sequence[Passage]) -> Optional[Tuple[float, ...]]:
+    """What multiplies, if all of it is constant."""
+    if any(one.factor is not None for one in passages):
+        return None
+    return tuple([one.constant for one in passages])
 
 
 def _value(factor: Factor, variables: Sequence[nn.Variable], *, on_host: bool) -> float:
