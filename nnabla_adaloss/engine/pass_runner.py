@@ -291,9 +291,10 @@ def _weight_room(planned: PreparedGraph, config: AdaLossConfig) -> Dict[int, flo
     if planned.storage is not None:
         # Scaled copies of weights are stored as weights are.
         largest = min(largest, planned.storage.precisions.narrowest.stored_data.max)
+    recomputed = planned.plan.structure.described.recomputed
     for _, slot in planned.plan.structure.layer_slots.values():
         weight = planned.statistics.data(slot.factor)
-        if weight is None and slot.factor in planned.statistics.wanted.data:
+        if weight is None and (slot.factor in planned.statistics.wanted.data or recomputed[slot.factor]):
             found[slot.factor] = 1.0
         elif weight is not None and weight.abs_max:
             own = largest if ranges is None else ranges.of_weight(slot)

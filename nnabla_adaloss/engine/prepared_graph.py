@@ -346,7 +346,12 @@ class GraphPreparation:
         stored = self._looked_at or self._storage is not None
         return Wanted(
             outputs if self._looked_at else frozenset(),
-            frozenset(slot.factor for node, slot in slots if stored or node.half),
+            # What backward computes again is not there before it; to read it makes nnabla believe that it is.
+            frozenset(
+                slot.factor
+                for node, slot in slots
+                if (stored or node.half) and not structure.described.recomputed[slot.factor]
+            ),
             outputs if self._watched else frozenset(),
         )
 
