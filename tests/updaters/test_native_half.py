@@ -269,3 +269,20 @@ def test_a_half_network_with_a_loss_in_float_is_an_ordinary_network() -> None:
         assert {updater.update().reason for _ in range(10)} == {"updated"}
     assert updater.scaling.config.dtype == "float16"
     assert float(loss.d) * 1e9 < train(classifier, 1e-9, "float32").first
+
+
+def test_a_leaf_whose_gradient_nobody_writes_or_zeroes() -> None:
+    """As the noise that `vat_noise` normalizes: nnabla asks for no gradient array of it."""
+    nn.clear_parameters()
+    rng = np.random.RandomState(0)
+    with nn.context_scope(HALF):
+        noise, kept = (nn.Variable((4, 5), need_grad=True) for _ in range(2))
+        noise.d, kept.d = rng.randn(4, 5), 0.1
+        x = nn.Variable.from_numpy_array(rng.randn(4, 5).astype(np.float32))
+        loss = F.mean(PF.affine(x + F.vat_noise(noise, kept, 1, 1.0), 3, name="a") ** 2)
+    solver = S.Sgd(0.1)
+    solver.set_parameters(nn.get_parameters())
+    updater = AdaptiveLossScalingUpdater(solver, loss, lambda: None)
+    for _ in range(4):
+        assert updater.update().reason == "updated"
+    assert updater.scaling.result.kind == "hookless"
