@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engine import AdaptiveLossScaling
-from ..graph.loss import Hook, LossLike, run_backward
+from ..graph.loss import Hook, LossLike, root_cause, run_backward
 from ..graph.node import Node
 from ..graph.plan import GraphPlan
 from .numbers import Kept
@@ -121,6 +121,9 @@ class Passes:
             if last is not None and "not_implemented" in str(error):
                 raise NoBackward(last) from error
             raise
+        except SystemError as error:
+            # nnabla hides an interruption in a function of the user's.
+            raise root_cause(error) from None
         self._note_weights(arrays)
         return LayerGradients(arrays, scale, {})
 

@@ -99,17 +99,19 @@ class SanityChecker:
         plan = GraphPlan(scaling.variable, names=scaling.plan.names)
         layers = layers_of(plan)
         passes, learned = Passes(layers), scaling.state_dict()
-        with Preserved(plan, select_kernels(scaling.variable.parent.context)) as before:
+        try:
+            with Preserved(plan, select_kernels(scaling.variable.parent.context)) as before:
 
-            def forward() -> None:
-                # What forward has written the time before: a state that is carried on, running statistics.
-                before.begin_again()
-                scaling.loss.forward()
+                def forward() -> None:
+                    # What forward has written before: a state that is carried on, running statistics.
+                    before.begin_again()
+                    scaling.loss.forward()
 
-            in_fp32 = passes.with_one_scale(forward, scaling.variable)
-            without = passes.with_one_scale(forward, scaling.loss, scaling.loss_scale)
-            with_alpha = passes.adaptive(forward, scaling, scaling.iteration)
-        scaling.load_state_dict(learned)
+                in_fp32 = passes.with_one_scale(forward, scaling.variable)
+                without = passes.with_one_scale(forward, scaling.loss, scaling.loss_scale)
+                with_alpha = passes.adaptive(forward, scaling, scaling.iteration)
+        finally:
+            scaling.load_state_dict(learned)
         self.last = {}
         for layer in layers:
             tallies = Tally(), Tally()

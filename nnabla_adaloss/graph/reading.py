@@ -109,18 +109,23 @@ class GraphReading:
         return not (self.rewired or self.marked_otherwise)
 
     def reads(self, index: int, position: int) -> bool:
-        """Whether backward of a function reads what one of its variables holds, as nnabla tells."""
+        """Whether backward of a function reads what one of its variables holds, as nnabla tells; a function
+        of the user's that does not tell may.
+        """
         f, described = self.functions[index], self.described
         part = described.inputs.part(index)
         read = [i for i, p in enumerate(described.inputs.positions[part]) if p == position]
         written = described.outputs.positions[described.outputs.part(index)]
         kept = [o for o, p in enumerate(written) if p == position]
-        return any(
-            any(f.grad_depends_input_data(i, j) for j in read)
-            or any(f.grad_depends_output_data(i, o) for o in kept)
-            for i, need in enumerate(described.needs[part])
-            if need
-        )
+        wanted = [i for i, need in enumerate(described.needs[part]) if need]
+        try:
+            return any(
+                any(f.grad_depends_input_data(i, j) for j in read)
+                or any(f.grad_depends_output_data(i, o) for o in kept)
+                for i in wanted
+            )
+        except (NotImplementedError, SystemError):
+            return True
 
     def description(
         self, names: Mapping[int, str], one_gradient: Mapping[int, int] = MappingProxyType({})

@@ -13,10 +13,12 @@ import pytest
 
 from nnabla_adaloss import (
     AdaLossConfig,
+    AdaptiveLossScalingUpdater,
     DynamicLossScalingUpdater,
     LossScaleWarning,
     SanityChecker,
 )
+from tests.tampering import Tampering
 
 from . import nets
 from .healthy import convolutions, mlp
@@ -53,6 +55,40 @@ def test_scales_that_suit_lose_nothing() -> None:
         found = checker.check()
     assert max(lost.with_alpha for lost in found.values()) < 0.05
     assert found["fc0/affine"].without_alpha == 1.0
+
+
+class Interrupted(Tampering):
+    """The identity, whose backward is interrupted when its turn has come."""
+
+    left, factor = -1, 1.0
+
+    def changed(self, g: np.ndarray) -> np.ndarray:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return g * np.float32(self.factor)
+
+
+@pytest.mark.parametrize("turn", [1, 2, 3, 4])
+def test_a_check_that_is_interrupted_teaches_nothing(turn: int) -> None:
+    """In the pass in float32, in the one without scales of layers, and in two with them: one overflows."""
+    function = Interrupted(nn.get_current_context())
+    rng = np.random.RandomState(0)
+    x = nn.Variable.from_numpy_array(rng.randn(4, 5).astype(np.float32))
+    h = function(F.tanh(PF.affine(x, 5, name="a", rng=rng)))
+    loss = F.mean(PF.affine(h, 3, name="b", rng=rng) ** 2)
+    solver = S.Sgd(0.1)
+    solver.set_parameters(nn.get_parameters())
+    updater = AdaptiveLossScalingUpdater(solver, loss, lambda: None, storage="float16")
+    for _ in range(3):
+        updater.update()
+    before = updater.state_dict()
+    function.left, function.factor = turn, 2.0**20
+    with pytest.raises(KeyboardInterrupt):
+        SanityChecker(updater).check()
+    assert updater.state_dict() == before
+    function.factor = 1.0
+    assert updater.update().reason == "updated"
 
 
 def test_a_check_teaches_nothing() -> None:

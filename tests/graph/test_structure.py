@@ -19,6 +19,7 @@ from nnabla_adaloss.graph.names import registered_names
 from nnabla_adaloss.graph.reading import GraphDescription, read_graph
 from nnabla_adaloss.graph.structure import GraphStructure, PlanOptions
 from tests.engine.random_graphs import STEPS, WIDTH, build, seeds
+from tests.tampering import Tampering
 
 OPTIONS = PlanOptions(LayerSelection(), True, frozenset())
 # Those that take batches of any size.
@@ -383,3 +384,23 @@ def test_a_weight_is_not_swapped_that_nnabla_reads_without_saying_so(kind: str) 
     reading = read_graph(F.mean(F.sigmoid(h)) + F.mean(F.sigmoid(other)))
     structure = GraphStructure(reading.description(registered_names()), OPTIONS, reading)
     assert reading.keys.index(hash(w)) not in structure.swappable
+
+
+class SaysNothing(Tampering):
+    """A function of the user's that does not tell what its backward reads."""
+
+    def changed(self, g: np.ndarray) -> np.ndarray:
+        return g
+
+    def grad_depends_input_data(self, i: int, j: int) -> bool:
+        raise NotImplementedError
+
+
+def test_a_weight_is_not_swapped_that_a_function_of_the_users_may_read() -> None:
+    nn.clear_parameters()
+    w = nn.parameter.get_parameter_or_create("w", (6, 6))
+    h = F.affine(PF.affine(nn.Variable((4, 3)), 6, name="first"), w)
+    function = SaysNothing()
+    reading = read_graph(F.mean(F.sigmoid(h)) + F.mean(function(w)))
+    structure = GraphStructure(reading.description(registered_names()), OPTIONS, reading)
+    assert structure.swappable == frozenset()
