@@ -163,7 +163,8 @@ def _read(name: str) -> Any:
     with open(name, "rb") as file:
         try:
             with np.load(file, allow_pickle=False) as archive:
-                arrays = {key: archive[key] for key in archive.files}
+                # By their names in the file: a parameter's own may end in .npy.
+                arrays = {key: archive[f"{key}.npy"] for key in archive.files}
             head = json.loads(arrays.pop("head").tobytes())
             kind, version = head["kind"], head["version"]
         # A damaged archive may ask for a password, another version, or a place before its beginning.
@@ -187,10 +188,15 @@ def _check(head: Any, arrays: Arrays, parts: List[Any], parameters: Dict[str, nn
         )
     shapes = {name: array.shape for name, array in _below("parameters/", arrays).items()}
     _same("parameters", shapes, {name: variable.shape for name, variable in parameters.items()})
-    for part, found in zip(parts, head["parts"]):
+    for number, (part, found) in enumerate(zip(parts, head["parts"])):
         if isinstance(part, Solver):
-            states = dict.fromkeys(part.get_states(), ())
-            _same(f"states of the solver {part.name}", dict.fromkeys(found["steps"], ()), states)
+            what, states = f"states of the solver {part.name}", part.get_states()
+            _same(what, dict.fromkeys(found["steps"], ()), dict.fromkeys(states, ()))
+            own = {f"{name}/{key}": v.shape for name, one in states.items() for key, v in one.pstate.items()}
+            _same(what, {key: array.shape for key, array in _below(f"{number}/", arrays).items()}, own)
+            for name, step in found["steps"].items():
+                if type(step) is not int or step < 0:
+                    raise ValueError(f"the checkpoint is damaged: {name} had {step!r} updates")
 
 
 def _same(what: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any, Callable, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import nnabla as nn
 import nnabla.functions as F
@@ -158,6 +159,53 @@ def test_no_part_is_forgotten_or_of_another_kind(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "c", scaler, updater.solver)
     with pytest.raises(ValueError, match="same solvers"):
         load_checkpoint(tmp_path / "c", updater.solver, scaler)
+
+
+@pytest.mark.parametrize("names", [("w", "w.npy"), ("w.npy", "w.npy.npy"), ("a/b", "a/../b"), ("..", "a")])
+def test_parameters_of_any_name(names: Tuple[str, str], tmp_path: Path) -> None:
+    def made() -> Tuple[Any, Dict[str, nn.Variable]]:
+        parameters = {name: nn.Variable((2, 3), need_grad=True) for name in names}
+        for number, v in enumerate(parameters.values()):
+            v.d = number + 1.0
+        solver = S.Adam(0.1)
+        solver.set_parameters(parameters)
+        return solver, parameters
+
+    nn.clear_parameters()
+    solver, parameters = made()
+    for v in parameters.values():
+        v.grad.fill(0.5)
+    solver.update()
+    expected = {name: v.d.copy() for name, v in parameters.items()}
+    save_checkpoint(tmp_path / "c", solver)
+    again, parameters = made()
+    load_checkpoint(tmp_path / "c", again)
+    np.testing.assert_equal({name: v.d for name, v in parameters.items()}, expected)
+
+
+@pytest.mark.parametrize("damage", ["shape", "missing", -1, "two", 1.5])
+def test_states_of_a_solver_that_do_not_fit_are_refused(damage: Any, tmp_path: Path) -> None:
+    updater = training()
+    updater.update()
+    save_checkpoint(tmp_path / "c", updater)
+    with np.load(tmp_path / "c") as archive:
+        arrays = dict(archive)
+    head = json.loads(arrays["head"].tobytes())
+    key = next(key for key in arrays if key.startswith("0/a/affine/W/"))
+    if damage == "shape":
+        arrays[key] = arrays[key][:0]
+    elif damage == "missing":
+        del arrays[key]
+    else:
+        head["parts"][0]["steps"]["a/affine/W"] = damage
+    arrays["head"] = np.frombuffer(json.dumps(head).encode(), np.uint8)
+    with open(tmp_path / "c", "wb") as file:
+        np.savez(file, **arrays)
+    updater = training()
+    before = everything(updater)
+    with pytest.raises(ValueError, match="a/affine/W"):
+        load_checkpoint(tmp_path / "c", updater)
+    np.testing.assert_equal(everything(updater), before)
 
 
 @pytest.fixture(scope="module")
