@@ -53,3 +53,15 @@ class Gate(Tampering):
         result = g * np.float32(self.factor)
         result.flat[0] *= self.first
         return result
+
+
+class Interrupted(Gate):
+    """The same; its backward is interrupted when its turn has come: the last of those that are ``left``."""
+
+    left = 0
+
+    def changed(self, g: np.ndarray) -> np.ndarray:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return super().changed(g)

@@ -37,7 +37,9 @@ class Reason(str, Enum):
     """A larger one would have made the scaled copy of the weight overflow."""
 
     BRANCHES = "meeting of branches"
-    """Another function's contribution to the same gradient carries this scale already."""
+    """Another function's contribution to the same gradient carries this scale already, or the gradients
+    around the layer share a scale because only hooks could part them.
+    """
 
     NONFINITE = "non-finite"
     """The gradient or the weight holds an infinity or a NaN: no scale would help."""

@@ -266,9 +266,9 @@ class FormatEmulation:
             self._operands.put_back()
         for key, variable in self._rounding(f).gradients:
             self.emulated_storage.round_gradient(key, variable.grad)
-        after = self.emulated_storage.after
-        if after:
-            after.get(hash(f), _nothing)()
+        after = self.emulated_storage.after.get(hash(f))
+        if after is not None:
+            after()
 
     def _rounding(self, f: Any) -> Rounding:
         roundings = self._plan.roundings
@@ -277,10 +277,6 @@ class FormatEmulation:
         if rounding is None:
             rounding = roundings[key] = self._plan.rounding_of(f)
         return rounding
-
-
-def _nothing() -> None:
-    pass
 
 
 def with_storage(

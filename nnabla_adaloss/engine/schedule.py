@@ -105,9 +105,10 @@ class ScaleSchedule:
 
     def is_applied_as(self, other: ScaleSchedule) -> bool:
         """Whether a pass does the same with another schedule of a graph of the same topology."""
-        given = self.fixed_scale is None, other.fixed_scale is None
-        alike = self.components == other.components and given[0] == given[1]
-        return alike and (given[0] or self.governed == other.governed)
+        measured = self.fixed_scale is None
+        if self.components != other.components or measured != (other.fixed_scale is None):
+            return False
+        return measured or self.governed == other.governed
 
     @cached_property
     def arriving(self) -> Mapping[int, float]:

@@ -423,7 +423,7 @@ class GradScaler:
         snapshot = ArraySnapshot(select_kernels(scaling.variable.parent.context))
         snapshot.save([v.grad for one in self._solvers for v in one.get_parameters().values()])
         # Clipping may have hidden what these gradients were.
-        found = examine(GOOD, scaling, solver, minimum, counts=True)
+        found = examine(GOOD, scaling, solver, minimum, known_bad=True)
         guard.state.restore(now)
         snapshot.restore()
         return found

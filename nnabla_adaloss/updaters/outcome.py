@@ -46,17 +46,16 @@ def examine(
     smallest_scale: float,
     *,
     search: bool = True,
-    counts: bool = False,
+    known_bad: bool = False,
 ) -> BatchOutcome:
-    """The outcome after one more pass: infinities and NaNs count in gradients of the solver's parameters, or
-    wherever they are with `counts`. `search`: look for a fault in forward also where nothing that is known of
-    it suggests one.
+    """The outcome after one more pass: infinities and NaNs count in gradients of the solver's parameters.
+    `search`: look for a fault in forward also where nothing that is known of it suggests one. `known_bad`:
+    these gradients were not finite, whatever has become of them.
     """
     if not scaling.found_inf:
         return before
     layers = tuple(dict.fromkeys((*before.nonfinite_layers, *scaling.found_inf)))
-    harmless = not counts and gradients_are_finite(scaling.kernels, solver)
-    if before.overflowed or harmless:
+    if before.overflowed or (not known_bad and gradients_are_finite(scaling.kernels, solver)):
         return before._replace(nonfinite_layers=layers)
     nonfinite_loss = not np.isfinite(scaling.variable.d).all()
     component = scaling.result.component or ""

@@ -18,7 +18,7 @@ from nnabla_adaloss import (
     LossScaleWarning,
     SanityChecker,
 )
-from tests.tampering import Tampering
+from tests.tampering import Interrupted
 
 from . import nets
 from .healthy import convolutions, mlp
@@ -57,22 +57,10 @@ def test_scales_that_suit_lose_nothing() -> None:
     assert found["fc0/affine"].without_alpha == 1.0
 
 
-class Interrupted(Tampering):
-    """The identity, whose backward is interrupted when its turn has come."""
-
-    left, factor = -1, 1.0
-
-    def changed(self, g: np.ndarray) -> np.ndarray:
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-        return g * np.float32(self.factor)
-
-
 @pytest.mark.parametrize("turn", [1, 2, 3, 4])
 def test_a_check_that_is_interrupted_teaches_nothing(turn: int) -> None:
     """In the pass in float32, in the one without scales of layers, and in two with them: one overflows."""
-    function = Interrupted(nn.get_current_context())
+    function = Interrupted()
     rng = np.random.RandomState(0)
     x = nn.Variable.from_numpy_array(rng.randn(4, 5).astype(np.float32))
     h = function(F.tanh(PF.affine(x, 5, name="a", rng=rng)))

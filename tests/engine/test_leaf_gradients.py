@@ -16,7 +16,7 @@ import pytest
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, FormatEmulation
 from nnabla_adaloss.engine.leaf_gradients import TakenLeaf, Written, told_apart
 from tests.engine.nets import mlp, zero_grads
-from tests.tampering import Tampering
+from tests.tampering import Interrupted, Tampering
 
 
 def test_what_functions_write_is_told_apart_where_each_is_by_itself_else_as_a_sum_for_the_first() -> None:
@@ -140,17 +140,6 @@ def test_elements_that_are_finite_are_summed_on(storage: Optional[str]) -> None:
 # Leaves that several functions write in a pass without hooks.
 
 
-class Interrupted(Tampering):
-    """The identity; its backward is interrupted when it is told to."""
-
-    raises = False
-
-    def changed(self, g: np.ndarray) -> np.ndarray:
-        if self.raises:
-            raise KeyboardInterrupt
-        return g
-
-
 class Unrolled:
     """One layer three times, and something between the first two that may be interrupted."""
 
@@ -218,13 +207,12 @@ def test_an_interruption_between_two_functions_that_write_a_leaf(
         expected = n.gradients()
         arrays = {name: (v.data, v.grad) for name, v in n.parameters.items()}
         start(n, held)
-        n.interrupted.raises = True
+        n.interrupted.left = 1
         with pytest.raises(KeyboardInterrupt):
             n.run(**hooks)
         assert {name: (v.data, v.grad) for name, v in n.parameters.items()} == arrays
         after.append(n.gradients())
         # Nor is anything left to be done: the next pass is as if there had been none.
-        n.interrupted.raises = False
         start(n, held)
         n.run(**hooks)
         for name, gradient in expected.items():

@@ -456,3 +456,17 @@ def test_loss_weights_at_the_ends_of_float32(form: str) -> None:
                 break
         assert_same(gradients(), expected)
     assert scaling.result.kind == "hookless"
+
+
+def test_a_record_says_that_a_layer_shares_its_scale_with_what_is_around_it() -> None:
+    records: List[LayerRecord] = []
+    loss = unrolled(4, 0.5, trained=False)
+    scaling = AdaptiveLossScaling(loss, AdaLossConfig(recorder=records.append, measure_every=3))
+    settle(scaling)
+    records.clear()
+    # The first choice with joined components.
+    settle(scaling, 1)
+    assert scaling.result.schedule.joined is not None
+    shared = [record for record in records if record.layer.startswith("cell/affine")]
+    assert {record.reason for record in shared} == {Reason.BRANCHES}
+    assert {record.alpha for record in shared} == {1.0}

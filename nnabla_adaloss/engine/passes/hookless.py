@@ -2,8 +2,9 @@
 """The backward pass of nearly all iterations: nnabla's own, without a hook.
 
 All weights are swapped before it, parameter gradients are written where they belong, and all are unscaled
-after it. What cannot be done at once are gradients that are multiplied between two functions: a function that
-needs that is followed by a call. What is measured for later choices is kept by nnabla until the pass ends.
+after it. Two things cannot be done at once: gradients that are multiplied between two functions, and what
+several functions add to one leaf where each contribution is rounded. Functions that need that are followed by
+a call. What is measured for later choices is kept by nnabla until the pass ends.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from tests.engine.test_architectures import (
     unrolled_lstm,
     weight_normalization,
 )
-from tests.tampering import Tampering
+from tests.tampering import Interrupted
 
 EVERY = 3
 METHODS = ("approx_range", "amax_history")
@@ -96,20 +96,9 @@ def test_no_more_than_a_share_is_kept_and_only_until_the_pass_ends(
         assert sorted(p for _, kept in cycle for p in kept) == everything
 
 
-class Wrong(Tampering):
-    """The identity; its backward raises when it is told to."""
-
-    raises = False
-
-    def changed(self, g: np.ndarray) -> np.ndarray:
-        if self.raises:
-            raise KeyboardInterrupt
-        return g
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_an_exception_in_backward_leaves_everything_as_it_was(method: str) -> None:
-    function = Wrong()
+    function = Interrupted()
     h = function(layers(5, 5, 5))
     for index in range(3):
         h = F.tanh(PF.affine(h, 5, name=f"behind{index}"))
@@ -126,13 +115,12 @@ def test_an_exception_in_backward_leaves_everything_as_it_was(method: str) -> No
     persistent = [v.persistent for v in variables]
     arrays = {name: (v.data, v.grad) for name, v in nn.get_parameters().items()}
     before = scaling.state_dict()
-    function.raises = True
+    function.left = 1
     with pytest.raises(KeyboardInterrupt):
         run(scaling, clear=True)
     assert [v.persistent for v in variables] == persistent
     assert {name: (v.data, v.grad) for name, v in nn.get_parameters().items()} == arrays
     assert scaling.state_dict()["iteration"] == before["iteration"]
-    function.raises = False
     run(scaling, clear=True)
     assert [v.persistent for v in variables] == persistent
     assert_same(gradients(), expected)
