@@ -4,7 +4,6 @@
 from .communicators import CollectiveMismatchError as CollectiveMismatchError
 from .communicators import MPICommunicator as MPICommunicator
 from .communicators import RankDisagreementError as RankDisagreementError
-from .core import AdaLoss as AdaLoss
 from .core import AdaLossConfig as AdaLossConfig
 from .core import AmaxHistory as AmaxHistory
 from .core import ArrayStatistics as ArrayStatistics
@@ -16,11 +15,6 @@ from .core import Needs as Needs
 from .core import Precision as Precision
 from .core import Range as Range
 from .core import Reason as Reason
-from .core import bound_loss_scale_by_heuristics as bound_loss_scale_by_heuristics
-from .core import get_loss_scale as get_loss_scale
-from .core import get_loss_scale_by_abs_range as get_loss_scale_by_abs_range
-from .core import get_loss_scale_by_approx_range as get_loss_scale_by_approx_range
-from .core import get_loss_scale_by_element_wise_range as get_loss_scale_by_element_wise_range
 from .core import get_power_of_two_scale as get_power_of_two_scale
 from .diagnosis import Diagnosis as Diagnosis
 from .diagnosis import SanityChecker as SanityChecker
@@ -57,6 +51,12 @@ from .monitor import Recording as Recording
 from .monitor import ScaleChanged as ScaleChanged
 from .monitor import TrainingBegan as TrainingBegan
 from .monitor import UpdateEnded as UpdateEnded
+from .published import AdaLoss as AdaLoss
+from .published import bound_loss_scale_by_heuristics as bound_loss_scale_by_heuristics
+from .published import get_loss_scale as get_loss_scale
+from .published import get_loss_scale_by_abs_range as get_loss_scale_by_abs_range
+from .published import get_loss_scale_by_approx_range as get_loss_scale_by_approx_range
+from .published import get_loss_scale_by_element_wise_range as get_loss_scale_by_element_wise_range
 from .scalers import GradScaler as GradScaler
 from .scalers import LossScaler as LossScaler
 from .state import StateFileError as StateFileError

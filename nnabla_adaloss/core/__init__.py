@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from .ada_loss import AdaLoss
 from .config import AdaLossConfig
 from .formats import (
     BFLOAT16,
@@ -21,13 +20,6 @@ from .loss_section import loss_section_factor
 from .methods import METHODS, AmaxHistory, Method, Needs, Range, overflow_limit, resolve_method
 from .power_of_two import get_power_of_two_scale
 from .precision import PRECISIONS, Precision, StorageLike, get_precision
-from .published import (
-    bound_loss_scale_by_heuristics,
-    get_loss_scale,
-    get_loss_scale_by_abs_range,
-    get_loss_scale_by_approx_range,
-    get_loss_scale_by_element_wise_range,
-)
 from .scale_history import HistoryPolicy
 from .scale_policy import ScalePolicy, ScaleState
 from .statistics import ArrayStatistics, statistics_of
@@ -41,7 +33,6 @@ __all__ = [
     "FORMATS",
     "METHODS",
     "PRECISIONS",
-    "AdaLoss",
     "AdaLossConfig",
     "AmaxHistory",
     "ArrayStatistics",
@@ -57,12 +48,7 @@ __all__ = [
     "ScalePolicy",
     "ScaleState",
     "StorageLike",
-    "bound_loss_scale_by_heuristics",
     "get_format",
-    "get_loss_scale",
-    "get_loss_scale_by_abs_range",
-    "get_loss_scale_by_approx_range",
-    "get_loss_scale_by_element_wise_range",
     "get_power_of_two_scale",
     "get_precision",
     "loss_section_factor",

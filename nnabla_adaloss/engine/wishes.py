@@ -8,12 +8,12 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.ada_loss import asked, bounded
 from ..core.config import AdaLossConfig
 from ..core.layer_record import Reason
 from ..core.methods import Needs
 from ..core.statistics import ArrayStatistics
 from ..core.validation import integer
+from ..core.wish import asked, bounded
 from ..emulation.gradient_ranges import GradientRanges
 from ..graph.node import Node
 from ..graph.structure import GraphStructure

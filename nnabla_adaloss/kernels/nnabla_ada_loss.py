@@ -9,9 +9,9 @@ import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.ada_loss import AdaLoss
 from ..core.config import AdaLossConfig
 from ..core.statistics import ArrayStatistics
+from ..published import AdaLoss
 from .interface import Kernels
 
 

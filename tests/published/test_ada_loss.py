@@ -15,17 +15,16 @@ from hypothesis import strategies as st
 
 from nnabla_adaloss.core import (
     METHODS,
-    AdaLoss,
     AdaLossConfig,
     ArrayStatistics,
     LayerRecord,
     Method,
     Needs,
     Reason,
-    get_loss_scale,
     statistics_of,
 )
-from nnabla_adaloss.core.ada_loss import LayerState
+from nnabla_adaloss.published import AdaLoss, get_loss_scale
+from nnabla_adaloss.published.ada_loss import LayerState
 
 
 class NumpyAdaLoss(AdaLoss):

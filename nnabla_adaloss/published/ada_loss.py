@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which scale a layer's input gradient gets by itself, for functions that scale by hand. In a network, where
-what was measured of all layers is known, scales follow from `nnabla_adaloss.engine.choose`.
+what was measured of all layers is known, scales follow from `nnabla_adaloss.core.choose`.
 
     unbounded = method(g, W, range, K)              when it is due, else what it gave last
     scale     = min(unbounded, scale_upper_bound, accum_upper_bound / S)      never from above 1 to below
@@ -20,12 +20,13 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from numpy.typing import NDArray
 
-from .config import AdaLossConfig
-from .layer_record import LayerObserver, LayerRecord, Reason
-from .methods import Needs, Range, overflow_limit
-from .power_of_two import clamp_scale, floor_power_of_two
-from .statistics import ArrayStatistics
-from .validation import instance_or_none, integer, number, positive_number
+from ..core.config import AdaLossConfig
+from ..core.layer_record import LayerObserver, LayerRecord, Reason
+from ..core.methods import Needs, overflow_limit
+from ..core.power_of_two import clamp_scale, floor_power_of_two
+from ..core.statistics import ArrayStatistics
+from ..core.validation import instance_or_none, integer, number, positive_number
+from ..core.wish import asked, bounded
 
 
 class LayerState(NamedTuple):
@@ -80,7 +81,8 @@ class AdaLoss(ABC):
 
     Example:
         >>> import numpy as np
-        >>> from nnabla_adaloss.core import AdaLoss, AdaLossConfig, statistics_of
+        >>> from nnabla_adaloss.core import AdaLossConfig, statistics_of
+        >>> from nnabla_adaloss.published import AdaLoss
         >>> class NumpyAdaLoss(AdaLoss):
         ...     def statistics(self, array):
         ...         return statistics_of(array)
@@ -224,18 +226,6 @@ class AdaLoss(ABC):
         self._layers = {}
 
 
-def asked(config: AdaLossConfig, g: Any, W: Any, range: Range, fan_in: float) -> float:
-    """What the method of a configuration says; ValueError unless that is positive and finite."""
-    found = config.method.scale(g, W, range=range, fan_in=fan_in)
-    scale = float(found)
-    if not 0.0 < scale < math.inf:
-        raise ValueError(
-            f"loss_scale_method={config.loss_scale_method!r} returned {found!r} for a finite gradient; "
-            "a scale must be positive and finite"
-        )
-    return scale
-
-
 def limited(
     scale: float, overflow: float, previous_scale: float, config: AdaLossConfig
 ) -> Tuple[float, Reason]:
@@ -246,14 +236,3 @@ def limited(
     if scale > overflow:
         scale, reason = clamp_scale(overflow), Reason.OVERFLOW_GUARD
     return floor_power_of_two(scale) if config.power_of_two else scale, reason
-
-
-def bounded(scale: float, previous_scale: float, config: AdaLossConfig) -> Tuple[float, Reason]:
-    """A scale above 1 under `scale_upper_bound` and `accum_upper_bound`, which never turn it below 1."""
-    # Comparisons instead of min and max, which are several times slower: this runs per layer and iteration.
-    upper, reason = config.accum_upper_bound / previous_scale, Reason.ACCUMULATED_BOUND
-    if upper > config.scale_upper_bound:
-        upper, reason = config.scale_upper_bound, Reason.SCALE_BOUND
-    if upper < 1.0:
-        upper = 1.0
-    return (scale, Reason.METHOD) if scale < upper else (upper, reason)

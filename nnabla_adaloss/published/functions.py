@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The published functions: each step from a gradient and a weight to a loss scale, on NumPy arrays.
 
-Thin over the code that trains: `methods` and `ada_loss`.
+Thin over the code that trains: the methods of `core`, and `ada_loss`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,22 @@ from typing import Any, Optional, Union
 import numpy as np
 from numpy.typing import NDArray
 
-from .ada_loss import AdaLoss, bounded
-from .config import AdaLossConfig
-from .layer_record import LayerObserver
-from .methods import AbsRange, ApproxRange, ElementWiseRange, LognormalRange, Method, Needs, overflow_limit
-from .power_of_two import clamp_scale
-from .statistics import ArrayStatistics, statistics_of
-from .validation import array_of_numbers, boolean, instance, positive_number, scalar
+from ..core.config import AdaLossConfig
+from ..core.layer_record import LayerObserver
+from ..core.methods import (
+    AbsRange,
+    ApproxRange,
+    ElementWiseRange,
+    LognormalRange,
+    Method,
+    Needs,
+    overflow_limit,
+)
+from ..core.power_of_two import clamp_scale
+from ..core.statistics import ArrayStatistics, statistics_of
+from ..core.validation import array_of_numbers, boolean, instance, positive_number, scalar
+from ..core.wish import bounded
+from .ada_loss import AdaLoss
 
 
 def get_loss_scale_by_approx_range(
