@@ -84,14 +84,14 @@ def train() -> Any:
 def read(scaling: Any) -> Tuple[List[Box], List[Arrow]]:
     """The components of the last pass of an engine, in backward order, and the ways between them."""
     schedule, amaxes = scaling.result.schedule, scaling.components.amaxes()
-    graph, scales = schedule.graph, [math.log2(scale) for scale in schedule.components]
+    graph, scales = schedule.components, [math.log2(scale) for scale in schedule.component_scales]
     boxes = [
         # The gradient of the loss is 1; nothing has to measure it.
-        Box(name, math.log2(amaxes.get(name, 1.0)), scale, name in graph.single)
-        for name, scale in zip(graph.names, scales)
+        Box(name, math.log2(amaxes.get(name, 1.0)), scale, index in graph.single)
+        for index, (name, scale) in enumerate(zip(graph.names, scales))
     ]
     arrows = [Arrow(e.before, e.after, e.layer, scales[e.after] - scales[e.before]) for e in graph.edges]
-    for node in schedule.structure.nodes:
+    for node in schedule.nodes:
         own = graph.producers[node.number]
         for layer in [slot.layer for slot in node.slots if graph.of[slot.target] == own]:
             arrows.append(Arrow(own, own, layer, math.log2(schedule.layers[layer][1])))

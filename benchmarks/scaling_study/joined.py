@@ -181,7 +181,7 @@ def _gradients(program: Program, job: JoinedJob) -> Line:
         updater.update()
         kinds.append(updater.scaling.result.kind)
     emulation: Any = updater.scaling.loss
-    components = len(updater.scaling.result.schedule.graph.names)
+    components = len(updater.scaling.result.schedule.components.names)
     found = {name: leaf.g.astype(np.float64) for name, leaf in leaves.items()}
     return {
         "kind": kinds[-1],

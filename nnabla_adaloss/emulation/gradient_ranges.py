@@ -6,10 +6,10 @@ from __future__ import annotations
 import math
 from typing import Dict
 
+from ..core.components import Components
 from ..core.config import AdaLossConfig
 from ..core.methods import Range
-from ..graph.components import Components
-from ..graph.node import LayerSlot
+from ..core.nodes import LayerSlot
 from ..graph.plan import GraphPlan
 from .rounded_storage import RoundedStorage
 
@@ -29,15 +29,14 @@ class GradientRanges:
         """The largest magnitude of the gradient of a variable of one element."""
         return max(self.of(position).u_max, self._storage.gradient_format(self._keys[position], 1).max)
 
-    def of_components(self, components: Components) -> Dict[str, float]:
-        """The largest magnitude that a gradient of each component can have, by name: that of the narrowest
+    def of_components(self, components: Components) -> Dict[int, float]:
+        """The largest magnitude that a gradient of each component can have, by index: that of the narrowest
         format in it.
         """
-        found: Dict[str, float] = {}
+        found: Dict[int, float] = {}
         for position, index in components.of.items():
-            name = components.names[index]
-            u_max = self.u_max_single(position) if name in components.single else self.of(position).u_max
-            found[name] = min(u_max, found.get(name, u_max))
+            u_max = self.u_max_single(position) if index in components.single else self.of(position).u_max
+            found[index] = min(u_max, found.get(index, u_max))
         return found
 
     def of_weight(self, slot: LayerSlot) -> float:

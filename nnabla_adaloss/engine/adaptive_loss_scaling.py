@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 
 import nnabla as nn
 
+from ..core.choose import within_float32
 from ..core.config import AdaLossConfig
+from ..core.memory import Memory, Seen
 from ..core.precision import Precision
 from ..core.scale_history import HistoryPolicy
 from ..core.validation import instance_or_none, integer, strings
@@ -31,7 +34,7 @@ from ..graph.plan import GraphPlan
 from ..kernels import select_kernels
 from ..monitor import Audience, audience_of
 from ..undo import BatchGuard, ForwardState, Savepoint, Undoable
-from .component_scales import ComponentScales
+from .chooser import Asked, Chooser
 from .leaf_gradients import SpoiltGradients
 from .pass_runner import PassRunner
 from .passes.backward_pass import UserHooks, leaf_arrays
@@ -69,7 +72,7 @@ class AdaptiveLossScaling:
     Attributes:
         audience: these monitors; None for none.
         config: the configuration, with `loss_scale_method` and `dtype` filled in.
-        components: what was measured of the network.
+        components: what is remembered of the network, and what this iteration has shown: `amaxes()`.
         delay: 0 when scales come from the statistics of the same iteration, 1 when from the one before.
         guard: what a training loop asks about single batches.
         in_half: whether any function of the graph computes in half precision.
@@ -93,7 +96,7 @@ class AdaptiveLossScaling:
         ['b/affine']
     """
 
-    undone = ("iteration",)
+    undone = "iteration", "components"
 
     def __init__(
         self,
@@ -127,25 +130,19 @@ class AdaptiveLossScaling:
         context, self.in_half = self.variable.parent.context, bool(reading.described.in_half)
         self.config = _config_for(config, self._storage, in_half=self.in_half)
         self.kernels = select_kernels(context)
-        self._wishes = Wishes(self.config)
+        wishes = Wishes(self.config)
         # Statistics of earlier iterations need no second pass.
         asked = self.config.delay
-        self.delay = int(not self._wishes.look_at_arrays) if asked is None else asked
-        if self.delay and self._wishes.look_at_arrays:
+        self.delay = int(not wishes.look_at_arrays) if asked is None else asked
+        if self.delay and wishes.look_at_arrays:
             raise ValueError(
                 "delay=1 keeps statistics, not arrays, and "
                 f"loss_scale_method={self.config.loss_scale_method!r} looks at arrays; "
                 "choose delay=0 or another method"
             )
-        self._runner = PassRunner(
-            self.loss,
-            LossSeed(self.variable),
-            self.config,
-            self.kernels,
-            self._storage,
-            self.audience,
-            delayed=bool(self.delay),
-        )
+        self._chooser = Chooser(self.config, wishes, delayed=bool(self.delay))
+        seed = LossSeed(self.variable)
+        self._runner = PassRunner(self.loss, seed, self.config, self.kernels, self._storage, self.audience)
         self._graph = GraphPreparation(
             self._reader,
             reading,
@@ -159,7 +156,7 @@ class AdaptiveLossScaling:
         )
         self.guard = BatchGuard(loss, self._graph.plan, self.kernels, self._storage, forward_state)
         policy = self.config.method.policy(HistoryPolicy() if history is None else history)
-        self.components = ComponentScales(policy.measured_every(self.config.iterations_per_measurement))
+        self.components = Seen(Memory(policy.measured_every(self.config.iterations_per_measurement)))
         self.iteration = 0
         self._result: Optional[PassReport] = None
         self._spoilt = SpoiltGradients(self.kernels)
@@ -167,7 +164,7 @@ class AdaptiveLossScaling:
     @property
     def undoable(self) -> List[Undoable]:
         """What a `Savepoint` keeps of the engine: what is known between two iterations. See `go_back_to`."""
-        found: List[Undoable] = [self, self.components, self._wishes, *self._graph.undoable]
+        found: List[Undoable] = [self, self._chooser.wishes, *self._graph.undoable]
         if self._storage is not None:
             found.append(self._storage.drawn)
         return found
@@ -187,9 +184,9 @@ class AdaptiveLossScaling:
                 f"before scales layers in another way: {before.config}, and here {self.config}; "
                 "make both with the same config"
             )
-        self.components, self._wishes = before.components, before._wishes
+        self.components, self._chooser = before.components, before._chooser
         self.guard.go_on_from(before.guard)
-        self.iteration = self.components.began[0] + 1
+        self.iteration = self.components.iteration + 1
         self._graph.go_on_from(before._graph)
         self._spoilt = before._spoilt
         self._reader.go_on_from(before._reader)
@@ -203,7 +200,7 @@ class AdaptiveLossScaling:
         """
         self.iteration = before.iteration
         self._graph.go_on_from(before._graph)
-        self.components.drop_iteration()
+        self.components = before.components.without_iteration()
 
     def share_draws(self, other: AdaptiveLossScaling) -> None:
         """Draw the random numbers of an emulated storage from the stream of another loss of the training."""
@@ -251,9 +248,9 @@ class AdaptiveLossScaling:
     @property
     def loss_scale(self) -> float:
         """Loss scale after the scalar functions at the loss in the last backward: S0, or as measured."""
-        return (
-            self.components.policy.start_scale if self._result is None else self._result.schedule.loss_scale
-        )
+        if self._result is None:
+            return self.components.policy.start_scale
+        return self._result.schedule.loss_scale
 
     @property
     def settled(self) -> bool:
@@ -285,17 +282,18 @@ class AdaptiveLossScaling:
         report, planned = self._result, self._graph.prepared()
         if report is None or report.overflowed is None or report.only_s0_helps:
             return False
-        return self.components.after_overflow(planned.components, planned.limits, report)
+        self.components, lowered = self.components.after_overflow(report.shown(planned.limits))
+        return lowered
 
     def shared_statistics(self) -> Optional[Dict[str, Sequence[float]]]:
         """What the next scales will be computed from, for other ranks, whose graphs may be others; None when
         that is nothing.
         """
         planned, report = self._graph.prepared(), self._result
-        if report is None or planned.cache.for_good(report.schedule.fixed_scale):
+        if report is None or planned.schedules.for_good(report.schedule.fixed_scale):
             return None
         measured_all, gains = self.components.shared()
-        own: Dict[str, Sequence[float]] = {_ENDS: [float(planned.cache.is_empty), float(measured_all)]}
+        own: Dict[str, Sequence[float]] = {_ENDS: [float(not planned.schedules.chosen), float(measured_all)]}
         own.update((_COMPONENT + name, [gain]) for name, gain in gains.items())
         own.update((_LAYER + name, row) for name, row in planned.statistics.shared().items())
         return own
@@ -306,13 +304,13 @@ class AdaptiveLossScaling:
         dropped, measured_all = (any(flags) for flags in zip(*(one[_ENDS] for one in told)))
         if dropped:
             # A rank chooses anew, such as after an overflow: all do, and come to the same.
-            planned.cache.drop()
+            planned.schedules = planned.schedules.drop()
         gains: Dict[str, float] = {}
         for name, (gain, *_) in chain.from_iterable(one.items() for one in told):
             if name.startswith(_COMPONENT):
                 name = name[len(_COMPONENT) :]
                 gains[name] = max(gain, gains.get(name, gain))
-        self.components.adopt(measured_all, gains)
+        self.components = self.components.adopting(measured_all, gains)
         planned.statistics.adopt([_layers_of(one) for one in told])
 
     def after_update(self) -> None:
@@ -320,9 +318,19 @@ class AdaptiveLossScaling:
         self.end_iteration()
         self.measure_weights()
 
-    def end_iteration(self) -> None:
-        """The part of `after_update` that does not look at parameters."""
-        self.components.end_iteration(good=True)
+    def end_iteration(self, *, good: bool = True) -> None:
+        """The part of `after_update` that does not look at parameters; what was assumed since an overflow is
+        remembered, unless the last pass was `good`.
+        """
+        self.components = self.components.after_iteration(good=good)
+
+    def drop_iteration(self) -> None:
+        """Forget what this iteration has shown."""
+        self.components = self.components.without_iteration()
+
+    def lose_batch(self) -> None:
+        """Remember what was assumed since an overflow, as the batch is lost."""
+        self.components = self.components.after_lost_batch()
 
     def measure_weights(self) -> None:
         """The part of `after_update` that looks at the new parameters."""
@@ -331,33 +339,37 @@ class AdaptiveLossScaling:
         if present is None or self._result is None or not self.in_half:
             return
         share = present.share(self.iteration)
-        if share is not None and not present.cache.for_good(self._result.schedule.fixed_scale):
+        if share is not None and not present.schedules.for_good(self._result.schedule.fixed_scale):
             present.statistics.measure_weights(share.weights)
 
     def forget(self) -> None:
         """Drop what was learned of gradients and weights: call it after loading other weights."""
-        self._wishes.forget()
-        self.components.forget()
+        self._chooser.wishes.forget()
+        self.components = Seen(Memory(self.components.policy))
         self._graph.forget()
 
     def restart(self, start_scale: float) -> None:
         """Forget what was measured of the network's components, and start with another scale."""
-        self.components.restart(start_scale)
+        self.components = Seen(Memory(replace(self.components.policy, start_scale=start_scale)))
         self._graph.drop_schedules()
 
     def state_dict(self) -> Dict[str, Any]:
         """Everything that decides the next scales, as plain numbers, strings, lists and dicts."""
         draws = 0 if self._storage is None else self._storage.drawn.count
-        return state_of(self._graph.prepared(), self.components, self._wishes, self.iteration, draws)
+        planned, wishes = self._graph.prepared(), self._chooser.wishes
+        return state_of(planned, self.components, wishes, self.iteration, draws)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned; ValueError, and no change, if that cannot be."""
         planned, before = self._graph.prepared(), Savepoint(self.undoable)
         try:
-            self.iteration, draws = load_state(state, planned, self.components, self._wishes)
+            memory, self.iteration, draws = load_state(
+                state, planned, self.components.memory, self._chooser.wishes
+            )
         except BaseException:
             before.restore()
             raise
+        self.components = Seen(memory)
         self._graph.forget_others()
         if self._storage is not None:
             self._storage.drawn.count = draws
@@ -422,7 +434,7 @@ class AdaptiveLossScaling:
         elif type(iteration) is not int:
             iteration = integer("iteration", iteration)
         if scale is not None:
-            self._runner.base(scale)
+            self._chooser.base(scale)
         check_seed(self.variable, grad)
         # Also after the guard has looked before forward: that is when nnabla finds out who needs a gradient.
         planned = self._graph.current(wired=wired)
@@ -434,37 +446,45 @@ class AdaptiveLossScaling:
         if self._spoilt.keys and self._spoilt.set_apart(leaves):
             found = leaf_arrays(leaves.values())
         weights = planned.loss_weights()
-        self.components.begin_pass(iteration, planned.components.names, weights)
+        self.components = self.components.before_pass(iteration, planned.components.names, weights)
         hooks = UserHooks(communicator_callbacks, function_pre_hook, function_post_hook)
         report: Optional[PassReport] = None
         try:
             if self.guard.state.written:
                 planned.statistics.watch(self.guard.state.arrays)
+            asked = Asked(iteration, scale, weights, again, grad is not None)
+            decided = self._chooser.decide(planned, self.components, asked)
+            watch = None
+            if self._runner.has_watchers:
+                watch = self._runner.watch(planned, decided, iteration, self.components.attempt)
+            look = self._chooser.wishes.look
             report = self._result = self._runner.run(
-                planned,
-                self.components,
-                self._wishes,
-                iteration,
-                scale,
-                weights,
-                found,
-                hooks,
-                grad,
-                clear_buffer=clear_buffer,
-                again=again,
+                planned, decided, found, hooks, grad, watch, look, clear_buffer=clear_buffer
             )
+            if decided.measure or decided.share is not None:
+                self.components = self.components.after_pass(
+                    report.shown(planned.limits),
+                    last=decided.share is None or decided.share.last,
+                    # These statistics are what the batch is to be scaled by.
+                    again=decided.measure and not (self.delay or again),
+                )
         except GraphChangedError:
             self._graph.present = None
             raise
         finally:
             if self._spoilt.keys or (report is not None and report.found_inf):
                 self._spoilt.put_back(frozenset() if report is None else report.nonfinite)
-        self.components.count_batch(tells=any(report.largest) or not self.has_nothing_to_learn())
+        tells = any(report.largest) or not self.has_nothing_to_learn()
+        self.components = self.components.counting(tells=tells)
         self.iteration = iteration + 1
 
     def probe(self, scale: float) -> None:
         """Run backward once more with S0 = `scale` and no layer scales, and learn nothing from it."""
-        self._runner.probe(self._graph.prepared(), check_scale(scale))
+        planned = self._graph.prepared()
+        check_scale(scale)
+        weights = planned.loss_weights()
+        scales = [within_float32(scale / (weight or 1.0)) for weight in weights]
+        self._runner.probe(planned, planned.schedule(scales, scale, weights))
 
 
 def _layers_of(told: Mapping[str, Sequence[float]]) -> Dict[str, Sequence[float]]:

@@ -9,13 +9,13 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, U
 import nnabla as nn
 
 from ..core.power_of_two import is_power_of_two
+from ..core.schedule import Rescale, ScaleSchedule, Step
 from ..graph.node import Node, Scaling
 from ..graph.plan import GraphPlan
 from ..graph.structure import GraphStructure
 from ..kernels.interface import GradientsInPlace
 from .leaf_gradients import TakenLeaf, leaves_of
 from .scaled_weights import SwappedFactors
-from .schedule import Rescale, ScaleSchedule, Step
 
 _zeroing, _size = attrgetter("zeroing"), attrgetter("size")
 
@@ -118,7 +118,7 @@ def _between(schedule: ScaleSchedule) -> Dict[int, Tuple[Rescale, ...]]:
     """What is to be multiplied after each function."""
     found: Dict[int, Tuple[Rescale, ...]] = {}
     before = -1
-    for node in schedule.structure.nodes:
+    for node in schedule.nodes:
         step = schedule.steps.get(node.number)
         if step is not None and step.before:
             found[before] = found.get(before, ()) + step.before

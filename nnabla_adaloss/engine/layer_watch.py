@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from ..core.formats import Format
 from ..core.layer_record import LayerRecord, Reason
+from ..core.schedule import ScaleSchedule
 from ..emulation.rounded_storage import RoundedStorage
 from ..graph.node import Node, Scaling
 from ..graph.structure import GraphStructure
 from ..kernels.arrays import FLOAT16, FLOAT32, stored_dtype
 from ..kernels.interface import Kernels
 from ..monitor import Audience, GradientSeen, LayerArrays, LayerScaled
-from .schedule import ScaleSchedule
 from .statistics import Statistics
 
 

@@ -8,13 +8,13 @@ from typing import AbstractSet, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 import nnabla as nn
 
 from ..core.power_of_two import is_power_of_two
+from ..core.schedule import Step
 from ..graph.node import Node
 from ..graph.structure import GraphStructure
 from ..kernels import Measurements
 from ..kernels.arrays import prepare_master
 from ..kernels.interface import GradientsInPlace, GradientToUnscale, Kernels
 from ..kernels.scratch import ScratchPool
-from .schedule import Step
 
 
 class TakenLeaf(NamedTuple):

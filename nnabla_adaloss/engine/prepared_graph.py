@@ -6,13 +6,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, ClassVar, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple, Union
 
+from ..core.components import Components, Joined
 from ..core.config import AdaLossConfig
+from ..core.layer_record import Reason
 from ..core.methods import Fixed, Needs
+from ..core.schedule import ScaleSchedule, Schedules
 from ..emulation.gradient_ranges import GradientRanges
 from ..emulation.rounded_storage import RoundedStorage
-from ..graph.components import Components, Joined
 from ..graph.float_tail import TailReader
 from ..graph.loss_weights import LossWeights
 from ..graph.names import ParameterNames, Parameters, names_of, registered_names
@@ -24,7 +26,6 @@ from ..kernels.arrays import places_of
 from ..kernels.scratch import ScratchPool
 from ..undo import Undoable
 from .hookless_steps import HooklessSteps
-from .schedule import ScaleSchedule, ScheduleCache
 from .statistics import Share, Statistics, Wanted, shares_of
 
 # Both losses of an adversarial network, or recurrent networks of so many lengths.
@@ -38,7 +39,7 @@ class KnownGraph:
     """A way in which graphs are wired; no graph itself, nor any array of it, is kept."""
 
     structure: GraphStructure  # with the shapes of the last one
-    cache: Optional[ScheduleCache] = None  # in use when the network's graph was last built otherwise
+    schedules: Optional[Schedules] = None  # in use when the network's graph was last built otherwise
     statistics: Optional[Sequence[Any]] = None  # what `Statistics.state` returned then
 
 
@@ -68,15 +69,16 @@ class KnownGraphs:
     def forget(self, *, measured: bool = True) -> None:
         """Have scales chosen again, and forget what was measured, too."""
         for known in self._known:
-            known.cache = None
+            known.schedules = None
             if measured:
                 known.statistics = None
 
 
 @dataclass
 class PreparedGraph:
-    """A graph with its components, and the schedule in use."""
+    """A graph with its components, and the schedules in use."""
 
+    undone: ClassVar = ("schedules",)
     plan: GraphPlan
     config: AdaLossConfig
     kernels: Kernels
@@ -86,7 +88,7 @@ class PreparedGraph:
     storage: Optional[RoundedStorage]  # an emulated one, which sees every gradient
     known: KnownGraph
     components: Components
-    cache: ScheduleCache
+    schedules: Schedules
     weights: LossWeights
     # By loss weights a schedule, and how it can be applied at once, or why not.
     steps: Mapping[Tuple[float, ...], Tuple[ScaleSchedule, Union[HooklessSteps, str]]] = _NO_STEPS
@@ -118,7 +120,7 @@ class PreparedGraph:
         if self.config.method.needs is not Needs.COMPONENTS:
             return None
         found = self.plan.structure.joined
-        return found if len(found.graph.names) < len(found.of) else None
+        return found if len(found.components.names) < len(found.of) else None
 
     @cached_property
     def in_float(self) -> FrozenSet[int]:
@@ -147,36 +149,51 @@ class PreparedGraph:
     @cached_property
     def limits(self) -> Sequence[float]:
         """The largest magnitude that a gradient of each component can have."""
-        names, single = self.components.names, self.components.single
+        count = len(self.components.names)
         if self.ranges is not None:
             found = self.ranges.of_components(self.components)
-            return [found.get(name, self.config.range.u_max) for name in names]
+            return [found.get(index, self.config.range.u_max) for index in range(count)]
         u_max = of_single = self.config.range.u_max
         if self.storage is not None:
             # Gradients of one element are never stored in 8 bits.
             of_single = max(u_max, self.storage.precisions.narrowest.gradient_format(1).max)
-        return [of_single if name in single else u_max for name in names]
+        return [of_single if i in self.components.single else u_max for i in range(count)]
 
     def loss_weights(self) -> Tuple[float, ...]:
         """The loss weight of each component, as the graph is now."""
         return self.weights.read(self.plan.all_variables, on_host=not self.kernels.asynchronous)
 
+    def schedule(
+        self,
+        scales: Sequence[float],
+        fixed_scale: Optional[float],
+        weights: Tuple[float, ...],
+        joined: Optional[Joined] = None,
+        reasons: Mapping[str, Reason] = _NO_STEPS,
+        wishes: Mapping[str, float] = _NO_STEPS,
+    ) -> ScaleSchedule:
+        """A schedule with these scales of components, for these loss weights."""
+        nodes, components = self.plan.structure.nodes, self.components
+        return ScaleSchedule(
+            nodes, components, scales, fixed_scale, weights, reasons, wishes, joined, self.in_float
+        )
+
     def keep_steps(self, schedule: ScaleSchedule, steps: Union[HooklessSteps, str]) -> None:
-        """Keep what was planned for a schedule, for as many as the cache keeps."""
+        """Keep what was planned for a schedule, for as many as there are in use."""
         others = self.steps
         if schedule.weights not in others:
-            others = {key: known for key, known in others.items() if self.cache.last(key) is not None}
+            others = {key: known for key, known in others.items() if self.schedules.last(key) is not None}
         self.steps = {**others, schedule.weights: (schedule, steps)}
 
     def share(self, iteration: int) -> Optional[Share]:
         """What an iteration measures that uses the schedule; None: nothing."""
-        number = self.cache.share(iteration)
+        number = self.schedules.share(iteration)
         if number is None:
             return None
         if not self._shares:
             structure, wanted = self.plan.structure, self.statistics.wanted
             gradients = {*structure.largest_gradients} | wanted.gradients | wanted.watched
-            shares = shares_of(structure, gradients, wanted.data, self.cache.iterations)
+            shares = shares_of(structure, gradients, wanted.data, self.schedules.iterations)
             if self.storage is not None:
                 # It sees every gradient of every pass, but for those of functions in float.
                 shares = [share._replace(leaves=frozenset(structure.leaves)) for share in shares]
@@ -242,7 +259,7 @@ class GraphPreparation:
     def undoable(self) -> List[Undoable]:
         """What an iteration changes."""
         last = self.present or self._before
-        return [self] if last is None else [self, last.statistics, last.cache]
+        return [self] if last is None else [self, last, last.statistics]
 
     def prepared(self) -> PreparedGraph:
         """The graph as it was when it was last looked at."""
@@ -279,7 +296,7 @@ class GraphPreparation:
         self._known.forget(measured=False)
         for one in (self.present, self._before):
             if one is not None:
-                one.cache.drop()
+                one.schedules = one.schedules.drop()
 
     def forget_others(self) -> None:
         """Drop what was learned of graphs of another structure."""
@@ -309,19 +326,19 @@ class GraphPreparation:
         if before is not None and before.known is known:
             return before.built_again(plan, components, self._storage)
         if before is not None:
-            before.known.cache = before.cache
+            before.known.schedules = before.schedules
             before.known.statistics = before.statistics.state(before.plan.structure.measured)
         # Per variable its gradient, as it arrives and as one branch, and its data.
         measurements = measurements_by(self._kernels, 3 * len(plan.variables) + 64)
         statistics = Statistics(plan, measurements, self.pool, self._storage, self._wanted(plan.structure))
         if known.statistics is not None:
             statistics.load_state(plan.structure.measured, known.statistics)
-        cache = known.cache or ScheduleCache(
+        schedules = known.schedules or Schedules(
             self._config.iterations_per_measurement, constant=constant, delayed=self._delayed
         )
         passes = plan, self._config, self._kernels, self.pool, measurements, statistics, self._storage
         weights = plan.structure.loss_weights(by_layer=not constant)
-        return PreparedGraph(*passes, known, components, cache, weights)
+        return PreparedGraph(*passes, known, components, schedules, weights)
 
     def _one_gradient(self, reading: GraphReading, names: ParameterNames) -> Dict[int, int]:
         """By position of a leaf, the first one whose gradient is the same array, as of a weight and its

@@ -9,11 +9,12 @@ from itertools import compress
 from operator import attrgetter
 from typing import AbstractSet, Dict, FrozenSet, Iterable, Mapping, Optional, Sequence, Set, Tuple
 
-from ..graph.components import Components
+from ..core.components import Components
+from ..core.memory import Shown
+from ..core.schedule import ScaleSchedule
 from ..graph.plan import GraphPlan
 from ..graph.structure import GraphStructure
 from .leaf_gradients import LeafSeen, TakenLeaf
-from .schedule import ScaleSchedule
 
 _position = attrgetter("leaf")
 
@@ -48,24 +49,40 @@ class PassReport:
             f"state_finite={self.state_finite})"
         )
 
+    def shown(self, limits: Sequence[float]) -> Shown:
+        """What of it is remembered; `limits`: the largest magnitudes of the components."""
+        schedule = self.schedule
+        return Shown(
+            schedule.components,
+            limits,
+            schedule.component_scales,
+            schedule.weights,
+            self.amax,
+            self.measured_all,
+            not self.found_inf,
+            any(self.largest),
+            self.overflowed,
+            self.suspected,
+        )
+
     @property
     def held(self) -> bool:
         """Whether the same batch, run again with every gradient measured, may tell more."""
-        governed, names = self.schedule.governed, self.schedule.graph.names
+        governed, names = self.schedule.governed, self.schedule.components.names
         decided = self.schedule.fixed_scale is not None and len(governed) == len(names)
         return not (self.measured_all or decided)
 
     @property
     def is_absent(self) -> bool:
         """Whether no part of the network has a loss weight in the batch."""
-        names, single = self.schedule.graph.names, self.schedule.graph.single
-        return not any(weight for name, weight in zip(names, self.schedule.weights) if name not in single)
+        single, weights = self.schedule.components.single, self.schedule.weights
+        return not any(weight for index, weight in enumerate(weights) if index not in single)
 
     @property
     def only_s0_helps(self) -> bool:
         """Whether what was not finite has the scale that a given S0 gives it."""
         # A shortcut around layers leads from a loss of several elements back to its own component.
-        decided = {self.schedule.graph.root} | self.schedule.governed
+        decided = {self.schedule.components.root} | self.schedule.governed
         return self.schedule.fixed_scale is not None and self.overflowed in decided
 
     @property
@@ -73,7 +90,7 @@ class PassReport:
         """The first part of the network, in backward order, that was not finite, by the name of the function
         that its first gradient belongs to; None: all were.
         """
-        return None if self.overflowed is None else self.schedule.graph.names[self.overflowed]
+        return None if self.overflowed is None else self.schedule.components.names[self.overflowed]
 
     @property
     def nonzero(self) -> AbstractSet[int]:
@@ -145,13 +162,12 @@ def unseen_before(components: Components, overflowed: int, seen: AbstractSet[int
     """The components that may have handed an overflow on: those before it of which nothing was seen that was
     finite. Scalars do not overflow before what follows them.
     """
-    names, single = components.names, components.single
     found: Set[int] = set()
     waiting = [overflowed]
     while waiting:
         behind = waiting.pop()
         before = {index for index, following in enumerate(components.next) if behind in following}
-        new = {index for index in before - seen - found - {overflowed} if names[index] not in single}
+        new = before - seen - found - components.single - {overflowed}
         found |= new
         waiting += new
     return frozenset(found)

@@ -6,11 +6,11 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
+from ..core.memory import Memory, Seen
 from ..core.saved_settings import check_version
 from ..core.validation import integer
 from ..errors import warn
 from ..graph.plan import GraphPlan
-from .component_scales import ComponentScales
 from .prepared_graph import PreparedGraph
 from .wishes import Wishes
 
@@ -21,7 +21,7 @@ _MAGNITUDES = 1
 
 
 def state_of(
-    planned: PreparedGraph, components: ComponentScales, wishes: Wishes, iteration: int, draws: int
+    planned: PreparedGraph, components: Seen, wishes: Wishes, iteration: int, draws: int
 ) -> Dict[str, Any]:
     """What decides the next scales of a graph, as plain numbers, strings, lists and dicts."""
     return {
@@ -30,16 +30,16 @@ def state_of(
         "network": fingerprint(planned.plan),
         "statistics": planned.statistics.state(planned.plan.structure.measured),
         "components": components.state_dict(),
-        "schedule": planned.cache.state_dict(),
+        "schedule": planned.schedules.state_dict(),
         "layers": wishes.state_dict(),
         "draws": draws,
     }
 
 
 def load_state(
-    state: Mapping[str, Any], planned: PreparedGraph, components: ComponentScales, wishes: Wishes
-) -> Tuple[int, int]:
-    """Take over what `state_of` returned for a graph of the same network; return iteration and draws.
+    state: Mapping[str, Any], planned: PreparedGraph, memory: Memory, wishes: Wishes
+) -> Tuple[Memory, int, int]:
+    """Take over what `state_of` returned for a graph of the same network; return memory, iteration and draws.
     ValueError, if it is not of that: some of it may have been taken over by then.
     """
     try:
@@ -50,21 +50,22 @@ def load_state(
         found = integer("iteration", state["iteration"]), integer("draws", state["draws"])
         if before:
             planned.statistics.load_state((), ())
-            planned.cache.drop()
+            planned.schedules = planned.schedules.drop()
             wishes.forget()
-            components.forget()
             warn(
                 "the state was saved by an earlier version, which did not remember with which loss weights "
                 "it had measured: scales are measured anew, with the next batch"
             )
-            return found
+            return (Memory(memory.policy), *found)
         planned.statistics.load_state(planned.plan.structure.measured, state["statistics"])
-        planned.cache.load_state_dict(
-            planned.plan.structure, planned.components, state["schedule"], planned.in_float, planned.joined
+        planned.schedules = planned.schedules.loaded(
+            state["schedule"],
+            lambda scales, fixed_scale, weights, together: planned.schedule(
+                scales, fixed_scale, weights, planned.joined if together else None
+            ),
         )
         wishes.load_state_dict(state["layers"])
-        components.load_state_dict(state["components"])
-        return found
+        return (memory.loaded(state["components"]), *found)
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(f"state is damaged, or none of an AdaptiveLossScaling: {error!r}") from error
 

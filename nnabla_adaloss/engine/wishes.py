@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.choose import Wish
 from ..core.config import AdaLossConfig
 from ..core.layer_record import Reason
 from ..core.methods import Needs
@@ -17,7 +18,6 @@ from ..core.wish import asked, bounded
 from ..emulation.gradient_ranges import GradientRanges
 from ..graph.node import Node
 from ..graph.structure import GraphStructure
-from .choose import Wish
 from .statistics import Statistics, loaded_statistics
 
 _History = Tuple[Tuple[int, ArrayStatistics], ...]
@@ -30,8 +30,9 @@ class Wishes:
 
     def __init__(self, config: AdaLossConfig) -> None:
         self._config, self._needs = config, config.method.needs
-        # Whether arrays are copied in a pass that measures.
+        # Whether, and by what, arrays are copied in a pass that measures.
         self.look_at_arrays = self._needs is Needs.ARRAYS
+        self.look = self.look_at if self.look_at_arrays else None
         # For methods that look back: gradients of the last iterations in which they were asked, divided by
         # their scale and their loss weight.
         self._histories: Dict[str, _History] = {}

@@ -9,7 +9,8 @@ from typing import Dict, Optional, Union
 import nnabla as nn
 
 from ..core.config import AdaLossConfig
-from ..graph.matrix_products import GemmSlot, gemm_slots
+from ..core.nodes import GemmSlot
+from ..graph.matrix_products import gemm_slots
 from ..graph.node import Node
 from ..graph.plan import GraphPlan
 from ..kernels import NNablaAdaLoss

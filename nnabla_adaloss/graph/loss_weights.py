@@ -21,10 +21,10 @@ from typing import AbstractSet, Dict, List, NamedTuple, Optional, Sequence, Set,
 import nnabla as nn
 import numpy as np
 
+from ..core.components import Components
+from ..core.nodes import NodeStructure
 from ..core.power_of_two import floor_power_of_two
 from ..host_context import host_view
-from .components import Components
-from .node import NodeStructure
 from .reading import GraphDescription
 
 # For so many sets of factors the weights that follow are remembered.
@@ -74,7 +74,7 @@ class LossWeights:
     ) -> None:
         self._components, self._roots = components, nodes[0].outputs
         shapes = described.shapes
-        single = components.names[components.root] in components.single
+        single = components.root in components.single
         self._root_counts = single or any(math.prod(shapes[position]) != 1 for position in self._roots)
         self._at_loss: List[int] = []  # indices of the functions of one element
         # Positions of the variables that other functions read.
@@ -145,7 +145,7 @@ class LossWeights:
                         fed = producers[other] is None and not described.needs[part][other]
                         factor = Factor(read[other], divides, fed)
                 before, after = components.producers[node.number], components.of[position]
-                counts = size != 1 or components.names[after] in components.single
+                counts = size != 1 or after in components.single
                 found.append(Passage(node.outputs[0], before, position, after, constant, factor, counts))
         return found
 

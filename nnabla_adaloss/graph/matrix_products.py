@@ -16,17 +16,10 @@ from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Se
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.nodes import GemmSlot
+
 Shape = Tuple[int, ...]
 Args = Mapping[str, Any]
-
-
-class GemmSlot(NamedTuple):
-    """One input of a function whose gradient can be scaled, and the input that scales it."""
-
-    input: int  # index of the input whose gradient is scaled
-    factor: int  # index of the input that multiplies the output gradient (the weight)
-    fan_in: float  # mean number of products in one element of the input gradient
-    fan_in_bound: float  # the largest number in any element, for overflow bounds
 
 
 # The inputs that can get a scale, of (args, shapes of inputs, shape of the output).

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import nnabla as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from .matrix_products import SCALABLE, GemmSlot
+from ..core.nodes import GemmSlot, NodeStructure
+from .matrix_products import SCALABLE
 
 
 class Scaling(NamedTuple):
@@ -28,37 +29,6 @@ class Scaling(NamedTuple):
         g, w = np.asarray(node.outputs[0].grad.data), np.asarray(self.factor.data.data)
         product = SCALABLE[node.type_name]
         return product.gradient(g, node.args, self.slot), product.factor(w, node.args, self.slot)
-
-
-class LayerSlot(NamedTuple):
-    """A scalable input of one function; variables go by position."""
-
-    layer: str
-    slot: GemmSlot
-    target: int  # the input whose gradient is scaled
-    factor: int  # the input that the output gradient is multiplied by: the weight
-    to_leaf: bool  # whether the target is a leaf, whose gradient is kept unscaled in an array of its own
-    half: bool  # whether the function reads the factor in half precision
-
-
-class NodeStructure(NamedTuple):
-    """What of a `Node` follows from how the graph is built; variables go by position."""
-
-    number: int  # in forward order
-    type_name: str
-    args: Mapping[str, Any]
-    label: str
-    outputs: Tuple[int, ...]
-    inputs: Tuple[int, ...]  # those that need a gradient, but for leaves, each once
-    leaves: Tuple[int, ...]  # the leaves among them
-    slots: Tuple[LayerSlot, ...]
-    loss_section: bool  # whether it lies between the loss and the first layer
-    loss_exit: bool  # whether the gradient of that section leaves it here
-    non_homogeneous: bool  # whether its gradient is not proportional to the output gradient
-    in_place: bool  # whether it keeps references of its own to arrays of its parameters
-    half: bool
-    expands: bool  # whether one of its inputs has several elements
-    separates: bool  # whether input gradients may carry another scale than the output's, with no layer
 
 
 class Node:

@@ -9,8 +9,9 @@ from copy import copy
 from functools import cached_property
 from typing import Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
 
+from ..core.components import Components, Joined, components_of, joined
 from ..core.layer_selection import LayerSelection
-from .components import Components, Joined, components_of, joined
+from ..core.nodes import LayerSlot, NodeStructure
 from .function_kinds import (
     NEVER_ENLARGE,
     NON_HOMOGENEOUS,
@@ -23,7 +24,6 @@ from .function_kinds import (
 from .loss_weights import LossWeights
 from .matrix_products import gemm_slots, is_matrix_product
 from .names import function_names
-from .node import LayerSlot, NodeStructure
 from .reading import GraphDescription, GraphReading, is_half
 
 _SEVERAL = 2

@@ -264,9 +264,9 @@ class GradScaler:
             self._note_gradients()
         for key, scaling in self._used.items() if self._enabled else ():
             if self._bad_batch:
-                scaling.components.drop_iteration()
+                scaling.drop_iteration()
             elif key in self._blamed:
-                scaling.components.end_iteration()
+                scaling.end_iteration(good=False)
             else:
                 scaling.after_update()
         self._iteration += 1

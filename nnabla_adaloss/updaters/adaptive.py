@@ -286,7 +286,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
                 )
             retries.discarded += 1
             self._notifier.count_lost(self.iteration, retries.where)
-            self.scaling.components.lose_batch()
+            self.scaling.lose_batch()
             self.scaling.guard.begin()
             if exhausted or retries.discarded > self.max_retries:
                 return self._give_up()
@@ -434,7 +434,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
             # Lower scales were tried, and were not the cause.
             self._restore_scales()
         else:
-            self.scaling.components.drop_iteration()
+            self.scaling.drop_iteration()
         of_loss, fault, layers = cause == "nonfinite_loss", str(outcome.fault or ""), outcome.nonfinite_layers
         here = outcome.nonfinite_loss if of_loss else outcome.fault is not None
         whose = "" if self.comm is None else f" of {'this' if here else 'another'} rank"
@@ -457,7 +457,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
     def _restore_scales(self) -> None:
         """Go on with the scales from before the iteration, and forget what it has measured."""
         self._s0.state = self._retries.scale_state
-        self.scaling.components.drop_iteration()
+        self.scaling.drop_iteration()
 
     def _skip_at_floor(self) -> UpdateResult:
         gradients, where = [v.g for v in self.solver.get_parameters().values()], self._retries.where
@@ -473,7 +473,7 @@ class AdaptiveLossScalingUpdater(Settings, DynamicLossScalingUpdater):  # type: 
         return self._skipped(self.on_scale_floor, "scale_floor", message, layers=self._retries.layers)
 
     def _give_up(self) -> UpdateResult:
-        self.scaling.components.end_iteration()
+        self.scaling.end_iteration(good=False)
         message = (
             f"gradients overflowed {self._retries.retries} times in iteration {self.iteration}, with ever "
             f"lower scales; first bad layer: {self._retries.where}"

@@ -43,7 +43,7 @@ class BatchRunner:
                 settled = scaling.settled or not scaling.guard.can_undo_batch
                 if settled and not report.found_inf:
                     return before
-                attempt = scaling.components.began[1]
+                attempt = scaling.components.attempt
                 found = self._after_pass(updater, retries, before, repeats)
                 if found.overflowed and not before.overflowed:
                     _tell_overflow(updater, found, attempt)

@@ -9,9 +9,8 @@ from typing import Any, List, Mapping, NamedTuple, Sequence
 import hypothesis.strategies as st
 import nnabla as nn
 
-from nnabla_adaloss.graph.components import Components, components_of
-from nnabla_adaloss.graph.matrix_products import GemmSlot
-from nnabla_adaloss.graph.node import LayerSlot, NodeStructure
+from nnabla_adaloss.core.components import Components, components_of
+from nnabla_adaloss.core.nodes import GemmSlot, LayerSlot, NodeStructure
 from nnabla_adaloss.graph.plan import GraphPlan
 
 SLOT = GemmSlot(0, 1, 1.0, 1.0)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, AdaptiveLossScalingUpdater, FormatEmulation
-from nnabla_adaloss.engine.choose import Choice
-from nnabla_adaloss.graph.components import Components
+from nnabla_adaloss.core.choose import Choice
+from nnabla_adaloss.core.components import Components
 from tests.tampering import Tampering
 
 RNG = np.random.RandomState
@@ -204,10 +204,10 @@ def test_no_scale_of_any_component_changes_a_bit(
     def at_random(components: Components, *_: Any, **__: Any) -> Choice:
         return Choice([2.0**k for k in rng.integers(-6, 10, len(components.names)).tolist()], {})
 
-    monkeypatch.setattr("nnabla_adaloss.engine.pass_runner.choose", at_random)
+    monkeypatch.setattr("nnabla_adaloss.engine.chooser.choose", at_random)
     post = {"function_post_hook": lambda f: None} if hooked else {}
     found = gradients(scaling, None, clear_buffer, **post)
-    assert len(set(scaling.result.schedule.components)) > 1
+    assert len(set(scaling.result.schedule.component_scales)) > 1
     assert hooked == (scaling.result.kind == "single functions are watched")
     for name, gradient in expected.items():
         np.testing.assert_array_equal(found[name].view(np.uint32), gradient.view(np.uint32), err_msg=name)

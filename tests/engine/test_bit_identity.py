@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation
+from nnabla_adaloss.core.choose import Choice
+from nnabla_adaloss.core.components import Components
 from nnabla_adaloss.core.layer_record import Reason
-from nnabla_adaloss.engine import pass_runner, statistics
-from nnabla_adaloss.engine.choose import Choice
-from nnabla_adaloss.graph.components import Components
+from nnabla_adaloss.engine import chooser, statistics
 from tests.engine.nets import settle
 from tests.engine.random_graphs import Network, assert_same_above_subnormals, build, networks_that_clip
 
@@ -61,7 +61,7 @@ def any_scales(seed: int, exponents: Optional[Tuple[int, int]]) -> Iterator[None
     if exponents is None:
         yield
         return
-    with mock.patch.object(pass_runner, "choose", draw):
+    with mock.patch.object(chooser, "choose", draw):
         yield
 
 

@@ -50,18 +50,18 @@ def test_each_component_fills_the_range_but_for_the_margin(method: str, delay: i
     # Scales that an overflow held down are chosen anew.
     assert sum(batch(scaling) for _ in range(3)) <= 1 - delay
     policy, amaxes = scaling.components.policy, scaling.components.amaxes()
-    graph, limits = scaling.result.schedule.graph, scaling._graph.prepared().limits
+    graph, limits = scaling.result.schedule.components, scaling._graph.prepared().limits
     # All but the loss itself, whose gradient is 1.
     assert set(amaxes) == set(graph.names[1:])
     scales, u_max = room(scaling), scaling.config.range.u_max
-    for name, limit in zip(graph.names[1:], limits[1:]):
+    for index, (name, limit) in enumerate(zip(graph.names[1:], limits[1:]), 1):
         scale, amax = scales[name], amaxes[name]
         assert scale == policy.scale(amax, u_max=limit)
         if scale < policy.max_scale:
             assert limit / (2.0 * policy.margin) < scale * amax
         assert scale * amax <= limit / policy.margin
         # Of a single element, 16 bits are stored at least.
-        assert (limit > u_max) == (name in graph.single and storage.startswith("float8"))
+        assert (limit > u_max) == (index in graph.single and storage.startswith("float8"))
 
 
 @pytest.mark.parametrize("delay", [0, 1])

@@ -269,7 +269,7 @@ def test_what_is_done_around_functions_follows_the_schedule_where_loss_weights_s
         settle(scaling, iteration)
         assert_same(gradients(), run(loss))
         schedule = scaling.result.schedule
-        used.append(tuple(schedule.components))
+        used.append(tuple(schedule.component_scales))
         if scaling.result.kind == "hookless":
             assert scaling._graph.prepared().steps[schedule.weights][0] is schedule
     assert len(set(used)) > 2
@@ -283,7 +283,7 @@ def test_with_a_given_s0_what_a_loss_weight_shrinks_is_lifted_as_in_any_other_ba
         left.d = right.d = weight
         settle(scaling, iteration, 8.0)
     schedule = scaling.result.schedule
-    scales = dict(zip(schedule.graph.names, schedule.components))
+    scales = dict(zip(schedule.components.names, schedule.component_scales))
     assert scales["left/affine/PowScalar"] == scales["right/affine/PowScalar"] == 8.0 * 2.0**-exponent
 
 
@@ -293,7 +293,7 @@ def test_the_loss_gradient_has_no_larger_scale_than_there_is_at_all() -> None:
             mlp(), AdaLossConfig(dtype="float16"), history=HistoryPolicy(max_scale=largest)
         )
         settle(scaling)
-        assert scaling.result.schedule.components[0] == min(largest, 2.0**15)
+        assert scaling.result.schedule.component_scales[0] == min(largest, 2.0**15)
 
 
 @pytest.mark.parametrize("seed", [2.0**-10, 2.0**10])
@@ -302,7 +302,7 @@ def test_nothing_is_known_of_a_seed_gradient_of_ones_own_even_of_one_element(see
     scaling = AdaptiveLossScaling(FormatEmulation(loss, "float16"), AdaLossConfig(delay=1))
     settle(scaling, clear=False, grad=np.full(loss.shape, seed, np.float32))
     assert scaling.found_inf == []
-    assert scaling.result.schedule.components[0] == 8.0
+    assert scaling.result.schedule.component_scales[0] == 8.0
 
 
 # Components that share a scale: unless a leaf would lose its gradient.
@@ -328,7 +328,7 @@ def errors(
     expected = {name: gradient.astype(np.float64) for name, gradient in run(loss).items()}
     scaling = AdaptiveLossScaling(FormatEmulation(loss, storage))
     if monkeypatch is not None:
-        monkeypatch.setattr(scaling._runner, "_spread", math.inf)
+        monkeypatch.setattr(scaling._chooser, "_spread", math.inf)
     for iteration in range(3):
         settle(scaling, iteration, clear=False)
     found = gradients()
@@ -395,7 +395,7 @@ def test_what_is_joined_with_a_loss_gradient_of_a_given_s0_has_room_of_its_own(g
     for iteration, scale in enumerate((1.0, 1.0, 2.0**10, 2.0**10)):
         settle(scaling, iteration, scale, clear=False, **seed)
         assert scaling.found_inf == []
-        assert scaling.result.schedule.components[0] == scale
+        assert scaling.result.schedule.component_scales[0] == scale
     assert_close(gradients(), expected, rtol=2e-3)
 
 
@@ -407,7 +407,7 @@ def test_a_pass_that_measures_for_itself_alone_has_a_scale_for_each() -> None:
     settle(scaling, 1)
     schedule = scaling.result.schedule
     assert schedule.joined is not None
-    assert len(set(schedule.components)) < len(schedule.components)
+    assert len(set(schedule.component_scales)) < len(schedule.component_scales)
 
 
 @pytest.mark.parametrize("scale", [None, 1024.0])

@@ -320,7 +320,7 @@ def test_where_a_method_says_what_each_layer_gets_nothing_is_joined(method: str)
     joined = scaling._graph.prepared().joined
     assert joined is not None
     assert joined == scaling.plan.structure.joined
-    assert len(joined.graph.names) < len(joined.of)
+    assert len(joined.components.names) < len(joined.of)
 
 
 def test_a_graph_that_is_built_again_shares_what_was_found_out() -> None:

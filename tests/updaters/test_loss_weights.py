@@ -154,7 +154,7 @@ def trained(storage: Optional[str], way: str, form: str, exponent: int, *, mean:
             loss = built() if way.endswith("rebuilt") else loss
             assert scaler_step(scaler, solver, loss)
             scaling = scaler.scaling(loss)
-            repeats += scaling.components.began[1]
+            repeats += scaling.components.attempt
     else:
 
         def feed() -> None:
@@ -165,8 +165,8 @@ def trained(storage: Optional[str], way: str, form: str, exponent: int, *, mean:
         assert all(updater.update().reason == "updated" for _ in range(50))
         scaling, repeats = updater.scaling, updater.counters.repeats
     schedule = scaling.result.schedule
-    several = [i for i, name in enumerate(schedule.graph.names) if name not in schedule.graph.single]
-    scales = [schedule.components[i] * schedule.weights[i] for i in several]
+    several = [i for i in range(len(schedule.components.names)) if i not in schedule.components.single]
+    scales = [schedule.component_scales[i] * schedule.weights[i] for i in several]
     return Trained(repeats, scales, [v.d.tobytes() for v in nn.get_parameters().values()])
 
 

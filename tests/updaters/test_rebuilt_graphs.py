@@ -148,7 +148,7 @@ def test_graphs_that_share_each_iteration_are_all_measured_in_time() -> None:
     # One entry of the first iteration, and one of each eight.
     assert {pushed for pushed, _ in windows.values()} == {4}
     # The second one of each iteration holds its scales, too.
-    assert not training.updater.scaling._graph.prepared().cache.is_empty
+    assert training.updater.scaling._graph.prepared().schedules.chosen
 
 
 def test_an_overflow_drops_what_is_held_for_all_of_them() -> None:
@@ -170,7 +170,7 @@ def test_a_state_that_is_loaded_leaves_nothing_of_graphs_that_took_turns() -> No
     known = training.updater.scaling._graph._known
     assert any(one.statistics for one in known._known)
     training.updater.load_state_dict(state)
-    assert not any(one.statistics or one.cache for one in known._known)
+    assert not any(one.statistics or one.schedules for one in known._known)
     training.run(2)
 
 

@@ -185,7 +185,7 @@ def test_tasks_in_turn_go_on_from_a_saved_state_bit_for_bit(batches: int, on_ove
             schedule = net.updater.scaling.result.schedule
             found += [
                 result,
-                schedule.components,
+                schedule.component_scales,
                 schedule.weights,
                 [g.tobytes() for g in gradients.values()],
             ]

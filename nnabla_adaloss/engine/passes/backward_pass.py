@@ -25,6 +25,7 @@ from typing import (
 
 import nnabla as nn
 
+from ...core.schedule import Rescale, ScaleSchedule
 from ...graph.loss import Hook, HookGuard, LossLike, LossSeed, Seed, root_cause, run_backward
 from ...graph.node import Node
 from ...kernels.arrays import stored_dtype
@@ -32,7 +33,6 @@ from ..layer_watch import LayerWatch
 from ..leaf_gradients import LeafGradients, LeafSeen, TakenLeaf, told_apart
 from ..prepared_graph import PreparedGraph
 from ..report import PassReport, amax_of_components, component_of_leaf, first_overflow, unseen_before
-from ..schedule import Rescale, ScaleSchedule
 from ..statistics import Findings, Share
 
 _persistent, _gradient, _zeroing = attrgetter("persistent"), attrgetter("grad"), attrgetter("zeroing")
@@ -56,6 +56,9 @@ class UserHooks(NamedTuple):
 
 NO_HOOKS = UserHooks()
 
+Look = Callable[[Node, float], None]
+"""Copies the arrays of a layer, for a method that looks at them."""
+
 
 class PassRequest(NamedTuple):
     """What is asked of a pass, besides its scales."""
@@ -66,7 +69,7 @@ class PassRequest(NamedTuple):
     grad: Optional[Seed] = None  # seed gradient of the loss's shape; None for one
     measure_all: bool = False  # measure every gradient as it arrives
     share: Optional[Share] = None  # what is measured for the next choice; None: nothing
-    look: Optional[Callable[[Node, float], None]] = None  # copies arrays for a method that looks at them
+    look: Optional[Look] = None
 
 
 LeafArrays = Tuple[List[nn.NdArray], bool]
@@ -191,7 +194,7 @@ class BackwardPass(ABC):
         if measure_all or share is not None:
             counted = written if share is None else [one for one in written if one[0].leaf in share.leaves]
             gradients = self._gradients_seen(findings)
-            amax = amax_of_components(self.plan.structure, self._schedule.graph, gradients, counted)
+            amax = amax_of_components(self.plan.structure, self._schedule.components, gradients, counted)
         rounded_bad = self._rounded_nonfinite() if measure_all or found_bad else set()
         labels: Sequence[str] = ()
         first: Optional[int] = None
@@ -220,12 +223,12 @@ class BackwardPass(ABC):
         An emulated storage has seen every gradient as it was stored last. Of single elements only what was
         measured counts: some of them are multiplied, and rounded, only where hooks look at each function.
         """
-        structure, keys, graph = self.plan.structure, self.plan.keys, self._schedule.graph
+        structure, keys, graph = self.plan.structure, self.plan.keys, self._schedule.components
         storage, single, limiting = self.storage, structure.single, structure.limiting_gradients
         measured = [one for one in findings.amax.items() if one[0] in limiting]
         # What functions in float hand on among themselves is not stored in the format. Single elements count
         # all the same where they are a component by themselves.
-        apart = {p for p in single if p in graph.of and graph.names[graph.of[p]] in graph.single}
+        apart = {p for p in single if p in graph.of and graph.of[p] in graph.single}
         if storage is None:
             return [one for one in measured if one[0] in apart or one[0] not in structure.in_float]
         rounded, scales = storage.gradients, self.scales
@@ -252,7 +255,7 @@ class BackwardPass(ABC):
         """The functions whose gradients were not finite, the component where that began, and those before it
         that nothing tells of.
         """
-        structure, graph = self.plan.structure, self._schedule.graph
+        structure, graph = self.plan.structure, self._schedule.components
         bad = arrived | rounded
         told = {taken.leaf for taken, _ in seen}
         written = [(taken.leaf, taken.function, amax == math.inf) for taken, amax in seen]

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import AbstractSet, Any, List, Tuple
 
+from ...core.schedule import Rescale, ScaleSchedule
 from ...errors import GraphChangedError
 from ...graph.node import Node
 from ..leaf_gradients import LeafGradients, leaves_of
 from ..prepared_graph import PreparedGraph
 from ..report import PassReport
 from ..scaled_weights import ScaledWeights
-from ..schedule import Rescale, ScaleSchedule
 from .backward_pass import BackwardPass, Hooks, PassRequest
 
 

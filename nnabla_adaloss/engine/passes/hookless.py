@@ -14,12 +14,12 @@ from typing import List, Optional, Sequence, Tuple
 
 import nnabla as nn
 
+from ...core.schedule import ScaleSchedule
 from ..hookless_steps import HooklessSteps
 from ..leaf_gradients import LeafGradients, TakenLeaf
 from ..prepared_graph import PreparedGraph
 from ..report import PassReport
 from ..scaled_weights import ScaledWeights
-from ..schedule import ScaleSchedule
 from .backward_pass import BackwardPass, Hooks, LeafArrays, PassRequest
 
 

@@ -16,10 +16,10 @@ import pytest
 
 from nnabla_adaloss import AdaLossConfig, AdaptiveLossScaling, FormatEmulation, GraphPlan, Method, Needs
 from nnabla_adaloss.core.methods import Range
+from nnabla_adaloss.core.schedule import ScaleSchedule
 from nnabla_adaloss.engine import statistics as shares
 from nnabla_adaloss.engine.hookless_steps import HooklessSteps, plan_steps
 from nnabla_adaloss.engine.passes.hookless import HooklessPass
-from nnabla_adaloss.engine.schedule import ScaleSchedule
 from nnabla_adaloss.engine.statistics import Share
 from nnabla_adaloss.graph.node import Scaling
 from tests.engine.nets import FLOAT, HALF, Gradients, assert_same, gradients, layers, run, settle, zero_grads
@@ -192,7 +192,7 @@ def chosen(loss: Any, method: Any = Alternating(), scale: Optional[float] = 8.0,
     for iteration in range(2):
         settle(scaling, iteration, scale)
     prepared = scaling._graph.prepared()
-    found = prepared.cache.current(2, scale, prepared.loss_weights())
+    found = prepared.schedules.current(2, scale, prepared.loss_weights())
     assert found is not None
     return Chosen(scaling.plan, found)
 

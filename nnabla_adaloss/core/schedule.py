@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Dict, FrozenSet, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ..core.layer_record import Reason
-from ..core.validation import integer, number
-from ..graph.components import Components, Joined
-from ..graph.node import NodeStructure
-from ..graph.structure import GraphStructure
 from .choose import within_float32
+from .components import Components, Joined
+from .layer_record import Reason
+from .nodes import NodeStructure
+from .validation import integer, number
 
 # How far a single element in float32 may be from the scale of its component, with which 16 bits hold it: what
 # brings it to that of another then is still a float32.
@@ -48,9 +47,9 @@ class ScaleSchedule:
     position.
     """
 
-    structure: GraphStructure
-    graph: Components
-    components: Sequence[float]  # the scale of each
+    nodes: Sequence[NodeStructure]  # in backward order
+    components: Components
+    component_scales: Sequence[float]
     fixed_scale: Optional[float]  # S0, where it was given; None: it was measured
     weights: Tuple[float, ...]  # the loss weight of each component, for which it was chosen
     reasons: Mapping[str, Reason] = field(default_factory=dict)  # by layer: what held its alpha where it is
@@ -62,51 +61,51 @@ class ScaleSchedule:
     @cached_property
     def seed(self) -> float:
         """What the loss gradient starts with."""
-        return self.scales[self.structure.nodes[0].outputs[0]]
+        return self.scales[self.nodes[0].outputs[0]]
 
     @cached_property
     def governed(self) -> FrozenSet[int]:
         """The components whose scales follow from a given S0."""
         if self.joined is None:
-            return self.graph.governed
-        governed = self.joined.graph.governed
+            return self.components.governed
+        governed = self.joined.components.governed
         return frozenset(own for own, index in enumerate(self.joined.of) if index in governed)
 
     @cached_property
     def loss_scale(self) -> float:
         """S0; where it is measured, the scale behind the functions of one element at the loss."""
         if self.fixed_scale is None:
-            for edge in self.graph.edges:
+            for edge in self.components.edges:
                 at_the_loss = edge.layer is None and edge.before in self.governed
                 if at_the_loss and edge.expands and self.weights[edge.after]:
-                    return self.components[edge.after]
-        return self.components[self.graph.root]
+                    return self.component_scales[edge.after]
+        return self.component_scales[self.components.root]
 
     def weight_of(self, position: int) -> float:
         """The loss weight of a gradient."""
-        index = self.graph.of.get(position)
+        index = self.components.of.get(position)
         return 1.0 if index is None else self.weights[index]
 
     def moved_to(self, weights: Tuple[float, ...], max_scale: float) -> Optional[ScaleSchedule]:
         """The same alphas for loss weights that have all moved by one power of two; None: they have not."""
         if [old > 0.0 for old in self.weights] != [new > 0.0 for new in weights]:
             return None
-        names, single = self.graph.names, self.graph.single
         by = [old / new if new else None for old, new in zip(self.weights, weights)]
-        moves = {move for move, name in zip(by, names) if move is not None and name not in single}
+        single = self.components.single
+        moves = {move for index, move in enumerate(by) if move is not None and index not in single}
         if len(moves) != 1:
             return None
         (alike,) = moves
         # What is absent moves with the others.
-        scales = [scale * (alike if move is None else move) for scale, move in zip(self.components, by)]
+        scales = [scale * (alike if move is None else move) for scale, move in zip(self.component_scales, by)]
         if within_float32(min(scales)) != min(scales) or max(scales) > max_scale:
             return None
-        return replace(self, components=scales, weights=weights)
+        return replace(self, component_scales=scales, weights=weights)
 
     def is_applied_as(self, other: ScaleSchedule) -> bool:
         """Whether a pass does the same with another schedule of a graph of the same topology."""
         measured = self.fixed_scale is None
-        if self.components != other.components or measured != (other.fixed_scale is None):
+        if self.component_scales != other.component_scales or measured != (other.fixed_scale is None):
             return False
         return measured or self.governed == other.governed
 
@@ -115,8 +114,8 @@ class ScaleSchedule:
         """What each gradient carries when all of it has arrived, by position: the scale of its component.
         Single elements in float32 have that of what is behind them, so that nothing multiplies in between.
         """
-        found = {position: self.components[index] for position, index in self.graph.of.items()}
-        for node in reversed(self.structure.nodes) if self.in_float else ():
+        found = {position: self.component_scales[index] for position, index in self.components.of.items()}
+        for node in reversed(self.nodes) if self.in_float else ():
             if node.number in self.in_float and node.inputs:
                 own, behind = found[node.outputs[0]], min(found[position] for position in node.inputs)
                 found[node.outputs[0]] = min(max(behind, own / _FLOAT_ROOM), own * _FLOAT_ROOM)
@@ -125,7 +124,7 @@ class ScaleSchedule:
     @cached_property
     def _steps(self) -> Tuple[Dict[int, Step], Dict[int, float]]:
         lifted = self.governed if self.fixed_scale is not None else frozenset()
-        return _steps_of(self.structure, self.graph.of, self.arriving, lifted)
+        return _steps_of(self.nodes, self.components.of, self.arriving, lifted)
 
     @property
     def steps(self) -> Mapping[int, Step]:
@@ -142,7 +141,7 @@ class ScaleSchedule:
         """Of each layer, in backward order, the scale of its output gradient and its alpha."""
         return {
             slot.layer: (step.scale, alpha)
-            for node in self.structure.nodes
+            for node in self.nodes
             for step in [self.steps.get(node.number)]
             if step is not None
             for slot, alpha in zip(node.slots, step.alphas)
@@ -150,15 +149,18 @@ class ScaleSchedule:
 
 
 def _steps_of(
-    structure: GraphStructure, of: Mapping[int, int], arriving: Mapping[int, float], governed: FrozenSet[int]
+    nodes: Sequence[NodeStructure],
+    of: Mapping[int, int],
+    arriving: Mapping[int, float],
+    governed: FrozenSet[int],
 ) -> Tuple[Dict[int, Step], Dict[int, float]]:
     scales = {**arriving}
     steps: Dict[int, Step] = {}
     reached: Set[int] = set()
-    for node in structure.nodes:
+    for node in nodes:
         if node.separates:
             lifted = governed.issuperset(of[p] for p in node.inputs)
-            step = _boundary(node, scales, reached, lifted=lifted, first=node is structure.nodes[0])
+            step = _boundary(node, scales, reached, lifted=lifted, first=node is nodes[0])
             if node.leaves or node.slots or step.before or step.after:
                 steps[node.number] = step
             # A leaf's gradient is kept in an array of its own, which nothing brings to another scale.
@@ -195,7 +197,8 @@ def _boundary(
     return Step(tuple(before), through, (1.0,) * len(node.slots), tuple(after))
 
 
-class ScheduleCache:
+@dataclass(frozen=True)
+class Schedules:
     """The schedules in use, one for each set of loss weights; how long they are reused, and what is measured
     meanwhile for the next ones.
 
@@ -203,72 +206,61 @@ class ScheduleCache:
     anew, all have been measured once. With `delay=0` the iteration that chooses measures all of them.
     """
 
-    undone = "_chosen", "_since"
-
-    def __init__(self, iterations: int, *, constant: bool, delayed: bool) -> None:
-        self.iterations = iterations
-        # Whether layers have one scale for good, so that where S0 is given nothing is measured.
-        self._constant = constant
-        self._delayed = delayed
-        # By loss weights, each with the iteration in which it was chosen; the last one chosen is the last.
-        self._chosen: Dict[Tuple[float, ...], Tuple[int, ScaleSchedule]] = {}
-        # When the cycle of shares began.
-        self._since = 0
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether all scales are to be chosen."""
-        return not self._chosen
+    iterations: int  # a schedule is used in so many
+    constant: bool  # whether layers have one scale for good, so that where S0 is given nothing is measured
+    delayed: bool
+    # By loss weights, each with the iteration in which it was chosen; the last one chosen is the last.
+    chosen: Mapping[Tuple[float, ...], Tuple[int, ScaleSchedule]] = field(default_factory=dict)
+    since: int = 0  # when the cycle of shares began
 
     def last(self, weights: Tuple[float, ...]) -> Optional[ScaleSchedule]:
         """What was chosen last for these loss weights, whether it is still in use or not."""
-        return self._chosen[weights][1] if weights in self._chosen else None
+        return self.chosen[weights][1] if weights in self.chosen else None
 
     def current(
         self, iteration: int, fixed_scale: Optional[float], weights: Tuple[float, ...]
     ) -> Optional[ScaleSchedule]:
         """The schedule for this iteration; None: it is to be chosen."""
-        schedule, age = self.last(weights), iteration - self._since
+        schedule, age = self.last(weights), iteration - self.since
         if schedule is None or schedule.fixed_scale != fixed_scale:
             return None
         # With delay=0 all batches of the iteration that measures do.
-        held = int(not self._delayed) <= age < self.iterations and self._chosen[weights][0] >= self._since
+        held = int(not self.delayed) <= age < self.iterations and self.chosen[weights][0] >= self.since
         return schedule if held or self.for_good(fixed_scale) else None
 
     def moved(self, iteration: int, weights: Tuple[float, ...], max_scale: float) -> Optional[ScaleSchedule]:
         """The measured schedule that was chosen last, if it only has to be moved to these loss weights."""
-        before = next(reversed(self._chosen), None)
+        before = next(reversed([*self.chosen]), None)
         if before is None or self.current(iteration, None, before) is None:
             return None
-        found, known = self._chosen[before][1].moved_to(weights, max_scale), self.last(weights)
+        found, known = self.chosen[before][1].moved_to(weights, max_scale), self.last(weights)
         # Mostly it is what it was.
         return known if found is not None and known is not None and known.is_applied_as(found) else found
 
     def share(self, iteration: int) -> Optional[int]:
         """Which share of the arrays an iteration measures, of `iterations`; None: nothing."""
-        if not (self._delayed and self._chosen):
+        if not (self.delayed and self.chosen):
             return None
         # Each cycle begins with another share, so that of batches that take turns all are measured in time.
-        return (iteration - self._since - self._since // self.iterations) % self.iterations
+        return (iteration - self.since - self.since // self.iterations) % self.iterations
 
-    def keep(self, schedule: ScaleSchedule, iteration: int) -> None:
+    def keep(self, schedule: ScaleSchedule, iteration: int) -> Schedules:
         """Use the schedule that was chosen in this iteration. Loss weights that turn begin no cycle."""
-        if not (self._chosen and 0 <= iteration - self._since < self.iterations):
-            self._since = iteration
-        chosen = dict(self._chosen)
-        chosen.pop(schedule.weights, None)
+        since = self.since
+        if not (self.chosen and 0 <= iteration - since < self.iterations):
+            since = iteration
+        chosen = {weights: one for weights, one in self.chosen.items() if weights != schedule.weights}
         if len(chosen) == _REMEMBERED:
             del chosen[next(iter(chosen))]
-        chosen[schedule.weights] = iteration, schedule
-        self._chosen = chosen
+        return replace(self, chosen={**chosen, schedule.weights: (iteration, schedule)}, since=since)
 
-    def drop(self) -> None:
+    def drop(self) -> Schedules:
         """Have scales chosen again."""
-        self._chosen = {}
+        return replace(self, chosen={})
 
     def for_good(self, fixed_scale: Optional[float]) -> bool:
         """Whether nothing is measured: neither layers nor S0."""
-        return self._constant and fixed_scale is not None
+        return self.constant and fixed_scale is not None
 
     def state_dict(self) -> Dict[str, Any]:
         """The schedules and their age, as plain numbers and lists."""
@@ -276,41 +268,30 @@ class ScheduleCache:
             {
                 "iteration": iteration,
                 "weights": list(weights),
-                "scales": list(one.components),
+                "scales": list(one.component_scales),
                 "fixed_scale": one.fixed_scale,
                 "joined": one.joined is not None,
             }
-            for weights, (iteration, one) in self._chosen.items()
+            for weights, (iteration, one) in self.chosen.items()
         ]
-        return {"since": self._since, "chosen": chosen}
+        return {"since": self.since, "chosen": chosen}
 
-    def load_state_dict(
-        self,
-        structure: GraphStructure,
-        components: Components,
-        state: Mapping[str, Any],
-        in_float: FrozenSet[int] = frozenset(),
-        joined: Optional[Joined] = None,
-    ) -> None:
-        """Take over what `state_dict` returned for such a graph; nothing changes when it raises KeyError,
-        TypeError or ValueError.
+    def loaded(self, state: Mapping[str, Any], make: Callable[..., ScaleSchedule]) -> Schedules:
+        """What `state_dict` returned, with schedules that `make` makes of scales, S0, loss weights, and of
+        whether components were joined; KeyError, TypeError or ValueError if that cannot be.
         """
-        since, count = integer("since", state["since"]), len(components.names)
         chosen: Dict[Tuple[float, ...], Tuple[int, ScaleSchedule]] = {}
         for saved in state["chosen"]:
-            weights, scales, fixed = saved["weights"], saved["scales"], saved["fixed_scale"]
-            if not len(weights) == len(scales) == count:
-                raise ValueError(f"{len(scales)} components; the network has {count}")
-            key = tuple([number("weight", weight) for weight in weights])
+            fixed = saved["fixed_scale"]
+            key = tuple([number("weight", weight) for weight in saved["weights"]])
             given = None if fixed is None else _scale(fixed)
-            found = list(map(_scale, scales))
             # States of before have no joined components.
-            together = joined if saved.get("joined", False) else None
-            schedule = ScaleSchedule(
-                structure, components, found, given, key, joined=together, in_float=in_float
-            )
+            schedule = make(list(map(_scale, saved["scales"])), given, key, saved.get("joined", False))
+            counts = {len(schedule.component_scales), len(key), len(schedule.components.names)}
+            if len(counts) != 1:
+                raise ValueError(f"{len(key)} components; the network has {len(schedule.components.names)}")
             chosen[key] = integer("iteration", saved["iteration"]), schedule
-        self._since, self._chosen = since, chosen
+        return replace(self, chosen=chosen, since=integer("since", state["since"]))
 
 
 def _scale(value: Any) -> float:

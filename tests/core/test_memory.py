@@ -4,23 +4,21 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import pytest
 
+from nnabla_adaloss.core.choose import Room
+from nnabla_adaloss.core.components import Components, Edge
+from nnabla_adaloss.core.memory import Memory, Seen, Shown
 from nnabla_adaloss.core.scale_history import HistoryPolicy
-from nnabla_adaloss.engine.choose import Room
-from nnabla_adaloss.engine.component_scales import ComponentScales
-from nnabla_adaloss.engine.report import PassReport
-from nnabla_adaloss.engine.schedule import ScaleSchedule
-from nnabla_adaloss.graph.components import Components, Edge
 
 pytestmark = pytest.mark.any_context
 
 NAMES = ["loss", "a", "b", "c"]
 # Each before the next.
 NEXT = [{1}, {2}, {3}, set()]
-COMPONENTS = Components({}, NAMES, {}, frozenset({"loss"}), NEXT, {}, [], frozenset({0}), 1)
+COMPONENTS = Components({}, NAMES, {}, frozenset({0}), NEXT, {}, [], frozenset({0}), 1)
 # The loss itself has one element, which may be larger.
 LIMITS = 2.0**16, 2.0**10, 2.0**10, 2.0**10
 ONES = 1.0, 1.0, 1.0, 1.0
@@ -28,15 +26,38 @@ ONES = 1.0, 1.0, 1.0, 1.0
 SCALES = 2.0**14, 2.0**8, 2.0**8, 2.0**8
 
 
-def report(
+class ComponentScales:
+    """What is known of components, one `Seen` after the other."""
+
+    def __init__(self, policy: HistoryPolicy) -> None:
+        self.seen = Seen(Memory(policy))
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.seen, name)
+        if not callable(found):
+            return found
+
+        def called(*given: Any, **options: Any) -> Any:
+            result = found(*given, **options)
+            if isinstance(result, Seen):
+                self.seen = result
+            return result
+
+        return called
+
+    def forget(self) -> None:
+        self.seen = Seen(Memory(self.seen.memory.policy))
+
+
+def shown(
     used: Sequence[float],
     weights: Tuple[float, ...] = ONES,
     largest: Sequence[float] = (1.0,),
+    amax: Mapping[int, float] = {},  # it is only read
     **found: Any,
-) -> PassReport:
+) -> Shown:
     """What a pass with these scales has found; `largest`: the gradients of parameters."""
-    plan: Any = None
-    return PassReport(plan, ScaleSchedule(plan, COMPONENTS, used, None, weights), {}, (), largest, **found)
+    return Shown(COMPONENTS, LIMITS, used, weights, amax, has_gradients=any(largest), **found)
 
 
 def room(scales: ComponentScales, weights: Tuple[float, ...] = ONES) -> Room:
@@ -50,7 +71,7 @@ def of_all(scales: ComponentScales, weights: Tuple[float, ...] = ONES) -> List[O
 def scales_with(*magnitudes: Optional[float], window: int = 64, **policy: Any) -> ComponentScales:
     scales = ComponentScales(HistoryPolicy(window=window, **policy))
     see(scales, *magnitudes)
-    scales.end_iteration()
+    scales.after_iteration()
     return scales
 
 
@@ -65,19 +86,19 @@ def see(
     """A pass with the scales there is room for, or else with 1; `last`: an entry of the windows is whole,
     `tells`: the loss is not zero.
     """
-    scales.begin_pass(scales.began[0], NAMES, weights)
+    scales.before_pass(scales.iteration, NAMES, weights)
     used = [scale or 1.0 for scale in of_all(scales, weights)]
     amax = {index: magnitude for index, magnitude in enumerate(magnitudes) if magnitude is not None}
-    found = report(used, weights, amax=amax, measured_all=measured_all)
-    scales.learn(COMPONENTS, LIMITS, found, last=last)
-    scales.count_batch(tells=tells)
+    scales.after_pass(shown(used, weights, amax=amax, measured_all=measured_all), last=last)
+    scales.counting(tells=tells)
 
 
 def overflow(
     scales: ComponentScales, name: str, *used: float, weights: Tuple[float, ...] = ONES, **found: Any
 ) -> bool:
-    overflowed = report(used, weights, overflowed=NAMES.index(name), **found)
-    return scales.after_overflow(COMPONENTS, LIMITS, overflowed)
+    overflowed = shown(used, weights, overflowed=NAMES.index(name), finite=False, **found)
+    scales.seen, lowered = scales.seen.after_overflow(overflowed)
+    return lowered
 
 
 def test_a_scale_follows_from_the_window_and_from_what_this_iteration_has_seen() -> None:
@@ -85,7 +106,7 @@ def test_a_scale_follows_from_the_window_and_from_what_this_iteration_has_seen()
     assert of_all(scales) == [2.0**14, 2.0**8, 2.0**6, None]
     see(scales, 1.0, 8.0, 1.0)
     assert of_all(scales) == [2.0**14, 2.0**5, 2.0**6, None]
-    scales.drop_iteration()
+    scales.without_iteration()
     assert of_all(scales) == [2.0**14, 2.0**8, 2.0**6, None]
 
 
@@ -96,11 +117,11 @@ def test_what_is_remembered_is_divided_by_the_loss_weight_of_its_batch() -> None
     scales = ComponentScales(HistoryPolicy())
     see(scales, 1.0, 3.0 * 2.0**-20, 2.0**20, weights=(1.0, 2.0**-20, 2.0**10, 1.0))
     assert [scales.gain(name) for name in NAMES] == [1.0, 3.0, 2.0**10, None]
-    scales.end_iteration()
+    scales.after_iteration()
     assert scales.gains() == {"loss": 1.0, "a": 3.0, "b": 2.0**10}
     # The magnitudes are those of the last pass, where it had a loss weight.
     assert scales.amaxes() == {"loss": 1.0, "a": 3.0 * 2.0**-20, "b": 2.0**20}
-    scales.begin_pass(1, ("a", "b"), (0.0, 2.0))
+    scales.before_pass(1, ("a", "b"), (0.0, 2.0))
     assert scales.amaxes() == {"loss": 1.0, "a": 0.0, "b": 2.0**11}
 
 
@@ -130,7 +151,7 @@ def test_what_is_absent_from_a_batch_tells_nothing_and_is_asked_for_nothing() ->
     assert scales.settled
     assert room(scales, absent).room == [2.0**14, None, 2.0**7, None]
     assert [scales.gain(name) for name in NAMES] == [1.0, 1.0, 2.0, None]
-    scales.end_iteration()
+    scales.after_iteration()
     assert windows(scales) == {"loss": [1.0], "a": [1.0], "b": [2.0]}
 
 
@@ -142,7 +163,7 @@ def test_an_overflow_lowers_nothing_that_is_absent() -> None:
     assert of_all(scales, weights) == [2.0**14, 2.0**8, None, 2.0**8]
     assert scales.gain("b") == 1.0
     # With another loss weight in the next batch it is as much lower.
-    scales.lose_batch()
+    scales.after_lost_batch()
     assert of_all(scales) == [2.0**14, 2.0**4, 2.0**8, 2.0**4]
     assert room(scales).ceiling == {}
 
@@ -168,25 +189,24 @@ def test_an_overflow_lowers_its_component_and_all_behind() -> None:
 def test_a_finite_pass_over_the_same_batch_replaces_what_was_assumed(kept: bool) -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     overflow(scales, "a", *SCALES)
-    see(scales, 1.0, 2.0**4, 2.0, 1.0)
+    see(scales, 1.0, 2.0**4, 2.0, 1.0, measured_all=kept)
     if kept:
-        scales.keep_batch()
         assert not scales.limited
         assert of_all(scales) == [2.0**14, 2.0**4, 2.0**7, 2.0**8]
-    scales.end_iteration(good=not kept)
+    scales.after_iteration(good=not kept)
     assert of_all(scales) == [2.0**14, 2.0**4, 2.0**7, 2.0**8]
 
 
-@pytest.mark.parametrize("end", [ComponentScales.lose_batch, ComponentScales.end_iteration])
-def test_of_a_lost_batch_what_was_assumed_stays(end: Callable[[ComponentScales], None]) -> None:
+@pytest.mark.parametrize("end", [Seen.after_lost_batch, Seen.after_iteration])
+def test_of_a_lost_batch_what_was_assumed_stays(end: Callable[[Seen], Seen]) -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     overflow(scales, "a", *SCALES)
-    end(scales)
+    scales.seen = end(scales.seen)
     assert not scales.limited
     assert of_all(scales) == [2.0**14, 2.0**4, 2.0**4, 2.0**4]
     # The next batch is measured on top of it.
     see(scales, 1.0, 2.0**2, 2.0**2, 2.0**2)
-    scales.end_iteration()
+    scales.after_iteration()
     assert of_all(scales) == [2.0**14, 2.0**4, 2.0**4, 2.0**4]
     scales.forget()
     assert of_all(scales) == [None] * 4
@@ -197,7 +217,7 @@ def test_of_a_lost_batch_what_was_seen_of_it_stays_too() -> None:
     # Before what overflows, and in a pass over it before that was finite.
     see(scales, 1.0, 2.0**2, 1.0, 2.0**6)
     overflow(scales, "b", 2.0**14, 2.0**6, 2.0**8, 2.0**2)
-    scales.lose_batch()
+    scales.after_lost_batch()
     assert scales.shared()[1] == {"loss": 1.0, "a": 2.0**2, "b": 2.0**4, "c": 2.0**10}
     assert of_all(scales) == [2.0**14, 2.0**6, 2.0**4, 2.0**-2]
 
@@ -205,9 +225,9 @@ def test_of_a_lost_batch_what_was_seen_of_it_stays_too() -> None:
 def test_what_all_ranks_have_seen_takes_the_place_of_what_was_assumed_of_a_lost_batch() -> None:
     scales = scales_with(1.0, 1.0, 1.0, 1.0)
     overflow(scales, "a", *SCALES)
-    scales.lose_batch()
-    scales.adopt(True, {"a": 2.0, "b": 4.0})
-    scales.end_iteration()
+    scales.after_lost_batch()
+    scales.adopting(True, {"a": 2.0, "b": 4.0})
+    scales.after_iteration()
     assert windows(scales) == {"loss": [1.0], "a": [2.0], "b": [4.0], "c": [1.0]}
 
 
@@ -222,7 +242,7 @@ def test_what_nothing_was_seen_of_before_an_overflow_is_lowered_with_it() -> Non
 @pytest.mark.parametrize("weight", [2.0**-10, 1.0, 2.0**10])
 def test_an_overflow_at_the_floor_is_no_matter_of_the_scale(weight: float) -> None:
     scales = scales_with(1.0, 1.0)
-    weights, lowest = (1.0, weight, 1.0, 1.0), scales.policy.min_scale / weight
+    weights, lowest = (1.0, weight, 1.0, 1.0), scales.memory.policy.min_scale / weight
     assert overflow(scales, "a", 1.0, 2.0 * lowest, 1.0, 1.0, weights=weights)
     assert not overflow(scales, "a", 1.0, lowest, 1.0, 1.0, weights=weights)
 
@@ -234,7 +254,7 @@ def test_after_an_overflow_no_scale_rises_and_none_is_shared() -> None:
     assert found.ceiling == {2: 2.0**2, 3: 2.0**3}
     assert found.room == [2.0**14, 2.0**8, 2.0**2, 2.0**3]
     assert not found.level
-    scales.drop_iteration()
+    scales.without_iteration()
     assert room(scales).level
 
 
@@ -277,7 +297,7 @@ def test_what_shows_for_the_first_time_may_show_more_behind_it_once_more(
         found.append(scales.settled)
     assert found == settled
     # In the next batch what stayed dark is no news.
-    scales.end_iteration()
+    scales.after_iteration()
     see(scales, None, *passes[-1], measured_all=True)
     assert scales.settled
 
@@ -289,13 +309,15 @@ def test_what_is_dark_at_the_loss_is_looked_at_once_more_and_no_more(layer: Opti
     components, scales, found = COMPONENTS._replace(edges=edges), ComponentScales(HistoryPolicy()), []
     for iteration in range(2):
         for _ in range(2):
-            scales.begin_pass(iteration, (), ())
-            scales.learn(components, LIMITS, report(SCALES, amax={1: 0.0}, measured_all=True), last=True)
+            scales.before_pass(iteration, (), ())
+            scales.after_pass(
+                shown(SCALES, amax={1: 0.0}, measured_all=True)._replace(components=components), last=True
+            )
             found.append(scales.settled)
             # Known from the first batch on.
             known = layer is not None or iteration > 0
             assert scales.room(components, ONES, LIMITS).dark == (set() if known else {1})
-        scales.end_iteration()
+        scales.after_iteration()
     assert found == [layer is not None, True, True, True]
 
 
@@ -314,9 +336,9 @@ def test_what_was_zero_and_shows_repeats_a_batch_that_has_gradients(
     known: Optional[float], largest: Sequence[float], *, measured_all: bool, settled: bool
 ) -> None:
     scales = scales_with(1.0, 1.0, known)
-    scales.begin_pass(1, (), ())
-    found = report([1.0] * 4, largest=largest, amax={2: 2.0**-9}, measured_all=measured_all)
-    scales.learn(COMPONENTS, LIMITS, found, last=True)
+    scales.before_pass(1, (), ())
+    found = shown([1.0] * 4, largest=largest, amax={2: 2.0**-9}, measured_all=measured_all)
+    scales.after_pass(found, last=True)
     assert scales.settled is settled
 
 
@@ -327,10 +349,10 @@ def test_what_is_absent_is_dark_for_another_reason() -> None:
 
 
 def test_a_pass_that_has_not_looked_at_everything_repeats_no_batch_for_what_is_dark() -> None:
-    for found in ({"measured_all": False}, {"measured_all": True, "found_inf": ["c/affine"]}):
+    for found in ({"measured_all": False}, {"measured_all": True, "finite": False}):
         scales = ComponentScales(HistoryPolicy())
-        passed = report(SCALES, amax={1: 1.0, 2: 0.0}, **found)
-        scales.learn(COMPONENTS, LIMITS, passed, last=False)
+        passed = shown(SCALES, amax={1: 1.0, 2: 0.0}, **found)
+        scales.after_pass(passed, last=False)
         assert scales.settled
 
 
@@ -339,8 +361,8 @@ def test_where_backward_leaves_no_array_a_pass_that_measures_everything_has_seen
     assert room(scales).gain == [None] * 4
     see(scales, 1.0, 2.0)
     # What overflows hides what is behind it.
-    found = report([1.0] * 4, measured_all=True, found_inf=["a/affine"], overflowed=1)
-    scales.learn(COMPONENTS, LIMITS, found, last=True)
+    found = shown([1.0] * 4, measured_all=True, finite=False, overflowed=1)
+    scales.after_pass(found, last=True)
     assert room(scales).gain == [1.0, 2.0, None, None]
     see(scales, None, 2.0, measured_all=True)
     assert room(scales).gain == [1.0, 2.0, 0.0, 0.0]
@@ -355,7 +377,7 @@ def one_share(
 ) -> None:
     """An iteration that measures a part of what makes an entry."""
     see(scales, *magnitudes, last=last, **options)
-    scales.end_iteration()
+    scales.after_iteration()
 
 
 def windows(scales: ComponentScales) -> Dict[str, List[float]]:
@@ -385,7 +407,7 @@ def test_of_a_first_batch_whose_loss_is_zero_it_is_known_what_there_is_and_nothi
     scales = ComponentScales(HistoryPolicy())
     see(scales, None, 2.0**6, 0.0, tells=False, measured_all=True)
     assert room(scales).gain == [None, 2.0**6, 0.0, 0.0]
-    scales.end_iteration()
+    scales.after_iteration()
     assert room(scales).gain == [None, 0.0, 0.0, 0.0]
     assert scales.shared() == (False, {})
 
@@ -395,7 +417,7 @@ def test_of_several_batches_of_an_iteration_one_with_a_loss_does(tells: Tuple[bo
     scales = scales_with(1.0, 1.0, window=1)
     for one in tells:
         see(scales, 1.0, 0.25, tells=one)
-    scales.end_iteration()
+    scales.after_iteration()
     assert windows(scales) == {"loss": [1.0], "a": [0.25]}
 
 
@@ -427,8 +449,8 @@ def test_it_goes_on_in_the_middle_of_a_cycle() -> None:
     assert state["partial"] == {"a": 2.0, "b": 4.0}
     assert scales.shared() == (False, {"b": 4.0})
     other = ComponentScales(HistoryPolicy())
-    other.load_state_dict(state)
-    scales.end_iteration()
+    other.seen = Seen(other.memory.loaded(state))
+    scales.after_iteration()
     for one in (scales, other):
         assert of_all(one) == [2.0**14, 2.0**7, 2.0**6, None]
         one_share(one, 0.5, last=True)
@@ -441,9 +463,9 @@ def test_what_all_ranks_have_seen_is_taken_for_ones_own() -> None:
     see(scales, 1.0, 2.0, weights=(1.0, 2.0, 1.0, 1.0))
     assert scales.shared() == (True, {"loss": 1.0, "a": 1.0})
     # Also what this rank has no gradients of.
-    scales.adopt(True, {"loss": 1.0, "a": 8.0, "b": 4.0, "d": 5.0})
+    scales.adopting(True, {"loss": 1.0, "a": 8.0, "b": 4.0, "d": 5.0})
     assert of_all(scales) == [2.0**14, 2.0**5, 2.0**6, None]
-    scales.end_iteration()
+    scales.after_iteration()
     assert windows(scales) == {"loss": [1.0], "a": [8.0], "b": [4.0], "d": [5.0]}
 
 
@@ -453,6 +475,6 @@ def test_ranks_end_an_entry_together() -> None:
         see(rank, None, 2.0, last=last)
     assert [rank.shared()[0] for rank in ranks] == [True, False]
     for rank in ranks:
-        rank.adopt(True, {"a": 2.0})
-        rank.end_iteration()
+        rank.adopting(True, {"a": 2.0})
+        rank.after_iteration()
     assert ranks[0].state_dict() == ranks[1].state_dict()

@@ -13,10 +13,10 @@ import nnabla.parametric_functions as PF
 import pytest
 from hypothesis import given, settings
 
+from nnabla_adaloss.core.choose import Choice, Room, Start, choose, choose_together
+from nnabla_adaloss.core.components import Components, Joined, components_of, joined
 from nnabla_adaloss.core.layer_record import Reason
 from nnabla_adaloss.core.power_of_two import is_power_of_two
-from nnabla_adaloss.engine.choose import Choice, Room, Start, choose, choose_together
-from nnabla_adaloss.graph.components import Components, Joined, components_of, joined
 from tests.engine import random_structures as graphs
 from tests.engine.random_structures import Drawn, structures
 
@@ -558,7 +558,7 @@ def test_what_is_remembered_of_what_is_absent_changes_nothing(case: Case) -> Non
 @given(cases(), st.integers(-40, 40))
 def test_loss_weights_that_grow_together_move_the_scales_and_leave_the_alphas(case: Case, power: int) -> None:
     components, known, present = case.components, case.known, case.present - {case.components.root}
-    moved = present if components.names[components.root] in components.single else case.present
+    moved = present if components.root in components.single else case.present
     by = [2.0**power if index in moved else 1.0 for index in range(len(known.weight))]
     grown = known._replace(
         room=[None if room is None else room / own for room, own in zip(known.room, by)],
@@ -765,7 +765,7 @@ class Together(NamedTuple):
     @property
     def limited(self) -> List[Optional[float]]:
         """The smallest room of each joined component, and what an overflow has left."""
-        found: List[Optional[float]] = [None] * len(self.joined.graph.names)
+        found: List[Optional[float]] = [None] * len(self.joined.components.names)
         for own, index in enumerate(self.joined.of):
             for limit in (self.known.room[own], self.known.ceiling.get(own)):
                 if limit is not None:
@@ -802,9 +802,9 @@ def test_no_shared_scale_leaves_the_smallest_room(case: Together) -> None:
     for own, index in enumerate(case.joined.of):
         scale, limit = found.scales[own], limits[index]
         assert scale == found.scales[list(case.joined.of).index(index)]
-        if own != case.apart.root and index != case.joined.graph.root:
+        if own != case.apart.root and index != case.joined.components.root:
             assert limit is None or scale <= limit
-            led_to = any(edge.after == index for edge in case.joined.graph.edges)
+            led_to = any(edge.after == index for edge in case.joined.components.edges)
             room = [case.known.room[i] for i, to in enumerate(case.joined.of) if to == index]
             # As large as it may be, where something is known.
             assert not led_to or limit is None or not any(room) or scale == limit

@@ -12,7 +12,7 @@ import nnabla.functions as F
 import nnabla.parametric_functions as PF
 import pytest
 
-from nnabla_adaloss.engine.schedule import Rescale, ScaleSchedule, ScheduleCache
+from nnabla_adaloss.core.schedule import Rescale, ScaleSchedule, Schedules
 from tests.engine import random_structures as graphs
 
 pytestmark = pytest.mark.any_context
@@ -34,7 +34,11 @@ class Graph(graphs.Graph):
         self, scales: Sequence[float], fixed_scale: Any = None, weights: Tuple[float, ...] = ()
     ) -> ScaleSchedule:
         ones = (1.0,) * len(scales)
-        return ScaleSchedule(self.structure, self.components, scales, fixed_scale, weights or ones)
+        return ScaleSchedule(self.structure.nodes, self.components, scales, fixed_scale, weights or ones)
+
+    def loaded(self, scales: Sequence[float], fixed_scale: Any, weights: Any, joined: bool) -> ScaleSchedule:
+        assert not joined
+        return self.chosen(scales, fixed_scale, weights)
 
     def step(self, label: str) -> Any:
         (node,) = (n for n in self.structure.nodes if n.label == label)
@@ -70,7 +74,7 @@ def test_backward_starts_with_what_the_first_function_is_to_be_given(behind: flo
         after = [rescale for step in schedule.steps.values() for rescale in (*step.before, *step.after)]
         assert after == ([] if through == behind else [Rescale(n.position(y), behind / through)])
         # What was chosen for it is what is told.
-        assert schedule.components[n.components.root] == 2.0**14
+        assert schedule.component_scales[n.components.root] == 2.0**14
 
 
 def test_functions_in_float_are_given_what_is_behind_them() -> None:
@@ -85,7 +89,7 @@ def test_functions_in_float_are_given_what_is_behind_them() -> None:
     changed = [rescale for step in schedule.steps.values() for rescale in (*step.before, *step.after)]
     assert changed == [Rescale(n.position(means[behind.index(2.0**20)]), 4.0)]
     # What is far away is multiplied in between: all factors are float32.
-    far = replace(schedule, components=[2.0**14] * 3 + [2.0**100, 2.0**-80])
+    far = replace(schedule, component_scales=[2.0**14] * 3 + [2.0**100, 2.0**-80])
     assert {far.arriving[n.position(mean)] for mean in means} == {2.0**74, 2.0**-46}
 
 
@@ -104,7 +108,7 @@ def test_the_scale_of_the_loss_is_that_of_one_that_is_present_in_the_batch() -> 
     behind = [n.components.of[n.position(mean.parent.inputs[0])] for mean in means]
     for absent in (0, 1):
         weights = tuple(float(index != behind[absent]) for index in range(6))
-        schedule = n.chosen(n.schedule.components, None, weights)
+        schedule = n.chosen(n.schedule.component_scales, None, weights)
         assert schedule.loss_scale == 2.0 ** behind[1 - absent]
         assert [schedule.weight_of(n.position(mean.parent.inputs[0])) for mean in means] == [
             float(index != absent) for index in range(2)
@@ -138,19 +142,19 @@ def test_how_long_a_schedule_is_used(
     constant: bool, delayed: bool, fixed_scale: Any, held: List[bool]
 ) -> None:
     n = chain()
-    cache = ScheduleCache(4, constant=constant, delayed=delayed)
-    assert cache.is_empty
+    cache = Schedules(4, constant=constant, delayed=delayed)
+    assert not cache.chosen
     assert cache.current(3, fixed_scale, ONES) is None
     schedule = n.chosen([2.0, 8.0, 32.0], fixed_scale)
-    cache.keep(schedule, 3)
+    cache = cache.keep(schedule, 3)
     found = [cache.current(3 + age, fixed_scale, ONES) for age in range(6)]
     assert found == [schedule if one else None for one in held]
     # Another S0, or none, or other loss weights: it is chosen anew.
     assert cache.current(4, 16.0, ONES) is None
     assert cache.current(4, None if fixed_scale else 8.0, ONES) is None
     assert cache.current(4, fixed_scale, (1.0, 2.0, 2.0)) is None
-    cache.drop()
-    assert cache.is_empty
+    cache = cache.drop()
+    assert not cache.chosen
     assert cache.current(4, fixed_scale, ONES) is None
 
 
@@ -162,17 +166,17 @@ def weighted(n: Graph, count: int) -> Dict[Tuple[float, ...], ScaleSchedule]:
 
 def test_loss_weights_that_turn_have_a_schedule_each_and_begin_no_cycle() -> None:
     n = chain()
-    cache, schedules = ScheduleCache(4, constant=False, delayed=True), weighted(n, 3)
+    cache, schedules = Schedules(4, constant=False, delayed=True), weighted(n, 3)
     for age, (weights, schedule) in enumerate(schedules.items()):
         assert cache.current(3 + age, None, weights) is None
-        cache.keep(schedule, 3 + age)
+        cache = cache.keep(schedule, 3 + age)
         assert cache.share(3 + age) == (3 + age - 3) % 4
     for iteration, held in ((5, True), (6, True), (7, False)):
         for weights, schedule in schedules.items():
             assert cache.current(iteration, None, weights) is (schedule if held else None)
     # With the next cycle all are chosen anew, whatever they are compared with.
     first, second, _ = schedules
-    cache.keep(schedules[first], 8)
+    cache = cache.keep(schedules[first], 8)
     for iteration, held in ((8, True), (11, True), (12, False)):
         assert cache.current(iteration, None, first) is (schedules[first] if held else None)
         assert cache.current(iteration, None, second) is None
@@ -181,12 +185,12 @@ def test_loss_weights_that_turn_have_a_schedule_each_and_begin_no_cycle() -> Non
 
 def test_no_more_schedules_are_kept_than_have_been_used_lately() -> None:
     n = chain()
-    cache, schedules = ScheduleCache(99, constant=False, delayed=True), weighted(n, 66)
+    cache, schedules = Schedules(99, constant=False, delayed=True), weighted(n, 66)
     first = (1.0, 1.0, 1.0)
     for weights, schedule in schedules.items():
-        cache.keep(schedule, 0)
+        cache = cache.keep(schedule, 0)
         # One that is chosen again is none more, and none that was chosen long ago.
-        cache.keep(schedules[first], 0)
+        cache = cache.keep(schedules[first], 0)
         assert cache.last(weights) is schedule
     kept = [weights for weights in schedules if cache.last(weights) is not None]
     assert kept == [first, *list(schedules)[-63:]]
@@ -194,11 +198,11 @@ def test_no_more_schedules_are_kept_than_have_been_used_lately() -> None:
 
 def test_where_all_loss_weights_move_alike_the_schedule_chosen_last_moves_with_them() -> None:
     n = chain()
-    cache, limit = ScheduleCache(4, constant=False, delayed=True), 2.0**100
+    cache, limit = Schedules(4, constant=False, delayed=True), 2.0**100
     schedule = n.chosen([2.0, 8.0, 32.0], None, (1.0, 2.0**3, 2.0**4))
     assert cache.moved(3, ONES, limit) is None
-    cache.keep(n.schedule, 3)
-    cache.keep(schedule, 3)
+    cache = cache.keep(n.schedule, 3)
+    cache = cache.keep(schedule, 3)
     # The loss itself, which is a single element, stays.
     moved = cache.moved(4, (1.0, 2.0**-3, 2.0**-2), limit)
     assert moved == n.chosen([2.0, 2.0**9, 2.0**11], None, (1.0, 2.0**-3, 2.0**-2))
@@ -206,7 +210,7 @@ def test_where_all_loss_weights_move_alike_the_schedule_chosen_last_moves_with_t
     assert cache.moved(4, (1.0, 2.0**-3, 2.0**-3), limit) is None
     assert cache.moved(7, (1.0, 2.0**-3, 2.0**-2), limit) is None
     # A given S0 is no scale that was measured.
-    cache.keep(n.chosen([2.0, 8.0, 32.0], 2.0), 4)
+    cache = cache.keep(n.chosen([2.0, 8.0, 32.0], 2.0), 4)
     assert cache.moved(5, (1.0, 2.0, 2.0), limit) is None
 
 
@@ -230,20 +234,20 @@ def test_what_is_absent_moves_with_the_others_and_stays_absent(
     n = chain()
     schedule = n.chosen([2.0, 8.0, 32.0], None, (1.0, 1.0, 0.0))
     found = schedule.moved_to(weights, 2.0**20)
-    assert (None if found is None else found.components) == scales
+    assert (None if found is None else found.component_scales) == scales
 
 
 def test_every_iteration_measures_its_share_and_each_cycle_begins_with_another() -> None:
     n = chain()
-    cache = ScheduleCache(3, constant=True, delayed=True)
+    cache = Schedules(3, constant=True, delayed=True)
     assert cache.share(0) is None
-    cache.keep(n.schedule, 6)
+    cache = cache.keep(n.schedule, 6)
     assert [cache.share(6 + age) for age in range(3)] == [1, 2, 0]
-    cache.keep(n.schedule, 9)
+    cache = cache.keep(n.schedule, 9)
     assert [cache.share(9 + age) for age in range(3)] == [0, 1, 2]
     # Nothing, where the iteration that chooses measures at once.
-    at_once = ScheduleCache(3, constant=False, delayed=False)
-    at_once.keep(n.schedule, 6)
+    at_once = Schedules(3, constant=False, delayed=False)
+    at_once = at_once.keep(n.schedule, 6)
     assert at_once.share(7) is None
 
 
@@ -254,18 +258,18 @@ def test_every_iteration_measures_its_share_and_each_cycle_begins_with_another()
 def test_nothing_is_measured_where_neither_layers_nor_s0_are(
     constant: bool, fixed_scale: Any, for_good: bool
 ) -> None:
-    assert ScheduleCache(3, constant=constant, delayed=True).for_good(fixed_scale) is for_good
+    assert Schedules(3, constant=constant, delayed=True).for_good(fixed_scale) is for_good
 
 
 @pytest.mark.parametrize("fixed_scale", [None, 8.0])
 @pytest.mark.parametrize("count", [1, 3])
 def test_its_state_comes_back(count: int, fixed_scale: Any) -> None:
     n, there = chain(), chain()
-    cache, other = (ScheduleCache(4, constant=False, delayed=True) for _ in range(2))
+    cache, other = (Schedules(4, constant=False, delayed=True) for _ in range(2))
     for age, (weights, one) in enumerate(weighted(n, count).items()):
-        cache.keep(n.chosen(one.components, fixed_scale, weights), 5 + age)
+        cache = cache.keep(n.chosen(one.component_scales, fixed_scale, weights), 5 + age)
     state = json.loads(json.dumps(cache.state_dict()))
-    other.load_state_dict(there.plan.structure, there.components, state)
+    other = other.loaded(state, there.loaded)
     assert other.state_dict() == state
     for iteration in range(4, 11):
         for weights in weighted(n, count):
@@ -273,8 +277,8 @@ def test_its_state_comes_back(count: int, fixed_scale: Any) -> None:
             assert (mine is None) == (theirs is None) == (not 5 <= iteration < 9)
             assert mine is None or theirs is None or mine.is_applied_as(theirs)
         assert cache.share(iteration) == other.share(iteration)
-    empty = ScheduleCache(4, constant=False, delayed=True)
-    other.load_state_dict(there.plan.structure, there.components, empty.state_dict())
+    empty = Schedules(4, constant=False, delayed=True)
+    other = other.loaded(empty.state_dict(), there.loaded)
     assert other.state_dict() == empty.state_dict()
 
 
@@ -285,19 +289,19 @@ def saved(*values: Any) -> Dict[str, Any]:
 
 @pytest.mark.parametrize("scale", [2.0**-126, 2.0**125])
 def test_scales_that_float32_can_divide_by_are_loaded(scale: float) -> None:
-    n, cache = chain(), ScheduleCache(4, constant=False, delayed=True)
+    n, cache = chain(), Schedules(4, constant=False, delayed=True)
     state = {"since": 0, "chosen": [saved(0, [1.0, 0.0, 1.0], [1.0, scale, 1.0], scale)]}
-    cache.load_state_dict(n.structure, n.components, state)
+    cache = cache.loaded(state, n.loaded)
     assert cache.state_dict() == state
 
 
 @pytest.mark.parametrize("scale", [1e-300, 2.0**-127, 2.0**126, 0.0, -1.0, float("inf"), float("nan"), "8"])
 def test_other_scales_are_refused(scale: Any) -> None:
-    n, cache = chain(), ScheduleCache(4, constant=False, delayed=True)
-    cache.keep(n.schedule, 3)
+    n, cache = chain(), Schedules(4, constant=False, delayed=True)
+    cache = cache.keep(n.schedule, 3)
     before = cache.state_dict()
     good = saved(1, [1.0, 2.0, 2.0], [1.0] * 3, None)
     for damaged in (saved(0, ONES, [1.0, 1.0, scale], None), saved(0, ONES, [1.0, 1.0, 1.0], scale)):
         with pytest.raises((TypeError, ValueError)):
-            cache.load_state_dict(n.structure, n.components, {"since": 0, "chosen": [good, damaged]})
+            cache.loaded({"since": 0, "chosen": [good, damaged]}, n.loaded)
     assert cache.state_dict() == before

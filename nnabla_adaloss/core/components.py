@@ -6,7 +6,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import AbstractSet, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set
 
-from .node import NodeStructure
+from .nodes import NodeStructure
 
 
 class Edge(NamedTuple):
@@ -25,7 +25,7 @@ class Components(NamedTuple):
     of: Dict[int, int]  # of each variable that gets a gradient, but for leaves that no layer scales
     names: List[str]  # of the function whose output gradient is the first of the component in backward order
     producers: Dict[int, int]  # of each function's output gradient
-    single: FrozenSet[str]  # those in which every gradient has one element
+    single: FrozenSet[int]  # those in which every gradient has one element
     next: Sequence[AbstractSet[int]]  # of each, those that its gradients are turned into
     leaves: Mapping[int, FrozenSet[int]]  # of all that is written to the gradient of each leaf
     edges: Sequence[Edge]  # in backward order
@@ -44,15 +44,20 @@ class Components(NamedTuple):
     @property
     def measured(self) -> List[int]:
         """All but that of a loss of one element, whose gradient is what backward is given."""
-        root = self.root if self.names[self.root] in self.single else -1
+        root = self.root if self.root in self.single else -1
         return [index for index in range(len(self.names)) if index != root]
 
 
 class Joined(NamedTuple):
     """Components of which some are joined: those that only hooks around single functions could part."""
 
-    graph: Components
+    components: Components
     of: Sequence[int]  # the joined component of each component, by index
+
+    @property
+    def root(self) -> int:
+        """That of the loss gradient."""
+        return self.of[0]
 
 
 def components_of(
@@ -88,13 +93,13 @@ def components_of(
     return _numbered(nodes, sizes, one_gradient, parents)
 
 
-def joined(components: Components, graph: Components) -> Joined:
+def joined(components: Components, together: Components) -> Joined:
     """Components, and others of the same graph in which some of them are joined."""
-    found = {own: graph.of[position] for position, own in components.of.items()}
+    found = {own: together.of[position] for position, own in components.of.items()}
     of = [found[index] for index in range(len(components.names))]
     # A given S0 decides about those that a layer leads to nowhere.
     behind_layers = {index for own, index in enumerate(of) if own not in components.governed}
-    return Joined(graph._replace(governed=frozenset(of) - behind_layers), of)
+    return Joined(together._replace(governed=frozenset(of) - behind_layers), of)
 
 
 def _only_hooks_part(
@@ -151,7 +156,7 @@ def _numbered(
             if position not in of:
                 of[position] = number(position, f"{node.label}:input")
     several = {component for position, component in of.items() if sizes[position] != 1}
-    single = frozenset(name for index, name in enumerate(names) if index not in several)
+    single = frozenset(range(len(names))) - several
     edges = [edge for node in nodes for edge in _edges(node, of, producers[node.number])]
     following: List[Set[int]] = [set() for _ in names]
     for edge in edges:

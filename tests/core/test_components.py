@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from nnabla_adaloss import AdaptiveLossScaling
-from nnabla_adaloss.engine.schedule import ScaleSchedule, Step
-from nnabla_adaloss.graph.components import Components, Joined, components_of, joined
-from nnabla_adaloss.graph.node import NodeStructure
+from nnabla_adaloss.core.components import Components, Joined, components_of, joined
+from nnabla_adaloss.core.nodes import NodeStructure
+from nnabla_adaloss.core.schedule import ScaleSchedule, Step
 from tests.engine.random_graphs import Network, networks
 from tests.engine.random_structures import Drawn, structures
 from tests.engine.test_architectures import NETWORKS
@@ -27,7 +27,8 @@ class Found:
         self._positions = plan.positions
         self.structure = plan.structure
         self.components = plan.structure.components(by_layer=by_layer)
-        self.names, self.single = self.components.names, self.components.single
+        self.names = self.components.names
+        self.single = {self.names[index] for index in self.components.single}
 
     def __contains__(self, variable: nn.Variable) -> bool:
         return self._positions[hash(variable)] in self.components.of
@@ -225,8 +226,9 @@ class Together(Found):
     def __init__(self, loss: nn.Variable) -> None:
         super().__init__(loss)
         self.apart, self.joined = self.components, self.structure.joined
-        self.components = self.joined.graph
-        self.names, self.single = self.components.names, self.components.single
+        self.components = self.joined.components
+        self.names = self.components.names
+        self.single = {self.names[index] for index in self.components.single}
 
 
 def dense(x: nn.Variable, name: str, width: int = 8) -> nn.Variable:
@@ -263,7 +265,7 @@ def heads() -> nn.Variable:
 def test_what_no_hooks_are_needed_for_stays_apart(network: Callable[[], nn.Variable]) -> None:
     found = Together(network())
     assert list(found.joined.of) == list(range(len(found.apart.names)))
-    assert found.joined.graph == found.apart
+    assert found.joined.components == found.apart
     assert len(found.apart.names) > 3
 
 
@@ -460,7 +462,7 @@ def cases(draw: Any) -> Case:
     count = len(graph.names)
     exponents = draw(st.lists(st.integers(-20, 20), min_size=count, max_size=count))
     scales = [2.0 ** exponents[index] for index in found.of]
-    schedule = ScaleSchedule(shared.structure, apart, scales, None, (1.0,) * len(scales), joined=found)
+    schedule = ScaleSchedule(shared.structure.nodes, apart, scales, None, (1.0,) * len(scales), joined=found)
     return Case(shared, swappable, apart, found, dict(schedule.steps))
 
 

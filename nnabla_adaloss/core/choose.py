@@ -34,11 +34,11 @@ from __future__ import annotations
 import math
 from typing import AbstractSet, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ..core.layer_record import Reason
-from ..core.loss_section import loss_section_factor
-from ..core.power_of_two import floor_power_of_two
-from ..core.scale_history import levelled
-from ..graph.components import Components, Edge, Joined
+from .components import Components, Edge, Joined
+from .layer_record import Reason
+from .loss_section import loss_section_factor
+from .power_of_two import floor_power_of_two
+from .scale_history import levelled
 
 # The largest scale of which float32 holds the reciprocal with room to spare.
 _LARGEST = 2.0**100
@@ -149,8 +149,8 @@ def choose(
             scale = before * wanted if own is None or before * wanted < own else own
             if scale == own:
                 reason = Reason.ROOM if own == known.room[edge.after] else Reason.LEVEL
-            single = components.names[edge.before] in components.single
-            if own is None and (layer is None or single) and not start.fixed:
+            at_loss = layer is None or edge.before in components.single
+            if own is None and at_loss and not start.fixed:
                 gain = known.gain[edge.before] or 1.0
                 scale = known.first(edge.after, start.base / gain, before, start.u_min)
             elif own is None:
@@ -168,7 +168,7 @@ def choose(
         elif scale != found[edge.after]:
             reason = Reason.BRANCHES
         # A scalar that is zero is absent from the batch; of several elements all may have underflowed.
-        if own is not None or (brings and components.names[edge.after] not in components.single):
+        if own is not None or (brings and edge.after not in components.single):
             alive.add(edge.after)
         if layer is not None:
             reasons[layer] = reason
@@ -190,7 +190,7 @@ def choose_together(
     where all that makes up its largest part comes through gradients that are more than `spread` below the end
     of their room, and with scales of their own were clearly larger.
     """
-    choice = choice_of(joined.graph, known.joined(joined.of, len(joined.graph.names)))
+    choice = choice_of(joined.components, known.joined(joined.of, len(joined.components.names)))
     choice = choice._replace(scales=[choice.scales[index] for index in joined.of])
     low = {i for i, room in enumerate(known.room) if room is not None and room > spread * choice.scales[i]}
     if not low:
@@ -228,18 +228,14 @@ def _levelled(components: Components, known: Room) -> Sequence[Optional[float]]:
     """
     room = list(known.room)
     if known.level:
-        of_one = [name in components.single for name in components.names]
-        ends = {e.after for e in components.edges if e.layer is None and of_one[e.before]}
-        at_loss = [i for i in ends if not of_one[i] and room[i] is not None]
+        single = components.single
+        ends = {e.after for e in components.edges if e.layer is None and e.before in single}
+        at_loss = [i for i in ends - single if room[i] is not None]
         smallest = min([room[i] or 0.0 for i in at_loss], default=0.0)
         for index in at_loss:
             if (room[index] or 0.0) <= _LOSSES_APART * smallest:
                 room[index] = smallest
-        many = [
-            (index, scale)
-            for index, scale in enumerate(room)
-            if scale is not None and components.names[index] not in components.single
-        ]
+        many = [(i, scale) for i, scale in enumerate(room) if scale is not None and i not in single]
         for (index, _), scale in zip(many, levelled([scale for _, scale in many])):
             room[index] = scale
     return room

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is remembered of a network's components, and what the present iteration has shown of them.
+
+All of it are gains: largest magnitudes, divided by the loss weight of the component in the batch that showed
+them. So a loss weight that changes moves the scales, and nothing that is remembered.
+
+Nothing here changes: what a pass, an overflow or another rank adds is in a new `Seen`. So a savepoint is a
+reference, and a batch that is broken off leaves no trace. Components go by name, as they outlive a graph that
+is built again.
+"""
+
+from __future__ import annotations
+
+from typing import AbstractSet, Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from .choose import Room, within_float32
+from .components import Components
+from .scale_history import AmaxWindow, HistoryPolicy
+from .validation import number
+
+_EMPTY = AmaxWindow()
+
+_Gains = Mapping[str, float]
+_NONE: _Gains = {}
+
+
+class Memory(NamedTuple):
+    """What all iterations before have left: the same on all ranks."""
+
+    policy: HistoryPolicy  # how scales follow from it
+    windows: Mapping[str, AmaxWindow] = {}
+    partial: _Gains = _NONE  # since the last entry of the windows, where that takes several iterations
+
+    def after(self, gains: _Gains, *, whole: bool) -> Memory:
+        """With what an iteration has shown; `whole`: it ends an entry of the windows."""
+        partial = _larger(self.partial, gains)
+        if not whole:
+            return self._replace(partial=partial)
+        windows, length = self.windows, self.policy.window
+        pushed = {name: windows.get(name, _EMPTY).push(gain, length) for name, gain in partial.items()}
+        return self._replace(windows={**windows, **pushed}, partial=_NONE)
+
+    def state_dict(self) -> Dict[str, Any]:
+        """It as plain lists, for saving."""
+        windows = {name: window.as_list() for name, window in self.windows.items()}
+        return {"windows": windows, "partial": {**self.partial}}
+
+    def loaded(self, state: Mapping[str, Any]) -> Memory:
+        """What `state_dict` returned, with this policy; KeyError, TypeError, AttributeError or ValueError if
+        that cannot be.
+        """
+        windows = {str(name): AmaxWindow.from_list(values) for name, values in state["windows"].items()}
+        partial = {str(name): number("partial", value) for name, value in state["partial"].items()}
+        return Memory(self.policy, windows, partial)
+
+
+class Shown(NamedTuple):
+    """What a pass has shown of the components of a graph, by index."""
+
+    components: Components
+    limits: Sequence[float]  # the largest magnitudes that their gradients can have
+    scales: Sequence[float]  # that they carried
+    weights: Sequence[float]  # their loss weights
+    amax: Mapping[int, float]  # the largest magnitudes of those that were measured, unscaled
+    measured_all: bool = False  # whether every gradient was measured
+    finite: bool = True
+    has_gradients: bool = True  # whether that of any parameter is not zero
+    overflowed: Optional[int] = None  # the first in backward order that was not finite
+    suspected: AbstractSet[int] = frozenset()  # those before it that nothing tells of
+
+
+class Seen(NamedTuple):
+    """What an iteration has shown so far, beside what is remembered."""
+
+    memory: Memory
+    iteration: int = -1
+    attempt: int = 0  # the number of the pass in it that began last
+    # The components in that, and their loss weights.
+    present: Tuple[Sequence[str], Sequence[float]] = ((), ())
+    # Whether its scales do: False when it was the first to measure a component, and used a scale for it that
+    # is more than a margin too low, or has left others dark behind it.
+    settled: bool = True
+    now: _Gains = _NONE
+    # Since an overflow, until a finite pass over the same batch shows what is so.
+    assumed: _Gains = _NONE
+    lost: _Gains = _NONE  # by batches that were lost
+    # Those that were zero at the first look, though what they follow from was known not to be.
+    dark: FrozenSet[str] = frozenset()
+    measured_all: bool = False  # whether all was measured that makes an entry of the windows
+    tells: bool = False  # whether a batch tells of gradients
+    alone: bool = False  # whether single batches were measured, of which other ranks do not know yet
+
+    @property
+    def policy(self) -> HistoryPolicy:
+        """How scales follow from what is known."""
+        return self.memory.policy
+
+    def gain(self, name: str) -> Optional[float]:
+        """The largest gain of a component; None where nothing was measured."""
+        window = self.memory.windows.get(name)
+        known = None if window is None else window.amax
+        for since in (self.memory.partial, self.lost, self.now):
+            if name in since and (known is None or since[name] > known):
+                known = since[name]
+        return known
+
+    def room(self, components: Components, weights: Tuple[float, ...], limits: Sequence[float]) -> Room:
+        """What the next scales of a graph are chosen from; `weights` are the loss weights of its components,
+        `limits` the largest magnitudes that their gradients can have.
+        """
+        policy = self.policy
+        gains = list(map(self.gain, components.names))
+        scales: List[Optional[float]] = []
+        ceilings: Dict[int, float] = {}
+        for index, (name, gain, weight, u_max) in enumerate(zip(components.names, gains, weights, limits)):
+            assumed = self.assumed.get(name, 0.0)
+            if weight and assumed:
+                ceilings[index] = _scale(policy, assumed, weight, u_max)
+            known = bool(gain and weight)
+            scales.append(_scale(policy, max(gain or 0.0, assumed), weight, u_max) if known else None)
+        dark = {i for i, name in enumerate(components.names) if name in self.dark}
+        # After an overflow nobody knows how large gradients have become: each goes as low as it has to.
+        return Room(scales, ceilings, weights, gains, dark, level=not self.assumed)
+
+    @property
+    def limited(self) -> bool:
+        """Whether an overflow holds scales down that a finite pass over the same batch may raise again."""
+        return bool(self.assumed)
+
+    def before_pass(self, iteration: int, names: Sequence[str], weights: Sequence[float]) -> Seen:
+        """With one more pass, with these loss weights; after the iteration before, if this is another."""
+        if self.iteration == iteration:
+            return self._replace(attempt=self.attempt + 1, present=(names, weights), settled=True)
+        return Seen(self.remembered(), iteration, 0, (names, weights))
+
+    def after_pass(self, shown: Shown, *, last: bool, again: bool = False) -> Seen:
+        """With what a pass has measured of the components that are present in the batch. `last`: an entry of
+        the windows is whole; `again`: the batch is to run once more with what was measured.
+        """
+        components, names, weights = shown.components, shown.components.names, shown.weights
+        amax, policy, everything = shown.amax, self.policy, shown.measured_all and shown.finite
+        if everything:
+            # Where backward leaves no array, it is zero.
+            amax = {**dict.fromkeys(components.measured, 0.0), **amax}
+        known = list(map(self.gain, names))
+        counts = shown.measured_all or shown.has_gradients
+        dark = {
+            i for i in components.measured if weights[i] and (known[i] is None or (counts and not known[i]))
+        }
+        gains = {names[i]: magnitude / weights[i] for i, magnitude in amax.items() if weights[i]}
+        found = self._replace(
+            now=_larger(self.now, gains),
+            # A finite pass over the same batch has measured what was assumed.
+            assumed=_NONE if everything else self.assumed,
+            measured_all=self.measured_all or last,
+            alone=self.alone or shown.measured_all,
+        )
+        lit = {index for index in dark if found.gain(names[index])}
+        low = any(
+            _scale(policy, found.now[names[i]], weights[i], shown.limits[i]) > shown.scales[i] * policy.margin
+            for i in lit
+        )
+        more, first = False, self.dark
+        if everything and dark > lit:
+            # With the scales that they get now, these may bring more to what is behind them.
+            behind = set().union(*map(components.behind, lit))
+            # The loss gradient itself is not zero.
+            fed_by = {components.root, *(index for index, gain in enumerate(known) if gain)}
+            fed = {edge.after for edge in components.edges if edge.layer is None and edge.before in fed_by}
+            reached = (dark - lit) & (fed | {components.root})
+            first |= {names[i] for i in reached if names[i] not in self.memory.windows}
+            more = first != self.dark or not behind.isdisjoint(dark - lit)
+        return found._replace(dark=first, settled=self.settled and not (low or more or again))
+
+    def after_overflow(self, shown: Shown) -> Tuple[Seen, bool]:
+        """With the component lowered that overflowed in a pass, and all behind it; False when none did, or it
+        cannot go lower.
+
+        A pass that overflows says nothing about what is behind: gradients have mostly grown there, too, and
+        each component would overflow in turn. What is assumed of them holds until a finite pass over the same
+        batch, or, where the batch is lost, as an entry of the windows.
+        """
+        first, components, weights = shown.overflowed, shown.components, shown.weights
+        policy = self.policy
+        if first is None:
+            return self, False
+        # A loss weight of 1 would need these scales.
+        used = [scale * weight for scale, weight in zip(shown.scales, weights)]
+        assumed = {**self.assumed}
+        for index in set().union(*map(components.behind, (first, *shown.suspected))):
+            name, limit = components.names[index], shown.limits[index]
+            gain, present = self.gain(name), used[index]
+            # What nothing is known of follows from what is before it.
+            if not weights[index] or not (index == first or gain or name in assumed):
+                continue
+            if gain and index != first:
+                present = min(policy.scale(max(gain, assumed.get(name, 0.0)), u_max=limit), present)
+            assumed[name] = policy.assumed(policy.after_overflow(present), u_max=limit)
+        return self._replace(assumed=assumed), not policy.at_floor(used[first])
+
+    def after_lost_batch(self) -> Seen:
+        """With what was assumed since an overflow: no pass over this batch will show what is so."""
+        lost = _larger(_larger(self.lost, self.now), self.assumed)
+        return self._replace(now=_NONE, assumed=_NONE, lost=lost)
+
+    def counting(self, *, tells: bool) -> Seen:
+        """With the batch of the last pass; one whose loss is zero, as without a reward, tells nothing of how
+        large gradients are.
+        """
+        return self if self.tells or not tells else self._replace(tells=True)
+
+    @property
+    def _learned(self) -> _Gains:
+        """What is remembered of what this iteration has shown; else only what there is, with zeros."""
+        if self.tells:
+            return self.now
+        return {name: 0.0 for name in self.now if name not in self.memory.windows}
+
+    def shared(self) -> Tuple[bool, _Gains]:
+        """For other ranks: whether this iteration ends an entry of the windows, and the gains in it by name.
+        What is assumed of a lost batch counts.
+        """
+        return self.measured_all, _larger(_larger(self.lost, self._learned), self.assumed)
+
+    def adopting(self, measured_all: bool, gains: _Gains) -> Seen:
+        """With the largest that all ranks have `shared` for what this one has."""
+        return self._replace(measured_all=measured_all, tells=True, now=gains, assumed=_NONE, lost=_NONE)
+
+    def remembered(self, *, good: bool = False) -> Memory:
+        """The memory with what was shown as an entry of the windows, or a part of one; so is what was assumed
+        since an overflow, unless the last pass was `good`.
+        """
+        seen = self.after_lost_batch() if self.assumed and not good else self
+        if not (seen.now or seen.lost or seen.measured_all):
+            return self.memory
+        return self.memory.after(_larger(seen.lost, seen._learned), whole=self.measured_all)
+
+    def after_iteration(self, *, good: bool = False) -> Seen:
+        """After the iteration, with all that it has `remembered`."""
+        return Seen(self.remembered(good=good), self.iteration, self.attempt, self.present, self.settled)
+
+    def without_iteration(self) -> Seen:
+        """Without what this iteration has shown, as if it had not been."""
+        return Seen(self.memory, self.iteration, self.attempt, self.present, self.settled)
+
+    def state_dict(self) -> Dict[str, Any]:
+        """What is remembered, as plain lists; this iteration ends with it."""
+        return self.remembered().state_dict()
+
+    def gains(self) -> Dict[str, float]:
+        """The largest gain in the window of each component, by name."""
+        return {name: window.amax for name, window in self.memory.windows.items()}
+
+    def amaxes(self) -> Dict[str, float]:
+        """The largest magnitude that each component would have with the loss weights of the last pass."""
+        weights = dict(zip(*self.present))
+        return {name: gain * weights.get(name, 1.0) for name, gain in self.gains().items()}
+
+
+def _scale(policy: HistoryPolicy, gain: float, weight: float, u_max: float) -> float:
+    """The scale that gradients leave room for which are at most `gain * weight`."""
+    return min(within_float32(policy.scale(gain, u_max=u_max) / weight), policy.max_scale)
+
+
+def _larger(one: _Gains, other: _Gains) -> _Gains:
+    """The larger of both, by name."""
+    if not other:
+        return one
+    return {**one, **{n: value for n, value in other.items() if value > one.get(n, -1.0)}}

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""With which scales a pass runs, and what it measures: the schedule in use, or one that is chosen."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+
+from ..core.choose import Choice, Room, Start, Wish, choose, choose_together
+from ..core.components import Components
+from ..core.config import AdaLossConfig
+from ..core.formats import get_format
+from ..core.memory import Seen
+from ..core.power_of_two import floor_power_of_two
+from ..core.scale_history import HistoryPolicy
+from ..core.schedule import ScaleSchedule
+from ..graph.loss import check_scale
+from .prepared_graph import PreparedGraph
+from .statistics import Share
+from .wishes import Wishes
+
+_KEPT = 2.0**8
+
+
+class Asked(NamedTuple):
+    """What scales are asked for."""
+
+    iteration: int
+    scale: Optional[float]  # S0, where it is given
+    weights: Tuple[float, ...]  # the loss weight of each component
+    again: bool = False  # for the batch of the last pass once more
+    seeded: bool = False  # for a seed gradient of the caller's own
+
+
+class Decided(NamedTuple):
+    """What a pass runs with."""
+
+    schedule: ScaleSchedule
+    chosen: bool = False  # whether it is another one than before
+    measure: bool = False  # whether every gradient is measured
+    share: Optional[Share] = None  # what is measured else; None: nothing
+
+
+class Chooser:
+    """Decides about the passes of one loss."""
+
+    def __init__(self, config: AdaLossConfig, wishes: Wishes, *, delayed: bool) -> None:
+        self.wishes = wishes
+        self._config, self._delayed = config, delayed
+        # How far the largest gradients of a leaf may lie below the end of the range, so that what is smaller
+        # by a factor of `_KEPT` still has full precision.
+        stored = get_format(config.dtype or "float16")
+        self._spread = min(config.range.u_max, stored.max) / (_KEPT * stored.smallest_normal)
+        # A start scale that was checked, and what comes of it.
+        self._checked: Tuple[Optional[float], float] = None, 0.0
+
+    def base(self, given: float) -> float:
+        """What the loss gradient starts with, of S0 or of the scale with which an engine starts."""
+        if type(given) is not float or given != self._checked[0]:
+            check_scale(given)
+            self._checked = given, check_scale(given * self._config.init_scale, "scale * init_scale")
+        return self._checked[1]
+
+    def decide(self, planned: PreparedGraph, seen: Seen, asked: Asked) -> Decided:
+        """What the next pass runs with, which is in use from then on."""
+        iteration, scale, weights, again, seeded = asked
+        in_use, policy = planned.schedules, seen.memory.policy
+        learns = not in_use.for_good(scale)
+        if not again:
+            held = in_use.current(iteration, scale, weights)
+            if held is None and scale is None:
+                held = in_use.moved(iteration, weights, policy.max_scale)
+                if held is not None:
+                    planned.schedules = in_use.keep(held, iteration)
+            if held is not None:
+                return Decided(held, share=planned.share(iteration) if learns else None)
+        planned.statistics.begin(iteration, again=again)
+        known = seen.room(planned.components, weights, planned.limits)
+        unmeasured = any(weights[i] and known.gain[i] is None for i in planned.components.measured)
+        unknown = unmeasured or planned.statistics.lacks_weights
+        # Nothing is known of a seed gradient of the caller's own.
+        measure = learns and (again or unknown or not self._delayed or seeded)
+        # Chosen again in the next iteration is what an overflow of this one holds down, and with delay=1 what
+        # a batch of this one has shown: it is that of this rank alone.
+        kept = not (measure or seen.alone) if self._delayed else again or not measure
+        # A pass that measures has hooks anyway.
+        schedule = self._next(planned, known, policy, asked, apart=measure and not kept)
+        planned.schedules = in_use.keep(schedule, iteration) if kept and not seen.limited else in_use.drop()
+        share = None if measure or not learns else planned.share(iteration)
+        return Decided(schedule, schedule is not in_use.last(weights), measure, share)
+
+    def _next(
+        self, planned: PreparedGraph, known: Room, policy: HistoryPolicy, asked: Asked, *, apart: bool
+    ) -> ScaleSchedule:
+        """The next schedule; the one in use, if it would be chosen again. What only hooks could part shares a
+        scale, unless it is to be chosen `apart`, or a leaf would lose its gradient.
+        """
+        components, structure, scale = planned.components, planned.plan.structure, asked.scale
+        wish = self._wish(planned, asked)
+        weight_room = _weight_room(planned, self._config)
+        origin: Any = None
+        present = None if asked.again else planned.schedules.last(asked.weights)
+        if present is not None and present.nodes is not structure.nodes:
+            present = None
+        if wish is None and scale is None:
+            # Mostly what is known is what it was. Gains count behind what is unknown; a loss of one element
+            # is never measured.
+            gains = known.gain if None in known.room[1:] else None
+            origin = known._replace(gain=gains or ()), weight_room, asked.seeded, apart
+            if present is not None and planned.chosen[0] is present and planned.chosen[1] == origin:
+                return present
+
+        def choice_of(components: Components, known: Room) -> Choice:
+            start = self._start(components, known, planned.limits[components.root], policy, asked)
+            return choose(components, known, start, wish, weight_room, power_of_two=self._config.power_of_two)
+
+        joined = None if apart else planned.joined
+        # The loss gradient itself has S0.
+        if joined is not None and scale is not None and joined.root not in joined.components.governed:
+            joined = None
+        choice = joined and choose_together(
+            components, joined, known, choice_of, self._spread / policy.margin
+        )
+        if choice is None:
+            choice, joined = choice_of(components, known), None
+        if present is None or (present.fixed_scale, present.component_scales) != (scale, choice.scales):
+            present = planned.schedule(
+                choice.scales, scale, asked.weights, joined, choice.reasons, self.wishes.unbounded
+            )
+        planned.chosen = present, origin
+        return present
+
+    def _wish(self, planned: PreparedGraph, asked: Asked) -> Optional[Wish]:
+        """What the method wishes for layers."""
+        weights, of = asked.weights, planned.components.of
+        return self.wishes.about(
+            planned.plan.structure,
+            planned.statistics,
+            asked.iteration,
+            planned.ranges,
+            lambda p: weights[of[p]],
+            fixed=asked.scale is not None,
+        )
+
+    def _start(
+        self, components: Components, known: Room, limit: float, policy: HistoryPolicy, asked: Asked
+    ) -> Start:
+        """What a pass starts with; `limit`: how large the loss gradient can be."""
+        # What the loss gradient starts with when nothing is known: S0, where it is given.
+        base = self.base(policy.start_scale if asked.scale is None else asked.scale)
+        u_min, u_max = self._config.range
+        single = components.root in components.single and not asked.seeded
+        if asked.scale is not None:
+            amax = [None if gain is None else gain * weight for gain, weight in zip(known.gain, known.weight)]
+            return Start(base, base, u_min, True, [1.0, *amax[1:]] if single else amax, u_max)
+        if not single:
+            return Start(known.of_root(base, u_min), base, u_min)
+        # The loss gradient is 1.
+        return Start(min(floor_power_of_two(limit), policy.max_scale), base, u_min)
+
+
+def _weight_room(planned: PreparedGraph, config: AdaLossConfig) -> Mapping[int, float]:
+    """By position of a weight, the largest alpha with which its scaled copy stays in range: 1 if it was
+    not measured.
+    """
+    largest, ranges = config.range.u_max, planned.ranges
+    found: Dict[int, float] = {}
+    if planned.storage is not None:
+        # Scaled copies of weights are stored as weights are.
+        largest = min(largest, planned.storage.precisions.narrowest.stored_data.max)
+    recomputed = planned.plan.structure.described.recomputed
+    for _, slot in planned.plan.structure.layer_slots.values():
+        weight = planned.statistics.data(slot.factor)
+        if weight is None and (slot.factor in planned.statistics.wanted.data or recomputed[slot.factor]):
+            found[slot.factor] = 1.0
+        elif weight is not None and weight.abs_max:
+            own = largest if ranges is None else ranges.of_weight(slot)
+            room = max(floor_power_of_two(own / weight.abs_max), 1.0)
+            found[slot.factor] = min(room, found.get(slot.factor, math.inf))
+    return found
